@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from support.command_line import pyagent
 
+from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+
 
 def _models(env: dict[str, str], *arguments: str) -> list[dict[str, object]]:
     found = json.loads(pyagent("doctor", "--json", *arguments, env=env).stdout)
@@ -50,6 +52,19 @@ def test_advice_names_a_link_only_where_one_answers(chain: str, environment: dic
     alone = pyagent("doctor", "--chain", away, env=environment)
     assert (alone.returncode, "such as `native`" in alone.stdout) == (1, True)
     assert "– LM Studio" in alone.stdout or "runs here" in alone.stdout
+
+
+def test_node_is_told_which_setting_keeps_kv_from_moving(environment: dict[str, str]) -> None:
+    """In a cluster, an engine in a process of its own keeps its KV; where a role needs it to move, that is wrong."""
+    folder = cluster_folder(Path(environment["PYAGENT_PATHS__DATA"]))
+    folder.mkdir(parents=True)
+    ClusterFile(folder).init("home")
+    settings = {"PYAGENT_ENGINE__PROCESS": "true", "PYAGENT_CLUSTER__MULTICAST": "false"}
+    env = environment | settings | {"PYAGENT_CLUSTER__ROLE": "decode"}
+    found = json.loads(pyagent("doctor", "--json", env=env).stdout)
+    [finding] = [finding for finding in found if finding["name"] == "KV moves"]
+    assert (finding["found"], finding["is_well"]) == ("none, as engine.process = true", False)
+    assert "set engine.process = false" in finding["advice"]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a system with affinities")

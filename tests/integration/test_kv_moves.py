@@ -10,18 +10,24 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.kv_nodes import KvNode, prompt, two_nodes
-from support.native import alone
+from support.kv_nodes import SLOW, KvNode, prompt, two_nodes
+from support.native import alone, engine_of
 from support.nodes import join, running_node
 from support.tiny_model import write_tiny_model
+from support.waiting import Clock
 
+from pyagent.cli.cluster_members import write_status
 from pyagent.core.backends import collect
+from pyagent.core.cluster.adverts import IDLE
+from pyagent.core.cluster.kv_peer import RATE_SECONDS, KvPeer
 from pyagent.core.cluster.tensors import Tensor
 from pyagent.core.errors import RequestError
 from pyagent.core.runners.kv_connector import KvLostError
+from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.cluster import kv_exports
-from pyagent.infrastructure.cluster.kv_messages import READ, part_codec, read_codec
+from pyagent.infrastructure.cluster.kv_messages import PREFILL, READ, part_codec, read_codec
 from pyagent.infrastructure.cluster.transport import Reply
+from pyagent.infrastructure.engine.stats import KvMoveStats
 
 Read = Callable[[str, bytes, Sequence[memoryview]], AsyncGenerator[Reply, None]]
 
@@ -41,7 +47,7 @@ def read_instead(node: KvNode, handler: Read) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _a_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def _a_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_exports, "_PART_BYTES", 1)
 
 
@@ -83,8 +89,7 @@ def test_kv_goes_to_nobody_else(tmp_path: Path, tiny_model_path: Path) -> None:
             await a.answer(ours)
             await collect(a.link.chat(secret))
             await b.knows(a, ours)
-            peer = b.node.router.get(a.node.keys.node_id)
-            assert peer is not None
+            peer = b.peer(a)
             assert not [held for held, _ in b.node.router.holders(public)]
             for one in (theirs, public):  # even where a digest says so
                 peer.warm.add(b.node.router._keys(one))
@@ -234,6 +239,7 @@ def test_peer_that_reads_too_much_or_never_ends_is_stopped(
             async def noting(peer: str, payload: bytes, buffers: Sequence[memoryview]) -> AsyncGenerator[Reply, None]:
                 payloads.append(payload)
                 async for reply in original(peer, payload, buffers):
+                    assert part_codec.decode(reply.payload).tensor.shape[:2] == (1, 1), "a page of a layer at a time"
                     yield reply
 
             read_instead(a, noting)
@@ -260,7 +266,9 @@ def test_peer_that_reads_too_much_or_never_ends_is_stopped(
     run(work())
 
 
-def test_decode_node_has_prompts_computed_elsewhere(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_decode_node_has_prompts_computed_elsewhere(
+    tmp_path: Path, tiny_model_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A `decode` node answers with KV that a `prefill` node computes for it; without that node it computes itself."""
     asked = [prompt(1), prompt(2, temperature=1.0, seed=3), prompt(3)]
 
@@ -274,8 +282,118 @@ def test_decode_node_has_prompts_computed_elsewhere(tmp_path: Path, tiny_model_p
                 assert b.moved.num_loads == number + 1
                 assert answer.usage is not None
                 assert answer.usage.prompt_tokens - answer.usage.prompt_tokens_details.cached_tokens <= 16
+            write_status(b.node.status())
+            shown = capsys.readouterr().out
+            assert "models tiny; role decode;" in shown
+            assert "tiny; role prefill" in shown
+            assert "    KV of 2 prompts came from it (" in shown
+            write_status(a.node.status())
+            assert f"{format_bytes(b.moved.bytes)} went to it" in capsys.readouterr().out
+            assert a.node.status().num_answered_for_peers == 2
             await a.node.stop()
             assert (await b.answer(asked[2])).text == expected[2]
+
+    run(work())
+
+
+class Prefilling:
+    """Answers nodes that want prompts computed by a node; where it `hangs`, never."""
+
+    def __init__(self, node: KvNode) -> None:
+        self._original = node.node._transport._rpc.handlers[PREFILL]
+        self.num_asked = 0
+        self.hangs = False
+        node.node._transport.handle(PREFILL, self._answer)
+
+    async def _answer(self, peer: str, payload: bytes, buffers: Sequence[memoryview]) -> Reply:
+        self.num_asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        return await self._original(peer, payload, buffers)  # type: ignore[misc, no-any-return]
+
+
+def test_prefill_node_that_hangs_is_left_alone_for_a_while(tmp_path: Path, tiny_model_path: Path) -> None:
+    """It costs one request the time of computing, the next ones nothing; later it is asked again."""
+    asked = [prompt(number) for number in range(4)]
+
+    async def work() -> None:
+        expected = await alone(tiny_model_path, asked)
+        async with two_nodes(tmp_path, tiny_model_path, roles=("prefill", "decode")) as (a, b):
+            clock = Clock()
+            b.peer(a).kv = KvPeer(clock)
+            prefilling = Prefilling(a)
+            prefilling.hangs = True
+            b.seem(0.0005)
+            assert (await b.answer(asked[0])).text == expected[0]
+            assert (prefilling.num_asked, b.moved.failed) == (1, 1)
+            prefilling.hangs = False
+            b.seem(SLOW)
+            assert (await b.answer(asked[1])).text == expected[1]
+            assert (prefilling.num_asked, b.moved.failed) == (1, 1)
+            clock.now += 5.0
+            b.seem(SLOW)
+            assert (await b.answer(asked[2])).text == expected[2]
+            assert (prefilling.num_asked, b.moved.num_loads) == (2, 1)
+            assert (await b.answer(asked[3])).text == expected[3]
+            assert (prefilling.num_asked, b.moved.num_loads) == (3, 2)
+            await a.is_idle()
+            await b.is_idle()
+
+    run(work())
+
+
+def test_first_prompt_of_a_decode_node_is_computed_elsewhere(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Though nothing was ever computed on it, and no request came before."""
+
+    async def work() -> None:
+        (expected,) = await alone(tiny_model_path, [prompt(1)])
+        async with two_nodes(tmp_path, tiny_model_path, roles=("prefill", "decode")) as (a, b):
+            prefilling = Prefilling(a)
+            for node in (a, b):
+                node.seem(None)
+            assert (await b.answer(prompt(1))).text == expected
+            assert prefilling.num_asked == 1
+
+    run(work())
+
+
+def test_prompt_of_a_peer_is_admitted_as_its_requests_are(tmp_path: Path, tiny_model_path: Path) -> None:
+    """A node that drains computes no prompts for peers; what it computes is counted, and drains wait for it."""
+
+    async def work() -> None:
+        async with two_nodes(tmp_path, tiny_model_path, roles=("prefill", "decode")) as (a, b):
+            prefilling = Prefilling(a)
+            await b.answer(prompt(1))
+            assert prefilling.num_asked == b.moved.num_loads == 1
+            a.node._answering.is_draining = True  # before it has told so
+            b.peer(a).load = IDLE
+            assert (await b.answer(prompt(2))).text
+            assert (prefilling.num_asked, b.moved.num_loads, b.moved.failed) == (2, 1, 1)
+            assert b.peer(a).kv.prefill.reason == "the node is draining; ask another"
+            assert a.node.status().num_answered_for_peers == 1
+
+    run(work())
+
+
+def test_rate_that_was_measured_is_forgotten(tmp_path: Path, tiny_model_path: Path) -> None:
+    """A peer that was slow once is not asked, and some time later it is."""
+
+    async def work() -> None:
+        expected = await alone(tiny_model_path, [prompt(1)])
+        async with two_nodes(tmp_path, tiny_model_path) as (a, b):
+            clock = Clock()
+            b.peer(a).kv = KvPeer(clock)
+            b.peer(a).kv.note_move(1, 1e6)
+            await a.answer(prompt(1))
+            await b.knows(a, prompt(1))
+            assert (await b.answer(prompt(1))).text == expected[0]
+            assert b.moved == KvMoveStats()
+            b.model.drop_kv()
+            b.seem(SLOW)
+            clock.now += RATE_SECONDS
+            assert (await b.answer(prompt(1))).text == expected[0]
+            assert (b.moved.num_loads, b.peer(a).kv.num_loads) == (1, 1)
+            assert b.peer(a).kv.loaded_bytes == a.peer(b).kv.sent_bytes == b.moved.bytes
 
     run(work())
 
@@ -288,6 +406,24 @@ def test_node_whose_role_needs_what_it_has_not_says_so(tmp_path: Path, caplog: p
         with caplog.at_level(logging.WARNING):
             async with running_node(tmp_path / "a", [], role="prefill"):
                 assert 'cluster.role is "prefill", but no engine here moves KV' in caplog.text
+
+    run(work())
+
+
+def test_node_whose_engine_keeps_its_kv_says_so(
+    tmp_path: Path, tiny_model_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an engine in a process of its own, `pyagent cluster status` says that KV does not move, and why."""
+
+    async def work() -> None:
+        join(tmp_path / "a", None)
+        for is_apart in (True, False):
+            async with (
+                engine_of(tiny_model_path, process=is_apart) as link,
+                running_node(tmp_path / "a", [link]) as node,
+            ):
+                write_status(node.status())
+                assert ("engine.process = false" in capsys.readouterr().out) == is_apart
 
     run(work())
 

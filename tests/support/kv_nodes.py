@@ -12,14 +12,14 @@ from support.nodes import join, running_node
 from support.waiting import until
 
 from pyagent.core.backends import Answer, collect
-from pyagent.core.cluster.peers import answer_for_peer
+from pyagent.core.cluster.peers import Peer, answer_for_peer
 from pyagent.core.messages import ChatRequest, Message, Origin, SamplingParams
 from pyagent.core.runners.factory import KvDtype
 from pyagent.infrastructure.cluster.node import Node
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
-from pyagent.infrastructure.engine.kv_moves.counts import KvMoveStats
 from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
+from pyagent.infrastructure.engine.stats import KvMoveStats
 
 SLOW = 10.0
 """Seconds a prompt's token takes to compute, as the engine is told it has measured: moving is always sooner."""
@@ -69,28 +69,30 @@ class KvNode:
         return await asyncio.create_task(own())
 
     async def ready(self) -> None:
-        """Answer something short; then the model's KV can move. Later prompts seem to take long."""
-        await self.answer(_short())
+        """Load the model; then its KV can move. Prompts seem to take long."""
+        await self.link.load()
         await until(lambda: "tiny" in self.engine.kv.stats())
         self.seem(SLOW)
 
-    def seem(self, token_seconds: float) -> None:
-        """Have the engine believe that computing a prompt's token takes so long."""
+    def seem(self, token_seconds: float | None) -> None:
+        """Have the engine believe that computing a prompt's token takes so long, or that it has computed none."""
         self.model.engine.scheduler.costs.prompt_token_seconds = token_seconds
 
     async def knows(self, other: KvNode, request: ChatRequest) -> None:
         """Wait until the other node is known to have computed a prompt."""
         await until(lambda: any(peer.name == other.node.name for peer, _ in self.node.router.holders(request)))
 
+    def peer(self, other: KvNode) -> Peer:
+        """What this node knows of the other one."""
+        peer = self.node.router.get(other.node.keys.node_id)
+        assert peer is not None
+        return peer
+
     async def is_idle(self) -> None:
         """No page is held by anybody."""
         pool = self.model.runner.pool
         await until(lambda: not self.model.engine.scheduler.has_work and pool.stats().active == 0)
         pool.check()
-
-
-def _short() -> ChatRequest:
-    return ChatRequest(model="tiny", messages=[Message("user", "hello")], sampling=SamplingParams(max_tokens=2))
 
 
 @asynccontextmanager

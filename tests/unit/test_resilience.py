@@ -7,6 +7,7 @@ from bisect import bisect_right
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.waiting import Clock
 
 from pyagent.core.chain.link import Link
 from pyagent.core.chain.ordering import Weights
@@ -19,15 +20,6 @@ from pyagent.core.resilience.rate import RateLimit, TokenBucket
 from pyagent.core.resilience.retry import RetryBudget
 from pyagent.core.resilience.spend_limit import SpendLimit
 from pyagent.testing import EchoBackend
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 5000.0
-
-    def __call__(self) -> float:
-        return self.now
-
 
 gaps = st.lists(st.floats(0, 30), max_size=80)
 

@@ -14,9 +14,14 @@ from pyagent.core.errors import BackendError, ClusterError
 from pyagent.core.sizes import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from pyagent.core.cluster.adverts import Role
     from pyagent.core.messages import JsonObject
     from pyagent.infrastructure.cluster.status import ClusterStatus, PeerStatus
 
+_KV_STAYS = (
+    "  KV does not move from or to this node: that takes a native link, engine.process = false, and "
+    'engine.kv_connector = "auto"\n'
+)
 Url = Annotated[str | None, typer.Option("--url", help="The node's URL; without it the one that runs here.")]
 
 
@@ -36,7 +41,11 @@ def status(url: Url = None, as_json: AsJson = False, config: Config = None) -> N
         return
     from pyagent.infrastructure.cluster.status import ClusterStatus
 
-    told = msgspec.json.decode(body, type=ClusterStatus)
+    write_status(msgspec.json.decode(body, type=ClusterStatus))
+
+
+def write_status(told: ClusterStatus) -> None:
+    """Write what a node says of itself and its peers."""
     draining = ", draining" if told.is_draining else ""
     if told.is_revoked:
         draining = ", REVOKED: the others answer this node no more"
@@ -44,9 +53,10 @@ def status(url: Url = None, as_json: AsJson = False, config: Config = None) -> N
     num_there = sum(not _is_gone(peer) for peer in told.peers)
     sys.stdout.write(
         f"{told.name} ({told.id}) in cluster {told.cluster or '(unnamed)'}, epoch {told.epoch}{draining}\n"
-        f"  door on port {told.door_port}; models {', '.join(told.models) or 'none'}; "
+        f"  door on port {told.door_port}; models {', '.join(told.models) or 'none'}{_role(told.role)}; "
         f"{_counted(told.num_answered_for_peers, 'request')} answered for peers, "
         f"{told.num_given_away} given to idle ones\n"
+        f"{_KV_STAYS if told.keeps_kv else ''}"
         f"{num_connected} of {num_there} peers connected\n"
     )
     _show_peers(told)
@@ -134,13 +144,22 @@ def _show_peers(told: ClusterStatus) -> None:
         if _is_gone(peer):
             sys.stdout.write(f"  {_shown(peer)}  {_state(peer)}\n")
             continue
-        models = ", ".join(peer.models) or "no models"
+        models = (", ".join(peer.models) or "no models") + _role(peer.role)
         agents = f"; agents {', '.join(peer.agents)}" if peer.agents else ""
         load = f"{peer.num_running} running, {peer.num_waiting} waiting, {peer.free_kv_pages} KV pages free"
         sys.stdout.write(
             f"  {_shown(peer)}  {_state(peer)}  {peer.round_trip_seconds * 1000:.1f} ms  {models}{agents}\n"
             f"    {load}; {peer.num_answered} answered for this node; {peer.num_warm_prefixes} warm prefixes\n"
         )
+        if peer.num_kv_loads or peer.kv_loaded_bytes or peer.kv_sent_bytes:
+            sys.stdout.write(
+                f"    KV of {_counted(peer.num_kv_loads, 'prompt')} came from it "
+                f"({format_bytes(peer.kv_loaded_bytes)}); {format_bytes(peer.kv_sent_bytes)} went to it\n"
+            )
+
+
+def _role(role: Role) -> str:
+    return "" if role == "both" else f"; role {role}"
 
 
 def _counted(number: int, what: str) -> str:

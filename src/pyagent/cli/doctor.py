@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyagent.core.chain.settings import LinkSettings
     from pyagent.core.messages import Health
     from pyagent.core.plugins import PluginHost
-    from pyagent.core.settings import Settings
+    from pyagent.core.settings import Engine, Settings
     from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.models.store import ModelStore
 
@@ -264,6 +264,15 @@ async def _look_at_neighbours(report: _Report, host: PluginHost) -> None:
             report.note("nearby", program, f"not running at {url}")
 
 
+def _why_kv_stays(engine: Engine) -> str:
+    """Return which setting keeps the cluster's nodes from moving KV from and to this one; empty where none does."""
+    if engine.process:
+        return "engine.process = true"
+    if engine.data_parallel is not None and engine.data_parallel > 1:
+        return f"engine.data_parallel = {engine.data_parallel}"
+    return "" if engine.kv_connector == "auto" else f'engine.kv_connector = "{engine.kv_connector}"'
+
+
 async def _look_at_cluster(report: _Report, settings: Settings) -> None:
     """Whether this node's files can be read, and which leg of the network works; nothing where it is in no cluster."""
     import asyncio
@@ -286,6 +295,10 @@ async def _look_at_cluster(report: _Report, settings: Settings) -> None:
         report.add("cluster", state.name, "this node was revoked", is_well=False, advice=REKEY_ADVICE)
         return
     report.add("cluster", state.name, f"{len(state.members)} other nodes are known; epoch {state.epoch}")
+    if stays := _why_kv_stays(settings.engine):
+        role = settings.cluster.role
+        advice = f'cluster.role = "{role}" needs it: set engine.process = false, engine.kv_connector = "auto"'
+        report.add("cluster", "KV moves", f"none, as {stays}", is_well=role == "both", advice=advice)
     doors = [check_door("this node", "127.0.0.1", settings.cluster.port)] if settings.cluster.port else []
     doors += [check_door(door.node_id, door.host, door.port) for door in KnownPeers(folder).doors()[:_MAX_DOORS]]
     legs = await check_interfaces() if settings.cluster.multicast else []

@@ -16,6 +16,7 @@ import msgspec
 from pyagent.core.backends import AGENT_PREFIX, Backend
 from pyagent.core.cluster.absentees import Absentees
 from pyagent.core.cluster.adverts import IDLE, NOTHING, Load, Offer
+from pyagent.core.cluster.kv_peer import KvPeer
 from pyagent.core.cluster.names import SCHEME, resolve, unique_names
 from pyagent.core.cluster.prefixes import WarmPrefixes, num_matching, num_warm_tokens, prefix_keys, unpack
 from pyagent.core.cluster.routing import LEAST_TOKENS, Balancer, Node
@@ -97,13 +98,15 @@ class Standing:
 class Peer(Standing):
     """A peer and its link. `called` is the name it gives itself, `name` the one it goes by.
 
-    `is_up` is whether its connection stands: else it is no link until it is up again.
+    `is_up` is whether its connection stands: else it is no link until it is up again. `kv` is what is known of moving
+    KV with it.
     """
 
     id: str
     called: str
     backend: Backend
     name: str = ""
+    kv: KvPeer = field(default_factory=KvPeer)
     boot: int = 0
     is_up: bool = False
 
@@ -136,6 +139,7 @@ class Peer(Standing):
         self.tell(IDLE)
         self.warm.clear()
         self.sent.clear()
+        self.kv.renew()
 
 
 @dataclass(slots=True)

@@ -96,6 +96,18 @@ class Answering:
                             trace.saw(delta)
                         yield Reply(delta_codec.encode(delta))
 
+    async def prefill(self, peer_id: str, request: ChatRequest) -> None:
+        """Compute a peer's prompt for its KV: admitted, queued and refused as the peer's chats are."""
+        self._admit()
+        check_request(request)
+        answer_for_peer()
+        self.num_answered += 1
+        request = _from_peer(request, peer_id)
+        with self._counted(request.model):
+            async with closing(self._chain.chat(request)) as deltas:
+                async for _ in deltas:
+                    pass
+
     @contextmanager
     def _counted(self, model: str) -> Generator[None]:
         """Count an answer while it runs; being broken off is told as an error after which another node goes on."""

@@ -2,7 +2,8 @@
 
 A peer is asked when the digest of its prompts says that it has more of the prompt than is here, and when a question and
 the move, by what was measured of the way to it, are sooner than computing. A `decode` node has prompts computed by a
-`prefill` node first.
+`prefill` node first, and waits for it no longer than computing takes here, and the move; one that was late is left
+alone for a while.
 """
 
 from __future__ import annotations
@@ -11,17 +12,14 @@ import asyncio
 import logging
 import time
 from array import array
-from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyagent.core.backends import Backend
 from pyagent.core.cluster.adverts import Role
 from pyagent.core.cluster.kv_index import block_keys, pack
 from pyagent.core.cluster.peers import ClusterRouter, Peer
-from pyagent.core.errors import PyAgentError, WireError
-from pyagent.core.moving_average import moving_average
+from pyagent.core.errors import PyAgentError, RequestError, WireError
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.kv_connector import (
     KvCache,
@@ -32,7 +30,7 @@ from pyagent.core.runners.kv_connector import (
     KvPrompt,
     KvRefusedError,
 )
-from pyagent.infrastructure.cluster.kv_exports import PROBE_BYTES, KvExports, OfferedKv
+from pyagent.infrastructure.cluster.kv_exports import PROBE_BYTES, ComputePrompt, KvExports, OfferedKv
 from pyagent.infrastructure.cluster.kv_messages import (
     MATCH,
     PREFILL,
@@ -59,16 +57,15 @@ logger = logging.getLogger(__name__)
 
 _MOST_ASKED = 2
 _SECONDS = 10.0
-_PREFILL_SECONDS = 600.0
-_PATIENCE, _DECODE_PATIENCE = 0.1, 10.0
-_NEWEST_WEIGHT = 0.3
+_PATIENCE, _DECODE_PATIENCE = 0.1, 2.0
+"""Shares of the time that computing takes: twice that is more than computing and a move that is worth it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
     """Where a match is: the peer, and the keys of the prompt's blocks."""
 
-    peer_id: str
+    peer: Peer
     keys: Sequence[bytes]
 
 
@@ -82,14 +79,12 @@ class KvExchange:
         self._role: Role = role
         self.patience = _DECODE_PATIENCE if role == "decode" else _PATIENCE
         self._offered: dict[str, OfferedKv] = {}
-        self._bytes_per_second: dict[str, float] = {}
-        self._num_loading = Counter[str]()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, links: Sequence[Backend]) -> KvExports:
-        """Answer peers from now on; `links` compute the prompts that they want computed."""
+    def start(self, compute: ComputePrompt | None) -> KvExports:
+        """Answer peers from now on; `compute` computes prompts for them, where an engine here can."""
         self._loop = asyncio.get_running_loop()
-        exports = KvExports(self._offered, links)
+        exports = KvExports(self._offered, self._router, compute)
         exports.register(self._transport)
         return exports
 
@@ -138,34 +133,44 @@ class KvExchange:
         peer, answer = best
         num_tokens = min(answer.num_tokens, len(prompt.tokens)) // BLOCK_TOKENS * BLOCK_TOKENS
         seconds = await self._seconds(peer, layout, num_tokens - prompt.num_local)
-        return KvMatch(num_tokens, seconds, answer.token_seconds, _Source(peer.id, keys[: num_tokens // BLOCK_TOKENS]))
+        return KvMatch(num_tokens, seconds, answer.token_seconds, _Source(peer, keys[: num_tokens // BLOCK_TOKENS]))
 
     async def _holders(self, prompt: KvPrompt, layout: KvLayout) -> list[Peer]:
         """Return the peers to ask, after one of them has computed the prompt where this node does not."""
-        if self._role == "decode" and (peer := self._prefill_node(prompt.model)) is not None:
-            ask = PrefillKv(prompt.model, layout, array("I", prompt.tokens).tobytes(), prompt.key.tenant)
-            await self._transport.call(peer.id, PREFILL, prefill_codec.encode(ask), timeout=_PREFILL_SECONDS)
+        if self._role == "decode" and (peer := await self._have_computed(prompt, layout)) is not None:
             return [peer]
         holders = self._router.holders(prompt.request)
-        return [peer for peer, share in holders if self._may_be_worth(prompt, peer, layout, share)][:_MOST_ASKED]
+        return [peer for peer, share in holders if _may_be_worth(prompt, peer, layout, share)][:_MOST_ASKED]
 
-    def _prefill_node(self, model: str) -> Peer | None:
-        """Return the least busy node that computes prompts for others."""
+    def _prefill_node(self, prompt: KvPrompt, layout: KvLayout) -> Peer | None:
+        """Return the least busy node that computes prompts for others; none that was late just now."""
         peers = [peer for peer in self._router if peer.is_up and not peer.load.is_draining]
-        able = [peer for peer in peers if peer.offer.role == "prefill" and peer.has(model)]
-        return min(able, key=lambda peer: peer.load.num_waiting + peer.load.num_running + peer.num_sent, default=None)
+        able = [peer for peer in peers if peer.offer.role == "prefill" and peer.has(prompt.model)]
+        asked = [peer for peer in able if peer.kv.prefill.state != "open" and _may_be_worth(prompt, peer, layout, 1.0)]
+        return min(asked, key=lambda peer: peer.load.num_waiting + peer.load.num_running + peer.num_sent, default=None)
 
-    def _may_be_worth(self, prompt: KvPrompt, peer: Peer, layout: KvLayout, share: float) -> bool:
-        """Return whether a question is worth it: by what its digest says, and by what was measured of the way."""
-        num_more = share * len(prompt.tokens) - prompt.num_local
-        if num_more < BLOCK_TOKENS:
-            return False
-        if prompt.compute_seconds is None:
-            return True
-        rate = self._bytes_per_second.get(peer.id)
-        move = 0.0 if rate is None else num_more * _token_bytes(layout) / rate
-        saved = prompt.compute_seconds * num_more / prompt.num_missing
-        return move + 2 * peer.round_trip_seconds < saved
+    async def _have_computed(self, prompt: KvPrompt, layout: KvLayout) -> Peer | None:
+        """Have a node compute a prompt, and return it; None where there is none. Raises where it is late or fails.
+
+        It is then not asked for a while, and after that by one request; what it says of a prompt is no fault of it.
+        """
+        peer = self._prefill_node(prompt, layout)
+        if peer is None or (permit := peer.kv.prefill.acquire()) is None:
+            return None
+        tokens = array("I", prompt.tokens).tobytes()
+        ask = PrefillKv(prompt.model, layout, tokens, prompt.key.tenant, prompt.request.priority)
+        num_bytes = prompt.num_missing * _token_bytes(layout)
+        seconds = peer.kv.prefill_seconds(prompt.compute_seconds, num_bytes, peer.round_trip_seconds)
+        try:
+            await self._transport.call(peer.id, PREFILL, prefill_codec.encode(ask), timeout=seconds)
+            peer.kv.prefill.succeed(permit)
+        except PyAgentError as error:
+            if not isinstance(error, RequestError):
+                peer.kv.prefill.fail(permit, str(error))
+            raise
+        finally:
+            peer.kv.prefill.release(permit)
+        return peer
 
     async def _ask(self, peer: Peer, ask: bytes) -> FoundKv | None:
         try:
@@ -176,22 +181,20 @@ class KvExchange:
             return None
 
     async def _seconds(self, peer: Peer, layout: KvLayout, num_tokens: int) -> float:
-        """Return what moving so many tokens takes, by the rate of the moves so far, or else of a probe."""
-        if peer.id not in self._bytes_per_second:
+        """Return what moving so many tokens takes, by the moves of late, or else by a probe."""
+        num_bytes = num_tokens * _token_bytes(layout)
+        if (seconds := peer.kv.move_seconds(num_bytes)) is None:
             await self._transport.call(peer.id, PROBE, b"", timeout=_SECONDS)  # opens the connection for long messages
             await self._measure(peer)
-        rate = self._bytes_per_second[peer.id] / (1 + self._num_loading[peer.id])
-        return peer.round_trip_seconds + num_tokens * _token_bytes(layout) / rate
+            seconds = peer.kv.move_seconds(num_bytes)
+            assert seconds is not None, "it was measured"
+        return peer.round_trip_seconds + seconds
 
     async def _measure(self, peer: Peer) -> None:
         started = time.perf_counter()
         reply = await self._transport.call(peer.id, PROBE, b"", timeout=_SECONDS)
         num_bytes = sum(memoryview(buffer).nbytes for buffer in reply.buffers)
-        self._note_rate(peer.id, min(num_bytes, PROBE_BYTES), time.perf_counter() - started)
-
-    def _note_rate(self, peer_id: str, num_bytes: int, seconds: float) -> None:
-        rate = max(num_bytes, 1) / max(seconds, 1e-6)
-        self._bytes_per_second[peer_id] = moving_average(self._bytes_per_second.get(peer_id), rate, _NEWEST_WEIGHT)
+        peer.kv.note_move(min(max(num_bytes, 1), PROBE_BYTES), time.perf_counter() - started)
 
     # -- fetching -----------------------------------------------------------------------------------------------------
 
@@ -201,26 +204,39 @@ class KvExchange:
         assert isinstance(source, _Source)
         wanted = array("I", pages.wanted).tobytes()
         ask = ReadKv(prompt.model, layout, pack(source.keys), pages.num_pages, wanted)
-        self._num_loading[source.peer_id] += 1
+        kv = source.peer.kv
+        kv.num_loading += 1
         started, num_bytes = time.perf_counter(), 0
         try:
-            async with closing(self._transport.stream(source.peer_id, READ, read_codec.encode(ask))) as replies:
+            async with closing(self._transport.stream(source.peer.id, READ, read_codec.encode(ask))) as replies:
                 async for reply in replies:
-                    layers = _checked(reply.payload, reply.buffers, source, layout, len(pages.wanted))
+                    layers = _checked(reply.payload, reply.buffers, source, layout)
                     yield layers
                     num_bytes += memoryview(layers.data).nbytes
-            self._note_rate(source.peer_id, num_bytes, time.perf_counter() - started)
-        finally:
-            self._num_loading[source.peer_id] -= 1
+            kv.num_loads += 1
+        finally:  # one that is broken off, too: it was late
+            kv.num_loading -= 1
+            kv.loaded_bytes += num_bytes
+            kv.note_move(num_bytes, time.perf_counter() - started)
 
 
-def _checked(payload: bytes, buffers: Sequence[Buffer], source: _Source, layout: KvLayout, num_pages: int) -> KvLayers:
+def _checked(payload: bytes, buffers: Sequence[Buffer], source: _Source, layout: KvLayout) -> KvLayers:
+    """Return a part of the prompt that was asked for; whether it is the next one is checked where it is written."""
     part = part_codec.decode(payload)
     if part.key != source.keys[-1]:
-        raise WireError("KV of another prompt came than was asked for", peer=source.peer_id)
+        raise WireError("KV of another prompt came than was asked for", peer=source.peer.id)
     num_bytes = [memoryview(buffer).nbytes for buffer in buffers]
-    sizes = part_schema(layout.shape.layer_bytes).check([part.tensor], num_bytes, {"pages": num_pages})
-    return KvLayers(part.first_layer, sizes["layers"], buffers[0])
+    sizes = part_schema(layout.shape.layer_bytes).check([part.tensor], num_bytes)
+    return KvLayers(part.first_layer, sizes["layers"], buffers[0], part.first_page)
+
+
+def _may_be_worth(prompt: KvPrompt, peer: Peer, layout: KvLayout, share: float) -> bool:
+    """Return whether to ask a peer that has a share of a prompt, or computes it, by what was measured of the way."""
+    num_more = share * len(prompt.tokens) - prompt.num_local
+    if num_more < BLOCK_TOKENS:
+        return False
+    saved = None if prompt.compute_seconds is None else prompt.compute_seconds * num_more / prompt.num_missing
+    return peer.kv.is_worth_asking(saved, num_more * _token_bytes(layout), peer.round_trip_seconds)
 
 
 def _token_bytes(layout: KvLayout) -> float:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from array import array
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
-from pyagent.core.backends import Backend
 from pyagent.core.cluster.kv_index import KEY_BYTES, KvIndex, unpack
+from pyagent.core.cluster.peers import ClusterRouter
 from pyagent.core.cluster.tensors import Tensor
 from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.messages import ChatRequest, Origin, SamplingParams
@@ -34,7 +34,6 @@ from pyagent.infrastructure.cluster.kv_messages import (
     prefill_codec,
     read_codec,
 )
-from pyagent.infrastructure.cluster.protocol import closing
 from pyagent.infrastructure.cluster.transport import Reply, Transport
 
 MAX_EXPORTS = 4
@@ -43,7 +42,10 @@ PROBE_BYTES = 1 << 20
 _LONGEST_SECONDS = 60.0
 """A move that takes longer ends: a peer that does not read holds memory, and the place of another."""
 _PART_BYTES = 4 << 20
+"""A message has no more: of many pages, some layers, or a layer of some of them."""
 _RETRY_SECONDS = 1.0
+ComputePrompt = Callable[[str, ChatRequest], Awaitable[None]]
+"""Computes the prompt of a peer, by its id: as any request of it is admitted, and refused."""
 
 
 @runtime_checkable
@@ -70,10 +72,11 @@ class OfferedKv:
 class KvExports:
     """Answers peers that want KV. `offered` are this node's models by name."""
 
-    def __init__(self, offered: dict[str, OfferedKv], links: Sequence[Backend]) -> None:
-        """`links` compute the prompts that peers want computed here."""
+    def __init__(self, offered: dict[str, OfferedKv], router: ClusterRouter, compute: ComputePrompt | None) -> None:
+        """`compute` computes the prompts that peers want computed here; None where no engine can."""
         self._offered = offered
-        self._links = links
+        self._router = router
+        self._compute = compute
         self._running: set[object] = set()
 
     def register(self, transport: Transport) -> None:
@@ -93,7 +96,7 @@ class KvExports:
         num_tokens = await asyncio.to_thread(offered.cache.num_cached, tokens, key) if tokens else 0
         return Reply(found_codec.encode(FoundKv(num_tokens, token_seconds=offered.cache.token_seconds)))
 
-    async def read(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> AsyncGenerator[Reply, None]:
+    async def read(self, peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> AsyncGenerator[Reply, None]:
         """Yield the layers of a prompt's KV."""
         ask = read_codec.decode(payload)
         offered, refusal = self._like(ask.model, ask.layout)
@@ -112,10 +115,15 @@ class KvExports:
                     )
                     raise RequestError(text, param="keys")
                 async for reply in self._parts(ask, held):
+                    self._count(peer_id, reply)
                     yield reply
             finally:
                 late.cancel()
                 await asyncio.shield(asyncio.to_thread(held.close))  # cancelled, it would stay held
+
+    def _count(self, peer_id: str, reply: Reply) -> None:
+        if (peer := self._router.get(peer_id)) is not None:
+            peer.kv.sent_bytes += sum(memoryview(buffer).nbytes for buffer in reply.buffers)
 
     def _end(self, move: object, held: HeldKv) -> None:
         self._running.discard(move)
@@ -128,39 +136,39 @@ class KvExports:
             text = f"{len(wanted)} of {ask.num_pages} pages were asked for, there are {held.num_pages}, in rising order"
             raise RequestError(text, param="wanted")
         shape = ask.layout.shape
-        step = max(1, _PART_BYTES // (len(wanted) * shape.layer_bytes))
-        for first in range(0, shape.layers_per_page, step):
-            num_layers = min(step, shape.layers_per_page - first)
-            data = await asyncio.to_thread(held.read, wanted, first, num_layers)
-            tensor = Tensor("kv", "uint8", (len(wanted), num_layers, shape.layer_bytes))
-            yield Reply(part_codec.encode(KvPart(ask.keys[-KEY_BYTES:], first, tensor)), [data])
+        for layers, places in parts_of(shape.layers_per_page, len(wanted), shape.layer_bytes, _PART_BYTES):
+            data = await asyncio.to_thread(held.read, wanted[places.start : places.stop], layers.start, len(layers))
+            tensor = Tensor("kv", "uint8", (len(places), len(layers), shape.layer_bytes))
+            part = KvPart(ask.keys[-KEY_BYTES:], layers.start, tensor, places.start)
+            yield Reply(part_codec.encode(part), [data])
 
     async def probe(self, _peer_id: str, _payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
         """Return bytes by which a peer measures how quickly they come."""
         with self._one_more():
             return Reply(b"", [bytes(PROBE_BYTES)])
 
-    async def prefill(self, _peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
+    async def prefill(self, peer_id: str, payload: bytes, _buffers: Sequence[memoryview]) -> Reply:
         """Compute a prompt, so that its KV can be read afterwards."""
         ask = prefill_codec.decode(payload)
         offered, refusal = self._like(ask.model, ask.layout)
         if offered is None and refusal:
             raise RequestError(refusal, param="layout")
+        if self._compute is None:
+            text = f"this node does not compute prompts of {ask.model[:200]!r}: no engine here moves KV"
+            raise RequestError(text, param="model", code="model_not_found")
+        tokens = tuple(array("I", ask.tokens[: len(ask.tokens) // 4 * 4]).tolist())
         request = ChatRequest(
             model=ask.model,
-            prompt_token_ids=tuple(array("I", ask.tokens).tolist()),
-            sampling=SamplingParams(max_tokens=1, temperature=0),
+            prompt_token_ids=tokens,
+            sampling=SamplingParams(max_tokens=1, temperature=1),  # nobody reads the token, nor is it to be cached
             origin=Origin(tenant=ask.tenant),
+            priority=ask.priority,
         )
-        async with closing(self._computing(ask.model).chat(request)) as deltas:
-            async for _ in deltas:
-                pass
+        await self._compute(peer_id, request)
+        if self._like(ask.model, ask.layout)[0] is None:  # it was not loaded before, or its weights are not known
+            text = f"KV of {ask.model[:200]!r} cannot be read here yet"
+            raise CapacityError(text, retry_after_seconds=_RETRY_SECONDS)
         return Reply(b"")
-
-    def _computing(self, model: str) -> Backend:
-        if not self._links:
-            raise RequestError(f"this node does not compute {model[:200]!r}", param="model", code="model_not_found")
-        return self._links[0]
 
     def _like(self, model: str, layout: KvLayout) -> tuple[OfferedKv | None, str]:
         """Return the model with this layout, whatever it is called, or what is different in the one of its name."""
@@ -183,3 +191,15 @@ class KvExports:
             yield move
         finally:
             self._running.discard(move)
+
+
+def parts_of(num_layers: int, num_pages: int, layer_bytes: int, most_bytes: int) -> Iterator[tuple[range, range]]:
+    """Yield which layers of which pages each message has, in the order of `KvConnector.load`: all layers, or one.
+
+    Messages have `most_bytes` at most, or a layer of a page.
+    """
+    step = max(1, most_bytes // (num_pages * layer_bytes))
+    num_at_once = min(num_pages, max(1, most_bytes // layer_bytes))
+    for first in range(0, num_layers, step):
+        for page in range(0, num_pages, num_at_once):
+            yield range(first, min(first + step, num_layers)), range(page, min(page + num_at_once, num_pages))

@@ -44,20 +44,22 @@ class ReadKv(msgspec.Struct, frozen=True):
 
 
 class KvPart(msgspec.Struct, frozen=True):
-    """Some layers of the pages asked for; `key` is the prompt's last one."""
+    """Some layers of the pages asked for, from the `first_page` of them on; `key` is the prompt's last one."""
 
     key: bytes
     first_layer: _Count
     tensor: Tensor
+    first_page: _Count = 0
 
 
 class PrefillKv(msgspec.Struct, frozen=True):
-    """Have a prompt computed, of so many bits a token: 32."""
+    """Have a prompt computed, of so many bits a token: 32, in the order that `priority` gives it."""
 
     model: _Name
     layout: KvLayout
     tokens: _Keys
     tenant: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    priority: int = 0
 
 
 _PEER = "a node of the cluster"

@@ -144,6 +144,7 @@ class Node:
         self._timer: asyncio.TimerHandle | None = None
         self._changing_keys: asyncio.Task[None] | None = None
         self._num_resumed = 0
+        self._keeps_kv = False
 
     @property
     def door_port(self) -> int:
@@ -178,9 +179,12 @@ class Node:
         self._introductions.register()
         self._twins.register()
         movers = [link for link in self.chain.links if isinstance(link, KvLink) and link.connect_kv(self._kv)]
-        self._kv.start(movers)
+        self._kv.start(self._answering.prefill if movers else None)
+        self._keeps_kv = not movers and any(isinstance(link, EngineLink) for link in self.chain.links)
         if self._settings.role != "both" and not movers:
             logger.warning(_NOTHING_MOVES, self._settings.role)
+        elif self._keeps_kv:
+            logger.info(_NOTHING_MOVES, self._settings.role)
         transport.on_link(self._note_link)
         self._bound = await transport.start(bind_endpoints(self._settings.bind))
         self._endpoints = reachable_endpoints(self._bound)
@@ -347,6 +351,8 @@ class Node:
             endpoints=tuple(self._endpoints),
             is_draining=self._answering.is_draining,
             is_revoked=state.own_revocation is not None,
+            role=self._settings.role,
+            keeps_kv=self._keeps_kv,
             models=tuple(model.id for model in self.router.own.offer.models),
             num_answered_for_peers=self._answering.num_answered,
             num_given_away=self._advertising.stealing.num_given,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pyagent.core.cluster.adverts import Role
 from pyagent.core.cluster.cluster_state import clean_name
 from pyagent.core.cluster.member import MemberView
 from pyagent.core.cluster.peers import Peer
@@ -17,6 +18,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     `link` is what it is called as a link: by its name, or by its id where others have that name. It is in its `state`
     for `state_seconds`.
     `num_calls` are calls and streams of this node that it answers, `num_serving` those of it that this node answers.
+    KV of `num_kv_loads` prompts came from it, `kv_loaded_bytes` in all; `kv_sent_bytes` went to it.
     """
 
     id: str
@@ -28,6 +30,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state_seconds: float = 0.0
     is_connected: bool = False
     is_draining: bool = False
+    role: Role = "both"
     models: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
     num_running: int = 0
@@ -37,6 +40,9 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     free_kv_pages: int = 0
     num_calls: int = 0
     num_serving: int = 0
+    num_kv_loads: int = 0
+    kv_loaded_bytes: int = 0
+    kv_sent_bytes: int = 0
     round_trip_seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -45,7 +51,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster, this node, and its peers by name."""
+    """The cluster, this node, and its peers by name. `keeps_kv`: there is an engine here, but its KV does not move."""
 
     cluster: str
     epoch: int
@@ -55,6 +61,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...]
     is_draining: bool
     is_revoked: bool = False
+    role: Role = "both"
+    keeps_kv: bool = False
     models: tuple[str, ...]
     num_answered_for_peers: int
     num_given_away: int
@@ -95,11 +103,15 @@ def status_of(
         link=peer.backend.name,
         is_connected=peer.is_up,
         is_draining=peer.load.is_draining,
+        role=peer.offer.role,
         models=tuple(shown(model.id) for model in peer.offer.models),
         agents=tuple(map(shown, peer.offer.agents)),
         num_running=peer.load.num_running,
         num_waiting=peer.load.num_waiting,
         num_warm_prefixes=len(peer.warm),
         free_kv_pages=peer.load.free_kv_pages,
+        num_kv_loads=peer.kv.num_loads,
+        kv_loaded_bytes=peer.kv.loaded_bytes,
+        kv_sent_bytes=peer.kv.sent_bytes,
         round_trip_seconds=peer.round_trip_seconds,
     )

@@ -23,6 +23,9 @@ _COUNTERS = (
     ("sent_messages", "Messages sent to a peer.", "messages_sent"),
     ("received_messages", "Messages received from a peer.", "messages_received"),
     ("answers_begun", "Answers to this node's requests that a peer began.", "num_answered"),
+    ("kv_loads", "Prompts whose KV came from a peer.", "num_kv_loads"),
+    ("kv_loaded_bytes", "Bytes of KV that came from a peer.", "kv_loaded_bytes"),
+    ("kv_sent_bytes", "Bytes of KV that went to a peer.", "kv_sent_bytes"),
 )
 _GAUGES: tuple[tuple[str, str, Callable[[PeerStatus], float]], ...] = (
     ("connected", "Whether the connection with a peer stands.", lambda peer: float(peer.is_connected)),
