@@ -160,7 +160,7 @@ class KvExports:
         request = ChatRequest(
             model=ask.model,
             prompt_token_ids=tokens,
-            sampling=SamplingParams(max_tokens=1, temperature=1),  # nobody reads the token, nor is it to be cached
+            sampling=SamplingParams(max_tokens=1, temperature=1),  # an answer that is greedy may be cached
             origin=Origin(tenant=ask.tenant),
             priority=ask.priority,
         )

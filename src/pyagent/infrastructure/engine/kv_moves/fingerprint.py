@@ -53,7 +53,7 @@ def hash_weights(files: WeightFiles, is_closed: Callable[[], bool] = lambda: Fal
             _check_same(file, opened.fileno())
             while (num_bytes := opened.readinto(buffer)) and not is_closed():
                 digest.update(memoryview(buffer)[:num_bytes])
-            _check_same(file, opened.fileno())  # nobody wrote to it meanwhile
+            _check_same(file, opened.fileno())  # nor written to meanwhile
     return "" if is_closed() else digest.hexdigest()
 
 
