@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,22 @@ TASKS = [
 ]
 
 
-def _agents() -> list[MathAgent | CodeHealthAgent | SummarizeAgent | ReasoningAgent]:
-    return [MathAgent(Sandbox(max_workers=1)), CodeHealthAgent(), SummarizeAgent(), ReasoningAgent()]
+class _KeptSandbox(Sandbox):
+    """Keeps its worker when a fleet closes: the next test's would import sympy again, 0.7 s."""
+
+    async def close(self) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    made = _KeptSandbox(max_workers=1)
+    yield made
+    asyncio.run(Sandbox.close(made))
+
+
+def _agents(sandbox: Sandbox) -> list[MathAgent | CodeHealthAgent | SummarizeAgent | ReasoningAgent]:
+    return [MathAgent(sandbox), CodeHealthAgent(), SummarizeAgent(), ReasoningAgent()]
 
 
 def _folder(path: Path) -> None:
@@ -98,10 +113,12 @@ def _folder(path: Path) -> None:
     (path / "lease.txt").write_text("The deposit is 900 dollars.\n\nPets are allowed.\n")
 
 
-async def _routes(backend: ScriptedBackend, text: str, files: list[str]) -> tuple[list[str], list[str], set[str]]:
+async def _routes(
+    sandbox: Sandbox, backend: ScriptedBackend, text: str, files: Sequence[str] = ()
+) -> tuple[list[str], list[str], set[str]]:
     """The agents chosen, those that declined, and the names under which the model was asked."""
     chosen, declined, asked = list[str](), list[str](), set[str]()
-    async with Fleet(backend, _agents()) as fleet:
+    async with Fleet(backend, _agents(sandbox)) as fleet:
         async for event in fleet.run(text, files=files):
             if isinstance(event, RouteChosen):
                 chosen.append(event.agent)
@@ -114,13 +131,13 @@ async def _routes(backend: ScriptedBackend, text: str, files: list[str]) -> tupl
 
 @pytest.mark.parametrize(("text", "file", "agent"), TASKS)
 def test_task_goes_to_its_agent_without_a_model(
-    text: str, file: str, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, file: str, agent: str, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Among the built-in agents rules decide, and the one chosen does the task."""
     _folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     backend = ScriptedBackend(lambda _: "The deposit is 900 dollars.")
-    chosen, declined, asked = asyncio.run(_routes(backend, text, [file] if file else []))
+    chosen, declined, asked = asyncio.run(_routes(sandbox, backend, text, [file] if file else []))
     assert chosen == [agent]
     assert not declined
     assert asked <= {agent}
@@ -135,29 +152,29 @@ def test_there_are_as_many_tasks_as_were_tried() -> None:
     "text",
     ["How many of the 3 musketeers were born before the 2 others?", "How far do 2 cars and 1 bike get in 3 hours?"],
 )
-def test_what_math_declines_reasoning_answers(text: str) -> None:
+def test_what_math_declines_reasoning_answers(text: str, sandbox: Sandbox) -> None:
     """A sum in words that the model cannot write with the question's numbers is not the end of the task."""
 
     def answer(request: ChatRequest) -> str:
         return '{"expression": "3 - 5"}' if request.response_format else "Nobody knows."
 
-    chosen, declined, asked = asyncio.run(_routes(ScriptedBackend(answer), text, []))
+    chosen, declined, asked = asyncio.run(_routes(sandbox, ScriptedBackend(answer), text))
     assert (chosen, declined, asked) == (["math", "reasoning"], ["math"], {"math", "reasoning"})
 
 
-def test_formula_with_two_readings_is_refused_and_not_guessed_at() -> None:
+def test_formula_with_two_readings_is_refused_and_not_guessed_at(sandbox: Sandbox) -> None:
     """A formula stays with math: its refusal says how to write it, and no model is asked."""
     backend = ScriptedBackend([])
     with pytest.raises(RequestError, match="two ways"):
-        asyncio.run(_routes(backend, "200 + 10%", []))
+        asyncio.run(_routes(sandbox, backend, "200 + 10%"))
     assert not backend.requests
 
 
-def test_result_is_that_of_the_agent_that_took_it() -> None:
+def test_result_is_that_of_the_agent_that_took_it(sandbox: Sandbox) -> None:
     """The run's result comes from the agent the task was handed on to."""
 
     async def main() -> list[AgentFinished]:
-        async with Fleet(ScriptedBackend(["Nobody knows."]), _agents()) as fleet:
+        async with Fleet(ScriptedBackend(["Nobody knows."]), _agents(sandbox)) as fleet:
             return [event async for event in fleet.run("When did World War 2 end?") if isinstance(event, AgentFinished)]
 
     (finished,) = asyncio.run(main())
@@ -181,12 +198,14 @@ class _Haiku:
         ("Is this about haikus?", "haiku", True),
     ],
 )
-def test_agent_without_a_rule_is_found_by_its_name_or_by_the_model(text: str, agent: str, is_model_asked: bool) -> None:
+def test_agent_without_a_rule_is_found_by_its_name_or_by_the_model(
+    text: str, agent: str, is_model_asked: bool, sandbox: Sandbox
+) -> None:
     """Beside an agent that scores nothing the model chooses, but not where the task has the agent's name."""
 
     async def main() -> list[RouteChosen]:
         backend = ScriptedBackend(["haiku"])
-        async with Fleet(backend, [*_agents(), _Haiku()]) as fleet:
+        async with Fleet(backend, [*_agents(sandbox), _Haiku()]) as fleet:
             routes = [event async for event in fleet.run(text) if isinstance(event, RouteChosen)]
         assert bool(backend.requests) is is_model_asked
         return routes
