@@ -483,6 +483,26 @@ def test_engine_outlives_a_time_in_which_no_process_can_be_started(
     run(work())
 
 
+def test_model_is_placed_in_a_process_of_its_own(tiny_model_path: Path, tmp_path: Path) -> None:
+    """A second model is loaded there beside the first; what is wrong with a third is told as in this process."""
+
+    first, second, third = str(tiny_model_path), str(tmp_path / "b.gguf"), str(tmp_path / "c.gguf")
+    write_tiny_model(Path(second), seed=2)
+    Path(third).write_bytes(b"GGUF, it says")
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path, **{"engine.models": [first, second, third]}) as backend:
+            await backend.load()
+            assert second in await backend.placeable([first, second, "other"])
+            await backend.place(second)
+            with pytest.raises(ModelError, match=r"c\.gguf"):
+                await backend.place(third)
+            assert {model.id for model in await backend.models() if model.is_loaded} == {first, second}
+            assert not await backend.placeable([first, second])
+
+    run(work())
+
+
 def test_process_ends_with_the_one_that_started_it(tiny_model_path: Path) -> None:
     """When its parent is killed, the engine's process is gone at once."""
     with subprocess.Popen([sys.executable, "-c", PARENT, str(tiny_model_path)], stdout=subprocess.PIPE) as parent:

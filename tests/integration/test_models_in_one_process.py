@@ -124,6 +124,53 @@ def test_models_answer_at_once_as_they_do_alone(folder: Path) -> None:
     run(work())
 
 
+def test_model_is_placed_beside_the_others_or_not_at_all(folder: Path) -> None:
+    """With room for two, a third that is placed is refused at once and unloads nothing; a request for it does."""
+
+    async def work() -> None:
+        backend = await backend_of(folder, 2)
+        await collect(backend.chat(ask("a")))
+        assert await backend.placeable(["a", "b", "d"]) == ["b"]
+        await backend.place("b")
+        with pytest.raises(CapacityError, match="c needs"):
+            await asyncio.wait_for(backend.place("c"), 20)
+        assert await loaded(backend) == {"a", "b"}
+        await collect(backend.chat(ask("c")))
+        assert await loaded(backend) == {"b", "c"}
+        await backend.sleep()
+        assert await backend.placeable(["a"]) == []
+        await backend.close()
+
+    run(work())
+
+
+def test_request_for_a_model_that_is_placed_in_vain_is_answered(folder: Path) -> None:
+    """One that waits for a load that may unload nothing, and fails, has the model loaded for itself."""
+
+    async def work() -> None:
+        may_load, room_bytes = threading.Event(), await room_for(folder, 1)
+
+        def locate(name: str) -> Path:
+            assert name == "a" or may_load.wait(60)
+            return folder / f"{name}.gguf"
+
+        pool = ModelPool(locate, OPTIONS, Ledger(room_bytes))
+        backend = NativeBackend(["a", "b"], LocalEngine(pool), look=lambda _: "loads on first use")
+        await collect(backend.chat(ask("a")))
+        placed = asyncio.create_task(backend.place("b"))
+        await asyncio.sleep(0)
+        asked = asyncio.create_task(collect(backend.chat(ask("b"))))
+        await until(lambda: pool._entries["b"].users == 2)
+        may_load.set()
+        with pytest.raises(CapacityError):
+            await placed
+        assert (await asked).text
+        assert await loaded(backend) == {"b"}
+        await backend.close()
+
+    run(work())
+
+
 def test_longest_unused_model_is_unloaded_when_memory_is_short(folder: Path) -> None:
     """With room for two, the third model takes the place of the one used longest ago, and texts stay the same."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +44,7 @@ _SCHEME = "native:"
 logger = logging.getLogger(__name__)
 _ABILITIES: Abilities = ABILITIES - {"images"}
 _NOT_READY = {State.DRAINING.value, State.STOPPED.value}
+_AWAKE = {State.STARTING.value, State.READY.value}
 
 
 class NativeBackend:
@@ -213,6 +214,19 @@ class NativeBackend:
             asked = msgspec.structs.replace(asked, model=self._chosen(asked.model))
             query = msgspec.structs.replace(query, request=asked)
         return await self.engine.query_cache(query)
+
+    async def placeable(self, models: Collection[str]) -> list[str]:
+        """Return which of these models are not loaded, and can be; none while the engine sleeps or drains."""
+        state = await self.engine.state()
+        if state.state not in _AWAKE:
+            return []
+        absent = set(models) & set(self.model_names) - {model.id for model in state.models}
+        found = [(name, *await asyncio.to_thread(self._state, name, set[str](), state.faults)) for name in absent]
+        return sorted(name for name, is_ready, _ in found if is_ready)
+
+    async def place(self, model: str) -> None:
+        """Load a model beside those that are loaded. Raises `CapacityError` where it does not fit."""
+        await self.engine.load(model, beside=True)
 
     def connect_kv(self, connector: KvConnector) -> bool:
         """Have KV moved by a cluster's connector; False where the engine runs in a process of its own, or may not."""

@@ -88,8 +88,8 @@ class EngineClient(Protocol):
         """Answer with the model the request names; closing the stream aborts the request."""
         ...
 
-    async def load(self, model: str) -> object:
-        """Load a model ahead of its first request."""
+    async def load(self, model: str, *, beside: bool = False) -> object:
+        """Load a model ahead of its first request; with `beside`, no other is unloaded for it."""
         ...
 
     async def state(self) -> EngineState:
@@ -177,9 +177,12 @@ class LocalEngine(Shared):
         """Look into the prompt caches, or keep a prompt there."""
         return await run_cache_query(query, self)
 
-    async def load(self, model: str) -> LoadedModel:
-        """The model, loaded when it is not. Raises `ModelError` naming what is wrong with its file."""
-        async with self.models.using(model) as loaded:
+    async def load(self, model: str, *, beside: bool = False) -> LoadedModel:
+        """The model, loaded when it is not. Raises `ModelError` naming what is wrong with its file.
+
+        With `beside` no other model is unloaded for it: `CapacityError` where it does not fit beside them.
+        """
+        async with self.models.using(model, beside=beside) as loaded:
             return loaded
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:

@@ -14,7 +14,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,16 +39,18 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 30.0
 """How long loading waits for other models to become idle when memory is short."""
+_CLOSED = "the engine is closed; make a new one"
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A model by name. `users` counts those who wait for it too."""
+    """A model by name. `users` counts those who wait for it too; a load `beside` the others unloads none of them."""
 
     name: str
     model: LoadedModel | None = None
     loading: Future[LoadedModel] | None = None
     users: int = 0
+    beside: bool = False
     held: list[Reservation] = field(default_factory=list[Reservation])
 
 
@@ -89,19 +91,30 @@ class ModelPool:
             return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
 
     @contextlib.asynccontextmanager
-    async def using(self, name: str) -> AsyncGenerator[LoadedModel]:
+    async def using(self, name: str, *, beside: bool = False) -> AsyncGenerator[LoadedModel]:
         """The model, loaded when it is not, and kept as long as the block runs.
+
+        With `beside` it is loaded only where there is room for it with the others, and none is waited for.
 
         Raises `ModelError` when its file cannot be run or can never fit, `CapacityError` when there is no room now.
         """
-        entry, coming = self._enter(name)
+        entry = self._enter(name)
         try:
-            if isinstance(coming, Future):
-                # Shielded: a request that is cancelled here leaves the load to the others that wait for it.
-                coming = await asyncio.shield(asyncio.wrap_future(coming))
-            yield coming
+            yield await self._model_of(entry, beside)
         finally:
             self._leave(entry)
+
+    async def _model_of(self, entry: _Entry, beside: bool) -> LoadedModel:
+        while True:
+            coming, is_beside = self._coming(entry, beside)
+            if not isinstance(coming, Future):
+                return coming
+            try:
+                # Shielded: a request that is cancelled here leaves the load to the others that wait for it.
+                return await asyncio.shield(asyncio.wrap_future(coming))
+            except CapacityError:
+                if beside or not is_beside:
+                    raise  # else it was refused to who asked for less: this one may have others unloaded
 
     def give_back(self, level: int) -> None:
         """Free the KV memory of unused models (1), or unload them (2)."""
@@ -125,23 +138,30 @@ class ModelPool:
                 entry.loading.exception()
             self._unload(entry, is_forced=True)
 
-    def _enter(self, name: str) -> tuple[_Entry, LoadedModel | Future[LoadedModel]]:
+    def _enter(self, name: str) -> _Entry:
         with self._lock:
             if self._is_closed:
-                raise CapacityError("the engine is closed; make a new one")
+                raise CapacityError(_CLOSED)
             entry = self._entries.setdefault(name, _Entry(name))
             entry.users += 1
             for reservation in entry.held:
                 reservation.touch()
+            return entry
+
+    def _coming(self, entry: _Entry, beside: bool) -> tuple[LoadedModel | Future[LoadedModel], bool]:
+        """Return an entry's model, or the load that gives it, and whether that is one beside the others."""
+        with self._lock:
             if entry.model is not None and entry.model.engine.fault is None:
-                return entry, entry.model
+                return entry.model, entry.beside
             if entry.loading is None:
-                entry.loading = Future()
+                if self._is_closed:
+                    raise CapacityError(_CLOSED)
+                entry.loading, entry.beside = Future(), beside
                 entry.loading.set_running_or_notify_cancel()
                 threading.Thread(
-                    target=self._fulfil, args=(entry, entry.loading), name=f"pyagent-load-{name}", daemon=True
+                    target=self._fulfil, args=(entry, entry.loading), name=f"pyagent-load-{entry.name}", daemon=True
                 ).start()
-            return entry, entry.loading
+            return entry.loading, entry.beside
 
     def _leave(self, entry: _Entry) -> None:
         with self._lock:
@@ -226,10 +246,11 @@ class ModelPool:
 
         What waits holds nothing: two models that load at once cannot keep each other from what both need.
         """
-        patience_ends = time.monotonic() + _PATIENCE_SECONDS
+        patience_ends = time.monotonic() + (0.0 if entry.beside else _PATIENCE_SECONDS)
         while True:
             try:
-                return self._try_reserve(entry, most, held)
+                with self._kept() if entry.beside else contextlib.nullcontext():
+                    return self._try_reserve(entry, most, held)
             except CapacityError:
                 while held:
                     held.pop().release()
@@ -238,6 +259,19 @@ class ModelPool:
                     if self._is_closed or left <= 0:
                         raise
                     self._lock.wait(min(left, 1.0))
+
+    @contextlib.contextmanager
+    def _kept(self) -> Generator[None]:
+        """Keep all models that are in memory there, as if they were used."""
+        with self._lock:
+            kept = [entry for entry in self._entries.values() if entry.model is not None]
+            for entry in kept:
+                entry.users += 1
+        try:
+            yield
+        finally:
+            for entry in kept:
+                self._leave(entry)
 
     def _try_reserve(self, entry: _Entry, most: Estimates, held: list[Reservation]) -> ModelMemory:
         def reserve(account: str, num_bytes: int, reclaim: Reclaim | None = None) -> Reservation:

@@ -61,9 +61,9 @@ class ProcessEngine(Shared):
         else:
             self.life.replace(State.READY, State.STARTING)
 
-    async def load(self, model: str) -> None:
+    async def load(self, model: str, *, beside: bool = False) -> None:
         """Load a model ahead of its first request. Raises `ModelError` naming what is wrong with its file."""
-        await self.copies.load(model)
+        await self.copies.load(model, beside=beside)
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer with the model the request names; closing the stream aborts the request."""

@@ -132,9 +132,9 @@ class Copies:
         """Send a command to every copy; return the futures of their results."""
         return [one.call(command) for one in self.supervisors]
 
-    async def load(self, model: str) -> None:
-        """Have every copy load a model."""
-        await self.call_all(LoadModel(model))
+    async def load(self, model: str, *, beside: bool = False) -> None:
+        """Have every copy load a model; with `beside`, no other is unloaded for it."""
+        await self.call_all(LoadModel(model, beside))
         with self._changed:
             self._models += [model] if model not in self._models else []
 

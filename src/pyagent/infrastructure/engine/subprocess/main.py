@@ -147,8 +147,8 @@ class _EngineServer:
 
     async def _execute(self, command: Command) -> object:
         match command:
-            case LoadModel(model):
-                await self.engine.load(model)
+            case LoadModel(model, beside):
+                await self.engine.load(model, beside=beside)
             case GetState():
                 return await self.engine.state()
             case FreeMemory(level):

@@ -51,9 +51,10 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag=True):
-    """Load a model ahead of its first request."""
+    """Load a model ahead of its first request; with `beside`, no other is unloaded for it."""
 
     model: str
+    beside: bool = False
 
 
 class GetState(msgspec.Struct, frozen=True, tag=True):
