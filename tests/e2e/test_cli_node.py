@@ -23,6 +23,7 @@ LIMIT_SECONDS = 90.0
 def node(home: Path, *options: str) -> Generator[tuple[dict[str, str], str, str]]:
     """Run a node; gives the environment of its user, its URL, and its door's port. It ends by SIGTERM, with code 0."""
     own = {"PYAGENT_CLUSTER__MULTICAST": "false", "PYAGENT_ENGINE__THREADS": "1"}
+    own["PYAGENT_CLUSTER__PLACEMENT"] = '{"nowhere": 2}'
     env = fresh_environment(home) | own
     flags = ["--port", "0", "--door", "0", "--bind", "127.0.0.1", "--name", home.name]
     process = started("node", *flags, *options, env=env)
@@ -67,6 +68,7 @@ def test_two_nodes_are_seen_drained_and_revoked(tmp_path: Path, tiny_model_path:
         shown = pyagent("cluster", "status", "--url", url, env=env).stdout
         assert "desk" in shown
         assert "1 of 1 peers connected" in shown
+        assert "placement: nowhere on 0 of 2 nodes; no other node can load it now\n" in shown
         asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         until_connected(other, other_url, 1)
         said = httpx.post(f"{other_url}/v1/chat/completions", json=asked, timeout=LIMIT_SECONDS).json()

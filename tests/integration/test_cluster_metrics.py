@@ -37,7 +37,7 @@ def test_peers_are_counted_while_they_live(tmp_path: Path, tiny_model_path: Path
 
     async def work() -> None:
         links = {name: NativeBackend.of(name, lambda: tiny_model_path, options()) for name in "ab"}
-        async with cluster_of(tmp_path, a=[links["a"]], b=[links["b"]]) as (a, b):
+        async with cluster_of(tmp_path, {"placement": {"x": 3}}, a=[links["a"]], b=[links["b"]]) as (a, b):
             await collect(a.chain.chat(msgspec.structs.replace(chat("the user", max_tokens=2), model="b")))
             await until(lambda: a.status().peers[0].free_kv_pages > 0)
             told = await scraped(a)
@@ -48,6 +48,7 @@ def test_peers_are_counted_while_they_live(tmp_path: Path, tiny_model_path: Path
             assert told["pyagent_peer_kv_pages_free", "b"] == peer.free_kv_pages
             assert told["pyagent_peer_connected", "b"] == 1
             assert told["pyagent_cluster_members", "alive"] == 1
+            assert (told["pyagent_cluster_copies_wanted", "x"], told["pyagent_cluster_copies_live", "x"]) == (3, 0)
             assert (await scraped(b))["pyagent_cluster_answered_total", ""] == 1
             page = DOCS.read_text(encoding="utf-8")
             assert all(f"`{name}`" in page for name, _ in told)

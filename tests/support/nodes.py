@@ -51,6 +51,12 @@ def is_connected(node: Node, others: int) -> bool:
     return sum(peer.is_usable for peer in node.router) == others
 
 
+async def kill(node: Node) -> None:
+    """End a node without a goodbye, as a crash does: the others find out by themselves."""
+    node._membership = None
+    await node.stop()
+
+
 @asynccontextmanager
 async def running_node(
     folder: Path,

@@ -16,7 +16,7 @@ from pyagent.core.sizes import format_bytes, format_duration
 if TYPE_CHECKING:
     from pyagent.core.cluster.adverts import Role
     from pyagent.core.messages import JsonObject
-    from pyagent.infrastructure.cluster.status import ClusterStatus, PeerStatus
+    from pyagent.infrastructure.cluster.status import ClusterStatus, PeerStatus, PlacementStatus
 
 _KV_STAYS = (
     "  KV does not move from or to this node: that takes a native link, engine.process = false, and "
@@ -60,6 +60,16 @@ def write_status(told: ClusterStatus) -> None:
         f"{num_connected} of {num_there} peers connected\n"
     )
     _show_peers(told)
+    for model in told.placement:
+        sys.stdout.write(f"placement: {model.model} on {model.live} of {model.wanted} nodes{_short(model)}\n")
+
+
+def _short(model: PlacementStatus) -> str:
+    """Return what is done about a model that too few nodes have."""
+    told = f", {model.loading} loading" if model.loading else ""
+    if model.live + model.loading < model.wanted and not model.able:
+        told += "; no other node can load it now"
+    return told
 
 
 def peers(url: Url = None, as_json: AsJson = False, config: Config = None) -> None:

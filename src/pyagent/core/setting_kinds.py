@@ -183,6 +183,25 @@ def _read_tables(value: object) -> dict[str, dict[str, object]]:
     return {name: read_table(entry) for name, entry in read_table(value).items()}
 
 
+def counts(most_names: int, most: int) -> Kind:
+    """Return a table of names and whole numbers from 1."""
+    one = whole(1, most)
+
+    def read(value: object) -> object:
+        table = read_table(value)
+        if len(table) > most_names:
+            raise ValueError(f"expected at most {most_names} names, got {len(table)}")
+        return {name: read_one(name, entry) for name, entry in table.items()}
+
+    def read_one(name: str, entry: object) -> object:
+        try:
+            return one.read(entry)
+        except ValueError as error:
+            raise ValueError(f"{error} as the number of {name!r}") from error
+
+    return Kind("table of whole numbers", read, "table")
+
+
 def _read_references(value: object) -> dict[str, str]:
     references = {host: _read_text(reference) for host, reference in read_table(value).items()}
     if not all(_REFERENCE.fullmatch(reference) for reference in references.values()):

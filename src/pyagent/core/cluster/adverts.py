@@ -7,16 +7,20 @@ peer some times a second.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import islice
 from typing import Annotated, Literal
 
 import msgspec
 
 from pyagent.core.chain.settings import Price
+from pyagent.core.cluster.placement import MAX_COPIES, MAX_WISHES
 from pyagent.core.messages import ModelInfo
 
 MAX_MODELS = 256
 MAX_AGENTS = 256
 MAX_NAME = 200
+MAX_MEMORY_BYTES = 1 << 62
 MAX_NEW_PREFIXES = 1024
 """Keys of prefixes in one `Load`; older ones are in the whole list, which a peer asks for."""
 
@@ -33,7 +37,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a node answers with. `price` is USD for a million tokens; `weight` is its share of requests among equals.
 
     One whose `role` is `prefill` answers no chats of peers. `abilities`, `gives_several` and `continues` are what its
-    own links can do, as in `Capabilities`.
+    own links can do, as in `Capabilities`. `placement` is how many nodes it wants to have a model;
+    of the models that any node wants so, it could load the `placeable` ones and is loading the `placing` ones;
+    `memory_bytes` is what its engine may use for all.
     """
 
     models: tuple[ModelInfo, ...] = ()
@@ -44,6 +50,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Role = "both"
     price: Price | None = None
     weight: float = 1.0
+    placement: dict[str, int] = {}
+    placeable: tuple[str, ...] = ()
+    placing: tuple[str, ...] = ()
+    memory_bytes: Count = 0
 
     def bounded(self) -> Offer:
         """Return the offer with no more in it than a peer takes: names of a sane length, so many models and agents.
@@ -58,6 +68,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             abilities=self.abilities[:MAX_NAME],
             price=self.price if _is_sound(self.price) else None,
             weight=min(max(weight, 0.01), 100.0),
+            placement=_bounded(self.placement),
+            placeable=_names(self.placeable),
+            placing=_names(self.placing),
+            memory_bytes=min(self.memory_bytes, MAX_MEMORY_BYTES),
         )
 
 
@@ -83,6 +97,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     free_kv_pages: Count = 0
     is_draining: bool = False
     new_prefixes: bytes = b""
+
+
+def _bounded(wishes: dict[str, int]) -> dict[str, int]:
+    return {model: min(wishes[model], MAX_COPIES) for model in _names(wishes) if wishes[model] > 0}
+
+
+def _names(models: Iterable[str]) -> tuple[str, ...]:
+    return tuple(islice((name for name in models if 0 < len(name) <= MAX_NAME), MAX_WISHES))
 
 
 def _is_sound(price: Price | None) -> bool:

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from pyagent.core.cluster.addresses import ADDRESSES, DEFAULT_PORT, DOORS
-from pyagent.core.setting_kinds import NUMBER, TEXT, TEXTS, TRUTH, choice, whole
+from pyagent.core.cluster.placement import MAX_COPIES, MAX_WISHES
+from pyagent.core.setting_kinds import NUMBER, TEXT, TEXTS, TRUTH, choice, counts, whole
 from pyagent.core.settings.section import Section, Setting
 
 
@@ -50,6 +51,22 @@ class Cluster(Section, frozen=True):
             none="auto",
         ),
     ] = None
+    placement: Annotated[
+        dict[str, int],
+        Setting(
+            counts(MAX_WISHES, MAX_COPIES),
+            'How many nodes shall have a model loaded, as `{ "MODEL" = 2 }`, among those that name it in '
+            "`engine.models`; where nodes differ, the largest number holds.",
+        ),
+    ] = {}
+    placement_delay_seconds: Annotated[
+        float,
+        Setting(
+            NUMBER,
+            "How long too few nodes must have a model of `placement` before this one loads it; longer than a node "
+            "takes to start anew.",
+        ),
+    ] = 10.0
     role: Annotated[
         Literal["both", "prefill", "decode"],
         Setting(

@@ -27,8 +27,10 @@ from pyagent.core.messages import ModelInfo
 from pyagent.core.moving_average import moving_average
 from pyagent.core.settings import Cluster
 from pyagent.infrastructure.cluster.answering import Answering
+from pyagent.infrastructure.cluster.placing import Placing
 from pyagent.infrastructure.cluster.protocol import LOAD, WARM, load_codec, offer_codec
 from pyagent.infrastructure.cluster.stealing import Stealing, answer_seconds, requests_per_second
+from pyagent.infrastructure.cluster.tasks import Tasks
 from pyagent.infrastructure.cluster.transport import Transport
 
 if TYPE_CHECKING:
@@ -82,7 +84,10 @@ class Advertising:
         router: ClusterRouter,
         answering: Answering,
         transport: Transport,
+        advertise: Callable[[bytes], None],
+        tasks: Tasks,
     ) -> None:
+        """`advertise` has membership tell what this node offers."""
         self._chain = chain
         self._settings = settings
         self._agents = agents
@@ -91,6 +96,9 @@ class Advertising:
         self._transport = transport
         self._sequence = 0
         self.engine_stats: Mapping[str, EngineStats] = {}
+        self._advertise = advertise
+        self._telling = asyncio.Lock()
+        self.placing = Placing(settings, router, self._tell_offer, tasks)
         self.stealing = Stealing(chain, router, lambda: self.engine_stats)
 
     async def offer(self) -> Offer:
@@ -101,7 +109,7 @@ class Advertising:
         says = [link.capabilities for link in links]
         usd = self._settings.usd_per_million_tokens
         agents = [] if self._agents is None else await _models(self._agents)
-        return Offer(
+        offer = Offer(
             models=tuple(model for models in lists for model in models),
             agents=tuple(model.id.removeprefix(AGENT_PREFIX) for model in agents),
             abilities=tuple(sorted(frozenset[str]().union(*(one.abilities for one in says)))),
@@ -110,11 +118,15 @@ class Advertising:
             role=self._settings.role,
             price=None if usd is None else Price(input=usd, output=usd),
             weight=self._settings.weight,
-        ).bounded()
+        )
+        return (await self.placing.added(offer, links)).bounded()
 
     async def advert(self) -> tuple[Offer, bytes]:
-        """Return the offer and how it is told; models that gossip has no room for are left out."""
+        """Return the offer and how it is told; gossip has no room for very much: the last models are left out."""
         offer = await self.offer()
+        if offer.placement and len(offer_codec.encode(offer)) > MAX_ADVERT_BYTES:
+            logger.warning("this node offers more than the others can be told of; cluster.placement is left out")
+            offer = msgspec.structs.replace(offer, placement={}, placeable=())
         while len(told := offer_codec.encode(offer)) > MAX_ADVERT_BYTES and (offer.models or offer.agents):
             logger.warning("this node offers more than the others can be told of; the last models are left out")
             half = max(len(offer.models), len(offer.agents)) // 2
@@ -182,15 +194,19 @@ class Advertising:
             if peer.id in stats and (seconds := stats[peer.id].round_trip_seconds):
                 peer.round_trip_seconds = moving_average(peer.round_trip_seconds or None, seconds, _NEWEST_WEIGHT)
 
-    async def tell_offers(self, advertise: Callable[[bytes], None], moved: Callable[[], None]) -> None:
+    async def tell_offers(self, moved: Callable[[], None]) -> None:
         """Have membership tell what this node offers and where it listens, when that has changed."""
         while True:
             await asyncio.sleep(_OFFER_SECONDS)
             moved()
+            await self._tell_offer()
+
+    async def _tell_offer(self) -> None:
+        async with self._telling:
             offer, told = await self.advert()
             if offer != self._router.own.offer:
                 self._router.own.offer = offer
-                advertise(told)
+                self._advertise(told)
 
     def _take_load(self, peer_id: str, payload: bytes, _buffers: object) -> None:
         if (peer := self._router.get(peer_id)) is not None:

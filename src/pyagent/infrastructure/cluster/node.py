@@ -121,7 +121,17 @@ class Node:
         self._runs = AskedRuns()
         self._answering = Answering(self.keys.node_id, chain, offered, self.router, tracer)
         self._kv = KvExchange(self.router, self._transport, state.cluster_id.encode(), settings.role)
-        self._advertising = Advertising(chain, settings, offered, self.router, self._answering, self._transport)
+        self._tasks = Tasks()
+        self._advertising = Advertising(
+            chain,
+            settings,
+            offered,
+            self.router,
+            self._answering,
+            self._transport,
+            lambda told: self._happen(Advertise(told)),
+            self._tasks,
+        )
         self._door = Door(
             self.keys,
             self.cluster,
@@ -132,7 +142,6 @@ class Node:
             on_twin=self._met_twin,
         )
         self._twins = Twins(self.keys, self._door.boot, self._transport, self._met_twin)
-        self._tasks = Tasks()
         self._introductions = Introductions(
             self.keys.node_id, self.cluster, self._door, self._transport, self.router, self._met, self._tasks
         )
@@ -204,7 +213,8 @@ class Node:
         self._tasks.begin(self._advertising.tell_loads())
         if self._settings.steal:
             self._tasks.begin(self._advertising.stealing.run())
-        self._tasks.begin(self._advertising.tell_offers(lambda told: self._happen(Advertise(told)), self._look_around))
+        self._tasks.begin(self._advertising.tell_offers(self._look_around))
+        self._tasks.begin(self._advertising.placing.run())
 
     def _make_discovery(self, door_port: int) -> Discovery:
         settings, state = self._settings, self.cluster.load()
@@ -356,6 +366,7 @@ class Node:
             models=tuple(model.id for model in self.router.own.offer.models),
             num_answered_for_peers=self._answering.num_answered,
             num_given_away=self._advertising.stealing.num_given,
+            placement=self._advertising.placing.status(),
             peers=tuple(
                 status_of(view, router.get(one), stats.get(one), now, num_answered=router.num_answered(one))
                 for one, view in others.items()

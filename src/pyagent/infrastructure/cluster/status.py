@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
-from pyagent.core.cluster.adverts import Role
+from pyagent.core.cluster.adverts import MAX_MODELS, Role
 from pyagent.core.cluster.cluster_state import clean_name
 from pyagent.core.cluster.member import MemberView
 from pyagent.core.cluster.peers import Peer
+from pyagent.core.cluster.placement import Holder
 from pyagent.infrastructure.cluster.frames import shown
 from pyagent.infrastructure.cluster.transport import PeerStats
 
@@ -50,6 +53,19 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     messages_received: int = 0
 
 
+class PlacementStatus(msgspec.Struct, frozen=True):
+    """How many nodes shall have a model loaded, by `cluster.placement`, and how many that take requests have it.
+
+    So many more load it now, as they were asked for, and so many could.
+    """
+
+    model: str
+    wanted: int
+    live: int
+    loading: int = 0
+    able: int = 0
+
+
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster, this node, and its peers by name. `keeps_kv`: there is an engine here, but its KV does not move."""
 
@@ -66,7 +82,22 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]
     num_answered_for_peers: int
     num_given_away: int
+    placement: tuple[PlacementStatus, ...] = ()
     peers: tuple[PeerStatus, ...]
+
+
+def placement_of(wanted: Mapping[str, int], holders: Sequence[Holder]) -> tuple[PlacementStatus, ...]:
+    """Return the status of the wanted models, the first by name where they are very many."""
+    return tuple(
+        PlacementStatus(
+            shown(model),
+            wanted[model],
+            live=sum(model in holder.loaded for holder in holders),
+            loading=sum(model in holder.loading - holder.loaded for holder in holders),
+            able=sum(model in holder.placeable for holder in holders),
+        )
+        for model in sorted(wanted)[:MAX_MODELS]
+    )
 
 
 def status_of(

@@ -60,6 +60,7 @@ def collect_cluster(status: ClusterStatus) -> Iterator[Metric]:
     epoch = GaugeMetricFamily("pyagent_cluster_epoch", "Epoch of the cluster's secret; revoking a node begins one.")
     epoch.add_metric((), status.epoch)
     yield epoch
+    yield from _placement(status)
     live = [peer for peer in status.peers if peer.state in {"alive", "suspect"}][:_MAX_PEERS]
     names = _distinct(live)
     for name, text, field in _COUNTERS:
@@ -72,6 +73,20 @@ def collect_cluster(status: ClusterStatus) -> Iterator[Metric]:
         for peer, shown in zip(live, names, strict=True):
             gauge.add_metric((shown,), measure(peer))
         yield gauge
+
+
+def _placement(status: ClusterStatus) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    wanted = GaugeMetricFamily(
+        "pyagent_cluster_copies_wanted", "Nodes that shall have a model loaded.", labels=("model",)
+    )
+    live = GaugeMetricFamily("pyagent_cluster_copies_live", "Nodes that have a wanted model loaded.", labels=("model",))
+    for model in status.placement:
+        wanted.add_metric((model.model,), model.wanted)
+        live.add_metric((model.model,), model.live)
+    yield wanted
+    yield live
 
 
 def _distinct(peers: list[PeerStatus]) -> list[str]:

@@ -1,0 +1,172 @@
+"""Does this node's part of the placement: loads the model that `core.cluster.placement` says falls to it.
+
+Knows what the others told by gossip, whether they are connected to this node or not: so all plan from the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import msgspec
+
+from pyagent.core.backends import Backend
+from pyagent.core.cluster.adverts import NOTHING, Offer
+from pyagent.core.cluster.peers import ClusterRouter, Standing
+from pyagent.core.cluster.placement import MAX_WISHES, REST_SECONDS, Holder, Reconciler, wanted_copies
+from pyagent.core.errors import PyAgentError
+from pyagent.core.settings import Cluster
+from pyagent.infrastructure.cluster.status import PlacementStatus, placement_of
+from pyagent.infrastructure.cluster.tasks import Tasks
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.client import EngineState
+
+_ASK_SECONDS = 5.0
+_LOAD_SECONDS = 1800.0
+"""How long others wait for a load that was begun here, which may fetch the model first."""
+_LOOK_SECONDS = 1.0
+_LOOKS_A_DELAY = 4
+_NOT_HELD = "kv:"
+"""Accounts whose memory an engine gives back for another model: KV of prompts that may be computed again."""
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class PlacingLink(Protocol):
+    """A link that loads models when it is told to."""
+
+    name: str
+
+    async def engine_state(self) -> EngineState:
+        """Return what the engine is doing."""
+        ...
+
+    async def placeable(self, models: Collection[str]) -> list[str]:
+        """Return which of these models are not loaded, and can be."""
+        ...
+
+    async def place(self, model: str) -> None:
+        """Load a model beside those that are loaded."""
+        ...
+
+
+class Placing:
+    """What this node wants and can do of the placement, and the load that runs."""
+
+    def __init__(
+        self, settings: Cluster, router: ClusterRouter, tell: Callable[[], Awaitable[None]], tasks: Tasks
+    ) -> None:
+        """`tell` has the others told at once what this node offers."""
+        self._wishes = settings.placement
+        self._reconciler = Reconciler(router.own_id, settings.placement_delay_seconds)
+        self._look_seconds = min(_LOOK_SECONDS, settings.placement_delay_seconds / _LOOKS_A_DELAY)
+        self._router = router
+        self._tell = tell
+        self._tasks = tasks
+        self._links: list[PlacingLink] = []
+        self._loading = ""
+        self._memory_bytes: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Look again and again whether this node shall load a model."""
+        while True:
+            await asyncio.sleep(self._look_seconds)
+            if not self._loading and (model := self._reconciler.begin(time.monotonic(), self._holders(), self._wanted)):
+                self._loading = model
+                self._tasks.begin(self._load(model))
+
+    # -- what is known ------------------------------------------------------------------------------------------------
+
+    def status(self) -> tuple[PlacementStatus, ...]:
+        """Return how many nodes have the wanted models."""
+        return placement_of(self._wanted, self._holders())
+
+    async def added(self, offer: Offer, links: Sequence[Backend]) -> Offer:
+        """Return an offer with what there is to say of the placement, of these links."""
+        self._links = [link for link in links if isinstance(link, PlacingLink)]
+        own = {model.id for model in offer.models}
+        wanted = sorted(self._wanted.keys() & own - self._reconciler.resting(time.monotonic()))[:MAX_WISHES]
+        self._learn_sizes(wanted, offer)
+        found = [await self._placeable(link, wanted) for link in self._links]
+        return msgspec.structs.replace(
+            offer,
+            placement=self._wishes,
+            placeable=tuple(name for names in found for name in names),
+            placing=(self._loading,) if self._loading else (),
+            memory_bytes=sum(self._memory_bytes.get(link.name, 0) for link in self._links),
+        )
+
+    @property
+    def _wanted(self) -> dict[str, int]:
+        return wanted_copies([self._wishes, *(peer.offer.placement for peer in self._router)])
+
+    def _holders(self) -> list[Holder]:
+        known = {self._router.own_id: self._router.own, **{peer.id: peer for peer in self._router}}
+        return [_holder(node_id, standing) for node_id, standing in known.items() if _answers(standing)]
+
+    async def _placeable(self, link: PlacingLink, wanted: Collection[str]) -> list[str]:
+        """Return which models a link could load: none where its engine does not say in time."""
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                state = await link.engine_state()
+                names = await link.placeable(wanted) if wanted else []
+        except (PyAgentError, TimeoutError):
+            return []
+        # One that starts anew has not said: its weight in the ranking must not change for that.
+        self._memory_bytes[link.name] = state.memory_bytes or self._memory_bytes.get(link.name, 0)
+        return [name for name in names if self._fits(name, state)]
+
+    def _learn_sizes(self, wanted: Collection[str], own: Offer) -> None:
+        """Remember the sizes of models that some node has loaded: they are needed when none has any more."""
+        for offer in (*(peer.offer for peer in self._router), own):  # what it saw itself counts
+            for model in offer.models:
+                if model.id in wanted and model.size_bytes:
+                    self._sizes[model.id] = model.size_bytes
+
+    def _fits(self, model: str, state: EngineState) -> bool:
+        """Whether a model's weights fit beside what is held; True where one of both is not known: loading will tell."""
+        held = sum(size for account, size in state.memory.items() if not account.startswith(_NOT_HELD))
+        return not state.memory_bytes or self._sizes.get(model, 0) <= state.memory_bytes - held
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    async def _load(self, model: str) -> None:
+        logger.info("loading %s: fewer nodes have it than cluster.placement wants", model)
+        try:
+            await self._tell()
+            async with asyncio.timeout(_LOAD_SECONDS):
+                await self._place(model)
+        except PyAgentError as error:
+            logger.warning("%s is left to other nodes for %.0f s: %s", model, REST_SECONDS, error)
+        except TimeoutError:
+            logger.warning("%s is left to other nodes: it does not load in %.0f s", model, _LOAD_SECONDS)
+        finally:  # any other error is a task's of the node, and logged as that
+            self._loading = ""
+        await self._tell()
+
+    async def _place(self, model: str) -> None:
+        for link in self._links:
+            if await link.placeable([model]):
+                await link.place(model)
+                return
+
+
+def _answers(standing: Standing) -> bool:
+    return not standing.load.is_draining and standing.offer.role != "prefill"
+
+
+def _holder(node_id: str, standing: Standing) -> Holder:
+    offer = standing.offer
+    return Holder(
+        id=node_id,
+        loaded=frozenset(model.id for model in offer.models if model.is_loaded),
+        loading=frozenset(offer.placing),
+        placeable=frozenset(offer.placeable),
+        memory_bytes=offer.memory_bytes,
+        is_heard=offer is not NOTHING,
+    )

@@ -1,0 +1,126 @@
+"""Nodes keep as many copies of a model loaded as `cluster.placement` wants: real engines, real gossip."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from support.native import options
+from support.nodes import cluster_of, is_connected, join, kill, running_node
+from support.waiting import until
+
+from pyagent.core.errors import ModelError
+from pyagent.infrastructure.cluster.node import Node
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.client import LocalEngine
+
+DELAY_SECONDS = 0.2
+LOOKS_SECONDS = 4 * DELAY_SECONDS
+"""In which a node has looked many times, and would have begun what it should not."""
+
+
+def placing(wanted: int) -> dict[str, object]:
+    return {"placement": {"tiny": wanted}, "placement_delay_seconds": DELAY_SECONDS}
+
+
+def engine(path: Path) -> NativeBackend:
+    return NativeBackend.of("tiny", lambda: path, options())
+
+
+def has(link: NativeBackend) -> bool:
+    assert isinstance(link.engine, LocalEngine)
+    return "tiny" in link.engine.models.loaded()
+
+
+def holders(links: dict[str, NativeBackend]) -> set[str]:
+    return {name for name, link in links.items() if has(link)}
+
+
+def sees(node: Node, wanted: int, live: int) -> bool:
+    (model,) = node.status().placement
+    return (model.wanted, model.live) == (wanted, live)
+
+
+def test_model_of_a_dead_node_appears_elsewhere(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Two nodes load the model, one that joins does not; when one of both dies it does. What lives stays as it is."""
+
+    async def work() -> None:
+        links = {name: engine(tiny_model_path) for name in "abc"}
+        async with cluster_of(tmp_path, placing(2), a=[links["a"]], b=[links["b"]]) as nodes, AsyncExitStack() as stack:
+            await until(lambda: all(sees(node, 2, 2) for node in nodes))
+            join(tmp_path / "c", nodes[0])
+            seeds = [f"127.0.0.1:{node.door_port}" for node in nodes]
+            later = placing(2) | {"placement_delay_seconds": 1.0}  # in which it hears of the others
+            third = await stack.enter_async_context(running_node(tmp_path / "c", [links["c"]], seeds=seeds, **later))
+            await until(lambda: is_connected(third, 2) and sees(third, 2, 2))
+            await asyncio.sleep(LOOKS_SECONDS)
+            before = holders(links)
+            await kill(nodes[0])
+            await until(lambda: has(links["c"]) and all(sees(node, 2, 2) for node in (nodes[1], third)))
+            assert before >= {"a", "b"}
+            assert has(links["b"])
+        await asyncio.gather(*(link.close() for link in links.values()))
+
+    asyncio.run(work())
+
+
+def test_copy_on_a_node_that_drains_does_not_count(tmp_path: Path, tiny_model_path: Path) -> None:
+    """While the node that has the model drains, another loads it; the copy too many stays when the node resumes."""
+
+    async def work() -> None:
+        links = {name: engine(tiny_model_path) for name in "ab"}
+        async with cluster_of(tmp_path, placing(1), a=[links["a"]], b=[links["b"]]) as nodes:
+            await until(lambda: all(sees(node, 1, 1) for node in nodes))
+            (name,) = holders(links)
+            holding = next(node for node in nodes if node.name == name)
+            await holding.drain(0.0)
+            await until(lambda: len(holders(links)) == 2 and sees(holding, 1, 1))
+            await holding.resume()
+            await until(lambda: all(sees(node, 1, 2) for node in nodes))
+        await asyncio.gather(*(link.close() for link in links.values()))
+
+    asyncio.run(work())
+
+
+def test_node_that_drains_loads_nothing(tmp_path: Path, tiny_model_path: Path) -> None:
+    """A model that falls to a node is not loaded while it drains, but when it resumes."""
+
+    async def work() -> None:
+        link = engine(tiny_model_path)
+        async with cluster_of(tmp_path, placing(1), a=[link]) as (node,):
+            await node.drain(0.0)
+            await asyncio.sleep(LOOKS_SECONDS)
+            assert not has(link)
+            assert node.status().placement[0].able == 0
+            await node.resume()
+            await until(lambda: has(link))
+        await link.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("error", [ModelError("the disk is gone", model="tiny"), RuntimeError("a plugin's bug")])
+def test_node_that_cannot_load_a_model_leaves_it_to_the_others(
+    tmp_path: Path, tiny_model_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """Where loading fails it is tried once and said, and another node loads the model, whoever was ranked first."""
+    times = 0
+
+    def broken() -> Path:
+        nonlocal times
+        times += 1
+        raise error
+
+    async def work() -> None:
+        good, bad = engine(tiny_model_path), NativeBackend.of("tiny", broken, options())
+        async with cluster_of(tmp_path, placing(2), a=[good], b=[bad]) as nodes:
+            await until(lambda: times == 1 and all(sees(node, 2, 1) for node in nodes))
+            await asyncio.sleep(LOOKS_SECONDS)
+            assert times == 1
+            assert str(error) in caplog.text
+            assert [node.status().placement[0].able for node in nodes] == [0, 0]
+        await asyncio.gather(good.close(), bad.close())
+
+    asyncio.run(work())
