@@ -13,6 +13,7 @@ from support.nodes import Own, answer, ask, cluster_of, is_connected, join, runn
 from support.waiting import until
 
 from pyagent.infrastructure.cluster.keys import NodeKeys, load_or_make_keys
+from pyagent.infrastructure.cluster.node import Node
 from pyagent.infrastructure.cluster.protocol import TWIN
 from pyagent.infrastructure.cluster.twins import Start, start_codec
 
@@ -43,6 +44,8 @@ def test_cloned_disk_gets_keys_of_its_own(tmp_path: Path) -> None:
                     assert b.keys == NodeKeys(c.keys.node_id, c.keys.public, c.keys.secret)
                     await until(lambda: b.keys.node_id != c.keys.node_id)
                     await until(lambda: is_connected(a, 2) and is_connected(b, 2) and is_connected(c, 2))
+                    await until(lambda: _offered_to(a) == {"two", "three"})
+                    await until(lambda: _offered_to(b) == {"one", "three"} and _offered_to(c) == {"one", "two"})
                     for node in (a, b, c):
                         for model in ("one", "two", "three"):
                             assert (await answer(node, ask(model))).text == f"from {model}"
@@ -67,6 +70,7 @@ def test_clones_that_meet_only_through_a_third_node_are_told_apart(tmp_path: Pat
                     assert b.keys.public == c.keys.public
                     await until(lambda: b.keys.node_id != c.keys.node_id)
                     await until(lambda: is_connected(a, 2) and is_connected(b, 2) and is_connected(c, 2))
+                    await until(lambda: _offered_to(a) == {"two", "three"})
                     for model in ("one", "two", "three"):
                         assert (await answer(a, ask(model))).text == f"from {model}"
 
@@ -109,6 +113,11 @@ class _Tracer:
     def answering(self, _request: object, _peer_id: str, node_id: str) -> AbstractContextManager[None]:
         self.node_ids.add(node_id)
         return nullcontext()
+
+
+def _offered_to(node: Node) -> set[str]:
+    """The models that a node's peers offer: a clone's under the old id are gone once the other has told its own."""
+    return {model.id for peer in node.router for model in peer.offer.models}
 
 
 def _cloned(folder: Path, clone: Path) -> Path:
