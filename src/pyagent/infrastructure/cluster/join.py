@@ -177,9 +177,10 @@ async def ask_to_join(
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout):
+            exchange = await asyncio.to_thread(_Exchange.joining, code)  # before the door counts a visit's two seconds
             stream = FrameStream(*await asyncio.open_connection(host, port, limit=MAX_FRAME_BYTES), peer=place)
             try:
-                return await _ask(stream, code, me)
+                return await _ask(stream, exchange, code, me)
             finally:
                 stream.abort()
     except TimeoutError as error:
@@ -190,8 +191,7 @@ async def ask_to_join(
         raise ClusterError(f"{place} ended the exchange: {error}", peer=place) from error
 
 
-async def _ask(stream: FrameStream, code: str, me: Newcomer) -> Handover | None:
-    exchange = await asyncio.to_thread(_Exchange.joining, code)
+async def _ask(stream: FrameStream, exchange: _Exchange, code: str, me: Newcomer) -> Handover | None:
     opening = JoinOpening(hint_of(code), exchange.message, node_id_of(me.public))
     await stream.send(HELLOS.encode(HELLO), _OPENINGS.encode(opening))
     HELLO.check(await stream.receive(HELLOS), stream.peer)
