@@ -416,6 +416,29 @@ def test_node_that_drains_stays_so_whatever_another_says(tmp_path: Path) -> None
     run(work())
 
 
+def test_request_goes_to_the_node_that_another_knows_to_take_it_again(tmp_path: Path) -> None:
+    """A node that was last heard to drain is asked for the one request that another, which heard more, sends there."""
+
+    async def work() -> None:
+        loaded, idle = Queueing("b"), Queueing("c", 9, is_open=True)
+        async with cluster_of(tmp_path, {"steal": False}, a=[other()], b=[loaded], c=[idle]) as (a, _b, c):
+            await c.drain(0.0)
+            await until(lambda: is_connected(a, 1))
+            tasks = await asked(a, loaded, 2)
+            peer = a.router.get(c.keys.node_id)
+            assert peer is not None
+            peer.load = msgspec.structs.replace(peer.load, sequence=10**9)  # what it tells next is not heard
+            await c.resume()
+            assert await loaded.withdraw(Withdrawal(at_most=1, to=c.keys.node_id)) == 1
+            async with asyncio.timeout(60):
+                assert (await tasks[1]).text == "from c"
+            assert not peer.is_usable
+            loaded.gate.set()
+            assert (await tasks[0]).text == "from b"
+
+    run(work())
+
+
 class OnItsWay(Queueing):
     """Requests reach the queue when `way` is open, as those do whose prompt is read yet; looks at it are counted."""
 

@@ -233,25 +233,25 @@ def test_request_for_a_copy_that_has_just_died_is_answered_by_the_other(
 def test_copy_that_died_has_the_pins_again(runner: asyncio.Runner, backend: NativeBackend) -> None:
     """Prompts that are pinned in all copies are pinned in the next process of one, those unpinned before are not."""
 
-    async def pinned_pages() -> int:
+    async def pinned() -> tuple[set[str], int]:
         [seen] = (await backend.query_cache(ViewCache())).models
-        return 0 if seen.pages is None else seen.pages.pinned_pages
+        return set(seen.pins), 0 if seen.pages is None else seen.pages.pinned_pages
 
     async def work() -> None:
         request = ChatRequest(messages=[Message("system", LONG), Message("user", "hi")])
         other = ChatRequest(messages=[Message("system", f"Another. {LONG}")])
-        pinned = (await backend.query_cache(PinPrompt("kept", request))).num_tokens
         await backend.query_cache(PinPrompt("gone", other))
+        num_tokens = (await backend.query_cache(PinPrompt("kept", request))).num_tokens
         await backend.query_cache(UnpinPrompt("gone"))
-        of_both = 2 * -(-pinned // 16)
-        assert await pinned_pages() == of_both
+        of_both = {"kept"}, 2 * -(-num_tokens // 16)
+        assert await pinned() == of_both
         os.kill(process_id(backend, 1), signal.SIGKILL)
         await until(lambda: remote(backend).copies.supervisors[1]._is_down)
         async with asyncio.timeout(60):
-            while await pinned_pages() != of_both:
+            while await pinned() != of_both:
                 pass
         await backend.query_cache(UnpinPrompt("kept"))
-        assert await pinned_pages() == 0
+        assert await pinned() == (set(), 0)
 
     runner.run(work())
 
