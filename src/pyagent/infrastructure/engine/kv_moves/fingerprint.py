@@ -50,10 +50,9 @@ def hash_weights(files: WeightFiles, is_closed: Callable[[], bool] = lambda: Fal
     buffer = bytearray(_READ_BYTES)
     for file in files:
         with file.path.open("rb", buffering=0) as opened:
-            _check_same(file, opened.fileno())
             while (num_bytes := opened.readinto(buffer)) and not is_closed():
                 digest.update(memoryview(buffer)[:num_bytes])
-            _check_same(file, opened.fileno())  # nor written to meanwhile
+            _check_same(file, opened.fileno())  # now: it may be written to while it is read
     return "" if is_closed() else digest.hexdigest()
 
 
