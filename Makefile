@@ -90,7 +90,8 @@ function-calls: .peers/.bfcl  ## 200 function calls of two small models, beside 
 	@$(BIN)/python benchmarks/function_calls.py $$(PYTHONPATH=tests $(BIN)/python -c \
 		'from support.models import located; print(located("smollm2:135m"), located("gemma3:270m"))')
 
-oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs
+oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs; check the torch runner's types
+	@.oracle/bin/basedpyright --project tests/oracle/pyrightconfig.json
 	@.oracle/bin/python -m pytest -q -m oracle tests/oracle
 
 .cache/json-schema-suite: .venv/.dev

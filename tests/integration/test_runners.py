@@ -10,6 +10,7 @@ import sys
 import textwrap
 from array import array
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -74,6 +75,9 @@ FACTORY = """
         return [Factory()]
 """
 """A runner that fails somewhere."""
+PASSED_OVER = """return None
+        def passed_over_reason(self):
+            return {}"""
 
 
 @pytest.fixture
@@ -290,8 +294,12 @@ def test_faults_of_a_running_runner_end_requests_and_no_engine(
         {"reason": "return 'there is no TPU'"},
         {"reason": "1 / 0"},
         {"reason": "return 5"},
+        {"reason": PASSED_OVER.format("'there is no TPU'")},
+        {"reason": PASSED_OVER.format("1 / 0")},
+        {"reason": PASSED_OVER.format("5")},
         {"estimate": "raise ModelError('only bananas', model='x')"},
         {"estimate": "raise KeyError('header')"},
+        {"estimate": "from pyagent.plugin import ConfigError; raise ConfigError('only bananas')"},
     ],
 )
 def test_auto_passes_over_runners_that_cannot_run_the_model(
@@ -305,6 +313,32 @@ def test_auto_passes_over_runners_that_cannot_run_the_model(
         with pytest.raises((ConfigError, ModelError, PluginError)) as caught:
             await answer(tiny_model_path, engine__runner="tpu")
         assert any(text in str(caught.value) for text in ("there is no TPU", "plugin 'absent'", "only bananas"))
+
+    run(work())
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
+def test_torch_runner_without_torch_says_how_to_install_it(tiny_model_path: Path) -> None:
+    """Asked for by name it is an error that says what to install; `auto` takes the CPU's."""
+
+    async def work() -> None:
+        with pytest.raises(
+            ConfigError, match=r"torch is not installed: `pip install 'pyagent-fleet\[gpu\]'`"
+        ) as caught:
+            await answer(tiny_model_path, engine__runner="torch")
+        assert caught.value.key == "engine.runner"
+        assert await answer(tiny_model_path) == await answer(tiny_model_path, engine__runner="cpu")
+
+    run(work())
+
+
+def test_cpu_runner_refuses_a_data_type_of_weights(tiny_model_path: Path) -> None:
+    """`engine.dtype` is another runner's: it is an error that names the setting, not left out."""
+
+    async def work() -> None:
+        with pytest.raises(ConfigError, match="computes with weights as the file has them") as caught:
+            await answer(tiny_model_path, engine__runner="cpu", engine__dtype="bf16")
+        assert caught.value.key == "engine.dtype"
 
     run(work())
 
@@ -337,7 +371,10 @@ def test_commands_tell_of_runners(tiny_model_path: Path, install: Install, tmp_p
     findings = json.loads(said("doctor", "--json", "--model", str(tiny_model_path), "--chain", "native"))
     (runner,) = [finding for finding in findings if finding["name"] == "runner"]
     assert runner["is_well"]
-    assert runner["found"] == "counting, cpu; tpu cannot run here: there is no TPU"
+    absent = dict(text.split(" cannot run here: ") for text in runner["found"].split("; ")[1:])
+    assert runner["found"].startswith("counting, cpu; ")
+    assert absent["tpu"] == "there is no TPU"
+    assert absent.keys() == {"torch", "tpu"}
     fits = json.loads(said("models", "show", str(tiny_model_path), "--json"))["fits"]
     assert all(fit["fits"] for fit in fits.values())
 

@@ -53,6 +53,14 @@ _GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
 }
+_GEMMA2 = {
+    **_GEMMA,
+    "model_type": "gemma2",
+    "rope_theta": 1_000.0,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 3.0,
+}
+_GEMMAS = ("gemma2", "gemma3_text")
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "rope_theta": 10_000.0},
     "llama-linear": {"model_type": "llama", "rope_parameters": _LINEAR},
@@ -64,6 +72,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2-partly": {"model_type": "qwen2", "rope_theta": 1_000.0, **_PARTLY},
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "rope_theta": 1_000.0, "use_sliding_window": False},
     "qwen3-partly": {"model_type": "qwen3", "head_dim": 32, "rope_theta": 1_000.0, **_PARTLY},
+    "gemma2": _GEMMA2,
     "gemma3": {**_GEMMA, "rope_theta": 5_000.0, "rope_local_base_freq": 100.0},
     "gemma3-linear": {**_GEMMA, "rope_parameters": _GEMMA_ROPE},
 }
@@ -96,7 +105,7 @@ def _random_tensors(config: dict[str, Any], draw: random.Random) -> Tensors:
     head_dim = _head_dim(config)
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     kind = config["model_type"]
-    is_gemma = kind == "gemma3_text"
+    is_gemma = kind in _GEMMAS
     tensors: Tensors = {}
 
     def matrix(name: str, rows: int, columns: int, scale: float) -> None:
@@ -128,7 +137,7 @@ def _random_tensors(config: dict[str, Any], draw: random.Random) -> Tensors:
             matrix(f"{block}.{name}", rows, columns, 2 / math.sqrt(columns))
             if kind == "qwen2" and name[-6:] in {"q_proj", "k_proj", "v_proj"}:
                 vector(f"{block}.{name}.bias", rows, 0.0)
-        if kind == "qwen3" or is_gemma:
+        if kind in {"qwen3", "gemma3_text"}:
             norm(f"{block}.self_attn.q_norm", head_dim)
             norm(f"{block}.self_attn.k_norm", head_dim)
     norm("model.norm")
@@ -139,19 +148,20 @@ def _random_tensors(config: dict[str, Any], draw: random.Random) -> Tensors:
 
 def reference_logits(config: dict[str, Any], tensors: Tensors, tokens: list[int]) -> Matrix:
     """The logits of every position."""
-    is_gemma = config["model_type"] == "gemma3_text"
+    is_gemma = config["model_type"] in _GEMMAS
     scale = math.sqrt(config["hidden_size"]) if is_gemma else 1.0
     stream = [[scale * value for value in tensors["model.embed_tokens.weight"][token]] for token in tokens]
     for layer in range(config["num_hidden_layers"]):
         _add_layer(config, tensors, layer, stream)
     output = tensors["model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"]
-    return [_times(output, _norm(config, row, tensors["model.norm.weight"][0])) for row in stream]
+    rows = [_times(output, _norm(config, row, tensors["model.norm.weight"][0])) for row in stream]
+    return [_capped(row, config.get("final_logit_softcapping")) for row in rows]
 
 
 def _add_layer(config: dict[str, Any], tensors: Tensors, layer: int, stream: Matrix) -> None:
     """Add a layer's attention and feed-forward block to the residual stream."""
     block = f"model.layers.{layer}"
-    is_gemma = config["model_type"] == "gemma3_text"
+    is_gemma = config["model_type"] in _GEMMAS
 
     def norm(name: str, row: list[float]) -> list[float]:
         return _norm(config, row, tensors[f"{block}.{name}.weight"][0])
@@ -200,7 +210,7 @@ def _attention(config: dict[str, Any], tensors: Tensors, layer: int, inputs: Mat
         joined: list[float] = []
         for head in range(num_heads):
             scores = [scale * _dot(queries[position][head], keys[other][head // share]) for other in seen]
-            weights = softmax(scores)
+            weights = softmax(_capped(scores, config.get("attn_logit_softcapping")))
             pairs = list(zip(weights, seen, strict=True))
             joined += [sum(w * values[other][head // share][d] for w, other in pairs) for d in range(head_dim)]
         outputs.append(joined)
@@ -215,7 +225,7 @@ def _window(config: dict[str, Any], layer: int) -> int | None:
             return window
         case "qwen2" | "qwen3":
             return window if config["use_sliding_window"] and layer >= config["max_window_layers"] else None
-        case "gemma3_text":
+        case "gemma2" | "gemma3_text":
             return window if (layer + 1) % config["sliding_window_pattern"] else None
         case _:
             return None
@@ -259,7 +269,7 @@ def _head_dim(config: dict[str, Any]) -> int:
 
 
 def _norm(config: dict[str, Any], row: list[float], weight: list[float]) -> list[float]:
-    offset = 1.0 if config["model_type"] == "gemma3_text" else 0.0
+    offset = 1.0 if config["model_type"] in _GEMMAS else 0.0
     factor = 1 / math.sqrt(sum(value * value for value in row) / len(row) + config["rms_norm_eps"])
     return [value * factor * (offset + one) for value, one in zip(row, weight, strict=True)]
 
@@ -268,6 +278,10 @@ def _activation(config: dict[str, Any], value: float) -> float:
     if config.get("hidden_activation") == "gelu_pytorch_tanh":
         return 0.5 * value * (1 + math.tanh(math.sqrt(2 / math.pi) * (value + 0.044715 * value**3)))
     return value / (1 + math.exp(-value))
+
+
+def _capped(scores: list[float], cap: float | None) -> list[float]:
+    return [cap * math.tanh(score / cap) for score in scores] if cap else scores
 
 
 def softmax(scores: list[float]) -> list[float]:

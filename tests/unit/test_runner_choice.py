@@ -65,6 +65,30 @@ def test_runners_that_cannot_are_passed_over(caplog: pytest.LogCaptureFixture) -
     assert list(choice.unavailable()) == [("tpu", "there is none")]
 
 
+@dataclass
+class ChoosyDevice(Device):
+    """A factory for a device that `auto` need not take."""
+
+    passed_over: str | None = None
+
+    def passed_over_reason(self) -> str | None:
+        return self.passed_over
+
+
+def test_auto_passes_over_a_runner_that_is_not_at_its_best() -> None:
+    """A runner that says so is left to those who name it; one that does not is taken, if it is there."""
+    slow = ChoosyDevice("torch", passed_over="there is no GPU")
+    auto = pick_runners("auto", {"torch": slow, "cpu": Device("cpu")})
+    assert [factory.name for factory in auto.available()] == ["cpu"]
+    assert list(auto.unavailable()) == [("torch", "there is no GPU")]
+    named = pick_runners("torch", {"torch": slow})
+    assert (named.available(), list(named.unavailable())) == ([slow], [])
+    quick = ChoosyDevice("torch")
+    assert pick_runners("auto", {"torch": quick, "cpu": Device("cpu")}).runner_for(*ASKED) == (quick, NEEDS)
+    absent = ChoosyDevice("torch", absent="it is not installed")
+    assert list(pick_runners("auto", {"torch": absent}).unavailable()) == [("torch", "it is not installed")]
+
+
 def test_last_runner_says_why_it_cannot() -> None:
     """When none can run the model, the last one's reason is raised; when none is available, all reasons are."""
     with pytest.raises(ModelError, match=r"gpu cannot run model\.gguf"):

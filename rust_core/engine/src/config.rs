@@ -1,7 +1,8 @@
 //! What a decoder looks like, read from a model file's own description and checked at the door.
 //!
 //! One structure describes every family here: Llama, SmolLM, Mistral, Qwen2 and Qwen3 differ in biases, norms and the
-//! layout of rotary pairs, Gemma 3 in its extra norms, its scaled embedding and its sliding-window layers.
+//! layout of rotary pairs, Gemma 2 and 3 in their extra norms, their scaled embedding and their sliding-window layers,
+//! Gemma 2 in the caps of its scores and logits.
 //!
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
@@ -23,6 +24,8 @@ pub enum Architecture {
     Qwen2,
     /// Qwen3: norms on each head of q and k.
     Qwen3,
+    /// Gemma 2: scores and logits have a cap.
+    Gemma2,
     /// Gemma 3, text only.
     Gemma3,
 }
@@ -31,7 +34,7 @@ pub enum Architecture {
 const MOST_LAYERS: usize = 1_000;
 
 /// The names of every architecture that can be run, for messages.
-pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral), qwen2, qwen3, gemma3";
+pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral), qwen2, qwen3, gemma2, gemma3";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -40,6 +43,7 @@ impl Architecture {
             "llama" | "mistral" => Some(Self::Llama),
             "qwen2" => Some(Self::Qwen2),
             "qwen3" => Some(Self::Qwen3),
+            "gemma2" => Some(Self::Gemma2),
             "gemma3" | "gemma3_text" => Some(Self::Gemma3),
             _ => None,
         }
@@ -51,8 +55,14 @@ impl Architecture {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Gemma2 => "gemma2",
             Self::Gemma3 => "gemma3",
         }
+    }
+
+    /// Whether it is one of Gemma's: norms after each block too, a scaled embedding, and GeGLU.
+    pub fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 }
 
@@ -108,6 +118,10 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// Factor on query-key products.
     pub attention_scale: f32,
+    /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
+    pub attention_softcap: Option<f32>,
+    /// Gemma 2: logits likewise.
+    pub logit_softcap: Option<f32>,
     /// Factor on embedding rows.
     pub embedding_scale: f32,
     /// Whether the embedding is the output matrix too; `None` when the file's tensors say.
@@ -176,6 +190,10 @@ impl ModelConfig {
         }
         if !(self.norm_epsilon.is_finite() && self.rope_base.is_finite() && self.rope_base > 0.0) {
             return Err(invalid("norm epsilon or rotary base is not a number".to_owned()));
+        }
+        let caps = [self.attention_softcap, self.logit_softcap];
+        if caps.into_iter().flatten().any(|cap| !(cap.is_finite() && cap > 0.0)) {
+            return Err(invalid("a cap of scores or logits is not a number above 0".to_owned()));
         }
         if self.sliding_window == Some(0) {
             return Err(invalid("the sliding window is 0 positions wide".to_owned()));

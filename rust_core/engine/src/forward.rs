@@ -483,12 +483,34 @@ impl Part<'_> {
     /// Logits.
     unsafe fn output(&self, (rows, groups): (Range<usize>, Range<usize>)) {
         let Pass {
-            weights, space, isa, ..
+            config,
+            weights,
+            space,
+            isa,
+            ..
         } = *self.pass;
         let (input, logits) = (&self.stream.output_input, &space.logits);
         let first = logits.base().wrapping_add(self.plan.first_output * logits.width());
+        let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(logits.width());
         // SAFETY: these groups' columns of these rows of the logits are this piece's.
-        unsafe { matmul::matmul(isa, weights.output_matrix(), groups, input, rows, first, logits.width()) };
+        unsafe {
+            matmul::matmul(
+                isa,
+                weights.output_matrix(),
+                groups,
+                input,
+                rows.clone(),
+                first,
+                logits.width(),
+            )
+        };
+        let Some(cap) = config.logit_softcap else { return };
+        for row in rows {
+            let start = first.wrapping_add(row * logits.width() + columns.start);
+            // SAFETY: as above, and they are written.
+            let values = unsafe { std::slice::from_raw_parts_mut(start, columns.len()) };
+            values.iter_mut().for_each(|value| *value = cap * (*value / cap).tanh());
+        }
     }
 
     /// Queries, keys and values, head by head: multiplied, biased, normalised where the family does, rotated, stored.

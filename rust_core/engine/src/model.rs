@@ -110,6 +110,33 @@ fn configuration(file: &ModelFile) -> Result<ModelConfig, ModelFileError> {
     Ok(config)
 }
 
+/// Whether the embedding is the output matrix too.
+pub fn is_output_tied(file: &ModelFile, config: &ModelConfig) -> Result<bool, ModelFileError> {
+    match config.is_output_tied {
+        Some(is_tied) => Ok(is_tied),
+        None => Ok(file.find_tensor(&Names::of(file).output())?.is_none()),
+    }
+}
+
+/// What the file calls a decoder's tensor that GGUF files call `name`; `None` where that is none of a decoder's.
+pub fn name_in_file(file: &ModelFile, config: &ModelConfig, name: &str) -> Option<String> {
+    let names = Names::of(file);
+    match name {
+        "token_embd.weight" => Some(names.embedding()),
+        "output_norm.weight" => Some(names.final_norm()),
+        "output.weight" => Some(names.output()),
+        _ => {
+            let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+            let layer = layer.parse().ok()?;
+            PARTS.iter().find_map(|part| {
+                let end = rest.strip_prefix(gguf_part(*part))?;
+                let is_whole = end.is_empty() || end.starts_with('.');
+                is_whole.then(|| names.layer(layer, *part, config) + end)
+            })
+        }
+    }
+}
+
 /// Loads every tensor, using the pool's threads. Raises when a tensor is missing, has another shape than the
 /// configuration says, or is of a type that cannot be packed.
 pub fn load(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<Weights, ModelFileError> {
@@ -127,10 +154,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
         .map(|layer| loader.layer(layer))
         .collect::<Result<_, _>>()?;
     let output_name = loader.names.output();
-    let has_output = match config.is_output_tied {
-        Some(is_tied) => !is_tied,
-        None => file.find_tensor(&output_name)?.is_some(),
-    };
+    let has_output = !is_output_tied(file, config)?;
     Ok(Weights {
         embedding: loader.matrix(&loader.names.embedding(), config.vocab_size, config.hidden_size)?,
         layers,
@@ -261,6 +285,22 @@ enum Part {
     PostFfnNorm,
 }
 
+const PARTS: [Part; 13] = [
+    Part::AttentionNorm,
+    Part::Query,
+    Part::Key,
+    Part::Value,
+    Part::QueryNorm,
+    Part::KeyNorm,
+    Part::AttentionOutput,
+    Part::PostAttentionNorm,
+    Part::FfnNorm,
+    Part::Gate,
+    Part::Up,
+    Part::Down,
+    Part::PostFfnNorm,
+];
+
 /// How a file spells its tensors' names.
 enum Names {
     Gguf,
@@ -296,7 +336,7 @@ impl Names {
 
     /// The name of a layer's tensor: whole for norms, without `.weight` for matrices.
     fn layer(&self, layer: usize, part: Part, config: &ModelConfig) -> String {
-        let has_four_norms = config.architecture == Architecture::Gemma3;
+        let has_four_norms = config.architecture.is_gemma();
         match self {
             Self::Gguf => format!("blk.{layer}.{}", gguf_part(part)),
             Self::HuggingFace => format!("model.layers.{layer}.{}", hugging_face_part(part, has_four_norms)),

@@ -9,6 +9,7 @@ mod sampling;
 mod step;
 mod text;
 mod vocabulary;
+mod weights;
 
 use pyo3::prelude::*;
 
@@ -43,6 +44,9 @@ mod _rust {
 
     #[pymodule_export]
     use crate::model_files::{dequantise, read_model_header};
+
+    #[pymodule_export]
+    use crate::weights::{ModelConfig, ModelFile};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

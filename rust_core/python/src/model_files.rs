@@ -81,7 +81,7 @@ fn dequantised_bytes(kind: GgmlType, data: &[u8]) -> Result<Vec<u8>, GgmlError> 
     Ok(values.iter().flat_map(|value| value.to_le_bytes()).collect())
 }
 
-fn file_error(error: &weights::ModelFileError) -> PyErr {
+pub(crate) fn file_error(error: &weights::ModelFileError) -> PyErr {
     ModelFileError::new_err(error.to_string())
 }
 

@@ -13,6 +13,7 @@ from pyagent.cli.startup import read_settings, terminal_progress
 from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from pyagent.core.runners.factory import KvDtype
     from pyagent.core.tokenizers import TokenizerOptions
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
     from pyagent.infrastructure.engine.options import EngineOptions
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, help="List, fetch and inspect models.", no_args_is_help=True)
 
 _CONTEXTS = (2_048, 8_192, 32_768, 131_072)
+_KV_DTYPES: tuple[KvDtype, ...] = ("bf16", "f16", "int8")
 
 
 @app.command("list")
@@ -152,14 +154,21 @@ def _template(path: Path, options: TokenizerOptions, *, has_own: bool) -> str:
 
 def _fits(path: Path, options: EngineOptions, config: Path | None) -> tuple[int, list[Fit]]:
     """Return the bytes the engine may use, and whether the model fits in them with each type of KV."""
+    from pyagent.core.errors import ConfigError
     from pyagent.infrastructure.engine.memory.process import resident_bytes
     from pyagent.infrastructure.engine.memory.system import total_for
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
 
     total_bytes = total_for(read_settings(config).engine.memory)
-    kv_dtypes = ("bf16", "f16", "int8")
     process_bytes = resident_bytes()
-    return total_bytes, [Fit.of(path, kv_dtype, options, total_bytes, process_bytes) for kv_dtype in kv_dtypes]
+    fits: list[Fit] = []
+    for kv_dtype in _KV_DTYPES:
+        try:
+            fits.append(Fit.of(path, kv_dtype, options, total_bytes, process_bytes))
+        except ConfigError as error:
+            if error.key != "engine.kv_dtype":  # the runner has others
+                raise
+    return total_bytes, fits
 
 
 def _fit_as_json(fit: Fit) -> dict[str, int | bool]:

@@ -50,8 +50,15 @@ const NEUTRAL: [(&str, f64); 10] = [
     ("rope.scaling.attn_factor", 1.0),
 ];
 
-/// The period of Gemma 3's layers that see everything.
-const GEMMA_PERIOD: usize = 6;
+/// Gemma 2's caps.
+const CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
+
+/// The periods of Gemma's layers that see everything.
+const GEMMA2_PERIOD: usize = 2;
+const GEMMA3_PERIOD: usize = 6;
+
+/// Gemma 3 27B and Gemma 2 27B, which scale by their mean head width.
+const LARGEST_GEMMAS: [(Architecture, usize); 2] = [(Architecture::Gemma2, 46), (Architecture::Gemma3, 62)];
 
 impl ModelConfig {
     /// Reads a GGUF's metadata.
@@ -59,7 +66,8 @@ impl ModelConfig {
         let name = file.metadata_str("general.architecture")?;
         let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
         let keys = Keys { file, name };
-        keys.refuse_unknown()?;
+        let has_caps = architecture == Architecture::Gemma2;
+        keys.refuse_unknown(has_caps)?;
         let hidden_size = keys.size("embedding_length")?;
         let num_heads = keys.size("attention.head_count")?;
         let num_layers = keys.size("block_count")?;
@@ -69,7 +77,8 @@ impl ModelConfig {
         keys.expect_size("attention.value_length", head_dim)?;
         keys.expect_size("rope.dimension_count", head_dim)?;
         let rope_base = keys.number_or("rope.freq_base", 10_000.0)?;
-        let is_gemma = architecture == Architecture::Gemma3;
+        let is_gemma3 = architecture == Architecture::Gemma3;
+        let is_gemma = architecture.is_gemma();
         let rope_scaling = keys.rope_scaling()?;
         let sliding_window = keys.optional_size("attention.sliding_window")?;
         let config = Self {
@@ -90,8 +99,8 @@ impl ModelConfig {
                 RopeStyle::Neox
             },
             rope_base,
-            local_rope_base: keys.number_or("rope.freq_base_swa", if is_gemma { 10_000.0 } else { rope_base })?,
-            local_rope_scaling: if is_gemma {
+            local_rope_base: keys.number_or("rope.freq_base_swa", if is_gemma3 { 10_000.0 } else { rope_base })?,
+            local_rope_scaling: if is_gemma3 {
                 RopeScaling::None
             } else {
                 rope_scaling.clone()
@@ -104,12 +113,13 @@ impl ModelConfig {
             } else {
                 Activation::Silu
             },
-            // The 27B model scales by its mean head width, all others by the head's.
-            attention_scale: if is_gemma && num_layers == 62 {
+            attention_scale: if LARGEST_GEMMAS.contains(&(architecture, num_layers)) {
                 ((hidden_size / num_heads.max(1)) as f32).powf(-0.5)
             } else {
                 (head_dim as f32).powf(-0.5)
             },
+            attention_softcap: keys.cap(has_caps, CAPS[0])?,
+            logit_softcap: keys.cap(has_caps, CAPS[1])?,
             embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
             is_output_tied: None,
         };
@@ -144,6 +154,12 @@ impl Keys<'_> {
         }
     }
 
+    /// A cap, of an architecture that has any; a file that says 0 has none.
+    fn cap(&self, has_caps: bool, suffix: &str) -> Result<Option<f32>, ModelFileError> {
+        let cap = if has_caps { self.number_or(suffix, 0.0)? } else { 0.0 };
+        Ok((cap != 0.0).then_some(cap as f32))
+    }
+
     /// Refuses a size that is not the one all layers have.
     fn expect_size(&self, suffix: &str, expected: usize) -> Result<(), ModelFileError> {
         match self.optional_size(suffix)? {
@@ -157,13 +173,13 @@ impl Keys<'_> {
         }
     }
 
-    fn refuse_unknown(&self) -> Result<(), ModelFileError> {
+    fn refuse_unknown(&self, has_caps: bool) -> Result<(), ModelFileError> {
         let prefix = self.key("");
         for (key, value) in self.file.metadata() {
             let Some(suffix) = key.strip_prefix(&prefix) else {
                 continue;
             };
-            if READ.contains(&suffix) || IRRELEVANT.contains(&suffix) {
+            if READ.contains(&suffix) || IRRELEVANT.contains(&suffix) || (has_caps && CAPS.contains(&suffix)) {
                 continue;
             }
             let neutral = NEUTRAL
@@ -204,7 +220,8 @@ impl Keys<'_> {
         let every = match self.file.find(&key) {
             Some(MetadataValue::Array(MetadataArray::Bool(layers))) => return Ok(layers.clone()),
             Some(_) => self.size("attention.sliding_window_pattern")?,
-            None if architecture == Architecture::Gemma3 => GEMMA_PERIOD,
+            None if architecture == Architecture::Gemma2 => GEMMA2_PERIOD,
+            None if architecture == Architecture::Gemma3 => GEMMA3_PERIOD,
             None if architecture == Architecture::Llama || !has_window => 0,
             None => {
                 return Err(invalid(format!(

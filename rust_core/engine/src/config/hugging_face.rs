@@ -50,12 +50,17 @@ const NEUTRAL: &[(&str, &str)] = &[
 const ROPE: &str = "rope_theta rope_type type factor low_freq_factor high_freq_factor original_max_position_embeddings \
     full_attention sliding_attention";
 
+/// What is read of Gemma 2 besides.
+const CAPS: &str = "attn_logit_softcapping final_logit_softcapping";
+
 /// The families' defaults where they differ from what the file's other fields say.
 const GEMMA_HEAD_DIM: usize = 256;
 const QWEN3_HEAD_DIM: usize = 128;
 const DEFAULT_WINDOW: usize = 4096;
 const QWEN_MAX_WINDOW_LAYERS: usize = 28;
-const GEMMA_PERIOD: usize = 6;
+const GEMMA2_PERIOD: usize = 2;
+const GEMMA3_PERIOD: usize = 6;
+const GEMMA2_CAPS: [f32; 2] = [50.0, 30.0];
 const GEMMA_ROPE_BASE: f64 = 1_000_000.0;
 
 impl ModelConfig {
@@ -64,13 +69,15 @@ impl ModelConfig {
         let json = JsonConfig(config);
         let name = json.text("model_type").unwrap_or("(no model_type)");
         let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
-        refuse_unknown(config, &[READ, IRRELEVANT], "")?;
-        let is_gemma = architecture == Architecture::Gemma3;
+        let has_caps = architecture == Architecture::Gemma2;
+        refuse_unknown(config, &[READ, IRRELEVANT, if has_caps { CAPS } else { "" }], "")?;
+        let is_gemma3 = architecture == Architecture::Gemma3;
+        let is_gemma = architecture.is_gemma();
         let hidden_size = json.size("hidden_size")?;
         let num_heads = json.size("num_attention_heads")?;
         let num_layers = json.size("num_hidden_layers")?;
         let head_dim = json.optional_size("head_dim")?.unwrap_or(match architecture {
-            Architecture::Gemma3 => GEMMA_HEAD_DIM,
+            Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
             _ => hidden_size / num_heads.max(1),
         });
@@ -79,8 +86,8 @@ impl ModelConfig {
         } else {
             head_dim as f64
         };
-        let (rope_base, rope_scaling) = json.global_rope(is_gemma)?;
-        let (local_rope_base, local_rope_scaling) = if is_gemma {
+        let (rope_base, rope_scaling) = json.global_rope(is_gemma3)?;
+        let (local_rope_base, local_rope_scaling) = if is_gemma3 {
             json.local_rope()?
         } else {
             (rope_base, rope_scaling.clone())
@@ -106,6 +113,8 @@ impl ModelConfig {
             sliding_layers: json.sliding_layers(name, num_layers)?,
             activation: json.activation()?,
             attention_scale: (query_size as f32).powf(-0.5),
+            attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
+            logit_softcap: json.cap(has_caps, "final_logit_softcapping", GEMMA2_CAPS[1])?,
             embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
             is_output_tied: json.truth("tie_word_embeddings").or(is_gemma.then_some(true)),
         };
@@ -167,6 +176,18 @@ impl JsonConfig<'_> {
         self.0.get(key).and_then(Value::as_bool)
     }
 
+    /// A cap, of an architecture that has any; null is none.
+    fn cap(&self, has_caps: bool, key: &str, default: f32) -> Result<Option<f32>, ModelFileError> {
+        match self.0.get(key).filter(|_| has_caps) {
+            None => Ok(has_caps.then_some(default)),
+            Some(Value::Null) => Ok(None),
+            Some(value) => match value.as_f64() {
+                Some(cap) => Ok(Some(cap as f32)),
+                None => Err(invalid(format!("config.json: '{key}' must be a number, got {value}"))),
+            },
+        }
+    }
+
     fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
         // Only Llama has as many as query heads when nothing is said; the others' defaults are single models' numbers.
         if name != "llama" && !self.0.contains_key("num_key_value_heads") {
@@ -215,7 +236,8 @@ impl JsonConfig<'_> {
             _ => {
                 let period = self.optional_size("sliding_window_pattern")?;
                 let period = period.or(self.optional_size("_sliding_window_pattern")?);
-                periodic(num_layers, period.unwrap_or(GEMMA_PERIOD))
+                let by_family = if name == "gemma2" { GEMMA2_PERIOD } else { GEMMA3_PERIOD };
+                periodic(num_layers, period.unwrap_or(by_family))
             }
         };
         let Some(types) = self.0.get("layer_types").filter(|value| !value.is_null()) else {

@@ -198,7 +198,7 @@ impl Part<'_> {
             num_tokens: tile.num_tokens,
             window: config.window(index),
             scale: config.attention_scale,
-            softcap: None,
+            softcap: config.attention_softcap,
             q: space.query.base().wrapping_add(tile.row * q_stride + column),
             q_stride,
             out: heads.origin().wrapping_add(tile.row * out_stride + column),

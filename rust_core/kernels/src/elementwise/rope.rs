@@ -107,6 +107,11 @@ impl RopeTable {
         2 * self.inverse_frequencies.len()
     }
 
+    /// The radians that each pair turns per position.
+    pub fn inverse_frequencies(&self) -> &[f32] {
+        &self.inverse_frequencies
+    }
+
     /// Computes the rows of positions `0..num_positions`, so that [`Self::row`] has them.
     pub fn grow_to(&mut self, num_positions: usize) -> Result<(), RopeError> {
         if num_positions > self.max_positions {

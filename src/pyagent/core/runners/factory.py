@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pyagent.core.eviction import EvictionPolicyFactory
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.runner import ModelRunner
 
 KvDtype = Literal["f32", "f16", "bf16", "int8"]
+Dtype = Literal["auto", "f32", "f16", "bf16"]
 PrefixHash = Literal["siphash", "sha256", "xxh3"]
 
 
@@ -24,13 +25,15 @@ class RunnerOptions:
     """How to load a model: what the settings say of every runner.
 
     `threads` are those that compute (0: one for each core), `kv_bytes` the most that KV memory may take (None: the
-    runner chooses), `kv_dtype` its data type, `isa` the instruction set (None: the best). `eviction` makes the order in
-    which cached KV is given up; `prefix_hash` names cached prefixes.
+    runner chooses), `kv_dtype` its data type, `dtype` that of weights and products ("auto": the runner chooses), `isa`
+    the instruction set (None: the best). `eviction` makes the order in which cached KV is given up; `prefix_hash` names
+    cached prefixes.
     """
 
     threads: int = 0
     kv_bytes: int | None = None
     kv_dtype: KvDtype = "bf16"
+    dtype: Dtype = "auto"
     isa: str | None = None
     eviction: EvictionPolicyFactory = _least_recently_used
     prefix_hash: PrefixHash = "siphash"
@@ -114,4 +117,13 @@ class RunnerFactory(Protocol):
 
         Raises `ModelError` or `ConfigError`.
         """
+        ...
+
+
+@runtime_checkable
+class ChoosyRunnerFactory(Protocol):
+    """A runner that can do more than it is best at: `engine.runner = "auto"` passes it over where another is better."""
+
+    def passed_over_reason(self) -> str | None:
+        """Return why `auto` takes another runner on this machine; None where it may take this one."""
         ...

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import cast
 
 from pyagent.core.errors import PluginError, PyAgentError
-from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
+from pyagent.core.runners.factory import (
+    ChoosyRunnerFactory,
+    KvReservation,
+    LargestStep,
+    ModelNeeds,
+    RunnerFactory,
+    RunnerOptions,
+)
 from pyagent.core.runners.runner import ModelRunner, Runner, RunnerInfo
 
 _HOOK = "pyagent_register_runners"
@@ -32,9 +39,15 @@ class GuardedRunnerFactory:
         """Return why it cannot run on this machine; None where it can."""
         with self._named("say whether it can run here"):
             reason = cast("object", self._factory.unavailable_reason())
-        if reason is not None and not isinstance(reason, str):
-            raise self._error(f"gave {reason!r:.80} as the reason why it cannot run here, expected a text or None")
-        return reason
+        return self._checked(reason, "it cannot run here")
+
+    def passed_over_reason(self) -> str | None:
+        """Return why `auto` takes another runner; None where it may take this one."""
+        if not isinstance(self._factory, ChoosyRunnerFactory):
+            return None
+        with self._named("say whether it is the best here"):
+            reason = cast("object", self._factory.passed_over_reason())
+        return self._checked(reason, "another is better here")
 
     def estimate(self, path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
         """Return what a model will take."""
@@ -54,6 +67,11 @@ class GuardedRunnerFactory:
             lacks = ", ".join([*missing, *(() if has_info else ("info, a RunnerInfo",))])
             raise self._error(f"loaded {path} as a {type(runner).__name__}, which is no ModelRunner: it lacks {lacks}")
         return runner
+
+    def _checked(self, reason: object, what: str) -> str | None:
+        if reason is not None and not isinstance(reason, str):
+            raise self._error(f"gave {reason!r:.80} as the reason why {what}, expected a text or None")
+        return reason
 
     @contextmanager
     def _named(self, what: str) -> Generator[None]:

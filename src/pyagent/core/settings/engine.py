@@ -32,8 +32,8 @@ class Engine(Section, frozen=True):
         str,
         Setting(
             TEXT,
-            "Runner of the models: `cpu`, or one that a plugin brings for another device; `auto` is the first of those "
-            "that can run the model on this machine, else `cpu`.",
+            "Runner of the models: `cpu`, `torch` (for GPUs; needs `pip install torch numpy`), or one that a plugin "
+            "brings; `auto` is the first that is at its best on this machine and can run the model, else `cpu`.",
         ),
     ] = "auto"
     threads: Annotated[
@@ -50,6 +50,14 @@ class Engine(Section, frozen=True):
             choice("auto", "f32", "f16", "bf16", "int8"),
             "Data type of the KV cache: `auto` is `bf16`, the quickest; `f16` is more exact, `int8` takes about half "
             "the memory.",
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "f32", "f16", "bf16"],
+        Setting(
+            choice("auto", "f32", "f16", "bf16"),
+            "Data type of the `torch` runner's weights and products: `auto` is `bf16` on a GPU that has it, else "
+            "`f16`, and `f32` on the CPU. The `cpu` runner takes weights as the file has them.",
         ),
     ] = "auto"
     max_num_seqs: Annotated[int, Setting(COUNT, "Largest number of sequences in the running batch.")] = 64

@@ -126,6 +126,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         runner=RunnerOptions(
             threads=engine.threads or 0,
             kv_dtype="bf16" if engine.kv_dtype == "auto" else engine.kv_dtype,
+            dtype=engine.dtype,
             isa=None if engine.isa == "auto" else engine.isa,
             eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
             prefix_hash=engine.prefix_hash,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyagent.core.errors import ConfigError, ModelError, PluginError
 from pyagent.core.nearest import did_you_mean
-from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
+from pyagent.core.runners.factory import ChoosyRunnerFactory, LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
 logger = logging.getLogger(__name__)
@@ -22,26 +22,27 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class RunnerChoice:
-    """Runners in the order in which they are tried; one alone where the settings name it."""
+    """Runners in the order in which they are tried; one alone where the settings name it, and not `is_auto`."""
 
     factories: tuple[RunnerFactory, ...] = (CPU,)
+    is_auto: bool = False
 
     def runner_for(self, path: Path, options: RunnerOptions, step: LargestStep) -> tuple[RunnerFactory, ModelNeeds]:
         """Return the runner that a model gets, and what the model will take there.
 
-        Raises `ConfigError` when no runner is available, `ModelError` or `PluginError` when none can run the model.
+        Raises `ConfigError` when no runner is available, and what the last one says when none can run the model.
         """
         *others, last = self.available()
         for factory in others:
             try:
                 return factory, factory.estimate(path, options, step)
-            except (ModelError, PluginError) as error:
+            except (ConfigError, ModelError, PluginError) as error:
                 logger.warning("the runner %s cannot run %s, the next one is asked: %s", factory.name, path, error)
         return last, last.estimate(path, options, step)
 
     def available(self) -> list[RunnerFactory]:
         """Return the runners that can run on this machine. Raises `ConfigError` with the reasons when there is none."""
-        found = [(factory, _unavailable_reason(factory)) for factory in self.factories]
+        found = [(factory, self._unavailable_reason(factory)) for factory in self.factories]
         if not any(reason is None for _, reason in found):
             reasons = "; ".join(f"{factory.name}: {reason}" for factory, reason in found)
             raise ConfigError(f"engine.runner: no runner can run here; {reasons}", key="engine.runner")
@@ -50,8 +51,19 @@ class RunnerChoice:
     def unavailable(self) -> Iterator[tuple[str, str]]:
         """Yield the names of runners that cannot run on this machine, with the reasons."""
         for factory in self.factories:
-            if (reason := _unavailable_reason(factory)) is not None:
+            if (reason := self._unavailable_reason(factory)) is not None:
                 yield factory.name, reason
+
+    def _unavailable_reason(self, factory: RunnerFactory) -> str | None:
+        """Return why a runner is not asked; a plugin that fails to say is not."""
+        try:
+            if self.is_auto and isinstance(factory, ChoosyRunnerFactory):
+                reason = factory.passed_over_reason()
+                if reason is not None:
+                    return reason
+            return factory.unavailable_reason()
+        except PluginError as error:
+            return str(error)
 
 
 def pick_runners(name: str, factories: Mapping[str, RunnerFactory]) -> RunnerChoice:
@@ -61,16 +73,9 @@ def pick_runners(name: str, factories: Mapping[str, RunnerFactory]) -> RunnerCho
     """
     factories = {**factories, CPU.name: factories.get(CPU.name, CPU)}
     if name == AUTO:
-        return RunnerChoice(tuple(sorted(factories.values(), key=lambda factory: factory.name == CPU.name)))
+        ordered = sorted(factories.values(), key=lambda factory: factory.name == CPU.name)
+        return RunnerChoice(tuple(ordered), is_auto=True)
     if name not in factories:
         hint = did_you_mean(name, (AUTO, *factories), f"there are {', '.join((AUTO, *sorted(factories)))}")
         raise ConfigError(f"engine.runner: no plugin brings the runner {name!r}; {hint}", key="engine.runner")
     return RunnerChoice((factories[name],))
-
-
-def _unavailable_reason(factory: RunnerFactory) -> str | None:
-    """Return why a runner is not available; a plugin that fails to say is not."""
-    try:
-        return factory.unavailable_reason()
-    except PluginError as error:
-        return str(error)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyagent import _rust
+from pyagent.core.errors import ConfigError
 from pyagent.core.hooks import hookimpl
 from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
 from pyagent.core.runners.runner import ModelRunner
@@ -22,7 +23,10 @@ class CpuRunnerFactory:
         return None
 
     def estimate(self, path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
-        """Return what the model will take, from its header. Raises `ModelError`."""
+        """Return what the model will take, from its header. Raises `ModelError` or `ConfigError`."""
+        if options.dtype != "auto":
+            text = f"engine.dtype is {options.dtype}, but the cpu runner computes with weights as the file has them"
+            raise ConfigError(f"{text}; set it to auto, or engine.runner to torch", key="engine.dtype")
         about = describe_model(path, kv_type=options.kv_dtype)
         context = min(about.context_length, step.num_positions or about.context_length)
         threads = options.threads or _rust.available_cores()

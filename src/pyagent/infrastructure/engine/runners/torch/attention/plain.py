@@ -1,0 +1,59 @@
+"""Attention as its formula reads: a sequence at a time, scores in full. What the other forms are compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+
+
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """As `Attend`; computes in float32 at least."""
+    out = torch.empty_like(q)
+    start = 0
+    for table, num_queries, length in zip(batch.tables, batch.num_queries, batch.num_tokens, strict=True):
+        first = first_visible(num_queries, length, window)
+        keys = gathered(k_cache, table, first, length)  # [L, Hkv, D]
+        values = gathered(v_cache, table, first, length)
+        exact = torch.promote_types(q.dtype, torch.float32)
+        queries = q[start : start + num_queries].unflatten(1, (keys.shape[1], -1)).to(exact)  # [Q, Hkv, G, D]
+        scores = torch.einsum("qhgd,khd->hgqk", queries, keys.to(exact)) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        mask = visible(num_queries, length, window, first, q.device)
+        weights = scores.masked_fill_(~mask, -torch.inf).softmax(-1)
+        heads = torch.einsum("hgqk,khd->qhgd", weights, values.to(exact))
+        out[start : start + num_queries] = heads.flatten(1, 2).to(out.dtype)
+        start += num_queries
+    return out
+
+
+def first_visible(num_queries: int, length: int, window: int | None) -> int:
+    """Return the first position that any of a sequence's last `num_queries` tokens sees."""
+    return 0 if window is None else max(0, length - num_queries + 1 - window)
+
+
+def visible(num_queries: int, length: int, window: int | None, first: int, device: torch.device) -> Tensor:
+    """Return [num_queries, length - first]: which positions from `first` on each of the last tokens sees."""
+    keys = torch.arange(first, length, device=device)
+    queries = torch.arange(length - num_queries, length, device=device)[:, None]
+    mask = keys <= queries
+    return mask if window is None else mask & (keys > queries - window)
+
+
+def gathered(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
+    """Return the rows [length - first, Hkv, D] of a sequence's positions from `first` on."""
+    block_tokens = cache.shape[1]
+    first_block = first // block_tokens
+    pages = table[first_block : -(-length // block_tokens)]
+    rows = cache.index_select(0, pages).flatten(0, 1)
+    return rows[first - first_block * block_tokens : length - first_block * block_tokens]

@@ -1,0 +1,100 @@
+"""Attention through torch's `scaled_dot_product_attention`: sequences that decode all at once, prefills one by one.
+
+Pages are copied together first, so memory is read and written twice more than it must be: a kernel that reads pages
+where they lie is quicker on a GPU. Without softcap.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+from pyagent.infrastructure.engine.runners.torch.attention.plain import first_visible, gathered, visible
+
+GATHER_BYTES = 32 << 20
+"""Most that is copied together of the keys of sequences that decode; one sequence's may be more."""
+
+
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """As `Attend`. Raises `ValueError` for a softcap, which torch's kernels lack."""
+    if softcap is not None:
+        raise ValueError("torch's kernels have no softcap; use the plain form")
+    num_decoding = sum(1 for _ in takewhile(lambda num_queries: num_queries == 1, batch.num_queries))
+    parts: list[Tensor] = []
+    row_bytes = k_cache.shape[2] * k_cache.shape[3] * q.element_size()
+    at_once = max(1, GATHER_BYTES // (row_bytes * max(batch.num_tokens)))
+    for start in range(0, num_decoding, at_once):
+        rows = slice(start, min(start + at_once, num_decoding))
+        parts.append(_decode(q[rows], k_cache, v_cache, batch, rows, scale, window))
+    start = num_decoding
+    for row in range(num_decoding, len(batch.num_queries)):
+        end = start + batch.num_queries[row]
+        parts.append(_prefill(q[start:end], k_cache, v_cache, batch, row, scale, window))
+        start = end
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _prefill(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, row: int, scale: float, window: int | None
+) -> Tensor:
+    """One sequence's queries [Q, Hq, D]. Query heads of a key-value head are its heads, so that nothing is copied."""
+    num_queries, length = batch.num_queries[row], batch.num_tokens[row]
+    first = first_visible(num_queries, length, window)
+    is_whole = num_queries == length and (window is None or window >= length)
+    num_kv_heads = k_cache.shape[2]
+    queries = q.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)  # [Hkv, G, Q, D]
+    keys, values = (
+        gathered(cache, batch.tables[row], first, length).to(q.dtype).transpose(0, 1)[:, None]  # [Hkv, 1, L, D]
+        for cache in (k_cache, v_cache)
+    )
+    group = queries.shape[1]
+    heads = scaled_dot_product_attention(
+        queries,
+        keys.expand(-1, group, -1, -1),
+        values.expand(-1, group, -1, -1),
+        attn_mask=None if is_whole else visible(num_queries, length, window, first, q.device),
+        is_causal=is_whole,
+        scale=scale,
+    )
+    return heads.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, rows: slice, scale: float, window: int | None
+) -> Tensor:
+    """Some sequences' one query each [n, Hq, D]: heads that share keys are the rows of one product."""
+    block_tokens, tables = k_cache.shape[1], batch.tables[rows]
+    lengths = batch.lengths[rows, None]  # [n, 1]
+    longest = max(batch.num_tokens[rows])
+    num_blocks = -(-longest // block_tokens)
+    first_blocks = torch.zeros_like(lengths)
+    if window is not None and window < longest:
+        first_blocks = (lengths - window).clamp_(min=0).div_(block_tokens, rounding_mode="floor")
+        num_blocks = min(num_blocks, -(-window // block_tokens) + 1)
+    blocks = first_blocks + torch.arange(num_blocks, device=q.device)  # [n, B]
+    pages = tables.gather(1, blocks.clamp(max=tables.shape[1] - 1).long())
+    positions = (blocks[:, :, None] * block_tokens + torch.arange(block_tokens, device=q.device)).flatten(1)
+    is_visible = positions < lengths
+    if window is not None:
+        is_visible &= positions >= lengths - window
+    hidden = ~is_visible[:, :, None, None]
+    keys, values = (
+        # What others left in a page may be anything, NaN too, which a mask of scores would let through.
+        cache[pages].flatten(1, 2).to(q.dtype).masked_fill(hidden, 0).transpose(1, 2)  # [n, Hkv, L, D]
+        for cache in (k_cache, v_cache)
+    )
+    queries = q.unflatten(1, (k_cache.shape[2], -1))  # [n, Hkv, G, D]
+    mask = is_visible[:, None, None, :]
+    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale).flatten(1, 2)

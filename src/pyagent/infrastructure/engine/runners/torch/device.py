@@ -1,0 +1,59 @@
+"""Where models are computed and in which data types: the GPU that torch sees, else torch's CPU device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from pyagent.core.errors import ConfigError
+from pyagent.core.runners.factory import RunnerOptions
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_USABLE_SHARE = 0.9
+"""Of the GPU's free memory: libraries, graphs and other processes need some."""
+
+
+class Target(NamedTuple):
+    """A device, the data type of weights and products on it, and that of keys and values."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the device has memory of its own."""
+        return self.device.type == "cuda"
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of the GPU's memory that may be taken now."""
+        free_bytes, _ = torch.cuda.mem_get_info(self.device)
+        return int(_USABLE_SHARE * free_bytes)
+
+
+def target_of(options: RunnerOptions) -> Target:
+    """Return what the options ask for here. Raises `ConfigError` for what this runner lacks."""
+    if options.isa is not None:
+        text = f"engine.isa is {options.isa}, which the torch runner cannot follow: torch chooses; set it to auto"
+        raise ConfigError(text, key="engine.isa")
+    if options.kv_dtype not in DTYPES:
+        text = f"engine.kv_dtype is {options.kv_dtype}, which the torch runner lacks; set it to {', '.join(DTYPES)}"
+        raise ConfigError(text, key="engine.kv_dtype")
+    kv_dtype = DTYPES[options.kv_dtype]
+    is_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
+    if options.dtype != "auto":
+        return Target(device, DTYPES[options.dtype], kv_dtype)
+    if not is_gpu:
+        return Target(device, torch.float32, kv_dtype)
+    return Target(device, torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16, kv_dtype)
+
+
+def no_gpu_reason() -> str | None:
+    """Return why torch can use no GPU here; None where it can."""
+    if torch.cuda.is_available():
+        return None
+    build = "has no CUDA in it" if torch.version.cuda is None and torch.version.hip is None else "sees no GPU"
+    return f"torch {torch.__version__} {build}"

@@ -1,0 +1,111 @@
+"""Keys and values of all layers in pages of the engine's block pool, and which layer lies in which of them.
+
+Layers that see the same positions are a group, with page tables of their own. A page holds 16 tokens of as many layers
+as the smallest common number allows, as for the CPU. A layer of a page is a slot: one tensor of keys and one of values,
+[num_pages, BLOCK_TOKENS, kv_heads, head_dim].
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyagent.core.runners.batch import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from pyagent._rust import ModelConfig
+
+
+class LayerPlace(NamedTuple):
+    """Where a layer's KV is: the pages of a table (`KvLayers.tables`), and the slot in each of them."""
+
+    table: int
+    slot: int
+
+
+class KvLayers(NamedTuple):
+    """A model's layers in pages. `groups` are as in `RunnerInfo.kv_groups`; a table is (group, page of a block)."""
+
+    groups: tuple[tuple[str, int, int], ...]
+    num_slots: int
+    tables: tuple[tuple[int, int], ...]
+    places: tuple[LayerPlace, ...]
+
+    @classmethod
+    def of(cls, windows: Sequence[int | None]) -> KvLayers:
+        """For layers with these windows. The groups stand in the order of their first layers."""
+        num_layers = Counter(windows)
+        num_slots = math.gcd(*num_layers.values())
+        groups = tuple(("window" if w else "full", w or 0, count // num_slots) for w, count in num_layers.items())
+        tables = tuple((group, page) for group, (_, _, pages) in enumerate(groups) for page in range(pages))
+        order, seen = list(num_layers), Counter[int | None]()
+        places: list[LayerPlace] = []
+        for window in windows:
+            page, slot = divmod(seen[window], num_slots)
+            places.append(LayerPlace(tables.index((order.index(window), page)), slot))
+            seen[window] += 1
+        return cls(groups, num_slots, tables, tuple(places))
+
+    def page_bytes(self, config: ModelConfig, dtype: torch.dtype) -> int:
+        """Return the bytes of a page, keys and values of all its slots."""
+        return self.num_slots * 2 * BLOCK_TOKENS * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+    @property
+    def pages_per_block(self) -> int:
+        """Pages that 16 tokens take in all groups."""
+        return len(self.tables)
+
+
+class KvCache:
+    """The tensors. `keys[slot]` and `values[slot]` are what attention reads."""
+
+    def __init__(
+        self, layers: KvLayers, config: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._mappings: list[mmap.mmap] = []
+        self._slot_bytes = BLOCK_TOKENS * config.num_kv_heads * config.head_dim * dtype.itemsize
+        shape = (num_pages, BLOCK_TOKENS, config.num_kv_heads, config.head_dim)
+        make = self._map if device.type == "cpu" else torch.zeros
+        self.keys: list[Tensor] = [make(shape, dtype=dtype, device=device) for _ in range(layers.num_slots)]
+        self.values: list[Tensor] = [make(shape, dtype=dtype, device=device) for _ in range(layers.num_slots)]
+
+    def _map(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Zeros in memory that the system commits when it is written, and takes back when it is asked to."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._mappings.append(mapping)
+        return torch.frombuffer(mapping, dtype=dtype).view(shape).to(device)
+
+    def write(self, slot: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [T, Hkv, D] in rows [T] of a slot: page * BLOCK_TOKENS + place in the page."""
+        for cache, new in ((self.keys[slot], keys), (self.values[slot], values)):
+            cache.flatten(0, 1).index_copy_(0, rows, new.to(cache.dtype))
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the content of pages: (from, to), in this order."""
+        for source, target in pairs:
+            for cache in (*self.keys, *self.values):
+                cache[target].copy_(cache[source])
+
+    def empty_pages(self, pages: Sequence[int]) -> None:
+        """Give the memory of pages back to the system, where it is this machine's: whole pages of the system's."""
+        for mapping in self._mappings:
+            for first, end in runs_of(pages):
+                start = -(-first * self._slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+                stop = end * self._slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+                if stop > start:
+                    mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+
+def runs_of(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield pages that follow each other as (first, end)."""
+    ordered = sorted(pages)
+    starts = [at for at in range(len(ordered)) if at == 0 or ordered[at] != ordered[at - 1] + 1]
+    for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True):
+        yield ordered[start], ordered[end - 1] + 1

@@ -1,0 +1,74 @@
+"""What a model takes on a device, said from its configuration before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyagent import _rust
+from pyagent.core.errors import ModelError
+from pyagent.core.runners.batch import BLOCK_TOKENS
+from pyagent.core.runners.factory import LargestStep
+from pyagent.infrastructure.engine.runners.torch.attention.sdpa import GATHER_BYTES
+from pyagent.infrastructure.engine.runners.torch.device import Target
+from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
+from pyagent.infrastructure.engine.runners.torch.weights import weight_bytes
+
+if TYPE_CHECKING:
+    from pyagent._rust import ModelConfig, ModelFile
+
+_LEAST_KV_TOKENS = 512
+_DEFAULT_KV_BYTES = 1 << 30
+_GIGABYTE = 1e9
+
+
+class Sizes(NamedTuple):
+    """Bytes of a model's weights, of its largest step and of a page of KV, on a device."""
+
+    weight_bytes: int
+    workspace_bytes: int
+    page_bytes: int
+    pages_per_block: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, layers: KvLayers, step: LargestStep, target: Target) -> Sizes:
+        """For steps up to the largest."""
+        page_bytes = layers.page_bytes(config, target.kv_dtype)
+        workspace = step_bytes(config, step, target)
+        return cls(weight_bytes(config, target.dtype), workspace, page_bytes, layers.pages_per_block)
+
+    def check_fit(self, target: Target, path: Path) -> None:
+        """Raise `ModelError` where the GPU lacks memory for the model and a little KV."""
+        least_kv = self.page_bytes * self.pages_per_block * (_LEAST_KV_TOKENS // BLOCK_TOKENS)
+        needed, usable = self.weight_bytes + self.workspace_bytes + least_kv, target.usable_bytes
+        if needed > usable:
+            raise ModelError(
+                f"{path} needs {needed / _GIGABYTE:.1f} GB of the GPU's memory, of which {usable / _GIGABYTE:.1f} GB "
+                "can be used: take a smaller model, end what else uses the GPU, or set engine.runner to cpu",
+                model=str(path),
+            )
+
+    def num_pages(self, target: Target, kv_bytes: int | None) -> int:
+        """Return how many pages of KV there can be once the weights are loaded; at least those of a block."""
+        room = target.usable_bytes - self.workspace_bytes if target.is_gpu else _DEFAULT_KV_BYTES
+        return max((kv_bytes or room) // self.page_bytes, self.pages_per_block)
+
+
+def step_bytes(config: ModelConfig, step: LargestStep, target: Target) -> int:
+    """Return the bytes that a step up to the largest takes beside weights and KV."""
+    positions = min(config.context_length, step.num_positions or config.context_length)
+    kv_size = config.num_kv_heads * config.head_dim
+    qkv_size = config.num_heads * config.head_dim + 2 * kv_size
+    rows = 4 * step.num_tokens * (6 * config.hidden_size + 4 * qkv_size + 3 * config.ffn_size)
+    logits = 4 * 2 * step.num_outputs * config.vocab_size
+    gathered = 4 * max(GATHER_BYTES, positions * kv_size * target.dtype.itemsize)
+    masks = 6 * step.num_tokens * positions
+    return rows + logits + gathered + masks
+
+
+def open_model(path: Path) -> ModelFile:
+    """Open a model's file, checked as for the CPU. Raises `ModelError`."""
+    try:
+        return _rust.ModelFile(path)
+    except _rust.ModelFileError as error:
+        raise ModelError(str(error), model=str(path)) from error

@@ -1,0 +1,316 @@
+"""The torch runner on torch's CPU device: it keeps the runner's contract, and computes what transformers do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from support.native import chat, engine_of, mixed_requests
+from support.reference_decoder import FAMILIES, write_family, write_safetensors
+
+from pyagent import _rust
+from pyagent.assembly import make_chain, make_host
+from pyagent.core.backends import collect
+from pyagent.core.config import load_settings
+from pyagent.core.errors import ConfigError, ModelError
+from pyagent.core.runners.batch import Batch
+from pyagent.core.runners.factory import LargestStep, RunnerFactory, RunnerOptions
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
+from pyagent.infrastructure.engine.runners.choice import RunnerChoice, pick_runners
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
+from pyagent.infrastructure.engine.runners.cpu_factory import CPU
+from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import RunnerConformance, serve
+
+pytestmark = pytest.mark.oracle
+
+TORCH = TorchRunnerFactory()
+STEP = LargestStep(2048, 64)
+EXACT = RunnerOptions(threads=2, kv_bytes=1 << 24, kv_dtype="f32")
+QUESTION = "Write two sentences about the sea."
+
+
+class TestTorchRunner(RunnerConformance):
+    factory = TORCH
+
+    @pytest.fixture
+    def model_path(self, tiny_model_path: Path) -> Path:
+        return tiny_model_path
+
+
+class TestTorchRunnerWithWindows(RunnerConformance):
+    factory = TORCH
+
+    @pytest.fixture
+    def model_path(self, tiny_gemma_path: Path) -> Path:
+        return tiny_gemma_path
+
+
+def torch_runner(path: Path, options: RunnerOptions = EXACT) -> Any:
+    """A torch runner that keeps the rows of logits that it hands to the samplers."""
+    import numpy as np
+
+    from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
+
+    class Kept(TorchRunner):
+        def finish_step(self, batch: Batch, logits: Any) -> Any:
+            self.rows = np.array(logits)
+            return super().finish_step(batch, logits)
+
+    return Kept(path, options, STEP)
+
+
+class Sequences:
+    """A runner's sequences, by number: each call goes on with some of them."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.started: set[int] = set()
+
+    def compute(self, *segments: tuple[int, Sequence[int]]) -> list[int]:
+        """Compute the next tokens of some sequences, which may be new; returns the likeliest token after each."""
+        for sequence, tokens in segments:
+            if sequence not in self.started:
+                self.started.add(sequence)
+                assert self.runner.add(sequence, list(tokens), most_cached=0) == 0
+            assert self.runner.reserve(sequence, self.runner.pool.num_tokens(sequence) + len(tokens))
+        batch = Batch(
+            sequence_ids=[sequence for sequence, _ in segments],
+            lengths=[len(tokens) for _, tokens in segments],
+            tokens=[token for _, tokens in segments for token in tokens],
+            samplers=[_rust.SamplerState(temperature=0.0) for _ in segments],
+            steps=[0] * len(segments),
+        )
+        output = self.runner.execute(batch)
+        assert not output.errors
+        return output.tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_every_family_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """Prefixes of all lengths at once, then chunks beside sequences that decode: to 1e-5 of the largest logit."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config, _ = write_family(tmp_path, family)
+    tokens = [(7 * place + place * place) % config["vocab_size"] for place in range(60)]
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, **options).eval()
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits[0].numpy()
+    runner = torch_runner(tmp_path)
+    sequences = Sequences(runner)
+    close = 1e-5 * np.abs(expected).max()
+
+    sequences.compute(*((length, tokens[:length]) for length in range(1, 61)))
+    assert np.abs(runner.rows - expected).max() < close
+    done = 0
+    for chunk, is_first in ((7, False), (1, True), (20, True), (1, False), (31, False)):
+        beside = [(length, [tokens[runner.pool.num_tokens(length)]]) for length in (3, 17, 30)]
+        mine = (100, tokens[done : done + chunk])
+        done += chunk
+        sequences.compute(*([mine, *beside] if is_first else [*beside, mine]))
+        rows = np.roll(runner.rows, -1, axis=0) if is_first else runner.rows
+        places = [runner.pool.num_tokens(length) - 1 for length in (3, 17, 30, 100)]
+        assert np.abs(rows - expected[places]).max() < close
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_half_precision_is_near_float32(dtype: Any, tmp_path: Path) -> None:
+    """Weights and products of 16 bits: each position's logits have a cosine above 0.999 with float32's."""
+    import numpy as np
+
+    write_family(tmp_path, "qwen3")
+    tokens = [(7 * place + place * place) % 96 for place in range(60)]
+    rows = []
+    for options in (EXACT, RunnerOptions(threads=2, kv_bytes=1 << 24, dtype=dtype)):
+        runner = torch_runner(tmp_path, options)
+        Sequences(runner).compute(*((length, tokens[:length]) for length in range(1, 61)))
+        rows.append(runner.rows)
+    cosines = (rows[0] * rows[1]).sum(1) / np.linalg.norm(rows[0], axis=1) / np.linalg.norm(rows[1], axis=1)
+    assert cosines.min() > 0.999
+
+
+@pytest.mark.parametrize("window", [None, 5, 16, 40])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (8, 1)])
+def test_sdpa_is_the_plain_form(num_heads: int, num_kv_heads: int, window: int | None) -> None:
+    """Ragged batches over pages in any order, whose other contents are NaN: the same heads to 1e-5."""
+    import torch
+
+    from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+
+    torch.manual_seed(3)
+    num_queries, num_tokens = [1, 1, 1, 1, 17, 1, 33, 16], [1, 16, 17, 90, 17, 40, 50, 64]
+    starts = torch.tensor([0, *num_queries], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    tables = torch.randperm(8 * 6, dtype=torch.int32).view(8, 6)
+    caches = [torch.full((48, 16, num_kv_heads, 32), torch.nan) for _ in range(2)]
+    for table, length in zip(tables, num_tokens, strict=True):
+        for place in range(length):
+            for cache in caches:
+                cache[table[place // 16], place % 16] = torch.randn(num_kv_heads, 32)
+    q = torch.randn(sum(num_queries), num_heads, 32)
+    batch = AttentionBatch(starts, torch.tensor(num_tokens, dtype=torch.int32), tables, num_queries, num_tokens)
+    expected = plain.attend(q.double(), *(cache.double() for cache in caches), batch, 0.2, window, None)
+    assert not expected.isnan().any()
+    torch.testing.assert_close(sdpa.attend(q, *caches, batch, 0.2, window, None).double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("head_dim", [8, 32, 64])
+def test_emptied_pages_are_given_back_and_no_others(head_dim: int) -> None:
+    """Runs of pages, of sizes that are parts of the system's pages or several: what others hold stays."""
+    import torch
+
+    from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
+
+    layers = KvLayers.of([None, 12, 12])
+    assert (layers.groups, layers.num_slots) == ((("full", 0, 1), ("window", 12, 2)), 1)
+    assert [tuple(place) for place in layers.places] == [(0, 0), (1, 0), (2, 0)]
+    shape = SimpleNamespace(num_kv_heads=2, head_dim=head_dim)
+    cache = KvCache(layers, shape, 40, torch.float32, torch.device("cpu"))  # type: ignore[arg-type]
+    kept = [page for page in range(40) if page not in {3, *range(9, 30), 39}]
+    for tensor in (*cache.keys, *cache.values):
+        tensor.fill_(1)
+    cache.empty_pages([29, 39, 3, *range(9, 29)])
+    for tensor in (*cache.keys, *cache.values):
+        assert tensor[kept].eq(1).all()
+        assert tensor[12:27].eq(0).all()
+
+
+def answers(factory: RunnerFactory, path: Path, kv_bytes: int) -> list[list[str]]:
+    """One, two or three answers to each of 18 questions at once, and again, in as little KV memory as that."""
+    options = EngineOptions(
+        RunnerOptions(threads=1, kv_bytes=kv_bytes, kv_dtype="f32"),
+        SchedulerLimits(max_num_batched_tokens=64),
+        runners=RunnerChoice((factory,)),
+    )
+    requests = [replace(request, n=1 + at % 3) for at, request in enumerate(mixed_requests(18))] * 2
+
+    async def work() -> list[list[str]]:
+        backend = NativeBackend.of("tiny", lambda: path, options)
+        try:
+            replies = await asyncio.gather(*(collect(backend.chat(request)) for request in requests))
+        finally:
+            await backend.close()
+        return [
+            ["".join(delta.content for delta in reply.deltas if delta.index == index) for index in range(request.n)]
+            for request, reply in zip(requests, replies, strict=True)
+        ]
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("num_blocks", [48, 1000])
+def test_answers_are_the_cpu_runners(tiny_model_path: Path, num_blocks: int) -> None:
+    """Forks, shared beginnings, chunks, eviction and preemption: the engine says the same on both runners."""
+    kv_bytes = num_blocks * 2 * 2 * 16 * 2 * 16 * 4
+    assert answers(TORCH, tiny_model_path, kv_bytes) == answers(CPU, tiny_model_path, kv_bytes)
+
+
+def test_smollm2_says_what_it_says_on_the_cpu_runner(smollm2_path: Path) -> None:
+    """The same GGUF, greedy: where the texts differ first, and by how much the distributions (of 8 bits on the CPU)."""
+    import numpy as np
+
+    cpu = CpuRunner(smollm2_path, EXACT)
+    tokenizer = ModelTokenizer.load(smollm2_path, vocab_size=cpu.vocab_size)
+    runner = torch_runner(smollm2_path)
+    on_cpu, on_torch = Sequences(cpu), Sequences(runner)
+    tokens = tokenizer.encode_text(f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n")
+    divergences, is_same = [], []
+    for _ in range(48):
+        (said,) = on_cpu.compute((1, tokens))
+        (other,) = on_torch.compute((1, tokens))
+        expected = np.frombuffer(cpu.model.logits(), dtype="<f4")
+        logs = [row - row.max() - np.log(np.exp(row - row.max()).sum()) for row in (expected, runner.rows[0])]
+        divergences.append(float((np.exp(logs[0]) * (logs[0] - logs[1])).sum()))
+        is_same.append(said == other)
+        tokens = [said]
+    first = is_same.index(False) if False in is_same else None
+    print(f"first difference {first}, KL mean {np.mean(divergences):.2e}, most {max(divergences):.2e}")
+    assert np.mean(is_same) > 0.9
+    assert np.mean(divergences) < 5e-3
+
+
+def test_server_answers_with_the_torch_runner(smollm2_path: Path) -> None:
+    """`engine.runner = torch` over HTTP: SmolLM2 streams an answer, and the engine's state names the runner."""
+    chosen = {"engine.models": [str(smollm2_path)], "engine.runner": "torch", "engine.threads": 2}
+    settings = load_settings(overrides=chosen).settings
+    chain = make_chain(settings, make_host(settings), ["native"])
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": str(smollm2_path), "messages": messages, "temperature": 0, "max_tokens": 12, "stream": True}
+    with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=60) as http:
+        lines = http.post("/v1/chat/completions", json=body).raise_for_status().text.splitlines()
+        (state,) = http.get("/pyagent/engine").raise_for_status().json().values()
+    asyncio.run(chain.close())
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert "Paris" in text
+    assert list(state["runners"].values()) == ["torch"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("engine.kv_dtype", "int8", "engine.kv_dtype is int8, which the torch runner lacks; set it to f32, f16, bf16"),
+        ("engine.isa", "avx2", "engine.isa is avx2, which the torch runner cannot follow"),
+    ],
+)
+def test_torch_runner_refuses_what_it_lacks_by_name(tiny_model_path: Path, setting: str, value: str, said: str) -> None:
+    """A setting that it cannot follow is an error that names the setting, when the model is to be loaded."""
+
+    async def work() -> None:
+        settings = {"engine.runner": "torch", setting: value}
+        async with engine_of(tiny_model_path, process=False, **settings) as backend:
+            with pytest.raises(ConfigError, match=said) as caught:
+                await collect(backend.chat(chat("ab")))
+        assert caught.value.key == setting
+
+    asyncio.run(work())
+
+
+def test_models_show_tells_what_fits_the_torch_runner(tiny_model_path: Path, tmp_path: Path) -> None:
+    """Types of KV that the runner lacks are left out; the others say whether the model fits."""
+    (tmp_path / "pyagent.toml").write_text('[engine]\nrunner = "torch"\n')
+    code = "from pyagent.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "models", "show", str(tiny_model_path), "--json"]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    fits = json.loads(shown.stdout)["fits"]
+    assert {kind: fit["fits"] for kind, fit in fits.items()} == {"bf16": True, "f16": True}
+
+
+def test_model_that_lacks_a_tensor_is_named(tiny_model_path: Path, tmp_path: Path) -> None:
+    """A file without one of its tensors, or with one of another shape, is a `ModelError` that names the tensor."""
+    config, tensors = write_family(tmp_path, "llama")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    write_safetensors(tmp_path, config, tensors)
+    with pytest.raises(ModelError, match=r"no tensor 'blk\.1\.ffn_up\.weight'"):
+        torch_runner(tmp_path)
+    tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.down_proj.weight"]
+    write_safetensors(tmp_path, config, tensors)
+    with pytest.raises(ModelError, match=r"'blk\.1\.ffn_up\.weight' is \[64, 80\]; expected 80 x 64"):
+        torch_runner(tmp_path)
+
+
+def test_auto_takes_the_cpu_runner_without_a_gpu(tiny_model_path: Path) -> None:
+    """Torch alone changes nothing: `auto` asks for a GPU, and says why it passes the torch runner over."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    settings = load_settings(overrides={"engine.models": [str(tiny_model_path)]}).settings
+    choice = pick_runners("auto", make_host(settings).runners())
+    assert [factory.name for factory in choice.available()] == ["cpu"]
+    assert "no GPU" in dict(choice.unavailable())["torch"]
