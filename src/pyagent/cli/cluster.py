@@ -29,6 +29,11 @@ app = typer.Typer(
 
 _SEARCH_SECONDS = 20.0
 _WATCH_SECONDS = 0.3
+_ENDED = {
+    "tried out": "it was tried with three wrong codes",
+    "expired": "its ten minutes are over",
+    "replaced": "another code was made here since, and one counts at a time",
+}
 
 
 @app.command()
@@ -39,16 +44,20 @@ def init(
     config: Config = None,
 ) -> None:
     """Make a new cluster, with this machine as its first node, and print a code for the second."""
-    from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
+    from pyagent.infrastructure.cluster.cluster_file import LEAVE_ADVICE, ClusterFile, cluster_folder
     from pyagent.infrastructure.cluster.invitation import InvitationFile
     from pyagent.infrastructure.cluster.keys import load_or_make_keys
 
     settings = read_settings(config)
-    folder = cluster_folder(settings.paths.data)
-    state = ClusterFile(folder).init(name or socket.gethostname())
-    keys = load_or_make_keys(folder)
+    cluster = ClusterFile(cluster_folder(settings.paths.data))
+    if cluster.exists():
+        another = "`pyagent cluster invite` prints a code for another machine"
+        raise ClusterError(f"this node is in a cluster already ({cluster.file}): {another}; {LEAVE_ADVICE}")
+    cluster.check_room()
+    keys = load_or_make_keys(cluster.folder)
+    state = cluster.init(name or socket.gethostname())
     typer.echo(f"the cluster {state.name!r} is made; this node is {keys.node_id}")
-    _show_code(InvitationFile(folder).make(), settings.cluster.port)
+    _show_code(InvitationFile(cluster.folder).make(), settings.cluster.port)
     typer.echo("`pyagent node` answers it; without a node running here, `pyagent cluster invite` does")
 
 
@@ -108,15 +117,18 @@ async def _invite(settings: Settings) -> None:
     invitations = InvitationFile(folder)
     port = await _door_of_node(settings)
     door, discovery = (None, None) if port else await _open_door(settings, folder, invitations)
+    replaced = invitations.find_open()
+    invitation = invitations.make()
     typer.echo(f"inviting one machine into the cluster {state.name!r}")
-    _show_code(invitations.make(), door.port if door else port)
+    _show_code(invitation, door.port if door else port)
+    if replaced is not None:
+        typer.echo("(the code that was shown here before counts no longer)")
     try:
-        while (outcome := invitations.outcome()) == "open":  # noqa: ASYNC110 - a file that another process may write
+        while (outcome := invitations.outcome(invitation)) == "open":  # noqa: ASYNC110 - others may write the file
             await asyncio.sleep(_WATCH_SECONDS)
         _tell_outcome(outcome, invitations.find())
     finally:
-        if invitations.outcome() == "open":
-            invitations.withdraw()
+        invitations.withdraw(invitation)
         if discovery is not None:
             await discovery.stop()
         if door is not None:
@@ -158,7 +170,7 @@ def _tell_outcome(outcome: Outcome, invitation: Invitation | None) -> None:
     if outcome == "used" and invitation is not None:
         typer.echo(f"node {invitation.used_by} has joined; it is shown by its name once it runs `pyagent node`")
         return
-    ended = "it was tried with three wrong codes" if outcome == "tried out" else "its ten minutes are over"
+    ended = _ENDED.get(outcome, "its file is gone")
     raise ClusterError(f"no machine has joined: {ended}; invite again with `pyagent cluster invite`")
 
 
@@ -172,6 +184,7 @@ async def _join(settings: Settings, code: str, at: str | None) -> None:
     cluster = ClusterFile(folder)
     if cluster.exists():
         raise ClusterError(f"this node is in a cluster already ({cluster.file}); {LEAVE_ADVICE}")
+    cluster.check_room()  # the code is used up before the cluster can be kept
     keys = load_or_make_keys(folder)
     found = await _find(settings, code, Newcomer(keys.public, _name_of(settings)), at)
     handover = found.handover

@@ -7,6 +7,7 @@ is never somebody else's. Imports no more than a server has imported anyway.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -45,21 +46,25 @@ class RunningServer:
 def announced(data: Path, host: str, port: int, door: int = 0) -> Generator[None]:
     """Be found by other commands while the block runs; where the data folder cannot be written, go on without."""
     file = data / "servers" / f"{os.getpid()}.json"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        told = {"process_id": os.getpid(), "host": host, "port": port, "door": door}
-        os.write(descriptor, json.dumps(told).encode())
-    except OSError as error:
-        logger.info("`pyagent stop` will not find this server: %s", error)
+    told = {"process_id": os.getpid(), "host": host, "port": port, "door": door}
+    with contextlib.ExitStack() as kept:
+        try:
+            _write(file, json.dumps(told).encode(), kept)
+        except OSError as error:
+            kept.close()
+            logger.warning("`pyagent stop` and commands without --url will not find this server: %s", error)
         yield
-        return
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
-        os.close(descriptor)
+
+
+def _write(file: Path, content: bytes, kept: contextlib.ExitStack) -> None:
+    """Write the file and hold its lock; closing `kept` removes it, also where it could not be written whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    kept.callback(os.close, descriptor)
+    kept.callback(file.unlink, missing_ok=True)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if os.write(descriptor, content) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
 
 
 def running_servers(data: Path) -> list[RunningServer]:

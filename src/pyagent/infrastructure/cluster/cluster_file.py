@@ -17,10 +17,12 @@ from pyagent.core.cluster.cluster_state import SECRET_BYTES, ClusterState, Epoch
 from pyagent.core.cluster.messages import Revocation
 from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.keys import node_id_of
-from pyagent.infrastructure.cluster.private_file import NODE_LOCK, locked, read_private, write_private
+from pyagent.infrastructure.cluster.private_file import NODE_LOCK, check_room, locked, read_private, write_private
 
 _FILE = "cluster.json"
 _ID_BYTES = 10
+_ROOM_BYTES = 64 << 10
+"""More than a new cluster takes, with its keys and doors."""
 _FILES_OF_A_NODE = ("cluster.json", "node.json", "known-peers.json", "invitation.json")
 LEAVE_ADVICE = "`pyagent cluster leave` leaves it, then `pyagent cluster join` or `init` makes this machine a new node"
 REKEY_ADVICE = "to join again as a new node, run `pyagent cluster leave`, then `pyagent cluster join` with a new code"
@@ -38,6 +40,11 @@ class ClusterFile:
     def exists(self) -> bool:
         """Whether this node is in a cluster."""
         return self.file.exists()
+
+    def check_room(self) -> None:
+        """Raise `ClusterError` where a cluster could not be kept, as on a full disk."""
+        with locked(self.folder):
+            check_room(self.file, _ROOM_BYTES)
 
     def load(self) -> ClusterState:
         """Return the cluster; read again only when the file is another than before.

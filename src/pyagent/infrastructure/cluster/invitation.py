@@ -21,7 +21,7 @@ VALID_SECONDS = 600.0
 MAX_TRIES = 3
 _FILE = "invitation.json"
 
-Outcome = Literal["open", "used", "tried out", "expired", "none"]
+Outcome = Literal["open", "used", "tried out", "expired", "replaced", "none"]
 
 
 class Invitation(msgspec.Struct, frozen=True):
@@ -72,15 +72,20 @@ class InvitationFile:
         found = self.find()
         return found if found is not None and found.outcome(self._clock()) == "open" else None
 
-    def outcome(self) -> Outcome:
-        """Return what became of the invitation."""
+    def outcome(self, invitation: Invitation | None = None) -> Outcome:
+        """Return what became of an invitation; without one, of the last that was made."""
         found = self.find()
-        return "none" if found is None else found.outcome(self._clock())
+        if found is None:
+            return "none"
+        if invitation is not None and found.code != invitation.code:
+            return "replaced"
+        return found.outcome(self._clock())
 
-    def withdraw(self) -> None:
-        """End the invitation unused."""
+    def withdraw(self, invitation: Invitation) -> None:
+        """End an invitation that is still open; one that was made since stays."""
         with locked(self._folder):
-            self._file.unlink(missing_ok=True)
+            if self.outcome(invitation) == "open":
+                self._file.unlink(missing_ok=True)
 
     def note_try(self, code: str) -> bool:
         """Write down a try of a code, before it is made; False where the invitation is no longer open."""

@@ -7,6 +7,7 @@ whatever a file holds ends in a value or in a `ClusterError`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -24,6 +25,8 @@ MAX_FILE_BYTES = 4 << 20
 NODE_LOCK = "node.lock"
 """Held by the one node that runs on a folder: two processes with its keys would be one id twice."""
 _OTHERS = 0o077
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_FOLDER = frozenset({errno.ENOTDIR, errno.EEXIST})
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -52,19 +55,41 @@ def read_private(file: Path, kind: type[T], advice: str) -> T | None:
 
 def write_private(file: Path, value: object) -> None:
     """Replace the file's content in one step. Raises `ClusterError` where that cannot be done."""
+    with _written_beside(file, msgspec.json.encode(value)) as partial:
+        partial.replace(file)
+
+
+def check_room(file: Path, num_bytes: int) -> None:
+    """Raise `ClusterError` where the file could not be replaced by one of so many bytes."""
+    with _written_beside(file, bytes(num_bytes)) as partial:
+        partial.unlink()
+
+
+@contextlib.contextmanager
+def _written_beside(file: Path, content: bytes) -> Generator[Path]:
+    """A new file beside another, with this content on the disk; nothing is left of it where that cannot be done."""
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(partial, flags, 0o600), "wb") as opened:
-            opened.write(msgspec.json.encode(value))
+            opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
-        partial.replace(file)
+        yield partial
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise ClusterError(f"{file} cannot be written: {error.strerror}; make its folder writable") from error
+        raise _unwritable(file, error) from error
+
+
+def _unwritable(file: Path, error: OSError) -> ClusterError:
+    told = f"{file} cannot be written: {error.strerror}"
+    if error.errno in _FULL:
+        return ClusterError(f"{told}; make room on its disk")
+    if error.errno in _NO_FOLDER:
+        return ClusterError(f"{told}; what stands where a folder is to be must go, or set paths.data")
+    return ClusterError(f"{told}; make its folder writable, or set paths.data")
 
 
 @contextlib.contextmanager
@@ -77,7 +102,7 @@ def locked(folder: Path, name: str = ".lock", *, refusal: str = "") -> Generator
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(folder / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise ClusterError(f"{folder} cannot be written: {error.strerror}; make it writable") from error
+        raise _unwritable(folder / name, error) from error
     try:
         _lock(lock, refusal)
         yield
