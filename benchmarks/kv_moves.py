@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/kv_moves.py [--prompts 5] [--words 1700] [--threads 1]
 
 Starts two `pyagent node` on loopback: `far` computes prompts (`cluster.role = "prefill"`), `near` is asked. Each prompt
-that `far` has computed is asked on `near`, beside one of the same length that nobody has; an answer over fetched KV is
-compared with `far`'s own. Prints the times, and the rate of the moves. Exits with 1 when an answer differs, nothing was
-fetched, or fetching is not sooner.
+that `far` has computed is asked on `near`, beside one of the same length that nobody has. Both are asked by name
+(`peer:NAME`), as any node, a prefill node too, gives its own clients' requests to whom answers soonest. An answer over
+fetched KV is compared with `far`'s own. Prints the times, and the rate of the moves. Exits with 1 when an answer
+differs, nothing was fetched, or fetching is not sooner.
 
 Expected before it was first run: 2,000 tokens of SmolLM2-135M are 46 MB of KV; at 0.4 GB/s end to end (the transport's
 own 0.7 GB/s, and two copies beside it) they come in 0.12 s, computing them takes 2.5 s on one thread: 15 times sooner.
@@ -22,16 +23,16 @@ import sys
 import time
 import urllib.request
 
-from cluster_fleet import MODEL, WORDS, Tables, fleet, get, url, wait_until_connected
+from cluster_fleet import WORDS, Tables, fleet, get, url, wait_until_connected
 
 FAR, NEAR = range(2)
 ROLES = ("prefill", "both")
 
 
 def ask(number: int, text: str) -> tuple[float, str, int]:
-    """Return the time to the first token, the answer and the prompt's tokens."""
+    """Ask a node itself; return the time to the first token, the answer and the prompt's tokens."""
     body = {
-        "model": MODEL,
+        "model": f"peer:n{number}",
         "messages": [{"role": "user", "content": text}],
         "max_tokens": 16,
         "temperature": 0,

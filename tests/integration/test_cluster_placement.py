@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from support.native import options
-from support.nodes import cluster_of, is_connected, join, kill, running_node
+from support.nodes import Own, cluster_of, is_connected, join, kill, running_node
 from support.waiting import until
 
+from pyagent.core.cluster.adverts import Offer
+from pyagent.core.cluster.peers import ClusterRouter, Peer
+from pyagent.core.cluster.routing import Balancer
 from pyagent.core.errors import ModelError
+from pyagent.core.messages import ModelInfo
+from pyagent.core.settings import Cluster
+from pyagent.infrastructure.cluster.begun_loads import BegunLoads
 from pyagent.infrastructure.cluster.node import Node
+from pyagent.infrastructure.cluster.placing import Placing
+from pyagent.infrastructure.cluster.tasks import Tasks
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
 
@@ -32,6 +43,11 @@ def engine(path: Path) -> NativeBackend:
 def has(link: NativeBackend) -> bool:
     assert isinstance(link.engine, LocalEngine)
     return "tiny" in link.engine.models.loaded()
+
+
+def loading(link: NativeBackend) -> bool:
+    assert isinstance(link.engine, LocalEngine)
+    return "tiny" in link.engine.models.loading()
 
 
 def holders(links: dict[str, NativeBackend]) -> set[str]:
@@ -124,3 +140,95 @@ def test_node_that_cannot_load_a_model_leaves_it_to_the_others(
         await asyncio.gather(good.close(), bad.close())
 
     asyncio.run(work())
+
+
+def test_model_that_a_client_waits_for_is_loaded_once(tmp_path: Path, tiny_model_path: Path) -> None:
+    """A load that a request began, or the start of a server, is told: no other node begins one beside it."""
+    go_on = threading.Event()
+
+    def slow() -> Path:
+        go_on.wait(30)
+        return tiny_model_path
+
+    async def work() -> None:
+        links = {"a": NativeBackend.of("tiny", slow, options()), "b": engine(tiny_model_path)}
+        first = asyncio.create_task(links["a"].load())
+        await until(lambda: loading(links["a"]))
+        async with cluster_of(tmp_path, placing(1), a=[links["a"]], b=[links["b"]]) as nodes:
+            await until(lambda: all(node.status().placement[0].loading == 1 for node in nodes))
+            await asyncio.sleep(LOOKS_SECONDS)
+            assert holders(links) == set()
+            go_on.set()
+            await first
+            await asyncio.sleep(LOOKS_SECONDS)
+            assert holders(links) == {"a"}
+        await asyncio.gather(*(link.close() for link in links.values()))
+
+    try:
+        asyncio.run(work())
+    finally:
+        go_on.set()
+
+
+_DIES = """
+import asyncio, os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from support.native import options
+from support.nodes import cluster_of
+from pyagent.infrastructure.engine.backend import NativeBackend
+
+async def work() -> None:
+    link = NativeBackend.of("tiny", lambda: os._exit(7), options())
+    settings = {"placement": {"tiny": 1}, "placement_delay_seconds": 0.1}
+    async with cluster_of(Path(sys.argv[1]), settings, a=[link]):
+        await asyncio.sleep(30)
+
+asyncio.run(work())
+"""
+
+
+def test_model_that_ended_the_process_is_not_loaded_at_each_start(tmp_path: Path, tiny_model_path: Path) -> None:
+    """A node that dies over a load leaves the model to others when it is started again, and takes it for a request."""
+    command = [sys.executable, "-c", _DIES, str(tmp_path), str(Path(__file__).parents[1])]
+    ended = subprocess.run(command, check=False, timeout=60)
+    assert ended.returncode == 7
+
+    begun = tmp_path / "a" / "placement.json"
+
+    async def work() -> None:
+        link = engine(tiny_model_path)
+        async with running_node(tmp_path / "a", [link], **placing(1)) as node:
+            await asyncio.sleep(LOOKS_SECONDS)
+            assert not has(link)
+            assert node.status().placement[0].able == 0
+            await link.load()
+        async with running_node(tmp_path / "a", [link], **placing(1)) as node:
+            await until(lambda: sees(node, 1, 1) and "tiny" not in begun.read_text())
+        await link.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("sizes", [(1, 1 << 62), (1 << 62, 1)])
+def test_size_of_another_file_by_a_models_name_keeps_no_node_from_it(
+    tmp_path: Path, tiny_model_path: Path, sizes: tuple[int, int]
+) -> None:
+    """Of the sizes that nodes tell of one name the least counts: another's file may be larger than all memory here."""
+
+    async def work() -> None:
+        link, router = engine(tiny_model_path), ClusterRouter(Balancer())
+        for size in sizes:
+            told = Offer(models=(ModelInfo(id="tiny", is_loaded=True, size_bytes=size),))
+            router.add(Peer(id=f"node{size}", called="", backend=Own("tiny"), offer=told))
+        settings = Cluster(**placing(3))  # type: ignore[arg-type]
+        looks = Placing(settings, router, BegunLoads(tmp_path), untold, Tasks())
+        offer = Offer(models=tuple(await link.models()))
+        assert (await looks.added(offer, [link])).placeable == ("tiny",)
+        await link.close()
+
+    asyncio.run(work())
+
+
+async def untold() -> None:
+    """Nobody is there to be told."""

@@ -164,4 +164,4 @@ def test_what_a_node_tells_of_the_placement_is_bounded() -> None:
     told = Offer(placement=wild, placeable=tuple(wild), placing=tuple(wild)).bounded()
     assert len(told.placement) == len(told.placeable) == len(told.placing) == MAX_WISHES
     assert set(told.placement.values()) == {MAX_COPIES}
-    assert Offer(placement={"m": -1, "n": 0, "x" * 10_000: 1}).bounded().placement == {}
+    assert Offer(placement={"m": -1, "n": 0, "x" * 10_000: 1, "two\nlines": 1, "": 1}).bounded().placement == {}

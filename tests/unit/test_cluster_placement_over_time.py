@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.placing_sim import DELAY_SECONDS, PlacingSim
 
-from pyagent.core.cluster.placement import REST_SECONDS, UNHEARD_SECONDS, Holder, Reconciler
+from pyagent.core.cluster.placement import (
+    LATE_SECONDS,
+    LONGEST_REST_SECONDS,
+    REST_SECONDS,
+    UNHEARD_SECONDS,
+    Holder,
+    Reconciler,
+)
 
 CHANCES = st.integers(0, 2**32).map(random.Random)
 WANTED = st.dictionaries(st.sampled_from("mno"), st.integers(1, 4), min_size=1)
@@ -96,12 +103,65 @@ def begun(reconciler: Reconciler, own: Holder, seconds: int) -> list[int]:
     return [now for now in range(seconds) if reconciler.begin(float(now), [own], {"m": 1})]
 
 
-def test_model_that_does_not_load_is_tried_seldom() -> None:
-    """Whether it fails or is unloaded again at once, a node begins it every five minutes at the most."""
-    times = begun(Reconciler("a", DELAY_SECONDS), able("a", {"m": 1}), 3600)
+def test_model_that_does_not_load_is_tried_ever_more_seldom() -> None:
+    """Of one that fails each time the rest doubles, from five minutes to an hour."""
+    times = begun(Reconciler("a", DELAY_SECONDS), able("a", {"m": 1}), 24 * 3600)
+    rests = [later - earlier - DELAY_SECONDS for earlier, later in itertools.pairwise(times)]
     assert times[0] == DELAY_SECONDS
-    assert all(later - earlier >= REST_SECONDS for earlier, later in itertools.pairwise(times))
-    assert len(times) == 3600 // int(REST_SECONDS + DELAY_SECONDS) + 1
+    assert rests[:4] == [REST_SECONDS, 2 * REST_SECONDS, 4 * REST_SECONDS, 8 * REST_SECONDS]
+    assert set(rests[4:]) == {LONGEST_REST_SECONDS}
+
+
+def test_model_that_is_unloaded_again_is_loaded_every_five_minutes_at_the_most() -> None:
+    """A load that ended well does not count as one that failed, however often its memory is needed for another."""
+    reconciler, own, times = Reconciler("a", DELAY_SECONDS), able("a", {"m": 1}), list[int]()
+    for now in range(3600):
+        is_there = times and 20 <= now - times[-1] < 40
+        told = msgspec.structs.replace(own, loaded=frozenset("m" if is_there else ""))
+        if reconciler.begin(float(now), [told], {"m": 1}):
+            times.append(now)
+    assert times == [*range(10, 3600, int(REST_SECONDS + DELAY_SECONDS))]
+
+
+def test_load_that_ended_a_process_is_not_begun_at_each_start() -> None:
+    """What a node had begun before it was started rests on, and counts."""
+    first = Reconciler("a", DELAY_SECONDS)
+    (began,) = begun(first, able("a", {"m": 1}), 20)
+    again = Reconciler("a", DELAY_SECONDS, first.begun())
+    (second,) = begun(again, able("a", {"m": 1}), 600)
+    assert second == began + REST_SECONDS + DELAY_SECONDS
+    assert again.begun()["m"].times == 2
+
+
+def test_nodes_that_come_and_go_keep_no_model_from_being_loaded() -> None:
+    """One that is started again and again, and is unknown each time, is waited for, and then it is loaded at once."""
+    reconciler, own = Reconciler("a", DELAY_SECONDS), able("a", {"m": 1})
+
+    def others(now: int) -> list[Holder]:
+        phase = now % 8
+        return [Holder(id="b", is_heard=phase != 2)] if 2 <= phase < 5 else []
+
+    times = [now for now in range(60) if reconciler.begin(float(now), [own, *others(now)], {"m": 1})]
+    assert times == [DELAY_SECONDS + 1]
+
+
+def test_node_that_could_and_does_not_is_passed_by() -> None:
+    """A model that falls to a node which never begins goes to the next, also where several are so."""
+    reconciler, own = Reconciler("a", DELAY_SECONDS), able("a", {"m": 1})
+    idle = [msgspec.structs.replace(able(name, {"m": 1}), memory_bytes=1 << 62) for name in "xyz"]
+    times = [now for now in range(400) if reconciler.begin(float(now), [own, *idle], {"m": 1})]
+    assert times == [3 * (DELAY_SECONDS + LATE_SECONDS) + DELAY_SECONDS]
+
+
+def test_node_that_loads_another_model_first_is_waited_for() -> None:
+    """A node that is at a load of half an hour keeps its turn for the next model; after that it has begun in time."""
+    reconciler, own = Reconciler("a", DELAY_SECONDS), able("a", {"m": 1})
+    busy = msgspec.structs.replace(able("b", {"m": 1}), memory_bytes=1 << 62, loading=frozenset("n"))
+    wanted = {"m": 1, "n": 1}
+    assert not [now for now in range(1800) if reconciler.begin(float(now), [own, busy], wanted)]
+    done = msgspec.structs.replace(busy, loading=frozenset(), loaded=frozenset("n"))
+    ended = range(1800, 1800 + int(DELAY_SECONDS + LATE_SECONDS) - 1)
+    assert not [now for now in ended if reconciler.begin(float(now), [own, done], wanted)]
 
 
 def test_model_must_be_short_all_the_while() -> None:
@@ -119,7 +179,7 @@ def test_peer_that_never_tells_what_it_has_stops_nobody() -> None:
     reconciler, own = Reconciler("a", DELAY_SECONDS), able("a", {"m": 1})
     mute = Holder(id="b", is_heard=False)
     times = [now for now in range(120) if reconciler.begin(float(now), [own, mute], {"m": 1})]
-    assert times == [UNHEARD_SECONDS + DELAY_SECONDS]
+    assert times == [UNHEARD_SECONDS]
 
 
 def test_models_fall_due_each_by_itself() -> None:

@@ -183,8 +183,8 @@ def _read_tables(value: object) -> dict[str, dict[str, object]]:
     return {name: read_table(entry) for name, entry in read_table(value).items()}
 
 
-def counts(most_names: int, most: int) -> Kind:
-    """Return a table of names and whole numbers from 1."""
+def counts(most_names: int, most: int, longest_name: int) -> Kind:
+    """Return a table of names, each on one line, and whole numbers from 1."""
     one = whole(1, most)
 
     def read(value: object) -> object:
@@ -194,6 +194,8 @@ def counts(most_names: int, most: int) -> Kind:
         return {name: read_one(name, entry) for name, entry in table.items()}
 
     def read_one(name: str, entry: object) -> object:
+        if not 0 < len(name) <= longest_name or not name.isprintable():
+            raise ValueError(f"expected names of 1 to {longest_name} characters on one line, got {name[:80]!r}")
         try:
             return one.read(entry)
         except ValueError as error:

@@ -14,12 +14,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from pyagent.core.chain.settings import Price
-from pyagent.core.cluster.placement import MAX_COPIES, MAX_WISHES
+from pyagent.core.cluster.placement import MAX_COPIES, MAX_NAME, MAX_WISHES, is_wish
 from pyagent.core.messages import ModelInfo
 
 MAX_MODELS = 256
 MAX_AGENTS = 256
-MAX_NAME = 200
 MAX_MEMORY_BYTES = 1 << 62
 MAX_NEW_PREFIXES = 1024
 """Keys of prefixes in one `Load`; older ones are in the whole list, which a peer asks for."""
@@ -104,7 +103,7 @@ def _bounded(wishes: dict[str, int]) -> dict[str, int]:
 
 
 def _names(models: Iterable[str]) -> tuple[str, ...]:
-    return tuple(islice((name for name in models if 0 < len(name) <= MAX_NAME), MAX_WISHES))
+    return tuple(islice(filter(is_wish, models), MAX_WISHES))
 
 
 def _is_sound(price: Price | None) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pyagent.core.cluster.addresses import ADDRESSES, DEFAULT_PORT, DOORS
-from pyagent.core.cluster.placement import MAX_COPIES, MAX_WISHES
+from pyagent.core.cluster.placement import MAX_COPIES, MAX_NAME, MAX_WISHES
 from pyagent.core.setting_kinds import NUMBER, TEXT, TEXTS, TRUTH, choice, counts, whole
 from pyagent.core.settings.section import Section, Setting
 
@@ -54,7 +54,7 @@ class Cluster(Section, frozen=True):
     placement: Annotated[
         dict[str, int],
         Setting(
-            counts(MAX_WISHES, MAX_COPIES),
+            counts(MAX_WISHES, MAX_COPIES, MAX_NAME),
             'How many nodes shall have a model loaded, as `{ "MODEL" = 2 }`, among those that name it in '
             "`engine.models`; where nodes differ, the largest number holds.",
         ),

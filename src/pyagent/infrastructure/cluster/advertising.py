@@ -27,6 +27,7 @@ from pyagent.core.messages import ModelInfo
 from pyagent.core.moving_average import moving_average
 from pyagent.core.settings import Cluster
 from pyagent.infrastructure.cluster.answering import Answering
+from pyagent.infrastructure.cluster.begun_loads import BegunLoads
 from pyagent.infrastructure.cluster.placing import Placing
 from pyagent.infrastructure.cluster.protocol import LOAD, WARM, load_codec, offer_codec
 from pyagent.infrastructure.cluster.stealing import Stealing, answer_seconds, requests_per_second
@@ -86,6 +87,7 @@ class Advertising:
         transport: Transport,
         advertise: Callable[[bytes], None],
         tasks: Tasks,
+        begun: BegunLoads,
     ) -> None:
         """`advertise` has membership tell what this node offers."""
         self._chain = chain
@@ -98,7 +100,7 @@ class Advertising:
         self.engine_stats: Mapping[str, EngineStats] = {}
         self._advertise = advertise
         self._telling = asyncio.Lock()
-        self.placing = Placing(settings, router, self._tell_offer, tasks)
+        self.placing = Placing(settings, router, begun, self._tell_offer, tasks)
         self.stealing = Stealing(chain, router, lambda: self.engine_stats)
 
     async def offer(self) -> Offer:

@@ -51,6 +51,7 @@ from pyagent.core.errors import ClusterError, WireError
 from pyagent.core.settings import Cluster
 from pyagent.infrastructure.cluster.advertising import AGENTS, Advertising, EngineLink
 from pyagent.infrastructure.cluster.answering import Answering
+from pyagent.infrastructure.cluster.begun_loads import BegunLoads
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
 from pyagent.infrastructure.cluster.discovery import Discovery
 from pyagent.infrastructure.cluster.door import Door, Met
@@ -131,6 +132,7 @@ class Node:
             self._transport,
             lambda told: self._happen(Advertise(told)),
             self._tasks,
+            BegunLoads(folder),
         )
         self._door = Door(
             self.keys,

@@ -16,9 +16,10 @@ import msgspec
 from pyagent.core.backends import Backend
 from pyagent.core.cluster.adverts import NOTHING, Offer
 from pyagent.core.cluster.peers import ClusterRouter, Standing
-from pyagent.core.cluster.placement import MAX_WISHES, REST_SECONDS, Holder, Reconciler, wanted_copies
+from pyagent.core.cluster.placement import MAX_WISHES, Holder, Reconciler, wanted_copies
 from pyagent.core.errors import PyAgentError
 from pyagent.core.settings import Cluster
+from pyagent.infrastructure.cluster.begun_loads import BegunLoads
 from pyagent.infrastructure.cluster.status import PlacementStatus, placement_of
 from pyagent.infrastructure.cluster.tasks import Tasks
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _ASK_SECONDS = 5.0
 _LOAD_SECONDS = 1800.0
 """How long others wait for a load that was begun here, which may fetch the model first."""
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS, _QUICKEST_LOOK = 1.0, 0.02
 _LOOKS_A_DELAY = 4
 _NOT_HELD = "kv:"
 """Accounts whose memory an engine gives back for another model: KV of prompts that may be computed again."""
@@ -58,12 +59,19 @@ class Placing:
     """What this node wants and can do of the placement, and the load that runs."""
 
     def __init__(
-        self, settings: Cluster, router: ClusterRouter, tell: Callable[[], Awaitable[None]], tasks: Tasks
+        self,
+        settings: Cluster,
+        router: ClusterRouter,
+        begun: BegunLoads,
+        tell: Callable[[], Awaitable[None]],
+        tasks: Tasks,
     ) -> None:
-        """`tell` has the others told at once what this node offers."""
+        """`tell` has the others told at once what this node offers; `begun` outlives it."""
         self._wishes = settings.placement
-        self._reconciler = Reconciler(router.own_id, settings.placement_delay_seconds)
-        self._look_seconds = min(_LOOK_SECONDS, settings.placement_delay_seconds / _LOOKS_A_DELAY)
+        self._begun = begun
+        self._kept = begun.read()
+        self._reconciler = Reconciler(router.own_id, settings.placement_delay_seconds, self._kept)
+        self._look_seconds = min(_LOOK_SECONDS, max(_QUICKEST_LOOK, settings.placement_delay_seconds / _LOOKS_A_DELAY))
         self._router = router
         self._tell = tell
         self._tasks = tasks
@@ -71,14 +79,19 @@ class Placing:
         self._loading = ""
         self._memory_bytes: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
+        self._told_sizes: dict[str, int] = {}
 
     async def run(self) -> None:
         """Look again and again whether this node shall load a model."""
         while True:
             await asyncio.sleep(self._look_seconds)
-            if not self._loading and (model := self._reconciler.begin(time.monotonic(), self._holders(), self._wanted)):
+            if self._loading:
+                continue
+            if model := self._reconciler.begin(time.monotonic(), self._holders(), self._wanted):
                 self._loading = model
                 self._tasks.begin(self._load(model))
+            else:
+                await self._keep_begun()
 
     # -- what is known ------------------------------------------------------------------------------------------------
 
@@ -92,12 +105,14 @@ class Placing:
         own = {model.id for model in offer.models}
         wanted = sorted(self._wanted.keys() & own - self._reconciler.resting(time.monotonic()))[:MAX_WISHES]
         self._learn_sizes(wanted, offer)
-        found = [await self._placeable(link, wanted) for link in self._links]
+        states = [await self._state(link) for link in self._links]
+        found = [await self._placeable(link, state, wanted) for link, state in zip(self._links, states, strict=True)]
+        coming = {self._loading, *(name for state in states if state is not None for name in state.loading)}
         return msgspec.structs.replace(
             offer,
             placement=self._wishes,
             placeable=tuple(name for names in found for name in names),
-            placing=(self._loading,) if self._loading else (),
+            placing=tuple(sorted(coming & self._wanted.keys() & own)),
             memory_bytes=sum(self._memory_bytes.get(link.name, 0) for link in self._links),
         )
 
@@ -109,45 +124,72 @@ class Placing:
         known = {self._router.own_id: self._router.own, **{peer.id: peer for peer in self._router}}
         return [_holder(node_id, standing) for node_id, standing in known.items() if _answers(standing)]
 
-    async def _placeable(self, link: PlacingLink, wanted: Collection[str]) -> list[str]:
-        """Return which models a link could load: none where its engine does not say in time."""
+    async def _state(self, link: PlacingLink) -> EngineState | None:
+        """Return what a link's engine is doing, where it says so in time."""
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 state = await link.engine_state()
-                names = await link.placeable(wanted) if wanted else []
         except (PyAgentError, TimeoutError):
-            return []
+            return None
         # One that starts anew has not said: its weight in the ranking must not change for that.
         self._memory_bytes[link.name] = state.memory_bytes or self._memory_bytes.get(link.name, 0)
-        return [name for name in names if self._fits(name, state)]
+        return state
+
+    async def _placeable(self, link: PlacingLink, state: EngineState | None, wanted: Collection[str]) -> list[str]:
+        """Return which models a link could load: none where its engine does not say in time."""
+        if state is None or not wanted:
+            return []
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                return [name for name in await link.placeable(wanted) if self._fits(name, state)]
+        except (PyAgentError, TimeoutError):
+            return []
 
     def _learn_sizes(self, wanted: Collection[str], own: Offer) -> None:
-        """Remember the sizes of models that some node has loaded: they are needed when none has any more."""
-        for offer in (*(peer.offer for peer in self._router), own):  # what it saw itself counts
+        """Remember the sizes of models that some node has loaded: they are needed when none has any more.
+
+        Of what others say the least counts, as their file may be another by that name; what was seen here counts most.
+        """
+        for offer in (peer.offer for peer in self._router):
             for model in offer.models:
                 if model.id in wanted and model.size_bytes:
-                    self._sizes[model.id] = model.size_bytes
+                    self._told_sizes[model.id] = min(model.size_bytes, self._told_sizes.get(model.id, model.size_bytes))
+        self._sizes |= {model.id: model.size_bytes for model in own.models if model.size_bytes}
 
     def _fits(self, model: str, state: EngineState) -> bool:
         """Whether a model's weights fit beside what is held; True where one of both is not known: loading will tell."""
         held = sum(size for account, size in state.memory.items() if not account.startswith(_NOT_HELD))
-        return not state.memory_bytes or self._sizes.get(model, 0) <= state.memory_bytes - held
+        size_bytes = self._sizes.get(model) or self._told_sizes.get(model, 0)
+        return not state.memory_bytes or size_bytes <= state.memory_bytes - held
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
     async def _load(self, model: str) -> None:
         logger.info("loading %s: fewer nodes have it than cluster.placement wants", model)
+        rest_seconds = self._reconciler.begun()[model].rests_until - time.monotonic()
         try:
+            await self._keep_begun()
             await self._tell()
             async with asyncio.timeout(_LOAD_SECONDS):
                 await self._place(model)
+            self._reconciler.note_loaded(time.monotonic(), [model])
         except PyAgentError as error:
-            logger.warning("%s is left to other nodes for %.0f s: %s", model, REST_SECONDS, error)
+            logger.warning("%s is left to other nodes for %.0f s: %s", model, rest_seconds, error)
         except TimeoutError:
             logger.warning("%s is left to other nodes: it does not load in %.0f s", model, _LOAD_SECONDS)
+        except asyncio.CancelledError:  # the node stops
+            self._reconciler.forget(model)
+            raise
         finally:  # any other error is a task's of the node, and logged as that
             self._loading = ""
+            await self._keep_begun()
         await self._tell()
+
+    async def _keep_begun(self) -> None:
+        """Have what was begun outlive this process, which a load may end."""
+        if (begun := self._reconciler.begun()) != self._kept:
+            await asyncio.to_thread(self._begun.write, begun)
+            self._kept = begun
 
     async def _place(self, model: str) -> None:
         for link in self._links:

@@ -50,15 +50,17 @@ _NUM_PREPARED = 2
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is doing. `memory` is bytes by account of its ledger, out of `memory_bytes`; `stats` by model.
 
-    `runners` names each model's runner. `swap_bytes` are those of the files that each model's requests are swapped to,
-    `faults` why loops of models ended by themselves: those are loaded again by their next request. `num_waves` counts
-    the times in which processes of it had something to do. Of an engine with several `copies` each is told, too; then
-    counts and bytes are those of all, percentiles and rates those of the slowest.
+    `loading` are the models on their way into memory. `runners` names each model's runner. `swap_bytes` are those of
+    the files that each model's requests are swapped to, `faults` why loops of models ended by themselves: those are
+    loaded again by their next request. `num_waves` counts the times in which processes of it had something to do. Of an
+    engine with several `copies` each is told, too; then counts and bytes are those of all, percentiles and rates those
+    of the slowest.
     """
 
     state: str
     num_running: int = 0
     models: list[ModelInfo] = []
+    loading: list[str] = []
     memory: dict[str, int] = {}
     memory_bytes: int = 0
     runners: dict[str, str] = {}
@@ -263,6 +265,7 @@ class LocalEngine(Shared):
             state=self.life.state.value,
             num_running=self.life.num_running,
             models=[_info(name, model) for name, model in self.models.loaded().items()],
+            loading=self.models.loading(),
             memory=ledger.accounts(),
             memory_bytes=ledger.total_bytes,
             runners={name: model.runner_name for name, model in self.models.loaded().items()},

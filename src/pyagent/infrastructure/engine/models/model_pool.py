@@ -90,6 +90,11 @@ class ModelPool:
         with self._lock:
             return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
 
+    def loading(self) -> list[str]:
+        """Return the models that are on their way into memory, by name."""
+        with self._lock:
+            return [name for name, entry in self._entries.items() if entry.loading is not None]
+
     @contextlib.asynccontextmanager
     async def using(self, name: str, *, beside: bool = False) -> AsyncGenerator[LoadedModel]:
         """The model, loaded when it is not, and kept as long as the block runs.

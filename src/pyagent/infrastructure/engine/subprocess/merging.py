@@ -22,6 +22,7 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
     return EngineState(
         state="",
         models=list({model.id: model for state in states for model in state.models}.values()),
+        loading=sorted({name for state in states for name in state.loading}),
         memory=_added(state.memory for state in states),
         memory_bytes=sum(state.memory_bytes for state in states),
         runners={name: runner for state in states for name, runner in state.runners.items()},
