@@ -1,0 +1,84 @@
+"""Attention through Triton, pages read in place: one pass for sequences that decode, one for chunks of prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyagent.infrastructure.engine.runners.torch.kernels.decode import attend_decode
+from pyagent.infrastructure.engine.runners.torch.kernels.prefill import attend_prefill
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+
+MOST_GROUP = 32
+MOST_HEAD_DIM = 256
+
+
+class PagedQueries(NamedTuple):
+    """What the attention kernels read. A window or softcap of 0 is none.
+
+    `longest` is the longest context. The sequences with one query begin with the same `num_shared` keys, and `leader`
+    is one of them.
+    """
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    query_starts: Tensor
+    lengths: Tensor
+    tables: Tensor
+    longest: int
+    scale: float
+    window: int
+    softcap: float
+    num_shared: int
+    leader: int
+
+
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """As `Attend`. Raises `ValueError` for heads that the kernels have no tile for."""
+    _check(q, k_cache, v_cache)
+    is_decoding = 1 in batch.num_queries
+    queries = PagedQueries(
+        q,
+        k_cache,
+        v_cache,
+        batch.query_starts,
+        batch.lengths,
+        batch.tables,
+        longest=max(batch.num_tokens),
+        scale=scale,
+        window=window or 0,
+        softcap=softcap or 0.0,
+        num_shared=batch.num_shared,
+        leader=batch.num_queries.index(1) if is_decoding else 0,
+    )
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if is_decoding:
+        attend_decode(queries, out)
+    if max(batch.num_queries) > 1:
+        attend_prefill(queries, out, leave_single=is_decoding)
+    return out
+
+
+def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    """Raise `ValueError` where the kernels would read what is not meant."""
+    group = q.shape[1] // k_cache.shape[2]
+    if group > MOST_GROUP or q.shape[2] > MOST_HEAD_DIM:
+        raise ValueError(
+            f"Triton's attention takes up to {MOST_GROUP} query heads for a KV head and head dimensions up to "
+            f"{MOST_HEAD_DIM}, not {group} and {q.shape[2]}; choose another attention backend"
+        )
+    if q.stride()[1:] != (q.shape[2], 1) or k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
+        raise ValueError("a token's query heads must lie together, and keys and values in caches of one layout")

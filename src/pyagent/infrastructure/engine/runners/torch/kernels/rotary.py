@@ -1,0 +1,125 @@
+"""Rotary positions of queries and keys, and the step's keys and values into their pages: one pass instead of five."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pyagent.infrastructure.engine.runners.torch.kernels.launch import configured, next_power_of_2
+
+ROTARY_CONFIGS = [triton.Config({}, num_warps=num_warps) for num_warps in (2, 4, 1, 8)]
+
+
+@triton.jit
+def _rotated(rows, cos, sin, is_pair, first, second):
+    """Return both halves of rows [R, pairs] turned by their angles, in float32."""
+    a = tl.load(rows + first, mask=is_pair, other=0.0).to(tl.float32)
+    b = tl.load(rows + second, mask=is_pair, other=0.0).to(tl.float32)
+    return a * cos - b * sin, b * cos + a * sin
+
+
+@configured(ROTARY_CONFIGS, key=["HEAD_DIM", "GROUP"], changes=["q"])
+@triton.jit
+def _rotate_and_store(
+    q,
+    k,
+    v,
+    cos,  # [T, ROTARY_DIM / 2] float32
+    sin,
+    rows,  # [T]: a token's row of the caches, below 0 for one that is not kept
+    k_cache,
+    v_cache,
+    q_stride,
+    k_stride,
+    v_stride,
+    angle_stride,
+    row_stride,
+    head_stride,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    token, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    pairs = tl.arange(0, BLOCK_P)[None, :]
+    is_pair = pairs < ROTARY_DIM // 2
+    if INTERLEAVED:
+        first = 2 * pairs
+        second = 2 * pairs + 1
+    else:
+        first = pairs
+        second = pairs + ROTARY_DIM // 2
+    cos_row = tl.load(cos + token * angle_stride + pairs, mask=is_pair, other=0.0)
+    sin_row = tl.load(sin + token * angle_stride + pairs, mask=is_pair, other=0.0)
+    group = tl.arange(0, BLOCK_G)[:, None]
+    is_query = is_pair & (group < GROUP)
+    queries = q + token * q_stride + (kv_head * GROUP + group) * HEAD_DIM
+    a, b = _rotated(queries, cos_row, sin_row, is_query, first, second)
+    tl.store(queries + first, a.to(q.dtype.element_ty), mask=is_query)
+    tl.store(queries + second, b.to(q.dtype.element_ty), mask=is_query)
+    row = tl.load(rows + token).to(tl.int64)
+    if row >= 0:
+        key = k + token * k_stride + kv_head * HEAD_DIM
+        value = v + token * v_stride + kv_head * HEAD_DIM
+        place = row * row_stride + kv_head * head_stride
+        key_a, key_b = _rotated(key, cos_row, sin_row, is_pair, first, second)
+        tl.store(k_cache + place + first, key_a.to(k_cache.dtype.element_ty), mask=is_pair)
+        tl.store(k_cache + place + second, key_b.to(k_cache.dtype.element_ty), mask=is_pair)
+        dims = tl.arange(0, BLOCK_D)
+        if ROTARY_DIM < HEAD_DIM:
+            is_plain = (dims >= ROTARY_DIM) & (dims < HEAD_DIM)
+            plain = tl.load(key + dims, mask=is_plain, other=0.0)
+            tl.store(k_cache + place + dims, plain.to(k_cache.dtype.element_ty), mask=is_plain)
+        numbers = tl.load(value + dims, mask=dims < HEAD_DIM, other=0.0)
+        tl.store(v_cache + place + dims, numbers.to(v_cache.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+def rotate_and_store(
+    heads: tuple[Tensor, Tensor, Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    rows: Tensor,
+    caches: tuple[Tensor, Tensor],
+    *,
+    is_interleaved: bool,
+) -> None:
+    """Turn queries [T, Hq, D] in place, and write keys turned and values [T, Hkv, D] into their rows of the caches.
+
+    `cos` and `sin` [T, R / 2] are of the first R dimensions; those after are left as they are. Pairs are halves apart
+    (NeoX), or neighbours with `is_interleaved` (GPT-J). `rows` [T] count tokens through all pages; a row below 0 is not
+    written.
+    """
+    (q, k, v), (k_cache, v_cache) = heads, caches
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    for tensor in (q, k, v):
+        if tensor.stride()[1:] != (head_dim, 1):
+            raise ValueError("a token's heads must lie together")
+    group, rotary_dim = num_heads // num_kv_heads, 2 * cos.shape[1]
+    _rotate_and_store[(num_tokens, num_kv_heads)](
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        rows,
+        k_cache,
+        v_cache,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        cos.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        ROTARY_DIM=rotary_dim,
+        BLOCK_G=next_power_of_2(group),
+        BLOCK_P=next_power_of_2(rotary_dim // 2),
+        BLOCK_D=next_power_of_2(head_dim),
+        INTERLEAVED=is_interleaved,
+    )

@@ -1,0 +1,44 @@
+"""The stages between a decoder's products, as `Stages` says, through Triton."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from pyagent.infrastructure.engine.runners.torch.kernels import attention, norms, rotary
+from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.stages import Caches, Heads
+
+
+class TritonStages:
+    """Kernels that read each row once."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """As `Stages.rms_norm`."""
+        return norms.rms_norm(x, weight, epsilon)
+
+    def add_rms_norm(self, x: Tensor, branch: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """As `Stages.add_rms_norm`; the sum is written into `x`."""
+        return x, norms.rms_norm(branch, weight, epsilon, residual=x)
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """As `Stages.gated`."""
+        return gate(gate_up, activation)
+
+    def rotate_and_store(
+        self, heads: Heads, cos_sin: tuple[Tensor, Tensor], rows: Tensor, caches: Caches, *, is_interleaved: bool
+    ) -> Tensor:
+        """As `Stages.rotate_and_store`; the queries are turned in place."""
+        cos, sin = cos_sin
+        rotary.rotate_and_store(heads, cos.flatten(1), sin.flatten(1), rows, caches, is_interleaved=is_interleaved)
+        return heads[0]
+
+    def attend(
+        self, q: Tensor, caches: Caches, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """As `Stages.attend`."""
+        return attention.attend(q, *caches, batch, scale, window, softcap)

@@ -1,0 +1,108 @@
+"""Triton's small stages against their formulas in float64: interpreted, or on the GPU where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.paged_attention import worst_row
+from torch.nn import functional
+
+from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
+from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
+from pyagent.infrastructure.engine.runners.torch.kernels.rotary import rotate_and_store
+
+pytestmark = pytest.mark.oracle
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MOST_ERROR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Of a row: a unit in the last place, which the interpreter cuts off where a GPU rounds."""
+DTYPES = pytest.mark.parametrize("dtype", list(MOST_ERROR), ids=str)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(3)
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape).to(DEVICE, dtype)
+
+
+def normalised(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 64, 100, 1536])
+def test_rms_norm_equals_its_formula(size: int, dtype: torch.dtype) -> None:
+    """Rows of any length, a power of two or not, become rows of mean square one, times the weights."""
+    x, weight = random(3, 2 * size, dtype=dtype)[:, size:], random(size, dtype=dtype)
+    assert worst_row(rms_norm(x, weight, 1e-5), normalised(x, weight, 1e-5)) < MOST_ERROR[dtype]
+
+
+def test_rms_norm_of_heads_reads_them_where_they_lie() -> None:
+    """Each head of a token is normalised on its own, out of the tensor that holds queries, keys and values."""
+    qkv, weight = random(3, 8 * 24, dtype=torch.float32), random(24, dtype=torch.float32)
+    heads = qkv[:, 2 * 24 : 6 * 24].unflatten(1, (4, 24))
+    assert worst_row(rms_norm(heads, weight, 1e-6), normalised(heads, weight, 1e-6)) < 1e-6
+
+
+@DTYPES
+def test_rms_norm_adds_to_the_residual_first(dtype: torch.dtype) -> None:
+    """The residual becomes the sum as its type holds it, and the rows returned are of that sum."""
+    x, residual, weight = (random(*shape, dtype=dtype) for shape in ((4, 96), (4, 96), (96,)))
+    before = residual.clone()
+    out = rms_norm(x, weight, 1e-5, residual)
+    assert worst_row(residual, x.double() + before.double()) < MOST_ERROR[dtype]
+    assert worst_row(out, normalised(residual, weight, 1e-5)) < MOST_ERROR[dtype]
+
+
+@DTYPES
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_equals_torch(activation: str, dtype: torch.dtype) -> None:
+    """The first half of a row, activated, times the second, as torch computes it; blocks end in the middle of rows."""
+    x = 3 * random(3, 2 * 300, dtype=dtype)
+    first, second = x.double().chunk(2, dim=1)
+    activated = functional.silu(first) if activation == "silu" else functional.gelu(first, approximate="tanh")
+    assert worst_row(gate(x, activation), activated * second) < MOST_ERROR[dtype]
+
+
+def turned(x: torch.Tensor, angles: torch.Tensor, is_interleaved: bool) -> torch.Tensor:
+    """Return x [T, H, D] as complex numbers times exp(i angle), in float64."""
+    rotary_dim = 2 * angles.shape[1]
+    x, rest = x.double()[..., :rotary_dim], x.double()[..., rotary_dim:]
+    pairs = x.unflatten(-1, (-1, 2)) if is_interleaved else x.unflatten(-1, (2, -1)).transpose(-1, -2)
+    result = torch.view_as_real(
+        torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones(()).double(), angles)[:, None]
+    )
+    rotated = result.flatten(-2) if is_interleaved else result.transpose(-1, -2).flatten(-2)
+    return torch.cat([rotated, rest], -1)
+
+
+@DTYPES
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "rotary"), [(4, 2, 64, 64), (3, 1, 80, 80), (2, 2, 96, 32)])
+def test_rotation_turns_pairs_and_stores_keys_and_values(
+    heads: int, kv_heads: int, dim: int, rotary: int, is_interleaved: bool, dtype: torch.dtype
+) -> None:
+    """Queries turn in place, keys on their way into their rows, values go as they are; other rows stay untouched."""
+    num_tokens = 5
+    qkv = random(num_tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    q, k, v = (part.unflatten(1, (-1, dim)) for part in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], 1))
+    queries, keys, values = q.clone(), k.clone(), v.clone()
+    angles = torch.randn((num_tokens, rotary // 2), dtype=torch.float64) * 3
+    rows = torch.tensor([17, 3, -1, 47, 16], device=DEVICE)
+    caches = [torch.full((3, 16, kv_heads, dim), 7.0, dtype=dtype, device=DEVICE) for _ in range(2)]
+    cos, sin = angles.cos().float().to(DEVICE), angles.sin().float().to(DEVICE)
+    rotate_and_store((q, k, v), cos, sin, rows, (caches[0], caches[1]), is_interleaved=is_interleaved)
+    angles = angles.to(DEVICE)
+    kept = rows >= 0
+    k_rows, v_rows = (cache.flatten(0, 1) for cache in caches)
+    assert worst_row(q, turned(queries, angles, is_interleaved)) < MOST_ERROR[dtype]
+    assert worst_row(k_rows[rows[kept]], turned(keys, angles, is_interleaved)[kept]) < MOST_ERROR[dtype]
+    assert torch.equal(v_rows[rows[kept]], values[kept])
+    untouched = torch.ones(48, dtype=torch.bool).index_fill(0, rows[kept].cpu(), False)
+    assert (k_rows[untouched.to(DEVICE)] == 7).all()
+    assert (v_rows[untouched.to(DEVICE)] == 7).all()
+    assert torch.equal(k, keys)

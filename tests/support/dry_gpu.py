@@ -1,0 +1,146 @@
+"""A GPU that is not there: Triton compiles for it to machine code, and what would be launched is counted instead.
+
+Run as a program, it compiles the torch runner's kernels and prints what each takes of the device, as JSON lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
+"""The most shared memory of a program, by compute capability."""
+
+
+class Compiled(NamedTuple):
+    """One kernel as a device would get it. `matrix` is the matrix instruction that it multiplies with."""
+
+    name: str
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    matrix: str
+
+
+class Launcher:
+    """Launch nothing."""
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        pass
+
+    def __call__(self, *arguments: Any) -> None:
+        pass
+
+
+class DryGpu:
+    """Triton's driver for a device of a compute capability (90 is Hopper). It is also its own `utils`."""
+
+    launcher_cls = Launcher
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self.compiled: list[Compiled] = []
+        self.utils = self
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+    def get_benchmarker(self) -> Callable[..., Sequence[float]]:
+        return self._measure
+
+    def _measure(self, call: Callable[[], None], **options: Any) -> Sequence[float]:
+        call()  # compiles
+        return [1.0, 1.0, 1.0]
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED_BYTES[self.capability]}
+
+    def load_binary(self, name: str, binary: bytes, shared_bytes: int, device: int) -> tuple[int, int, int, int, int]:
+        registers, local_bytes = _resources(binary)
+        code = _tool("nvdisasm", binary)
+        matrix = next((word for word in ("HGMMA", "HMMA", "FFMA") if f" {word}" in code), "")
+        self.compiled.append(Compiled(name, registers, local_bytes, shared_bytes, matrix))
+        return 0, 0, registers, local_bytes, 1024
+
+
+def _tool(name: str, binary: bytes, *options: str) -> str:
+    """Return what a program of Triton's own says of machine code."""
+    import triton
+
+    program = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        return subprocess.run([program, *options, file.name], check=True, capture_output=True, text=True).stdout
+
+
+def _resources(binary: bytes) -> tuple[int, int]:
+    """Return the registers of a thread, and the bytes of its stack, where registers that are too many go."""
+    usage = _tool("cuobjdump", binary, "-res-usage")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    return int(found[1]), int(found[2])
+
+
+def compile_kernels(capability: int) -> list[Compiled]:
+    """Compile every kernel as for a layer of a model: bfloat16, 32 query heads on 8 KV heads of 128."""
+    import torch
+    from support.paged_attention import Heads, make_inputs
+    from triton.runtime.driver import driver
+
+    gpu = DryGpu(capability)
+    driver.set_active(gpu)  # type: ignore[arg-type]
+    from pyagent.infrastructure.engine.runners.torch.kernels.attention import attend
+    from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
+    from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
+    from pyagent.infrastructure.engine.runners.torch.kernels.rotary import rotate_and_store
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.bfloat16)
+
+    inputs = make_inputs([1, 40], [1030, 60], Heads(32, 8, 128), torch.bfloat16)
+    attend(*inputs, 0.1, None, None)
+    attend(*make_inputs([40], [60], Heads(32, 8, 128), torch.bfloat16), 0.1, 512, 50.0)
+    shared = make_inputs([1] * 2, [1030] * 2, Heads(4, 1, 128), torch.bfloat16, num_shared=512)
+    attend(*shared, 0.1, None, None)
+    rms_norm(numbers(2, 4096), numbers(4096), 1e-5, numbers(2, 4096))
+    gate(numbers(2, 28_672), "silu")
+    angles = torch.zeros((2, 64))
+    heads = (numbers(2, 32, 128), numbers(2, 8, 128), numbers(2, 8, 128))
+    caches = (numbers(1, 16, 8, 128), numbers(1, 16, 8, 128))
+    rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), caches, is_interleaved=False)
+    return gpu.compiled
+
+
+def main() -> None:
+    """Print each kernel's `Compiled` as a line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--capability", type=int, default=90, choices=sorted(SHARED_BYTES))
+    parser.add_argument("--all", action="store_true", help="every entry of each table, not the first alone")
+    options = parser.parse_args()
+    os.environ.pop("TRITON_INTERPRET", None)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.all:
+            os.environ["TRITON_CACHE_AUTOTUNING"] = "1"
+        os.environ["TRITON_CACHE_DIR"] = folder  # what was not measured must not be found as measured
+        for compiled in compile_kernels(options.capability):
+            print(json.dumps(compiled._asdict()))
+
+
+if __name__ == "__main__":
+    main()
