@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
-from pyagent.infrastructure.engine.runners.torch import attention
-from pyagent.infrastructure.engine.runners.torch.layers import gated, rms_norm, rotary, rotate
+from pyagent.infrastructure.engine.runners.torch.layers import rotary
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
     from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
+    from pyagent.infrastructure.engine.runners.torch.stages import Stages
     from pyagent.infrastructure.engine.runners.torch.step import Step
     from pyagent.infrastructure.engine.runners.torch.weights import Layer, Weights
 
@@ -28,8 +28,9 @@ Angles = dict[bool, tuple[Tensor, Tensor]]
 class Decoder:
     """A model's layers over its weights; the KV memory is the caller's."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, layers: KvLayers) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, layers: KvLayers, stages: Stages) -> None:
         self._weights = weights
+        self._stages = stages
         self._places = layers.places
         self._windows = config.windows
         self._heads = (config.num_heads, config.num_kv_heads)
@@ -41,7 +42,6 @@ class Decoder:
         self._is_interleaved = config.is_rope_interleaved
         self._softcap = config.attention_softcap
         self._logit_softcap = config.logit_softcap
-        self._attend = attention.choose(config.attention_softcap)
         device = weights.embedding.device
         self._frequencies = {
             is_local: torch.tensor(frequencies, dtype=torch.float32, device=device)
@@ -56,13 +56,19 @@ class Decoder:
         x = embedding(step.tokens, self._weights.embedding)  # [T, hidden]
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
-        for index, layer in enumerate(self._weights.layers):
-            heads = self._attention(index, layer, self._norm(x, layer.attention_norm), step, kv, angles)
-            x = x + self._post_norm(linear(heads, *layer.attention_output), layer.post_attention_norm)
-            inside = gated(linear(self._norm(x, layer.ffn_norm), *layer.gate_up), self._activation)
-            x = x + self._post_norm(linear(inside, *layer.down), layer.post_ffn_norm)
-        outputs = self._norm(x.index_select(0, step.outputs), self._weights.final_norm)
-        logits = linear(outputs, self._weights.output).float()
+        stages, layers = self._stages, self._weights.layers
+        next_norms = [*(layer.attention_norm for layer in layers[1:]), self._weights.final_norm]
+        normed = stages.rms_norm(x, layers[0].attention_norm, self._epsilon)
+        for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+            heads = self._attention(index, layer, normed, step, kv, angles)
+            branch = self._post_norm(linear(heads, *layer.attention_output), layer.post_attention_norm)
+            x, normed = stages.add_rms_norm(x, branch, layer.ffn_norm, self._epsilon)
+            inside = stages.gated(linear(normed, *layer.gate_up), self._activation)
+            branch = self._post_norm(linear(inside, *layer.down), layer.post_ffn_norm)
+            if next_norm is self._weights.final_norm:
+                x, branch = x.index_select(0, step.outputs), branch.index_select(0, step.outputs)
+            x, normed = stages.add_rms_norm(x, branch, next_norm, self._epsilon)
+        logits = linear(normed, self._weights.output).float()
         cap = self._logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -74,16 +80,10 @@ class Decoder:
         qkv = linear(x, *layer.qkv).unflatten(-1, (-1, self._head_dim))
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], 1)  # [T, H, D]
         q, k = self._post_norm(q, layer.query_norm), self._post_norm(k, layer.key_norm)
-        cos_sin = angles[window is not None]
-        q = rotate(q, cos_sin, is_interleaved=self._is_interleaved)
-        k = rotate(k, cos_sin, is_interleaved=self._is_interleaved)
-        kv.write(slot, step.rows[table], k, v)
-        batch = step.attention[table]
-        heads = self._attend(q, kv.keys[slot], kv.values[slot], batch, self._scale, window, self._softcap)
-        return heads.flatten(1)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self._epsilon)
+        cos_sin, caches = angles[window is not None], (kv.keys[slot], kv.values[slot])
+        rows, batch = step.rows[table], step.attention[table]
+        q = self._stages.rotate_and_store((q, k, v), cos_sin, rows, caches, is_interleaved=self._is_interleaved)
+        return self._stages.attend(q, caches, batch, self._scale, window, self._softcap).flatten(1)
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        return x if weight is None else rms_norm(x, weight, self._epsilon)
+        return x if weight is None else self._stages.rms_norm(x, weight, self._epsilon)

@@ -82,11 +82,6 @@ class KvCache:
         self._mappings.append(mapping)
         return torch.frombuffer(mapping, dtype=dtype).view(shape).to(device)
 
-    def write(self, slot: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [T, Hkv, D] in rows [T] of a slot: page * BLOCK_TOKENS + place in the page."""
-        for cache, new in ((self.keys[slot], keys), (self.values[slot], values)):
-            cache.flatten(0, 1).index_copy_(0, rows, new.to(cache.dtype))
-
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of pages: (from, to), in this order."""
         for source, target in pairs:

@@ -24,6 +24,7 @@ from pyagent.infrastructure.engine.runners.torch.decoder import Decoder
 from pyagent.infrastructure.engine.runners.torch.device import target_of
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
 from pyagent.infrastructure.engine.runners.torch.sizes import Sizes, open_model, step_bytes
+from pyagent.infrastructure.engine.runners.torch.stages import Stages, Trial, choose_stages
 from pyagent.infrastructure.engine.runners.torch.step import Step
 from pyagent.infrastructure.engine.runners.torch.weights import load_weights
 
@@ -74,7 +75,8 @@ class TorchRunner(PagedRunner):
         weights = load_weights(file, str(path), target.dtype, target.device, self._threads)
         num_pages = sizes.num_pages(target, options.kv_bytes)
         self._kv = KvCache(layers, config, num_pages, target.kv_dtype, target.device)
-        self._decoder = Decoder(config, weights, layers)
+        stages = self.choose_stages(Trial(config, target.device, target.dtype, target.kv_dtype))
+        self._decoder = Decoder(config, weights, layers, stages)
         seconds = time.perf_counter() - start
         logger.info("loaded %s onto %s as %s in %.1f s", path, target.device, target.dtype, seconds)
         return RunnerInfo(
@@ -86,6 +88,10 @@ class TorchRunner(PagedRunner):
             page_bytes=0 if target.is_gpu else sizes.page_bytes,
             kv_groups=layers.groups,
         )
+
+    def choose_stages(self, trial: Trial) -> Stages:
+        """Return what computes between the products."""
+        return choose_stages(trial)
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and sample the tokens it asks for."""

@@ -60,10 +60,27 @@ class Step:
         for group, page_in_block in layers.tables:
             pages_per_block = layers.groups[group][2]
             tables = tables_there[group].clamp(min=0)[:, page_in_block::pages_per_block].contiguous()
-            attention.append(AttentionBatch(starts_there, lengths, tables, num_queries, num_tokens))
+            shared = 0
+            if layers.groups[group][1] == 0:  # out of a window's sight pages are none, which is no prefix
+                shared = shared_tokens([one[group] for one in of_sequences], num_queries, num_tokens, pages_per_block)
+            attention.append(AttentionBatch(starts_there, lengths, tables, num_queries, num_tokens, shared))
             rows.append((tables[sequences, blocks] * BLOCK_TOKENS + places).long())
         outputs = starts_there[1 : len(batch.samplers) + 1] - 1
         return cls(tokens, positions, outputs, tuple(attention), tuple(rows))
+
+
+def shared_tokens(
+    tables: Sequence[list[int]], num_queries: Sequence[int], num_tokens: Sequence[int], pages_per_block: int
+) -> int:
+    """Return how many tokens, whole blocks, all sequences with one query have in the same pages, that one left out."""
+    decoding = [row for row, num in enumerate(num_queries) if num == 1]
+    if len(decoding) < 2:
+        return 0
+    ordered = [tables[row] for row in decoding]
+    first, last = min(ordered), max(ordered)  # what these begin with alike, all between them do
+    num_pages = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    fewest = min(num_tokens[row] for row in decoding) - 1
+    return min(num_pages // pages_per_block, fewest // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 class _Packed:

@@ -15,7 +15,8 @@ class AttentionBatch:
     On the device, int32: `query_starts` [n + 1], where each sequence's queries begin; `lengths` [n], each sequence's
     tokens with its queries; `tables` [n, max_pages], the pages of its blocks in order, of which those beyond its length
     or out of its window's sight may be any page. `num_queries` and `num_tokens` are the same as numbers of the host, so
-    that no kernel's launch has to wait for the device.
+    that no kernel's launch has to wait for the device. Sequences with one query have their first `num_shared` tokens,
+    whole pages, in the same pages.
     """
 
     query_starts: Tensor
@@ -23,3 +24,4 @@ class AttentionBatch:
     tables: Tensor
     num_queries: Sequence[int]
     num_tokens: Sequence[int]
+    num_shared: int = 0

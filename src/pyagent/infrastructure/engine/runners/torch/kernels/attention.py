@@ -68,7 +68,7 @@ def attend(
     if is_decoding:
         attend_decode(queries, out)
     if max(batch.num_queries) > 1:
-        attend_prefill(queries, out, leave_single=is_decoding)
+        attend_prefill(queries, out)
     return out
 
 

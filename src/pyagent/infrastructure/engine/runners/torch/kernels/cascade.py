@@ -4,6 +4,10 @@ Tiles are as in prefill, but their rows are of different sequences, each with it
 from any. What they leave is a part as any other, merged with each sequence's own.
 """
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportGeneralTypeIssues=false
+# A kernel's parameters are pointers, numbers and blocks of Triton's, which no annotation tells apart; by the types, a
+# kernel that another calls never returns.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -11,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
-from pyagent.infrastructure.engine.runners.torch.kernels.launch import configured, next_power_of_2, widens
+from pyagent.infrastructure.engine.runners.torch.kernels.launch import configured, divide_up, next_power_of_2, widens
 from pyagent.infrastructure.engine.runners.torch.kernels.online_softmax import attend_keys
 from pyagent.infrastructure.engine.runners.torch.kernels.parts import PART_TOKENS, Parts, part_of
 
@@ -110,7 +114,7 @@ def attend_shared(queries: PagedQueries, parts: Parts) -> None:
     group = num_heads // num_kv_heads
 
     def grid(chosen: dict[str, Any]) -> tuple[int, int, int]:
-        return triton.cdiv(num_sequences * group, chosen["BLOCK_M"]), num_kv_heads, parts.num_shared
+        return divide_up(num_sequences * group, chosen["BLOCK_M"]), num_kv_heads, parts.num_shared
 
     _attend_prefix[grid](
         q,

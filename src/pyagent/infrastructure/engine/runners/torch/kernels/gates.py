@@ -1,5 +1,8 @@
 """The gate of an MLP: SiLU or GeLU (by its tanh) of one half of a row, times the other half."""
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# A kernel's parameters are pointers, numbers and blocks of Triton's, which no annotation tells apart.
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyagent.infrastructure.engine.runners.torch.kernels.launch import configured
+from pyagent.infrastructure.engine.runners.torch.kernels.launch import configured, divide_up
 
 GATE_CONFIGS = [
     triton.Config({"BLOCK": block}, num_warps=num_warps)
@@ -48,7 +51,7 @@ def gate(x: Tensor, activation: str) -> Tensor:
     out = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
 
     def grid(chosen: dict[str, Any]) -> tuple[int, int]:
-        return num_tokens, triton.cdiv(size, chosen["BLOCK"])
+        return num_tokens, divide_up(size, chosen["BLOCK"])
 
     _gate[grid](x, out, size, x.stride(0), out.stride(0), ACTIVATION=activation)
     return out

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.runtime.errors import OutOfResources
 
 from pyagent.infrastructure.engine.runners.torch.kernels import is_interpreted
@@ -39,11 +40,14 @@ def configured(
     def fitting(shape: dict[str, Any]) -> list[triton.Config]:
         return [entry for entry in configs if fits is None or fits(shape, entry)] or [configs[-1]]
 
+    def prune(_: list[triton.Config], __: dict[str, Any], **shape: Any) -> list[triton.Config]:
+        return fitting(shape)
+
     def decorate(kernel: Any) -> Any:
         if INTERPRETED:
             return ConfiguredKernel(kernel, lambda _: [configs[-1]])
-        if triton.knobs.autotuning.cache:
-            pruning = {"early_config_prune": lambda _entries, _tensors, **shape: fitting(shape)}
+        if knobs.autotuning.cache:
+            pruning = {"early_config_prune": prune}
             tune = triton.autotune(list(configs), list(key), prune_configs_by=pruning, restore_value=list(changes))
             return tune(kernel)
         return ConfiguredKernel(kernel, fitting)
@@ -67,8 +71,9 @@ class ConfiguredKernel:
         key = (tensors[0].dtype, *shape.values())
         entries = self._entries.get(key) or self._entries.setdefault(key, self._fitting(shape))
         while True:
+            options: dict[str, Any] = entries[0].all_kwargs()
             try:
-                self._kernel[grid](*tensors, **shape, **entries[0].all_kwargs())
+                self._kernel[grid](*tensors, **shape, **options)
             except OutOfResources:
                 if len(entries) == 1:
                     raise
@@ -88,6 +93,11 @@ def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return PRETENDED_PROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def divide_up(number: int, size: int) -> int:
+    """Return how many blocks of a size a number fills, the last in part."""
+    return -(-number // size)
 
 
 def next_power_of_2(number: int) -> int:

@@ -1,5 +1,8 @@
 """RMSNorm, alone or with the residual stream added first: each row is read once and written once."""
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# A kernel's parameters are pointers, numbers and blocks of Triton's, which no annotation tells apart.
+
 from __future__ import annotations
 
 from typing import Any

@@ -5,6 +5,9 @@ whole group. A row's running maximum and sum (Milakov and Gimelshein 2018, Flash
 `exp2` is what the device computes.
 """
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# A kernel's parameters are pointers, numbers and blocks of Triton's, which no annotation tells apart.
+
 from __future__ import annotations
 
 import triton
@@ -42,9 +45,9 @@ def attend_keys(
     for block in range(start, end, BLOCK_N):
         positions = block + tl.arange(0, BLOCK_N)
         is_value = (dims < HEAD_DIM)[None, :]
+        is_key = (positions >= first_seen) & (positions < end)
         if MASKED:
             # What lies out of sight may be anything: NaN times a weight of 0 would still be NaN.
-            is_key = (positions >= first_seen) & (positions < end)
             is_value = is_value & is_key[:, None]
             pages = tl.load(page_table + positions // PAGE_TOKENS, mask=is_key, other=0).to(tl.int64)
         else:

@@ -4,6 +4,9 @@ A part leaves its softmax's weighted values and the logarithm (to base 2) of the
 weighted mean, which is associative: parts may be cut anywhere, and come from different kernels.
 """
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# A kernel's parameters are pointers, numbers and blocks of Triton's, which no annotation tells apart.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyagent.infrastructure.engine.runners.torch.kernels.launch import next_power_of_2, num_processors
+from pyagent.infrastructure.engine.runners.torch.kernels.launch import (
+    configured,
+    divide_up,
+    next_power_of_2,
+    num_processors,
+)
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.kernels.attention import PagedQueries
@@ -61,7 +69,7 @@ def make_parts(queries: PagedQueries, block: int) -> Parts:
 def num_parts(num_keys: int, num_kv_heads: int, device: torch.device) -> int:
     """Return the most parts of so many keys: with one sequence there are two programs for each multiprocessor."""
     most = min(MOST_PARTS, max(1, 2 * num_processors(device) // num_kv_heads))
-    return min(most, triton.cdiv(num_keys, PART_TOKENS))
+    return min(most, divide_up(num_keys, PART_TOKENS))
 
 
 @triton.jit
@@ -87,6 +95,10 @@ def first_block(num_tokens, first, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
     return tl.maximum(num_tokens - WINDOW, 0) // BLOCK_N * BLOCK_N if WINDOW > 0 else first
 
 
+MERGE_CONFIGS = [triton.Config({}, num_warps=num_warps) for num_warps in (4, 8, 2)]
+
+
+@configured(MERGE_CONFIGS, key=["HEAD_DIM", "BLOCK_S"])
 @triton.jit(
     do_not_specialize=["first", "num_shared", "num_own"], do_not_specialize_on_alignment=["query_starts", "lengths"]
 )

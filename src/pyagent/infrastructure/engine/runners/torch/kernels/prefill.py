@@ -4,6 +4,9 @@ Chunks of all sequences lie one after the other. A program finds its tile's sequ
 so that nothing about the batch has to be known to launch it but the number of tokens.
 """
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# A kernel's parameters are pointers, numbers and blocks of Triton's, which no annotation tells apart.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -71,7 +74,6 @@ def _attend_tiles(
     token_stride,
     head_stride,
     table_stride,
-    LEAVE_SINGLE: tl.constexpr,  # sequences with one query are left to the decode kernel
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -88,11 +90,8 @@ def _attend_tiles(
     first_token = tl.load(query_starts + sequence)
     num_queries = tl.load(query_starts + sequence + 1) - first_token
     first_query = (tile - first_token // BLOCK_Q - sequence) * BLOCK_Q
-    if first_query >= num_queries:
-        return
-    if LEAVE_SINGLE:
-        if num_queries == 1:
-            return
+    if (first_query >= num_queries) | (num_queries == 1):
+        return  # a sequence with one query is left to the decode kernel
     num_tokens = tl.load(lengths + sequence)
     first_position = num_tokens - num_queries + first_query
     rows = tl.arange(0, BLOCK_M)
@@ -171,8 +170,8 @@ def prefill_block(head_dim: int, element_bytes: int) -> int:
     return min(64, max(16, 32_768 // (next_power_of_2(head_dim) * element_bytes)))
 
 
-def attend_prefill(queries: PagedQueries, out: torch.Tensor, *, leave_single: bool) -> None:
-    """Write `out` for all sequences, or with `leave_single` for those with several queries."""
+def attend_prefill(queries: PagedQueries, out: torch.Tensor) -> None:
+    """Write `out` for the sequences with several queries; leaves the others' rows alone."""
     q, k_cache = queries.q, queries.k_cache
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, num_sequences = k_cache.shape[2], len(queries.lengths)
@@ -195,7 +194,6 @@ def attend_prefill(queries: PagedQueries, out: torch.Tensor, *, leave_single: bo
         out.stride(0),
         *k_cache.stride()[:3],
         queries.tables.stride(0),
-        LEAVE_SINGLE=leave_single,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_N=prefill_block(head_dim, k_cache.element_size()),

@@ -1,5 +1,9 @@
 """Rotary positions of queries and keys, and the step's keys and values into their pages: one pass instead of five."""
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportGeneralTypeIssues=false
+# A kernel's parameters are pointers, numbers and blocks of Triton's, which no annotation tells apart; by the types, a
+# kernel that another calls never returns.
+
 from __future__ import annotations
 
 import triton

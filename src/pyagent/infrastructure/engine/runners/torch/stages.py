@@ -1,0 +1,177 @@
+"""What lies between a decoder's matrix products: one door, torch's own operations behind it or Triton's kernels.
+
+Kernels are taken on a GPU where a trial with the model's shapes gives what torch's operations give. Where it does not,
+or Triton cannot compile there, the log says why and torch's own are taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from pyagent.core.runners.batch import BLOCK_TOKENS
+from pyagent.infrastructure.engine.runners.torch import attention, kernels
+from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+from pyagent.infrastructure.engine.runners.torch.layers import gated, rms_norm, rotate
+
+if TYPE_CHECKING:
+    from pyagent._rust import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries [T, Hq, D], keys and values [T, Hkv, D] of a step."""
+Caches = tuple[Tensor, Tensor]
+"""A layer's keys and values [num_pages, BLOCK_TOKENS, Hkv, D]."""
+
+
+_NUM_TOKENS, _NUM_PAGES = 22, 128
+"""Of a trial."""
+
+
+class Stages(Protocol):
+    """A step's operations beside its products. What they are given of the step itself they may write into."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Return `x` [T, D] or [T, H, D] with a root mean square of 1, times `weight` [D]."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, branch: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """Return `x + branch` [T, D], and that sum as `rms_norm` gives it."""
+        ...
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """Return the activated first half of the columns times the second."""
+        ...
+
+    def rotate_and_store(
+        self, heads: Heads, cos_sin: tuple[Tensor, Tensor], rows: Tensor, caches: Caches, *, is_interleaved: bool
+    ) -> Tensor:
+        """Return the queries turned; the keys turned, and the values, go to rows [T] of the caches.
+
+        A row is page * BLOCK_TOKENS + place in the page.
+        """
+        ...
+
+    def attend(
+        self, q: Tensor, caches: Caches, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """As `attention.Attend`."""
+        ...
+
+
+class TorchStages:
+    """Torch's own operations: the oracle of the kernels."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """As `Stages.rms_norm`."""
+        return rms_norm(x, weight, epsilon)
+
+    def add_rms_norm(self, x: Tensor, branch: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """As `Stages.add_rms_norm`."""
+        total = x + branch
+        return total, rms_norm(total, weight, epsilon)
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """As `Stages.gated`."""
+        return gated(gate_up, activation)
+
+    def rotate_and_store(
+        self, heads: Heads, cos_sin: tuple[Tensor, Tensor], rows: Tensor, caches: Caches, *, is_interleaved: bool
+    ) -> Tensor:
+        """As `Stages.rotate_and_store`."""
+        q, k, v = heads
+        for cache, new in zip(caches, (rotate(k, cos_sin, is_interleaved=is_interleaved), v), strict=True):
+            cache.flatten(0, 1).index_copy_(0, rows, new.to(cache.dtype))
+        return rotate(q, cos_sin, is_interleaved=is_interleaved)
+
+    def attend(
+        self, q: Tensor, caches: Caches, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """As `Stages.attend`."""
+        return attention.choose(softcap)(q, *caches, batch, scale, window, softcap)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A small step with a model's shapes, on random numbers: what a decoder's layers ask of their stages."""
+
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+    def fault(self, stages: Stages) -> str | None:
+        """Return what is wrong with the results of these stages; None where they are as torch's."""
+        most = 1e-4 if self.dtype == torch.float32 else 3e-2
+        try:
+            results, expected = self._results(stages), self._results(TorchStages())
+        except Exception as error:  # noqa: BLE001 - whatever a compiler or driver raises is why they are not taken
+            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        for name, result in results.items():
+            wanted = expected[name].float()
+            error = float((result.float() - wanted).norm() / wanted.norm())
+            if not error < most:
+                return f"{name} is wrong by {error:.1e}"
+        return None
+
+    def _results(self, stages: Stages) -> dict[str, Tensor]:
+        config, generator = self.config, torch.Generator().manual_seed(1)
+
+        def random(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.randn(shape, generator=generator).to(self.device, dtype)
+
+        heads, kv_heads, dim, epsilon = config.num_heads, config.num_kv_heads, config.head_dim, config.norm_epsilon
+        shape = (_NUM_TOKENS, config.hidden_size)
+        weight = random(config.hidden_size, dtype=torch.float32)
+        total, normed = stages.add_rms_norm(random(*shape), random(*shape), weight, epsilon)
+        results = {"the residual": total, "RMSNorm with residual": normed}
+        results["RMSNorm"] = stages.rms_norm(random(*shape), weight, epsilon)
+        q, k, v = random(_NUM_TOKENS, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
+        results["RMSNorm of heads"] = stages.rms_norm(k, random(dim, dtype=torch.float32), epsilon)
+        results["the gate"] = stages.gated(random(_NUM_TOKENS, 2 * config.ffn_size), config.activation)
+        angles = random(_NUM_TOKENS, 1, len(config.rope_frequencies), dtype=torch.float32)
+        cache_shape = (_NUM_PAGES, BLOCK_TOKENS, kv_heads, dim)
+        caches = (random(*cache_shape, dtype=self.kv_dtype), random(*cache_shape, dtype=self.kv_dtype))
+        rows = torch.randperm(_NUM_PAGES * BLOCK_TOKENS, generator=generator)[:_NUM_TOKENS].to(self.device)
+        cos_sin, is_interleaved = (angles.cos(), angles.sin()), config.is_rope_interleaved
+        q = stages.rotate_and_store((q, k, v), cos_sin, rows, caches, is_interleaved=is_interleaved)
+        results |= {"the rotation": q, "the keys": caches[0], "the values": caches[1]}
+        for window in set(config.windows):
+            for name, batch in self._batches():
+                heads_out = stages.attend(q, caches, batch, config.attention_scale, window, config.attention_softcap)
+                results[f"attention with window {window}, {name}"] = heads_out
+        return results
+
+    def _batches(self) -> Iterator[tuple[str, AttentionBatch]]:
+        """Yield sequences that decode beside a chunk of a prompt: of few tokens, and of many that begin alike."""
+        for name, length, num_shared in (("short", 35, 0), ("long", 600, 512)):
+            num_queries, num_tokens = [1, 1, _NUM_TOKENS - 2], [length, length - 1, 60]
+            tables = torch.arange(2, 2 + 3 * 38, dtype=torch.int32).view(3, 38)
+            tables[1, : num_shared // BLOCK_TOKENS] = tables[0, : num_shared // BLOCK_TOKENS]
+            starts = torch.tensor([0, 1, 2, _NUM_TOKENS], dtype=torch.int32, device=self.device)
+            lengths = torch.tensor(num_tokens, dtype=torch.int32, device=self.device)
+            yield name, AttentionBatch(starts, lengths, tables.to(self.device), num_queries, num_tokens, num_shared)
+
+
+def choose_stages(trial: Trial) -> Stages:
+    """Return the kernels where they work, else torch's own operations, with the reason in the log."""
+    if trial.device.type != "cuda":
+        return TorchStages()  # the interpreter is for tests
+    reason = kernels.unavailable_reason(trial.device)
+    if reason is None:
+        from pyagent.infrastructure.engine.runners.torch.kernels.stages import TritonStages
+
+        start = time.perf_counter()
+        reason = trial.fault(TritonStages())
+        if reason is None:
+            logger.info("Triton's kernels are ready and give what torch gives, %.1f s", time.perf_counter() - start)
+            return TritonStages()
+    logger.warning("taking torch's own operations, which are slower than Triton's kernels: %s", reason)
+    return TorchStages()
