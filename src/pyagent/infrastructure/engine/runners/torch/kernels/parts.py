@@ -9,7 +9,7 @@ weighted mean, which is associative: parts may be cut anywhere, and come from di
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -95,10 +95,15 @@ def first_block(num_tokens, first, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
     return tl.maximum(num_tokens - WINDOW, 0) // BLOCK_N * BLOCK_N if WINDOW > 0 else first
 
 
-MERGE_CONFIGS = [triton.Config({}, num_warps=num_warps) for num_warps in (4, 8, 2)]
+MERGE_CONFIGS = [triton.Config({}, num_warps=num_warps) for num_warps in (4, 8, 16)]
 
 
-@configured(MERGE_CONFIGS, key=["HEAD_DIM", "BLOCK_S"])
+def _fits(shape: dict[str, Any], config: triton.Config) -> bool:
+    """Whether the parts of a head are at most 64 numbers a thread, which stay in registers."""
+    return shape["BLOCK_S"] * shape["BLOCK_D"] <= 64 * 32 * config.num_warps
+
+
+@configured(MERGE_CONFIGS, key=["HEAD_DIM", "BLOCK_S"], fits=_fits)
 @triton.jit(
     do_not_specialize=["first", "num_shared", "num_own"], do_not_specialize_on_alignment=["query_starts", "lengths"]
 )
