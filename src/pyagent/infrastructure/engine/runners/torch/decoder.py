@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from pyagent.infrastructure.engine.runners.torch.layers import rotary
 
@@ -61,14 +61,14 @@ class Decoder:
         normed = stages.rms_norm(x, layers[0].attention_norm, self._epsilon)
         for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             heads = self._attention(index, layer, normed, step, kv, angles)
-            branch = self._post_norm(linear(heads, *layer.attention_output), layer.post_attention_norm)
+            branch = self._post_norm(layer.attention_output(heads), layer.post_attention_norm)
             x, normed = stages.add_rms_norm(x, branch, layer.ffn_norm, self._epsilon)
-            inside = stages.gated(linear(normed, *layer.gate_up), self._activation)
-            branch = self._post_norm(linear(inside, *layer.down), layer.post_ffn_norm)
+            inside = stages.gated(layer.gate_up(normed), self._activation)
+            branch = self._post_norm(layer.down(inside), layer.post_ffn_norm)
             if next_norm is self._weights.final_norm:
                 x, branch = x.index_select(0, step.outputs), branch.index_select(0, step.outputs)
             x, normed = stages.add_rms_norm(x, branch, next_norm, self._epsilon)
-        logits = linear(normed, self._weights.output).float()
+        logits = self._weights.output(normed).float()
         cap = self._logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -77,7 +77,7 @@ class Decoder:
         num_heads, num_kv_heads = self._heads
         table, slot = self._places[index]
         window = self._windows[index]
-        qkv = linear(x, *layer.qkv).unflatten(-1, (-1, self._head_dim))
+        qkv = layer.qkv(x).unflatten(-1, (-1, self._head_dim))
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], 1)  # [T, H, D]
         q, k = self._post_norm(q, layer.query_norm), self._post_norm(k, layer.key_norm)
         cos_sin, caches = angles[window is not None], (kv.keys[slot], kv.values[slot])

@@ -83,7 +83,7 @@ class TorchRunner(PagedRunner):
             architecture=config.architecture,
             vocab_size=config.vocab_size,
             context_length=config.context_length,
-            weight_bytes=0 if target.is_gpu else weights.num_bytes,
+            weight_bytes=0 if target.is_gpu else sizes.weight_bytes,
             num_pages=num_pages,
             page_bytes=0 if target.is_gpu else sizes.page_bytes,
             kv_groups=layers.groups,

@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
         """For steps up to the largest."""
         page_bytes = layers.page_bytes(config, target.kv_dtype)
         workspace = step_bytes(config, step, target)
-        return cls(weight_bytes(config, target.dtype), workspace, page_bytes, layers.pages_per_block)
+        return cls(weight_bytes(config, target.dtype, target.device), workspace, page_bytes, layers.pages_per_block)
 
     def check_fit(self, target: Target, path: Path) -> None:
         """Raise `ModelError` where the GPU lacks memory for the model and a little KV."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pyagent.core.errors import ModelError
+from pyagent.infrastructure.engine.runners.torch.linear import Linear, is_packed, linear_of
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig, ModelFile
@@ -23,13 +24,6 @@ _PIECE_BYTES = 16 << 20
 _MOST_THREADS = 8
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Element types of files that torch has."""
-
-
-class Linear(NamedTuple):
-    """A matrix [out, in] and its bias [out]."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +44,19 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A decoder's weights. `output` is the embedding where the two are tied."""
+    """A decoder's weights. `output` is the embedding's matrix where the two are tied."""
 
     embedding: Tensor  # [vocabulary, hidden]
     layers: Sequence[Layer]
     final_norm: Tensor
-    output: Tensor
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the matrices."""
-        matrices = [self.embedding, *([] if self.output is self.embedding else [self.output])]
-        for layer in self.layers:
-            matrices += [layer.qkv.weight, layer.attention_output.weight, layer.gate_up.weight, layer.down.weight]
-        return sum(matrix.nbytes for matrix in matrices)
+    output: Linear
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes that the matrices will take."""
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the bytes that the matrices take."""
     heads = config.head_dim * (config.num_heads + config.num_kv_heads)
     layer = config.hidden_size * (2 * heads + 3 * config.ffn_size)
-    vocabularies = 1 if config.is_output_tied else 2
+    vocabularies = 1 if config.is_output_tied and not is_packed(dtype, device) else 2
     return (config.num_layers * layer + vocabularies * config.vocab_size * config.hidden_size) * dtype.itemsize
 
 
@@ -83,7 +69,7 @@ def load_weights(file: ModelFile, path: str, dtype: torch.dtype, device: torch.d
         shape = (config.vocab_size, config.hidden_size)
         embedding = loader.matrix([("token_embd.weight", shape[0])], shape[1])
         output = embedding if config.is_output_tied else loader.matrix([("output.weight", shape[0])], shape[1])
-        return Weights(embedding, list(layers), loader.norm("output_norm.weight", shape[1]), output)
+        return Weights(embedding, list(layers), loader.norm("output_norm.weight", shape[1]), linear_of(output))
 
 
 class _Loader:
@@ -130,14 +116,14 @@ class _Loader:
     def _linear(self, num_columns: int, *parts: tuple[str, int]) -> Linear:
         weight = self.matrix([(f"{name}.weight", num_rows) for name, num_rows in parts], num_columns)
         if not any(self._file.find(f"{name}.bias") for name, _ in parts):
-            return Linear(weight, None)
+            return linear_of(weight)
         biases = [
             self._vector(f"{name}.bias", num_rows, self._dtype)
             if self._file.find(f"{name}.bias")
             else torch.zeros(num_rows, dtype=self._dtype, device=self._device)
             for name, num_rows in parts
         ]
-        return Linear(weight, torch.cat(biases))
+        return linear_of(weight, torch.cat(biases))
 
     def _vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         vector = torch.empty(1, size, dtype=dtype, device=self._device)
