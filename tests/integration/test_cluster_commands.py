@@ -109,3 +109,11 @@ def test_server_that_cannot_be_found_says_so_and_leaves_no_file(tmp_path: Path) 
     assert "`pyagent stop` and commands without --url will not find this server" in said.stderr
     assert list((tmp_path / "servers").iterdir()) == []
     assert running_servers(tmp_path) == []
+
+
+@pytest.mark.parametrize("at", ["a..b", "desk." + 64 * "x", "\u202e.example"])
+def test_join_at_what_can_be_no_host_is_one_clear_line(tmp_path: Path, at: str) -> None:
+    """A name that no name service can be asked for is refused as it is typed, without a traceback."""
+    done = pyagent("cluster", "join", "K7Q-F92-4XNM", "--at", at, env=fresh_environment(tmp_path))
+    assert done.returncode != 0
+    assert done.stderr == f"error: {at!r} is no door of a node; expected HOST or HOST:PORT\n"

@@ -301,7 +301,7 @@ def test_node_that_was_away_learns_who_is_out_though_the_revoker_is_forgotten(tm
             await until(lambda: is_connected(a, 1))
             join(tmp_path / "r", a)
             async with running_node(tmp_path / "r", [Own("four")], seeds=[f"127.0.0.1:{a.door_port}"]) as revoker:
-                await until(lambda: is_connected(a, 2))
+                await until(lambda: is_connected(a, 2) and is_connected(revoker, 2))
                 await revoker.revoke(m.keys.node_id)
                 await until(lambda: a.cluster.load().current == revoker.cluster.load().current)
                 await until(lambda: m.keys.node_id in a.cluster.load().revoked)

@@ -22,6 +22,7 @@ _KV_STAYS = (
     "  KV does not move from or to this node: that takes a native link, engine.process = false, and "
     'engine.kv_connector = "auto"\n'
 )
+_MAX_UNMET = 5
 Url = Annotated[str | None, typer.Option("--url", help="The node's URL; without it the one that runs here.")]
 
 
@@ -60,6 +61,10 @@ def write_status(told: ClusterStatus) -> None:
         f"{num_connected} of {num_there} peers connected\n"
     )
     _show_peers(told)
+    for line in told.unmet[:_MAX_UNMET]:
+        sys.stdout.write(f"  not met: {line}\n")
+    if len(told.unmet) > _MAX_UNMET:
+        sys.stdout.write(f"  not met: {len(told.unmet) - _MAX_UNMET} more\n")
     for model in told.placement:
         sys.stdout.write(f"placement: {model.model} on {model.live} of {model.wanted} nodes{_short(model)}\n")
 
@@ -153,6 +158,10 @@ def _show_peers(told: ClusterStatus) -> None:
     for peer in told.peers:
         if _is_gone(peer):
             sys.stdout.write(f"  {_shown(peer)}  {_state(peer)}\n")
+            continue
+        if not peer.is_connected:
+            failure = f": {peer.failure}" if peer.failure else ""
+            sys.stdout.write(f"  {_shown(peer)}  {_state(peer)}{failure}\n")
             continue
         models = (", ".join(peer.models) or "no models") + _role(peer.role)
         agents = f"; agents {', '.join(peer.agents)}" if peer.agents else ""

@@ -277,6 +277,7 @@ async def _look_at_cluster(report: _Report, settings: Settings) -> None:
     """Whether this node's files can be read, and which leg of the network works; nothing where it is in no cluster."""
     import asyncio
 
+    from pyagent.cli.running_servers import running_servers
     from pyagent.core.errors import ClusterError
     from pyagent.infrastructure.cluster.cluster_file import REKEY_ADVICE, ClusterFile, cluster_folder
     from pyagent.infrastructure.cluster.interface_check import check_door, check_interfaces
@@ -299,8 +300,13 @@ async def _look_at_cluster(report: _Report, settings: Settings) -> None:
         role = settings.cluster.role
         advice = f'cluster.role = "{role}" needs it: set engine.process = false, engine.kv_connector = "auto"'
         report.add("cluster", "KV moves", f"none, as {stays}", is_well=role == "both", advice=advice)
-    doors = [check_door("this node", "127.0.0.1", settings.cluster.port)] if settings.cluster.port else []
-    doors += [check_door(door.node_id, door.host, door.port) for door in KnownPeers(folder).doors()[:_MAX_DOORS]]
+    own = next((server for server in running_servers(settings.paths.data) if server.door), None)
+    doors = [check_door("this node", "127.0.0.1", own.door)] if own else []
+    if own is None:
+        report.note("cluster", "this node", "does not run; `pyagent node` starts it")
+    for door in KnownPeers(folder).doors()[:_MAX_DOORS]:
+        member = state.members.get(door.node_id)
+        doors.append(check_door(member.name if member and member.name else door.node_id, door.host, door.port))
     legs = await check_interfaces() if settings.cluster.multicast else []
     for check in [*legs, *await asyncio.gather(*doors)]:
         report.add("cluster", check.name, check.found, is_well=not check.advice, advice=check.advice)

@@ -21,9 +21,17 @@ def read_door(text: str) -> tuple[str, int]:
     match = _BRACKETED.fullmatch(text.strip()) or _PLAIN.fullmatch(text.strip())
     host, port = (match[1] or "", match[2]) if match else ("", None)
     is_number = port is None or (port.isdigit() and 0 < int(port) < 65_536)
-    if not host or not is_number:
+    if not is_number or not (is_address(host) or _is_name(host)):
         raise ValueError(f"expected HOST or HOST:PORT, got {text!r}")
     return host, int(port) if port else DEFAULT_PORT
+
+
+def _is_name(host: str) -> bool:
+    """Whether a name service can be asked for a host: no part of its name is empty, too long, or of odd characters."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def is_address(host: str) -> bool:

@@ -22,14 +22,17 @@ from pyagent.infrastructure.cluster.handshake import (
     ANSWERS,
     HELLO,
     HELLOS,
+    NO_VERSION,
     PROOFS,
     Answer,
     Card,
     Epoch,
     Opening,
+    OtherReleaseError,
     Proof,
     Refused,
     Role,
+    check_hello,
     epochs_of,
     new_nonce,
     proof_of,
@@ -40,6 +43,7 @@ from pyagent.infrastructure.cluster.handshake import (
 from pyagent.infrastructure.cluster.join import JOIN_SECONDS, Inviter, JoinOpening
 from pyagent.infrastructure.cluster.keys import NodeKeys, node_id_of
 from pyagent.infrastructure.cluster.revocations import is_valid
+from pyagent.infrastructure.cluster.told_once import ToldOnce
 from pyagent.infrastructure.cluster.visitors import DoorLimits, Visitors
 from pyagent.infrastructure.wire.codec import Codec
 from pyagent.infrastructure.wire.hello import Hello
@@ -96,6 +100,7 @@ class Door:
         self._inviter = inviter
         self._limits = limits or DoorLimits()
         self._visitors = Visitors(self._limits)
+        self._told = ToldOnce()
         self.boot = new_nonce()
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -179,7 +184,7 @@ class Door:
         state = self._cluster.load()
         opening = Opening(state.tag, new_nonce(), self._card(), epochs_of(state))
         await stream.send(HELLOS.encode(HELLO), _OPENINGS.encode(opening))
-        HELLO.check(await stream.receive(HELLOS), stream.peer)
+        check_hello(await stream.receive(HELLOS), stream.peer)
         answer = await stream.receive(ANSWERS)
         if isinstance(answer, Refused):
             raise await self._refused(stream.peer, state, answer)
@@ -249,7 +254,8 @@ class Door:
                 await self._answer(stream, deadline)
                 await stream.close()
         except (TimeoutError, OSError, WireError, ClusterError) as error:
-            logger.info("not let in: %s: %s", host, error or "too slow")
+            is_for_all = isinstance(error, OtherReleaseError) and self._told.is_new(str(error))
+            logger.log(logging.WARNING if is_for_all else logging.INFO, "not let in: %s: %s", host, error or "too slow")
         finally:
             stream.abort()
             self._visitors.leave(visitor)
@@ -258,7 +264,7 @@ class Door:
         hello = await stream.receive(HELLOS)
         if hello != HELLO:
             await stream.send(HELLOS.encode(HELLO))
-            HELLO.check(hello, stream.peer)
+            check_hello(hello, stream.peer)
         opening = await stream.receive(_OPENINGS)
         if isinstance(opening, Opening):
             await self._let_in(stream, opening)
@@ -321,22 +327,36 @@ async def _accept_no_more(servers: Sequence[asyncio.Server]) -> None:
 
 
 async def is_door(host: str, port: int, timeout: float = 2.0) -> bool:  # noqa: ASYNC109 - a deadline as a whole
-    """Whether a door answers there: a hello of no version is answered with the door's own."""
+    """Whether the door of a node answers there, of whatever release."""
     try:
         async with asyncio.timeout(timeout):
-            stream = FrameStream(*await asyncio.open_connection(host, port, limit=MAX_FRAME_BYTES), peer=host)
-            try:
-                await stream.send(HELLOS.encode(Hello(HELLO.protocol, "")))
-                return (await stream.receive(HELLOS)).protocol == HELLO.protocol
-            finally:
-                stream.abort()
+            await ask_release(host, port)
+    except OtherReleaseError:
+        return True
     except (OSError, TimeoutError, WireError):
         return False
+    return True
+
+
+async def ask_release(host: str, port: int) -> None:
+    """Return where a door of this release answers: a hello of no version is answered with the door's own.
+
+    Raises `OtherReleaseError`, `OSError` where nothing listens, `WireError` where something else does.
+    """
+    stream = FrameStream(*await asyncio.open_connection(host, port, limit=MAX_FRAME_BYTES), peer=f"{host}:{port}")
+    try:
+        await stream.send(HELLOS.encode(Hello(HELLO.protocol, NO_VERSION)))
+        theirs = await stream.receive(HELLOS)
+    finally:
+        stream.abort()
+    check_hello(theirs, stream.peer)
 
 
 def _no_door(port: int, hosts: Sequence[str], error: OSError) -> ClusterError:
     if error.errno == errno.EADDRINUSE:
-        text = f"port {port}, where other nodes knock, is in use; another `pyagent node` may run here"
+        text = (
+            f"port {port}, where other nodes knock, is in use; another `pyagent node` or `cluster invite` may run here"
+        )
         return ClusterError(f"{text}: stop it, or choose another port with --door (cluster.port)")
     where = f"port {port} of {', '.join(hosts)}"
     return ClusterError(f"nodes cannot knock at {where}: {error.strerror}; choose others with --bind, --door")

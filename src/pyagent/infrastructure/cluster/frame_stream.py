@@ -19,7 +19,9 @@ from pyagent.infrastructure.wire.codec import Codec, with_length
 
 MAX_FRAME_BYTES = 4 << 10
 _LENGTH = struct.Struct("!I")
-_HTTP_TOLD = "it answers HTTP: that port is for clients; other nodes knock at 8322, or where `pyagent node` says"
+KNOCK_ADVICE = "other nodes knock at 8322, or where `pyagent node` says"
+_HTTP_TOLD = f"it answers HTTP: that port is for clients; {KNOCK_ADVICE}"
+_NO_DOOR_TOLD = f"what answers there is no node; {KNOCK_ADVICE}"
 M = TypeVar("M")
 
 
@@ -38,6 +40,7 @@ class FrameStream:
         self.peer = peer
         self._reader = reader
         self._writer = writer
+        self._is_understood = False
         self._transcript = hashlib.blake2b(digest_size=32, person=b"pyagent door 1")
 
     @property
@@ -62,13 +65,21 @@ class FrameStream:
                 raise WireError(_HTTP_TOLD, peer=self.peer)
             (num_bytes,) = _LENGTH.unpack(length)
             if num_bytes > codec.max_bytes:
-                told = f"{self.peer} announced a message of {num_bytes} bytes, the most is {codec.max_bytes}"
-                raise WireError(told, peer=self.peer)
+                told = f"it announced a message of {num_bytes} bytes, the most is {codec.max_bytes}"
+                raise WireError(told if self._is_understood else _NO_DOOR_TOLD, peer=self.peer)
             frame = await self._reader.readexactly(num_bytes)
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise WireError(f"{self.peer} hung up", peer=self.peer) from error
+            raise WireError("it hung up", peer=self.peer) from error
         self._note(frame)
-        return codec.decode(frame)
+        return self._understood(frame, codec)
+
+    def _understood(self, frame: bytes, codec: Codec[M]) -> M:
+        try:
+            message = codec.decode(frame)
+        except WireError as error:
+            raise (error if self._is_understood else WireError(_NO_DOOR_TOLD, peer=self.peer)) from error
+        self._is_understood = True
+        return message
 
     async def send(self, *frames: bytes) -> None:
         """Send frames, each already encoded. Raises `WireError` where the other end hung up."""
@@ -78,7 +89,7 @@ class FrameStream:
         try:
             await self._writer.drain()
         except OSError as error:
-            raise WireError(f"{self.peer} hung up", peer=self.peer) from error
+            raise WireError("it hung up", peer=self.peer) from error
 
     def abort(self) -> None:
         """Drop the connection, whatever is still to be sent."""

@@ -24,12 +24,16 @@ import msgspec
 
 from pyagent.core.cluster.cluster_state import ClusterState, EpochSecret
 from pyagent.core.cluster.messages import Revocation
+from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES
+from pyagent.infrastructure.cluster.frames import shown
 from pyagent.infrastructure.cluster.keys import NodeKeys, node_id_of
 from pyagent.infrastructure.wire.codec import Codec
 from pyagent.infrastructure.wire.hello import Hello
 
 HELLO = Hello("pyagent-door", "1")
+NO_VERSION = ""
+"""What a hello says that only asks whether a door is there."""
 NONCE_BYTES = 16
 _MAC_BYTES = 32
 _MAX_ENDPOINTS = 16
@@ -40,6 +44,10 @@ Role = Literal["knocking", "door"]
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Mac = Annotated[bytes, msgspec.Meta(min_length=_MAC_BYTES, max_length=_MAC_BYTES)]
 Tag = Annotated[str, msgspec.Meta(max_length=32)]
+
+
+class OtherReleaseError(ClusterError):
+    """The door there speaks another version of its protocol: the node behind it runs another release of PyAgent."""
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -105,6 +113,16 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 HELLOS = Codec(Hello, "the other end of the door", MAX_FRAME_BYTES)
 ANSWERS: Codec[Answer | Refused] = Codec(Answer | Refused, "the door", MAX_FRAME_BYTES)
 PROOFS: Codec[Proof | Refused] = Codec(Proof | Refused, "the other end of the door", MAX_FRAME_BYTES)
+
+
+def check_hello(theirs: Hello, place: str) -> None:
+    """Raise `OtherReleaseError` for another version than this node's, `WireError` for what is no hello of a door."""
+    if theirs.protocol == HELLO.protocol and theirs.version not in {HELLO.version, NO_VERSION}:
+        told = f"its door speaks version {shown(theirs.version)!r}, this node's {HELLO.version!r}"
+        raise OtherReleaseError(
+            f"{place} runs another release of PyAgent ({told}): run the same release on both", peer=place
+        )
+    HELLO.check(theirs, place)
 
 
 def new_nonce() -> bytes:

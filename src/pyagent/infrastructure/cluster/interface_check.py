@@ -13,6 +13,10 @@ import struct
 import time
 from dataclasses import dataclass
 
+from pyagent.core.errors import WireError
+from pyagent.infrastructure.cluster.door import ask_release
+from pyagent.infrastructure.cluster.frame_stream import KNOCK_ADVICE, unreachable
+from pyagent.infrastructure.cluster.handshake import OtherReleaseError
 from pyagent.infrastructure.cluster.interfaces import FAMILIES, Family, Interface, interfaces
 
 _PORT = 5353
@@ -39,16 +43,19 @@ async def check_interfaces() -> list[Check]:
 
 
 async def check_door(name: str, host: str, port: int) -> Check:
-    """See whether a door can be connected to."""
+    """See whether a door of this release answers there."""
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         async with asyncio.timeout(_SECONDS):
-            _, writer = await asyncio.open_connection(host, port)
+            await ask_release(host, port)
+    except OtherReleaseError:
+        return Check(name, f"{place} runs another release of PyAgent", "run the same release on both")
+    except WireError:
+        return Check(name, f"{place}: what answers there is no node", KNOCK_ADVICE)
     except TimeoutError:
         return Check(name, f"{place} does not answer", "it is off, or a firewall drops what is sent to that port")
     except OSError as error:
-        return Check(name, f"{place}: {error.strerror or error}", "start `pyagent node` there, or correct its address")
-    writer.transport.abort()
+        return Check(name, str(unreachable(place, error)), "start `pyagent node` there, or correct its address")
     return Check(name, f"{place} is open")
 
 

@@ -24,6 +24,7 @@ from pyagent.infrastructure.cluster.protocol import EPOCH, Epoch, epoch_codec
 from pyagent.infrastructure.cluster.revocations import is_valid
 from pyagent.infrastructure.cluster.tasks import Tasks
 from pyagent.infrastructure.cluster.transport import Reply, Transport
+from pyagent.infrastructure.cluster.unmet import Unmet
 
 _CALL_SECONDS = 5.0
 _TRIES, _WAIT_SECONDS = 10, 0.2
@@ -54,6 +55,7 @@ class Introductions:
         self._on_met = on_met
         self._tasks = tasks
         self.known = KnownPeers(cluster.folder)
+        self.unmet = Unmet(self.known.has_met, self._is_peer)
         self._behind: dict[tuple[str, int], str] = {}
         self._knocking: set[tuple[str, int]] = set()
         self._revocations: list[Revocation] = []
@@ -73,12 +75,13 @@ class Introductions:
             if place in self._knocking or self._is_peer(self._behind.get(place, found.node_id)):
                 continue
             self._knocking.add(place)
-            self._tasks.begin(self._knock(place) if is_address(found.host) else self._knock_at_all(place))
+            named = is_address(found.host)
+            self._tasks.begin(self._knock(place, found.node_id) if named else self._knock_at_all(place))
 
     async def _knock_at_all(self, place: tuple[str, int]) -> None:
         """Knock at each address that a host's name has now: another than at the last try, or those of several nodes."""
         try:
-            for one in await _addresses(*place):
+            for one in await self._addresses(*place):
                 if one not in self._knocking and not self._is_peer(self._behind.get(one, "")):
                     self._knocking.add(one)
                     await self._knock(one)
@@ -95,15 +98,16 @@ class Introductions:
                 self._knocking.add((host, port))
                 await self._knock((host, port))
 
-    async def _knock(self, place: tuple[str, int]) -> None:
+    async def _knock(self, place: tuple[str, int], node_id: str = "") -> None:
         try:
             met = await self._door.knock(*place)
         except ClusterError as error:
             if error.peer == self._own_id:
                 self._behind[place] = error.peer
             else:
-                logger.info("%s", error)
+                self.unmet.note(place, node_id, error)
         else:
+            self.unmet.clear(place)
             self._behind[place] = met.node_id
             self._on_met(met)
         finally:
@@ -204,12 +208,12 @@ class Introductions:
             await asyncio.to_thread(self._cluster.rotate)
             await self.give_epoch_to_all()
 
-
-async def _addresses(host: str, port: int) -> list[tuple[str, int]]:
-    """Return where a name leads to now, nowhere where it cannot be found out: it is asked for again."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        logger.info("%s has no address now: %s", host, error.strerror)
-        return []
-    return list(dict.fromkeys((str(address[0]), port) for *_, address in found))[:_MAX_ADDRESSES]
+    async def _addresses(self, host: str, port: int) -> list[tuple[str, int]]:
+        """Return where a name leads to now, nowhere where it cannot be found out: it is asked for again."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            self.unmet.note((host, port), "", ClusterError(f"{host} has no address now: {error.strerror}", peer=host))
+            return []
+        self.unmet.clear((host, port))
+        return list(dict.fromkeys((str(address[0]), port) for *_, address in found))[:_MAX_ADDRESSES]

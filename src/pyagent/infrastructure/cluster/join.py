@@ -28,7 +28,7 @@ from pyagent.core.cluster.messages import MAX_REVOKED, Revocation
 from pyagent.core.errors import ClusterError, WireError
 from pyagent.infrastructure.cluster.cluster_file import REKEY_ADVICE, ClusterFile
 from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameStream, unreachable
-from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS, PROOFS, Proof, Refused
+from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS, PROOFS, Proof, Refused, check_hello
 from pyagent.infrastructure.cluster.invitation import InvitationFile
 from pyagent.infrastructure.cluster.keys import NodeKeys, node_id_of
 from pyagent.infrastructure.wire.codec import Codec
@@ -194,7 +194,7 @@ async def ask_to_join(
 async def _ask(stream: FrameStream, exchange: _Exchange, code: str, me: Newcomer) -> Handover | None:
     opening = JoinOpening(hint_of(code), exchange.message, node_id_of(me.public))
     await stream.send(HELLOS.encode(HELLO), _OPENINGS.encode(opening))
-    HELLO.check(await stream.receive(HELLOS), stream.peer)
+    check_hello(await stream.receive(HELLOS), stream.peer)
     answer = await stream.receive(_ANSWERS)
     if isinstance(answer, Refused):
         if answer.revocation is not None:

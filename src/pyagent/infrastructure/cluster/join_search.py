@@ -79,7 +79,7 @@ class _Search:
         self._me = me
         self._asked: set[object] = set()
         self._places: list[str] = []
-        self._failures: dict[object, str] = {}
+        self._failures: dict[object, ClusterError] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
         self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
@@ -98,15 +98,17 @@ class _Search:
             return "no node has been heard of yet"
         num_more = len(self._places) - _MAX_TOLD
         places = ", ".join(self._places[:_MAX_TOLD]) + (f" and {num_more} more" if num_more > 0 else "")
-        failures = "; ".join(list(self._failures.values())[:_MAX_TOLD])
-        return f"asked {places}: " + (failures or "no open invitation for this code")
+        return f"asked {places}: " + (self._told_failures() or "no open invitation for this code")
 
     def told(self) -> str:
         """Say why nothing was found."""
         first = "no node was found that has an open invitation for this code"
         advice = "run `pyagent cluster invite` on a node of the cluster, or say where it is with --at HOST"
-        failures = "; ".join(list(self._failures.values())[:3])
+        failures = self._told_failures()
         return f"{first}{f' ({failures})' if failures else ''}; {advice}"
+
+    def _told_failures(self) -> str:
+        return "; ".join(str(error) for error in list(self._failures.values())[:_MAX_TOLD])
 
     async def _look(self, discovery: Discovery) -> None:
         async for door in discovery:
@@ -124,12 +126,15 @@ class _Search:
             async with self._turns:
                 handover = await ask_to_join(door.host, door.port, self._code, self._me, _ASK_SECONDS)
         except ClusterError as error:
-            self._failures[who] = str(error)
+            # Of a node's several addresses, where the same is wrong, one is told.
+            if type(self._failures.get(who)) is not type(error):
+                self._failures[who] = error
             if isinstance(error, WrongCodeError | RevokedKeyError):
                 asyncio.get_running_loop().call_later(_MORE_SECONDS, self._give_up, error)
             else:
                 self._asked.discard(who)  # it may be reached at another address, or later
             return
+        self._failures.pop(who, None)
         if handover is not None and not self._end.done():
             self._end.set_result(Joined(handover, door))
 

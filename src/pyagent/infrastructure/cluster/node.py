@@ -369,6 +369,7 @@ class Node:
             num_answered_for_peers=self._answering.num_answered,
             num_given_away=self._advertising.stealing.num_given,
             placement=self._advertising.placing.status(),
+            unmet=self._introductions.unmet.told(),
             peers=tuple(
                 status_of(view, router.get(one), stats.get(one), now, num_answered=router.num_answered(one))
                 for one, view in others.items()

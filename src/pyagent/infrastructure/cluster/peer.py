@@ -24,7 +24,10 @@ _RETRY_SECONDS = 0.002
 
 
 class PeerStats(msgspec.Struct, frozen=True):
-    """What was counted on the connections with a peer; `in_flight` calls wait for it, `serving` are its own."""
+    """What was counted on the connections with a peer; `in_flight` calls wait for it, `serving` are its own.
+
+    `failure` is why the last try to connect failed, while it is not up.
+    """
 
     is_up: bool
     bytes_sent: int
@@ -34,6 +37,7 @@ class PeerStats(msgspec.Struct, frozen=True):
     in_flight: int
     serving: int
     round_trip_seconds: float | None
+    failure: str = ""
 
 
 class Waiting(Protocol):
@@ -79,6 +83,7 @@ class Peer:
             len(self.waiting),
             self.num_serving,
             self.round_trip_seconds,
+            self.calls.failure if self.calls and not self.is_up else "",
         )
 
     @property

@@ -21,7 +21,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     `link` is what it is called as a link: by its name, or by its id where others have that name. It is in its `state`
     for `state_seconds`.
     `num_calls` are calls and streams of this node that it answers, `num_serving` those of it that this node answers.
-    KV of `num_kv_loads` prompts came from it, `kv_loaded_bytes` in all; `kv_sent_bytes` went to it.
+    KV of `num_kv_loads` prompts came from it, `kv_loaded_bytes` in all; `kv_sent_bytes` went to it. `failure` is why it
+    is not connected.
     """
 
     id: str
@@ -32,6 +33,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     link: str = ""
     state_seconds: float = 0.0
     is_connected: bool = False
+    failure: str = ""
     is_draining: bool = False
     role: Role = "both"
     models: tuple[str, ...] = ()
@@ -67,7 +69,10 @@ class PlacementStatus(msgspec.Struct, frozen=True):
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster, this node, and its peers by name. `keeps_kv`: there is an engine here, but its KV does not move."""
+    """The cluster, this node, and its peers by name. `keeps_kv`: there is an engine here, but its KV does not move.
+
+    `unmet` says, a line each, why nodes that were looked for are not among the peers.
+    """
 
     cluster: str
     epoch: int
@@ -83,6 +88,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_answered_for_peers: int
     num_given_away: int
     placement: tuple[PlacementStatus, ...] = ()
+    unmet: tuple[str, ...] = ()
     peers: tuple[PeerStatus, ...]
 
 
@@ -126,6 +132,7 @@ def status_of(
             messages_received=stats.messages_received,
             num_calls=stats.in_flight,
             num_serving=stats.serving,
+            failure=shown(stats.failure),
         )
     if peer is None:
         return status

@@ -37,6 +37,7 @@ from pyagent.infrastructure.cluster.guests import Guests
 from pyagent.infrastructure.cluster.peer import Path, Peer, PeerStats
 from pyagent.infrastructure.cluster.rpc import Handler, Reply, Rpc
 from pyagent.infrastructure.cluster.sockets import Connection, LoopSocket, is_endpoint, watch_events
+from pyagent.infrastructure.cluster.told_once import ToldOnce
 from pyagent.infrastructure.cluster.zap import AllowList, guard, present
 from pyagent.infrastructure.wire.hello import Hello
 
@@ -86,6 +87,7 @@ class Transport:
         self._router: LoopSocket | None = None
         self._router_events: LoopSocket | None = None
         self._guests = Guests(self.limits)
+        self._told = ToldOnce()
         self._routes: dict[bytes, Path] = {}
         self._fd_to_route: dict[int, bytes] = {}
         self._upkeep: asyncio.Task[None] | None = None
@@ -384,7 +386,7 @@ class Transport:
     def _dispatch(self, path: Path, message: Message, buffers: list[memoryview]) -> None:
         match message:
             case Refused(reason):
-                logger.warning("node %s gives up the connection: %s", path.peer.id, shown(reason))
+                self._warn_once("node %s gives up the connection: %s", path.peer.id, shown(reason))
                 path.close(shown(reason))
             case Hello():
                 self._greet(path, message)
@@ -418,9 +420,13 @@ class Transport:
     def _give_up(self, path: Path, reason: str) -> None:
         """Close a connection and tell the peer why."""
         if path.is_open:
-            logger.warning("gives up a connection with node %s: %s", path.peer.id, shown(reason))
+            self._warn_once("gives up a connection with node %s: %s", path.peer.id, shown(reason))
             path.push(Refused(shown(reason)))
             path.close(shown(reason))
+
+    def _warn_once(self, text: str, *facts: str) -> None:
+        """Warn, once of what happens again with each try to connect."""
+        logger.log(logging.WARNING if self._told.is_new((text, *facts)) else logging.DEBUG, text, *facts)
 
     def _ping(self, path: Path) -> None:
         token = random.getrandbits(32)
