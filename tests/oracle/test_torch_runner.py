@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -179,8 +178,7 @@ def test_emptied_pages_are_given_back_and_no_others(head_dim: int) -> None:
     layers = KvLayers.of([None, 12, 12])
     assert (layers.groups, layers.num_slots) == ((("full", 0, 1), ("window", 12, 2)), 1)
     assert [tuple(place) for place in layers.places] == [(0, 0), (1, 0), (2, 0)]
-    shape = SimpleNamespace(num_kv_heads=2, head_dim=head_dim)
-    cache = KvCache(layers, shape, 40, torch.float32, torch.device("cpu"))  # type: ignore[arg-type]
+    cache = KvCache(layers.num_slots, (40, 16, 2, head_dim), torch.float32, torch.device("cpu"))
     kept = [page for page in range(40) if page not in {3, *range(9, 30), 39}]
     for tensor in (*cache.keys, *cache.values):
         tensor.fill_(1)

@@ -17,6 +17,8 @@ from pyagent.infrastructure.engine.runners.torch.layers import rotary
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
     from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
+    from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
+    from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
     from pyagent.infrastructure.engine.runners.torch.stages import Stages
     from pyagent.infrastructure.engine.runners.torch.step import Step
     from pyagent.infrastructure.engine.runners.torch.weights import Layer, Weights
@@ -28,12 +30,16 @@ Angles = dict[bool, tuple[Tensor, Tensor]]
 class Decoder:
     """A model's layers over its weights; the KV memory is the caller's."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, layers: KvLayers, stages: Stages) -> None:
+    def __init__(
+        self, config: ModelConfig, part: ModelPart, weights: Weights, layers: KvLayers, stages: Stages, ranks: Ranks
+    ) -> None:
         self._weights = weights
+        self._part = part
         self._stages = stages
+        self._ranks = ranks
         self._places = layers.places
-        self._windows = config.windows
-        self._heads = (config.num_heads, config.num_kv_heads)
+        self._windows = part.windows
+        self._heads = (part.heads.num, part.kv_heads.num)
         self._head_dim = config.head_dim
         self._epsilon = config.norm_epsilon
         self._activation = config.activation
@@ -49,26 +55,56 @@ class Decoder:
         }
 
     def logits(self, step: Step, kv: KvCache) -> Tensor:
-        """Compute a step, write its keys and values, and return float32 logits [m, vocabulary] of its outputs."""
+        """Compute a step, write its keys and values, and return float32 logits [m, vocabulary] of its outputs.
+
+        A stage of a pipeline before the last gives what it computed to the next one, and returns that.
+        """
         angles: Angles = {
             is_local: rotary(step.positions, frequencies) for is_local, frequencies in self._frequencies.items()
         }
-        x = embedding(step.tokens, self._weights.embedding)  # [T, hidden]
-        if self._embedding_scale != 1:
-            x = x * self._embedding_scale
-        stages, layers = self._stages, self._weights.layers
-        next_norms = [*(layer.attention_norm for layer in layers[1:]), self._weights.final_norm]
+        stages, layers, ranks = self._stages, self._weights.layers, self._ranks
+        x = self._hidden(step)  # [T, hidden]
         normed = stages.rms_norm(x, layers[0].attention_norm, self._epsilon)
-        for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
-            heads = self._attention(index, layer, normed, step, kv, angles)
-            branch = self._post_norm(layer.attention_output(heads), layer.post_attention_norm)
-            x, normed = stages.add_rms_norm(x, branch, layer.ffn_norm, self._epsilon)
-            inside = stages.gated(layer.gate_up(normed), self._activation)
-            branch = self._post_norm(layer.down(inside), layer.post_ffn_norm)
-            if next_norm is self._weights.final_norm:
-                x, branch = x.index_select(0, step.outputs), branch.index_select(0, step.outputs)
-            x, normed = stages.add_rms_norm(x, branch, next_norm, self._epsilon)
-        logits = self._weights.output(normed).float()
+        x, branch = self._layer(0, (x, normed), step, kv, angles)
+        for index in range(1, len(layers)):
+            x, normed = stages.add_rms_norm(x, branch, layers[index].attention_norm, self._epsilon)
+            x, branch = self._layer(index, (x, normed), step, kv, angles)
+        if not self._part.shard.is_last:
+            x = x + branch
+            ranks.send(x)
+            return x
+        x, branch = x.index_select(0, step.outputs), branch.index_select(0, step.outputs)
+        _, normed = stages.add_rms_norm(x, branch, self._weights.final_norm, self._epsilon)
+        return self._capped(ranks.join(self._weights.output(normed))[:, : self._part.vocab.total].float())
+
+    def _layer(
+        self, index: int, x_normed: tuple[Tensor, Tensor], step: Step, kv: KvCache, angles: Angles
+    ) -> tuple[Tensor, Tensor]:
+        """Return a layer's residual stream [T, hidden], and what is to be added to it."""
+        layer, stages, ranks = self._weights.layers[index], self._stages, self._ranks
+        x, normed = x_normed
+        heads = self._attention(index, layer, normed, step, kv, angles)
+        branch = self._post_norm(ranks.sum(layer.attention_output(heads)), layer.post_attention_norm)
+        x, normed = stages.add_rms_norm(x, branch, layer.ffn_norm, self._epsilon)
+        inside = stages.gated(layer.gate_up(normed), self._activation)
+        return x, self._post_norm(ranks.sum(layer.down(inside)), layer.post_ffn_norm)
+
+    def _hidden(self, step: Step) -> Tensor:
+        """What the first layer of this rank computes with: embeddings, or what the stage before computed."""
+        weight, vocab = self._weights.embedding, self._part.vocab
+        if not self._part.shard.is_first:
+            x = torch.empty(len(step.tokens), weight.shape[1], dtype=weight.dtype, device=weight.device)
+            return self._ranks.receive(x)
+        if vocab.is_whole:
+            x = embedding(step.tokens, weight)
+        else:
+            places = step.tokens - vocab.first
+            is_elsewhere = (places < 0) | (places >= vocab.num)
+            x = embedding(places.clamp(0, vocab.num - 1), weight).masked_fill_(is_elsewhere[:, None], 0)
+            x = self._ranks.sum(x)
+        return x if self._embedding_scale == 1 else x * self._embedding_scale
+
+    def _capped(self, logits: Tensor) -> Tensor:
         cap = self._logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 

@@ -11,15 +11,13 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyagent.core.runners.batch import BLOCK_TOKENS
-
-if TYPE_CHECKING:
-    from pyagent._rust import ModelConfig
+from pyagent.infrastructure.engine.runners.torch.parallel.shard import stages
 
 
 class LayerPlace(NamedTuple):
@@ -38,23 +36,28 @@ class KvLayers(NamedTuple):
     places: tuple[LayerPlace, ...]
 
     @classmethod
-    def of(cls, windows: Sequence[int | None]) -> KvLayers:
-        """For layers with these windows. The groups stand in the order of their first layers."""
-        num_layers = Counter(windows)
+    def of(cls, windows: Sequence[int | None], num_stages: int = 1, stage: int = 0) -> KvLayers:
+        """For layers with these windows. The groups stand in the order of their first layers.
+
+        Of several stages of a pipeline each has the KV of its layers in the same pages: `places` are those of `stage`.
+        """
+        of_stages = [windows[span.first : span.end] for span in stages(len(windows), num_stages)]
+        counts = [Counter(part) for part in of_stages]
+        num_layers = {window: max(count[window] for count in counts) for window in dict.fromkeys(windows)}
         num_slots = math.gcd(*num_layers.values())
         groups = tuple(("window" if w else "full", w or 0, count // num_slots) for w, count in num_layers.items())
         tables = tuple((group, page) for group, (_, _, pages) in enumerate(groups) for page in range(pages))
         order, seen = list(num_layers), Counter[int | None]()
         places: list[LayerPlace] = []
-        for window in windows:
+        for window in of_stages[stage]:
             page, slot = divmod(seen[window], num_slots)
             places.append(LayerPlace(tables.index((order.index(window), page)), slot))
             seen[window] += 1
         return cls(groups, num_slots, tables, tuple(places))
 
-    def page_bytes(self, config: ModelConfig, dtype: torch.dtype) -> int:
+    def page_bytes(self, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
         """Return the bytes of a page, keys and values of all its slots."""
-        return self.num_slots * 2 * BLOCK_TOKENS * config.num_kv_heads * config.head_dim * dtype.itemsize
+        return self.num_slots * 2 * BLOCK_TOKENS * num_kv_heads * head_dim * dtype.itemsize
 
     @property
     def pages_per_block(self) -> int:
@@ -66,14 +69,14 @@ class KvCache:
     """The tensors. `keys[slot]` and `values[slot]` are what attention reads."""
 
     def __init__(
-        self, layers: KvLayers, config: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device
+        self, num_slots: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
+        """With tensors of this shape for each slot."""
         self._mappings: list[mmap.mmap] = []
-        self._slot_bytes = BLOCK_TOKENS * config.num_kv_heads * config.head_dim * dtype.itemsize
-        shape = (num_pages, BLOCK_TOKENS, config.num_kv_heads, config.head_dim)
+        self._slot_bytes = math.prod(shape[1:]) * dtype.itemsize
         make = self._map if device.type == "cpu" else torch.zeros
-        self.keys: list[Tensor] = [make(shape, dtype=dtype, device=device) for _ in range(layers.num_slots)]
-        self.values: list[Tensor] = [make(shape, dtype=dtype, device=device) for _ in range(layers.num_slots)]
+        self.keys: list[Tensor] = [make(shape, dtype=dtype, device=device) for _ in range(num_slots)]
+        self.values: list[Tensor] = [make(shape, dtype=dtype, device=device) for _ in range(num_slots)]
 
     def _map(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Zeros in memory that the system commits when it is written, and takes back when it is asked to."""

@@ -12,6 +12,7 @@ from pyagent.core.runners.factory import LargestStep
 from pyagent.infrastructure.engine.runners.torch.attention.sdpa import GATHER_BYTES
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
+from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
 from pyagent.infrastructure.engine.runners.torch.weights import weight_bytes
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ class Sizes(NamedTuple):
     pages_per_block: int
 
     @classmethod
-    def of(cls, config: ModelConfig, layers: KvLayers, step: LargestStep, target: Target) -> Sizes:
-        """For steps up to the largest."""
-        page_bytes = layers.page_bytes(config, target.kv_dtype)
-        workspace = step_bytes(config, step, target)
-        return cls(weight_bytes(config, target.dtype, target.device), workspace, page_bytes, layers.pages_per_block)
+    def of(cls, config: ModelConfig, part: ModelPart, layers: KvLayers, step: LargestStep, target: Target) -> Sizes:
+        """What a rank takes, for steps up to the largest."""
+        page_bytes = layers.page_bytes(part.kv_heads.num, config.head_dim, target.kv_dtype)
+        workspace = step_bytes(config, part, step, target)
+        weights = weight_bytes(config, part, target.dtype, target.device)
+        return cls(weights, workspace, page_bytes, layers.pages_per_block)
 
     def check_fit(self, target: Target, path: Path) -> None:
         """Raise `ModelError` where the GPU lacks memory for the model and a little KV."""
@@ -54,12 +56,12 @@ class Sizes(NamedTuple):
         return max((kv_bytes or room) // self.page_bytes, self.pages_per_block)
 
 
-def step_bytes(config: ModelConfig, step: LargestStep, target: Target) -> int:
-    """Return the bytes that a step up to the largest takes beside weights and KV."""
+def step_bytes(config: ModelConfig, part: ModelPart, step: LargestStep, target: Target) -> int:
+    """Return the bytes that a step up to the largest takes of a rank, beside weights and KV."""
     positions = min(config.context_length, step.num_positions or config.context_length)
-    kv_size = config.num_kv_heads * config.head_dim
-    qkv_size = config.num_heads * config.head_dim + 2 * kv_size
-    rows = 4 * step.num_tokens * (6 * config.hidden_size + 4 * qkv_size + 3 * config.ffn_size)
+    kv_size = part.kv_heads.num * config.head_dim
+    qkv_size = part.heads.num * config.head_dim + 2 * kv_size
+    rows = 4 * step.num_tokens * (6 * config.hidden_size + 4 * qkv_size + 3 * part.ffn.num)
     logits = 4 * 2 * step.num_outputs * config.vocab_size
     gathered = 4 * max(GATHER_BYTES, positions * kv_size * target.dtype.itemsize)
     masks = 6 * step.num_tokens * positions

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pyagent.core.errors import ModelError
-from pyagent.infrastructure.engine.runners.torch.linear import Linear, is_packed, linear_of
+from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear, Linear, is_packed, linear_of
+from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Span
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig, ModelFile
@@ -44,111 +45,141 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A decoder's weights. `output` is the embedding's matrix where the two are tied."""
+    """A rank's weights. `output` is the embedding's matrix where the two are tied; what another stage has is empty."""
 
-    embedding: Tensor  # [vocabulary, hidden]
+    embedding: Tensor  # [vocabulary, hidden], the rank's share of the vocabulary
     layers: Sequence[Layer]
     final_norm: Tensor
     output: Linear
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the bytes that the matrices take."""
-    heads = config.head_dim * (config.num_heads + config.num_kv_heads)
-    layer = config.hidden_size * (2 * heads + 3 * config.ffn_size)
-    vocabularies = 1 if config.is_output_tied and not is_packed(dtype, device) else 2
-    return (config.num_layers * layer + vocabularies * config.vocab_size * config.hidden_size) * dtype.itemsize
+def weight_bytes(config: ModelConfig, part: ModelPart, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the bytes that a rank's matrices take."""
+    heads = config.head_dim * (part.heads.num + part.kv_heads.num)
+    layer = config.hidden_size * (2 * heads + 3 * part.ffn.num)
+    ends = [part.shard.is_first, part.shard.is_last]
+    vocabularies = any(ends) if config.is_output_tied and not is_packed(dtype, device) else sum(ends)
+    return (part.layers.num * layer + vocabularies * part.vocab_share * config.hidden_size) * dtype.itemsize
 
 
-def load_weights(file: ModelFile, path: str, dtype: torch.dtype, device: torch.device, num_threads: int) -> Weights:
-    """Read all weights; layers in parallel. Raises `ModelError` naming a tensor that is missing or of another shape."""
-    loader = _Loader(file, path, dtype, device)
-    config = file.config
+def load_weights(
+    file: ModelFile, path: str, part: ModelPart, dtype: torch.dtype, device: torch.device, num_threads: int
+) -> Weights:
+    """Read a rank's weights; layers in parallel.
+
+    Raises `ModelError` naming a tensor that is missing or of another shape.
+    """
+    loader = _Loader(file, path, part, dtype, device)
     with ThreadPoolExecutor(min(num_threads, _MOST_THREADS), "pyagent-weights") as threads:
-        layers = threads.map(loader.layer, range(config.num_layers))
-        shape = (config.vocab_size, config.hidden_size)
-        embedding = loader.matrix([("token_embd.weight", shape[0])], shape[1])
-        output = embedding if config.is_output_tied else loader.matrix([("output.weight", shape[0])], shape[1])
-        return Weights(embedding, list(layers), loader.norm("output_norm.weight", shape[1]), linear_of(output))
+        layers = threads.map(loader.layer, range(part.layers.first, part.layers.end))
+        embedding = loader.embedding()
+        final_norm = loader.norm("output_norm.weight", file.config.hidden_size)
+        return Weights(embedding, list(layers), final_norm, loader.output(embedding))
 
 
 class _Loader:
-    def __init__(self, file: ModelFile, path: str, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, file: ModelFile, path: str, part: ModelPart, dtype: torch.dtype, device: torch.device) -> None:
         self._file = file
         self._path = path
         self._config = file.config
+        self._part = part
         self._dtype = dtype
         self._device = device
 
     def layer(self, index: int) -> Layer:
-        config, block = self._config, f"blk.{index}"
-        hidden, ffn = config.hidden_size, config.ffn_size
-        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        config, part, block = self._config, self._part, f"blk.{index}"
+        hidden, ffn = Span.whole(config.hidden_size), part.ffn
+        q, kv = part.heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
         return Layer(
-            attention_norm=self.norm(f"{block}.attn_norm.weight", hidden),
+            attention_norm=self.norm(f"{block}.attn_norm.weight", hidden.num),
             qkv=self._linear(hidden, (f"{block}.attn_q", q), (f"{block}.attn_k", kv), (f"{block}.attn_v", kv)),
             query_norm=self._optional_norm(f"{block}.attn_q_norm.weight", config.head_dim),
             key_norm=self._optional_norm(f"{block}.attn_k_norm.weight", config.head_dim),
             attention_output=self._linear(q, (f"{block}.attn_output", hidden)),
-            post_attention_norm=self._optional_norm(f"{block}.post_attention_norm.weight", hidden),
-            ffn_norm=self.norm(f"{block}.ffn_norm.weight", hidden),
+            post_attention_norm=self._optional_norm(f"{block}.post_attention_norm.weight", hidden.num),
+            ffn_norm=self.norm(f"{block}.ffn_norm.weight", hidden.num),
             gate_up=self._linear(hidden, (f"{block}.ffn_gate", ffn), (f"{block}.ffn_up", ffn)),
             down=self._linear(ffn, (f"{block}.ffn_down", hidden)),
-            post_ffn_norm=self._optional_norm(f"{block}.post_ffw_norm.weight", hidden),
+            post_ffn_norm=self._optional_norm(f"{block}.post_ffw_norm.weight", hidden.num),
         )
 
-    def matrix(self, parts: Sequence[tuple[str, int]], num_columns: int) -> Tensor:
-        """Matrices of so many rows each, one below the other."""
-        matrix = torch.empty(sum(rows for _, rows in parts), num_columns, dtype=self._dtype, device=self._device)
-        start = 0
-        for name, num_rows in parts:
-            self._fill(name, matrix[start : start + num_rows])
-            start += num_rows
+    def embedding(self) -> Tensor:
+        """The rank's rows of the embedding; none where another stage has it."""
+        is_here = self._part.shard.is_first
+        return self._vocabulary("token_embd.weight") if is_here else self._empty(0, self._config.hidden_size)
+
+    def output(self, embedding: Tensor) -> Linear:
+        """The rank's rows of the output's matrix, which may be the embedding's."""
+        is_tied = self._config.is_output_tied
+        if not self._part.shard.is_last:
+            return DenseLinear(self._empty(0, self._config.hidden_size))
+        if is_tied and len(embedding):
+            return linear_of(embedding)
+        return linear_of(self._vocabulary("token_embd.weight" if is_tied else "output.weight"))
+
+    def _vocabulary(self, name: str) -> Tensor:
+        """The rank's rows of a matrix, with zeros for those that the last rank lacks."""
+        rows = self._part.vocab
+        matrix = self._empty(self._part.vocab_share, self._config.hidden_size)
+        self._fill(name, matrix[: rows.num], rows, Span.whole(self._config.hidden_size))
+        matrix[rows.num :].zero_()
         return matrix
+
+    def _empty(self, num_rows: int, num_columns: int) -> Tensor:
+        return torch.empty(num_rows, num_columns, dtype=self._dtype, device=self._device)
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm's weights, with what the file leaves out of them."""
-        return self._vector(name, size, torch.float32).add_(self._config.norm_weight_offset)
+        return self._vector(name, Span.whole(size), torch.float32).add_(self._config.norm_weight_offset)
 
     def _optional_norm(self, name: str, size: int) -> Tensor | None:
         return self.norm(name, size) if self._file.find(name) else None
 
-    def _linear(self, num_columns: int, *parts: tuple[str, int]) -> Linear:
-        weight = self.matrix([(f"{name}.weight", num_rows) for name, num_rows in parts], num_columns)
-        if not any(self._file.find(f"{name}.bias") for name, _ in parts):
-            return linear_of(weight)
-        biases = [
-            self._vector(f"{name}.bias", num_rows, self._dtype)
-            if self._file.find(f"{name}.bias")
-            else torch.zeros(num_rows, dtype=self._dtype, device=self._device)
-            for name, num_rows in parts
-        ]
-        return linear_of(weight, torch.cat(biases))
+    def _linear(self, columns: Span, *parts: tuple[str, Span]) -> Linear:
+        """Matrices with the same columns, one below the other: the parts' rows of each."""
+        weight = self._empty(sum(rows.num for _, rows in parts), columns.num)
+        start = 0
+        for name, rows in parts:
+            self._fill(f"{name}.weight", weight[start : start + rows.num], rows, columns)
+            start += rows.num
+        return linear_of(weight, self._bias(columns, parts))
 
-    def _vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        vector = torch.empty(1, size, dtype=dtype, device=self._device)
-        self._fill(name, vector)
+    def _bias(self, columns: Span, parts: Sequence[tuple[str, Span]]) -> Tensor | None:
+        is_added_elsewhere = not columns.is_whole and self._part.shard.tp_rank > 0
+        if is_added_elsewhere or not any(self._file.find(f"{name}.bias") for name, _ in parts):
+            return None
+        biases = [
+            self._vector(f"{name}.bias", rows, self._dtype)
+            if self._file.find(f"{name}.bias")
+            else torch.zeros(rows.num, dtype=self._dtype, device=self._device)
+            for name, rows in parts
+        ]
+        return torch.cat(biases)
+
+    def _vector(self, name: str, span: Span, dtype: torch.dtype) -> Tensor:
+        vector = torch.empty(1, span.num, dtype=dtype, device=self._device)
+        self._fill(name, vector, Span.whole(1), span)
         return vector[0]
 
-    def _fill(self, name: str, target: Tensor) -> None:
-        """Put a tensor's rows into `target` [rows, columns], a piece at a time."""
-        num_rows, num_columns = target.shape
+    def _fill(self, name: str, target: Tensor, rows: Span, columns: Span) -> None:
+        """Put some of a tensor's rows and columns into `target`, a piece at a time."""
         found = self._file.find(name)
         if found is None:
             raise ModelError(f"{self._path} has no tensor {name!r}: is it whole?", model=self._path)
         dims, kind = found
-        if dims != [num_columns, num_rows] and dims != [num_columns] * (num_rows == 1):
-            expected = f"{num_rows} x {num_columns}"
+        if dims != [columns.total, rows.total] and dims != [columns.total] * (rows.total == 1):
+            expected = f"{rows.total} x {columns.total}"
             raise ModelError(f"{self._path}: tensor {name!r} is {dims[::-1]}; expected {expected}", model=self._path)
         plain = _PLAIN.get(kind)
         read = self._file.read_floats if plain is None else self._file.read_bytes
         dtype = torch.float32 if plain is None else plain
-        if target.device.type == "cpu" and target.dtype == dtype:
-            read(name, 0, target.view(torch.uint8).numpy().data)
+        if target.device.type == "cpu" and target.dtype == dtype and columns.is_whole:
+            read(name, rows.first, target.view(torch.uint8).numpy().data)
             return
-        step = max(1, _PIECE_BYTES // (num_columns * dtype.itemsize))
-        piece = torch.empty(min(step, num_rows), num_columns, dtype=dtype, pin_memory=target.device.type == "cuda")
-        for start in range(0, num_rows, step):
-            part = piece[: min(step, num_rows - start)]
-            read(name, start, part.view(torch.uint8).numpy().data)
-            target[start : start + step].copy_(part)
+        step = max(1, _PIECE_BYTES // (columns.total * dtype.itemsize))
+        is_pinned = target.device.type == "cuda"
+        piece = torch.empty(min(step, rows.num), columns.total, dtype=dtype, pin_memory=is_pinned)
+        for start in range(0, rows.num, step):
+            part = piece[: min(step, rows.num - start)]
+            read(name, rows.first + start, part.view(torch.uint8).numpy().data)
+            target[start : start + step].copy_(part[:, columns.first : columns.end])

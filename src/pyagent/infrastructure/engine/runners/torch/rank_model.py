@@ -1,0 +1,71 @@
+"""A rank's part of a model on its device: weights, keys and values, and a decoder over them.
+
+A model on one device is one rank. Which sequences there are, and which pages are whose, is the runner's to know.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pyagent.core.runners.batch import BLOCK_TOKENS
+from pyagent.core.runners.factory import LargestStep
+from pyagent.infrastructure.engine.runners.torch.decoder import Decoder
+from pyagent.infrastructure.engine.runners.torch.device import Target
+from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
+from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
+from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
+from pyagent.infrastructure.engine.runners.torch.sizes import Sizes, open_model
+from pyagent.infrastructure.engine.runners.torch.stages import Stages, Trial
+from pyagent.infrastructure.engine.runners.torch.step import PackedStep, Step
+from pyagent.infrastructure.engine.runners.torch.weights import load_weights
+
+
+class RankModel:
+    """Load the weights, then `allocate` keys and values, then compute steps."""
+
+    def __init__(self, path: Path, target: Target, shard: Shard, step: LargestStep, num_threads: int) -> None:
+        """Read the rank's weights. Raises `ModelError` or `ConfigError`."""
+        file = open_model(path)
+        self.config = file.config
+        self.part = ModelPart.of(self.config, shard)
+        self.layers = KvLayers.of(self.config.windows, shard.pp_size, shard.stage)
+        self.sizes = Sizes.of(self.config, self.part, self.layers, step, target)
+        self.target = target
+        self.weights = load_weights(file, str(path), self.part, target.dtype, target.device, num_threads)
+        self._num_threads = num_threads
+        self._thread: int | None = None
+
+    def num_pages(self, kv_bytes: int | None) -> int:
+        """Return how many pages there can be on this rank's device, or in its share of `kv_bytes`."""
+        return self.sizes.num_pages(self.target, None if kv_bytes is None else kv_bytes // self.part.shard.num_ranks)
+
+    def allocate(self, num_pages: int, ranks: Ranks, choose_stages: Callable[[Trial], Stages]) -> None:
+        """Take the memory of keys and values, and be ready for steps with the other ranks."""
+        target, config, part = self.target, self.config, self.part
+        shape = (num_pages, BLOCK_TOKENS, part.kv_heads.num, config.head_dim)
+        self.kv = KvCache(self.layers.num_slots, shape, target.kv_dtype, target.device)
+        stages = choose_stages(Trial(config, target.device, target.dtype, target.kv_dtype))
+        self._decoder = Decoder(config, part, self.weights, self.layers, stages, ranks)
+
+    def compute(self, packed: PackedStep) -> Tensor:
+        """Compute a step; returns float32 logits [m, vocabulary] on the device, where the rank is of the last stage."""
+        self._set_threads()
+        with torch.inference_mode():
+            step = Step.of(packed, self.layers, self.target.device)
+            return self._decoder.logits(step, self.kv)
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the content of KV pages: (from, to), in this order."""
+        with torch.inference_mode():
+            self.kv.copy_pages(pairs)
+
+    def _set_threads(self) -> None:
+        """Torch keeps how many threads compute for each thread that calls it."""
+        if not self.target.is_gpu and self._thread != threading.get_ident():
+            self._thread = threading.get_ident()
+            torch.set_num_threads(self._num_threads)
