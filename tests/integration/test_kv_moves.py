@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.kv_nodes import SLOW, KvNode, prompt, two_nodes
+from support.kv_nodes import SLOW, KvNode, kv_nodes, prompt, two_nodes
 from support.native import alone, engine_of
 from support.nodes import join, running_node
 from support.tiny_model import write_tiny_model
@@ -338,6 +338,19 @@ def test_prefill_node_that_hangs_is_left_alone_for_a_while(tmp_path: Path, tiny_
             assert (prefilling.num_asked, b.moved.num_loads) == (3, 2)
             await a.is_idle()
             await b.is_idle()
+
+    run(work())
+
+
+def test_prompts_that_come_at_once_are_computed_by_all_prefill_nodes(tmp_path: Path, tiny_model_path: Path) -> None:
+    """What was sent to one counts before it has told its load: the next prompt goes to the other."""
+
+    async def work() -> None:
+        models, kv_types, roles = [tiny_model_path] * 3, ["bf16"] * 3, ["prefill", "prefill", "decode"]
+        async with kv_nodes(tmp_path, models, kv_types, roles) as (a, b, decoding):  # type: ignore[arg-type]
+            prefilling = [Prefilling(a), Prefilling(b)]
+            await asyncio.gather(*(decoding.answer(prompt(number)) for number in range(4)))
+            assert all(one.num_asked for one in prefilling)
 
     run(work())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from support.nodes import join, running_node
 from support.waiting import until
 
 from pyagent.core.backends import Answer, collect
+from pyagent.core.cluster.adverts import Role
 from pyagent.core.cluster.peers import Peer, answer_for_peer
 from pyagent.core.messages import ChatRequest, Message, Origin, SamplingParams
 from pyagent.core.runners.factory import KvDtype
@@ -102,21 +103,29 @@ async def two_nodes(
     other: Path | None = None,
     *,
     kv_types: tuple[KvDtype, KvDtype] = ("bf16", "bf16"),
-    roles: tuple[str, str] = ("both", "both"),
+    roles: tuple[Role, Role] = ("both", "both"),
 ) -> AsyncIterator[tuple[KvNode, KvNode]]:
     """Start nodes `a` and `b`, whose KV can move: `a` with the model of a file, `b` with the same or another."""
+    async with kv_nodes(folder, [path, other or path], kv_types, roles) as (a, b):
+        yield a, b
+
+
+@asynccontextmanager
+async def kv_nodes(
+    folder: Path, models: Sequence[Path], kv_types: Sequence[KvDtype], roles: Sequence[Role]
+) -> AsyncIterator[list[KvNode]]:
+    """Start nodes `a`, `b` and so on, whose KV can move, each with the model of a file."""
     async with AsyncExitStack() as stack:
         nodes: list[KvNode] = []
-        for name, model, kv_type, role in zip("ab", (path, other or path), kv_types, roles, strict=True):
+        for name, model, kv_type, role in zip("abcd", models, kv_types, roles, strict=False):
             link = NativeBackend.of("tiny", lambda model=model: model, options(kv_type=kv_type))
             stack.push_async_callback(link.close)
             join(folder / name, nodes[0].node if nodes else None)
             seeds = [f"127.0.0.1:{nodes[0].node.door_port}"] if nodes else []
             node = await stack.enter_async_context(running_node(folder / name, [link], seeds=seeds, role=role))
             nodes.append(KvNode(node, link))
-        a, b = nodes
-        await until(lambda: all(len(one.node.router) == 1 for one in nodes))
+        await until(lambda: all(len(one.node.router) == len(nodes) - 1 for one in nodes))
         await until(lambda: all(peer.is_up and peer.offer.models for one in nodes for peer in one.node.router))
         for one in nodes:
             await one.ready()
-        yield a, b
+        yield nodes

@@ -51,7 +51,7 @@ def test_seed_is_a_host_and_perhaps_a_port(text: str, place: tuple[str, int]) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":1", "a:0", "a:99999", "a:b", "http://a", "a b", "me@desk", "[::1", "a:²", "a..b", 64 * "x"]
+    "text", ["", ":1", "a:0", "a:99999", "a:b", "http://a", "a b", "me@desk", "[::1", "a:²", "a..b", 64 * "x", "a\0b"]
 )
 def test_seed_that_is_no_address_is_named(text: str) -> None:
     """Anything else is an error of the settings."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 import pytest
@@ -36,11 +36,17 @@ from pyagent.core.messages import (
     ChatRequest,
     EmbedRequest,
     EmbedResult,
+    FunctionCall,
+    FunctionDefinition,
     Health,
     Hint,
+    ImagePart,
+    ImageUrl,
     Message,
     ModelInfo,
     Origin,
+    Tool,
+    ToolCall,
 )
 from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.infrastructure.cluster.protocol import load_codec, offer_codec
@@ -126,6 +132,40 @@ def test_prompts_of_others_share_no_key(other: ChatRequest) -> None:
     """Another tenant, model or role gives other keys for the same text."""
     assert num_matching(prefix_keys(ask()), set(prefix_keys(other))) == 0
     assert num_matching(prefix_keys(ask()), set(prefix_keys(ask(), b"another cluster"))) == 0
+
+
+def test_share_of_a_very_long_prompt_is_of_all_its_text() -> None:
+    """Of 700,000 characters whose first 130,000 are the same a fifth is warm, not all: the last pieces are longer."""
+    shared = "word " * 26_300
+    first, second = (ChatRequest(prompt=shared + f"{number} other words " * 42_000) for number in range(2))
+    num_tokens = estimated_request_tokens(second)
+    warm = num_warm_tokens(prefix_keys(second), set(prefix_keys(first)), num_tokens)
+    assert warm == pytest.approx(num_tokens * len(shared) / len(second.prompt or ""), rel=0.05)
+
+
+def _with_tool(parameter: str) -> ChatRequest:
+    schema = {"type": "object", "properties": {parameter: {"type": "string", "description": "of it " * 50}}}
+    tool = Tool(function=FunctionDefinition(name="look", description="up", parameters=schema))
+    return ask("question", tools=[tool])
+
+
+def _with_call(arguments: str) -> ChatRequest:
+    call = ToolCall(id="1", function=FunctionCall(name="look", arguments=arguments * 50))
+    return ChatRequest(messages=[Message("assistant", tool_calls=[call]), Message("system", SYSTEM)])
+
+
+def _with_image(url: str) -> ChatRequest:
+    image = ImagePart(image_url=ImageUrl(url=url * 50))
+    return ChatRequest(messages=[Message("user", [image]), Message("system", SYSTEM)])
+
+
+@pytest.mark.parametrize("make", [_with_tool, _with_call, _with_image])
+def test_what_comes_before_the_text_tells_prompts_apart(make: Callable[[str], ChatRequest]) -> None:
+    """Tools' parameters, the arguments of calls and images are parts of a prompt: what follows others is not warm."""
+    one, same, other = (set(prefix_keys(make(text))) for text in ("first", "first", "second"))
+    assert one == same
+    assert one
+    assert not one & other
 
 
 def test_endless_prompts_have_a_bounded_number_of_keys() -> None:

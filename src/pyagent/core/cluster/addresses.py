@@ -29,7 +29,7 @@ def read_door(text: str) -> tuple[str, int]:
 def _is_name(host: str) -> bool:
     """Whether a name service can be asked for a host: no part of its name is empty, too long, or of odd characters."""
     try:
-        return bool(host.encode("idna"))
+        return bool(host.encode("idna")) and host.isprintable()
     except UnicodeError:
         return False
 

@@ -18,7 +18,7 @@ from pyagent.core.cluster.absentees import Absentees
 from pyagent.core.cluster.adverts import IDLE, NOTHING, Load, Offer
 from pyagent.core.cluster.kv_peer import KvPeer
 from pyagent.core.cluster.names import SCHEME, resolve, unique_names
-from pyagent.core.cluster.prefixes import WarmPrefixes, num_matching, num_warm_tokens, prefix_keys, unpack
+from pyagent.core.cluster.prefixes import WarmPrefixes, num_warm_tokens, prefix_keys, unpack, warm_share
 from pyagent.core.cluster.routing import LEAST_TOKENS, Balancer, Node
 from pyagent.core.errors import ClusterError
 from pyagent.core.messages import ChatRequest, Hint
@@ -300,7 +300,7 @@ class ClusterRouter:
     def holders(self, request: ChatRequest) -> list[tuple[Peer, float]]:
         """Return the peers that have computed the beginning of a prompt, and the share of it, the most first."""
         keys = self._keys(request)
-        shares = [(peer, num_matching(keys, peer.warm) / len(keys)) for peer in self if peer.is_up] if keys else []
+        shares = [(peer, warm_share(keys, peer.warm)) for peer in self if peer.is_up]
         return sorted((held for held in shares if held[1]), key=lambda held: -held[1])
 
     def take_new_prefixes(self, at_most: int) -> list[int]:

@@ -1,8 +1,9 @@
 """Which prompts a node has computed lately, as keys that tell nothing of their text to who has not the text.
 
-A prompt's text is cut into pieces of 256 characters; the key of each hashes the piece and the key before it, as the
-engine's block hashes do with tokens. So two prompts share as many keys as they share whole pieces from their
-beginning. Text is cut, not tokens, because the node that routes a request may not have the model.
+A prompt's text is cut into pieces of 256 characters, a very long one's rest into longer ones; the key of each hashes
+the piece and the key before it, as the engine's block hashes do with tokens. So two prompts share as many keys as they
+share whole pieces from their beginning. Text is cut, not tokens, because the node that routes a request may not have
+the model.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 
-from pyagent.core.messages import ChatRequest
+from pyagent.core.messages import ChatRequest, ImagePart
 
 PIECE_CHARS = 256
-MAX_PIECES = 512
+LONG_PIECE_CHARS = 4096
+NUM_SHORT_PIECES = 512
+MAX_PIECES = 1024
 MAX_KEYS = 16_384
 """Keys that a node keeps of itself and of each peer: prompts of four million characters, 128 KiB on the wire."""
-_MAX_CHARS = PIECE_CHARS * MAX_PIECES
 _KEY_BYTES = 8
+_IMAGE_CHARS = 128
 
 
 def prefix_keys(request: ChatRequest, secret: bytes = b"") -> list[int]:
@@ -39,8 +42,20 @@ def prefix_keys(request: ChatRequest, secret: bytes = b"") -> list[int]:
 def _pieces(request: ChatRequest) -> Iterator[str]:
     """Yield the whole pieces of a prompt: what comes after the last whole one may go on differently."""
     text = "".join(_texts(request))
-    for start in range(0, min(len(text), _MAX_CHARS) - PIECE_CHARS + 1, PIECE_CHARS):
-        yield text[start : start + PIECE_CHARS]
+    for number in range(MAX_PIECES):
+        start, end = _chars_of(number), _chars_of(number + 1)
+        if end > len(text):
+            return
+        yield text[start:end]
+
+
+def _chars_of(num_pieces: int) -> int:
+    """Return how long the text of a prompt's first pieces is."""
+    num_long = max(0, num_pieces - NUM_SHORT_PIECES)
+    return (num_pieces - num_long) * PIECE_CHARS + num_long * LONG_PIECE_CHARS
+
+
+_MAX_CHARS = _chars_of(MAX_PIECES)
 
 
 def _texts(request: ChatRequest) -> Iterator[str]:
@@ -54,10 +69,22 @@ def _texts(request: ChatRequest) -> Iterator[str]:
 
 
 def _all_texts(request: ChatRequest) -> Iterator[str]:
-    yield from (f"\x1d{tool.function.name}\x1f{tool.function.description}" for tool in request.tools)
+    for tool in request.tools:
+        function = tool.function
+        yield f"\x1d{function.name}\x1f{function.description}\x1f{function.parameters}"
     if not request.messages:
         yield request.prompt or ""
-    yield from (f"\x1e{message.role}\x1f{message.text}" for message in request.messages)
+    for message in request.messages:
+        yield f"\x1e{message.role}\x1f"
+        yield message.text
+        yield from (_image_text(part) for part in message.content or () if isinstance(part, ImagePart))
+        yield from (f"\x1f{call.function.name}\x1f{call.function.arguments}" for call in message.tool_calls or ())
+
+
+def _image_text(part: ImagePart) -> str:
+    """Return what tells an image from others, mostly: it may be megabytes, and is hashed for each request."""
+    url = part.image_url.url
+    return f"\x1c{len(url)}\x1f{url[:_IMAGE_CHARS]}\x1f{url[-_IMAGE_CHARS:]}"
 
 
 def num_matching(keys: Sequence[int], warm: Collection[int]) -> int:
@@ -68,12 +95,18 @@ def num_matching(keys: Sequence[int], warm: Collection[int]) -> int:
     return len(keys)
 
 
-def num_warm_tokens(keys: Sequence[int], warm: Collection[int], num_tokens: int) -> int:
-    """Return about how many of a prompt's tokens a node has computed: the share of its text in whole pieces.
+def warm_share(keys: Sequence[int], warm: Collection[int]) -> float:
+    """Return how much of a prompt's text a node has computed, from 0 to 1.
 
-    A share, as what a piece has of tokens differs by script; the rest after the last piece is half of one, on average.
+    The rest after the last piece is half of one, on average.
     """
-    return int(num_tokens * num_matching(keys, warm) / (len(keys) + 0.5))
+    whole = (_chars_of(len(keys)) + _chars_of(len(keys) + 1)) / 2
+    return _chars_of(num_matching(keys, warm)) / whole
+
+
+def num_warm_tokens(keys: Sequence[int], warm: Collection[int], num_tokens: int) -> int:
+    """Return about how many of a prompt's tokens a node has computed: a share, as scripts differ in a text's tokens."""
+    return int(num_tokens * warm_share(keys, warm))
 
 
 def pack(keys: Iterable[int]) -> bytes:

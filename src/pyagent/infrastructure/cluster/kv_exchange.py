@@ -143,11 +143,11 @@ class KvExchange:
         return [peer for peer, share in holders if _may_be_worth(prompt, peer, layout, share)][:_MOST_ASKED]
 
     def _prefill_node(self, prompt: KvPrompt, layout: KvLayout) -> Peer | None:
-        """Return the least busy node that computes prompts for others; none that was late just now."""
+        """Return the node that computes prompts for others and has the fewest tokens to compute; none late just now."""
         peers = [peer for peer in self._router if peer.is_up and not peer.load.is_draining]
         able = [peer for peer in peers if peer.offer.role == "prefill" and peer.has(prompt.model)]
         asked = [peer for peer in able if peer.kv.prefill.state != "open" and _may_be_worth(prompt, peer, layout, 1.0)]
-        return min(asked, key=lambda peer: peer.load.num_waiting + peer.load.num_running + peer.num_sent, default=None)
+        return min(asked, key=lambda peer: peer.load.num_prompt_tokens_left + peer.num_sent_tokens, default=None)
 
     async def _have_computed(self, prompt: KvPrompt, layout: KvLayout) -> Peer | None:
         """Have a node compute a prompt, and return it; None where there is none. Raises where it is late or fails.
@@ -157,6 +157,7 @@ class KvExchange:
         peer = self._prefill_node(prompt, layout)
         if peer is None or (permit := peer.kv.prefill.acquire()) is None:
             return None
+        peer.send((), prompt.num_missing)  # a burst goes to several, before any of them has told its load
         tokens = array("I", prompt.tokens).tobytes()
         ask = PrefillKv(prompt.model, layout, tokens, prompt.key.tenant, prompt.request.priority)
         num_bytes = prompt.num_missing * _token_bytes(layout)
