@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -12,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from support.command_line import fresh_environment, listening_ports, pyagent, started
+from support.command_line import Terminal, fresh_environment, listening_ports, pyagent, started
+from support.nodes import running_node
+from support.waiting import until
 
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder
 
@@ -68,7 +71,7 @@ def test_two_nodes_are_seen_drained_and_revoked(tmp_path: Path, tiny_model_path:
         shown = pyagent("cluster", "status", "--url", url, env=env).stdout
         assert "desk" in shown
         assert "1 of 1 peers connected" in shown
-        assert "placement: nowhere on 0 of 2 nodes; no other node can load it now\n" in shown
+        assert "placement: nowhere on 0 of 2 nodes; no node has it in engine.models" in shown
         asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         until_connected(other, other_url, 1)
         said = httpx.post(f"{other_url}/v1/chat/completions", json=asked, timeout=LIMIT_SECONDS).json()
@@ -84,6 +87,38 @@ def test_two_nodes_are_seen_drained_and_revoked(tmp_path: Path, tiny_model_path:
         )
         until_connected(other, other_url, 0)
         _join_by_invitation(env, door, _made(tmp_path / "phone"))
+
+
+def test_node_on_a_terminal_shows_who_comes_and_goes(tmp_path: Path) -> None:
+    """Whoever sits at a node sees the next command to type, and each node that comes or stops, by name and id."""
+    desk = _made(tmp_path / "desk")
+    state = ClusterFile(cluster_folder(desk / "data")).init("home")
+    ClusterFile(tmp_path / "laptop").join(state)
+    env = fresh_environment(desk) | {"PYAGENT_CLUSTER__MULTICAST": "false"}
+    flags = ["--port", "0", "--door", "0", "--bind", "127.0.0.1", "--name", "desk", "--chain", ""]
+    terminal = Terminal("node", *flags, env=env)
+
+    async def visit(door: str) -> None:
+        async with running_node(tmp_path / "laptop", [], seeds=[f"127.0.0.1:{door}"]) as laptop:
+            await asyncio.to_thread(terminal.read_until, "is here")
+            await until(lambda: any(peer.is_connected for peer in laptop.status().peers))
+
+    try:
+        said = terminal.read_until("`pyagent cluster invite` prints a code for one")
+        found = re.search(r"knock at port (\d+)", said)
+        assert found, said
+        asyncio.run(visit(found[1]))
+        terminal.read_until(") has stopped")
+        assert re.search(r"laptop \([a-z2-7]{13}\) is here\r\n", terminal.shown)
+    finally:
+        terminal.process.terminate()
+        terminal.process.wait(LIMIT_SECONDS)
+
+
+def test_url_that_is_none_is_told_as_one(tmp_path: Path) -> None:
+    """`--url` with a name alone is told what a URL looks like, not that a server does not answer."""
+    done = pyagent("cluster", "status", "--url", "desk", env=fresh_environment(tmp_path))
+    assert done.stderr == "error: 'desk' is no URL of a server; expected one such as http://127.0.0.1:8321\n"
 
 
 def _join_by_invitation(env: dict[str, str], door: str, home: Path) -> None:

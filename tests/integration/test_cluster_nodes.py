@@ -441,8 +441,11 @@ def test_second_node_on_one_folder_is_refused(tmp_path: Path) -> None:
     run(work())
 
 
-def test_offer_is_what_the_settings_name(tmp_path: Path) -> None:
-    """A link that is not named, and agents that are not, are offered to nobody and answer no peer."""
+def test_offer_is_what_the_settings_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A link that is not named, and agents that are not, are offered to nobody and answer no peer.
+
+    A name that no link has, as a mistyped one, is told with those that there are.
+    """
 
     async def work() -> None:
         async with cluster_of(tmp_path, a=[Own("one")]) as (a,):
@@ -462,6 +465,10 @@ def test_offer_is_what_the_settings_name(tmp_path: Path) -> None:
                     with pytest.raises((RequestError, BackendError)):  # nor one that asks for what is not offered
                         await collect(peer.chat(ask(model)))
             assert (kept.requests, agents.requests) == ([], [])
+            assert "cluster.offer" not in caplog.text
+            async with running_node(b, [kept], seeds=seeds, offer=["natve", "agents"]):
+                told = "no link is called 'natve', so peers get none; there are native:kept, agents"
+                assert told in caplog.text
             async with running_node(b, [kept], seeds=seeds, offer=[]):
                 await until(lambda: any(view.state == "alive" for view in a.status().peers))
                 with pytest.raises((RequestError, BackendError)):

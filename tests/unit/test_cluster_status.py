@@ -37,6 +37,7 @@ def test_placement_tells_what_is_there_what_comes_and_what_could() -> None:
         Holder(id="b", loading=frozenset("m")),
         Holder(id="c", placeable=frozenset("mn")),
     ]
-    m, n = placement_of({"n": 2, "m": 3}, holders)
+    m, n = placement_of({"n": 2, "m": 3}, holders, {"m"})
     assert (m.model, m.wanted, m.live, m.loading, m.able) == ("m", 3, 1, 1, 1)
     assert (n.model, n.wanted, n.live, n.loading, n.able) == ("n", 2, 0, 0, 1)
+    assert (m.is_named, n.is_named) == (True, False)

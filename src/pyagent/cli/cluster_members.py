@@ -72,6 +72,8 @@ def write_status(told: ClusterStatus) -> None:
 def _short(model: PlacementStatus) -> str:
     """Return what is done about a model that too few nodes have."""
     told = f", {model.loading} loading" if model.loading else ""
+    if not model.is_named:
+        return f"{told}; no node has it in engine.models: is it written as there?"
     if model.live + model.loading < model.wanted and not model.able:
         told += "; no other node can load it now"
     return told

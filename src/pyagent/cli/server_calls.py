@@ -26,7 +26,9 @@ def call_server(method: str, path: str, url: str | None, config: Path | None, bo
     try:
         with httpx.Client(trust_env=False, timeout=600) as http:
             answer = http.request(method, base + path, content=content, headers=headers)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise RequestError(f"{base!r} is no URL of a server; expected one such as http://127.0.0.1:8321") from error
+    except httpx.HTTPError as error:
         start = "start one with `pyagent serve` or `pyagent node`, or name it with --url"
         what = f"no server answers at {base}: {error}; {start}"
         raise BackendError(what, backend=base) from error

@@ -5,6 +5,7 @@ It answers before it has all: the first model and then the fleet come in a threa
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import sys
@@ -141,7 +142,15 @@ def make_node(settings: Settings, chain: BackendChain, agents: AgentBackend) -> 
     from pyagent.infrastructure.cluster.node import Node
 
     tracer = _peer_tracer(settings.server.otlp_endpoint) if settings.server.otlp_endpoint is not None else None
-    return Node(cluster_folder(settings.paths.data), settings.cluster, chain, agents=agents, tracer=tracer)
+    told = {"tell": _tell} if sys.stdout.isatty() and settings.log.format != "json" else {}
+    return Node(cluster_folder(settings.paths.data), settings.cluster, chain, agents=agents, tracer=tracer, **told)
+
+
+def _tell(line: str) -> None:
+    """Show a person at a terminal who comes and goes; elsewhere the log has it."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def _peer_tracer(endpoint: str) -> PeerTracer:

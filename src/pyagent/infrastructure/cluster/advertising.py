@@ -68,6 +68,12 @@ def offered_links(links: Sequence[Backend], named: Sequence[str] | None) -> list
     return [link for link in links if isinstance(link, EngineLink) or _is_own_server(link)]
 
 
+def unknown_offers(links: Sequence[Backend], named: Sequence[str] | None) -> str:
+    """Return which entries of `cluster.offer` are no links here; a node without links may share its settings."""
+    known = {AGENTS, *(link.name for link in links), *(LinkSpec.parse(link.name).scheme for link in links)}
+    return ", ".join(repr(name) for name in named or () if links and name not in known)
+
+
 def _is_own_server(link: Backend) -> bool:
     """Whether a link is a model server on this machine that takes no key: any other may spend the user's money."""
     url = link.capabilities.url  # LM Studio's program is looked for here where the user gives none

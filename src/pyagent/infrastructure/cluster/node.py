@@ -11,7 +11,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,7 @@ from pyagent.core.cluster.peers import ClusterRouter, Peer
 from pyagent.core.cluster.routing import Balancer
 from pyagent.core.errors import ClusterError, WireError
 from pyagent.core.settings import Cluster
-from pyagent.infrastructure.cluster.advertising import AGENTS, Advertising, EngineLink
+from pyagent.infrastructure.cluster.advertising import AGENTS, Advertising, EngineLink, unknown_offers
 from pyagent.infrastructure.cluster.answering import Answering
 from pyagent.infrastructure.cluster.begun_loads import BegunLoads
 from pyagent.infrastructure.cluster.cluster_file import ClusterFile
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
 _FAREWELL_SECONDS = 0.3
 logger = logging.getLogger(__name__)
 
+_GONE = {"left": "has stopped", "dead": "is gone: it ended, or cannot be reached any more"}
 _NOTHING_MOVES = (
     'cluster.role is "%s", but no engine here moves KV: that takes a native link, engine.process = false, and '
     'engine.kv_connector = "auto"'
@@ -93,7 +94,7 @@ _NOTHING_MOVES = (
 class Node:
     """One node. `start` opens the door and joins whom it finds; `stop` says goodbye."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
         folder: Path,
         settings: Cluster,
@@ -101,9 +102,14 @@ class Node:
         *,
         agents: Backend | None = None,
         tracer: PeerTracer | None = None,
+        tell: Callable[[str], None] = logger.info,
     ) -> None:
-        """`folder` has the keys and the cluster's file; `agents` are this node's, offered as the settings say."""
-        self._make_again = lambda: Node.__init__(self, folder, settings, chain, agents=agents, tracer=tracer)
+        """`folder` has the keys and the cluster's file; `agents` are this node's, offered as the settings say.
+
+        `tell` is told in a line which other nodes come and go.
+        """
+        self._make_again = lambda: Node.__init__(self, folder, settings, chain, agents=agents, tracer=tracer, tell=tell)
+        self._tell = tell
         self.cluster = ClusterFile(folder)
         self._settings = settings
         self.chain = chain
@@ -164,10 +170,10 @@ class Node:
 
     def told(self) -> str:
         """Return in a line which node this is, and where others knock."""
-        cluster = self.cluster.load().name
-        return (
-            f"node {self.name} ({self.keys.node_id}) of cluster {cluster}; other nodes knock at port {self.door_port}"
-        )
+        state = self.cluster.load()
+        others = "status` shows them" if state.members else "invite` prints a code for one"
+        me = f"node {shown(self.keys.node_id, self.name)} of cluster {state.name}"
+        return f"{me}; other nodes knock at port {self.door_port}, `pyagent cluster {others}"
 
     async def start(self) -> None:
         """Listen, look for the others, and become a link of their chains. Raises `ClusterError`, nothing left open."""
@@ -196,6 +202,9 @@ class Node:
             logger.warning(_NOTHING_MOVES, self._settings.role)
         elif self._keeps_kv:
             logger.info(_NOTHING_MOVES, self._settings.role)
+        if unknown := unknown_offers(self.chain.links, self._settings.offer):
+            there = ", ".join([*(link.name for link in self.chain.links), AGENTS])
+            logger.warning("cluster.offer: no link is called %s, so peers get none; there are %s", unknown, there)
         transport.on_link(self._note_link)
         self._bound = await transport.start(bind_endpoints(self._settings.bind))
         self._endpoints = reachable_endpoints(self._bound)
@@ -496,7 +505,7 @@ class Node:
             return
         if not view.is_live:
             if self.router.get(member.id) is not None:
-                logger.info("node %s (%s) is %s", member.name, member.id, view.state)
+                self._tell(f"{shown(member.id, clean_name(member.name))} {_GONE.get(view.state, view.state)}")
             is_revoked = self._membership is not None and member.id in self._membership.revoked()
             self.router.remove(member.id, may_return=not is_revoked)
             self._transport.disconnect(member.id)  # what waits for an answer of it waits no more
@@ -522,7 +531,7 @@ class Node:
         is_up = (stats := self._transport.stats().get(member.id)) is not None and stats.is_up
         peer = Peer(id=member.id, called=clean_name(member.name), backend=backend, is_up=is_up)
         self.router.add(peer)
-        logger.info("node %s (%s) joined", peer.called, member.id)
+        self._tell(f"{shown(member.id, peer.called)} is here")
         if peer.name != peer.called:
             told = "node %s gives itself the name %r, as another does; it goes by its id. Name it otherwise with --name"
             logger.warning(told, member.id, peer.called)

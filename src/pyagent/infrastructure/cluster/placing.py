@@ -97,7 +97,10 @@ class Placing:
 
     def status(self) -> tuple[PlacementStatus, ...]:
         """Return how many nodes have the wanted models."""
-        return placement_of(self._wanted, self._holders())
+        offers = [self._router.own.offer, *(peer.offer for peer in self._router)]
+        named = {model.id for offer in offers for model in offer.models}
+        unsaid = self._wanted if NOTHING in offers else ()  # a node that just came may have what no other has
+        return placement_of(self._wanted, self._holders(), named.union(unsaid))
 
     async def added(self, offer: Offer, links: Sequence[Backend]) -> Offer:
         """Return an offer with what there is to say of the placement, of these links."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -58,7 +58,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class PlacementStatus(msgspec.Struct, frozen=True):
     """How many nodes shall have a model loaded, by `cluster.placement`, and how many that take requests have it.
 
-    So many more load it now, as they were asked for, and so many could.
+    So many more load it now, as they were asked for, and so many could. Where no node has it among its models, loaded
+    or not, it is not `is_named`: it may be mistyped.
     """
 
     model: str
@@ -66,6 +67,7 @@ class PlacementStatus(msgspec.Struct, frozen=True):
     live: int
     loading: int = 0
     able: int = 0
+    is_named: bool = True
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +94,10 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[PeerStatus, ...]
 
 
-def placement_of(wanted: Mapping[str, int], holders: Sequence[Holder]) -> tuple[PlacementStatus, ...]:
-    """Return the status of the wanted models, the first by name where they are very many."""
+def placement_of(
+    wanted: Mapping[str, int], holders: Sequence[Holder], named: Collection[str]
+) -> tuple[PlacementStatus, ...]:
+    """Return the status of the wanted models, of very many the first by name; `named` are those that nodes offer."""
     return tuple(
         PlacementStatus(
             shown(model),
@@ -101,6 +105,7 @@ def placement_of(wanted: Mapping[str, int], holders: Sequence[Holder]) -> tuple[
             live=sum(model in holder.loaded for holder in holders),
             loading=sum(model in holder.loading - holder.loaded for holder in holders),
             able=sum(model in holder.placeable for holder in holders),
+            is_named=model in named,
         )
         for model in sorted(wanted)[:MAX_MODELS]
     )
