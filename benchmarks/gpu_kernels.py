@@ -205,6 +205,15 @@ def stages(bench: Bench) -> None:
             bench.measure(f"{name}, {num} tokens", lambda make=make, num=num: make(num), num_bytes=2 * num * width)
 
 
+def measured(shapes: Shapes) -> list[Row]:
+    """Measure every row."""
+    bench = Bench(shapes)
+    print(f"{bench.bytes_per_second / 1e12:.2f} TB/s copied, {bench.flops_per_second / 1e12:.0f} TFLOP/s multiplied")
+    attention(bench)
+    stages(bench)
+    return bench.rows
+
+
 def main() -> None:
     """Measure every row; the last line is a JSON of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -216,12 +225,9 @@ def main() -> None:
             sys.exit("no CUDA device: nothing to measure (--tiny runs every row in Triton's interpreter)")
         os.environ["TRITON_INTERPRET"] = "1"
     torch.manual_seed(0)
-    bench = Bench(TINY if options.tiny else Shapes())
-    print(f"{bench.bytes_per_second / 1e12:.2f} TB/s copied, {bench.flops_per_second / 1e12:.0f} TFLOP/s multiplied")
-    attention(bench)
-    stages(bench)
+    table = measured(TINY if options.tiny else Shapes())
     if options.json:
-        rows = [{"name": row.name, "micros": row.micros, "floor_micros": row.floor_micros} for row in bench.rows]
+        rows = [{"name": row.name, "micros": row.micros, "floor_micros": row.floor_micros} for row in table]
         options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 

@@ -10,95 +10,27 @@ import argparse
 import statistics
 import time
 
-from pyagent import _rust
-from pyagent.core.messages import SamplingParams
-from pyagent.core.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
+from plain_requests import make_request
+
+from pyagent.core.runners.batch import Batch, StepOutput
+from pyagent.core.runners.factory import RunnerOptions
+from pyagent.core.runners.runner import RunnerInfo
 from pyagent.infrastructure.engine.engine import Engine
-from pyagent.infrastructure.engine.request import Output, Request
+from pyagent.infrastructure.engine.request import Output
+from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
-from pyagent.infrastructure.engine.tokens.detokenizer import Detokenizer
 
 
-class IdleRunner:
+class IdleRunner(PagedRunner):
     """Reserves and releases in a real pool, computes nothing, draws the same token for all."""
 
-    context_length = 1 << 20
-    vocab_size = 1 << 17
-
     def __init__(self, num_blocks: int) -> None:
-        self.pool = _rust.BlockPool(num_blocks)
-        self.seconds = 0.0
-
-    pages_per_block = 1
-    num_lookahead_tokens = 0
-
-    @property
-    def free_pages(self) -> int:
-        return self.pool.stats().free
-
-    def num_pages(self, num_tokens: int) -> int:
-        return self.pool.most_pages(num_tokens, 1)
-
-    def lookup(self, tokens: list[int], key: PrefixKey = PLAIN_KEY) -> tuple[int, int]:
-        return self.pool.lookup(tokens)
-
-    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
-        return self.pool.add(sequence_id, tokens)
-
-    def reserve(self, sequence_id: int, num_tokens: int) -> bool:
-        self.pool.reserve(sequence_id, num_tokens)
-        return True
-
-    def release(self, sequence_id: int) -> None:
-        self.pool.release(sequence_id)
-
-    def fork(self, parent: int, child: int) -> bool:
-        return False
-
-    def swap_seconds(self, num_tokens: int) -> float:
-        return float("inf")
-
-    def swap_out(self, sequence_id: int) -> bool:
-        return False
-
-    def swap_in(self, sequence_id: int, key: PrefixKey = PLAIN_KEY) -> bool:
-        return False
-
-    def drop_swapped(self, sequence_id: int) -> None:
-        pass
-
-    def stats(self) -> _rust.PoolStats:
-        return self.pool.stats()
+        info = RunnerInfo("idle", 1 << 17, 1 << 20, 0, num_blocks, 0, (("full", 0, 1),))
+        super().__init__(info, RunnerOptions(threads=1))
 
     def execute(self, batch: Batch) -> StepOutput:
+        self._commit(batch)
         return StepOutput([7] * len(batch.samplers))
-
-
-class Letters:
-    """The bytes of each token: one letter."""
-
-    has_leading_space = False
-
-    def __getitem__(self, token: int) -> bytes:
-        return b"a"
-
-
-class Vocabulary:
-    end_ids = frozenset({1, 2})
-
-
-def make_request(number: int, num_prompt: int, max_tokens: int, sink: list[Output]) -> Request:
-    return Request(
-        id=number,
-        tokens=[number, *range(num_prompt - 1)],
-        params=SamplingParams(max_tokens=max_tokens),
-        max_tokens=max_tokens,
-        sampler=_rust.SamplerState(),
-        tokenizer=Vocabulary(),
-        detokenizer=Detokenizer(Letters()),
-        grammar=None,
-        on_output=sink.append,
-    )
 
 
 def measure(num_requests: int, context: int, num_steps: int) -> dict[str, list[float]]:
@@ -109,7 +41,8 @@ def measure(num_requests: int, context: int, num_steps: int) -> dict[str, list[f
     engine = Engine(runner, limits)
     sink: list[Output] = []
     for number in range(num_requests):
-        engine.scheduler.add(make_request(number, context - number % 16, 10**6, sink))
+        tokens = [number, *range(context - number % 16 - 1)]
+        engine.scheduler.add(make_request(number, tokens, 10**6, sink.append))
     while len(engine.scheduler.decode_batch) < num_requests:
         engine.step()
     parts: dict[str, list[float]] = {"plan": [], "books": [], "both": [], "news": []}
