@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test busy-test oracle schemas clients peers ray cluster soak chaos cluster-chaos hostile function-calls slow mutations check format bench docs lock wheel clean
+.PHONY: help install demo test busy-test oracle schemas clients peers ray cluster soak chaos cluster-chaos hostile function-calls slow gpu mutations check format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 16
@@ -52,6 +52,12 @@ test: .venv/.dev  ## The tests; no torch needed. COVERAGE=yes shows the share of
 	@rm -f .coverage .coverage.*
 	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/python $(if $(COVERAGE),-m coverage run) -m pytest -q -n 3
 	@$(if $(COVERAGE),$(BIN)/coverage combine -q && $(BIN)/coverage report)
+
+# Where torch is already, without an environment: PYTHON_GPU=python3.
+gpu: $(if $(PYTHON_GPU),,.oracle/.installed)  ## What needs a GPU: its tests, then the benchmark, whose table goes into docs/reference/performance.md
+	@$(or $(PYTHON_GPU),.oracle/bin/python) -m pytest -q -m 'gpu or oracle' tests/gpu tests/oracle/test_torch_runner.py \
+		tests/oracle/test_triton_*.py
+	@$(or $(PYTHON_GPU),.oracle/bin/python) benchmarks/gpu_engine.py --write
 
 # The loops end with the shell that began them, however it ends.
 busy-test: .venv/.dev  ## The tests three times beside four busy loops: none may count on a quick machine

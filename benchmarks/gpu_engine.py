@@ -45,6 +45,8 @@ from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "performance.md"
+UNMEASURED = "GPUs"
+"""The page's section while no GPU has been measured."""
 TENSORRT_LLM = 17_744.0
 """Output tokens/s, Llama 3 8B, FP8, 1,000 tokens in and out, one H200: as published."""
 
@@ -364,12 +366,15 @@ def device_name(device: torch.device) -> str:
     return f"{found[1] if found else platform.processor()}, {torch.get_num_threads()} threads"
 
 
-def write_page(text: str, heading: str) -> None:
-    """Put a device's table below its heading; other devices' stay."""
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, after = page.partition(f"## {heading}\n")
-    rest = after[after.index("\n## ") + 1 :] if "\n## " in after else ""
-    PAGE.write_text(before.rstrip() + f"\n\n## {heading}\n\n{text}\n" + (f"\n{rest}" if rest else ""), encoding="utf-8")
+def write_page(text: str, device: torch.device) -> None:
+    """Put a device's table below its name; other devices' stay."""
+    intro, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
+    kept = {section.partition("\n")[0]: section for section in sections}
+    if device.type == "cuda":
+        kept.pop(UNMEASURED, None)
+    name = device_name(device)
+    kept[name] = f"{name}\n\n{text}\n"
+    PAGE.write_text("\n## ".join([intro, *kept.values()]), encoding="utf-8")
 
 
 def main() -> None:
@@ -405,7 +410,7 @@ def main() -> None:
     text = f"{about}\n\n{table(rows)}"
     print(text)
     if options.write:
-        write_page(text, device_name(device))
+        write_page(text, device)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.oracle
 
 TORCH = TorchRunnerFactory()
 STEP = LargestStep(2048, 64)
-EXACT = RunnerOptions(threads=2, kv_bytes=1 << 24, kv_dtype="f32")
+EXACT = RunnerOptions(threads=2, kv_bytes=1 << 24, kv_dtype="f32", dtype="f32")
 QUESTION = "Write two sentences about the sea."
 
 
@@ -191,7 +191,7 @@ def test_emptied_pages_are_given_back_and_no_others(head_dim: int) -> None:
 def answers(factory: RunnerFactory, path: Path, kv_bytes: int) -> list[list[str]]:
     """One, two or three answers to each of 18 questions at once, and again, in as little KV memory as that."""
     options = EngineOptions(
-        RunnerOptions(threads=1, kv_bytes=kv_bytes, kv_dtype="f32"),
+        RunnerOptions(threads=1, kv_bytes=kv_bytes, kv_dtype="f32", dtype="f32" if factory is TORCH else "auto"),
         SchedulerLimits(max_num_batched_tokens=64),
         runners=RunnerChoice((factory,)),
     )

@@ -1,0 +1,88 @@
+"""The torch runner on a GPU: what its tests on torch's CPU device cannot see. `make gpu` runs both there."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.reference_decoder import write_family
+
+from pyagent import _rust
+from pyagent.assembly import make_host
+from pyagent.core.config import load_settings
+from pyagent.core.errors import ModelError
+from pyagent.core.runners.batch import Batch
+from pyagent.core.runners.factory import LargestStep, RunnerOptions
+from pyagent.infrastructure.engine.runners.choice import pick_runners
+from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")]
+
+TORCH = TorchRunnerFactory()
+OPTIONS = RunnerOptions(threads=2, kv_bytes=1 << 26)
+STEP = LargestStep(2048, 64)
+
+
+@pytest.fixture
+def hog() -> Iterator[list[object]]:
+    """What a test took of the GPU's memory is given back."""
+    taken: list[object] = []
+    yield taken
+    taken.clear()
+    torch.cuda.empty_cache()
+
+
+def test_auto_takes_the_gpu(tiny_model_path: Path) -> None:
+    """A model that fits the GPU gets the torch runner."""
+    choice = pick_runners("auto", make_host(load_settings().settings).runners())
+    picked, _ = choice.runner_for(tiny_model_path, OPTIONS, STEP)
+    assert picked.name == "torch"
+
+
+def test_closed_runner_leaves_no_memory_taken(tiny_model_path: Path) -> None:
+    """Ten loads take no more than one; weights and KV go with `close`, whatever refers to the runner."""
+    before = torch.cuda.memory_allocated()
+    kept = []
+    for _ in range(10):
+        runner = TORCH.load(tiny_model_path, OPTIONS, STEP, None)
+        assert torch.cuda.memory_allocated() > before
+        runner.close()
+        kept.append(runner)
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_model_that_does_not_fit_is_refused_by_name(tiny_model_path: Path, hog: list[object]) -> None:
+    """With the GPU full of something else `estimate` says what is needed and what there is."""
+    free, _ = torch.cuda.mem_get_info()
+    hog.append(torch.empty(free - (8 << 20), dtype=torch.uint8, device="cuda"))
+    with pytest.raises(ModelError, match=r"GB of the GPU's memory, of which .* can be used"):
+        TORCH.estimate(tiny_model_path, OPTIONS, LargestStep(8192, 256))
+
+
+def test_step_waits_for_the_device_once(tmp_path: Path) -> None:
+    """Of a step that decodes, with windows and caps or without, only what was sampled is waited for."""
+    for family in ("llama", "gemma2"):
+        write_family(tmp_path / family, family)
+        runner = TORCH.load(tmp_path / family, OPTIONS, STEP, None)
+        draw = random.Random(3)
+        prompts = [[draw.randrange(96) for _ in range(30)] for _ in range(4)]
+        for sequence, prompt in enumerate(prompts):
+            runner.add(sequence, prompt)
+            assert runner.reserve(sequence, 64)
+        samplers = [_rust.SamplerState(temperature=0.0) for _ in prompts]
+        flat = [token for prompt in prompts for token in prompt]
+        tokens = runner.execute(Batch([0, 1, 2, 3], [30] * 4, flat, samplers, [0] * 4)).tokens
+        tokens = runner.execute(Batch([0, 1, 2, 3], [1] * 4, tokens, samplers, [1] * 4)).tokens  # compiles kernels
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as waits:
+                warnings.simplefilter("always")
+                runner.execute(Batch([0, 1, 2, 3], [1] * 4, tokens, samplers, [2] * 4))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert len(waits) <= 1, [str(wait.message) for wait in waits]
+        runner.close()
