@@ -39,6 +39,22 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_YARN_TOLD = {
+    **_YARN,
+    "original_max_position_embeddings": 24,
+    "beta_fast": 8.0,
+    "beta_slow": 2.0,
+    "mscale": 0.8,
+    "mscale_all_dim": 0.3,
+    "truncate": False,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0 + index / 8 for index in range(8)],
+    "long_factor": [1.0 + index for index in range(8)],
+}
 _GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 5_000.0, "factor": 2.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -61,6 +77,13 @@ _GEMMA2 = {
     "final_logit_softcapping": 3.0,
 }
 _GEMMAS = ("gemma2", "gemma3_text")
+_PHI3_ROPE = {
+    **_LONGROPE,
+    "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+}
+_PHI3 = {"model_type": "phi3", "pad_token_id": 0}
+_SMOLLM3 = {"model_type": "smollm3", "rope_theta": 1_000.0, "pad_token_id": 0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "rope_theta": 10_000.0},
     "llama-linear": {"model_type": "llama", "rope_parameters": _LINEAR},
@@ -72,6 +95,44 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2-partly": {"model_type": "qwen2", "rope_theta": 1_000.0, **_PARTLY},
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "rope_theta": 1_000.0, "use_sliding_window": False},
     "qwen3-partly": {"model_type": "qwen3", "head_dim": 32, "rope_theta": 1_000.0, **_PARTLY},
+    "llama-yarn": {"model_type": "llama", "rope_parameters": _YARN, "max_position_embeddings": 64},
+    "qwen2-yarn": {
+        "model_type": "qwen2",
+        "rope_parameters": {**_YARN, "beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.4},
+        "use_sliding_window": False,
+    },
+    "qwen3-yarn": {"model_type": "qwen3", "head_dim": 32, "rope_parameters": _YARN_TOLD, "use_sliding_window": False},
+    "llama-dynamic": {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
+        "max_position_embeddings": 15,
+    },
+    "llama-longrope": {
+        "model_type": "llama",
+        "rope_parameters": {**_LONGROPE, "original_max_position_embeddings": 32},
+        "max_position_embeddings": 256,
+    },
+    "llama-longrope-short": {
+        "model_type": "llama",
+        "rope_parameters": {**_LONGROPE, "factor": 2.0, "original_max_position_embeddings": 64},
+        "max_position_embeddings": 64,
+    },
+    "phi3": {**_PHI3, "sliding_window": 12, "rope_theta": 10_000.0, "original_max_position_embeddings": 512},
+    "phi3-longrope": {
+        **_PHI3,
+        "partial_rotary_factor": 0.75,
+        "rope_parameters": _PHI3_ROPE,
+        "original_max_position_embeddings": 32,
+    },
+    "olmo2": {"model_type": "olmo2", "rope_theta": 1_000.0},
+    "smollm3": {**_SMOLLM3, "num_hidden_layers": 5, "no_rope_layer_interval": 4},
+    "smollm3-windows": {
+        **_SMOLLM3,
+        "no_rope_layers": [1, 0, 1],
+        "use_sliding_window": True,
+        "sliding_window": 12,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
     "gemma2": _GEMMA2,
     "gemma3": {**_GEMMA, "rope_theta": 5_000.0, "rope_local_base_freq": 100.0},
     "gemma3-linear": {**_GEMMA, "rope_parameters": _GEMMA_ROPE},
@@ -123,6 +184,8 @@ def _random_tensors(config: dict[str, Any], draw: random.Random) -> Tensors:
     for layer in range(config["num_hidden_layers"]):
         block = f"model.layers.{layer}"
         norms = ["input_layernorm", "post_attention_layernorm"]
+        if kind == "olmo2":
+            norms = ["post_attention_layernorm", "post_feedforward_layernorm"]
         for name in [*norms, *(["pre_feedforward_layernorm", "post_feedforward_layernorm"] if is_gemma else [])]:
             norm(f"{block}.{name}")
         for name, rows, columns in (
@@ -140,14 +203,43 @@ def _random_tensors(config: dict[str, Any], draw: random.Random) -> Tensors:
         if kind in {"qwen3", "gemma3_text"}:
             norm(f"{block}.self_attn.q_norm", head_dim)
             norm(f"{block}.self_attn.k_norm", head_dim)
+        if kind == "olmo2":
+            norm(f"{block}.self_attn.q_norm", queries)
+            norm(f"{block}.self_attn.k_norm", keys)
+        if kind == "phi3":
+            _fuse(tensors, f"{block}.self_attn", ["q_proj", "k_proj", "v_proj"], "qkv_proj")
+            _fuse(tensors, f"{block}.mlp", ["gate_proj", "up_proj"], "gate_up_proj")
     norm("model.norm")
     if not config["tie_word_embeddings"]:
         matrix("lm_head", config["vocab_size"], hidden, 0.35)
     return tensors
 
 
+def _fuse(tensors: Tensors, block: str, parts: list[str], whole: str) -> None:
+    """Put matrices below each other into one."""
+    tensors[f"{block}.{whole}.weight"] = [row for part in parts for row in tensors.pop(f"{block}.{part}.weight")]
+
+
+def _split(config: dict[str, Any], tensors: Tensors) -> Tensors:
+    """The tensors with Phi-3's fused matrices apart, as the other families have them."""
+    if config["model_type"] != "phi3":
+        return tensors
+    head_dim, apart = _head_dim(config), dict(tensors)
+    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    for layer in range(config["num_hidden_layers"]):
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        qkv, gate_up = apart.pop(f"{attention}.qkv_proj.weight"), apart.pop(f"{mlp}.gate_up_proj.weight")
+        apart[f"{attention}.q_proj.weight"] = qkv[:queries]
+        apart[f"{attention}.k_proj.weight"] = qkv[queries : queries + keys]
+        apart[f"{attention}.v_proj.weight"] = qkv[queries + keys :]
+        apart[f"{mlp}.gate_proj.weight"] = gate_up[: len(gate_up) // 2]
+        apart[f"{mlp}.up_proj.weight"] = gate_up[len(gate_up) // 2 :]
+    return apart
+
+
 def reference_logits(config: dict[str, Any], tensors: Tensors, tokens: list[int]) -> Matrix:
     """The logits of every position."""
+    tensors = _split(config, tensors)
     is_gemma = config["model_type"] in _GEMMAS
     scale = math.sqrt(config["hidden_size"]) if is_gemma else 1.0
     stream = [[scale * value for value in tensors["model.embed_tokens.weight"][token]] for token in tokens]
@@ -161,7 +253,7 @@ def reference_logits(config: dict[str, Any], tensors: Tensors, tokens: list[int]
 def _add_layer(config: dict[str, Any], tensors: Tensors, layer: int, stream: Matrix) -> None:
     """Add a layer's attention and feed-forward block to the residual stream."""
     block = f"model.layers.{layer}"
-    is_gemma = config["model_type"] in _GEMMAS
+    is_gemma, is_olmo = config["model_type"] in _GEMMAS, config["model_type"] == "olmo2"
 
     def norm(name: str, row: list[float]) -> list[float]:
         return _norm(config, row, tensors[f"{block}.{name}.weight"][0])
@@ -171,32 +263,38 @@ def _add_layer(config: dict[str, Any], tensors: Tensors, layer: int, stream: Mat
         values = _times(tensors[f"{block}.{name}.weight"], row)
         return [value + more for value, more in zip(values, bias[0], strict=True)] if bias else values
 
-    attended = _attention(config, tensors, layer, [norm("input_layernorm", row) for row in stream], linear)
+    inputs = [list(row) if is_olmo else norm("input_layernorm", row) for row in stream]
+    attended = _attention(config, tensors, layer, inputs, linear)
     for row, values in zip(stream, attended, strict=True):
         added = linear("self_attn.o_proj", values)
-        _add(row, norm("post_attention_layernorm", added) if is_gemma else added)
+        _add(row, norm("post_attention_layernorm", added) if is_gemma or is_olmo else added)
     for row in stream:
         inner = norm("pre_feedforward_layernorm" if is_gemma else "post_attention_layernorm", row)
+        inner = row if is_olmo else inner
         gate, up = linear("mlp.gate_proj", inner), linear("mlp.up_proj", inner)
         activated = [_activation(config, left) * right for left, right in zip(gate, up, strict=True)]
         added = linear("mlp.down_proj", activated)
-        _add(row, norm("post_feedforward_layernorm", added) if is_gemma else added)
+        _add(row, norm("post_feedforward_layernorm", added) if is_gemma or is_olmo else added)
 
 
 def _attention(config: dict[str, Any], tensors: Tensors, layer: int, inputs: Matrix, linear: Any) -> Matrix:
     """The heads' outputs at every position, side by side."""
     head_dim, num_heads = _head_dim(config), config["num_attention_heads"]
     window = _window(config, layer)
-    frequencies = _frequencies(config, window is not None)
+    frequencies, sharpness = _frequencies(config, window is not None), _sharpness(config)
 
     def heads(name: str, position: int, row: list[float], *, is_rotated: bool) -> Matrix:
         values = linear(f"self_attn.{name}_proj", row)
+        weight = tensors.get(f"model.layers.{layer}.self_attn.{name}_norm.weight")
+        if weight and len(weight[0]) == len(values):
+            values, weight = _norm(config, values, weight[0]), None
         parts = [values[start : start + head_dim] for start in range(0, len(values), head_dim)]
         if not is_rotated:
             return parts
-        weight = tensors.get(f"model.layers.{layer}.self_attn.{name}_norm.weight")
         normed = [_norm(config, part, weight[0]) for part in parts] if weight else parts
-        return [_rotate(part, position, frequencies) for part in normed]
+        if not _has_rotary(config, layer):
+            return normed
+        return [_rotate(part, position, frequencies, sharpness) for part in normed]
 
     rows = list(enumerate(inputs))
     queries = [heads("q", position, row, is_rotated=True) for position, row in rows]
@@ -221,8 +319,10 @@ def _window(config: dict[str, Any], layer: int) -> int | None:
     """Positions that a layer sees, its own included."""
     window: int | None = config.get("sliding_window")
     match config["model_type"]:
-        case "mistral":
+        case "mistral" | "phi3":
             return window
+        case "smollm3":
+            return window if config.get("use_sliding_window") and not _has_rotary(config, layer) else None
         case "qwen2" | "qwen3":
             return window if config["use_sliding_window"] and layer >= config["max_window_layers"] else None
         case "gemma2" | "gemma3_text":
@@ -239,13 +339,68 @@ def _frequencies(config: dict[str, Any], is_local: bool) -> list[float]:
     base = rope.get("rope_theta") or config["rope_theta"]
     if config["model_type"] == "gemma3_text" and is_local:
         base = rope.get("rope_theta") or config["rope_local_base_freq"]
-    head_dim = _head_dim(config)
-    plain = [base ** (-2 * index / head_dim) for index in range(head_dim // 2)]
-    if rope.get("rope_type") == "linear":
-        return [frequency / rope["factor"] for frequency in plain]
-    if rope.get("rope_type") == "llama3":
-        return [_llama3(frequency, rope) for frequency in plain]
-    return plain
+    dims = int(_head_dim(config) * config.get("partial_rotary_factor", 1.0))
+    factor = rope.get("factor", 1.0)
+    if rope.get("rope_type") == "dynamic":  # at the longest context, factor times the trained one
+        base *= (factor * factor - (factor - 1)) ** (dims / (dims - 2))
+    plain = [base ** (-2 * index / dims) for index in range(dims // 2)]
+    match rope.get("rope_type"):
+        case "linear":
+            return [frequency / factor for frequency in plain]
+        case "llama3":
+            return [_llama3(frequency, rope) for frequency in plain]
+        case "yarn":
+            return _yarn(plain, base, rope)
+        case "longrope":
+            is_long = config["max_position_embeddings"] > _original(config)
+            factors = rope["long_factor" if is_long else "short_factor"]
+            return [frequency / divisor for frequency, divisor in zip(plain, factors, strict=True)]
+        case _:
+            return plain
+
+
+def _original(config: dict[str, Any]) -> int:
+    """Positions of the first training."""
+    inside = config.get("rope_parameters", {}).get("original_max_position_embeddings")
+    return int(config.get("original_max_position_embeddings") or inside or config["max_position_embeddings"])
+
+
+def _yarn(plain: list[float], base: float, rope: dict[str, Any]) -> list[float]:
+    """YaRN: what turns seldom in the trained context is stretched, what turns often kept, with a ramp between."""
+    dims, context = 2 * len(plain), rope["original_max_position_embeddings"]
+
+    def at(turns: float) -> float:
+        return dims * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = at(rope.get("beta_fast", 32.0)), at(rope.get("beta_slow", 1.0))
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    stretched = [min(1.0, max(0.0, (index - low) / ((high - low) or 0.001))) for index in range(len(plain))]
+    return [f * (1 - share) + f / rope["factor"] * share for f, share in zip(plain, stretched, strict=True)]
+
+
+def _sharpness(config: dict[str, Any]) -> float:
+    """The factor on cosines and sines of a stretched context."""
+    rope: dict[str, Any] = config.get("rope_parameters", {})
+    factor = rope.get("factor") or config["max_position_embeddings"] / _original(config)
+    if "attention_factor" in rope:
+        return float(rope["attention_factor"])
+    match rope.get("rope_type"):
+        case "yarn":
+            scales = [0.1 * rope.get(key, 1.0) * math.log(factor) + 1 for key in ("mscale", "mscale_all_dim")]
+            return scales[0] / scales[1] if "mscale" in rope else scales[0]
+        case "longrope":
+            return math.sqrt(1 + math.log(factor) / math.log(_original(config)))
+        case _:
+            return 1.0
+
+
+def _has_rotary(config: dict[str, Any], layer: int) -> bool:
+    if config["model_type"] != "smollm3":
+        return True
+    told = config.get("no_rope_layers")
+    return bool(told[layer]) if told else (layer + 1) % config["no_rope_layer_interval"] != 0
 
 
 def _llama3(frequency: float, rope: dict[str, Any]) -> float:
@@ -256,12 +411,13 @@ def _llama3(frequency: float, rope: dict[str, Any]) -> float:
     return kept * frequency + (1 - kept) * frequency / rope["factor"]
 
 
-def _rotate(head: list[float], position: int, frequencies: list[float]) -> list[float]:
-    half = len(head) // 2
-    angles = [(math.cos(position * frequency), math.sin(position * frequency)) for frequency in frequencies]
+def _rotate(head: list[float], position: int, frequencies: list[float], sharpness: float) -> list[float]:
+    half = len(frequencies)
+    turns = [position * frequency for frequency in frequencies]
+    angles = [(sharpness * math.cos(turn), sharpness * math.sin(turn)) for turn in turns]
     first = [head[i] * cos - head[i + half] * sin for i, (cos, sin) in enumerate(angles)]
     second = [head[i + half] * cos + head[i] * sin for i, (cos, sin) in enumerate(angles)]
-    return first + second
+    return first + second + head[2 * half :]
 
 
 def _head_dim(config: dict[str, Any]) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.gguf_writer import write_gguf
 from support.native import engine_logits
-from support.reference_decoder import FAMILIES, SHAPE, Matrix, reference_logits, write_family
+from support.reference_decoder import FAMILIES, SHAPE, Matrix, Tensors, reference_logits, write_family
 from support.tiny_model import write_tiny_model
 
 from pyagent import _rust
@@ -40,7 +43,28 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"residual_multiplier": 0.2}, "'residual_multiplier' is not implemented"),
     ("llama", {"sliding_window": 8}, "'sliding_window' is not implemented for llama"),
     ("llama", {"quantization_config": {"bits": 4}}, "'quantization_config' is not implemented"),
-    ("llama-linear", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn' is not supported"),
+    ("llama-linear", {"rope_parameters": {"rope_type": "axial"}}, "rope scaling 'axial' is not supported"),
+    (
+        "llama-linear",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "low_freq_factor": 1.0}},
+        "'rope_parameters.low_freq_factor' is not implemented",
+    ),
+    (
+        "llama-linear",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 0.5}},
+        "scaling factor must be finite and at least 1",
+    ),
+    (
+        "llama-longrope",
+        {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0] * 3, "short_factor": [1.0] * 3}},
+        "3 factors for 8 frequencies",
+    ),
+    ("llama-longrope", {"rope_parameters": {"rope_type": "longrope"}}, "lacks 'short_factor', a list of numbers"),
+    ("olmo2", {"sliding_window": 8}, "'sliding_window' is not implemented for olmo2"),
+    ("phi3", {"partial_rotary_factor": 0.1}, "1 of a head's 16 numbers are rotated"),
+    ("phi3", {"num_key_value_heads": 4}, "has 128 rows; expected at least 192"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, "'no_rope_layers' must have 1 (rotary) or 0 for each layer"),
+    ("smollm3", {"no_rope_layers": [1, True, 0, 1, 1]}, "'no_rope_layers' must have 1 (rotary) or 0 for each layer"),
     (
         "llama-linear",
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "attention_factor": 1.2}},
@@ -81,12 +105,104 @@ def test_fields_that_say_nothing_new_are_taken(changes: dict[str, Any], tmp_path
     assert furthest(engine_logits(tmp_path, tokens), reference_logits(config, tensors, tokens)) < 3e-4
 
 
+GGUF_PARTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+GGUF_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def as_gguf(path: Path, config: dict[str, Any], tensors: Tensors, keys: dict[str, object]) -> Path:
+    """Write a family's folder as GGUF files have it: names, metadata, neighbours as rotary pairs where they are."""
+    kind, heads = config["model_type"], config["num_attention_heads"]
+    parts = dict(GGUF_PARTS)
+    if kind == "olmo2":
+        parts |= {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+    sizes = {
+        "block_count": config["num_hidden_layers"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "context_length": config["max_position_embeddings"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config.get("rope_theta", 10_000.0),
+    }
+    metadata = {"general.architecture": kind} | {f"{kind}.{key}": value for key, value in (sizes | keys).items()}
+    written: dict[str, Any] = {}
+    for name, rows in tensors.items():
+        stem, _, end = name.rpartition(".")
+        if stem in GGUF_WHOLE:
+            stem = GGUF_WHOLE[stem]
+        else:
+            _, _, layer, part = stem.split(".", 3)
+            stem = f"blk.{layer}.{parts[part]}"
+        if kind == "smollm3" and stem.endswith(("attn_q", "attn_k")):
+            dim = config["hidden_size"] // heads
+            order = [at // dim * dim + at % dim // 2 + at % 2 * dim // 2 for at in range(len(rows))]
+            values = array("f", (value for at in order for value in rows[at]))
+        else:
+            values = array("f", (value for row in rows for value in row))
+        shape = (len(rows[0]),) if len(rows) == 1 else (len(rows[0]), len(rows))
+        written[f"{stem}.{end}"] = (shape, values)
+    for key, length in (("long_factor", "long"), ("short_factor", "short")):
+        if factors := config.get("rope_parameters", {}).get(key):
+            written[f"rope_factors_{length}.weight"] = ((len(factors),), array("f", factors))
+    return write_gguf(path, metadata, written)
+
+
+_YARN_KEYS: dict[str, object] = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 16,
+    "rope.scaling.attn_factor": 1.4 / (1 + 0.1 * math.log(4)),
+    "rope.scaling.yarn_beta_fast": 8.0,
+    "rope.scaling.yarn_beta_slow": 2.0,
+}
+_LONGROPE_KEYS: dict[str, object] = {
+    "rope.dimension_count": 12,
+    "rope.scaling.type": "longrope",
+    "rope.scaling.original_context_length": 32,
+    "rope.scaling.attn_factor": math.sqrt(1 + math.log(16) / math.log(32)),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("qwen2-yarn", _YARN_KEYS),
+        ("phi3", {"attention.sliding_window": 12}),
+        ("phi3-longrope", {**_LONGROPE_KEYS, "attention.sliding_window": 0}),
+        ("olmo2", {}),
+        ("smollm3", {}),
+    ],
+)
+def test_a_gguf_file_is_read_as_its_folder(family: str, keys: dict[str, object], tmp_path: Path) -> None:
+    """The same weights in a GGUF file, with its names, layouts and keys: the same logits to 1e-4."""
+    config, tensors = write_family(tmp_path, family)
+    tokens = [(7 * place + place * place) % config["vocab_size"] for place in range(30)]
+    path = as_gguf(tmp_path / "m.gguf", config, tensors, keys)
+    assert furthest(engine_logits(path, tokens), engine_logits(tmp_path, tokens)) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "expected"),
     [
         ("llama", {"llama__attn_logit_softcapping": 50.0}, "'llama.attn_logit_softcapping' is not implemented"),
         ("llama", {"llama__rope__dimension_count": 8}, "'llama.rope.dimension_count' is 8"),
         ("llama", {"llama__expert_count": 8}, "'llama.expert_count' is not implemented"),
+        ("llama", {"llama__rope__scaling__type": "su"}, "rope scaling 'su' is not supported"),
         ("llama", {"llama__attention__value_length": 32}, "'llama.attention.value_length' is 32"),
         ("qwen2", {"qwen2__attention__sliding_window": 8}, "does not say which layers have the window"),
     ],

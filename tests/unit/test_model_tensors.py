@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.reference_decoder import FAMILIES, SHAPE, write_family
+from support.reference_decoder import FAMILIES, write_family
 from support.tiny_model import HIDDEN, write_tiny_model
 
 from pyagent._rust import ModelFile, ModelFileError
@@ -33,15 +33,18 @@ GEMMA_PARTS = PARTS | {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
+OLMO_PARTS = GEMMA_PARTS | {"attn_norm": "(none)", "ffn_norm": "(none)"}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "smollm3"])
 def test_tensors_of_a_folder_go_by_their_names_in_gguf(family: str, tmp_path: Path) -> None:
     """Each tensor of a folder of safetensors is found by its GGUF name, and is read from any row on."""
     _, tensors = write_family(tmp_path, family)
     file = ModelFile(tmp_path)
-    parts = GEMMA_PARTS if family.startswith("gemma") else PARTS
+    parts = {"gemma2": GEMMA_PARTS, "gemma3": GEMMA_PARTS, "olmo2": OLMO_PARTS}.get(family, PARTS)
     names = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
     names |= {"output.weight": "lm_head.weight"}
-    for layer in range(SHAPE["num_hidden_layers"]):
+    for layer in range(file.config.num_layers):
         for ours, theirs in parts.items():
             for kind in ("weight", "bias"):
                 names[f"blk.{layer}.{ours}.{kind}"] = f"model.layers.{layer}.{theirs}.{kind}"
@@ -52,6 +55,23 @@ def test_tensors_of_a_folder_go_by_their_names_in_gguf(family: str, tmp_path: Pa
             rows = tensors[theirs]
             assert found[theirs] == ([len(rows[0])] + [len(rows)] * (len(rows) > 1), "F32")
             assert read(file, ours, rows[-1:], first_row=len(rows) - 1) == rows[-1]
+
+
+def test_matrices_that_lie_in_one_are_found_apart(tmp_path: Path) -> None:
+    """Phi-3's query, key and value, and its gate and up, are rows of one tensor each, readable from any row on."""
+    _, tensors = write_family(tmp_path, "phi3")
+    file = ModelFile(tmp_path)
+    whole = tensors["model.layers.1.self_attn.qkv_proj.weight"]
+    assert [file.find(f"blk.1.attn_{part}.weight") for part in "qkv"] == [
+        ([64, 64], "F32"),
+        ([64, 32], "F32"),
+        ([64, 32], "F32"),
+    ]
+    assert read(file, "blk.1.attn_k.weight", whole[94:96], first_row=30) == [*whole[94], *whole[95]]
+    up = tensors["model.layers.1.mlp.gate_up_proj.weight"][80:]
+    assert read(file, "blk.1.ffn_up.weight", up[:1]) == up[0]
+    with pytest.raises(ValueError, match="32 rows"):
+        file.read_bytes("blk.1.attn_k.weight", 32, bytearray(256))
 
 
 def read(file: ModelFile, name: str, rows: list[list[float]], first_row: int = 0) -> list[float]:
@@ -76,6 +96,23 @@ def test_description_has_all_that_a_forward_pass_needs(tmp_path: Path) -> None:
     assert about.norm_weight_offset == 1
     assert about.rope_frequencies == pytest.approx([1000 ** (-index / 16) for index in range(16)])
     assert not about.is_rope_interleaved
+    assert (about.rope_attention_factor, about.local_rope_attention_factor) == (1, 1)
+    assert (about.rotary_layers, about.has_input_norms, about.is_qk_norm_wide) == ([True] * 3, True, False)
+
+
+def test_description_tells_where_families_differ(tmp_path: Path) -> None:
+    """Layers without rotary positions, a part of a head that is rotated, norms of outputs alone, a longer context."""
+    abouts = {}
+    for family in ("smollm3", "phi3-longrope", "olmo2", "llama-yarn", "llama-dynamic"):
+        (tmp_path / family).mkdir()
+        write_family(tmp_path / family, family)
+        abouts[family] = ModelFile(tmp_path / family).config
+    assert abouts["smollm3"].rotary_layers == [True, True, True, False, True]
+    assert len(abouts["phi3-longrope"].rope_frequencies) == 0.75 * 16 / 2
+    assert abouts["phi3-longrope"].rope_attention_factor == pytest.approx(math.sqrt(1 + math.log(16) / math.log(32)))
+    assert (abouts["olmo2"].has_input_norms, abouts["olmo2"].is_qk_norm_wide) == (False, True)
+    assert abouts["llama-yarn"].rope_attention_factor == pytest.approx(1 + 0.1 * math.log(4))
+    assert (abouts["llama-yarn"].context_length, abouts["llama-dynamic"].context_length) == (64, 60)
 
 
 def test_gguf_file_has_its_own_layout(tmp_path: Path) -> None:
@@ -104,7 +141,7 @@ def test_frequencies_are_one_for_each_pair(family: str, tmp_path: Path) -> None:
     write_family(tmp_path, family)
     about = ModelFile(tmp_path).config
     for frequencies in (about.rope_frequencies, about.local_rope_frequencies):
-        assert len(frequencies) == about.head_dim // 2
+        assert len(frequencies) == (6 if family == "phi3-longrope" else about.head_dim // 2)
         assert frequencies == sorted(frequencies, reverse=True)
 
 

@@ -1,16 +1,17 @@
 //! What a decoder looks like, read from a model file's own description and checked at the door.
 //!
 //! One structure describes every family here: Llama, SmolLM, Mistral, Qwen2 and Qwen3 differ in biases, norms and the
-//! layout of rotary pairs, Gemma 2 and 3 in their extra norms, their scaled embedding and their sliding-window layers,
-//! Gemma 2 in the caps of its scores and logits.
+//! layout of rotary pairs, Phi-3 in matrices that lie together and heads of which a part is rotated, SmolLM3 in layers
+//! without rotary positions, OLMo 2 in where its norms are, Gemma 2 and 3 in their extra norms, their scaled embedding
+//! and their sliding-window layers, Gemma 2 in the caps of its scores and logits.
 //!
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
-mod gguf;
+pub(crate) mod gguf;
 mod hugging_face;
 
 use pyagent_kernels::attention::{KvLayout, KvType};
-use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
+use pyagent_kernels::elementwise::{RopeScaling, RopeStyle, RopeTable};
 use pyagent_kernels::pack::ROWS_PER_GROUP;
 
 use crate::weights::ModelFileError;
@@ -28,13 +29,23 @@ pub enum Architecture {
     Gemma2,
     /// Gemma 3, text only.
     Gemma3,
+    /// Phi-3, Phi-3.5 and Phi-4: query, key and value are one matrix, and so are gate and up.
+    Phi3,
+    /// OLMo 2: norms after each block, none before; queries and keys are normalised over all heads.
+    Olmo2,
+    /// SmolLM3: every fourth layer has no rotary positions.
+    SmolLm3,
 }
 
 /// Decoder layers at most.
 const MOST_LAYERS: usize = 1_000;
 
+/// SmolLM3's layers without rotary positions, where nothing is said.
+const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
+
 /// The names of every architecture that can be run, for messages.
-pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral), qwen2, qwen3, gemma2, gemma3";
+pub const SUPPORTED_ARCHITECTURES: &str =
+    "llama (Llama, SmolLM, Mistral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -45,6 +56,9 @@ impl Architecture {
             "qwen3" => Some(Self::Qwen3),
             "gemma2" => Some(Self::Gemma2),
             "gemma3" | "gemma3_text" => Some(Self::Gemma3),
+            "phi3" => Some(Self::Phi3),
+            "olmo2" => Some(Self::Olmo2),
+            "smollm3" => Some(Self::SmolLm3),
             _ => None,
         }
     }
@@ -57,12 +71,37 @@ impl Architecture {
             Self::Qwen3 => "qwen3",
             Self::Gemma2 => "gemma2",
             Self::Gemma3 => "gemma3",
+            Self::Phi3 => "phi3",
+            Self::Olmo2 => "olmo2",
+            Self::SmolLm3 => "smollm3",
         }
     }
 
     /// Whether it is one of Gemma's: norms after each block too, a scaled embedding, and GeGLU.
     pub fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    /// Whether blocks read the stream as it is: norms are of their outputs alone.
+    pub fn has_input_norms(self) -> bool {
+        self != Self::Olmo2
+    }
+
+    /// Whether the norm of queries, and that of keys, is over all heads together.
+    pub fn is_qk_norm_wide(self) -> bool {
+        self == Self::Olmo2
+    }
+
+    /// Which layers have rotary positions, where the file does not say.
+    fn rotary_layers(self, num_layers: usize) -> Vec<bool> {
+        periodic(
+            num_layers,
+            if self == Self::SmolLm3 {
+                SMOLLM3_NO_ROPE_PERIOD
+            } else {
+                0
+            },
+        )
     }
 }
 
@@ -102,6 +141,10 @@ pub struct ModelConfig {
     pub norm_weight_offset: f32,
     /// Layout of rotary pairs.
     pub rope_style: RopeStyle,
+    /// Numbers at the start of a head that are rotated.
+    pub rotary_dims: usize,
+    /// Of each layer, whether it has rotary positions.
+    pub rotary_layers: Vec<bool>,
     /// Rotary base of layers that see everything.
     pub rope_base: f64,
     /// Rotary scaling of layers that see everything.
@@ -134,6 +177,18 @@ impl ModelConfig {
         self.sliding_window.filter(|_| self.sliding_layers[layer])
     }
 
+    /// Rotary tables of layers that see everything and of sliding-window layers, no position computed yet.
+    pub fn rope_tables(&self) -> Result<[RopeTable; 2], ModelFileError> {
+        let table = |base: f64, scaling| {
+            RopeTable::new(self.rotary_dims, base as f32, scaling, self.context_length)
+                .map_err(|error| invalid(error.to_string()))
+        };
+        Ok([
+            table(self.rope_base, &self.rope_scaling)?,
+            table(self.local_rope_base, &self.local_rope_scaling)?,
+        ])
+    }
+
     /// Values in one token's queries.
     pub fn query_size(&self) -> usize {
         self.num_heads * self.head_dim
@@ -142,6 +197,15 @@ impl ModelConfig {
     /// Values in one token's keys, or values.
     pub fn kv_size(&self) -> usize {
         self.num_kv_heads * self.head_dim
+    }
+
+    /// Values that a norm of queries covers, and one of keys.
+    pub fn qk_norm_sizes(&self) -> (usize, usize) {
+        if self.architecture.is_qk_norm_wide() {
+            (self.query_size(), self.kv_size())
+        } else {
+            (self.head_dim, self.head_dim)
+        }
     }
 
     /// How keys and values of one layer lie in memory.
@@ -181,8 +245,14 @@ impl ModelConfig {
                 self.head_dim
             )));
         }
-        if self.sliding_layers.len() != self.num_layers {
-            let kinds = self.sliding_layers.len();
+        if self.rotary_dims > self.head_dim || self.rotary_dims < 2 || !self.rotary_dims.is_multiple_of(2) {
+            return Err(invalid(format!(
+                "{} of a head's {} numbers are rotated; expected an even number of them",
+                self.rotary_dims, self.head_dim
+            )));
+        }
+        let kinds = self.sliding_layers.len().min(self.rotary_layers.len());
+        if kinds != self.num_layers || self.sliding_layers.len() != self.rotary_layers.len() {
             return Err(invalid(format!(
                 "the kinds of {kinds} layers are told, of {}",
                 self.num_layers
@@ -200,6 +270,13 @@ impl ModelConfig {
         }
         Ok(self)
     }
+}
+
+/// All layers but every `every`-th; all when that is 0.
+fn periodic(num_layers: usize, every: usize) -> Vec<bool> {
+    (1..=num_layers.min(MOST_LAYERS))
+        .map(|layer| every == 0 || !layer.is_multiple_of(every))
+        .collect()
 }
 
 fn unsupported(name: &str) -> ModelFileError {

@@ -267,6 +267,10 @@ impl Pass<'_> {
         let (num_rows, num_units, most_units) = match stage {
             Stage::Project(_) => {
                 let heads = config.num_heads + config.num_kv_heads;
+                if config.architecture.is_qk_norm_wide() {
+                    // One piece has all heads of a row, which are normalised together.
+                    return Tiling::new(plan.num_rows(), heads, heads, plan.num_threads).of_whole_rows();
+                }
                 (plan.num_rows(), heads, heads)
             }
             Stage::Gate(_) => (plan.num_rows(), config.ffn_size.div_ceil(BLOCK_COLS), GATE_BLOCKS),
@@ -328,14 +332,14 @@ impl Pass<'_> {
         }
     }
 
-    /// The norm of the block that follows so many; the last is followed by the output's.
+    /// The norm before the block that follows so many, where the family has one; the last is followed by the output's.
     fn norm_after(&self, blocks: usize) -> Option<&[f32]> {
         let layer = self.weights.layers.get(blocks / 2)?;
-        Some(if blocks.is_multiple_of(2) {
-            &layer.attention_norm
+        if blocks.is_multiple_of(2) {
+            layer.attention_norm.as_deref()
         } else {
-            &layer.ffn_norm
-        })
+            layer.ffn_norm.as_deref()
+        }
     }
 }
 
@@ -365,6 +369,10 @@ impl Tiling {
             num_tiles,
             num_columns: wanted.max(num_units.div_ceil(most_units)).min(num_units),
         }
+    }
+
+    fn of_whole_rows(self) -> Self {
+        Self { num_columns: 1, ..self }
     }
 
     fn num_pieces(&self) -> usize {
@@ -419,8 +427,12 @@ impl Part<'_> {
             for block in from.unwrap_or(0)..to {
                 self.add_block(block, row, residual, scratch);
             }
-            if let Some(norm) = self.pass.norm_after(to) {
-                self.normalise(residual, norm, &self.stream.hidden_input, row, scratch);
+            match self.pass.norm_after(to) {
+                Some(norm) => self.normalise(residual, norm, &self.stream.hidden_input, row, scratch),
+                None if to < 2 * self.pass.config.num_layers => {
+                    self.stream.hidden_input.write_row(self.pass.isa, row, residual);
+                }
+                None => {}
             }
         }
     }
@@ -580,16 +592,22 @@ impl Part<'_> {
         }
     }
 
-    /// Normalises heads where the family does, and applies rotary positions.
+    /// Normalises heads where the family does, one by one or all together, and applies rotary positions where the layer
+    /// has any.
     fn rotate_heads(&self, index: usize, norm: Option<&[f32]>, heads: &mut Patch<'_>) {
         let Pass { config, isa, .. } = *self.pass;
         let rope = &self.pass.rope[usize::from(config.window(index).is_some())];
         for row in heads.rows() {
-            let (cos, sin) = rope.row(self.plan.rows[row].2);
-            for values in heads.row(row).chunks_exact_mut(config.head_dim) {
-                if let Some(norm) = norm {
+            if let Some(norm) = norm {
+                for values in heads.row(row).chunks_exact_mut(norm.len()) {
                     elementwise::rms_norm_in_place(isa, values, norm, config.norm_epsilon);
                 }
+            }
+            if !config.rotary_layers[index] {
+                continue;
+            }
+            let (cos, sin) = rope.row(self.plan.rows[row].2);
+            for values in heads.row(row).chunks_exact_mut(config.head_dim) {
                 elementwise::rope(isa, values, cos, sin, config.rope_style);
             }
         }

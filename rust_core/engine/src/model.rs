@@ -3,6 +3,8 @@
 //! The file is mapped; each matrix is rearranged once into rows interleaved by sixteen, what the kernels and AMX tiles
 //! read, and the pages of the mapping are given back at once, so that a model is resident once.
 
+mod names;
+
 use std::path::Path;
 
 use pyagent_kernels::elementwise::RopeScaling;
@@ -10,6 +12,8 @@ use pyagent_kernels::ggml::GgmlType;
 use pyagent_kernels::pack::{PackError, PackedMatrix};
 use pyagent_kernels::thread_pool::ThreadPool;
 
+use self::names::{Names, Part, Place};
+use crate::config::gguf::longrope;
 use crate::config::{Architecture, ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
@@ -24,10 +28,10 @@ pub struct Linear {
     pub bias: Option<Vec<f32>>,
 }
 
-/// One decoder layer's weights. The optional norms are Qwen3's and Gemma's.
+/// One decoder layer's weights. Which norms there are is the family's.
 #[expect(missing_docs, reason = "the fields are the names every model card uses")]
 pub struct Layer {
-    pub attention_norm: Vec<f32>,
+    pub attention_norm: Option<Vec<f32>>,
     pub query: Linear,
     pub key: Linear,
     pub value: Linear,
@@ -35,7 +39,7 @@ pub struct Layer {
     pub key_norm: Option<Vec<f32>>,
     pub attention_output: Linear,
     pub post_attention_norm: Option<Vec<f32>>,
-    pub ffn_norm: Vec<f32>,
+    pub ffn_norm: Option<Vec<f32>>,
     pub gate: Linear,
     pub up: Linear,
     pub down: Linear,
@@ -101,13 +105,37 @@ fn configuration(file: &ModelFile) -> Result<ModelConfig, ModelFileError> {
         )));
     }
     config.vocab_size = rows;
-    if let Some(factors) = file.find_tensor("rope_freqs.weight")? {
-        config.rope_scaling = RopeScaling::Factors(vector(&factors, config.head_dim / 2)?);
+    if let Some(scaling) = scaling_by_tensors(file, &config)? {
+        config.rope_scaling = scaling;
         if config.architecture != Architecture::Gemma3 {
             config.local_rope_scaling = config.rope_scaling.clone();
         }
     }
+    config.rope_tables()?;
     Ok(config)
+}
+
+/// Factors of rotary frequencies that are a tensor of the file: Llama 3's, or LongRoPE's for long texts or short ones.
+fn scaling_by_tensors(file: &ModelFile, config: &ModelConfig) -> Result<Option<RopeScaling>, ModelFileError> {
+    let ModelFile::Gguf(gguf) = file else { return Ok(None) };
+    let (original, attention_factor) = longrope(gguf)?;
+    let is_long = config.context_length > original;
+    let of_length = if is_long {
+        "rope_factors_long.weight"
+    } else {
+        "rope_factors_short.weight"
+    };
+    let (tensor, attention_factor) = match file.find_tensor(of_length)? {
+        Some(tensor) => (Some(tensor), attention_factor),
+        None => (file.find_tensor("rope_freqs.weight")?, 1.0),
+    };
+    let divisors = tensor
+        .map(|tensor| vector(&tensor, config.rotary_dims / 2))
+        .transpose()?;
+    Ok(divisors.map(|divisors| RopeScaling::Factors {
+        divisors,
+        attention_factor,
+    }))
 }
 
 /// Whether the embedding is the output matrix too.
@@ -118,22 +146,23 @@ pub fn is_output_tied(file: &ModelFile, config: &ModelConfig) -> Result<bool, Mo
     }
 }
 
-/// What the file calls a decoder's tensor that GGUF files call `name`; `None` where that is none of a decoder's.
-pub fn name_in_file(file: &ModelFile, config: &ModelConfig, name: &str) -> Option<String> {
+/// The tensor of a decoder that GGUF files call `name`, if the file has it.
+pub fn find<'a>(
+    file: &'a ModelFile,
+    config: &ModelConfig,
+    name: &str,
+) -> Result<Option<TensorView<'a>>, ModelFileError> {
     let names = Names::of(file);
-    match name {
-        "token_embd.weight" => Some(names.embedding()),
-        "output_norm.weight" => Some(names.final_norm()),
-        "output.weight" => Some(names.output()),
-        _ => {
-            let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-            let layer = layer.parse().ok()?;
-            PARTS.iter().find_map(|part| {
-                let end = rest.strip_prefix(gguf_part(*part))?;
-                let is_whole = end.is_empty() || end.starts_with('.');
-                is_whole.then(|| names.layer(layer, *part, config) + end)
-            })
-        }
+    let whole = |name| (Place { name, rows: None }, "");
+    let place = match name {
+        "token_embd.weight" => Some(whole(names.embedding())),
+        "output_norm.weight" => Some(whole(names.final_norm())),
+        "output.weight" => Some(whole(names.output())),
+        _ => names.named(name, config),
+    };
+    match place {
+        Some((place, end)) => place.find(file, end),
+        None => Ok(None),
     }
 }
 
@@ -177,37 +206,46 @@ impl Loader<'_> {
         let config = self.config;
         let hidden = config.hidden_size;
         let name = |part: Part| self.names.layer(layer, part, config);
+        let (query_norm, key_norm) = config.qk_norm_sizes();
+        let has_input_norms = config.architecture.has_input_norms();
+        let input_norm = |part| has_input_norms.then(|| self.norm(&name(part).name, hidden)).transpose();
         Ok(Layer {
-            attention_norm: self.norm(&name(Part::AttentionNorm), hidden)?,
+            attention_norm: input_norm(Part::AttentionNorm)?,
             query: self.linear(&name(Part::Query), config.query_size(), hidden)?,
             key: self.linear(&name(Part::Key), config.kv_size(), hidden)?,
             value: self.linear(&name(Part::Value), config.kv_size(), hidden)?,
-            query_norm: self.optional_norm(&name(Part::QueryNorm), config.head_dim)?,
-            key_norm: self.optional_norm(&name(Part::KeyNorm), config.head_dim)?,
+            query_norm: self.optional_norm(&name(Part::QueryNorm).name, query_norm)?,
+            key_norm: self.optional_norm(&name(Part::KeyNorm).name, key_norm)?,
             attention_output: self.linear(&name(Part::AttentionOutput), hidden, config.query_size())?,
-            post_attention_norm: self.optional_norm(&name(Part::PostAttentionNorm), hidden)?,
-            ffn_norm: self.norm(&name(Part::FfnNorm), hidden)?,
+            post_attention_norm: self.optional_norm(&name(Part::PostAttentionNorm).name, hidden)?,
+            ffn_norm: input_norm(Part::FfnNorm)?,
             gate: self.linear(&name(Part::Gate), config.ffn_size, hidden)?,
             up: self.linear(&name(Part::Up), config.ffn_size, hidden)?,
             down: self.linear(&name(Part::Down), hidden, config.ffn_size)?,
-            post_ffn_norm: self.optional_norm(&name(Part::PostFfnNorm), hidden)?,
+            post_ffn_norm: self.optional_norm(&name(Part::PostFfnNorm).name, hidden)?,
         })
     }
 
-    fn linear(&self, name: &str, rows: usize, cols: usize) -> Result<Linear, ModelFileError> {
-        let bias = self
-            .file
-            .find_tensor(&format!("{name}.bias"))?
+    fn linear(&self, place: &Place, rows: usize, cols: usize) -> Result<Linear, ModelFileError> {
+        let bias = place
+            .find(self.file, ".bias")?
             .map(|tensor| vector(&tensor, rows))
             .transpose()?;
         Ok(Linear {
-            weight: self.matrix(&format!("{name}.weight"), rows, cols)?,
+            weight: match place.find(self.file, ".weight")? {
+                Some(tensor) => self.pack(&tensor, rows, cols)?,
+                None => self.matrix(&format!("{}.weight", place.name), rows, cols)?,
+            },
             bias,
         })
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<PackedMatrix, ModelFileError> {
-        let tensor = self.file.tensor(name)?;
+        self.pack(&self.file.tensor(name)?, rows, cols)
+    }
+
+    fn pack(&self, tensor: &TensorView<'_>, rows: usize, cols: usize) -> Result<PackedMatrix, ModelFileError> {
+        let name = tensor.name;
         if (tensor.rows(), tensor.cols()) != (rows, cols) {
             let got = (tensor.rows(), tensor.cols());
             return Err(invalid(format!(
@@ -266,120 +304,4 @@ fn vector(tensor: &TensorView<'_>, size: usize) -> Result<Vec<f32>, ModelFileErr
     tensor
         .to_f32()
         .map_err(|error| invalid(format!("tensor '{}': {error}", tensor.name)))
-}
-
-#[derive(Clone, Copy)]
-enum Part {
-    AttentionNorm,
-    Query,
-    Key,
-    Value,
-    QueryNorm,
-    KeyNorm,
-    AttentionOutput,
-    PostAttentionNorm,
-    FfnNorm,
-    Gate,
-    Up,
-    Down,
-    PostFfnNorm,
-}
-
-const PARTS: [Part; 13] = [
-    Part::AttentionNorm,
-    Part::Query,
-    Part::Key,
-    Part::Value,
-    Part::QueryNorm,
-    Part::KeyNorm,
-    Part::AttentionOutput,
-    Part::PostAttentionNorm,
-    Part::FfnNorm,
-    Part::Gate,
-    Part::Up,
-    Part::Down,
-    Part::PostFfnNorm,
-];
-
-/// How a file spells its tensors' names.
-enum Names {
-    Gguf,
-    HuggingFace,
-}
-
-impl Names {
-    fn of(file: &ModelFile) -> Self {
-        match file {
-            ModelFile::Gguf(_) => Self::Gguf,
-            ModelFile::Safetensors(_) => Self::HuggingFace,
-        }
-    }
-
-    fn embedding(&self) -> String {
-        self.pick("token_embd.weight", "model.embed_tokens.weight")
-    }
-
-    fn final_norm(&self) -> String {
-        self.pick("output_norm.weight", "model.norm.weight")
-    }
-
-    fn output(&self) -> String {
-        self.pick("output.weight", "lm_head.weight")
-    }
-
-    fn pick(&self, gguf: &str, hugging_face: &str) -> String {
-        match self {
-            Self::Gguf => gguf.to_owned(),
-            Self::HuggingFace => hugging_face.to_owned(),
-        }
-    }
-
-    /// The name of a layer's tensor: whole for norms, without `.weight` for matrices.
-    fn layer(&self, layer: usize, part: Part, config: &ModelConfig) -> String {
-        let has_four_norms = config.architecture.is_gemma();
-        match self {
-            Self::Gguf => format!("blk.{layer}.{}", gguf_part(part)),
-            Self::HuggingFace => format!("model.layers.{layer}.{}", hugging_face_part(part, has_four_norms)),
-        }
-    }
-}
-
-fn gguf_part(part: Part) -> &'static str {
-    match part {
-        Part::AttentionNorm => "attn_norm.weight",
-        Part::Query => "attn_q",
-        Part::Key => "attn_k",
-        Part::Value => "attn_v",
-        Part::QueryNorm => "attn_q_norm.weight",
-        Part::KeyNorm => "attn_k_norm.weight",
-        Part::AttentionOutput => "attn_output",
-        Part::PostAttentionNorm => "post_attention_norm.weight",
-        Part::FfnNorm => "ffn_norm.weight",
-        Part::Gate => "ffn_gate",
-        Part::Up => "ffn_up",
-        Part::Down => "ffn_down",
-        Part::PostFfnNorm => "post_ffw_norm.weight",
-    }
-}
-
-/// In Hugging Face's Llama, `post_attention_layernorm` is the norm before the feed-forward block; in Gemma it is what
-/// it says.
-fn hugging_face_part(part: Part, has_four_norms: bool) -> &'static str {
-    match part {
-        Part::AttentionNorm => "input_layernorm.weight",
-        Part::Query => "self_attn.q_proj",
-        Part::Key => "self_attn.k_proj",
-        Part::Value => "self_attn.v_proj",
-        Part::QueryNorm => "self_attn.q_norm.weight",
-        Part::KeyNorm => "self_attn.k_norm.weight",
-        Part::AttentionOutput => "self_attn.o_proj",
-        Part::PostAttentionNorm if has_four_norms => "post_attention_layernorm.weight",
-        Part::PostAttentionNorm => "(none)",
-        Part::FfnNorm if has_four_norms => "pre_feedforward_layernorm.weight",
-        Part::FfnNorm => "post_attention_layernorm.weight",
-        Part::Gate => "mlp.gate_proj",
-        Part::Up => "mlp.up_proj",
-        Part::Down => "mlp.down_proj",
-        Part::PostFfnNorm => "post_feedforward_layernorm.weight",
-    }
 }

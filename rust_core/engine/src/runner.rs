@@ -114,20 +114,7 @@ impl CpuModel {
         let least = pages.block_bytes() / pages.page_bytes();
         let num_pages = (options.kv_bytes / pages.page_bytes()).clamp(least, NO_PAGE as usize);
         let kv = KvMemory::new(pages, num_pages)?;
-        let rope = [
-            RopeTable::new(
-                config.head_dim,
-                config.rope_base as f32,
-                &config.rope_scaling,
-                config.context_length,
-            )?,
-            RopeTable::new(
-                config.head_dim,
-                config.local_rope_base as f32,
-                &config.local_rope_scaling,
-                config.context_length,
-            )?,
-        ];
+        let rope = config.rope_tables()?;
         let space = Workspace::new(&config, &weights, pool.num_threads());
         let isa = options.isa.unwrap_or_else(Isa::detect);
         let load_seconds = start.elapsed().as_secs_f64();

@@ -22,7 +22,8 @@ use crate::safetensors::SafetensorsFolder;
 pub struct TensorView<'a> {
     /// Its name in the file.
     pub name: &'a str,
-    /// Its dimensions in GGUF's order, the contiguous one first: a matrix is `[cols, rows]`. None is zero.
+    /// Its dimensions in GGUF's order, the contiguous one first: a matrix is `[cols, rows]`. None is zero. Of a part,
+    /// those of the whole.
     ///
     /// Safetensors and numpy write the same shape the other way round.
     pub dims: &'a [usize],
@@ -38,9 +39,18 @@ impl TensorView<'_> {
         self.dims.first().copied().unwrap_or(1)
     }
 
-    /// The product of all other dimensions: 1 for a vector.
+    /// The product of all other dimensions, or how many rows these are of them: 1 for a vector.
     pub fn rows(&self) -> usize {
-        self.dims.iter().skip(1).product()
+        let row_bytes = self.kind.row_bytes(self.cols()).unwrap_or(0);
+        self.bytes.len().checked_div(row_bytes).unwrap_or(1)
+    }
+
+    /// Some of its rows as a tensor of their own; `None` where it has no such rows.
+    pub fn part(self, rows: &Range<usize>) -> Option<Self> {
+        let row_bytes = self.kind.row_bytes(self.cols()).ok()?;
+        let bytes = rows.start.checked_mul(row_bytes)?..rows.end.checked_mul(row_bytes)?;
+        let bytes = self.bytes.get(bytes)?;
+        Some(Self { bytes, ..self })
     }
 
     /// The elements as numbers.

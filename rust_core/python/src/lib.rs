@@ -46,7 +46,7 @@ mod _rust {
     use crate::model_files::{dequantise, read_model_header};
 
     #[pymodule_export]
-    use crate::weights::{ModelConfig, ModelFile};
+    use crate::weights::{ModelConfig, ModelFile, TensorFile};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

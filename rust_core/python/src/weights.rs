@@ -1,19 +1,18 @@
 //! `ModelFile`: a model's description and the numbers of its tensors, for runners that compute elsewhere.
 //!
-//! Tensors go by the names that GGUF files give them, whatever file they are in.
+//! Tensors go by the names that GGUF files give them, whatever file they are in; those of a `TensorFile` by the file's.
 
 use std::path::PathBuf;
 
 use pyagent_engine::config::{self, Activation};
 use pyagent_engine::model;
 use pyagent_engine::weights::{self, TensorView};
-use pyagent_kernels::elementwise::{RopeScaling, RopeStyle, RopeTable};
+use pyagent_kernels::elementwise::RopeStyle;
 use pyagent_kernels::ggml;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::engine::ModelFileError;
 use crate::model_files::file_error;
 
 /// What a decoder looks like: all that a forward pass needs to know besides its weights.
@@ -32,7 +31,12 @@ pub struct ModelConfig {
     norm_weight_offset: f64,
     is_rope_interleaved: bool,
     rope_frequencies: Vec<f32>,
+    rope_attention_factor: f64,
     local_rope_frequencies: Vec<f32>,
+    local_rope_attention_factor: f64,
+    rotary_layers: Vec<bool>,
+    has_input_norms: bool,
+    is_qk_norm_wide: bool,
     windows: Vec<Option<usize>>,
     activation: String,
     attention_scale: f64,
@@ -44,11 +48,7 @@ pub struct ModelConfig {
 
 impl ModelConfig {
     fn of(file: &weights::ModelFile, config: &config::ModelConfig) -> PyResult<Self> {
-        let frequencies = |base: f64, scaling: &RopeScaling| {
-            RopeTable::new(config.head_dim, base as f32, scaling, config.context_length)
-                .map(|table| table.inverse_frequencies().to_vec())
-                .map_err(|error| ModelFileError::new_err(error.to_string()))
-        };
+        let [rope, local_rope] = config.rope_tables().map_err(|error| file_error(&error))?;
         Ok(Self {
             architecture: config.architecture.name().to_owned(),
             vocab_size: config.vocab_size,
@@ -62,8 +62,13 @@ impl ModelConfig {
             norm_epsilon: f64::from(config.norm_epsilon),
             norm_weight_offset: f64::from(config.norm_weight_offset),
             is_rope_interleaved: config.rope_style == RopeStyle::Interleaved,
-            rope_frequencies: frequencies(config.rope_base, &config.rope_scaling)?,
-            local_rope_frequencies: frequencies(config.local_rope_base, &config.local_rope_scaling)?,
+            rope_frequencies: rope.inverse_frequencies().to_vec(),
+            rope_attention_factor: f64::from(rope.attention_factor()),
+            local_rope_frequencies: local_rope.inverse_frequencies().to_vec(),
+            local_rope_attention_factor: f64::from(local_rope.attention_factor()),
+            rotary_layers: config.rotary_layers.clone(),
+            has_input_norms: config.architecture.has_input_norms(),
+            is_qk_norm_wide: config.architecture.is_qk_norm_wide(),
             windows: (0..config.num_layers).map(|layer| config.window(layer)).collect(),
             activation: match config.activation {
                 Activation::Silu => "silu".to_owned(),
@@ -105,8 +110,7 @@ impl ModelFile {
 
     /// Dimensions (the contiguous one first) and element type of a tensor; None where there is none.
     fn find(&self, name: &str) -> PyResult<Option<(Vec<usize>, &'static str)>> {
-        let found = self.view(name)?;
-        Ok(found.map(|tensor| (tensor.dims.to_vec(), tensor.kind.name())))
+        Ok(self.view(name)?.map(|tensor| shape(&tensor)))
     }
 
     /// Writes rows of a tensor from `first_row` on into a buffer, as 32-bit floats.
@@ -114,41 +118,102 @@ impl ModelFile {
     /// Nothing else may use the buffer meanwhile: the GIL is free. Raises `KeyError` where there is no such tensor,
     /// `ValueError` where it has no such rows.
     fn read_floats(&self, py: Python<'_>, name: &str, first_row: usize, out: PyBuffer<u8>) -> PyResult<()> {
-        let tensor = self.tensor(name)?;
-        let values = floats(writable(&out)?)?;
-        let bytes = rows(&tensor, first_row, values.len())?;
-        py.detach(|| ggml::dequantise(tensor.kind, bytes, values))
-            .map_err(|error| PyValueError::new_err(error.to_string()))?;
-        self.inner.drop_pages(bytes);
-        Ok(())
+        read_floats(py, &self.inner, expect(self.view(name)?, name)?, first_row, &out)
     }
 
     /// As `read_floats`, in the file's own element type, bit for bit.
     fn read_bytes(&self, py: Python<'_>, name: &str, first_row: usize, out: PyBuffer<u8>) -> PyResult<()> {
-        let tensor = self.tensor(name)?;
-        let target = writable(&out)?;
-        let row_bytes = tensor.bytes.len() / tensor.rows().max(1);
-        let start = first_row.saturating_mul(row_bytes);
-        let bytes = tensor.bytes.get(start..start.saturating_add(target.len()));
-        let bytes = bytes.ok_or_else(|| no_such_rows(&tensor))?;
-        py.detach(|| target.copy_from_slice(bytes));
-        self.inner.drop_pages(bytes);
-        Ok(())
+        read_bytes(py, &self.inner, expect(self.view(name)?, name)?, first_row, &out)
     }
 }
 
 impl ModelFile {
     fn view(&self, name: &str) -> PyResult<Option<TensorView<'_>>> {
-        let Some(name) = model::name_in_file(&self.inner, &self.about, name) else {
-            return Ok(None);
-        };
-        self.inner.find_tensor(&name).map_err(|error| file_error(&error))
+        model::find(&self.inner, &self.about, name).map_err(|error| file_error(&error))
+    }
+}
+
+/// A mapped GGUF file or folder of safetensors, of whatever model: its tensors go by the names that the file gives them.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct TensorFile {
+    inner: weights::ModelFile,
+}
+
+#[pymethods]
+impl TensorFile {
+    /// Opens a model; its tensors are not read. Raises `ModelFileError`.
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let opened = py.detach(|| weights::ModelFile::open(&path));
+        let inner = opened.map_err(|error| file_error(&error))?;
+        Ok(Self { inner })
     }
 
-    fn tensor(&self, name: &str) -> PyResult<TensorView<'_>> {
-        self.view(name)?
-            .ok_or_else(|| PyKeyError::new_err(format!("the model has no tensor {name:?}")))
+    /// As `ModelFile.find`.
+    fn find(&self, name: &str) -> PyResult<Option<(Vec<usize>, &'static str)>> {
+        Ok(self.view(name)?.map(|tensor| shape(&tensor)))
     }
+
+    /// As `ModelFile.read_floats`.
+    fn read_floats(&self, py: Python<'_>, name: &str, first_row: usize, out: PyBuffer<u8>) -> PyResult<()> {
+        read_floats(py, &self.inner, expect(self.view(name)?, name)?, first_row, &out)
+    }
+
+    /// As `ModelFile.read_bytes`.
+    fn read_bytes(&self, py: Python<'_>, name: &str, first_row: usize, out: PyBuffer<u8>) -> PyResult<()> {
+        read_bytes(py, &self.inner, expect(self.view(name)?, name)?, first_row, &out)
+    }
+}
+
+impl TensorFile {
+    fn view(&self, name: &str) -> PyResult<Option<TensorView<'_>>> {
+        self.inner.find_tensor(name).map_err(|error| file_error(&error))
+    }
+}
+
+fn expect<'a>(tensor: Option<TensorView<'a>>, name: &str) -> PyResult<TensorView<'a>> {
+    tensor.ok_or_else(|| PyKeyError::new_err(format!("the model has no tensor {name:?}")))
+}
+
+/// A part of a matrix has fewer rows than its dimensions say.
+fn shape(tensor: &TensorView<'_>) -> (Vec<usize>, &'static str) {
+    let dims = match tensor.dims {
+        [cols, _] => vec![*cols, tensor.rows()],
+        dims => dims.to_vec(),
+    };
+    (dims, tensor.kind.name())
+}
+
+fn read_floats(
+    py: Python<'_>,
+    file: &weights::ModelFile,
+    tensor: TensorView<'_>,
+    first_row: usize,
+    out: &PyBuffer<u8>,
+) -> PyResult<()> {
+    let values = floats(writable(out)?)?;
+    let bytes = rows(&tensor, first_row, values.len())?;
+    py.detach(|| ggml::dequantise(tensor.kind, bytes, values))
+        .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    file.drop_pages(bytes);
+    Ok(())
+}
+
+fn read_bytes(
+    py: Python<'_>,
+    file: &weights::ModelFile,
+    tensor: TensorView<'_>,
+    first_row: usize,
+    out: &PyBuffer<u8>,
+) -> PyResult<()> {
+    let target = writable(out)?;
+    let row_bytes = tensor.bytes.len() / tensor.rows().max(1);
+    let start = first_row.saturating_mul(row_bytes);
+    let bytes = tensor.bytes.get(start..start.saturating_add(target.len()));
+    let bytes = bytes.ok_or_else(|| no_such_rows(&tensor))?;
+    py.detach(|| target.copy_from_slice(bytes));
+    file.drop_pages(bytes);
+    Ok(())
 }
 
 fn no_such_rows(tensor: &TensorView<'_>) -> PyErr {

@@ -2,12 +2,12 @@
 
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 
-use super::{Activation, Architecture, ModelConfig, invalid, unsupported};
+use super::{Activation, Architecture, ModelConfig, invalid, periodic, unsupported};
 use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
 /// What is read here of the keys that begin with the architecture's name.
-const READ: [&str; 16] = [
+const READ: [&str; 20] = [
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
@@ -22,22 +22,25 @@ const READ: [&str; 16] = [
     "rope.dimension_count",
     "rope.freq_base",
     "rope.freq_base_swa",
+    "rope.scaling.attn_factor",
     "rope.scaling.factor",
+    "rope.scaling.original_context_length",
     "rope.scaling.type",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
 ];
 
 /// What changes no number of the forward pass.
-const IRRELEVANT: [&str; 6] = [
+const IRRELEVANT: [&str; 5] = [
     "attention.layer_norm_epsilon",
     "mm.tokens_per_image",
     "rope.scaling.finetuned",
-    "rope.scaling.original_context_length",
     "tensor_data_layout",
     "vocab_size",
 ];
 
 /// What changes nothing with this value, and is not implemented with another.
-const NEUTRAL: [(&str, f64); 10] = [
+const NEUTRAL: [(&str, f64); 11] = [
     ("attention.causal", 1.0),
     ("attn_logit_softcapping", 0.0),
     ("embedding_scale", 1.0),
@@ -47,7 +50,8 @@ const NEUTRAL: [(&str, f64); 10] = [
     ("logit_scale", 1.0),
     ("residual_scale", 1.0),
     ("rope.scale_linear", 1.0),
-    ("rope.scaling.attn_factor", 1.0),
+    ("rope.scaling.yarn_attn_factor", 1.0),
+    ("rope.scaling.yarn_ext_factor", 1.0),
 ];
 
 /// Gemma 2's caps.
@@ -75,12 +79,18 @@ impl ModelConfig {
             .optional_size("attention.key_length")?
             .unwrap_or(hidden_size / num_heads.max(1));
         keys.expect_size("attention.value_length", head_dim)?;
-        keys.expect_size("rope.dimension_count", head_dim)?;
+        let rotary_dims = keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
+        if architecture != Architecture::Phi3 {
+            keys.expect_size("rope.dimension_count", head_dim)?;
+        }
         let rope_base = keys.number_or("rope.freq_base", 10_000.0)?;
         let is_gemma3 = architecture == Architecture::Gemma3;
         let is_gemma = architecture.is_gemma();
         let rope_scaling = keys.rope_scaling()?;
-        let sliding_window = keys.optional_size("attention.sliding_window")?;
+        // Files of Phi say 0 where there is none.
+        let sliding_window = keys
+            .optional_size("attention.sliding_window")?
+            .filter(|window| *window != 0);
         let config = Self {
             architecture,
             vocab_size: 0,
@@ -90,14 +100,15 @@ impl ModelConfig {
             num_kv_heads: keys.optional_size("attention.head_count_kv")?.unwrap_or(num_heads),
             head_dim,
             ffn_size: keys.size("feed_forward_length")?,
-            context_length: keys.size("context_length")?,
+            context_length: rope_scaling.context_length(keys.size("context_length")?),
             norm_epsilon: file.metadata_f32(&keys.key("attention.layer_norm_rms_epsilon"))?,
             norm_weight_offset: 0.0,
-            rope_style: if architecture == Architecture::Llama {
-                RopeStyle::Interleaved
-            } else {
-                RopeStyle::Neox
+            rope_style: match architecture {
+                Architecture::Llama | Architecture::SmolLm3 => RopeStyle::Interleaved,
+                _ => RopeStyle::Neox,
             },
+            rotary_dims,
+            rotary_layers: architecture.rotary_layers(num_layers),
             rope_base,
             local_rope_base: keys.number_or("rope.freq_base_swa", if is_gemma3 { 10_000.0 } else { rope_base })?,
             local_rope_scaling: if is_gemma3 {
@@ -125,6 +136,16 @@ impl ModelConfig {
         };
         config.check()
     }
+}
+
+/// LongRoPE: the context length of the first training, and the factor on cosines and sines.
+pub(crate) fn longrope(file: &GgufFile) -> Result<(usize, f32), ModelFileError> {
+    let name = file.metadata_str("general.architecture")?;
+    let keys = Keys { file, name };
+    Ok((
+        keys.original_context()?,
+        keys.number_or("rope.scaling.attn_factor", 1.0)? as f32,
+    ))
 }
 
 /// The keys that begin with the architecture's name.
@@ -196,17 +217,35 @@ impl Keys<'_> {
         Ok(())
     }
 
+    /// LongRoPE's factors are tensors, read where the others are.
     fn rope_scaling(&self) -> Result<RopeScaling, ModelFileError> {
         let kind = self.file.metadata_str(&self.key("rope.scaling.type")).unwrap_or("none");
+        let factor = || self.file.metadata_f32(&self.key("rope.scaling.factor"));
         match kind {
-            "none" => Ok(RopeScaling::None),
-            "linear" => Ok(RopeScaling::Linear {
-                factor: self.file.metadata_f32(&self.key("rope.scaling.factor"))?,
-            }),
+            "none" | "longrope" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor: factor()? }),
+            "yarn" => self.yarn(factor()?),
             other => Err(invalid(format!(
-                "rope scaling '{other}' is not supported; expected none or linear"
+                "rope scaling '{other}' is not supported; expected none, linear, yarn or longrope"
             ))),
         }
+    }
+
+    fn yarn(&self, factor: f32) -> Result<RopeScaling, ModelFileError> {
+        let sharpness = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+        Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: self.number_or("rope.scaling.yarn_beta_fast", 32.0)? as f32,
+            beta_slow: self.number_or("rope.scaling.yarn_beta_slow", 1.0)? as f32,
+            original_max_position: self.original_context()?,
+            is_truncated: true,
+            attention_factor: sharpness * self.number_or("rope.scaling.attn_factor", 1.0)? as f32,
+        })
+    }
+
+    fn original_context(&self) -> Result<usize, ModelFileError> {
+        let own = self.optional_size("rope.scaling.original_context_length")?;
+        own.map_or_else(|| self.size("context_length"), Ok)
     }
 
     /// Which layers have the window: those the file says (by a period, or one by one), else those the family has.
@@ -222,7 +261,7 @@ impl Keys<'_> {
             Some(_) => self.size("attention.sliding_window_pattern")?,
             None if architecture == Architecture::Gemma2 => GEMMA2_PERIOD,
             None if architecture == Architecture::Gemma3 => GEMMA3_PERIOD,
-            None if architecture == Architecture::Llama || !has_window => 0,
+            None if matches!(architecture, Architecture::Llama | Architecture::Phi3) || !has_window => 0,
             None => {
                 return Err(invalid(format!(
                     "'{}' without '{key}' does not say which layers have the window",
@@ -232,13 +271,6 @@ impl Keys<'_> {
         };
         Ok(periodic(num_layers, every))
     }
-}
-
-/// Layers with a window: all but every `every`-th; all when that is 0.
-pub(super) fn periodic(num_layers: usize, every: usize) -> Vec<bool> {
-    (1..=num_layers.min(super::MOST_LAYERS))
-        .map(|layer| every == 0 || !layer.is_multiple_of(every))
-        .collect()
 }
 
 fn number(value: &MetadataValue) -> Option<f64> {

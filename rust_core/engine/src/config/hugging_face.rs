@@ -1,10 +1,11 @@
 //! A Hugging Face `config.json` as a configuration, with the families' own defaults for what it leaves out.
 
-use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
+mod rope;
+
+use pyagent_kernels::elementwise::RopeStyle;
 use serde_json::{Map, Value};
 
-use super::gguf::periodic;
-use super::{Activation, Architecture, ModelConfig, invalid, unsupported};
+use super::{Activation, Architecture, ModelConfig, invalid, periodic, unsupported};
 use crate::weights::ModelFileError;
 
 /// What is read here; biases are where the file has such tensors.
@@ -12,7 +13,7 @@ const READ: &str = "model_type vocab_size hidden_size intermediate_size num_hidd
     num_key_value_heads head_dim max_position_embeddings rms_norm_eps hidden_act hidden_activation rope_theta \
     rope_scaling rope_parameters rope_local_base_freq sliding_window use_sliding_window max_window_layers layer_types \
     sliding_window_pattern _sliding_window_pattern query_pre_attn_scalar tie_word_embeddings attention_bias mlp_bias \
-    use_bias qkv_bias";
+    use_bias qkv_bias original_max_position_embeddings";
 
 /// What changes no number of the forward pass: where the file comes from, training, text generation's own defaults.
 const IRRELEVANT: &str = "_name_or_path architectures transformers_version torch_dtype dtype use_cache \
@@ -26,15 +27,18 @@ const IRRELEVANT: &str = "_name_or_path architectures transformers_version torch
     early_stopping forced_bos_token_id forced_eos_token_id begin_suppress_tokens suppress_tokens \
     exponential_decay_length_penalty remove_invalid_values return_dict_in_generate output_scores prefix \
     decoder_start_token_id encoder_no_repeat_ngram_size transformers.js_config unsloth_fixed unsloth_version \
-    rope_type original_max_position_embeddings model_max_length boi_token_index eoi_token_index image_token_index \
+    auto_map embd_pdrop resid_pdrop rope_type model_max_length boi_token_index eoi_token_index image_token_index \
     mm_tokens_per_image";
 
 /// What changes nothing with this value, and is not implemented with another.
 const NEUTRAL: &[(&str, &str)] = &[
     ("add_cross_attention", "false"),
     ("cross_attention_hidden_size", "null"),
+    ("full_attn_mod", "1"),
+    ("interpolate_factor", "1"),
     ("is_decoder", "false"),
     ("is_encoder_decoder", "false"),
+    ("lm_head_bias", "false"),
     ("partial_rotary_factor", "1.0"),
     ("pruned_heads", "{}"),
     ("rope_interleaved", "false"),
@@ -46,12 +50,14 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("use_qk_norm", "false"),
 ];
 
-/// What is read of rotary parameters.
-const ROPE: &str = "rope_theta rope_type type factor low_freq_factor high_freq_factor original_max_position_embeddings \
-    full_attention sliding_attention";
-
 /// What is read of Gemma 2 besides.
 const CAPS: &str = "attn_logit_softcapping final_logit_softcapping";
+
+/// What is read of Phi-3 besides.
+const PARTLY_ROTARY: &str = "partial_rotary_factor";
+
+/// What is read of SmolLM3 besides.
+const NO_ROPE: &str = "no_rope_layers no_rope_layer_interval";
 
 /// The families' defaults where they differ from what the file's other fields say.
 const GEMMA_HEAD_DIM: usize = 256;
@@ -61,7 +67,6 @@ const QWEN_MAX_WINDOW_LAYERS: usize = 28;
 const GEMMA2_PERIOD: usize = 2;
 const GEMMA3_PERIOD: usize = 6;
 const GEMMA2_CAPS: [f32; 2] = [50.0, 30.0];
-const GEMMA_ROPE_BASE: f64 = 1_000_000.0;
 
 impl ModelConfig {
     /// Reads a Hugging Face `config.json`.
@@ -70,7 +75,13 @@ impl ModelConfig {
         let name = json.text("model_type").unwrap_or("(no model_type)");
         let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
         let has_caps = architecture == Architecture::Gemma2;
-        refuse_unknown(config, &[READ, IRRELEVANT, if has_caps { CAPS } else { "" }], "")?;
+        let more = match architecture {
+            Architecture::Gemma2 => CAPS,
+            Architecture::Phi3 => PARTLY_ROTARY,
+            Architecture::SmolLm3 => NO_ROPE,
+            _ => "",
+        };
+        refuse_unknown(config, &[READ, IRRELEVANT, more], "")?;
         let is_gemma3 = architecture == Architecture::Gemma3;
         let is_gemma = architecture.is_gemma();
         let hidden_size = json.size("hidden_size")?;
@@ -86,12 +97,13 @@ impl ModelConfig {
         } else {
             head_dim as f64
         };
-        let (rope_base, rope_scaling) = json.global_rope(is_gemma3)?;
+        let (rope_base, rope_scaling) = json.global_rope(architecture)?;
         let (local_rope_base, local_rope_scaling) = if is_gemma3 {
             json.local_rope()?
         } else {
             (rope_base, rope_scaling.clone())
         };
+        let rotary_layers = json.rotary_layers(architecture, num_layers)?;
         let config = Self {
             architecture,
             vocab_size: json.size("vocab_size")?,
@@ -101,16 +113,18 @@ impl ModelConfig {
             num_kv_heads: json.num_kv_heads(name, num_heads)?,
             head_dim,
             ffn_size: json.size("intermediate_size")?,
-            context_length: json.size("max_position_embeddings")?,
-            norm_epsilon: json.number("rms_norm_eps").unwrap_or(1e-6) as f32,
+            context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
+            norm_epsilon: json.number("rms_norm_eps").unwrap_or(default_epsilon(architecture)) as f32,
             norm_weight_offset: if is_gemma { 1.0 } else { 0.0 },
             rope_style: RopeStyle::Neox,
+            rotary_dims: json.rotary_dims(architecture, head_dim),
             rope_base,
             rope_scaling,
             local_rope_base,
             local_rope_scaling,
             sliding_window: json.sliding_window(name)?,
-            sliding_layers: json.sliding_layers(name, num_layers)?,
+            sliding_layers: json.sliding_layers(name, &rotary_layers)?,
+            rotary_layers,
             activation: json.activation()?,
             attention_scale: (query_size as f32).powf(-0.5),
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
@@ -119,6 +133,14 @@ impl ModelConfig {
             is_output_tied: json.truth("tie_word_embeddings").or(is_gemma.then_some(true)),
         };
         config.check()
+    }
+}
+
+/// The epsilon of a family's norms where the file does not say.
+fn default_epsilon(architecture: Architecture) -> f64 {
+    match architecture {
+        Architecture::Phi3 | Architecture::Olmo2 => 1e-5,
+        _ => 1e-6,
     }
 }
 
@@ -189,8 +211,8 @@ impl JsonConfig<'_> {
     }
 
     fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
-        // Only Llama has as many as query heads when nothing is said; the others' defaults are single models' numbers.
-        if name != "llama" && !self.0.contains_key("num_key_value_heads") {
+        // These have as many as query heads when nothing is said; the others' defaults are single models' numbers.
+        if !matches!(name, "llama" | "phi3" | "olmo2") && !self.0.contains_key("num_key_value_heads") {
             return self.size("num_key_value_heads");
         }
         Ok(self.optional_size("num_key_value_heads")?.unwrap_or(num_heads))
@@ -211,27 +233,27 @@ impl JsonConfig<'_> {
         let window = self.optional_size("sliding_window")?;
         let is_said = self.0.contains_key("sliding_window");
         match name {
-            "llama" if window.is_some() => Err(invalid(
-                "config.json: 'sliding_window' is not implemented for llama; is the model a mistral?".to_owned(),
-            )),
-            "qwen2" | "qwen3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
-            "llama" => Ok(None),
+            "llama" | "olmo2" if window.is_some() => Err(invalid(format!(
+                "config.json: 'sliding_window' is not implemented for {name}; is the model a mistral?"
+            ))),
+            "qwen2" | "qwen3" | "smollm3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
+            "llama" | "olmo2" | "phi3" | "smollm3" => Ok(window),
             _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
         }
     }
 
     /// Which layers have the window: what `layer_types` says, else what the family has.
-    fn sliding_layers(&self, name: &str, num_layers: usize) -> Result<Vec<bool>, ModelFileError> {
+    fn sliding_layers(&self, name: &str, rotary_layers: &[bool]) -> Result<Vec<bool>, ModelFileError> {
+        let num_layers = rotary_layers.len();
         let by_family = match name {
-            "llama" => vec![false; num_layers.min(super::MOST_LAYERS)],
-            "mistral" => periodic(num_layers, 0),
+            "llama" | "olmo2" => vec![false; num_layers],
+            "mistral" | "phi3" => periodic(num_layers, 0),
+            "smollm3" => rotary_layers.iter().map(|has_rotary| !has_rotary).collect(),
             "qwen2" | "qwen3" => {
                 let first = self
                     .optional_size("max_window_layers")?
                     .unwrap_or(QWEN_MAX_WINDOW_LAYERS);
-                (0..num_layers.min(super::MOST_LAYERS))
-                    .map(|layer| layer >= first)
-                    .collect()
+                (0..num_layers).map(|layer| layer >= first).collect()
             }
             _ => {
                 let period = self.optional_size("sliding_window_pattern")?;
@@ -249,7 +271,7 @@ impl JsonConfig<'_> {
             _ => None,
         };
         let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(kind).collect());
-        let is_fixed = matches!(name, "llama" | "mistral");
+        let is_fixed = matches!(name, "llama" | "mistral" | "olmo2" | "phi3");
         match layers {
             Some(layers) if !is_fixed || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),
             _ => Err(invalid(format!(
@@ -259,60 +281,23 @@ impl JsonConfig<'_> {
         }
     }
 
+    /// Which layers have rotary positions: those of `no_rope_layers` that are 1, which is said the wrong way round, else
+    /// all but every so many.
+    fn rotary_layers(&self, architecture: Architecture, num_layers: usize) -> Result<Vec<bool>, ModelFileError> {
+        if let Some(layers) = self.0.get("no_rope_layers").filter(|value| !value.is_null()) {
+            let truths = layers.as_array().map(|layers| layers.iter().map(Value::as_u64));
+            let layers: Option<Vec<bool>> = truths.and_then(|truths| truths.map(|one| Some(one? != 0)).collect());
+            return layers.filter(|layers| layers.len() == num_layers).ok_or_else(|| {
+                invalid("config.json: 'no_rope_layers' must have 1 (rotary) or 0 for each layer".to_owned())
+            });
+        }
+        match self.optional_size("no_rope_layer_interval")? {
+            Some(every) => Ok(periodic(num_layers, every)),
+            None => Ok(architecture.rotary_layers(num_layers)),
+        }
+    }
+
     fn object(&self, key: &str) -> Option<&Map<String, Value>> {
         self.0.get(key).and_then(Value::as_object)
     }
-
-    /// Base and scaling of layers that see everything: `rope_parameters` (transformers 5, in Gemma by layer type) or the
-    /// older keys.
-    fn global_rope(&self, is_gemma: bool) -> Result<(f64, RopeScaling), ModelFileError> {
-        let of_layers = self.object("rope_parameters").and_then(|all| all.get("full_attention"));
-        let parameters = of_layers
-            .and_then(Value::as_object)
-            .or_else(|| self.object("rope_parameters"))
-            .or_else(|| self.object("rope_scaling"));
-        let default = if is_gemma { GEMMA_ROPE_BASE } else { 10_000.0 };
-        rope(parameters, self.number("rope_theta").unwrap_or(default))
-    }
-
-    /// Base and scaling of Gemma's sliding-window layers.
-    fn local_rope(&self) -> Result<(f64, RopeScaling), ModelFileError> {
-        let of_layers = self
-            .object("rope_parameters")
-            .and_then(|all| all.get("sliding_attention"));
-        let default = self.number("rope_local_base_freq").unwrap_or(10_000.0);
-        rope(of_layers.and_then(Value::as_object), default)
-    }
-}
-
-/// Rotary base and scaling by a table of parameters.
-fn rope(parameters: Option<&Map<String, Value>>, default_base: f64) -> Result<(f64, RopeScaling), ModelFileError> {
-    let Some(parameters) = parameters else {
-        return Ok((default_base, RopeScaling::None));
-    };
-    refuse_unknown(parameters, &[ROPE], "rope_parameters.")?;
-    let field = |key: &str| parameters.get(key).and_then(Value::as_f64);
-    let need = |key: &str| {
-        let value = field(key).map(|value| value as f32);
-        value.ok_or_else(|| invalid(format!("rope scaling lacks '{key}'")))
-    };
-    let kind = parameters.get("rope_type").or_else(|| parameters.get("type"));
-    let scaling = match kind.and_then(Value::as_str) {
-        None | Some("default") => RopeScaling::None,
-        Some("linear") => RopeScaling::Linear {
-            factor: need("factor")?,
-        },
-        Some("llama3") => RopeScaling::Llama3 {
-            factor: need("factor")?,
-            low_freq_factor: need("low_freq_factor")?,
-            high_freq_factor: need("high_freq_factor")?,
-            original_max_position: need("original_max_position_embeddings")? as usize,
-        },
-        Some(other) => {
-            return Err(invalid(format!(
-                "rope scaling '{other}' is not supported; expected default, linear or llama3"
-            )));
-        }
-    };
-    Ok((field("rope_theta").unwrap_or(default_base), scaling))
 }

@@ -4,6 +4,12 @@
 //! frequencies in `f32`, angle = `f32(position) * inverse frequency` rounded to `f32`, then its cosine and
 //! sine. Doing better would be doing otherwise: at position 8,000 the rounding of the angle is visible.
 
+mod scaling;
+
+pub use scaling::RopeScaling;
+use scaling::check;
+pub(super) use scaling::inverse_frequencies;
+
 use crate::isa::Isa;
 use crate::lanes::{LANES, Lanes, load_part, run_on, store_part};
 
@@ -14,31 +20,6 @@ pub enum RopeStyle {
     Neox,
     /// `2 i` with `2 i + 1` (the paper; Llama weights in their original and GGUF layout).
     Interleaved,
-}
-
-/// How a model stretches its rotary frequencies to contexts longer than it was first trained on.
-#[derive(Clone, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// As trained.
-    None,
-    /// Every position is divided by `factor` (Chen et al. 2023, arXiv 2306.15595).
-    Linear {
-        /// The context is this many times the original.
-        factor: f32,
-    },
-    /// Llama 3.1: long wavelengths are divided by `factor`, short ones kept, with a ramp between.
-    Llama3 {
-        /// Divisor of the low frequencies.
-        factor: f32,
-        /// Wavelengths above `original_max_position / low_freq_factor` are divided.
-        low_freq_factor: f32,
-        /// Wavelengths below `original_max_position / high_freq_factor` are kept.
-        high_freq_factor: f32,
-        /// Context length, in tokens, of the first training.
-        original_max_position: usize,
-    },
-    /// A divisor for each frequency: LongRoPE, and the `rope_freqs` tensor of GGUF files.
-    Factors(Vec<f32>),
 }
 
 /// Why a rotary table cannot be made or used as asked.
@@ -79,6 +60,8 @@ pub enum RopeError {
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     inverse_frequencies: Vec<f32>,
+    /// Factor on cosines and sines.
+    attention_factor: f32,
     max_positions: usize,
     /// Rows of `rotary_dims / 2` cosines, position after position; `sin` likewise.
     cos: Vec<f32>,
@@ -96,6 +79,7 @@ impl RopeTable {
         let inverse_frequencies = inverse_frequencies(rotary_dims, base, scaling)?;
         Ok(Self {
             inverse_frequencies,
+            attention_factor: scaling.attention_factor(),
             max_positions,
             cos: Vec::new(),
             sin: Vec::new(),
@@ -112,6 +96,11 @@ impl RopeTable {
         &self.inverse_frequencies
     }
 
+    /// The factor on cosines and sines, which makes attention sharper where the context was stretched.
+    pub fn attention_factor(&self) -> f32 {
+        self.attention_factor
+    }
+
     /// Computes the rows of positions `0..num_positions`, so that [`Self::row`] has them.
     pub fn grow_to(&mut self, num_positions: usize) -> Result<(), RopeError> {
         if num_positions > self.max_positions {
@@ -123,8 +112,8 @@ impl RopeTable {
         for position in self.num_positions()..num_positions {
             for frequency in &self.inverse_frequencies {
                 let angle = f64::from(position as f32 * frequency);
-                self.cos.push(angle.cos() as f32);
-                self.sin.push(angle.sin() as f32);
+                self.cos.push(angle.cos() as f32 * self.attention_factor);
+                self.sin.push(angle.sin() as f32 * self.attention_factor);
             }
         }
         Ok(())
@@ -140,81 +129,6 @@ impl RopeTable {
         let half = self.inverse_frequencies.len();
         let row = position * half..(position + 1) * half;
         (&self.cos[row.clone()], &self.sin[row])
-    }
-}
-
-fn check(field: &'static str, value: f32, holds: bool, expected: &'static str) -> Result<(), RopeError> {
-    if value.is_finite() && holds {
-        Ok(())
-    } else {
-        Err(RopeError::Value { field, value, expected })
-    }
-}
-
-/// The radians that each pair turns per position.
-pub(super) fn inverse_frequencies(rotary_dims: usize, base: f32, scaling: &RopeScaling) -> Result<Vec<f32>, RopeError> {
-    // The exponent is rounded to f32 as in the reference; the power is correctly rounded, as PyTorch's nearly is.
-    let power = |i: usize| {
-        let exponent = (2 * i) as f32 / rotary_dims as f32;
-        f64::from(base).powf(f64::from(exponent)) as f32
-    };
-    let plain = (0..rotary_dims / 2).map(|i| 1.0 / power(i));
-    match scaling {
-        RopeScaling::None => Ok(plain.collect()),
-        RopeScaling::Linear { factor } => {
-            check("scaling factor", *factor, *factor > 0.0, "above 0")?;
-            Ok(plain.map(|frequency| frequency / factor).collect())
-        }
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position,
-        } => {
-            check("scaling factor", *factor, *factor > 0.0, "above 0")?;
-            check("low_freq_factor", *low_freq_factor, *low_freq_factor > 0.0, "above 0")?;
-            check(
-                "high_freq_factor",
-                *high_freq_factor,
-                high_freq_factor > low_freq_factor,
-                "above low_freq_factor",
-            )?;
-            let context = *original_max_position as f32;
-            check("original_max_position", context, context > 0.0, "above 0")?;
-            Ok(plain
-                .map(|frequency| llama3(frequency, *factor, *low_freq_factor, *high_freq_factor, context))
-                .collect())
-        }
-        RopeScaling::Factors(factors) => {
-            let expected = rotary_dims / 2;
-            if factors.len() != expected {
-                return Err(RopeError::Factors {
-                    expected,
-                    got: factors.len(),
-                });
-            }
-            for factor in factors {
-                check("scaling factor", *factor, *factor > 0.0, "above 0")?;
-            }
-            Ok(factors
-                .iter()
-                .enumerate()
-                .map(|(i, factor)| 1.0 / (factor * power(i)))
-                .collect())
-        }
-    }
-}
-
-/// Llama 3.1's rule for one frequency, in the order of operations of the reference.
-fn llama3(frequency: f32, factor: f32, low_freq_factor: f32, high_freq_factor: f32, context: f32) -> f32 {
-    let wavelength = std::f32::consts::TAU / frequency;
-    if wavelength > context / low_freq_factor {
-        frequency / factor
-    } else if wavelength < context / high_freq_factor {
-        frequency
-    } else {
-        let smooth = (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
-        (1.0 - smooth) * frequency / factor + smooth * frequency
     }
 }
 

@@ -164,7 +164,11 @@ fn rope_scaling_follows_each_rule() {
     };
     let plain = row(RopeScaling::None, 8);
     assert_eq!(row(RopeScaling::Linear { factor: 4.0 }, 32), plain);
-    assert_eq!(row(RopeScaling::Factors(vec![4.0; 32]), 32), plain);
+    let factors = |divisors| RopeScaling::Factors {
+        divisors,
+        attention_factor: 1.0,
+    };
+    assert_eq!(row(factors(vec![4.0; 32]), 32), plain);
     let llama3 = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
@@ -175,6 +179,45 @@ fn rope_scaling_follows_each_rule() {
     // Wavelengths 2 pi base^(2 i / 64): below 2,048 for i <= 14, above 8,192 for i >= 18.
     assert_eq!(scaled[..14], plain[..14]);
     assert_eq!(scaled[18..], row(RopeScaling::None, 1)[18..]);
+}
+
+fn yarn(beta_fast: f32, original_max_position: usize) -> RopeScaling {
+    RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast,
+        beta_slow: 1.0,
+        original_max_position,
+        is_truncated: true,
+        attention_factor: 1.1,
+    }
+}
+
+/// YaRN keeps what turns often, divides what hardly turns, and multiplies every cosine; the base of a dynamic scaling
+/// leaves the highest frequency and divides the lowest by the factor; both lengthen the context.
+#[test]
+fn rope_scaling_for_long_contexts_keeps_what_turns_often() {
+    let frequencies = |scaling: &RopeScaling| rope::inverse_frequencies(64, 10_000.0, scaling).unwrap();
+    let plain = frequencies(&RopeScaling::None);
+    let scaled = frequencies(&yarn(32.0, 4096));
+    // 32 turns of 4,096 positions are between the frequencies 10 and 11, one turn is between 22 and 23.
+    assert_eq!(scaled[..11], plain[..11]);
+    assert!(scaled[16] < plain[16] && scaled[16] > plain[16] / 4.0);
+    assert!(
+        scaled[23..]
+            .iter()
+            .zip(&plain[23..])
+            .all(|(a, b)| (a / b - 0.25).abs() < 1e-6)
+    );
+    let mut table = RopeTable::new(64, 10_000.0, &yarn(32.0, 4096), 8).unwrap();
+    table.grow_to(1).unwrap();
+    assert_eq!(table.row(0).0, [1.1; 32]);
+    let dynamic = RopeScaling::DynamicNtk { factor: 2.0 };
+    let stretched = frequencies(&dynamic);
+    assert_eq!(stretched[0], 1.0);
+    assert!((stretched[31] / plain[31] - 1.0 / 3.0).abs() < 1e-6);
+    let lengths =
+        [dynamic, yarn(32.0, 4096), RopeScaling::Linear { factor: 2.0 }].map(|scaling| scaling.context_length(5000));
+    assert_eq!(lengths, [10_000, 16_384, 5000]);
 }
 
 /// Frequencies and cosines are those of Hugging Face transformers 5.23 (PyTorch, CPU): Llama 3.2 1B, SmolLM2 135M.
@@ -238,7 +281,16 @@ fn rope_table_refuses_bad_configurations() {
     assert!(error(7, 1e4, RopeScaling::None).contains("got 7"));
     assert!(error(8, f32::NAN, RopeScaling::None).contains("base must be finite"));
     assert!(error(8, 1e4, RopeScaling::Linear { factor: 0.0 }).contains("above 0, got 0"));
-    assert!(error(8, 1e4, RopeScaling::Factors(vec![1.0])).contains("1 factors for 4 frequencies"));
+    let factors = |attention_factor| RopeScaling::Factors {
+        divisors: vec![1.0],
+        attention_factor,
+    };
+    assert!(error(8, 1e4, factors(1.0)).contains("1 factors for 4 frequencies"));
+    assert!(error(8, 1e4, factors(0.0)).contains("attention_factor"));
+    assert!(error(8, 1e4, RopeScaling::DynamicNtk { factor: 0.5 }).contains("at least 1, got 0.5"));
+    assert!(error(2, 1e4, RopeScaling::DynamicNtk { factor: 2.0 }).contains("got 2"));
+    assert!(error(8, 1e4, yarn(32.0, 0)).contains("original_max_position"));
+    assert!(error(8, 1e4, yarn(0.5, 64)).contains("at least beta_slow"));
     let mut table = RopeTable::new(8, 1e4, &RopeScaling::None, 10).unwrap();
     assert_eq!(
         table.grow_to(11),

@@ -1,0 +1,194 @@
+//! Rotary positions in a `config.json`: `rope_parameters` (transformers 5, in Gemma by layer type) or the older keys.
+
+use pyagent_kernels::elementwise::RopeScaling;
+use serde_json::{Map, Value};
+
+use super::{JsonConfig, refuse_unknown};
+use crate::config::{Architecture, invalid};
+use crate::weights::ModelFileError;
+
+/// What is read of every table of rotary parameters.
+const ROPE: &str = "rope_theta rope_type type factor original_max_position_embeddings full_attention sliding_attention";
+const LLAMA3: &str = "low_freq_factor high_freq_factor";
+const YARN: &str = "beta_fast beta_slow attention_factor mscale mscale_all_dim truncate";
+const LONGROPE: &str = "short_factor long_factor attention_factor";
+
+/// YaRN's turns in the trained context, where nothing is said.
+const BETA_FAST: f64 = 32.0;
+const BETA_SLOW: f64 = 1.0;
+
+const BASE: f64 = 10_000.0;
+const GEMMA3_BASE: f64 = 1_000_000.0;
+const SMOLLM3_BASE: f64 = 2_000_000.0;
+
+impl JsonConfig<'_> {
+    /// Base and scaling of layers that see everything.
+    pub(super) fn global_rope(&self, architecture: Architecture) -> Result<(f64, RopeScaling), ModelFileError> {
+        let of_layers = self.object("rope_parameters").and_then(|all| all.get("full_attention"));
+        let parameters = of_layers.and_then(Value::as_object).or_else(|| self.rope_table());
+        let default = match architecture {
+            Architecture::Gemma3 => GEMMA3_BASE,
+            Architecture::SmolLm3 => SMOLLM3_BASE,
+            _ => BASE,
+        };
+        self.rope(parameters, self.number("rope_theta").unwrap_or(default), architecture)
+    }
+
+    /// Base and scaling of Gemma 3's sliding-window layers.
+    pub(super) fn local_rope(&self) -> Result<(f64, RopeScaling), ModelFileError> {
+        let of_layers = self
+            .object("rope_parameters")
+            .and_then(|all| all.get("sliding_attention"));
+        let default = self.number("rope_local_base_freq").unwrap_or(BASE);
+        self.rope(of_layers.and_then(Value::as_object), default, Architecture::Gemma3)
+    }
+
+    /// Numbers at the start of a head that are rotated.
+    pub(super) fn rotary_dims(&self, architecture: Architecture, head_dim: usize) -> usize {
+        let in_table = || self.rope_table()?.get("partial_rotary_factor")?.as_f64();
+        let share = self.number("partial_rotary_factor").or_else(in_table);
+        match share {
+            Some(share) if architecture == Architecture::Phi3 => (head_dim as f64 * share) as usize,
+            _ => head_dim,
+        }
+    }
+
+    fn rope_table(&self) -> Option<&Map<String, Value>> {
+        self.object("rope_parameters").or_else(|| self.object("rope_scaling"))
+    }
+
+    /// Base and scaling by a table of parameters.
+    fn rope(
+        &self,
+        parameters: Option<&Map<String, Value>>,
+        default_base: f64,
+        architecture: Architecture,
+    ) -> Result<(f64, RopeScaling), ModelFileError> {
+        let Some(parameters) = parameters else {
+            return Ok((default_base, RopeScaling::None));
+        };
+        let kind = parameters.get("rope_type").or_else(|| parameters.get("type"));
+        let kind = kind.and_then(Value::as_str).unwrap_or("default");
+        let of_kind = match kind {
+            "llama3" => LLAMA3,
+            "yarn" => YARN,
+            "longrope" | "su" => LONGROPE,
+            _ => "",
+        };
+        let partly = if architecture == Architecture::Phi3 {
+            super::PARTLY_ROTARY
+        } else {
+            ""
+        };
+        refuse_unknown(parameters, &[ROPE, of_kind, partly], "rope_parameters.")?;
+        let table = Table {
+            parameters,
+            trained: self.size("max_position_embeddings")?,
+            original: self.optional_size("original_max_position_embeddings")?,
+        };
+        let scaling = match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear {
+                factor: table.need("factor")?,
+            },
+            "dynamic" => RopeScaling::DynamicNtk {
+                factor: table.need("factor")?,
+            },
+            "llama3" => RopeScaling::Llama3 {
+                factor: table.need("factor")?,
+                low_freq_factor: table.need("low_freq_factor")?,
+                high_freq_factor: table.need("high_freq_factor")?,
+                original_max_position: table.need("original_max_position_embeddings")? as usize,
+            },
+            "yarn" => table.yarn(),
+            "longrope" | "su" => table.longrope()?,
+            other => {
+                return Err(invalid(format!(
+                    "rope scaling '{other}' is not supported; expected default, linear, dynamic, llama3, yarn or longrope"
+                )));
+            }
+        };
+        Ok((table.number("rope_theta").unwrap_or(default_base), scaling))
+    }
+}
+
+/// Rotary parameters, with what other fields say of the model's context.
+struct Table<'a> {
+    parameters: &'a Map<String, Value>,
+    /// `max_position_embeddings`.
+    trained: usize,
+    /// `original_max_position_embeddings` beside the table, which goes before that in it.
+    original: Option<usize>,
+}
+
+impl Table<'_> {
+    fn number(&self, key: &str) -> Option<f64> {
+        self.parameters.get(key).and_then(Value::as_f64)
+    }
+
+    fn need(&self, key: &str) -> Result<f32, ModelFileError> {
+        let value = self.number(key).map(|value| value as f32);
+        value.ok_or_else(|| invalid(format!("rope scaling lacks '{key}'")))
+    }
+
+    /// The context length of the first training.
+    fn original(&self) -> usize {
+        let own = || {
+            self.number("original_max_position_embeddings")
+                .map(|value| value as usize)
+        };
+        self.original.or_else(own).unwrap_or(self.trained)
+    }
+
+    /// The context is so many times the original.
+    fn factor(&self) -> f64 {
+        let ratio = self.trained as f64 / self.original() as f64;
+        self.number("factor").unwrap_or(ratio)
+    }
+
+    fn yarn(&self) -> RopeScaling {
+        let factor = self.factor();
+        let sharpness = |scale: f64| {
+            if factor <= 1.0 {
+                1.0
+            } else {
+                0.1 * scale * factor.ln() + 1.0
+            }
+        };
+        let scales = self.number("mscale").zip(self.number("mscale_all_dim"));
+        let by_factor = match scales {
+            Some((all, some)) if all != 0.0 && some != 0.0 => sharpness(all) / sharpness(some),
+            _ => sharpness(1.0),
+        };
+        let turns = |key, default| self.number(key).filter(|turns| *turns != 0.0).unwrap_or(default) as f32;
+        RopeScaling::Yarn {
+            factor: factor as f32,
+            beta_fast: turns("beta_fast", BETA_FAST),
+            beta_slow: turns("beta_slow", BETA_SLOW),
+            original_max_position: self.original(),
+            is_truncated: self.parameters.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+            attention_factor: self.number("attention_factor").unwrap_or(by_factor) as f32,
+        }
+    }
+
+    /// A model whose context is longer than the original has the factors for long texts, whatever a text's length.
+    fn longrope(&self) -> Result<RopeScaling, ModelFileError> {
+        let (factor, original) = (self.factor(), self.original());
+        let by_factor = if factor <= 1.0 {
+            1.0
+        } else {
+            (1.0 + factor.ln() / (original as f64).ln()).sqrt()
+        };
+        let key = if self.trained > original {
+            "long_factor"
+        } else {
+            "short_factor"
+        };
+        let divisors = self.parameters.get(key).and_then(Value::as_array);
+        let divisors = divisors.and_then(|all| all.iter().map(|one| Some(one.as_f64()? as f32)).collect());
+        Ok(RopeScaling::Factors {
+            divisors: divisors.ok_or_else(|| invalid(format!("rope scaling lacks '{key}', a list of numbers")))?,
+            attention_factor: self.number("attention_factor").unwrap_or(by_factor) as f32,
+        })
+    }
+}

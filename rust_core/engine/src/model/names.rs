@@ -1,0 +1,187 @@
+//! What files call a decoder's tensors, and where one lies that is part of another.
+
+use std::ops::Range;
+
+use crate::config::{Architecture, ModelConfig, invalid};
+use crate::weights::{ModelFile, ModelFileError, TensorView};
+
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    AttentionNorm,
+    Query,
+    Key,
+    Value,
+    QueryNorm,
+    KeyNorm,
+    AttentionOutput,
+    PostAttentionNorm,
+    FfnNorm,
+    Gate,
+    Up,
+    Down,
+    PostFfnNorm,
+}
+
+const PARTS: [Part; 13] = [
+    Part::AttentionNorm,
+    Part::Query,
+    Part::Key,
+    Part::Value,
+    Part::QueryNorm,
+    Part::KeyNorm,
+    Part::AttentionOutput,
+    Part::PostAttentionNorm,
+    Part::FfnNorm,
+    Part::Gate,
+    Part::Up,
+    Part::Down,
+    Part::PostFfnNorm,
+];
+
+/// Where a layer's tensor is: its name in the file, whole for norms, without `.weight` for matrices.
+pub(super) struct Place {
+    pub(super) name: String,
+    /// Which rows, where several matrices lie in one.
+    pub(super) rows: Option<Range<usize>>,
+}
+
+impl Place {
+    /// The tensor, if the file has it, its name ending in `end`. An error where it has not all of the rows.
+    pub(super) fn find<'a>(&self, file: &'a ModelFile, end: &str) -> Result<Option<TensorView<'a>>, ModelFileError> {
+        let name = format!("{}{end}", self.name);
+        let Some(tensor) = file.find_tensor(&name)? else {
+            return Ok(None);
+        };
+        let Some(rows) = &self.rows else {
+            return Ok(Some(tensor));
+        };
+        let (part, found) = (tensor.part(rows), tensor.rows());
+        part.map(Some).ok_or_else(|| {
+            invalid(format!(
+                "tensor '{name}' has {found} rows; expected at least {}",
+                rows.end
+            ))
+        })
+    }
+}
+
+/// How a file spells its tensors' names.
+pub(super) enum Names {
+    Gguf,
+    HuggingFace,
+}
+
+impl Names {
+    pub(super) fn of(file: &ModelFile) -> Self {
+        match file {
+            ModelFile::Gguf(_) => Self::Gguf,
+            ModelFile::Safetensors(_) => Self::HuggingFace,
+        }
+    }
+
+    pub(super) fn embedding(&self) -> String {
+        self.pick("token_embd.weight", "model.embed_tokens.weight")
+    }
+
+    pub(super) fn final_norm(&self) -> String {
+        self.pick("output_norm.weight", "model.norm.weight")
+    }
+
+    pub(super) fn output(&self) -> String {
+        self.pick("output.weight", "lm_head.weight")
+    }
+
+    fn pick(&self, gguf: &str, hugging_face: &str) -> String {
+        match self {
+            Self::Gguf => gguf.to_owned(),
+            Self::HuggingFace => hugging_face.to_owned(),
+        }
+    }
+
+    /// Where a layer's tensor is.
+    pub(super) fn layer(&self, layer: usize, part: Part, config: &ModelConfig) -> Place {
+        let fused = fused_part(part, config);
+        let rows = fused.as_ref().map(|(.., rows)| rows.clone());
+        let name = match (self, fused) {
+            (Self::Gguf, fused) => format!("blk.{layer}.{}", fused.map_or(gguf_part(part), |(gguf, ..)| gguf)),
+            (Self::HuggingFace, Some((_, name, _))) => format!("model.layers.{layer}.{name}"),
+            (Self::HuggingFace, None) => {
+                format!("model.layers.{layer}.{}", hugging_face_part(part, config.architecture))
+            }
+        };
+        Place { name, rows }
+    }
+
+    /// Where the tensor is that GGUF files call `name`, and how that ends beyond the place's.
+    pub(super) fn named<'a>(&self, name: &'a str, config: &ModelConfig) -> Option<(Place, &'a str)> {
+        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+        let layer = layer.parse().ok()?;
+        PARTS.iter().find_map(|part| {
+            let end = rest.strip_prefix(gguf_part(*part))?;
+            let is_whole = end.is_empty() || end.starts_with('.');
+            is_whole.then(|| (self.layer(layer, *part, config), end))
+        })
+    }
+}
+
+/// Phi-3's matrices that lie in one: its names in GGUF files and elsewhere, and which rows are the part.
+fn fused_part(part: Part, config: &ModelConfig) -> Option<(&'static str, &'static str, Range<usize>)> {
+    if config.architecture != Architecture::Phi3 {
+        return None;
+    }
+    let (query, kv, ffn) = (config.query_size(), config.kv_size(), config.ffn_size);
+    let qkv = |rows| Some(("attn_qkv", "self_attn.qkv_proj", rows));
+    let gate_up = |rows| Some(("ffn_up", "mlp.gate_up_proj", rows));
+    match part {
+        Part::Query => qkv(0..query),
+        Part::Key => qkv(query..query + kv),
+        Part::Value => qkv(query + kv..query + 2 * kv),
+        Part::Gate => gate_up(0..ffn),
+        Part::Up => gate_up(ffn..2 * ffn),
+        _ => None,
+    }
+}
+
+fn gguf_part(part: Part) -> &'static str {
+    match part {
+        Part::AttentionNorm => "attn_norm.weight",
+        Part::Query => "attn_q",
+        Part::Key => "attn_k",
+        Part::Value => "attn_v",
+        Part::QueryNorm => "attn_q_norm.weight",
+        Part::KeyNorm => "attn_k_norm.weight",
+        Part::AttentionOutput => "attn_output",
+        Part::PostAttentionNorm => "post_attention_norm.weight",
+        Part::FfnNorm => "ffn_norm.weight",
+        Part::Gate => "ffn_gate",
+        Part::Up => "ffn_up",
+        Part::Down => "ffn_down",
+        Part::PostFfnNorm => "post_ffw_norm.weight",
+    }
+}
+
+/// In Hugging Face's Llama, `post_attention_layernorm` is the norm before the feed-forward block; in Gemma and OLMo 2 it
+/// is what it says.
+fn hugging_face_part(part: Part, architecture: Architecture) -> &'static str {
+    let has_input_norms = architecture.has_input_norms();
+    let has_four_norms = architecture.is_gemma();
+    let has_output_norms = has_four_norms || !has_input_norms;
+    match part {
+        Part::AttentionNorm | Part::FfnNorm if !has_input_norms => "(none)",
+        Part::AttentionNorm => "input_layernorm.weight",
+        Part::Query => "self_attn.q_proj",
+        Part::Key => "self_attn.k_proj",
+        Part::Value => "self_attn.v_proj",
+        Part::QueryNorm => "self_attn.q_norm.weight",
+        Part::KeyNorm => "self_attn.k_norm.weight",
+        Part::AttentionOutput => "self_attn.o_proj",
+        Part::PostAttentionNorm if has_output_norms => "post_attention_layernorm.weight",
+        Part::PostAttentionNorm => "(none)",
+        Part::FfnNorm if has_four_norms => "pre_feedforward_layernorm.weight",
+        Part::FfnNorm => "post_attention_layernorm.weight",
+        Part::Gate => "mlp.gate_proj",
+        Part::Up => "mlp.up_proj",
+        Part::Down => "mlp.down_proj",
+        Part::PostFfnNorm => "post_feedforward_layernorm.weight",
+    }
+}
