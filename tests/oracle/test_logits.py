@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.reference_decoder import FAMILIES, reference_logits, write_family
+from support.reference_decoder import FAMILIES, SHAPE, reference_logits, write_family, write_safetensors
 
 from pyagent import _rust
 
@@ -103,6 +104,42 @@ def test_windows_and_rotary_scalings_agree_with_transformers(family: str, tmp_pa
     assert np.abs(np.array(reference_logits(config, tensors, tokens)) - expected).max() < 5e-4  # of logits up to 60
     model = _rust.CpuModel.load(tmp_path, threads=1, kv_bytes=1 << 24, kv_type="f32")
     assert np.abs(our_logits(model, [tokens]) - expected).max() < 5e-4
+
+
+REAL_ROPES: list[tuple[str, dict[str, Any]]] = [
+    (
+        "llama",
+        {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ),
+    ("qwen2", {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0}),
+    ("qwen2", {"rope_theta": 1e6, "rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7}),
+    ("qwen2", {"rope_theta": 1e4, "rope_type": "yarn", "factor": 16.0, "beta_fast": 64.0, "truncate": False}),
+    ("llama", {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 8.0}),
+    ("llama", {"rope_theta": 1e4, "rope_type": "longrope", "factor": 32.0}),
+]
+
+
+@pytest.mark.parametrize(("kind", "rope"), REAL_ROPES)
+def test_rotary_frequencies_of_real_shapes_are_those_of_transformers(
+    kind: str, rope: dict[str, Any], tmp_path: Path
+) -> None:
+    """Heads of 128, contexts of thousands: frequencies to 4 units in the last place, the attention factor to 1e-7."""
+    import numpy as np
+    import torch
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = rope | {"original_max_position_embeddings": 8192}
+    if rope["rope_type"] == "longrope":
+        rope |= {"long_factor": [1.05 + place**1.8 for place in range(64)], "short_factor": [1.0] * 64}
+    config = SHAPE | {"model_type": kind, "head_dim": 128, "max_position_embeddings": 32768, "rope_parameters": rope}
+    write_safetensors(tmp_path, config, {"model.embed_tokens.weight": [[0.0] * 64] * 96})
+    about = _rust.ModelFile(tmp_path).config
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    compute = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
+    frequencies, factor = compute(theirs, seq_len=torch.tensor(about.context_length))
+    np.testing.assert_array_max_ulp(np.array(about.rope_frequencies, np.float32), frequencies.numpy(), 4)
+    assert about.rope_attention_factor == pytest.approx(factor, rel=1e-7)
 
 
 def load_dequantised(path: Path):

@@ -1,4 +1,4 @@
-"""A decoder's forward pass over a ragged batch: Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3, by their configuration.
+"""A decoder's forward pass over a ragged batch: Llama and its relatives, by their configuration.
 
 The configuration is the CPU runner's, read and checked by the same code, and so are the rotary frequencies; what
 differs between families is in it, or in which tensors there are.
@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.step import Step
     from pyagent.infrastructure.engine.runners.torch.weights import Layer, Weights
 
-Angles = dict[bool, tuple[Tensor, Tensor]]
-"""Cosines and sines of a step's positions, for layers with a window (True) and without."""
+Angles = dict[int, tuple[Tensor, Tensor]]
+"""Cosines and sines of a step's positions, for each of the model's tables of frequencies."""
+
+_FULL, _WINDOW, _NONE = range(3)
+"""Tables: of layers that see everything, of layers with a window, and of layers without rotary positions.
+
+The last turns nothing, by angles of 0: keys go to their pages by the same kernel.
+"""
 
 
 class Decoder:
@@ -49,9 +55,19 @@ class Decoder:
         self._softcap = config.attention_softcap
         self._logit_softcap = config.logit_softcap
         device = weights.embedding.device
+        rotary_layers = config.rotary_layers[part.layers.first : part.layers.end]
+        self._tables = [
+            _NONE if not has_rotary else _FULL if window is None else _WINDOW
+            for has_rotary, window in zip(rotary_layers, part.windows, strict=True)
+        ]
+        frequencies = {
+            _FULL: (config.rope_frequencies, config.rope_attention_factor),
+            _WINDOW: (config.local_rope_frequencies, config.local_rope_attention_factor),
+            _NONE: ([0.0], 1.0),
+        }
         self._frequencies = {
-            is_local: torch.tensor(frequencies, dtype=torch.float32, device=device)
-            for is_local, frequencies in ((False, config.rope_frequencies), (True, config.local_rope_frequencies))
+            table: (torch.tensor(frequencies[table][0], dtype=torch.float32, device=device), frequencies[table][1])
+            for table in sorted(set(self._tables))
         }
 
     def logits(self, step: Step, kv: KvCache) -> Tensor:
@@ -59,15 +75,13 @@ class Decoder:
 
         A stage of a pipeline before the last gives what it computed to the next one, and returns that.
         """
-        angles: Angles = {
-            is_local: rotary(step.positions, frequencies) for is_local, frequencies in self._frequencies.items()
-        }
+        angles: Angles = {table: rotary(step.positions, *told) for table, told in self._frequencies.items()}
         stages, layers, ranks = self._stages, self._weights.layers, self._ranks
         x = self._hidden(step)  # [T, hidden]
-        normed = stages.rms_norm(x, layers[0].attention_norm, self._epsilon)
+        normed = self._normed(x, layers[0].attention_norm)
         x, branch = self._layer(0, (x, normed), step, kv, angles)
         for index in range(1, len(layers)):
-            x, normed = stages.add_rms_norm(x, branch, layers[index].attention_norm, self._epsilon)
+            x, normed = self._added(x, branch, layers[index].attention_norm)
             x, branch = self._layer(index, (x, normed), step, kv, angles)
         if not self._part.shard.is_last:
             x = x + branch
@@ -84,10 +98,10 @@ class Decoder:
         layer, stages, ranks = self._weights.layers[index], self._stages, self._ranks
         x, normed = x_normed
         heads = self._attention(index, layer, normed, step, kv, angles)
-        branch = self._post_norm(ranks.sum(layer.attention_output(heads)), layer.post_attention_norm)
-        x, normed = stages.add_rms_norm(x, branch, layer.ffn_norm, self._epsilon)
+        branch = self._normed(ranks.sum(layer.attention_output(heads)), layer.post_attention_norm)
+        x, normed = self._added(x, branch, layer.ffn_norm)
         inside = stages.gated(layer.gate_up(normed), self._activation)
-        return x, self._post_norm(ranks.sum(layer.down(inside)), layer.post_ffn_norm)
+        return x, self._normed(ranks.sum(layer.down(inside)), layer.post_ffn_norm)
 
     def _hidden(self, step: Step) -> Tensor:
         """What the first layer of this rank computes with: embeddings, or what the stage before computed."""
@@ -115,11 +129,24 @@ class Decoder:
         window = self._windows[index]
         qkv = layer.qkv(x).unflatten(-1, (-1, self._head_dim))
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], 1)  # [T, H, D]
-        q, k = self._post_norm(q, layer.query_norm), self._post_norm(k, layer.key_norm)
-        cos_sin, caches = angles[window is not None], (kv.keys[slot], kv.values[slot])
+        q, k = self._normed_heads(q, layer.query_norm), self._normed_heads(k, layer.key_norm)
+        cos_sin, caches = angles[self._tables[index]], (kv.keys[slot], kv.values[slot])
         rows, batch = step.rows[table], step.attention[table]
         q = self._stages.rotate_and_store((q, k, v), cos_sin, rows, caches, is_interleaved=self._is_interleaved)
         return self._stages.attend(q, caches, batch, self._scale, window, self._softcap).flatten(1)
 
-    def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._stages.rms_norm(x, weight, self._epsilon)
+
+    def _added(self, x: Tensor, branch: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return `x + branch` [T, hidden], and its norm where the family has one there."""
+        if weight is None:
+            total = x + branch
+            return total, total
+        return self._stages.add_rms_norm(x, branch, weight, self._epsilon)
+
+    def _normed_heads(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Heads [T, H, D] normalised where the family does: each, or all of a token's together."""
+        if weight is None or len(weight) == x.shape[-1]:
+            return self._normed(x, weight)
+        return self._normed(x.flatten(1), weight).unflatten(1, x.shape[1:])

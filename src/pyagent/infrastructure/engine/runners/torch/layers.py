@@ -12,25 +12,28 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return functional.rms_norm(x.float(), weight.shape, weight, epsilon).to(x.dtype)
 
 
-def rotary(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [T, 1, D / 2] of positions [T], for frequencies [D / 2] in radians a position.
+def rotary(positions: Tensor, frequencies: Tensor, factor: float = 1) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [T, 1, R / 2] of positions [T], for frequencies [R / 2] in radians a position.
 
-    Angles are products of float32 rounded to float32, as where the models were trained.
+    Angles are products of float32 rounded to float32, as where the models were trained. `factor` multiplies both, as
+    YaRN and LongRoPE do to make attention sharper.
     """
     angles = positions[:, None].float() * frequencies
-    return angles.cos()[:, None], angles.sin()[:, None]
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    return (cos, sin) if factor == 1 else (cos.mul_(factor), sin.mul_(factor))
 
 
 def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor], *, is_interleaved: bool) -> Tensor:
-    """Return heads [T, H, D] turned by their positions' angles.
+    """Return heads [T, H, D] turned by their positions' angles: the first R numbers of each, the others are kept.
 
-    Pairs are halves of a head apart (GPT-NeoX), or interleaved: neighbours (GPT-J, and Llama's weights in GGUF files).
+    Pairs are halves of R numbers apart (GPT-NeoX), or interleaved: neighbours (GPT-J, Llama's weights in GGUF files).
     """
     cos, sin = cos_sin
-    exact = x.float()
+    exact, kept = x[..., : 2 * cos.shape[-1]].float(), x[..., 2 * cos.shape[-1] :]
     first, second = exact.unflatten(-1, (-1, 2)).unbind(-1) if is_interleaved else exact.chunk(2, -1)
     turned = (first * cos - second * sin, second * cos + first * sin)
-    return (torch.stack(turned, -1).flatten(-2) if is_interleaved else torch.cat(turned, -1)).to(x.dtype)
+    whole = (torch.stack(turned, -1).flatten(-2) if is_interleaved else torch.cat(turned, -1)).to(x.dtype)
+    return torch.cat((whole, kept), -1) if kept.shape[-1] else whole
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:

@@ -29,15 +29,15 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer. The optional norms are Qwen3's and Gemma's; norms are float32."""
+    """One decoder layer. Which norms there are is the family's; they are float32."""
 
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     qkv: Linear
     query_norm: Tensor | None
     key_norm: Tensor | None
     attention_output: Linear
     post_attention_norm: Tensor | None
-    ffn_norm: Tensor
+    ffn_norm: Tensor | None
     gate_up: Linear
     down: Linear
     post_ffn_norm: Tensor | None
@@ -90,14 +90,15 @@ class _Loader:
         config, part, block = self._config, self._part, f"blk.{index}"
         hidden, ffn = Span.whole(config.hidden_size), part.ffn
         q, kv = part.heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
+        is_wide = config.is_qk_norm_wide
         return Layer(
-            attention_norm=self.norm(f"{block}.attn_norm.weight", hidden.num),
+            attention_norm=self._input_norm(f"{block}.attn_norm.weight"),
             qkv=self._linear(hidden, (f"{block}.attn_q", q), (f"{block}.attn_k", kv), (f"{block}.attn_v", kv)),
-            query_norm=self._optional_norm(f"{block}.attn_q_norm.weight", config.head_dim),
-            key_norm=self._optional_norm(f"{block}.attn_k_norm.weight", config.head_dim),
+            query_norm=self._optional_norm(f"{block}.attn_q_norm.weight", q.num if is_wide else config.head_dim),
+            key_norm=self._optional_norm(f"{block}.attn_k_norm.weight", kv.num if is_wide else config.head_dim),
             attention_output=self._linear(q, (f"{block}.attn_output", hidden)),
             post_attention_norm=self._optional_norm(f"{block}.post_attention_norm.weight", hidden.num),
-            ffn_norm=self.norm(f"{block}.ffn_norm.weight", hidden.num),
+            ffn_norm=self._input_norm(f"{block}.ffn_norm.weight"),
             gate_up=self._linear(hidden, (f"{block}.ffn_gate", ffn), (f"{block}.ffn_up", ffn)),
             down=self._linear(ffn, (f"{block}.ffn_down", hidden)),
             post_ffn_norm=self._optional_norm(f"{block}.post_ffw_norm.weight", hidden.num),
@@ -131,6 +132,10 @@ class _Loader:
     def norm(self, name: str, size: int) -> Tensor:
         """A norm's weights, with what the file leaves out of them."""
         return self._vector(name, Span.whole(size), torch.float32).add_(self._config.norm_weight_offset)
+
+    def _input_norm(self, name: str) -> Tensor | None:
+        """A norm before a block, of a family that has any."""
+        return self.norm(name, self._config.hidden_size) if self._config.has_input_norms else None
 
     def _optional_norm(self, name: str, size: int) -> Tensor | None:
         return self.norm(name, size) if self._file.find(name) else None
