@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+import resource
+from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameStream
 from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS
 from pyagent.infrastructure.cluster.interface_check import check_door
+from pyagent.infrastructure.cluster.invitation import MAX_TRIES
 from pyagent.infrastructure.cluster.join import Newcomer, ask_to_join
 from pyagent.infrastructure.cluster.keys import NodeKeys
 from pyagent.infrastructure.cluster.told_once import ToldOnce
@@ -150,3 +152,75 @@ def test_same_is_told_again_only_later_and_little_is_held() -> None:
         assert once.is_new(number)
     assert once.is_new("a")
     assert len(once._told_at) <= 256
+
+
+@contextlib.contextmanager
+def unlockable(folder: Path) -> Generator[None]:
+    """A folder in which no file can be changed."""
+    (folder / ".lock").unlink()
+    (folder / ".lock").mkdir()
+    yield
+    (folder / ".lock").rmdir()
+
+
+@contextlib.contextmanager
+def nearly_full(_: Path) -> Generator[None]:
+    """A disk that has room for an invitation, and not for a cluster's file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("fault", [unlockable, nearly_full])
+def test_inviting_node_with_a_fault_says_so_and_the_code_counts_on(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    fault: Callable[[Path], contextlib.AbstractContextManager[None]],
+) -> None:
+    """Where the inviting node cannot write, who joins is told to look there, its log says why, and no code is lost."""
+
+    async def work() -> None:
+        desk = Doors(tmp_path, "desk")
+        desk.cluster.init("home")
+        code = desk.invitations.make().code
+        await desk.start()
+        me = Newcomer(NodeKeys.make().public, "laptop")
+        with fault(tmp_path):
+            for _ in range(MAX_TRIES + 1):
+                with pytest.raises(ClusterError, match="has a fault that its log names"):
+                    await ask_to_join("127.0.0.1", desk.door.port, code, me, timeout=60)
+        assert await ask_to_join("127.0.0.1", desk.door.port, code, me, timeout=60)
+        await desk.door.stop()
+
+    asyncio.run(work())
+    assert sum("cannot be written" in one for one in told(caplog)) == 1
+
+
+def test_node_whose_file_is_put_back_goes_on_to_knock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A cluster's file that was away for a moment is told, and ends no search for other nodes."""
+
+    async def work() -> None:
+        async with saying(OLD) as port:
+            join(tmp_path / "a", None)
+            async with running_node(tmp_path / "a", [Own("one")], seeds=[f"127.0.0.1:{port}"]) as a:
+                file, kept = a.cluster.file, a.cluster.file.read_bytes()
+                await until(lambda: bool(a.status().unmet))
+                file.unlink()
+                a._discovery.renew()  # type: ignore[union-attr] - the next try comes at once
+                await until(lambda: any("this node is in no cluster" in one for one in told(caplog)))
+                file.write_bytes(kept)
+                file.chmod(0o600)
+                join(tmp_path / "b", a)
+                seeds = [f"127.0.0.1:{a.door_port}"]
+                async with running_node(tmp_path / "b", [Own("two")], seeds=seeds):
+                    await until(lambda: is_connected(a, 1))
+                num_knocks = len(caplog.records)
+                a._discovery.renew()  # type: ignore[union-attr] - the next try comes at once
+                await until(lambda: any("another release" in one.getMessage() for one in caplog.records[num_knocks:]))
+
+    caplog.set_level(logging.INFO)
+    asyncio.run(work())
+    assert "a task of the node failed" not in caplog.text

@@ -42,6 +42,7 @@ from pyagent.infrastructure.cluster.handshake import (
 )
 from pyagent.infrastructure.cluster.join import JOIN_SECONDS, Inviter, JoinOpening
 from pyagent.infrastructure.cluster.keys import NodeKeys, node_id_of
+from pyagent.infrastructure.cluster.private_file import FileError
 from pyagent.infrastructure.cluster.revocations import is_valid
 from pyagent.infrastructure.cluster.told_once import ToldOnce
 from pyagent.infrastructure.cluster.visitors import DoorLimits, Visitors
@@ -254,7 +255,7 @@ class Door:
                 await self._answer(stream, deadline)
                 await stream.close()
         except (TimeoutError, OSError, WireError, ClusterError) as error:
-            is_for_all = isinstance(error, OtherReleaseError) and self._told.is_new(str(error))
+            is_for_all = isinstance(error, OtherReleaseError | FileError) and self._told.is_new(str(error))
             logger.log(logging.WARNING if is_for_all else logging.INFO, "not let in: %s: %s", host, error or "too slow")
         finally:
             stream.abort()

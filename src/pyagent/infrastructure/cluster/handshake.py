@@ -104,10 +104,14 @@ class Proof(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A refusal. It tells of which cluster the door is, which is public, and one reason: a member's word, signed."""
+    """A refusal. It tells of which cluster the door is, which is public, and one reason: a member's word, signed.
+
+    Or the node `is_failing`: its own files keep it from letting any other in.
+    """
 
     cluster: Tag = ""
     revocation: Revocation | None = None
+    is_failing: bool = False
 
 
 HELLOS = Codec(Hello, "the other end of the door", MAX_FRAME_BYTES)

@@ -23,6 +23,7 @@ from pyagent.infrastructure.cluster.known_peers import KnownPeers
 from pyagent.infrastructure.cluster.protocol import EPOCH, Epoch, epoch_codec
 from pyagent.infrastructure.cluster.revocations import is_valid
 from pyagent.infrastructure.cluster.tasks import Tasks
+from pyagent.infrastructure.cluster.told_once import ToldOnce
 from pyagent.infrastructure.cluster.transport import Reply, Transport
 from pyagent.infrastructure.cluster.unmet import Unmet
 
@@ -55,6 +56,7 @@ class Introductions:
         self._on_met = on_met
         self._tasks = tasks
         self.known = KnownPeers(cluster.folder)
+        self._told = ToldOnce()
         self.unmet = Unmet(self.known.has_met, self._is_peer)
         self._behind: dict[tuple[str, int], str] = {}
         self._knocking: set[tuple[str, int]] = set()
@@ -69,8 +71,12 @@ class Introductions:
     async def knock_where_found(self, discovery: Discovery) -> None:
         """Knock at every door that is found, unless its node is a peer already."""
         async for found in discovery:
-            if self._cluster.load().own_revocation is not None:
-                return  # no door opens to this node any more
+            try:
+                if self._cluster.load().own_revocation is not None:
+                    return  # no door opens to this node any more
+            except ClusterError as error:  # its file may be put back
+                self._warn_once(error)
+                continue
             place = (found.host, found.port)
             if place in self._knocking or self._is_peer(self._behind.get(place, found.node_id)):
                 continue
@@ -123,7 +129,11 @@ class Introductions:
             try:
                 await asyncio.to_thread(self.known.remember, met.node_id, *met.door)
             except (ClusterError, OSError) as error:
-                logger.warning("where node %s is cannot be kept: %s", met.node_id, error)
+                self._warn_once(error)
+
+    def _warn_once(self, error: Exception) -> None:
+        if self._told.is_new(str(error)):
+            logger.warning("%s", error)
 
     async def keep(self, member: Member) -> None:
         """Keep the key of a member that others told of."""

@@ -31,6 +31,7 @@ from pyagent.infrastructure.cluster.frame_stream import MAX_FRAME_BYTES, FrameSt
 from pyagent.infrastructure.cluster.handshake import HELLO, HELLOS, PROOFS, Proof, Refused, check_hello
 from pyagent.infrastructure.cluster.invitation import InvitationFile
 from pyagent.infrastructure.cluster.keys import NodeKeys, node_id_of
+from pyagent.infrastructure.cluster.private_file import FileError
 from pyagent.infrastructure.wire.codec import Codec
 
 JOIN_SECONDS = 20.0
@@ -117,10 +118,15 @@ class Inviter:
 
     async def receive(self, stream: FrameStream, opening: JoinOpening) -> None:
         """Talk to one visitor. Raises `ClusterError` that says why it is not let in."""
-        invitation = self._invitations.find_open()
+        try:
+            invitation = self._invitations.find_open()
+            revocation = self._cluster.load().revoked.get(opening.node_id)
+        except FileError:
+            await _tell_failing(stream)
+            raise
         if invitation is None or hint_of(invitation.code) != opening.hint or self._num_visitors >= _MAX_VISITORS:
             await self._refuse(stream)
-        if (revocation := self._cluster.load().revoked.get(opening.node_id)) is not None:
+        if revocation is not None:
             await self._refuse(stream, revocation)  # before its code is tried: no code lets it in
         self._num_visitors += 1
         try:
@@ -136,7 +142,12 @@ class Inviter:
 
     async def _receive(self, stream: FrameStream, opening: JoinOpening, code: str) -> None:
         # Counted before it begins: neither many visitors at once nor visits broken off give more tries, or work.
-        if not await asyncio.to_thread(self._invitations.note_try, code):
+        try:
+            is_open = await asyncio.to_thread(self._note_try, code)
+        except FileError:
+            await _tell_failing(stream)
+            raise
+        if not is_open:
             await self._refuse(stream)
         exchange = await asyncio.to_thread(_Exchange.inviting, code)
         key = await asyncio.to_thread(exchange.finish, opening.message)
@@ -152,6 +163,10 @@ class Inviter:
         await stream.send(_HANDED.encode(keys.seal_inviting(_HANDOVERS.encode(handover))))
         logger.info("node %s joined by a code", node_id_of(newcomer.public))
 
+    def _note_try(self, code: str) -> bool:
+        self._cluster.check_room()  # a code that is used up for a member that cannot be kept is lost
+        return self._invitations.note_try(code)
+
     def _take_in(self, newcomer: Newcomer, code: str) -> Handover:
         node_id = node_id_of(newcomer.public)
         if node_id in self._cluster.load().revoked:
@@ -161,6 +176,10 @@ class Inviter:
         state = self._cluster.add_member(node_id, newcomer.public, newcomer.name)
         me = Newcomer(self._keys.public, self._name)
         return Handover(state.cluster_id, state.name, state.current, tuple(state.revoked.values()), me)
+
+
+async def _tell_failing(stream: FrameStream) -> None:
+    await stream.send(HELLOS.encode(HELLO), _ANSWERS.encode(Refused(is_failing=True)))
 
 
 async def ask_to_join(
@@ -197,6 +216,9 @@ async def _ask(stream: FrameStream, exchange: _Exchange, code: str, me: Newcomer
     check_hello(await stream.receive(HELLOS), stream.peer)
     answer = await stream.receive(_ANSWERS)
     if isinstance(answer, Refused):
+        if answer.is_failing:
+            told = "has a fault that its log names, and lets no machine in; the code counts once that is mended"
+            raise ClusterError(f"{stream.peer} {told}", peer=stream.peer)
         if answer.revocation is not None:
             raise RevokedKeyError(
                 f"{stream.peer} says that this node is revoked there; {REKEY_ADVICE}", peer=stream.peer

@@ -32,6 +32,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+class FileError(ClusterError):
+    """A file of this node itself cannot be read or written: no peer is to blame, and its user is to be told."""
+
+
 def read_private(file: Path, kind: type[T], advice: str) -> T | None:
     """Return what the file holds, as `kind`; None where there is no file.
 
@@ -41,16 +45,16 @@ def read_private(file: Path, kind: type[T], advice: str) -> T | None:
         # neither through a link, which would close another file to others, nor at a pipe, which would wait for ever
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
             if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise ClusterError(f"{file} is no regular file; {advice}")
+                raise FileError(f"{file} is no regular file; {advice}")
             _close_to_others(file, opened.fileno())
             content = opened.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
-            raise ClusterError(f"{file} is longer than {MAX_FILE_BYTES >> 20} MiB, which it never should be; {advice}")
+            raise FileError(f"{file} is longer than {MAX_FILE_BYTES >> 20} MiB, which it never should be; {advice}")
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ClusterError(f"{file} cannot be read: {_without_values(error)}; {advice}") from None
+        raise FileError(f"{file} cannot be read: {_without_values(error)}; {advice}") from None
 
 
 def write_private(file: Path, value: object) -> None:
@@ -83,13 +87,13 @@ def _written_beside(file: Path, content: bytes) -> Generator[Path]:
         raise _unwritable(file, error) from error
 
 
-def _unwritable(file: Path, error: OSError) -> ClusterError:
+def _unwritable(file: Path, error: OSError) -> FileError:
     told = f"{file} cannot be written: {error.strerror}"
     if error.errno in _FULL:
-        return ClusterError(f"{told}; make room on its disk")
+        return FileError(f"{told}; make room on its disk")
     if error.errno in _NO_FOLDER:
-        return ClusterError(f"{told}; what stands where a folder is to be must go, or set paths.data")
-    return ClusterError(f"{told}; make its folder writable, or set paths.data")
+        return FileError(f"{told}; what stands where a folder is to be must go, or set paths.data")
+    return FileError(f"{told}; make its folder writable, or set paths.data")
 
 
 @contextlib.contextmanager
