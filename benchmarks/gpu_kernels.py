@@ -157,7 +157,7 @@ def attention(bench: Bench) -> None:
 
 def paged(bench: Bench, num_queries: list[int], num_tokens: list[int], num_shared: int) -> tuple[object, ...]:
     """Return attention's first arguments; all tables hold different pages but for the shared ones."""
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
 
     num_heads, num_kv_heads, dim = bench.shapes.heads
     blocks = -(-max(num_tokens) // 16)
@@ -166,13 +166,14 @@ def paged(bench: Bench, num_queries: list[int], num_tokens: list[int], num_share
     tables[:, : num_shared // 16] = tables[0, : num_shared // 16]
     starts = torch.tensor([0, *num_queries], device=bench.device).cumsum(0).to(torch.int32)
     lengths = torch.tensor(num_tokens, dtype=torch.int32, device=bench.device)
-    caches = (bench.random(len(order), 16, num_kv_heads, dim) for _ in range(2))
+    cache = PagedCache(*(bench.random(len(order), 16, num_kv_heads, dim) for _ in range(2)))
     batch = AttentionBatch(starts, lengths, tables, num_queries, num_tokens, num_shared)
-    return bench.random(sum(num_queries), num_heads, dim), *caches, batch
+    return bench.random(sum(num_queries), num_heads, dim), cache, batch
 
 
 def stages(bench: Bench) -> None:
     """The small stages of a layer, for steps of several sizes."""
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
     from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
     from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
     from pyagent.infrastructure.engine.runners.torch.kernels.rotary import rotate_and_store
@@ -192,8 +193,8 @@ def stages(bench: Bench) -> None:
         heads = tuple(bench.random(num_tokens, count, dim) for count in (num_heads, num_kv_heads, num_kv_heads))
         angles = torch.zeros((num_tokens, dim // 2), device=bench.device)
         rows = torch.randperm(num_tokens + 15, device=bench.device)[:num_tokens]
-        caches = tuple(bench.random(-(-num_tokens // 16) + 1, 16, num_kv_heads, dim) for _ in range(2))
-        return lambda: rotate_and_store(heads, angles, angles, rows, caches, is_interleaved=False)
+        cache = PagedCache(*(bench.random(-(-num_tokens // 16) + 1, 16, num_kv_heads, dim) for _ in range(2)))
+        return lambda: rotate_and_store(heads, angles, angles, rows, cache, is_interleaved=False)
 
     for num in shapes.tokens:
         widths = {

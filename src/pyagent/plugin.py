@@ -120,6 +120,7 @@ if TYPE_CHECKING:
         UnpinPrompt,
         ViewCache,
     )
+    from pyagent.core.runners.attention import AttentionBackend, AttentionShape
     from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, Likelihood, PrefixKey, StepOutput
     from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
     from pyagent.core.runners.kv_connector import (
@@ -153,6 +154,8 @@ _LATER = {
     "Agent": "pyagent.core.fleet.agent",
     "AgentCall": "pyagent.core.fleet.remote.messages",
     "AgentView": "pyagent.core.fleet.remote.messages",
+    "AttentionBackend": "pyagent.core.runners.attention",
+    "AttentionShape": "pyagent.core.runners.attention",
     "BLOCK_TOKENS": "pyagent.core.runners.batch",
     "Balancer": "pyagent.core.cluster.routing",
     "Batch": "pyagent.core.runners.batch",
@@ -268,6 +271,8 @@ __all__ = [
     "AgentError",
     "AgentView",
     "Answer",
+    "AttentionBackend",
+    "AttentionShape",
     "AwayError",
     "Backend",
     "BackendError",

@@ -150,7 +150,7 @@ def test_sdpa_is_the_plain_form(num_heads: int, num_kv_heads: int, window: int |
     import torch
 
     from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
 
     torch.manual_seed(3)
     num_queries, num_tokens = [1, 1, 1, 1, 17, 1, 33, 16], [1, 16, 17, 90, 17, 40, 50, 64]
@@ -163,9 +163,10 @@ def test_sdpa_is_the_plain_form(num_heads: int, num_kv_heads: int, window: int |
                 cache[table[place // 16], place % 16] = torch.randn(num_kv_heads, 32)
     q = torch.randn(sum(num_queries), num_heads, 32)
     batch = AttentionBatch(starts, torch.tensor(num_tokens, dtype=torch.int32), tables, num_queries, num_tokens)
-    expected = plain.attend(q.double(), *(cache.double() for cache in caches), batch, 0.2, window, None)
+    expected = plain.attend(q.double(), PagedCache(*(cache.double() for cache in caches)), batch, 0.2, window, None)
     assert not expected.isnan().any()
-    torch.testing.assert_close(sdpa.attend(q, *caches, batch, 0.2, window, None).double(), expected, atol=1e-5, rtol=0)
+    found = sdpa.attend(q, PagedCache(*caches), batch, 0.2, window, None)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("head_dim", [8, 32, 64])
@@ -180,10 +181,11 @@ def test_emptied_pages_are_given_back_and_no_others(head_dim: int) -> None:
     assert [tuple(place) for place in layers.places] == [(0, 0), (1, 0), (2, 0)]
     cache = KvCache(layers.num_slots, (40, 16, 2, head_dim), torch.float32, torch.device("cpu"))
     kept = [page for page in range(40) if page not in {3, *range(9, 30), 39}]
-    for tensor in (*cache.keys, *cache.values):
+    tensors = [tensor for slot in cache.slots for tensor in slot]
+    for tensor in tensors:
         tensor.fill_(1)
     cache.empty_pages([29, 39, 3, *range(9, 29)])
-    for tensor in (*cache.keys, *cache.values):
+    for tensor in tensors:
         assert tensor[kept].eq(1).all()
         assert tensor[12:27].eq(0).all()
 

@@ -18,10 +18,11 @@ MOST_ERROR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 def error(inputs: Inputs, scale: float, window: int | None = None, softcap: float | None = None) -> float:
     """Return the worst row's error against the plain form in float64."""
-    q, k_cache, v_cache, batch = inputs
-    out = attend(q, k_cache, v_cache, batch, scale, window, softcap)
+    q, cache, batch = inputs
+    out = attend(q, cache, batch, scale, window, softcap)
     assert out.dtype == q.dtype
-    expected = plain.attend(q.double(), k_cache.double(), v_cache.double(), batch, scale, window, softcap)
+    exact = type(cache)(*(pages.double() for pages in cache))
+    expected = plain.attend(q.double(), exact, batch, scale, window, softcap)
     return worst_row(out, expected)
 
 
@@ -119,13 +120,13 @@ def test_a_sequence_gets_the_same_bits_in_any_batch() -> None:
 def test_a_prompt_gets_the_same_bits_in_any_chunks() -> None:
     """A token's attention is one number whether its prompt is computed whole or in chunks of several tokens."""
     whole = make_inputs([70], [70], Heads(4, 2, 64), device=DEVICE)
-    q, k_cache, v_cache, batch = whole
-    out = attend(q, k_cache, v_cache, batch, 0.125, None, None)
+    q, cache, batch = whole
+    out = attend(q, cache, batch, 0.125, None, None)
     for start, end in ((0, 33), (33, 70)):
         starts = torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE)
         lengths = torch.tensor([end], dtype=torch.int32, device=DEVICE)
         chunk = type(batch)(starts, lengths, batch.tables, (end - start,), (end,))
-        assert torch.equal(attend(q[start:end], k_cache, v_cache, chunk, 0.125, None, None), out[start:end])
+        assert torch.equal(attend(q[start:end], cache, chunk, 0.125, None, None), out[start:end])
 
 
 @pytest.mark.parametrize("heads", [Heads(33, 1, 64), Heads(1, 1, 320)])
@@ -143,7 +144,7 @@ def beside(first: Inputs, second: Inputs) -> Inputs:
     def widened(tables: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.pad(tables, (0, width - tables.shape[1]))
 
-    tables = torch.cat([widened(first.batch.tables), widened(second.batch.tables) + len(first.k_cache)])
+    tables = torch.cat([widened(first.batch.tables), widened(second.batch.tables) + len(first.cache.keys)])
     starts = torch.cat([first.batch.query_starts, second.batch.query_starts[1:] + first.batch.query_starts[-1]])
     batch = type(first.batch)(
         starts,
@@ -152,5 +153,5 @@ def beside(first: Inputs, second: Inputs) -> Inputs:
         (*first.batch.num_queries, *second.batch.num_queries),
         (*first.batch.num_tokens, *second.batch.num_tokens),
     )
-    pairs = ((first.k_cache, second.k_cache), (first.v_cache, second.v_cache))
-    return Inputs(torch.cat([first.q, second.q]), *(torch.cat(pair) for pair in pairs), batch)
+    cache = type(first.cache)(*(torch.cat(pair) for pair in zip(first.cache, second.cache, strict=True)))
+    return Inputs(torch.cat([first.q, second.q]), cache, batch)

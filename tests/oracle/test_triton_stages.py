@@ -7,6 +7,7 @@ import torch
 from support.paged_attention import worst_row
 from torch.nn import functional
 
+from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
 from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
 from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
 from pyagent.infrastructure.engine.runners.torch.kernels.rotary import rotate_and_store
@@ -95,7 +96,7 @@ def test_rotation_turns_pairs_and_stores_keys_and_values(
     rows = torch.tensor([17, 3, -1, 47, 16], device=DEVICE)
     caches = [torch.full((3, 16, kv_heads, dim), 7.0, dtype=dtype, device=DEVICE) for _ in range(2)]
     cos, sin = angles.cos().float().to(DEVICE), angles.sin().float().to(DEVICE)
-    rotate_and_store((q, k, v), cos, sin, rows, (caches[0], caches[1]), is_interleaved=is_interleaved)
+    rotate_and_store((q, k, v), cos, sin, rows, PagedCache(*caches), is_interleaved=is_interleaved)
     angles = angles.to(DEVICE)
     kept = rows >= 0
     k_rows, v_rows = (cache.flatten(0, 1) for cache in caches)

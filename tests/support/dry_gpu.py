@@ -105,6 +105,7 @@ def compile_kernels(capability: int) -> list[Compiled]:
 
     gpu = DryGpu(capability)
     driver.set_active(gpu)  # type: ignore[arg-type]
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
     from pyagent.infrastructure.engine.runners.torch.kernels.attention import attend
     from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
     from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
@@ -122,8 +123,8 @@ def compile_kernels(capability: int) -> list[Compiled]:
     gate(numbers(2, 28_672), "silu")
     angles = torch.zeros((2, 64))
     heads = (numbers(2, 32, 128), numbers(2, 8, 128), numbers(2, 8, 128))
-    caches = (numbers(1, 16, 8, 128), numbers(1, 16, 8, 128))
-    rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), caches, is_interleaved=False)
+    cache = PagedCache(numbers(1, 16, 8, 128), numbers(1, 16, 8, 128))
+    rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), cache, is_interleaved=False)
     return gpu.compiled
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
 
 PAGE_TOKENS = 16
 
@@ -21,11 +21,10 @@ class Heads(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The first four arguments of attention."""
+    """The first three arguments of attention."""
 
     q: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
+    cache: PagedCache
     batch: AttentionBatch
 
 
@@ -44,7 +43,7 @@ def make_inputs(
 
     Sequences with one query begin with the same pages, of `num_shared` tokens.
     """
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
 
     generator = torch.Generator().manual_seed(seed)
     blocks = [-(-length // PAGE_TOKENS) for length in num_tokens]
@@ -70,7 +69,7 @@ def make_inputs(
     lengths = torch.tensor(num_tokens, dtype=torch.int32).to(device)
     there = (starts.to(device), lengths, tables.to(device))
     batch = AttentionBatch(*there, tuple(num_queries), tuple(num_tokens), num_shared)
-    return Inputs(q, caches[0].to(device, dtype), caches[1].to(device, dtype), batch)
+    return Inputs(q, PagedCache(*(cache.to(device, dtype) for cache in caches)), batch)
 
 
 def worst_row(out: torch.Tensor, expected: torch.Tensor) -> float:

@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[2]
 
 API = (
     "ABILITIES BLOCK_TOKENS FURTHER_SAMPLING TOKEN_FIELDS Abilities AddedRow Agent AgentCall AgentError AgentView "
-    "Answer AwayError Backend BackendError BackendFactory Balancer Batch BatchLogitsProcessor "
-    "BatchLogitsProcessorFactory BatchUpdate BudgetError CachePages CacheQuery CacheQueryResult CacheReport "
-    "CachedPrompt Capabilities CapacityError Chain ChatDelta ChatRequest ClusterError Codec ConfigError Context "
-    "ContextOverflowError Deadline DeadlineError Decline Dialect EmbedRequest EmbedResult EvictionPolicy "
+    "Answer AttentionBackend AttentionShape AwayError Backend BackendError BackendFactory Balancer Batch "
+    "BatchLogitsProcessor BatchLogitsProcessorFactory BatchUpdate BudgetError CachePages CacheQuery CacheQueryResult "
+    "CacheReport CachedPrompt Capabilities CapacityError Chain ChatDelta ChatRequest ClusterError Codec ConfigError "
+    "Context ContextOverflowError Deadline DeadlineError Decline Dialect EmbedRequest EmbedResult EvictionPolicy "
     "EvictionPolicyFactory Executor ExecutorFactory ExplainPrompt FailedAttempt Fault FinishReason FleetTool "
     "FunctionCall FunctionDefinition GrammarBackend GrammarBackendFactory GrammarMatcher GrammarSource "
     "GrammarVocabulary Health HeldKv Hint HttpPool ImagePart ImageUrl JsonCalls JsonSchemaFormat KvCache KvConnector "

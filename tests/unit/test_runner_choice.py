@@ -11,8 +11,9 @@ import pytest
 from pyagent.core.errors import ConfigError, ModelError
 from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerOptions
 from pyagent.core.runners.runner import ModelRunner
-from pyagent.infrastructure.engine.runners.choice import RunnerChoice, pick_runners
+from pyagent.infrastructure.engine.runners.choice import RunnerChoice, pick_attention, pick_runners
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
+from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
 
 NEEDS = ModelNeeds(100, 512, 0, 0, 0)
 ASKED = (Path("model.gguf"), RunnerOptions(), LargestStep(8, 1))
@@ -104,3 +105,14 @@ def test_unknown_name_is_refused_with_the_names_there_are() -> None:
     assert caught.value.key == "engine.runner"
     with pytest.raises(ConfigError, match="there are auto, cpu, gpu"):
         pick_runners("quantum", {"gpu": Device("gpu")})
+
+
+def test_attention_backend_that_is_not_there_is_named(tiny_model_path: Path) -> None:
+    """A name that no plugin brings is an error with the nearest one; the CPU runner refuses to be told any."""
+    backends = {backend.name: backend for backend in BACKENDS}
+    with pytest.raises(ConfigError, match="did you mean 'triton'") as caught:
+        pick_attention("trition", backends)
+    assert caught.value.key == "engine.attention"
+    options = RunnerOptions(attention=pick_attention("sdpa", backends))
+    with pytest.raises(ConfigError, match="attention is for the torch runner"):
+        CPU.estimate(tiny_model_path, options, LargestStep(8, 8))

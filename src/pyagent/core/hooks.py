@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         BroughtLogitsProcessor,
         LogitsProcessorFactory,
     )
+    from pyagent.core.runners.attention import AttentionBackend
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.runners.kv_connector import KvConnectorFactory
     from pyagent.core.scheduling import QueuePolicyFactory
@@ -58,6 +59,10 @@ class Parts(Protocol):
 
     def runners(self) -> Mapping[str, RunnerFactory]:
         """Devices that models run on."""
+        ...
+
+    def attention_backends(self) -> Mapping[str, AttentionBackend]:
+        """Ways in which the torch runner computes attention."""
         ...
 
     def kv_connectors(self) -> Mapping[str, KvConnectorFactory]:
@@ -144,6 +149,14 @@ class HookSpecs:
         """What brings KV from other engines before a prompt is computed, and takes it there.
 
         `engine.kv_connector` names one.
+        """
+        ...
+
+    @hookspec
+    def pyagent_register_attention_backends(self) -> Sequence[AttentionBackend]:
+        """Ways in which the `torch` runner computes attention; `engine.attention` names one.
+
+        With `auto` a backend is taken where a trial finds it right and quicker than the others.
         """
         ...
 

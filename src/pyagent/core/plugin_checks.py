@@ -36,6 +36,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     "dialects": ("markers", "reasoning", "spans_reasoning", "matches", "is_open", "parser", "grammar"),
     "tokenizers": ("matches", "load"),
     "runners": ("unavailable_reason", "estimate", "load"),
+    "attention_backends": ("unavailable_reason", "open"),
     "kv_connectors": ("open",),
     "grammar_backends": ("unavailable_reason", "open"),
     "logits_processors": ("arguments", "is_argmax_invariant"),

@@ -6,6 +6,7 @@ What is wrapped is imported when a plugin brings it: a start imports no engine.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from pyagent.core.errors import PluginError, PyAgentError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pyagent.core.config import Settings
     from pyagent.core.grammars import GrammarBackendFactory
     from pyagent.core.logits_processors import LogitsProcessorFactory
+    from pyagent.core.runners.attention import AttentionBackend
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.tokenizers import TokenizerFactory
 
@@ -25,29 +27,59 @@ logger = logging.getLogger("pyagent.plugins")
 
 def guarded_items(plugin: FoundPlugin, noun: str, items: dict[str, object]) -> dict[str, object]:
     """Return what a plugin brings of one noun, wrapped where that noun is."""
-    if noun == "runners" and not plugin.is_builtin:
-        from pyagent.core.runners.guarded import GuardedRunnerFactory
+    guard = _GUARDS.get(noun)
+    return items if guard is None or (plugin.is_builtin and noun in _TRUSTED) else guard(plugin, items)
 
-        factories = cast("dict[str, RunnerFactory]", items)
-        return {name: GuardedRunnerFactory(factory, plugin.name) for name, factory in factories.items()}
-    if noun == "grammar_backends" and not plugin.is_builtin:
-        from pyagent.core.grammars import BroughtGrammarBackend
 
-        brought = cast("dict[str, GrammarBackendFactory]", items)
-        return {name: BroughtGrammarBackend(factory, plugin.name) for name, factory in brought.items()}
-    if noun == "logits_processors":
-        from pyagent.core.logits_processors import BroughtLogitsProcessor
+def _guarded_runners(plugin: FoundPlugin, items: dict[str, object]) -> dict[str, object]:
+    from pyagent.core.runners.guarded import GuardedRunnerFactory
 
-        makers = cast("dict[str, LogitsProcessorFactory]", items)
-        return {name: BroughtLogitsProcessor.of(factory, plugin.name) for name, factory in makers.items()}
-    if noun == "tokenizers":
-        from pyagent.core.guarded_tokenizer import GuardedTokenizerFactory
+    factories = cast("dict[str, RunnerFactory]", items)
+    return {name: GuardedRunnerFactory(factory, plugin.name) for name, factory in factories.items()}
 
-        readers = cast("dict[str, TokenizerFactory]", items)
-        return {name: GuardedTokenizerFactory(reader, plugin.name) for name, reader in readers.items()}
-    if noun != "backends":
-        return items
+
+def _guarded_attention(plugin: FoundPlugin, items: dict[str, object]) -> dict[str, object]:
+    from pyagent.core.runners.attention import BroughtAttentionBackend
+
+    backends = cast("dict[str, AttentionBackend]", items)
+    return {name: BroughtAttentionBackend(backend, plugin.name) for name, backend in backends.items()}
+
+
+def _guarded_grammars(plugin: FoundPlugin, items: dict[str, object]) -> dict[str, object]:
+    from pyagent.core.grammars import BroughtGrammarBackend
+
+    factories = cast("dict[str, GrammarBackendFactory]", items)
+    return {name: BroughtGrammarBackend(factory, plugin.name) for name, factory in factories.items()}
+
+
+def _guarded_processors(plugin: FoundPlugin, items: dict[str, object]) -> dict[str, object]:
+    from pyagent.core.logits_processors import BroughtLogitsProcessor
+
+    factories = cast("dict[str, LogitsProcessorFactory]", items)
+    return {name: BroughtLogitsProcessor.of(factory, plugin.name) for name, factory in factories.items()}
+
+
+def _guarded_tokenizers(plugin: FoundPlugin, items: dict[str, object]) -> dict[str, object]:
+    from pyagent.core.guarded_tokenizer import GuardedTokenizerFactory
+
+    readers = cast("dict[str, TokenizerFactory]", items)
+    return {name: GuardedTokenizerFactory(reader, plugin.name) for name, reader in readers.items()}
+
+
+def _guarded_backends(plugin: FoundPlugin, items: dict[str, object]) -> dict[str, object]:
     return {name: _guarded_backend(plugin, cast("BackendFactory", item)) for name, item in items.items()}
+
+
+_GUARDS: dict[str, Callable[[FoundPlugin, dict[str, object]], dict[str, object]]] = {
+    "runners": _guarded_runners,
+    "attention_backends": _guarded_attention,
+    "grammar_backends": _guarded_grammars,
+    "logits_processors": _guarded_processors,
+    "tokenizers": _guarded_tokenizers,
+    "backends": _guarded_backends,
+}
+_TRUSTED = {"runners", "attention_backends", "grammar_backends"}
+"""Nouns whose built-in items go as they are."""
 
 
 def _guarded_backend(plugin: FoundPlugin, factory: BackendFactory) -> BackendFactory:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.grammars import GrammarBackendFactory
     from pyagent.core.logits_processors import BroughtLogitsProcessor
+    from pyagent.core.runners.attention import AttentionBackend
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.runners.kv_connector import KvConnectorFactory
     from pyagent.core.scheduling import QueuePolicyFactory
@@ -158,6 +159,10 @@ class PluginHost:
     def runners(self) -> dict[str, RunnerFactory]:
         """Loaders of models by the name of their device, in the plugins' order; their failures name the plugin."""
         return cast("dict[str, RunnerFactory]", self._collect("runners"))
+
+    def attention_backends(self) -> dict[str, AttentionBackend]:
+        """Return attention backends by name, in the plugins' order; their failures name the plugin."""
+        return cast("dict[str, AttentionBackend]", self._collect("attention_backends"))
 
     def kv_connectors(self) -> dict[str, KvConnectorFactory]:
         """Makers of connectors that move KV, by name."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pyagent.core.eviction import EvictionPolicyFactory
+from pyagent.core.runners.attention import AUTO_ATTENTION, AttentionChoice
 
 if TYPE_CHECKING:
     from pyagent.core.runners.runner import ModelRunner
@@ -26,8 +27,8 @@ class RunnerOptions:
 
     `threads` are those that compute (0: one for each core), `kv_bytes` the most that KV memory may take (None: the
     runner chooses), `kv_dtype` its data type, `dtype` that of weights and products ("auto": the runner chooses), `isa`
-    the instruction set (None: the best). `eviction` makes the order in which cached KV is given up; `prefix_hash` names
-    cached prefixes.
+    the instruction set (None: the best), `attention` the backends that may compute attention. `eviction` makes the
+    order in which cached KV is given up; `prefix_hash` names cached prefixes.
     """
 
     threads: int = 0
@@ -35,6 +36,7 @@ class RunnerOptions:
     kv_dtype: KvDtype = "bf16"
     dtype: Dtype = "auto"
     isa: str | None = None
+    attention: AttentionChoice = AUTO_ATTENTION
     eviction: EvictionPolicyFactory = _least_recently_used
     prefix_hash: PrefixHash = "siphash"
 

@@ -60,6 +60,14 @@ class Engine(Section, frozen=True):
             "`f16`, and `f32` on the CPU. The `cpu` runner takes weights as the file has them.",
         ),
     ] = "auto"
+    attention: Annotated[
+        str,
+        Setting(
+            TEXT,
+            "Attention backend of the `torch` runner: `triton`, `sdpa`, `torch` (the plain form), or one that a plugin "
+            "brings; `auto` is on a GPU the quickest that a trial finds right, else `sdpa` where it can.",
+        ),
+    ] = "auto"
     max_num_seqs: Annotated[int, Setting(COUNT, "Largest number of sequences in the running batch.")] = 64
     max_num_batched_tokens: Annotated[
         int, Setting(COUNT, "Largest number of tokens in one step; longer prompts are prefilled in chunks.")

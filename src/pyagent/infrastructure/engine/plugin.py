@@ -115,7 +115,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     from pyagent.infrastructure.engine.logits.processors import pick_logits
     from pyagent.infrastructure.engine.memory.evictions import pick_eviction
     from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits, ThinkingLimits
-    from pyagent.infrastructure.engine.runners.choice import pick_runners
+    from pyagent.infrastructure.engine.runners.choice import pick_attention, pick_runners
     from pyagent.infrastructure.engine.scheduler.queues import QueueOptions, make_queues
 
     engine = settings.engine
@@ -128,6 +128,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             kv_dtype="bf16" if engine.kv_dtype == "auto" else engine.kv_dtype,
             dtype=engine.dtype,
             isa=None if engine.isa == "auto" else engine.isa,
+            attention=pick_attention(engine.attention, parts.attention_backends()),
             eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
             prefix_hash=engine.prefix_hash,
         ),

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from pyagent.core.errors import ConfigError, ModelError, PluginError
 from pyagent.core.nearest import did_you_mean
+from pyagent.core.runners.attention import KEY as ATTENTION_KEY
+from pyagent.core.runners.attention import AttentionBackend, AttentionChoice
 from pyagent.core.runners.factory import ChoosyRunnerFactory, LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
@@ -79,3 +81,14 @@ def pick_runners(name: str, factories: Mapping[str, RunnerFactory]) -> RunnerCho
         hint = did_you_mean(name, (AUTO, *factories), f"there are {', '.join((AUTO, *sorted(factories)))}")
         raise ConfigError(f"engine.runner: no plugin brings the runner {name!r}; {hint}", key="engine.runner")
     return RunnerChoice((factories[name],))
+
+
+def pick_attention(name: str, backends: Mapping[str, AttentionBackend]) -> AttentionChoice:
+    """Return the attention backends that the settings allow. Raises `ConfigError` for a name that no plugin brings."""
+    if name == AUTO:
+        return AttentionChoice(tuple(backends.values()))
+    if name not in backends:
+        hint = did_you_mean(name, (AUTO, *backends), f"there are {', '.join((AUTO, *sorted(backends)))}")
+        text = f"{ATTENTION_KEY}: no plugin brings the attention backend {name!r}; {hint}"
+        raise ConfigError(text, key=ATTENTION_KEY)
+    return AttentionChoice((backends[name],), is_auto=False)

@@ -27,6 +27,9 @@ class CpuRunnerFactory:
         if options.dtype != "auto":
             text = f"engine.dtype is {options.dtype}, but the cpu runner computes with weights as the file has them"
             raise ConfigError(f"{text}; set it to auto, or engine.runner to torch", key="engine.dtype")
+        if not options.attention.is_auto:
+            text = "engine.attention is for the torch runner, and the cpu runner has one way of computing attention"
+            raise ConfigError(f"{text}; set it to auto, or engine.runner to torch", key="engine.attention")
         about = describe_model(path, kv_type=options.kv_dtype)
         context = min(about.context_length, step.num_positions or about.context_length)
         threads = options.threads or _rust.available_cores()

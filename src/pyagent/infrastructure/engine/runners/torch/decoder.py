@@ -16,6 +16,7 @@ from pyagent.infrastructure.engine.runners.torch.layers import rotary
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
+    from pyagent.infrastructure.engine.runners.torch.attention import Attend
     from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
     from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
     from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
@@ -37,11 +38,19 @@ class Decoder:
     """A model's layers over its weights; the KV memory is the caller's."""
 
     def __init__(
-        self, config: ModelConfig, part: ModelPart, weights: Weights, layers: KvLayers, stages: Stages, ranks: Ranks
+        self,
+        config: ModelConfig,
+        part: ModelPart,
+        weights: Weights,
+        layers: KvLayers,
+        stages: Stages,
+        attend: Attend,
+        ranks: Ranks,
     ) -> None:
         self._weights = weights
         self._part = part
         self._stages = stages
+        self._attend = attend
         self._ranks = ranks
         self._places = layers.places
         self._windows = part.windows
@@ -130,10 +139,10 @@ class Decoder:
         qkv = layer.qkv(x).unflatten(-1, (-1, self._head_dim))
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], 1)  # [T, H, D]
         q, k = self._normed_heads(q, layer.query_norm), self._normed_heads(k, layer.key_norm)
-        cos_sin, caches = angles[self._tables[index]], (kv.keys[slot], kv.values[slot])
+        cos_sin, cache = angles[self._tables[index]], kv.slots[slot]
         rows, batch = step.rows[table], step.attention[table]
-        q = self._stages.rotate_and_store((q, k, v), cos_sin, rows, caches, is_interleaved=self._is_interleaved)
-        return self._stages.attend(q, caches, batch, self._scale, window, self._softcap).flatten(1)
+        q = self._stages.rotate_and_store((q, k, v), cos_sin, rows, cache, is_interleaved=self._is_interleaved)
+        return self._attend(q, cache, batch, self._scale, window, self._softcap).flatten(1)
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._stages.rms_norm(x, weight, self._epsilon)

@@ -11,12 +11,14 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyagent.core.runners.batch import BLOCK_TOKENS
+from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import stages
 
 
@@ -66,7 +68,7 @@ class KvLayers(NamedTuple):
 
 
 class KvCache:
-    """The tensors. `keys[slot]` and `values[slot]` are what attention reads."""
+    """The tensors. `slots` are what attention reads, a layer's each."""
 
     def __init__(
         self, num_slots: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
@@ -75,8 +77,10 @@ class KvCache:
         self._mappings: list[mmap.mmap] = []
         self._slot_bytes = math.prod(shape[1:]) * dtype.itemsize
         make = self._map if device.type == "cpu" else torch.zeros
-        self.keys: list[Tensor] = [make(shape, dtype=dtype, device=device) for _ in range(num_slots)]
-        self.values: list[Tensor] = [make(shape, dtype=dtype, device=device) for _ in range(num_slots)]
+        self.slots = [
+            PagedCache(make(shape, dtype=dtype, device=device), make(shape, dtype=dtype, device=device))
+            for _ in range(num_slots)
+        ]
 
     def _map(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Zeros in memory that the system commits when it is written, and takes back when it is asked to."""
@@ -88,8 +92,8 @@ class KvCache:
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of pages: (from, to), in this order."""
         for source, target in pairs:
-            for cache in (*self.keys, *self.values):
-                cache[target].copy_(cache[source])
+            for tensor in chain.from_iterable(self.slots):
+                tensor[target].copy_(tensor[source])
 
     def empty_pages(self, pages: Sequence[int]) -> None:
         """Give the memory of pages back to the system, where it is this machine's: whole pages of the system's."""

@@ -12,8 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pyagent.core.runners.attention import AttentionChoice
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.factory import LargestStep
+from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention
+from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.decoder import Decoder
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
@@ -44,13 +47,16 @@ class RankModel:
         """Return how many pages there can be on this rank's device, or in its share of `kv_bytes`."""
         return self.sizes.num_pages(self.target, None if kv_bytes is None else kv_bytes // self.part.shard.num_ranks)
 
-    def allocate(self, num_pages: int, ranks: Ranks, choose_stages: Callable[[Trial], Stages]) -> None:
+    def allocate(
+        self, num_pages: int, ranks: Ranks, attention: AttentionChoice, choose_stages: Callable[[Trial], Stages]
+    ) -> None:
         """Take the memory of keys and values, and be ready for steps with the other ranks."""
         target, config, part = self.target, self.config, self.part
         shape = (num_pages, BLOCK_TOKENS, part.kv_heads.num, config.head_dim)
         self.kv = KvCache(self.layers.num_slots, shape, target.kv_dtype, target.device)
         stages = choose_stages(Trial(config, target.device, target.dtype, target.kv_dtype))
-        self._decoder = Decoder(config, part, self.weights, self.layers, stages, ranks)
+        attend = choose_attention(attention, AttentionTrial.of(config, part, target))
+        self._decoder = Decoder(config, part, self.weights, self.layers, stages, attend, ranks)
 
     def compute(self, packed: PackedStep) -> Tensor:
         """Compute a step; returns float32 logits [m, vocabulary] on the device, where the rank is of the last stage."""

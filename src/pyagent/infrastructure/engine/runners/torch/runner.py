@@ -70,7 +70,7 @@ class TorchRunner(PagedRunner):
         target = self._target
         self._model = model = RankModel(path, target, Shard(), step, self._threads)
         num_pages = model.num_pages(options.kv_bytes)
-        model.allocate(num_pages, Alone(), self.choose_stages)
+        model.allocate(num_pages, Alone(), options.attention, self.choose_stages)
         seconds = time.perf_counter() - start
         logger.info("loaded %s onto %s as %s in %.1f s", path, target.device, target.dtype, seconds)
         return RunnerInfo(

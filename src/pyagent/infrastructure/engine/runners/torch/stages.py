@@ -1,4 +1,4 @@
-"""What lies between a decoder's matrix products: one door, torch's own operations behind it or Triton's kernels.
+"""What lies between a decoder's matrix products, attention aside: torch's own operations, or Triton's kernels.
 
 Kernels are taken on a GPU where a trial with the model's shapes gives what torch's operations give. Where it does not,
 or Triton cannot compile there, the log says why and torch's own are taken.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pyagent.core.runners.batch import BLOCK_TOKENS
-from pyagent.infrastructure.engine.runners.torch import attention, kernels
-from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+from pyagent.infrastructure.engine.runners.torch import kernels
+from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
 from pyagent.infrastructure.engine.runners.torch.layers import gated, rms_norm, rotate
 
 if TYPE_CHECKING:
@@ -27,9 +26,6 @@ logger = logging.getLogger(__name__)
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries [T, Hq, D], keys and values [T, Hkv, D] of a step."""
-Caches = tuple[Tensor, Tensor]
-"""A layer's keys and values [num_pages, BLOCK_TOKENS, Hkv, D]."""
-
 
 _NUM_TOKENS, _NUM_PAGES = 22, 128
 """Of a trial."""
@@ -51,18 +47,12 @@ class Stages(Protocol):
         ...
 
     def rotate_and_store(
-        self, heads: Heads, cos_sin: tuple[Tensor, Tensor], rows: Tensor, caches: Caches, *, is_interleaved: bool
+        self, heads: Heads, cos_sin: tuple[Tensor, Tensor], rows: Tensor, cache: PagedCache, *, is_interleaved: bool
     ) -> Tensor:
-        """Return the queries turned; the keys turned, and the values, go to rows [T] of the caches.
+        """Return the queries turned; the keys turned, and the values, go to rows [T] of the cache.
 
         A row is page * BLOCK_TOKENS + place in the page.
         """
-        ...
-
-    def attend(
-        self, q: Tensor, caches: Caches, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """As `attention.Attend`."""
         ...
 
 
@@ -83,19 +73,13 @@ class TorchStages:
         return gated(gate_up, activation)
 
     def rotate_and_store(
-        self, heads: Heads, cos_sin: tuple[Tensor, Tensor], rows: Tensor, caches: Caches, *, is_interleaved: bool
+        self, heads: Heads, cos_sin: tuple[Tensor, Tensor], rows: Tensor, cache: PagedCache, *, is_interleaved: bool
     ) -> Tensor:
         """As `Stages.rotate_and_store`."""
         q, k, v = heads
-        for cache, new in zip(caches, (rotate(k, cos_sin, is_interleaved=is_interleaved), v), strict=True):
-            cache.flatten(0, 1).index_copy_(0, rows, new.to(cache.dtype))
+        for pages, new in zip(cache, (rotate(k, cos_sin, is_interleaved=is_interleaved), v), strict=True):
+            pages.flatten(0, 1).index_copy_(0, rows, new.to(pages.dtype))
         return rotate(q, cos_sin, is_interleaved=is_interleaved)
-
-    def attend(
-        self, q: Tensor, caches: Caches, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """As `Stages.attend`."""
-        return attention.choose(softcap)(q, *caches, batch, scale, window, softcap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,33 +122,19 @@ class Trial:
         results["the gate"] = stages.gated(random(_NUM_TOKENS, 2 * config.ffn_size), config.activation)
         angles = random(_NUM_TOKENS, 1, len(config.rope_frequencies), dtype=torch.float32)
         cache_shape = (_NUM_PAGES, BLOCK_TOKENS, kv_heads, dim)
-        caches = (random(*cache_shape, dtype=self.kv_dtype), random(*cache_shape, dtype=self.kv_dtype))
+        cache = PagedCache(random(*cache_shape, dtype=self.kv_dtype), random(*cache_shape, dtype=self.kv_dtype))
         rows = torch.randperm(_NUM_PAGES * BLOCK_TOKENS, generator=generator)[:_NUM_TOKENS].to(self.device)
         cos_sin, is_interleaved = (angles.cos(), angles.sin()), config.is_rope_interleaved
-        q = stages.rotate_and_store((q, k, v), cos_sin, rows, caches, is_interleaved=is_interleaved)
-        results |= {"the rotation": q, "the keys": caches[0], "the values": caches[1]}
-        for window in set(config.windows):
-            for name, batch in self._batches():
-                heads_out = stages.attend(q, caches, batch, config.attention_scale, window, config.attention_softcap)
-                results[f"attention with window {window}, {name}"] = heads_out
+        q = stages.rotate_and_store((q, k, v), cos_sin, rows, cache, is_interleaved=is_interleaved)
+        results |= {"the rotation": q, "the keys": cache.keys, "the values": cache.values}
         return results
-
-    def _batches(self) -> Iterator[tuple[str, AttentionBatch]]:
-        """Yield sequences that decode beside a chunk of a prompt: of few tokens, and of many that begin alike."""
-        for name, length, num_shared in (("short", 35, 0), ("long", 600, 512)):
-            num_queries, num_tokens = [1, 1, _NUM_TOKENS - 2], [length, length - 1, 60]
-            tables = torch.arange(2, 2 + 3 * 38, dtype=torch.int32).view(3, 38)
-            tables[1, : num_shared // BLOCK_TOKENS] = tables[0, : num_shared // BLOCK_TOKENS]
-            starts = torch.tensor([0, 1, 2, _NUM_TOKENS], dtype=torch.int32, device=self.device)
-            lengths = torch.tensor(num_tokens, dtype=torch.int32, device=self.device)
-            yield name, AttentionBatch(starts, lengths, tables.to(self.device), num_queries, num_tokens, num_shared)
 
 
 def choose_stages(trial: Trial) -> Stages:
     """Return the kernels where they work, else torch's own operations, with the reason in the log."""
     if trial.device.type != "cuda":
         return TorchStages()  # the interpreter is for tests
-    reason = kernels.unavailable_reason(trial.device)
+    reason = kernels.unavailable_reason(trial.device.type)
     if reason is None:
         from pyagent.infrastructure.engine.runners.torch.kernels.stages import TritonStages
 

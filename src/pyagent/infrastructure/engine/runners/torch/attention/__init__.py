@@ -1,7 +1,7 @@
-"""Attention over paged keys and values: one door, several ways through it.
+"""Attention over paged keys and values: one door, several ways through it, and a trial that chooses.
 
-`batch` says what a step's queries are, `plain` is the form that every other is compared with, `sdpa` goes through
-torch's kernels. `choose` takes the quickest that can.
+`batch` says what a step's queries are and where keys and values lie, `plain` is the form that every other is compared
+with, `sdpa` goes through torch's kernels. `choice` takes what the settings name, or the quickest that is right.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
-from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
 
 
 class Attend(Protocol):
@@ -20,21 +19,15 @@ class Attend(Protocol):
     def __call__(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        cache: PagedCache,
         batch: AttentionBatch,
         scale: float,
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Return [T, Hq, D] for `q` [T, Hq, D] and caches [num_pages, BLOCK_TOKENS, Hkv, D], which hold all keys.
+        """Return [T, Hq, D] for `q` [T, Hq, D] and a layer's cache, which holds all keys, those of the step too.
 
         A query sees the last `window` positions up to its own, or all of them; scores are `scale * q @ k`, put through
         `softcap * tanh(score / softcap)` where there is one.
         """
         ...
-
-
-def choose(softcap: float | None) -> Attend:
-    """Return the quickest way of computing attention here."""
-    return plain.attend if softcap else sdpa.attend

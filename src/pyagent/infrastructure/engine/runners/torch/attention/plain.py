@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
 
 
 def attend(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: PagedCache,
     batch: AttentionBatch,
     scale: float,
     window: int | None,
@@ -22,8 +21,7 @@ def attend(
     start = 0
     for table, num_queries, length in zip(batch.tables, batch.num_queries, batch.num_tokens, strict=True):
         first = first_visible(num_queries, length, window)
-        keys = gathered(k_cache, table, first, length)  # [L, Hkv, D]
-        values = gathered(v_cache, table, first, length)
+        keys, values = gathered(cache, table, first, length)
         exact = torch.promote_types(q.dtype, torch.float32)
         queries = q[start : start + num_queries].unflatten(1, (keys.shape[1], -1)).to(exact)  # [Q, Hkv, G, D]
         scores = torch.einsum("qhgd,khd->hgqk", queries, keys.to(exact)) * scale
@@ -50,10 +48,11 @@ def visible(num_queries: int, length: int, window: int | None, first: int, devic
     return mask if window is None else mask & (keys > queries - window)
 
 
-def gathered(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
-    """Return the rows [length - first, Hkv, D] of a sequence's positions from `first` on."""
-    block_tokens = cache.shape[1]
+def gathered(cache: PagedCache, table: Tensor, first: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values [length - first, Hkv, D] of a sequence's positions from `first` on."""
+    block_tokens = cache.keys.shape[1]
     first_block = first // block_tokens
     pages = table[first_block : -(-length // block_tokens)]
-    rows = cache.index_select(0, pages).flatten(0, 1)
-    return rows[first - first_block * block_tokens : length - first_block * block_tokens]
+    rows = slice(first - first_block * block_tokens, length - first_block * block_tokens)
+    keys, values = (pages_of.index_select(0, pages).flatten(0, 1)[rows] for pages_of in cache)
+    return keys, values

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
 from pyagent.infrastructure.engine.runners.torch.attention.plain import first_visible, gathered, visible
 
 GATHER_BYTES = 32 << 20
@@ -21,8 +21,7 @@ GATHER_BYTES = 32 << 20
 
 def attend(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: PagedCache,
     batch: AttentionBatch,
     scale: float,
     window: int | None,
@@ -33,31 +32,29 @@ def attend(
         raise ValueError("torch's kernels have no softcap; use the plain form")
     num_decoding = sum(1 for _ in takewhile(lambda num_queries: num_queries == 1, batch.num_queries))
     parts: list[Tensor] = []
-    row_bytes = k_cache.shape[2] * k_cache.shape[3] * q.element_size()
+    row_bytes = cache.keys.shape[2] * cache.keys.shape[3] * q.element_size()
     at_once = max(1, GATHER_BYTES // (row_bytes * max(batch.num_tokens)))
     for start in range(0, num_decoding, at_once):
         rows = slice(start, min(start + at_once, num_decoding))
-        parts.append(_decode(q[rows], k_cache, v_cache, batch, rows, scale, window))
+        parts.append(_decode(q[rows], cache, batch, rows, scale, window))
     start = num_decoding
     for row in range(num_decoding, len(batch.num_queries)):
         end = start + batch.num_queries[row]
-        parts.append(_prefill(q[start:end], k_cache, v_cache, batch, row, scale, window))
+        parts.append(_prefill(q[start:end], cache, batch, row, scale, window))
         start = end
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _prefill(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, row: int, scale: float, window: int | None
-) -> Tensor:
+def _prefill(q: Tensor, cache: PagedCache, batch: AttentionBatch, row: int, scale: float, window: int | None) -> Tensor:
     """One sequence's queries [Q, Hq, D]. Query heads of a key-value head are its heads, so that nothing is copied."""
     num_queries, length = batch.num_queries[row], batch.num_tokens[row]
     first = first_visible(num_queries, length, window)
     is_whole = num_queries == length and (window is None or window >= length)
-    num_kv_heads = k_cache.shape[2]
+    num_kv_heads = cache.keys.shape[2]
     queries = q.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)  # [Hkv, G, Q, D]
     keys, values = (
-        gathered(cache, batch.tables[row], first, length).to(q.dtype).transpose(0, 1)[:, None]  # [Hkv, 1, L, D]
-        for cache in (k_cache, v_cache)
+        rows.to(q.dtype).transpose(0, 1)[:, None]  # [Hkv, 1, L, D]
+        for rows in gathered(cache, batch.tables[row], first, length)
     )
     group = queries.shape[1]
     heads = scaled_dot_product_attention(
@@ -72,10 +69,10 @@ def _prefill(
 
 
 def _decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, rows: slice, scale: float, window: int | None
+    q: Tensor, cache: PagedCache, batch: AttentionBatch, rows: slice, scale: float, window: int | None
 ) -> Tensor:
     """Some sequences' one query each [n, Hq, D]: heads that share keys are the rows of one product."""
-    block_tokens, tables = k_cache.shape[1], batch.tables[rows]
+    block_tokens, tables = cache.keys.shape[1], batch.tables[rows]
     lengths = batch.lengths[rows, None]  # [n, 1]
     longest = max(batch.num_tokens[rows])
     num_blocks = -(-longest // block_tokens)
@@ -92,9 +89,9 @@ def _decode(
     hidden = ~is_visible[:, :, None, None]
     keys, values = (
         # What others left in a page may be anything, NaN too, which a mask of scores would let through.
-        cache[pages].flatten(1, 2).to(q.dtype).masked_fill(hidden, 0).transpose(1, 2)  # [n, Hkv, L, D]
-        for cache in (k_cache, v_cache)
+        pages_of[pages].flatten(1, 2).to(q.dtype).masked_fill(hidden, 0).transpose(1, 2)  # [n, Hkv, L, D]
+        for pages_of in cache
     )
-    queries = q.unflatten(1, (k_cache.shape[2], -1))  # [n, Hkv, G, D]
+    queries = q.unflatten(1, (cache.keys.shape[2], -1))  # [n, Hkv, G, D]
     mask = is_visible[:, None, None, :]
     return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale).flatten(1, 2)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+MOST_GROUP = 32
+MOST_HEAD_DIM = 256
 
 
 def is_interpreted() -> bool:
@@ -20,10 +19,20 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "on", "y", "yes"}
 
 
-def unavailable_reason(device: torch.device) -> str | None:
-    """Return why the kernels cannot run on a device; None where they can."""
+def unavailable_reason(device: str) -> str | None:
+    """Return why the kernels cannot run on a device, `cpu` or `cuda:0`; None where they can."""
     if find_spec("triton") is None:
         return "Triton is not installed; it comes with torch's CUDA wheels"
-    if device.type == "cuda" or is_interpreted():
+    if device.startswith("cuda") or is_interpreted():
         return None
-    return f"Triton's kernels need a CUDA device, and this one is {device.type}"
+    return f"Triton's kernels need a CUDA device, and this one is {device}"
+
+
+def no_tile_reason(group: int, head_dim: int) -> str | None:
+    """Return why attention has no tile for so many query heads of a KV head, of so many dimensions."""
+    if group <= MOST_GROUP and head_dim <= MOST_HEAD_DIM:
+        return None
+    return (
+        f"Triton's attention takes up to {MOST_GROUP} query heads for a KV head and head dimensions up to "
+        f"{MOST_HEAD_DIM}, not {group} and {head_dim}"
+    )

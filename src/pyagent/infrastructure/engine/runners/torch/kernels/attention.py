@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from pyagent.infrastructure.engine.runners.torch.kernels import no_tile_reason
 from pyagent.infrastructure.engine.runners.torch.kernels.decode import attend_decode
 from pyagent.infrastructure.engine.runners.torch.kernels.prefill import attend_prefill
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
-
-MOST_GROUP = 32
-MOST_HEAD_DIM = 256
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
 
 
 class PagedQueries(NamedTuple):
@@ -40,14 +38,14 @@ class PagedQueries(NamedTuple):
 
 def attend(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: PagedCache,
     batch: AttentionBatch,
     scale: float,
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
     """As `Attend`. Raises `ValueError` for heads that the kernels have no tile for."""
+    k_cache, v_cache = cache
     _check(q, k_cache, v_cache)
     is_decoding = 1 in batch.num_queries
     queries = PagedQueries(
@@ -74,11 +72,7 @@ def attend(
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     """Raise `ValueError` where the kernels would read what is not meant."""
-    group = q.shape[1] // k_cache.shape[2]
-    if group > MOST_GROUP or q.shape[2] > MOST_HEAD_DIM:
-        raise ValueError(
-            f"Triton's attention takes up to {MOST_GROUP} query heads for a KV head and head dimensions up to "
-            f"{MOST_HEAD_DIM}, not {group} and {q.shape[2]}; choose another attention backend"
-        )
+    if (reason := no_tile_reason(q.shape[1] // k_cache.shape[2], q.shape[2])) is not None:
+        raise ValueError(f"{reason}; choose another attention backend")
     if q.stride()[1:] != (q.shape[2], 1) or k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
         raise ValueError("a token's query heads must lie together, and keys and values in caches of one layout")

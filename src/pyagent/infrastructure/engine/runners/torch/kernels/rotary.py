@@ -6,11 +6,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pyagent.infrastructure.engine.runners.torch.kernels.launch import configured, next_power_of_2
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
 
 ROTARY_CONFIGS = [triton.Config({}, num_warps=num_warps) for num_warps in (2, 4, 1, 8)]
 
@@ -87,17 +92,17 @@ def rotate_and_store(
     cos: Tensor,
     sin: Tensor,
     rows: Tensor,
-    caches: tuple[Tensor, Tensor],
+    cache: PagedCache,
     *,
     is_interleaved: bool,
 ) -> None:
-    """Turn queries [T, Hq, D] in place, and write keys turned and values [T, Hkv, D] into their rows of the caches.
+    """Turn queries [T, Hq, D] in place, and write keys turned and values [T, Hkv, D] into their rows of the cache.
 
     `cos` and `sin` [T, R / 2] are of the first R dimensions; those after are left as they are. Pairs are halves apart
     (NeoX), or neighbours with `is_interleaved` (GPT-J). `rows` [T] count tokens through all pages; a row below 0 is not
     written.
     """
-    (q, k, v), (k_cache, v_cache) = heads, caches
+    (q, k, v), (k_cache, v_cache) = heads, cache
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     for tensor in (q, k, v):

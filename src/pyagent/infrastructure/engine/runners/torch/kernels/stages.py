@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pyagent.infrastructure.engine.runners.torch.kernels import attention, norms, rotary
+from pyagent.infrastructure.engine.runners.torch.kernels import norms, rotary
 from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
-    from pyagent.infrastructure.engine.runners.torch.stages import Caches, Heads
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
+    from pyagent.infrastructure.engine.runners.torch.stages import Heads
 
 
 class TritonStages:
@@ -30,15 +30,9 @@ class TritonStages:
         return gate(gate_up, activation)
 
     def rotate_and_store(
-        self, heads: Heads, cos_sin: tuple[Tensor, Tensor], rows: Tensor, caches: Caches, *, is_interleaved: bool
+        self, heads: Heads, cos_sin: tuple[Tensor, Tensor], rows: Tensor, cache: PagedCache, *, is_interleaved: bool
     ) -> Tensor:
         """As `Stages.rotate_and_store`; the queries are turned in place."""
         cos, sin = cos_sin
-        rotary.rotate_and_store(heads, cos.flatten(1), sin.flatten(1), rows, caches, is_interleaved=is_interleaved)
+        rotary.rotate_and_store(heads, cos.flatten(1), sin.flatten(1), rows, cache, is_interleaved=is_interleaved)
         return heads[0]
-
-    def attend(
-        self, q: Tensor, caches: Caches, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """As `Stages.attend`."""
-        return attention.attend(q, *caches, batch, scale, window, softcap)

@@ -1,0 +1,65 @@
+"""Which attention backend a model gets: the one that the settings name, or the quickest that a trial finds right."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from pyagent.core.errors import ConfigError, PluginError
+from pyagent.core.runners.attention import KEY, AttentionBackend, AttentionChoice, ChoosyAttentionBackend
+from pyagent.infrastructure.engine.runners.torch.attention import Attend
+from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
+from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
+
+logger = logging.getLogger(__name__)
+
+
+@torch.inference_mode()
+def choose_attention(choice: AttentionChoice, trial: AttentionTrial) -> Attend:
+    """Return what computes a model's attention. Raises `ConfigError` where the backend that is named cannot."""
+    if not choice.is_auto:
+        (named,) = choice.backends
+        if (reason := named.unavailable_reason(trial.shape)) is not None:
+            raise ConfigError(f"{KEY} is {named.name}, which cannot be used here: {reason}", key=KEY)
+        return named.open(trial.shape)
+    if trial.device.type != "cuda":
+        return next(_usable(BACKENDS, trial))[1]  # in their order: a CPU is for tests
+    usable = _usable(choice.backends or BACKENDS, trial)
+    attends = {name: attend for name, attend in usable if _is_right(name, attend, trial)}
+    seconds = {name: trial.seconds(attend) for name, attend in attends.items()} if len(attends) > 1 else {}
+    name = quickest(seconds) if seconds else next(iter(attends))
+    shown = ", ".join(
+        f"{other} {1e6 * decode:.0f} and {1e6 * prefill:.0f}" for other, (decode, prefill) in seconds.items()
+    )
+    logger.info("attention by %s (us for a layer's decode and prefill: %s)", name, shown or "not measured")
+    return attends[name]
+
+
+def quickest(seconds: Mapping[str, tuple[float, ...]]) -> str:
+    """Return the name with the least sum of times, each told as a multiple of the best of its kind."""
+    best = [min(kind) for kind in zip(*seconds.values(), strict=True)]
+    return min(seconds, key=lambda name: sum(one / least for one, least in zip(seconds[name], best, strict=True)))
+
+
+def _usable(backends: tuple[AttentionBackend, ...], trial: AttentionTrial) -> Iterator[tuple[str, Attend]]:
+    """Yield the backends that can compute the model's attention here, opened."""
+    for backend in backends:
+        reason = backend.unavailable_reason(trial.shape)
+        if reason is None and isinstance(backend, ChoosyAttentionBackend):
+            reason = backend.passed_over_reason(trial.shape)
+        if reason is not None:
+            logger.debug("attention is not by %s: %s", backend.name, reason)
+            continue
+        try:
+            yield backend.name, backend.open(trial.shape)
+        except PluginError as error:
+            logger.warning("%s; attention is by another", error)
+
+
+def _is_right(name: str, attend: Attend, trial: AttentionTrial) -> bool:
+    fault = trial.fault(attend)
+    if fault is not None:
+        logger.warning("attention is not by %s, which may be slower: %s", name, fault)
+    return fault is None

@@ -1,0 +1,144 @@
+"""Which attention backend a model gets: the settings' word, else the quickest that a trial finds right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.reference_decoder import write_family
+
+from pyagent.assembly import make_host
+from pyagent.core.errors import ConfigError, PluginError
+from pyagent.core.runners.attention import Attend, AttentionBackend, AttentionChoice, AttentionShape
+from pyagent.core.runners.factory import RunnerOptions
+from pyagent.core.settings import Settings
+from pyagent.infrastructure.engine.runners.choice import pick_attention
+from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
+from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention, quickest
+from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
+from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
+from pyagent.infrastructure.engine.runners.torch.device import target_of
+from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
+from pyagent.infrastructure.engine.runners.torch.sizes import open_model
+from pyagent.plugin import hookimpl
+
+pytestmark = pytest.mark.oracle
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> AttentionTrial:
+    return trial_of(tmp_path, "qwen3")
+
+
+def trial_of(folder: Path, family: str) -> AttentionTrial:
+    write_family(folder, family)
+    config = open_model(folder).config
+    target = target_of(RunnerOptions(kv_dtype="f32", dtype="f32"))
+    return AttentionTrial.of(config, ModelPart.of(config, Shard()), target)
+
+
+def scaled(by: float) -> Attend:
+    return lambda *arguments: by * plain.attend(*arguments)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_backends_pass_the_trial_where_they_can_run(family: str, backend: AttentionBackend, tmp_path: Path) -> None:
+    """With windows and softcap too, all that say they can compute a model's attention compute what its formula says."""
+    trial = trial_of(tmp_path, family)
+    if (reason := backend.unavailable_reason(trial.shape)) is not None:
+        assert (backend.name, family) == ("sdpa", "gemma2")
+        assert "softcap" in reason
+        return
+    assert trial.fault(backend.open(trial.shape)) is None
+
+
+def test_trial_tells_what_is_wrong(trial: AttentionTrial) -> None:
+    """Numbers off by a hundredth, no numbers, and errors are told with the batch or the error's first line."""
+    assert str(trial.fault(scaled(1.01))) == "attention with window None, short, is wrong by 1.0e-02"
+    assert "wrong by nan" in str(trial.fault(scaled(torch.nan)))
+
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("failed to find a C compiler\nset CC")
+
+    assert trial.fault(broken) == "RuntimeError: failed to find a C compiler"
+
+
+def test_trial_takes_time_of_decode_and_prefill(trial: AttentionTrial) -> None:
+    """Both are measured, over sequences that share no page."""
+    assert min(trial.seconds(sdpa.attend)) > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({"a": (1.0, 10.0), "b": (2.0, 9.0)}, "a"),  # half the time to decode outweighs a ninth more to prefill
+        ({"a": (1.0, 10.0), "b": (1.1, 5.0)}, "b"),
+        ({"a": (3.0, 3.0)}, "a"),
+    ],
+)
+def test_quickest_weighs_decode_and_prefill_alike(seconds: dict[str, tuple[float, ...]], expected: str) -> None:
+    """Times count as multiples of the best of their kind: a prompt's are not more because they are longer."""
+    assert quickest(seconds) == expected
+
+
+class Brought:
+    """A plugin whose backend is what it is given."""
+
+    def __init__(self, opened: object, reason: object = None) -> None:
+        self.opened = opened
+        self.reason = reason
+
+    @hookimpl
+    def pyagent_register_attention_backends(self) -> list[Any]:
+        return [self]
+
+    name = "mine"
+
+    def unavailable_reason(self, shape: AttentionShape) -> Any:
+        if isinstance(self.reason, Exception):
+            raise self.reason
+        return self.reason
+
+    def open(self, shape: AttentionShape) -> Any:
+        return self.opened
+
+
+def choice_with(plugin: Brought, name: str) -> AttentionChoice:
+    host = make_host(Settings())
+    host.register(plugin, name="theirs")
+    return pick_attention(name, host.attention_backends())
+
+
+def test_a_plugins_backend_is_taken_where_it_is_named(trial: AttentionTrial) -> None:
+    """A backend may compute something else than the formula, as its user wants: a name is not put on trial."""
+    attend = scaled(2.0)
+    assert choose_attention(choice_with(Brought(attend), "mine"), trial) is attend
+
+
+def test_auto_takes_no_plugins_backend_without_a_gpu(trial: AttentionTrial) -> None:
+    """Nothing is measured on a CPU: torch's attention is taken there."""
+    assert choose_attention(choice_with(Brought(scaled(2.0)), "auto"), trial).__module__.endswith("sdpa")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "error", "said"),
+    [
+        (
+            Brought(None, "no such chip"),
+            ConfigError,
+            "engine.attention is mine, which cannot be used here: no such chip",
+        ),
+        (Brought(None, OSError("gone")), ConfigError, "plugin 'theirs' failed to say .* OSError: gone"),
+        (Brought(None, 7), ConfigError, "it gave 7 as the reason"),
+        (Brought("attend"), PluginError, "plugin 'theirs': its attention backend 'mine' opened as 'attend'"),
+    ],
+)
+def test_backend_that_cannot_be_used_is_named(
+    plugin: Brought, error: type[Exception], said: str, trial: AttentionTrial
+) -> None:
+    """One that says no, fails to say, or opens as no function, ends the load with its name and its plugin's."""
+    with pytest.raises(error, match=said):
+        choose_attention(choice_with(plugin, "mine"), trial)
