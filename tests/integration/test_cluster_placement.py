@@ -170,6 +170,34 @@ def test_model_that_a_client_waits_for_is_loaded_once(tmp_path: Path, tiny_model
         go_on.set()
 
 
+class Shelf(Own):
+    """A link with very many models, of which the last is in memory."""
+
+    async def models(self) -> list[ModelInfo]:
+        absent = [ModelInfo(id=f"library/one-of-many-{number}:7b-instruct-q4_K_M") for number in range(200)]
+        return [*absent, ModelInfo(id="tiny", is_loaded=True)]
+
+
+def test_node_with_very_many_models_tells_its_wishes_and_what_it_has_loaded(
+    tmp_path: Path, tiny_model_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gossip has no room for all its models: of those that are not in memory the last are left out, which is said."""
+
+    async def work() -> None:
+        link = engine(tiny_model_path)
+        async with cluster_of(tmp_path, a=[Shelf("many")], b=[link]) as (a, b):
+            join(tmp_path / "c", a)
+            seeds = [f"127.0.0.1:{a.door_port}"]
+            async with running_node(tmp_path / "c", [Shelf("more")], seeds=seeds, placement={"tiny": 2}):
+                await until(lambda: len(b.status().placement) == 1 and sees(b, 2, 2))
+                await a._advertising.advert()  # as every five seconds
+            assert not has(link)
+        await link.close()
+
+    asyncio.run(work())
+    assert caplog.text.count("models and agents are left out") == 2
+
+
 _DIES = """
 import asyncio, os, sys
 from pathlib import Path

@@ -144,6 +144,25 @@ def test_model_is_placed_beside_the_others_or_not_at_all(folder: Path) -> None:
     run(work())
 
 
+def test_placed_model_that_takes_more_than_its_estimate_unloads_none(folder: Path) -> None:
+    """Weights and tokenizer are known when they are loaded: where they do not fit beside the others, it is refused."""
+
+    async def work() -> None:
+        pool = ModelPool(lambda name: folder / f"{name}.gguf", OPTIONS, Ledger(1 << 30))
+        backend = NativeBackend(["a", "b"], LocalEngine(pool), look=lambda _: "loads on first use")
+        await backend.load()
+        reclaimed = ("kv:", "grammars:")
+        held = sum(size for name, size in pool.ledger.accounts().items() if not name.startswith(reclaimed))
+        estimate = Estimates.of(OPTIONS.runner_for(folder / "b.gguf")[1], OPTIONS, 1 << 30)
+        pool.ledger.total_bytes = held + estimate.least_bytes + 1000
+        with pytest.raises(CapacityError, match=r"(weights|tokenizer):b needs"):
+            await backend.place("b")
+        assert await loaded(backend) == {"a"}
+        await backend.close()
+
+    run(work())
+
+
 def test_request_for_a_model_that_is_placed_in_vain_is_answered(folder: Path) -> None:
     """One that waits for a load that may unload nothing, and fails, has the model loaded for itself."""
 

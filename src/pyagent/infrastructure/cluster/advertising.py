@@ -103,6 +103,7 @@ class Advertising:
         self._answering = answering
         self._transport = transport
         self._sequence = 0
+        self._left_out = ""
         self.engine_stats: Mapping[str, EngineStats] = {}
         self._advertise = advertise
         self._telling = asyncio.Lock()
@@ -130,16 +131,16 @@ class Advertising:
         return (await self.placing.added(offer, links)).bounded()
 
     async def advert(self) -> tuple[Offer, bytes]:
-        """Return the offer and how it is told; gossip has no room for very much: the last models are left out."""
-        offer = await self.offer()
-        if offer.placement and len(offer_codec.encode(offer)) > MAX_ADVERT_BYTES:
-            logger.warning("this node offers more than the others can be told of; cluster.placement is left out")
-            offer = msgspec.structs.replace(offer, placement={}, placeable=())
-        while len(told := offer_codec.encode(offer)) > MAX_ADVERT_BYTES and (offer.models or offer.agents):
-            logger.warning("this node offers more than the others can be told of; the last models are left out")
-            half = max(len(offer.models), len(offer.agents)) // 2
-            offer = msgspec.structs.replace(offer, models=offer.models[:half], agents=offer.agents[:half])
-        return offer, told
+        """Return the offer and how it is told: gossip has no room for very much, which is said once."""
+        whole = await self.offer()
+        offer = fitted(whole)
+        is_whole = (offer.models, offer.agents) == (whole.models, whole.agents)
+        told = "" if is_whole else "models and agents are"
+        told = told if offer.placement == whole.placement else "cluster.placement is"
+        if told and told != self._left_out:
+            logger.warning("this node offers more than the others can be told of; %s left out", told)
+        self._left_out = told
+        return offer, offer_codec.encode(offer)
 
     async def load(self) -> Load:
         """Return how busy the engines are, and which prompts they computed since it was asked last."""
@@ -220,6 +221,32 @@ class Advertising:
         if (peer := self._router.get(peer_id)) is not None:
             peer.take(load_codec.decode(payload))
             self.stealing.heard()
+
+
+def fitted(offer: Offer) -> Offer:
+    """Return as much of an offer as there is room for: the wishes, the models in memory, and of the rest the first."""
+    bare = msgspec.structs.replace(offer, models=(), agents=())
+    if _size(bare) > MAX_ADVERT_BYTES // 2:
+        offer = msgspec.structs.replace(offer, placement={}, placeable=())
+    while _size(offer) > MAX_ADVERT_BYTES and (offer.models or offer.agents):
+        agents = offer.agents[: len(offer.agents) // 2]
+        offer = msgspec.structs.replace(offer, models=_fewer(offer.models), agents=agents)
+    return offer
+
+
+def _size(offer: Offer) -> int:
+    return len(offer_codec.encode(offer))
+
+
+def _fewer(models: Sequence[ModelInfo]) -> tuple[ModelInfo, ...]:
+    """Return half of the models that are not in memory, and those that are; where all are, half of them."""
+    others = [model.id for model in models if not model.is_loaded]
+    kept = set(others[: len(others) // 2])
+    return (
+        tuple(model for model in models if model.is_loaded or model.id in kept)
+        if others
+        else tuple(models[: len(models) // 2])
+    )
 
 
 async def _models(link: Backend) -> list[ModelInfo]:

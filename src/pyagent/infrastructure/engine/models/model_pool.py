@@ -216,8 +216,9 @@ class ModelPool:
             from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
 
             try:
-                memory.weights.resize(runner.info.weight_bytes)
-                model = LoadedModel(runner, path, options.of_model(entry.name), memory, factory.name, files)
+                with self._keeping(entry):  # what is larger than its estimate grows now
+                    memory.weights.resize(runner.info.weight_bytes)
+                    model = LoadedModel(runner, path, options.of_model(entry.name), memory, factory.name, files)
                 _rust.trim_memory()  # what building the tokenizer left
                 self._count_process(memory.weights.num_bytes + memory.tokenizer.num_bytes)
             except BaseException:
@@ -254,7 +255,7 @@ class ModelPool:
         patience_ends = time.monotonic() + (0.0 if entry.beside else _PATIENCE_SECONDS)
         while True:
             try:
-                with self._kept() if entry.beside else contextlib.nullcontext():
+                with self._keeping(entry):
                     return self._try_reserve(entry, most, held)
             except CapacityError:
                 while held:
@@ -266,10 +267,11 @@ class ModelPool:
                     self._lock.wait(min(left, 1.0))
 
     @contextlib.contextmanager
-    def _kept(self) -> Generator[None]:
-        """Keep all models that are in memory there, as if they were used."""
+    def _keeping(self, loading: _Entry) -> Generator[None]:
+        """For one that is loaded beside the others, keep all models that are in memory there, as if they were used."""
         with self._lock:
-            kept = [entry for entry in self._entries.values() if entry.model is not None]
+            others = self._entries.values() if loading.beside else ()
+            kept = [entry for entry in others if entry.model is not None]
             for entry in kept:
                 entry.users += 1
         try:
