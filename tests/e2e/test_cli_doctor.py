@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -77,3 +78,10 @@ def test_threads_are_as_many_as_cores_this_process_may_use(environment: dict[str
     finally:
         os.sched_setaffinity(0, allowed)
     assert [finding["found"] for finding in found if finding["name"] == "threads"] == ["1 of 1 cores"]
+
+
+def test_plugin_that_is_set_and_not_installed_is_listed(environment: dict[str, str], tmp_path: Path) -> None:
+    """Options of a plugin that is not there, or whose name is mistyped, have no effect: that is said."""
+    (tmp_path / "pyagent.toml").write_text("[plugins.rai]\nengines = 3\n")
+    shown = pyagent("doctor", "--config", str(tmp_path / "pyagent.toml"), env=environment).stdout
+    assert re.search(r"– rai +is in the settings, and not installed", shown), shown

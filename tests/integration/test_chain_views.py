@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import httpx
@@ -148,7 +149,8 @@ def test_doctor_shows_the_links_of_a_running_server(here: Path, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "serving" in shown
     assert "0 of 3 requests answered; not answered: 3 backend, 1 open" in shown
-    assert "4 of 4 requests answered" in shown
+    assert re.search(r"✓ link:b +4 of 4 requests answered", shown)
+    assert "its breaker is open; 0 of 3" in shown
 
 
 def test_link_sends_the_key_its_table_names(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

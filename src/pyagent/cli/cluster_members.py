@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.cluster.status import ClusterStatus, PeerStatus, PlacementStatus
 
 _KV_STAYS = (
-    "  KV does not move from or to this node: that takes a native link, engine.process = false, and "
-    'engine.kv_connector = "auto"\n'
+    "  KV does not move from or to this node: that takes a native link in one copy (engine.data_parallel), "
+    'engine.process = false, and engine.kv_connector = "auto"\n'
 )
 _MAX_UNMET = 5
 Url = Annotated[str | None, typer.Option("--url", help="The node's URL; without it the one that runs here.")]

@@ -137,6 +137,8 @@ def _look_at_plugins(report: _Report, settings: Settings) -> PluginHost:
             is_well=is_well,
             advice=f"fix or uninstall it, or add it to plugins.disable; `pyagent plugins show {info.name}` has more",
         )
+    for name in host.unknown_names():
+        report.note("plugins", name, "is in the settings, and not installed")
     return host
 
 
@@ -239,7 +241,8 @@ async def _look_at_server(report: _Report, settings: Settings) -> None:
         return
     for state in states:
         failed = ", ".join(f"{count} {kind}" for kind, count in state.failures.items())
-        told = f"{state.breaker}; {state.num_answers} of {state.num_requests} requests answered"
+        told = "" if state.breaker == "closed" else f"its breaker is {state.breaker}; "  # a link is not to look shut
+        told += f"{state.num_answers} of {state.num_requests} requests answered"
         told += f"; not answered: {failed}" if failed else ""
         told += f"; ${state.usd:.4f}" if state.usd else ""
         is_well = state.breaker == "closed"
@@ -295,7 +298,7 @@ async def _look_at_cluster(report: _Report, settings: Settings) -> None:
     if state.own_revocation is not None:
         report.add("cluster", state.name, "this node was revoked", is_well=False, advice=REKEY_ADVICE)
         return
-    report.add("cluster", state.name, f"{len(state.members)} other nodes are known; epoch {state.epoch}")
+    report.add("cluster", state.name, f"other nodes known: {len(state.members)}; epoch {state.epoch}")
     if stays := _why_kv_stays(settings.engine):
         role = settings.cluster.role
         advice = f'cluster.role = "{role}" needs it: set engine.process = false, engine.kv_connector = "auto"'
