@@ -21,8 +21,9 @@ from pyagent.core.backends import collect
 from pyagent.core.cluster.adverts import IDLE
 from pyagent.core.cluster.kv_peer import RATE_SECONDS, KvPeer
 from pyagent.core.cluster.tensors import Tensor
-from pyagent.core.errors import RequestError
-from pyagent.core.runners.kv_connector import KvLostError
+from pyagent.core.errors import ContextOverflowError, RequestError
+from pyagent.core.runners.batch import PLAIN_KEY
+from pyagent.core.runners.kv_connector import KvLostError, KvPrompt
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.cluster import kv_exports
 from pyagent.infrastructure.cluster.kv_messages import PREFILL, READ, part_codec, read_codec
@@ -342,8 +343,8 @@ def test_prefill_node_that_hangs_is_left_alone_for_a_while(tmp_path: Path, tiny_
     run(work())
 
 
-def test_prompts_that_come_at_once_are_computed_by_all_prefill_nodes(tmp_path: Path, tiny_model_path: Path) -> None:
-    """What was sent to one counts before it has told its load: the next prompt goes to the other."""
+def test_prompts_are_computed_by_all_prefill_nodes(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Of prompts that come at once one goes to each, before any told its load; one that is late keeps none from it."""
 
     async def work() -> None:
         models, kv_types, roles = [tiny_model_path] * 3, ["bf16"] * 3, ["prefill", "prefill", "decode"]
@@ -351,6 +352,33 @@ def test_prompts_that_come_at_once_are_computed_by_all_prefill_nodes(tmp_path: P
             prefilling = [Prefilling(a), Prefilling(b)]
             await asyncio.gather(*(decoding.answer(prompt(number)) for number in range(4)))
             assert all(one.num_asked for one in prefilling)
+            clock, num_asked = Clock(), prefilling[1].num_asked
+            for late in (a, b):
+                decoding.peer(late).kv = KvPeer(clock)
+            breaker = decoding.peer(a).kv.prefill
+            failing = breaker.acquire()
+            assert failing is not None
+            breaker.fail(failing, "late")
+            clock.now += 5.0
+            assert breaker.acquire() is not None  # a request finds out whether it is quick again
+            await decoding.answer(prompt(5))
+            assert prefilling[1].num_asked == num_asked + 1
+
+    run(work())
+
+
+def test_very_long_prompt_is_no_fault_of_a_prefill_node(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Prompts of 200,000 tokens are asked for; one that no node takes is not, and other prompts are computed there."""
+
+    async def work() -> None:
+        async with two_nodes(tmp_path, tiny_model_path, roles=("prefill", "decode")) as (a, b):
+            prefilling, layout = Prefilling(a), b.node._kv._offered["tiny"].cache.layout
+            with pytest.raises(ContextOverflowError):
+                await b.node._kv._have_computed(KvPrompt("tiny", [1] * 200_000, PLAIN_KEY, prompt()), layout)
+            longest = KvPrompt("tiny", [1] * 300_000, PLAIN_KEY, prompt())
+            assert await b.node._kv._have_computed(longest, layout) is None
+            assert prefilling.num_asked == 1
+            assert b.peer(a).kv.prefill.state == "closed"
 
     run(work())
 

@@ -20,6 +20,7 @@ from pyagent.core.cluster.adverts import Role
 from pyagent.core.cluster.kv_index import block_keys, pack
 from pyagent.core.cluster.peers import ClusterRouter, Peer
 from pyagent.core.errors import PyAgentError, RequestError, WireError
+from pyagent.core.resilience.breaker import Permit
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.kv_connector import (
     KvCache,
@@ -33,6 +34,7 @@ from pyagent.core.runners.kv_connector import (
 from pyagent.infrastructure.cluster.kv_exports import PROBE_BYTES, ComputePrompt, KvExports, OfferedKv
 from pyagent.infrastructure.cluster.kv_messages import (
     MATCH,
+    MAX_PREFILL_TOKENS,
     PREFILL,
     PROBE,
     READ,
@@ -142,28 +144,37 @@ class KvExchange:
         holders = self._router.holders(prompt.request)
         return [peer for peer, share in holders if _may_be_worth(prompt, peer, layout, share)][:_MOST_ASKED]
 
-    def _prefill_node(self, prompt: KvPrompt, layout: KvLayout) -> Peer | None:
-        """Return the node that computes prompts for others and has the fewest tokens to compute; none late just now."""
+    def _prefill_node(self, prompt: KvPrompt, layout: KvLayout) -> tuple[Peer, Permit] | None:
+        """Return the node that computes prompts for others and has the fewest tokens to compute, with leave to ask it.
+
+        One that was late is left out for a while, and then while one request asks it.
+        """
         peers = [peer for peer in self._router if peer.is_up and not peer.load.is_draining]
         able = [peer for peer in peers if peer.offer.role == "prefill" and peer.has(prompt.model)]
-        asked = [peer for peer in able if peer.kv.prefill.state != "open" and _may_be_worth(prompt, peer, layout, 1.0)]
-        return min(asked, key=lambda peer: peer.load.num_prompt_tokens_left + peer.num_sent_tokens, default=None)
+        asked = [peer for peer in able if _may_be_worth(prompt, peer, layout, 1.0)]
+        for peer in sorted(asked, key=lambda peer: peer.load.num_prompt_tokens_left + peer.num_sent_tokens):
+            if (permit := peer.kv.prefill.acquire()) is not None:
+                return peer, permit
+        return None
 
     async def _have_computed(self, prompt: KvPrompt, layout: KvLayout) -> Peer | None:
         """Have a node compute a prompt, and return it; None where there is none. Raises where it is late or fails.
 
         It is then not asked for a while, and after that by one request; what it says of a prompt is no fault of it.
         """
-        peer = self._prefill_node(prompt, layout)
-        if peer is None or (permit := peer.kv.prefill.acquire()) is None:
+        if len(prompt.tokens) > MAX_PREFILL_TOKENS:
             return None
-        peer.send((), prompt.num_missing)  # a burst goes to several, before any of them has told its load
         tokens = array("I", prompt.tokens).tobytes()
         ask = PrefillKv(prompt.model, layout, tokens, prompt.key.tenant, prompt.request.priority)
+        message = prefill_codec.encode(ask)  # what cannot be sent is no fault of a node
+        if (found := self._prefill_node(prompt, layout)) is None:
+            return None
+        peer, permit = found
+        peer.send((), prompt.num_missing)  # a burst goes to several, before any of them has told its load
         num_bytes = prompt.num_missing * _token_bytes(layout)
         seconds = peer.kv.prefill_seconds(prompt.compute_seconds, num_bytes, peer.round_trip_seconds)
         try:
-            await self._transport.call(peer.id, PREFILL, prefill_codec.encode(ask), timeout=seconds)
+            await self._transport.call(peer.id, PREFILL, message, timeout=seconds)
             peer.kv.prefill.succeed(permit)
         except PyAgentError as error:
             if not isinstance(error, RequestError):

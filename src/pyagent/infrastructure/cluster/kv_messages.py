@@ -6,14 +6,19 @@ from typing import Annotated
 
 import msgspec
 
+from pyagent.core.cluster.kv_index import MAX_BLOCKS
 from pyagent.core.cluster.tensors import Tensor, TensorSchema, TensorSpec
+from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.kv_connector import KvLayout
 from pyagent.infrastructure.cluster.protocol import MAX_SMALL_BYTES
 from pyagent.infrastructure.wire.codec import Codec
 
+MAX_PREFILL_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
+"""The longest prompt that a node computes for another: as long as those whose KV can be asked for."""
 MATCH, READ, PROBE, PREFILL = "kv.match", "kv.read", "kv.probe", "kv.prefill"
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
 _Keys = Annotated[bytes, msgspec.Meta(max_length=MAX_SMALL_BYTES // 2)]
+_Tokens = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_PREFILL_TOKENS)]
 _Name = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
@@ -57,7 +62,7 @@ class PrefillKv(msgspec.Struct, frozen=True):
 
     model: _Name
     layout: KvLayout
-    tokens: _Keys
+    tokens: _Tokens
     tenant: Annotated[str, msgspec.Meta(max_length=1000)] = ""
     priority: int = 0
 
@@ -67,7 +72,7 @@ ask_codec: Codec[AskKv] = Codec(AskKv, _PEER, MAX_SMALL_BYTES)
 found_codec: Codec[FoundKv] = Codec(FoundKv, _PEER, MAX_SMALL_BYTES)
 read_codec: Codec[ReadKv] = Codec(ReadKv, _PEER, MAX_SMALL_BYTES)
 part_codec: Codec[KvPart] = Codec(KvPart, _PEER, MAX_SMALL_BYTES)
-prefill_codec: Codec[PrefillKv] = Codec(PrefillKv, _PEER, MAX_SMALL_BYTES)
+prefill_codec: Codec[PrefillKv] = Codec(PrefillKv, _PEER, 4 * MAX_PREFILL_TOKENS + MAX_SMALL_BYTES)
 
 
 def part_schema(layer_bytes: int) -> TensorSchema:
