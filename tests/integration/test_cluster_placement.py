@@ -6,13 +6,14 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from support.native import options
 from support.nodes import Own, cluster_of, is_connected, join, kill, running_node
-from support.waiting import until
+from support.waiting import Clock, until
 
 from pyagent.core.cluster.adverts import Offer
 from pyagent.core.cluster.peers import ClusterRouter, Peer
@@ -25,7 +26,7 @@ from pyagent.infrastructure.cluster.node import Node
 from pyagent.infrastructure.cluster.placing import Placing
 from pyagent.infrastructure.cluster.tasks import Tasks
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.client import LocalEngine
+from pyagent.infrastructure.engine.client import EngineState, LocalEngine
 
 DELAY_SECONDS = 0.2
 LOOKS_SECONDS = 4 * DELAY_SECONDS
@@ -255,6 +256,58 @@ def test_size_of_another_file_by_a_models_name_keeps_no_node_from_it(
         await link.close()
 
     asyncio.run(work())
+
+
+class Engine(Own):
+    """A link that has room for the model, or is loading it."""
+
+    def __init__(self, state: EngineState) -> None:
+        super().__init__("tiny")
+        self._state = state
+
+    async def engine_state(self) -> EngineState:
+        return self._state
+
+    async def placeable(self, models: Collection[str]) -> list[str]:
+        return sorted(models)
+
+    async def place(self, model: str) -> None:
+        raise AssertionError(model)
+
+
+def test_load_that_takes_half_an_hour_counts_no_longer(tmp_path: Path) -> None:
+    """One that a client's request began, as one of the placement: it may be a fetch that never ends."""
+    clock, link = Clock(), Engine(EngineState(state="ready", loading=["tiny", "another"]))
+    settings = Cluster(**placing(1))  # type: ignore[arg-type]
+    looks = Placing(settings, ClusterRouter(Balancer()), BegunLoads(tmp_path, clock), untold, Tasks())
+
+    def told() -> tuple[tuple[str, ...], tuple[str, ...]]:
+        offer = asyncio.run(looks.added(Offer(models=(ModelInfo(id="tiny"),)), [link]))
+        return offer.placing, offer.placeable
+
+    assert told() == (("tiny",), ())
+    clock.now += 1799
+    assert told() == (("tiny",), ())
+    clock.now += 1
+    assert told() == ((), ())
+
+
+@pytest.mark.parametrize(("num_copies", "placeable"), [(2, ("tiny",)), (3, ())])
+def test_each_copy_of_an_engine_needs_room_for_a_model(
+    tmp_path: Path, num_copies: int, placeable: tuple[str, ...]
+) -> None:
+    """Memory is that of all copies together, and each has the weights."""
+    each = EngineState(state="ready")
+    link = Engine(EngineState(state="ready", memory={"weights:x": 40}, memory_bytes=100, copies=[each] * num_copies))
+    looks = Placing(
+        Cluster(**placing(1)),  # type: ignore[arg-type]
+        ClusterRouter(Balancer()),
+        BegunLoads(tmp_path),
+        untold,
+        Tasks(),
+    )
+    offer = Offer(models=(ModelInfo(id="tiny", size_bytes=30),))
+    assert asyncio.run(looks.added(offer, [link])).placeable == placeable
 
 
 async def untold() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +16,7 @@ import msgspec
 
 from pyagent.core.cluster.placement import LONGEST_REST_SECONDS, MAX_WISHES, Begun
 from pyagent.core.errors import ClusterError
+from pyagent.core.resilience.deadline import Clock
 from pyagent.infrastructure.cluster.private_file import read_private, write_private
 
 _FILE = "placement.json"
@@ -33,9 +34,9 @@ class _Load(msgspec.Struct, frozen=True):
 class BegunLoads:
     """The file of them. `clock` is that of the node's plans, which ends with the process."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path, clock: Clock = time.monotonic) -> None:
         self._file = folder / _FILE
-        self._clock = clock
+        self.clock = clock
 
     def read(self) -> dict[str, Begun]:
         """Return what was begun before. Whatever the system's clock did, no rest is longer than the longest."""
@@ -44,7 +45,7 @@ class BegunLoads:
         except ClusterError as error:
             logger.warning("%s", error)
             return {}
-        now, wall = self._clock(), time.time()
+        now, wall = self.clock(), time.time()
         return {
             load.model: Begun(load.times, now + min(max(load.rests_until - wall, 0.0), LONGEST_REST_SECONDS))
             for load in (found or [])[:MAX_WISHES]
@@ -52,7 +53,7 @@ class BegunLoads:
 
     def write(self, begun: Mapping[str, Begun]) -> None:
         """Keep what was begun; that it cannot be kept is told, and stops no load. Blocks."""
-        wall = time.time() - self._clock()
+        wall = time.time() - self.clock()
         try:
             write_private(self._file, [_Load(name, one.times, one.rests_until + wall) for name, one in begun.items()])
         except ClusterError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 _ASK_SECONDS = 5.0
 _LOAD_SECONDS = 1800.0
-"""How long others wait for a load that was begun here, which may fetch the model first."""
+"""How long others wait for a load that was begun here, for a client or not, which may fetch the model first."""
 _LOOK_SECONDS, _QUICKEST_LOOK = 1.0, 0.02
 _LOOKS_A_DELAY = 4
 _NOT_HELD = "kv:"
@@ -66,7 +65,7 @@ class Placing:
         tell: Callable[[], Awaitable[None]],
         tasks: Tasks,
     ) -> None:
-        """`tell` has the others told at once what this node offers; `begun` outlives it."""
+        """`tell` has the others told at once what this node offers; `begun` outlives it, and has its clock."""
         self._wishes = settings.placement
         self._begun = begun
         self._kept = begun.read()
@@ -75,8 +74,10 @@ class Placing:
         self._router = router
         self._tell = tell
         self._tasks = tasks
+        self._clock = begun.clock
         self._links: list[PlacingLink] = []
         self._loading = ""
+        self._coming_since: dict[str, float] = {}
         self._memory_bytes: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._told_sizes: dict[str, int] = {}
@@ -87,7 +88,7 @@ class Placing:
             await asyncio.sleep(self._look_seconds)
             if self._loading:
                 continue
-            if model := self._reconciler.begin(time.monotonic(), self._holders(), self._wanted):
+            if model := self._reconciler.begin(self._clock(), self._holders(), self._wanted):
                 self._loading = model
                 self._tasks.begin(self._load(model))
             else:
@@ -106,18 +107,24 @@ class Placing:
         """Return an offer with what there is to say of the placement, of these links."""
         self._links = [link for link in links if isinstance(link, PlacingLink)]
         own = {model.id for model in offer.models}
-        wanted = sorted(self._wanted.keys() & own - self._reconciler.resting(time.monotonic()))[:MAX_WISHES]
+        wanted = sorted(self._wanted.keys() & own - self._reconciler.resting(self._clock()))[:MAX_WISHES]
         self._learn_sizes(wanted, offer)
         states = [await self._state(link) for link in self._links]
         found = [await self._placeable(link, state, wanted) for link, state in zip(self._links, states, strict=True)]
-        coming = {self._loading, *(name for state in states if state is not None for name in state.loading)}
+        placing = self._note_coming([name for state in states if state is not None for name in state.loading])
         return msgspec.structs.replace(
             offer,
             placement=self._wishes,
-            placeable=tuple(name for names in found for name in names),
-            placing=tuple(sorted(coming & self._wanted.keys() & own)),
+            placeable=tuple(name for names in found for name in names if name not in self._coming_since),
+            placing=tuple(sorted(placing & self._wanted.keys() & own)),
             memory_bytes=sum(self._memory_bytes.get(link.name, 0) for link in self._links),
         )
+
+    def _note_coming(self, loading: Collection[str]) -> set[str]:
+        """Note which models are on their way into memory; return those that others are to wait for."""
+        now, since = self._clock(), self._coming_since
+        self._coming_since = {name: since.get(name, now) for name in {self._loading, *loading} - {""}}
+        return {name for name, begun in self._coming_since.items() if now - begun < _LOAD_SECONDS}
 
     @property
     def _wanted(self) -> dict[str, int]:
@@ -160,22 +167,25 @@ class Placing:
         self._sizes |= {model.id: model.size_bytes for model in own.models if model.size_bytes}
 
     def _fits(self, model: str, state: EngineState) -> bool:
-        """Whether a model's weights fit beside what is held; True where one of both is not known: loading will tell."""
+        """Whether a model's weights, of each copy of the engine, fit beside what is held.
+
+        True where one of both is not known: loading will tell.
+        """
         held = sum(size for account, size in state.memory.items() if not account.startswith(_NOT_HELD))
         size_bytes = self._sizes.get(model) or self._told_sizes.get(model, 0)
-        return not state.memory_bytes or size_bytes <= state.memory_bytes - held
+        return not state.memory_bytes or size_bytes * max(1, len(state.copies)) <= state.memory_bytes - held
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
     async def _load(self, model: str) -> None:
         logger.info("loading %s: fewer nodes have it than cluster.placement wants", model)
-        rest_seconds = self._reconciler.begun()[model].rests_until - time.monotonic()
+        rest_seconds = self._reconciler.begun()[model].rests_until - self._clock()
         try:
             await self._keep_begun()
             await self._tell()
             async with asyncio.timeout(_LOAD_SECONDS):
                 await self._place(model)
-            self._reconciler.note_loaded(time.monotonic(), [model])
+            self._reconciler.note_loaded(self._clock(), [model])
         except PyAgentError as error:
             logger.warning("%s is left to other nodes for %.0f s: %s", model, rest_seconds, error)
         except TimeoutError:
