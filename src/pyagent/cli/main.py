@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -13,6 +14,7 @@ from pyagent.core.errors import PyAgentError
 def main() -> Never:
     """Run the command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 ended."""
     arguments = sys.argv[1:]
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the terminal lacks is no reason to fail
@@ -22,6 +24,12 @@ def main() -> Never:
     except BrokenPipeError:  # `| head -1` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what waits to be written would fail again
+        sys.stderr.write(f"error: what is written has no room: {error.strerror}; make room on its disk\n")
+        code = 1
     except PyAgentError as error:
         if "--debug" in arguments:
             raise
@@ -33,6 +41,13 @@ def main() -> Never:
 
         leave(code)
     sys.exit(code)
+
+
+def _open_closed() -> None:
+    """Have an output that was closed before the start (`>&-`, some supervisors) write nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
 
 
 def _run(arguments: list[str]) -> int:

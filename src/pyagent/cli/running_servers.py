@@ -68,14 +68,18 @@ def _write(file: Path, content: bytes, kept: contextlib.ExitStack) -> None:
 
 
 def running_servers(data: Path) -> list[RunningServer]:
-    """Return the servers that live, by port; files of those that died are removed."""
-    found = [_read(file) for file in (data / "servers").glob("*.json")]
+    """Return the servers that live, by port; files of those that died are removed where they can be."""
+    try:
+        found = [_read(file) for file in (data / "servers").glob("*.json")]
+    except OSError:  # a folder that cannot be looked into has none that this user could ask
+        return []
     return sorted((server for server in found if server), key=lambda server: server.port)
 
 
 def _read(file: Path) -> RunningServer | None:
     if not _is_locked(file):
-        file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the disk may be one that is only read
+            file.unlink(missing_ok=True)
         return None
     try:
         told = json.loads(file.read_bytes())

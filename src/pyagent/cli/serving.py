@@ -6,6 +6,7 @@ It answers before it has all: the first model and then the fleet come in a threa
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import logging
 import sys
@@ -104,10 +105,8 @@ def serve(
                 node=node,
             )
             is_json = settings.log.format == "json"
-            sys.stdout.write(start_text(address(listening), backend.names, origins, is_json=is_json))
-            if node is not None and not is_json:
-                sys.stdout.write(f"{node.told()}\n")
-            sys.stdout.flush()
+            said = start_text(address(listening), backend.names, origins, is_json=is_json)
+            _say(said + (f"{node.told()}\n" if node is not None and not is_json else ""))
             gc.freeze()
             gc.enable()
             door = 0 if node is None else node.door_port
@@ -142,15 +141,25 @@ def make_node(settings: Settings, chain: BackendChain, agents: AgentBackend) -> 
     from pyagent.infrastructure.cluster.node import Node
 
     tracer = _peer_tracer(settings.server.otlp_endpoint) if settings.server.otlp_endpoint is not None else None
-    told = {"tell": _tell} if sys.stdout.isatty() and settings.log.format != "json" else {}
+    told = {"tell": _say_line} if sys.stdout.isatty() and settings.log.format != "json" else {}
     return Node(cluster_folder(settings.paths.data), settings.cluster, chain, agents=agents, tracer=tracer, **told)
 
 
-def _tell(line: str) -> None:
+def _say_line(line: str) -> None:
     """Show a person at a terminal who comes and goes; elsewhere the log has it."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.write(f"{line}\n")
+    with contextlib.suppress(OSError):  # the terminal may be gone: no peer is to notice
+        _say(f"{line}\n")
+
+
+def _say(text: str) -> None:
+    """Write it at once; a server goes on where its output is a file on a full disk."""
+    try:
+        sys.stdout.write(text)
         sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        logger.warning("what this server writes has no room: %s", error.strerror)
 
 
 def _peer_tracer(endpoint: str) -> PeerTracer:

@@ -17,7 +17,14 @@ from pyagent.core.cluster.cluster_state import SECRET_BYTES, ClusterState, Epoch
 from pyagent.core.cluster.messages import Revocation
 from pyagent.core.errors import ClusterError
 from pyagent.infrastructure.cluster.keys import node_id_of
-from pyagent.infrastructure.cluster.private_file import NODE_LOCK, check_room, locked, read_private, write_private
+from pyagent.infrastructure.cluster.private_file import (
+    NODE_LOCK,
+    check_room,
+    is_there,
+    locked,
+    read_private,
+    write_private,
+)
 
 _FILE = "cluster.json"
 _ID_BYTES = 10
@@ -38,8 +45,8 @@ class ClusterFile:
         self._read: tuple[object, ClusterState] | None = None
 
     def exists(self) -> bool:
-        """Whether this node is in a cluster."""
-        return self.file.exists()
+        """Whether this node is in a cluster. Raises `ClusterError` where its folder cannot be looked into."""
+        return is_there(self.file)
 
     def check_room(self) -> None:
         """Raise `ClusterError` where a cluster could not be kept, as on a full disk."""

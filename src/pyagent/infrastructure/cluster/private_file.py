@@ -25,6 +25,8 @@ MAX_FILE_BYTES = 4 << 20
 NODE_LOCK = "node.lock"
 """Held by the one node that runs on a folder: two processes with its keys would be one id twice."""
 _OTHERS = 0o077
+_MAX_SHOWN = 300
+_ELSEWHERE = "run this as the user whose file it is, or set paths.data"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_FOLDER = frozenset({errno.ENOTDIR, errno.EEXIST})
 T = TypeVar("T")
@@ -36,11 +38,30 @@ class FileError(ClusterError):
     """A file of this node itself cannot be read or written: no peer is to blame, and its user is to be told."""
 
 
+def is_there(file: Path) -> bool:
+    """Whether there is a file. Raises `FileError` where that cannot be found out, as in a folder of another user."""
+    try:
+        file.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise FileError(f"{shortened(file)} cannot be read: {error.strerror}; {_ELSEWHERE}") from error
+    return True
+
+
+def shortened(file: Path) -> str:
+    """Return a path as an error may hold it: the end of one that is very long."""
+    text = str(file)
+    return text if len(text) <= _MAX_SHOWN else f"...{text[-_MAX_SHOWN:]}"
+
+
 def read_private(file: Path, kind: type[T], advice: str) -> T | None:
     """Return what the file holds, as `kind`; None where there is no file.
 
     A file that others may read is closed to them, and that is told. Raises `ClusterError`, which ends in `advice`.
     """
+    if not is_there(file):
+        return None
     try:
         # neither through a link, which would close another file to others, nor at a pipe, which would wait for ever
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
@@ -53,6 +74,8 @@ def read_private(file: Path, kind: type[T], advice: str) -> T | None:
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise FileError(f"{shortened(file)} cannot be read: {error.strerror}; {_ELSEWHERE}") from error
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FileError(f"{file} cannot be read: {_without_values(error)}; {advice}") from None
 
@@ -88,7 +111,7 @@ def _written_beside(file: Path, content: bytes) -> Generator[Path]:
 
 
 def _unwritable(file: Path, error: OSError) -> FileError:
-    told = f"{file} cannot be written: {error.strerror}"
+    told = f"{shortened(file)} cannot be written: {error.strerror}"
     if error.errno in _FULL:
         return FileError(f"{told}; make room on its disk")
     if error.errno in _NO_FOLDER:

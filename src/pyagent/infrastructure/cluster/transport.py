@@ -106,6 +106,9 @@ class Transport:
         try:
             self._allowed.start(context)
             return self._listen(context, bind)
+        except zmq.ZMQError as error:
+            await self.stop()
+            raise ClusterError(f"this node cannot open its sockets: {error} (see `ulimit -n`)") from error
         except BaseException:
             await self.stop()
             raise
