@@ -12,8 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from msgspec.structs import replace
-from support.native import chat, engine_of, mixed_requests
+from support.native import answers_of, chat, engine_of
 from support.reference_decoder import FAMILIES, write_family, write_safetensors
 
 from pyagent import _rust
@@ -22,10 +21,8 @@ from pyagent.core.backends import collect
 from pyagent.core.config import load_settings
 from pyagent.core.errors import ConfigError, ModelError
 from pyagent.core.runners.batch import Batch
-from pyagent.core.runners.factory import LargestStep, RunnerFactory, RunnerOptions
-from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
-from pyagent.infrastructure.engine.runners.choice import RunnerChoice, pick_runners
+from pyagent.core.runners.factory import LargestStep, RunnerOptions
+from pyagent.infrastructure.engine.runners.choice import pick_runners
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
@@ -190,34 +187,12 @@ def test_emptied_pages_are_given_back_and_no_others(head_dim: int) -> None:
         assert tensor[12:27].eq(0).all()
 
 
-def answers(factory: RunnerFactory, path: Path, kv_bytes: int) -> list[list[str]]:
-    """One, two or three answers to each of 18 questions at once, and again, in as little KV memory as that."""
-    options = EngineOptions(
-        RunnerOptions(threads=1, kv_bytes=kv_bytes, kv_dtype="f32", dtype="f32" if factory is TORCH else "auto"),
-        SchedulerLimits(max_num_batched_tokens=64),
-        runners=RunnerChoice((factory,)),
-    )
-    requests = [replace(request, n=1 + at % 3) for at, request in enumerate(mixed_requests(18))] * 2
-
-    async def work() -> list[list[str]]:
-        backend = NativeBackend.of("tiny", lambda: path, options)
-        try:
-            replies = await asyncio.gather(*(collect(backend.chat(request)) for request in requests))
-        finally:
-            await backend.close()
-        return [
-            ["".join(delta.content for delta in reply.deltas if delta.index == index) for index in range(request.n)]
-            for request, reply in zip(requests, replies, strict=True)
-        ]
-
-    return asyncio.run(work())
-
-
 @pytest.mark.parametrize("num_blocks", [48, 1000])
 def test_answers_are_the_cpu_runners(tiny_model_path: Path, num_blocks: int) -> None:
     """Forks, shared beginnings, chunks, eviction and preemption: the engine says the same on both runners."""
     kv_bytes = num_blocks * 2 * 2 * 16 * 2 * 16 * 4
-    assert answers(TORCH, tiny_model_path, kv_bytes) == answers(CPU, tiny_model_path, kv_bytes)
+    on_cpu = answers_of(CPU, tiny_model_path, kv_bytes)
+    assert answers_of(TORCH, tiny_model_path, kv_bytes, dtype="f32") == on_cpu
 
 
 def test_smollm2_says_what_it_says_on_the_cpu_runner(smollm2_path: Path) -> None:

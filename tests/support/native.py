@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from support.tiny_model import vocabulary
 from support.waiting import until
 
@@ -23,10 +24,11 @@ from pyagent.core.messages import (
     Message,
     SamplingParams,
 )
-from pyagent.core.runners.factory import KvDtype, RunnerOptions
+from pyagent.core.runners.factory import KvDtype, RunnerFactory, RunnerOptions
 from pyagent.core.sampling_schedules import PenaltySchedule, TemperatureSchedule
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
+from pyagent.infrastructure.engine.runners.choice import RunnerChoice
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
@@ -120,6 +122,38 @@ async def one_by_one(backend: NativeBackend, requests: list[ChatRequest]) -> lis
 
 async def at_once(backend: NativeBackend, requests: list[ChatRequest]) -> list[Answer]:
     return list(await asyncio.gather(*(collect(backend.chat(request)) for request in requests)))
+
+
+def answers_of(factory: RunnerFactory, path: Path, kv_bytes: int, **of_runner: Any) -> list[list[str]]:
+    """Answers of a backend of its own, as `many_answers` gives them."""
+
+    async def work() -> list[list[str]]:
+        backend = NativeBackend.of("tiny", lambda: path, cramped(factory, kv_bytes, **of_runner))
+        try:
+            return await many_answers(backend)
+        finally:
+            await backend.close()
+
+    return asyncio.run(work())
+
+
+def cramped(factory: RunnerFactory, kv_bytes: int, **of_runner: Any) -> EngineOptions:
+    """Options for a runner with so little KV memory, and short steps."""
+    return EngineOptions(
+        RunnerOptions(threads=1, kv_bytes=kv_bytes, kv_dtype="f32", **of_runner),
+        SchedulerLimits(max_num_batched_tokens=64),
+        runners=RunnerChoice((factory,)),
+    )
+
+
+async def many_answers(backend: NativeBackend, number: int = 18) -> list[list[str]]:
+    """One, two or three answers to each of some questions at once, and again."""
+    requests = [replace(request, n=1 + at % 3) for at, request in enumerate(mixed_requests(number))] * 2
+    replies = await at_once(backend, requests)
+    return [
+        ["".join(delta.content for delta in reply.deltas if delta.index == index) for index in range(request.n)]
+        for request, reply in zip(requests, replies, strict=True)
+    ]
 
 
 async def alone(path: Path, requests: list[ChatRequest], kv_type: KvDtype = "bf16") -> list[str]:

@@ -155,7 +155,15 @@ def _look_at_runners(report: _Report, settings: Settings, host: PluginHost) -> E
         return None
     absent = [f"{name} cannot run here: {reason}" for name, reason in options.runners.unavailable()]
     report.add("models", "runner", "; ".join([names, *absent]))
+    _look_at_ranks(report, settings.engine)
     return options
+
+
+def _look_at_ranks(report: _Report, engine: Engine) -> None:
+    if engine.num_ranks > 1:
+        stages = f"{engine.tensor_parallel_size} to a stage, {engine.pipeline_parallel_size} stages"
+        found = f"{engine.num_ranks} processes: {stages}"
+        report.add("models", "ranks", f"{found}; rank 0 is the engine's own")
 
 
 def _look_at_models(report: _Report, settings: Settings, options: EngineOptions | None) -> None:
@@ -273,6 +281,8 @@ def _why_kv_stays(engine: Engine) -> str:
         return "engine.process = true"
     if engine.data_parallel is not None and engine.data_parallel > 1:
         return f"engine.data_parallel = {engine.data_parallel}"
+    if engine.num_ranks > 1:
+        return "the ranks of tensor_parallel_size or pipeline_parallel_size"
     return "" if engine.kv_connector == "auto" else f'engine.kv_connector = "{engine.kv_connector}"'
 
 

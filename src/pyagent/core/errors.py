@@ -14,7 +14,8 @@
     │   └── BudgetError    the run's budget is spent
     ├── DeadlineError      the caller's deadline passed
     ├── BackendError       a backend failed: names it and whether trying again can help
-    │   └── UnsupportedError   it cannot do what the request asks; another may
+    │   ├── UnsupportedError   it cannot do what the request asks; another may
+    │   └── RunnerLostError    what an engine's runner computes with is gone, KV included
     ├── WireError          another process of PyAgent's: its message cannot be read, or it is of another version
     └── AgentError         an agent failed: names it
 
@@ -171,6 +172,17 @@ class UnsupportedError(BackendError):
         """The field of a request that asks for it: images stand in messages."""
         first = self.fields[0] if self.fields else None
         return "messages" if first == "images" else first
+
+
+class RunnerLostError(BackendError):
+    """What an engine's runner computes with is gone, and the KV memory with it: a rank's process ended, say.
+
+    The engine's loop ends by it. Answers go on where the engine has a process of its own; else they fail, and the next
+    request loads the model again.
+    """
+
+    def __init__(self, message: str, *, backend: str = "native") -> None:
+        super().__init__(message, backend=backend)
 
 
 class WireError(PyAgentError):

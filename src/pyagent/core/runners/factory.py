@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
@@ -28,7 +29,9 @@ class RunnerOptions:
     `threads` are those that compute (0: one for each core), `kv_bytes` the most that KV memory may take (None: the
     runner chooses), `kv_dtype` its data type, `dtype` that of weights and products ("auto": the runner chooses), `isa`
     the instruction set (None: the best), `attention` the backends that may compute attention. `eviction` makes the
-    order in which cached KV is given up; `prefix_hash` names cached prefixes.
+    order in which cached KV is given up; `prefix_hash` names cached prefixes. A model is divided among
+    `tensor_parallel_size * pipeline_parallel_size` devices. A runner of several processes calls `when_lost` with the
+    reason, from any thread, when one of them ends, and raises `RunnerLostError` in what needs them from then on.
     """
 
     threads: int = 0
@@ -37,8 +40,16 @@ class RunnerOptions:
     dtype: Dtype = "auto"
     isa: str | None = None
     attention: AttentionChoice = AUTO_ATTENTION
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    when_lost: Callable[[str], None] | None = None
     eviction: EvictionPolicyFactory = _least_recently_used
     prefix_hash: PrefixHash = "siphash"
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices among which a model is divided."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class LargestStep(NamedTuple):

@@ -118,6 +118,22 @@ class Engine(Section, frozen=True):
             "one; `auto` is one for each NUMA node.",
         ),
     ] = 1
+    tensor_parallel_size: Annotated[
+        int,
+        Setting(
+            whole(1, 64),
+            "GPUs among which the `torch` runner divides each layer, each with a process of its own (tensor "
+            "parallelism). The sizes of the model must be multiples of it. The engine then has a process of its own.",
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Setting(
+            whole(1, 64),
+            "Groups of `tensor_parallel_size` GPUs among which the `torch` runner divides a model's layers (pipeline "
+            "parallelism).",
+        ),
+    ] = 1
     hang_seconds: Annotated[
         float | None,
         Setting(
@@ -277,3 +293,8 @@ class Engine(Section, frozen=True):
         Literal["auto", "scalar", "avx2", "avx512", "amx"],
         Setting(choice("auto", "scalar", "avx2", "avx512", "amx"), "Widest CPU instruction set to use, for debugging."),
     ] = "auto"
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices among which a model is divided."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size

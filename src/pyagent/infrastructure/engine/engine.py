@@ -1,7 +1,8 @@
 """The engine's loop: schedule, execute, emit. One thread owns it; clients talk to it through `submit` and `abort`.
 
 A request's fault ends that request alone. When a step cannot be computed, the requests in it end with the reason, and
-the loop goes on. Should the loop itself fail, every request ends with the reason and later ones are refused with it.
+the loop goes on. Should the loop itself fail, or the runner be lost, every request ends with the reason and later ones
+are refused with it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from concurrent.futures import Future
 
 from msgspec.structs import replace
 
-from pyagent.core.errors import CapacityError
+from pyagent.core.errors import CapacityError, RunnerLostError
 from pyagent.core.moving_average import moving_average
 from pyagent.core.runners.batch import Likelihood, StepOutput
 from pyagent.core.runners.runner import Runner
@@ -235,6 +236,8 @@ class Engine:
             if len(output.tokens) != len(plan.sampled):
                 text = f"the runner sampled {len(output.tokens)} tokens, expected {len(plan.sampled)}"
                 raise RuntimeError(text)  # noqa: TRY301
+        except RunnerLostError:
+            raise  # no sequence has its KV any more, also of those that were not in this step
         except BaseException as error:  # a runner that raises SystemExit would end the loop's thread in silence
             requests = [request for request in plan.requests() if request.status is not Status.FINISHED]
             logger.exception("a step of %d requests failed", len(requests))

@@ -5,7 +5,8 @@ The links of one host share one engine: one ledger, one set of threads, each mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ class _Links:
             return self._shared[1].share()
         num_copies = _num_copies(settings)
         engine: LocalEngine | ProcessEngine
-        if settings.engine.process or num_copies > 1:
+        if settings.engine.process or num_copies * settings.engine.num_ranks > 1:
             options_of(settings, self._parts)  # what is wrong with the settings is said now
             engine = _make_processes(settings, num_copies)
         else:
@@ -72,8 +73,16 @@ class _Links:
 
 
 def _num_copies(settings: Settings) -> int:
-    if settings.engine.data_parallel is not None:
-        return settings.engine.data_parallel
+    engine = settings.engine
+    if engine.num_ranks > 1:
+        if (engine.data_parallel or 1) > 1:
+            text = "engine.data_parallel cannot be above 1 beside tensor_parallel_size or pipeline_parallel_size"
+            raise ConfigError(
+                f"{text}: copies would share their GPUs; serve copies as nodes", key="engine.data_parallel"
+            )
+        return 1
+    if engine.data_parallel is not None:
+        return engine.data_parallel
     from pyagent.infrastructure.engine.subprocess.layout import auto_copies, read_layout
 
     return auto_copies(read_layout())
@@ -91,8 +100,8 @@ def _make_processes(settings: Settings, num_copies: int) -> ProcessEngine:
     return ProcessEngine(starts, settings.engine.hang_seconds)
 
 
-def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
-    """An engine in this process. Cheap: models load on first use."""
+def make_engine(settings: Settings, parts: Parts, when_lost: Callable[[str], None] | None = None) -> LocalEngine:
+    """An engine in this process. Cheap: models load on first use. `when_lost` is as in `RunnerOptions`."""
     from pyagent.infrastructure.engine.client import LocalEngine
     from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
     from pyagent.infrastructure.engine.memory.ledger import Ledger
@@ -104,6 +113,7 @@ def make_engine(settings: Settings, parts: Parts) -> LocalEngine:
     locate = ModelStore(settings.paths.models).locate
     ledger = Ledger(total_for(settings.engine.memory))
     options = options_of(settings, parts)
+    options = replace(options, runner=replace(options.runner, when_lost=when_lost))
     pool = ModelPool(locate, options, ledger, measure_process=resident_bytes)
     return LocalEngine(pool, KvMoves.of(options))
 
@@ -129,6 +139,8 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             dtype=engine.dtype,
             isa=None if engine.isa == "auto" else engine.isa,
             attention=pick_attention(engine.attention, parts.attention_backends()),
+            tensor_parallel_size=engine.tensor_parallel_size,
+            pipeline_parallel_size=engine.pipeline_parallel_size,
             eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
             prefix_hash=engine.prefix_hash,
         ),

@@ -11,9 +11,7 @@ import os
 import shutil
 import subprocess  # the command is this interpreter
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -28,10 +26,9 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     start_codec,
     to_engine,
 )
+from pyagent.infrastructure.processes import socket_folder
 from pyagent.infrastructure.wire.codec import MAX_FRAME_BYTES, with_length
 
-_LONGEST_PATH = 90
-"""Bytes of a folder's path; a socket's whole path has room for 107."""
 _END_SECONDS = 3.0
 
 
@@ -39,8 +36,7 @@ class ChildProcess:
     """A process, and the socket to it. One thread owns it."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], start: Start) -> None:
-        folder = tempfile.gettempdir()
-        self._folder = Path(tempfile.mkdtemp(prefix="pyagent-", dir=folder if len(folder) < _LONGEST_PATH else "/tmp"))  # noqa: S108 - the folder is made for this user alone
+        self._folder = socket_folder()
         endpoint = f"ipc://{self._folder}/engine"
         self.socket = context.socket(zmq.PAIR)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -108,14 +104,3 @@ class ChildProcess:
         self.socket.close()
         self.remove_folder()
         return code
-
-
-def describe_exit(code: int) -> str:
-    """Return how a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        import signal
-
-        return f"signal {signal.Signals(-code).name}"
-    return f"signal {-code}"

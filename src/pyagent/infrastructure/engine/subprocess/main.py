@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import sys
-import threading
 from collections.abc import Coroutine
 from contextlib import aclosing
 from functools import partial
@@ -58,6 +58,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     to_engine,
 )
 from pyagent.infrastructure.observability.logging import configure_logging
+from pyagent.infrastructure.processes import end_with_parent
 from pyagent.infrastructure.wire.codec import MAX_FRAME_BYTES, read_frame
 from pyagent.infrastructure.wire.fault import Fault
 
@@ -171,7 +172,7 @@ def main() -> None:
         start = _read_start()
     except WireError as error:
         sys.exit(str(error))
-    threading.Thread(target=_end_with_parent, name="pyagent-parent", daemon=True).start()
+    end_with_parent()
     settings = msgspec.json.decode(start.settings, type=Settings, dec_hook=_path)
     configure_logging(settings.log.level, settings.log.format)
     if start.cores:
@@ -193,7 +194,7 @@ def _path(kind: type[Path], value: str) -> Path:
 
 
 async def _serve(settings: Settings, start: Start) -> None:
-    engine = make_engine(settings, PluginHost.discover(settings.plugins))
+    engine = make_engine(settings, PluginHost.discover(settings.plugins), _end_lost)
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
@@ -206,11 +207,11 @@ async def _serve(settings: Settings, start: Start) -> None:
         context.term()
 
 
-def _end_with_parent() -> None:
-    """Read standard input until it closes, which the end of the parent process does; then exit."""
-    while os.read(0, 4096):
-        pass
-    os._exit(0)
+def _end_lost(reason: str) -> None:
+    """End the process, as its runner is lost: the next one goes on with every answer. The reason is in the log."""
+    del reason
+    logging.shutdown()
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, PyAgentError, RequestError, WireError
 from pyagent.core.messages import ChatDelta
 from pyagent.infrastructure.engine.sessions.replay import ReplayStore
-from pyagent.infrastructure.engine.subprocess.child import ChildProcess, describe_exit
+from pyagent.infrastructure.engine.subprocess.child import ChildProcess
 from pyagent.infrastructure.engine.subprocess.in_flight import MAX_TRIALS, InFlight, InFlightRequest
 from pyagent.infrastructure.engine.subprocess.protocol import (
     ENGINE,
@@ -50,6 +50,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     encode_for_caller,
     to_engine,
 )
+from pyagent.infrastructure.processes import describe_exit
 from pyagent.infrastructure.wire.hello import Hello
 
 logger = logging.getLogger(__name__)

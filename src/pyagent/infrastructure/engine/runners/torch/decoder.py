@@ -56,6 +56,7 @@ class Decoder:
         self._windows = part.windows
         self._heads = (part.heads.num, part.kv_heads.num)
         self._head_dim = config.head_dim
+        self._is_norm_wide = config.is_qk_norm_wide
         self._epsilon = config.norm_epsilon
         self._activation = config.activation
         self._scale = config.attention_scale
@@ -156,6 +157,11 @@ class Decoder:
 
     def _normed_heads(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Heads [T, H, D] normalised where the family does: each, or all of a token's together."""
-        if weight is None or len(weight) == x.shape[-1]:
+        if weight is None or not self._is_norm_wide:
             return self._normed(x, weight)
-        return self._normed(x.flatten(1), weight).unflatten(1, x.shape[1:])
+        wide, tp_size = x.flatten(1), self._part.shard.tp_size
+        if tp_size == 1:
+            return self._normed(wide, weight).unflatten(1, x.shape[1:])
+        exact = wide.float()  # of which other ranks have as many columns each
+        mean = self._ranks.sum(exact.square().mean(1, keepdim=True)) / tp_size
+        return (exact * torch.rsqrt(mean + self._epsilon) * weight).to(x.dtype).unflatten(1, x.shape[1:])

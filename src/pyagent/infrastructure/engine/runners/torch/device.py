@@ -33,8 +33,8 @@ class Target(NamedTuple):
         return int(_USABLE_SHARE * free_bytes)
 
 
-def target_of(options: RunnerOptions) -> Target:
-    """Return what the options ask for here. Raises `ConfigError` for what this runner lacks."""
+def target_of(options: RunnerOptions, rank: int = 0) -> Target:
+    """Return what the options ask for here, for a rank's device. Raises `ConfigError` for what this runner lacks."""
     if options.isa is not None:
         text = f"engine.isa is {options.isa}, which the torch runner cannot follow: torch chooses; set it to auto"
         raise ConfigError(text, key="engine.isa")
@@ -43,7 +43,11 @@ def target_of(options: RunnerOptions) -> Target:
         raise ConfigError(text, key="engine.kv_dtype")
     kv_dtype = DTYPES[options.kv_dtype]
     is_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
+    if is_gpu and options.num_ranks > (num_gpus := torch.cuda.device_count()):
+        sizes = "engine.tensor_parallel_size * engine.pipeline_parallel_size"
+        text = f"{sizes} is {options.num_ranks}, a GPU for each, but torch sees {num_gpus}; take smaller sizes"
+        raise ConfigError(text, key="engine.tensor_parallel_size")
+    device = torch.device("cuda", rank) if is_gpu else torch.device("cpu")
     if options.dtype != "auto":
         return Target(device, DTYPES[options.dtype], kv_dtype)
     if not is_gpu:

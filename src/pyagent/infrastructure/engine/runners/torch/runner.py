@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,35 +20,48 @@ from pyagent.core.runners.batch import Batch, StepOutput
 from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerOptions
 from pyagent.core.runners.runner import RunnerInfo
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
+from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told, told_of
 from pyagent.infrastructure.engine.runners.torch.device import target_of
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
+from pyagent.infrastructure.engine.runners.torch.parallel.messages import Compute, CopyPages, EmptyPages
 from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Alone
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
+from pyagent.infrastructure.engine.runners.torch.parallel.workers import Workers
 from pyagent.infrastructure.engine.runners.torch.rank_model import RankModel
 from pyagent.infrastructure.engine.runners.torch.sizes import Sizes, open_model, step_bytes
 from pyagent.infrastructure.engine.runners.torch.stages import Stages, Trial, choose_stages
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 logger = logging.getLogger(__name__)
 
 
 def needs_of(path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
-    """Return what a model will take of this machine's memory. Raises `ModelError` where the GPU lacks room."""
+    """Return what a model will take of this machine's memory. Raises `ModelError` where a GPU lacks room."""
     target = target_of(options)
     config = open_model(path).config
-    layers = KvLayers.of(config.windows)
-    sizes = Sizes.of(config, ModelPart.of(config, Shard()), layers, step, target)
+    layers = KvLayers.of(config.windows, options.pipeline_parallel_size)
+    parts = [ModelPart.of(config, shard) for shard in shards_of(options)]
+    sizes = [Sizes.of(config, part, layers, step, target) for part in parts]
     if target.is_gpu:
-        sizes.check_fit(target, path)
-    is_here = int(not target.is_gpu)
+        max(sizes).check_fit(target, path)
+        sizes.clear()
     return ModelNeeds(
         vocab_size=config.vocab_size,
         context_length=config.context_length,
-        weight_bytes=is_here * sizes.weight_bytes,
-        workspace_bytes=is_here * sizes.workspace_bytes,
-        page_bytes=is_here * sizes.page_bytes,
+        weight_bytes=sum(size.weight_bytes for size in sizes),
+        workspace_bytes=sum(size.workspace_bytes for size in sizes),
+        page_bytes=sum(size.page_bytes for size in sizes),
         kv_groups=layers.groups,
     )
+
+
+def shards_of(options: RunnerOptions) -> list[Shard]:
+    """Return the places of all ranks."""
+    sizes = options.tensor_parallel_size, options.pipeline_parallel_size
+    return [Shard(rank, *sizes) for rank in range(options.num_ranks)]
 
 
 class TorchRunner(PagedRunner):
@@ -56,30 +70,40 @@ class TorchRunner(PagedRunner):
     def __init__(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None = None) -> None:
         """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it."""
         self._target = target_of(options)
-        self._threads = options.threads or _rust.available_cores()
-        self.num_threads = 0 if self._target.is_gpu else self._threads
+        self._shards = shards_of(options)
+        threads = options.threads or _rust.available_cores()
+        self.num_threads = 0 if self._target.is_gpu else threads
+        own_threads = max(1, threads // len(self._shards))
+        self._workers = Workers(path, options, step, self._shards[0], own_threads) if len(self._shards) > 1 else None
         try:
-            info = self._load(path, options, step)
-        except torch.OutOfMemoryError as error:
-            text = f"{path} does not fit the GPU's memory: {str(error).partition('.')[0]}; set engine.runner to cpu"
-            raise ModelError(text, model=str(path)) from error
-        super().__init__(info, options, kv)
+            info = self._load(path, options, step, own_threads)
+            super().__init__(info, options, kv)
+        except BaseException as error:
+            self._end_workers()
+            if isinstance(error, torch.OutOfMemoryError):
+                text = f"{path} does not fit the GPU's memory: {str(error).partition('.')[0]}; set engine.runner to cpu"
+                raise ModelError(text, model=str(path)) from error
+            raise
 
-    def _load(self, path: Path, options: RunnerOptions, step: LargestStep) -> RunnerInfo:
+    def _load(self, path: Path, options: RunnerOptions, step: LargestStep, num_threads: int) -> RunnerInfo:
         start = time.perf_counter()
-        target = self._target
-        self._model = model = RankModel(path, target, Shard(), step, self._threads)
-        num_pages = model.num_pages(options.kv_bytes)
-        model.allocate(num_pages, Alone(), options.attention, self.choose_stages)
-        seconds = time.perf_counter() - start
-        logger.info("loaded %s onto %s as %s in %.1f s", path, target.device, target.dtype, seconds)
+        target, needs = self._target, needs_of(path, options, step)
+        self._model = model = RankModel(path, target, self._shards[0], step, num_threads)
+        num_pages, ranks, attention = model.num_pages(options.kv_bytes), Alone(), options.attention
+        if self._workers is not None:
+            num_pages, attention = min(num_pages, self._workers.num_pages()), choice_told(told_of(attention))
+            ranks = self._workers.connect(num_pages, target.device)
+        model.allocate(num_pages, ranks, attention, self.choose_stages)
+        seconds, num_ranks = time.perf_counter() - start, len(self._shards)
+        on = target.device if num_ranks == 1 else f"{num_ranks} ranks ({target.device.type})"
+        logger.info("loaded %s onto %s as %s in %.1f s", path, on, target.dtype, seconds)
         return RunnerInfo(
             architecture=model.config.architecture,
             vocab_size=model.config.vocab_size,
             context_length=model.config.context_length,
-            weight_bytes=0 if target.is_gpu else model.sizes.weight_bytes,
+            weight_bytes=needs.weight_bytes,
             num_pages=num_pages,
-            page_bytes=0 if target.is_gpu else model.sizes.page_bytes,
+            page_bytes=needs.page_bytes,
             kv_groups=model.layers.groups,
         )
 
@@ -89,24 +113,46 @@ class TorchRunner(PagedRunner):
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and sample the tokens it asks for."""
-        logits = self._model.compute(PackedStep.of(batch, self.pool, self._model.layers)).cpu()
-        return self.finish_step(batch, logits.numpy().data)
+        return self.finish_step(batch, self._compute(PackedStep.of(batch, self.pool, self._model.layers)))
+
+    def _compute(self, packed: PackedStep) -> Buffer:
+        """Return a step's logits in this machine's memory. Raises `RunnerLostError`."""
+        if self._workers is None:
+            return self._model.compute(packed).cpu().numpy().data
+        self._workers.tell(Compute(packed))
+        try:
+            return self._model.compute(packed).cpu().numpy().data
+        except Exception as error:
+            raise self._workers.fail(error) from error
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of KV pages: (from, to), in this order."""
+        if self._workers is not None:
+            self._workers.tell(CopyPages(list(pairs)))
         self._model.copy_pages(pairs)
 
     def empty_pages(self, pages: Sequence[int]) -> None:
         """Give the memory of pages back to the system."""
+        if self._workers is not None:
+            self._workers.tell(EmptyPages(list(pages)))
         self._model.kv.empty_pages(pages)
 
     def step_bytes(self, step: LargestStep) -> int:
         """Return the bytes of this machine's memory that steps up to the largest take."""
-        return 0 if self._target.is_gpu else step_bytes(self._model.config, self._model.part, step, self._target)
+        if self._target.is_gpu:
+            return 0
+        parts = [ModelPart.of(self._model.config, shard) for shard in self._shards]
+        return sum(step_bytes(self._model.config, part, step, self._target) for part in parts)
 
     def close(self) -> None:
         """Free the weights and the KV memory, whatever still refers to the runner. It computes nothing afterwards."""
         super().close()
+        self._end_workers()
         vars(self).pop("_model", None)
         if self._target.is_gpu:
             torch.cuda.empty_cache()
+
+    def _end_workers(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None

@@ -73,7 +73,7 @@ def load_weights(
     with ThreadPoolExecutor(min(num_threads, _MOST_THREADS), "pyagent-weights") as threads:
         layers = threads.map(loader.layer, range(part.layers.first, part.layers.end))
         embedding = loader.embedding()
-        final_norm = loader.norm("output_norm.weight", file.config.hidden_size)
+        final_norm = loader.norm("output_norm.weight", Span.whole(file.config.hidden_size))
         return Weights(embedding, list(layers), final_norm, loader.output(embedding))
 
 
@@ -90,18 +90,18 @@ class _Loader:
         config, part, block = self._config, self._part, f"blk.{index}"
         hidden, ffn = Span.whole(config.hidden_size), part.ffn
         q, kv = part.heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
-        is_wide = config.is_qk_norm_wide
+        head, is_wide = Span.whole(config.head_dim), config.is_qk_norm_wide
         return Layer(
             attention_norm=self._input_norm(f"{block}.attn_norm.weight"),
             qkv=self._linear(hidden, (f"{block}.attn_q", q), (f"{block}.attn_k", kv), (f"{block}.attn_v", kv)),
-            query_norm=self._optional_norm(f"{block}.attn_q_norm.weight", q.num if is_wide else config.head_dim),
-            key_norm=self._optional_norm(f"{block}.attn_k_norm.weight", kv.num if is_wide else config.head_dim),
+            query_norm=self._optional_norm(f"{block}.attn_q_norm.weight", q if is_wide else head),
+            key_norm=self._optional_norm(f"{block}.attn_k_norm.weight", kv if is_wide else head),
             attention_output=self._linear(q, (f"{block}.attn_output", hidden)),
-            post_attention_norm=self._optional_norm(f"{block}.post_attention_norm.weight", hidden.num),
+            post_attention_norm=self._optional_norm(f"{block}.post_attention_norm.weight", hidden),
             ffn_norm=self._input_norm(f"{block}.ffn_norm.weight"),
             gate_up=self._linear(hidden, (f"{block}.ffn_gate", ffn), (f"{block}.ffn_up", ffn)),
             down=self._linear(ffn, (f"{block}.ffn_down", hidden)),
-            post_ffn_norm=self._optional_norm(f"{block}.post_ffw_norm.weight", hidden.num),
+            post_ffn_norm=self._optional_norm(f"{block}.post_ffw_norm.weight", hidden),
         )
 
     def embedding(self) -> Tensor:
@@ -129,16 +129,16 @@ class _Loader:
     def _empty(self, num_rows: int, num_columns: int) -> Tensor:
         return torch.empty(num_rows, num_columns, dtype=self._dtype, device=self._device)
 
-    def norm(self, name: str, size: int) -> Tensor:
+    def norm(self, name: str, span: Span) -> Tensor:
         """A norm's weights, with what the file leaves out of them."""
-        return self._vector(name, Span.whole(size), torch.float32).add_(self._config.norm_weight_offset)
+        return self._vector(name, span, torch.float32).add_(self._config.norm_weight_offset)
 
     def _input_norm(self, name: str) -> Tensor | None:
         """A norm before a block, of a family that has any."""
-        return self.norm(name, self._config.hidden_size) if self._config.has_input_norms else None
+        return self.norm(name, Span.whole(self._config.hidden_size)) if self._config.has_input_norms else None
 
-    def _optional_norm(self, name: str, size: int) -> Tensor | None:
-        return self.norm(name, size) if self._file.find(name) else None
+    def _optional_norm(self, name: str, span: Span) -> Tensor | None:
+        return self.norm(name, span) if self._file.find(name) else None
 
     def _linear(self, columns: Span, *parts: tuple[str, Span]) -> Linear:
         """Matrices with the same columns, one below the other: the parts' rows of each."""

@@ -63,3 +63,22 @@ def _is_right(name: str, attend: Attend, trial: AttentionTrial) -> bool:
     if fault is not None:
         logger.warning("attention is not by %s, which may be slower: %s", name, fault)
     return fault is None
+
+
+def told_of(choice: AttentionChoice) -> str | None:
+    """Return the name that tells other ranks' processes of a choice, None for any. Raises `ConfigError` for a plugin's.
+
+    Those processes load no plugins.
+    """
+    if choice.is_auto:
+        return None
+    (named,) = choice.backends
+    if all(named.name != own.name for own in BACKENDS):
+        text = f"{KEY} is {named.name}, a plugin's, which the processes of other ranks do not have"
+        raise ConfigError(f"{text}; set it to auto, {', '.join(own.name for own in BACKENDS)}", key=KEY)
+    return named.name
+
+
+def choice_told(name: str | None) -> AttentionChoice:
+    """Return the choice that `told_of` tells: among the runner's own."""
+    return AttentionChoice(tuple(own for own in BACKENDS if name in {None, own.name}), is_auto=name is None)

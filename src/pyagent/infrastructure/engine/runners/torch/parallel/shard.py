@@ -119,9 +119,6 @@ class ModelPart:
                 raise _undivided(_TP, size, f"{total} {name}")
         if config.num_kv_heads % size and size % config.num_kv_heads:
             raise _undivided(_TP, size, f"{config.num_kv_heads} key-value heads")
-        if config.is_qk_norm_wide and size > 1:
-            text = f"{_TP} is {size}, but {config.architecture} normalises all of a token's heads together; set it to 1"
-            raise ConfigError(text, key=_TP)
         if config.num_layers < shard.pp_size:
             raise _undivided(_PP, shard.pp_size, f"{config.num_layers} layers")
         share = -(-config.vocab_size // size)

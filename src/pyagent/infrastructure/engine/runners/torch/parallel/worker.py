@@ -1,0 +1,98 @@
+"""A rank's process: `python -m pyagent.infrastructure.engine.runners.torch.parallel.worker`, started by `workers`.
+
+Load the rank's part, meet the other ranks, then do what rank 0 says, in its order. What cannot be done ends the
+process, which rank 0 notices. It ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch
+import zmq
+
+from pyagent.core.errors import PyAgentError, WireError
+from pyagent.core.runners.attention import AttentionChoice
+from pyagent.core.runners.factory import LargestStep, RunnerOptions
+from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told
+from pyagent.infrastructure.engine.runners.torch.device import target_of
+from pyagent.infrastructure.engine.runners.torch.parallel.group import Group
+from pyagent.infrastructure.engine.runners.torch.parallel.messages import (
+    RANK_0,
+    Allocate,
+    Compute,
+    CopyPages,
+    EmptyPages,
+    Failed,
+    Loaded,
+    StartRank,
+    from_rank,
+    start_codec,
+    to_rank,
+)
+from pyagent.infrastructure.engine.runners.torch.parallel.shard import Shard
+from pyagent.infrastructure.engine.runners.torch.rank_model import RankModel
+from pyagent.infrastructure.engine.runners.torch.stages import choose_stages
+from pyagent.infrastructure.observability.logging import configure_logging
+from pyagent.infrastructure.processes import end_with_parent
+from pyagent.infrastructure.wire.codec import MAX_FRAME_BYTES, read_frame
+from pyagent.infrastructure.wire.fault import Fault
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Be one rank until rank 0 ends."""
+    try:
+        start = start_codec.decode(read_frame(sys.stdin.buffer.read, RANK_0))
+    except WireError as error:
+        sys.exit(str(error))
+    end_with_parent()
+    configure_logging()
+    logging.getLogger("pyagent").setLevel(start.log_level)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.connect(start.endpoint)
+    try:
+        model = _load(start)
+    except (PyAgentError, RuntimeError) as error:  # torch's own are of the second kind, out of memory too
+        socket.send(from_rank.encode(Failed(Fault.of(error, f"rank {start.rank}"))))
+        socket.recv()  # until rank 0 has read it, and ends this process
+        return
+    socket.send(from_rank.encode(Loaded(model.num_pages(start.kv_bytes))))
+    try:
+        _serve(socket, model, Path(start.folder), choice_told(start.attention))
+    except BaseException:
+        logger.exception("rank %d failed", start.rank)
+        logging.shutdown()
+        os._exit(1)  # threads of torch may wait for other ranks
+
+
+def _load(start: StartRank) -> RankModel:
+    options = RunnerOptions(dtype=start.dtype, kv_dtype=start.kv_dtype)
+    target, shard = target_of(options, start.rank), Shard(start.rank, start.tp_size, start.pp_size)
+    if target.is_gpu:
+        torch.cuda.set_device(target.device)
+    return RankModel(Path(start.path), target, shard, LargestStep(*start.largest_step), start.threads)
+
+
+def _serve(socket: zmq.Socket[bytes], model: RankModel, folder: Path, attention: AttentionChoice) -> None:
+    while True:
+        match to_rank.decode(socket.recv()):
+            case Allocate(num_pages):
+                ranks = Group(folder, model.part.shard, model.target.device)
+                model.allocate(num_pages, ranks, attention, choose_stages)
+            case Compute(step):
+                model.compute(step)
+            case CopyPages(pairs):
+                model.copy_pages(pairs)
+            case EmptyPages(pages):
+                model.kv.empty_pages(pages)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A model divided among processes, over gloo: the same answers as one process gives, also when a rank is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.native import chat, cramped, engine_of, many_answers
+from support.reference_decoder import write_family, write_safetensors
+from support.waiting import until
+
+from pyagent.core.backends import collect
+from pyagent.core.errors import BackendError, ConfigError, ModelError
+from pyagent.core.runners.factory import LargestStep, RunnerOptions
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
+
+pytestmark = pytest.mark.oracle
+
+TORCH = TorchRunnerFactory()
+KV_BYTES = 48 * 2 * 2 * 16 * 2 * 16 * 4
+
+
+def ranks_of(pid: int) -> list[int]:
+    """The processes that a process has started to be ranks, and that live."""
+    children = [int(child) for of in Path(f"/proc/{pid}/task").glob("*/children") for child in of.read_text().split()]
+    return [child for child in children if b"torch.parallel.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def answers(path: Path, **sizes: Any) -> list[list[str]]:
+    """Greedy and seeded, in little memory: forks, shared beginnings, chunks, eviction and preemption."""
+    backend = NativeBackend.of("tiny", lambda: path, cramped(TORCH, KV_BYTES, dtype="f32", **sizes))
+    try:
+        return await many_answers(backend, 6)
+    finally:
+        await backend.close()
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_path: Path) -> list[list[str]]:
+    return asyncio.run(answers(tiny_model_path))
+
+
+def test_four_processes_say_what_one_says(tiny_model_path: Path, expected: list[list[str]]) -> None:
+    """Two stages of two ranks each: all answers are equal, and no process is left."""
+    assert asyncio.run(answers(tiny_model_path, tensor_parallel_size=2, pipeline_parallel_size=2)) == expected
+    assert not ranks_of(os.getpid())
+
+
+def test_two_processes_say_so_again_after_one_was_lost(
+    tiny_model_path: Path, expected: list[list[str]], caplog: Any
+) -> None:
+    """A rank that is killed fails what runs, with its number and signal; the next request loads the model again."""
+
+    async def work() -> None:
+        backend = NativeBackend.of(
+            "tiny", lambda: tiny_model_path, cramped(TORCH, KV_BYTES, dtype="f32", tensor_parallel_size=2)
+        )
+        try:
+            assert await many_answers(backend, 6) == expected
+            (rank,) = ranks_of(os.getpid())
+            os.kill(rank, signal.SIGKILL)
+            named = rf"rank 1's process {rank} ended \(signal SIGKILL\)"
+            with pytest.raises(BackendError, match=named):
+                await collect(backend.chat(chat("ab", max_tokens=100, temperature=0, ignore_eos=True)))
+            assert await many_answers(backend, 6) == expected
+            assert ranks_of(os.getpid()) not in ([], [rank])
+        finally:
+            await backend.close()
+
+    asyncio.run(work())
+    assert "the model's 2 ranks are lost" in caplog.text
+    assert not ranks_of(os.getpid())
+
+
+def test_answers_go_on_when_a_rank_is_killed(tiny_model_path: Path, capfd: Any) -> None:
+    """As the engine has a process of its own then: another one takes over; and no rank outlives its engine's kill."""
+    request = chat("the user is", max_tokens=150, temperature=0, ignore_eos=True)
+
+    async def work() -> tuple[str, str]:
+        settings = {
+            "engine.runner": "torch",
+            "engine.kv_dtype": "f32",
+            "engine.dtype": "f32",
+            "engine.tensor_parallel_size": 2,
+        }
+        async with engine_of(tiny_model_path, process=False, **settings) as backend:
+            whole = (await collect(backend.chat(request))).text
+            first = (await backend.engine.state()).process_id
+            assert first is not None
+            (rank,) = ranks_of(first)
+            pieces: list[str] = []
+            async for delta in backend.chat(request):
+                pieces.append(delta.content)
+                if len(pieces) == 10:
+                    os.kill(rank, signal.SIGKILL)
+            second = (await backend.engine.state()).process_id
+            assert second not in {None, first}
+            (rank,) = ranks_of(second or 0)
+            os.kill(second or 0, signal.SIGKILL)
+            await until(lambda: has_ended(rank))
+        return whole, "".join(pieces)
+
+    whole, told = asyncio.run(work())
+    assert told == whole
+    assert "ended (signal SIGKILL): the model's 2 ranks are lost" in capfd.readouterr().err
+
+
+def test_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
+    """A layer that only the other rank reads lacks a tensor: a `ModelError` that names it, and no process is left."""
+    config, tensors = write_family(tmp_path, "llama")
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    write_safetensors(tmp_path, config, tensors)
+    with pytest.raises(ModelError, match=r"no tensor 'blk\.0\.ffn_up\.weight'"):
+        TORCH.load(tmp_path, RunnerOptions(threads=1, pipeline_parallel_size=2), LargestStep(64, 4), None)
+    assert not ranks_of(os.getpid())
+
+
+def test_copies_and_ranks_together_are_refused(tiny_model_path: Path) -> None:
+    """Each copy of the engine would take the same GPUs: the setting is named at once."""
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path, **{"engine.data_parallel": 2, "engine.tensor_parallel_size": 2}):
+            pass
+
+    with pytest.raises(ConfigError, match="copies would share their GPUs") as caught:
+        asyncio.run(work())
+    assert caught.value.key == "engine.data_parallel"

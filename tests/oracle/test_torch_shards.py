@@ -1,0 +1,207 @@
+"""Ranks that each have a part of a model compute what the whole one does; here they are threads of one process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from support.reference_decoder import FAMILIES, write_family, write_safetensors
+from torch import Tensor
+
+from pyagent.core.errors import ConfigError
+from pyagent.core.runners.attention import AUTO_ATTENTION
+from pyagent.core.runners.batch import Batch
+from pyagent.core.runners.factory import LargestStep, RunnerOptions
+from pyagent.infrastructure.engine.memory.evictions import make_pool
+from pyagent.infrastructure.engine.runners.cpu_factory import CPU
+from pyagent.infrastructure.engine.runners.torch.device import target_of
+from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
+from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
+from pyagent.infrastructure.engine.runners.torch.parallel.shard import Shard, Span
+from pyagent.infrastructure.engine.runners.torch.rank_model import RankModel
+from pyagent.infrastructure.engine.runners.torch.stages import TorchStages
+from pyagent.infrastructure.engine.runners.torch.step import PackedStep
+
+pytestmark = pytest.mark.oracle
+
+OPTIONS = RunnerOptions(kv_dtype="f32", dtype="f32")
+STEP = LargestStep(256, 8)
+
+
+class Meeting:
+    """Where the threads of a tensor group leave tensors for each other; queues lead from stage to stage."""
+
+    def __init__(self, tp_size: int) -> None:
+        self.left: list[Tensor] = [torch.empty(0)] * tp_size
+        self.barrier = threading.Barrier(tp_size, timeout=60)
+
+
+class ThreadRanks:
+    """As `Ranks`, between threads."""
+
+    def __init__(self, shard: Shard, meetings: list[Meeting], hidden: dict[int, queue.Queue[Tensor]]) -> None:
+        self._shard = shard
+        self._meeting = meetings[shard.stage]
+        self._hidden = hidden
+
+    def _all(self, x: Tensor) -> list[Tensor]:
+        self._meeting.left[self._shard.tp_rank] = x
+        self._meeting.barrier.wait()
+        seen = [one.clone() for one in self._meeting.left]
+        self._meeting.barrier.wait()
+        return seen
+
+    def sum(self, x: Tensor) -> Tensor:
+        return torch.stack(self._all(x)).sum(0)
+
+    def join(self, x: Tensor) -> Tensor:
+        return torch.cat(self._all(x), 1)
+
+    def send(self, x: Tensor) -> None:
+        self._hidden[self._shard.next].put(x)
+
+    def receive(self, x: Tensor) -> Tensor:
+        return x.copy_(self._hidden[self._shard.rank].get(timeout=60))
+
+
+class Divided:
+    """A model divided among threads, its block pool, and steps with it."""
+
+    def __init__(self, path: Path, tp_size: int, pp_size: int, num_pages: int = 200) -> None:
+        shards = [Shard(rank, tp_size, pp_size) for rank in range(tp_size * pp_size)]
+        self.models = [RankModel(path, target_of(OPTIONS), shard, STEP, 1) for shard in shards]
+        meetings = [Meeting(tp_size) for _ in range(pp_size)]
+        hidden: dict[int, queue.Queue[Tensor]] = {shard.rank: queue.Queue() for shard in shards}
+        for shard, model in zip(shards, self.models, strict=True):
+            model.allocate(num_pages, ThreadRanks(shard, meetings, hidden), AUTO_ATTENTION, lambda _: TorchStages())
+        self.pool = make_pool(num_pages, self.models[0].layers.groups, OPTIONS.eviction, OPTIONS.prefix_hash)
+
+    def compute(self, *segments: tuple[int, list[int]]) -> Tensor:
+        """Compute the next tokens of sequences; returns the logits of each one's last."""
+        lengths = [len(tokens) for _, tokens in segments]
+        for sequence, tokens in segments:
+            self.pool.reserve(sequence, self.pool.num_tokens(sequence) + len(tokens))
+        tokens = [token for _, tokens in segments for token in tokens]
+        batch = Batch([sequence for sequence, _ in segments], lengths, tokens, [None] * len(segments))  # type: ignore[list-item]
+        packed = PackedStep.of(batch, self.pool, self.models[0].layers)
+        with ThreadPoolExecutor(len(self.models)) as threads:
+            logits, *_ = threads.map(lambda model: model.compute(packed), self.models)
+        for sequence, new in segments:
+            self.pool.commit(sequence, new)
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("family", "tp_size", "pp_size"),
+    [*((family, 4, 1) for family in FAMILIES), *((family, 2, 2) for family in FAMILIES), ("gemma3", 1, 3)],
+)
+def test_parts_compute_what_the_whole_does(family: str, tp_size: int, pp_size: int, tmp_path: Path) -> None:
+    """Every family, also with fewer key-value heads than ranks: logits to 1e-5 of the largest, over mixed steps."""
+    config, tensors = write_family(tmp_path, family)
+    vocab_size = config["vocab_size"] = config["vocab_size"] - 1  # which no number of ranks divides
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in tensors:
+            tensors[name] = tensors[name][:vocab_size]
+    write_safetensors(tmp_path, config, tensors)
+    prompts = {sequence: [(7 * at + at * at + sequence) % vocab_size for at in range(40)] for sequence in (1, 2, 3)}
+    results: list[list[Tensor]] = []
+    for sizes in ((1, 1), (tp_size, pp_size)):
+        divided = Divided(tmp_path, *sizes)
+        for sequence, prompt in prompts.items():
+            assert divided.pool.add(sequence, prompt) == 0
+        steps = [
+            ((1, 0, 17), (2, 0, 1), (3, 0, 30)),
+            ((1, 17, 18), (2, 1, 40)),
+            ((3, 30, 31), (2, 39, 40), (1, 18, 30)),
+        ]
+        results.append(
+            [divided.compute(*((one, prompts[one][first:end]) for one, first, end in step)) for step in steps]
+        )
+    for ours, expected in zip(*results, strict=True):
+        assert ours.shape == expected.shape
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2"])
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 3), (2, 2)])
+def test_ranks_hold_their_part_only(family: str, tp_size: int, pp_size: int, tmp_path: Path) -> None:
+    """The ranks' matrices are the model's, each once; the sizes told beforehand are those that are there."""
+    write_family(tmp_path, family)
+    whole, divided = Divided(tmp_path, 1, 1), Divided(tmp_path, tp_size, pp_size)
+
+    def num_weights(model: RankModel) -> int:
+        embedding = model.weights.embedding.nbytes
+        return embedding + sum(layer.qkv(torch.zeros(1, 64)).nbytes for layer in model.weights.layers)
+
+    assert sum(map(num_weights, divided.models)) == num_weights(whole.models[0])
+    for model in divided.models:
+        assert model.kv.slots[0].keys.shape[2] == whole.models[0].kv.slots[0].keys.shape[2] // tp_size
+        assert model.sizes.weight_bytes < whole.models[0].sizes.weight_bytes
+    if family == "llama":
+        pages = [sum(slot.keys.nbytes for slot in model.kv.slots) for model in (whole.models[0], *divided.models)]
+        slots = -(-3 // pp_size) * pp_size  # stages have as many, though one may have a layer less
+        assert sum(pages[1:]) * 3 == pages[0] * slots
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 5, 26, 61])
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_stages_have_each_layer_once(num_layers: int, num_stages: int) -> None:
+    """Layers are divided in order, and each has a slot of its own in a page that its group's tables name."""
+    windows = [None if at % 6 == 5 else 512 for at in range(num_layers)]
+    stages = [KvLayers.of(windows, num_stages, stage) for stage in range(num_stages)]
+    assert sum(len(stage.places) for stage in stages) == num_layers
+    assert len({(stage.groups, stage.num_slots, stage.tables) for stage in stages}) == 1
+    first = 0
+    for stage in stages:
+        assert len(set(stage.places)) == len(stage.places)
+        for place, window in zip(stage.places, windows[first:], strict=False):
+            assert stage.groups[stage.tables[place.table][0]][1] == (window or 0)
+            assert place.slot < stage.num_slots
+        first += len(stage.places)
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "pp_size", "said"),
+    [
+        (3, 1, "tensor_parallel_size is 3, which does not divide the model's 4 attention heads"),
+        (1, 4, "pipeline_parallel_size is 4, which does not divide the model's 3 layers"),
+        (8, 1, "tensor_parallel_size is 8, which does not divide the model's 4 attention heads"),
+    ],
+)
+def test_sizes_that_do_not_divide_a_model_are_refused(tp_size: int, pp_size: int, said: str, tmp_path: Path) -> None:
+    """When the model is looked at, before any process is started; the setting is named."""
+    write_family(tmp_path, "llama")
+    options = RunnerOptions(tensor_parallel_size=tp_size, pipeline_parallel_size=pp_size)
+    with pytest.raises(ConfigError, match=said) as caught:
+        TorchRunnerFactory().estimate(tmp_path, options, STEP)
+    assert caught.value.key in {"engine.tensor_parallel_size", "engine.pipeline_parallel_size"}
+
+
+def test_cpu_runner_refuses_to_be_divided(tiny_model_path: Path) -> None:
+    """It has one process: the setting is named, and what to do."""
+    with pytest.raises(ConfigError, match=r"set engine\.tensor_parallel_size to 1, or engine\.runner to torch"):
+        CPU.estimate(tiny_model_path, RunnerOptions(tensor_parallel_size=2), STEP)
+
+
+def test_memory_told_of_ranks_is_that_of_all(tiny_model_path: Path) -> None:
+    """On torch's CPU device all ranks are on this machine: their weights and pages are the model's, the rest grows."""
+    factory = TorchRunnerFactory()
+    one, four = (
+        factory.estimate(tiny_model_path, RunnerOptions(kv_dtype="f32", **sizes), STEP)
+        for sizes in ({}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
+    )
+    assert four.page_bytes * sum(pages for _, _, pages in four.kv_groups) == one.page_bytes
+    assert 0.9 < four.weight_bytes / one.weight_bytes < 1.3
+    assert four.workspace_bytes > one.workspace_bytes
+
+
+def test_spans_cover_everything_once() -> None:
+    """Shares of any number follow each other without gaps."""
+    for total in (1, 7, 64):
+        for num in (1, 2, 5):
+            shares = [Span.share(total, rank, num) for rank in range(num)]
+            assert [place for share in shares for place in range(share.first, share.end)] == list(range(total))
