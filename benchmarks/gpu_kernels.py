@@ -157,7 +157,8 @@ def attention(bench: Bench) -> None:
 
 def paged(bench: Bench, num_queries: list[int], num_tokens: list[int], num_shared: int) -> tuple[object, ...]:
     """Return attention's first arguments; all tables hold different pages but for the shared ones."""
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 
     num_heads, num_kv_heads, dim = bench.shapes.heads
     blocks = -(-max(num_tokens) // 16)
@@ -173,7 +174,7 @@ def paged(bench: Bench, num_queries: list[int], num_tokens: list[int], num_share
 
 def stages(bench: Bench) -> None:
     """The small stages of a layer, for steps of several sizes."""
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
+    from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
     from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
     from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
     from pyagent.infrastructure.engine.runners.torch.kernels.rotary import rotate_and_store

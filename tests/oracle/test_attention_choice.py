@@ -32,10 +32,10 @@ def trial(tmp_path: Path) -> AttentionTrial:
     return trial_of(tmp_path, "qwen3")
 
 
-def trial_of(folder: Path, family: str) -> AttentionTrial:
+def trial_of(folder: Path, family: str, kv_dtype: Any = "f32") -> AttentionTrial:
     write_family(folder, family)
     config = open_model(folder).config
-    target = target_of(RunnerOptions(kv_dtype="f32", dtype="f32"))
+    target = target_of(RunnerOptions(kv_dtype=kv_dtype, dtype="f32"))
     return AttentionTrial.of(config, ModelPart.of(config, Shard()), target)
 
 
@@ -44,10 +44,12 @@ def scaled(by: float) -> Attend:
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
-def test_backends_pass_the_trial_where_they_can_run(family: str, backend: AttentionBackend, tmp_path: Path) -> None:
-    """With windows and softcap too, all that say they can compute a model's attention compute what its formula says."""
-    trial = trial_of(tmp_path, family)
+@pytest.mark.parametrize(("family", "kv_dtype"), [("qwen3", "fp8"), ("gemma2", "f32")])
+def test_backends_pass_the_trial_where_they_can_run(
+    family: str, kv_dtype: Any, backend: AttentionBackend, tmp_path: Path
+) -> None:
+    """With windows, softcap and FP8 keys too, all that say they can compute a model's attention follow the formula."""
+    trial = trial_of(tmp_path, family, kv_dtype)
     if (reason := backend.unavailable_reason(trial.shape)) is not None:
         assert (backend.name, family) == ("sdpa", "gemma2")
         assert "softcap" in reason

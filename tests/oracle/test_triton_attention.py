@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.paged_attention import Heads, Inputs, make_inputs, worst_row
+from support.paged_attention import Heads, Inputs, in_fp8, make_inputs, worst_row
 
 from pyagent.infrastructure.engine.runners.torch.attention import plain
 from pyagent.infrastructure.engine.runners.torch.kernels.attention import attend
@@ -21,8 +21,7 @@ def error(inputs: Inputs, scale: float, window: int | None = None, softcap: floa
     q, cache, batch = inputs
     out = attend(q, cache, batch, scale, window, softcap)
     assert out.dtype == q.dtype
-    exact = type(cache)(*(pages.double() for pages in cache))
-    expected = plain.attend(q.double(), exact, batch, scale, window, softcap)
+    expected = plain.attend(q.double(), cache, batch, scale, window, softcap)
     return worst_row(out, expected)
 
 
@@ -94,6 +93,17 @@ def test_a_shared_prefix_is_read_once_and_merged(num_shared: int, dtype: torch.d
     )
     assert error(inputs, 0.125) < MOST_ERROR[dtype]
     assert error(inputs, 0.125, softcap=20.0) < 10 * MOST_ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", list(MOST_ERROR), ids=str)
+def test_fp8_keys_and_values_are_read_with_their_scales(dtype: torch.dtype) -> None:
+    """Decode, chunks, parts, a shared prefix, a window: over FP8 pages, as the formula over the same numbers."""
+    batch = make_inputs([1, 19, 1], [33, 40, 130], Heads(6, 2, 80), dtype, device=DEVICE)
+    assert error(in_fp8(batch), 0.1) < MOST_ERROR[dtype]
+    hidden = make_inputs([1, 5], [90, 60], Heads(4, 2, 64), dtype, window=20, device=DEVICE)
+    assert error(in_fp8(hidden), 0.1, 20, 30.0) < 10 * MOST_ERROR[dtype]
+    shared = make_inputs([1, 1], [300, 340], Heads(4, 2, 64), dtype, num_shared=256, device=DEVICE)
+    assert error(in_fp8(shared), 0.1) < MOST_ERROR[dtype]
 
 
 def test_windows_leave_a_shared_prefix_out_of_sight() -> None:

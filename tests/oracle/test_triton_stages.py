@@ -7,10 +7,11 @@ import torch
 from support.paged_attention import worst_row
 from torch.nn import functional
 
-from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
+from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import FP8, PagedCache, quantised
 from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
 from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
 from pyagent.infrastructure.engine.runners.torch.kernels.rotary import rotate_and_store
+from pyagent.infrastructure.engine.runners.torch.layers import rotate
 
 pytestmark = pytest.mark.oracle
 
@@ -107,3 +108,44 @@ def test_rotation_turns_pairs_and_stores_keys_and_values(
     assert (k_rows[untouched.to(DEVICE)] == 7).all()
     assert (v_rows[untouched.to(DEVICE)] == 7).all()
     assert torch.equal(k, keys)
+
+
+@DTYPES
+@pytest.mark.parametrize(("is_interleaved", "rotary"), [(False, 64), (True, 32)])
+def test_keys_and_values_are_stored_in_fp8_with_their_scales(
+    is_interleaved: bool, rotary: int, dtype: torch.dtype
+) -> None:
+    """Each token's and head's numbers have the scale that torch's operations give them; zeros stay zeros."""
+    kv_heads, dim, rows = 2, 64, torch.tensor([17, 3, 47, 16], device=DEVICE)
+    qkv = random(len(rows), 3 * kv_heads, dim, dtype=dtype) * torch.logspace(-6, 3, 6, device=DEVICE)[:, None].to(dtype)
+    qkv[2, 1:] = 0
+    q, k, v = qkv.split([kv_heads] * 3, 1)
+    angles = torch.randn((len(rows), rotary // 2)) * 3
+    cos, sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
+    ours, theirs = (
+        PagedCache.made((3, 16, kv_heads, dim), FP8, lambda shape, kind: torch.zeros(shape, device=DEVICE).to(kind))
+        for _ in range(2)
+    )
+    theirs.store(rows, rotate(k.float(), (cos[:, None], sin[:, None]), is_interleaved=is_interleaved), v)
+    rotate_and_store((q, k, v), cos, sin, rows, ours, is_interleaved=is_interleaved)
+    assert torch.equal(ours.values.view(torch.uint8), theirs.values.view(torch.uint8))
+    assert ours.exponents is not None
+    assert theirs.exponents is not None
+    assert torch.equal(ours.exponents, theirs.exponents)
+    pages = torch.arange(3, device=DEVICE)
+    assert (ours.read(pages)[0] - theirs.read(pages)[0]).norm() < 1e-3 * theirs.read(pages)[0].norm()
+    assert ours.read(pages)[0].flatten(0, 1)[rows[2], 1].eq(0).all()
+
+
+def test_fp8_numbers_are_within_a_sixteenth_of_what_was_stored() -> None:
+    """The greatest number of a head uses FP8's range, others are rounded to 3 bits or to a thousandth of the scale."""
+    x = torch.randn(200, 64) * torch.logspace(-20, 20, 200)[:, None]
+    x[7], x[9, 1:] = 0, 0
+    numbers, exponents = quantised(x)
+    scales = torch.ldexp(torch.ones(200, 1), exponents[:, None].int())
+    restored = numbers.float() * scales
+    assert ((restored - x).abs() <= torch.maximum(x.abs() / 16, scales / 1024)).all()
+    assert restored[7].eq(0).all()
+    greatest = numbers.float().abs().amax(1)[x.abs().amax(1) > 0]
+    assert greatest.min() >= 224
+    assert greatest.max() <= 448

@@ -100,12 +100,12 @@ def _resources(binary: bytes) -> tuple[int, int]:
 def compile_kernels(capability: int) -> list[Compiled]:
     """Compile every kernel as for a layer of a model: bfloat16, 32 query heads on 8 KV heads of 128."""
     import torch
-    from support.paged_attention import Heads, make_inputs
+    from support.paged_attention import Heads, in_fp8, make_inputs
     from triton.runtime.driver import driver
 
     gpu = DryGpu(capability)
     driver.set_active(gpu)  # type: ignore[arg-type]
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
+    from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import FP8, PagedCache
     from pyagent.infrastructure.engine.runners.torch.kernels.attention import attend
     from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
     from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
@@ -119,11 +119,14 @@ def compile_kernels(capability: int) -> list[Compiled]:
     attend(*make_inputs([40], [60], Heads(32, 8, 128), torch.bfloat16), 0.1, 512, 50.0)
     shared = make_inputs([1] * 2, [1030] * 2, Heads(4, 1, 128), torch.bfloat16, num_shared=512)
     attend(*shared, 0.1, None, None)
+    attend(*in_fp8(inputs), 0.1, None, None)
     rms_norm(numbers(2, 4096), numbers(4096), 1e-5, numbers(2, 4096))
     gate(numbers(2, 28_672), "silu")
     angles = torch.zeros((2, 64))
     heads = (numbers(2, 32, 128), numbers(2, 8, 128), numbers(2, 8, 128))
     cache = PagedCache(numbers(1, 16, 8, 128), numbers(1, 16, 8, 128))
+    rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), cache, is_interleaved=False)
+    cache = PagedCache.made((1, 16, 8, 128), FP8, lambda shape, dtype: torch.zeros(shape).to(dtype))
     rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), cache, is_interleaved=False)
     return gpu.compiled
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 
 PAGE_TOKENS = 16
 
@@ -43,7 +44,8 @@ def make_inputs(
 
     Sequences with one query begin with the same pages, of `num_shared` tokens.
     """
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 
     generator = torch.Generator().manual_seed(seed)
     blocks = [-(-length // PAGE_TOKENS) for length in num_tokens]
@@ -70,6 +72,16 @@ def make_inputs(
     there = (starts.to(device), lengths, tables.to(device))
     batch = AttentionBatch(*there, tuple(num_queries), tuple(num_tokens), num_shared)
     return Inputs(q, PagedCache(*(cache.to(device, dtype) for cache in caches)), batch)
+
+
+def in_fp8(inputs: Inputs) -> Inputs:
+    """Return the same inputs with keys and values rounded to FP8; where they were NaN, scales are of any size."""
+    from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache, quantised
+
+    (keys, key_exponents), (values, value_exponents) = (quantised(pages) for pages in inputs.cache.tensors)
+    exponents = torch.stack([key_exponents, value_exponents], -1)
+    exponents[inputs.cache.keys.isnan().any(-1)] = 100
+    return inputs._replace(cache=PagedCache(keys, values, exponents))
 
 
 def worst_row(out: torch.Tensor, expected: torch.Tensor) -> float:

@@ -116,3 +116,10 @@ def test_attention_backend_that_is_not_there_is_named(tiny_model_path: Path) -> 
     options = RunnerOptions(attention=pick_attention("sdpa", backends))
     with pytest.raises(ConfigError, match="attention is for the torch runner"):
         CPU.estimate(tiny_model_path, options, LargestStep(8, 8))
+
+
+def test_cpu_runner_refuses_fp8_kv(tiny_model_path: Path) -> None:
+    """FP8 is the torch runner's: the error names the setting, and what takes as little here."""
+    with pytest.raises(ConfigError, match="int8 takes as little") as caught:
+        CPU.estimate(tiny_model_path, RunnerOptions(kv_dtype="fp8"), LargestStep(8, 8))
+    assert caught.value.key == "engine.kv_dtype"

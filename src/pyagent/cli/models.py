@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, help="List, fetch and inspect models.", no_args_is_help=True)
 
 _CONTEXTS = (2_048, 8_192, 32_768, 131_072)
-_KV_DTYPES: tuple[KvDtype, ...] = ("bf16", "f16", "int8")
+_KV_DTYPES: tuple[KvDtype, ...] = ("bf16", "f16", "int8", "fp8")
 
 
 @app.command("list")

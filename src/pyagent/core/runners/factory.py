@@ -13,7 +13,7 @@ from pyagent.core.runners.attention import AUTO_ATTENTION, AttentionChoice
 if TYPE_CHECKING:
     from pyagent.core.runners.runner import ModelRunner
 
-KvDtype = Literal["f32", "f16", "bf16", "int8"]
+KvDtype = Literal["f32", "f16", "bf16", "int8", "fp8"]
 Dtype = Literal["auto", "f32", "f16", "bf16"]
 PrefixHash = Literal["siphash", "sha256", "xxh3"]
 

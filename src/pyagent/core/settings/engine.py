@@ -45,11 +45,11 @@ class Engine(Section, frozen=True):
         ),
     ] = None
     kv_dtype: Annotated[
-        Literal["auto", "f32", "f16", "bf16", "int8"],
+        Literal["auto", "f32", "f16", "bf16", "int8", "fp8"],
         Setting(
-            choice("auto", "f32", "f16", "bf16", "int8"),
-            "Data type of the KV cache: `auto` is `bf16`, the quickest; `f16` is more exact, `int8` takes about half "
-            "the memory.",
+            choice("auto", "f32", "f16", "bf16", "int8", "fp8"),
+            "Data type of the KV cache: `auto` is `bf16`, the quickest on a CPU; `f16` is more exact, `int8` (of the "
+            "`cpu` runner) and `fp8` (of the `torch` runner: e4m3 with scales) take about half the memory.",
         ),
     ] = "auto"
     dtype: Annotated[

@@ -27,6 +27,9 @@ class CpuRunnerFactory:
         if options.dtype != "auto":
             text = f"engine.dtype is {options.dtype}, but the cpu runner computes with weights as the file has them"
             raise ConfigError(f"{text}; set it to auto, or engine.runner to torch", key="engine.dtype")
+        if options.kv_dtype == "fp8":
+            text = "engine.kv_dtype is fp8, which the cpu runner lacks; int8 takes as little"
+            raise ConfigError(f"{text}, or set engine.runner to torch", key="engine.kv_dtype")
         if not options.attention.is_auto:
             text = "engine.attention is for the torch runner, and the cpu runner has one way of computing attention"
             raise ConfigError(f"{text}; set it to auto, or engine.runner to torch", key="engine.attention")

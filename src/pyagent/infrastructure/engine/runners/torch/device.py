@@ -10,6 +10,7 @@ from pyagent.core.errors import ConfigError
 from pyagent.core.runners.factory import RunnerOptions
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+KV_DTYPES = {**DTYPES, "fp8": torch.float8_e4m3fn}
 _USABLE_SHARE = 0.9
 """Of the GPU's free memory: libraries, graphs and other processes need some."""
 
@@ -38,10 +39,10 @@ def target_of(options: RunnerOptions, rank: int = 0) -> Target:
     if options.isa is not None:
         text = f"engine.isa is {options.isa}, which the torch runner cannot follow: torch chooses; set it to auto"
         raise ConfigError(text, key="engine.isa")
-    if options.kv_dtype not in DTYPES:
-        text = f"engine.kv_dtype is {options.kv_dtype}, which the torch runner lacks; set it to {', '.join(DTYPES)}"
+    if options.kv_dtype not in KV_DTYPES:
+        text = f"engine.kv_dtype is {options.kv_dtype}, which the torch runner lacks; set it to {', '.join(KV_DTYPES)}"
         raise ConfigError(text, key="engine.kv_dtype")
-    kv_dtype = DTYPES[options.kv_dtype]
+    kv_dtype = KV_DTYPES[options.kv_dtype]
     is_gpu = torch.cuda.is_available()
     if is_gpu and options.num_ranks > (num_gpus := torch.cuda.device_count()):
         sizes = "engine.tensor_parallel_size * engine.pipeline_parallel_size"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyagent.core.runners.batch import BLOCK_TOKENS
-from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
+from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import FP8, PagedCache
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import stages
 
 
@@ -59,7 +59,8 @@ class KvLayers(NamedTuple):
 
     def page_bytes(self, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
         """Return the bytes of a page, keys and values of all its slots."""
-        return self.num_slots * 2 * BLOCK_TOKENS * num_kv_heads * head_dim * dtype.itemsize
+        bytes_of_head = head_dim * dtype.itemsize + (1 if dtype == FP8 else 0)
+        return self.num_slots * 2 * BLOCK_TOKENS * num_kv_heads * bytes_of_head
 
     @property
     def pages_per_block(self) -> int:
@@ -74,33 +75,33 @@ class KvCache:
         self, num_slots: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
         """With tensors of this shape for each slot."""
-        self._mappings: list[mmap.mmap] = []
-        self._slot_bytes = math.prod(shape[1:]) * dtype.itemsize
-        make = self._map if device.type == "cpu" else torch.zeros
-        self.slots = [
-            PagedCache(make(shape, dtype=dtype, device=device), make(shape, dtype=dtype, device=device))
-            for _ in range(num_slots)
-        ]
+        self._device = device
+        self._mappings: list[tuple[mmap.mmap, int]] = []
+        make = self._map if device.type == "cpu" else self._zeros
+        self.slots = [PagedCache.made(shape, dtype, make) for _ in range(num_slots)]
 
-    def _map(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self._device)
+
+    def _map(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Zeros in memory that the system commits when it is written, and takes back when it is asked to."""
-        num_bytes = math.prod(shape) * dtype.itemsize
-        mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._mappings.append(mapping)
-        return torch.frombuffer(mapping, dtype=dtype).view(shape).to(device)
+        page_bytes = math.prod(shape[1:]) * dtype.itemsize
+        mapping = mmap.mmap(-1, shape[0] * page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._mappings.append((mapping, page_bytes))
+        return torch.frombuffer(mapping, dtype=torch.uint8).view(dtype).view(shape)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of pages: (from, to), in this order."""
         for source, target in pairs:
-            for tensor in chain.from_iterable(self.slots):
+            for tensor in chain.from_iterable(slot.tensors for slot in self.slots):
                 tensor[target].copy_(tensor[source])
 
     def empty_pages(self, pages: Sequence[int]) -> None:
         """Give the memory of pages back to the system, where it is this machine's: whole pages of the system's."""
-        for mapping in self._mappings:
+        for mapping, page_bytes in self._mappings:
             for first, end in runs_of(pages):
-                start = -(-first * self._slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-                stop = end * self._slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+                start = -(-first * page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+                stop = end * page_bytes // mmap.PAGESIZE * mmap.PAGESIZE
                 if stop > start:
                     mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
 

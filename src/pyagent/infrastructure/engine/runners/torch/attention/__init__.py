@@ -10,7 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
+from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 
 
 class Attend(Protocol):

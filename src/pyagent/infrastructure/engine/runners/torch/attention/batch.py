@@ -1,19 +1,11 @@
-"""What a step's queries are, and where keys and values lie, as attention needs it."""
+"""What a step's queries are, and in which pages their keys lie, as attention needs it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
-
-
-class PagedCache(NamedTuple):
-    """A layer's keys and values in pages, [num_pages, BLOCK_TOKENS, Hkv, D] each."""
-
-    keys: Tensor
-    values: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
+from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 
 
 def attend(
@@ -54,5 +55,5 @@ def gathered(cache: PagedCache, table: Tensor, first: int, length: int) -> tuple
     first_block = first // block_tokens
     pages = table[first_block : -(-length // block_tokens)]
     rows = slice(first - first_block * block_tokens, length - first_block * block_tokens)
-    keys, values = (pages_of.index_select(0, pages).flatten(0, 1)[rows] for pages_of in cache)
-    return keys, values
+    keys, values = cache.read(pages)
+    return keys.flatten(0, 1)[rows], values.flatten(0, 1)[rows]

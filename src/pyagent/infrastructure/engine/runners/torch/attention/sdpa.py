@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
+from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 from pyagent.infrastructure.engine.runners.torch.attention.plain import first_visible, gathered, visible
 
 GATHER_BYTES = 32 << 20
@@ -89,8 +90,8 @@ def _decode(
     hidden = ~is_visible[:, :, None, None]
     keys, values = (
         # What others left in a page may be anything, NaN too, which a mask of scores would let through.
-        pages_of[pages].flatten(1, 2).to(q.dtype).masked_fill(hidden, 0).transpose(1, 2)  # [n, Hkv, L, D]
-        for pages_of in cache
+        rows.flatten(1, 2).to(q.dtype).masked_fill(hidden, 0).transpose(1, 2)  # [n, Hkv, L, D]
+        for rows in cache.read(pages)
     )
     queries = q.unflatten(1, (cache.keys.shape[2], -1))  # [n, Hkv, G, D]
     mask = is_visible[:, None, None, :]

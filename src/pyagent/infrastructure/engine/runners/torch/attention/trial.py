@@ -13,8 +13,9 @@ import torch
 from pyagent.core.runners.attention import AttentionShape
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.runners.torch.attention import Attend, plain
-from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
-from pyagent.infrastructure.engine.runners.torch.device import DTYPES, Target
+from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
+from pyagent.infrastructure.engine.runners.torch.device import DTYPES, KV_DTYPES, Target
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
@@ -38,7 +39,7 @@ class AttentionTrial:
     @classmethod
     def of(cls, config: ModelConfig, part: ModelPart, target: Target) -> AttentionTrial:
         """For a rank's part of a model on a device."""
-        names = {dtype: name for name, dtype in DTYPES.items()}
+        names = {dtype: name for name, dtype in KV_DTYPES.items()}
         shape = AttentionShape(
             device=str(target.device),
             dtype=names[target.dtype],
@@ -99,8 +100,15 @@ class AttentionTrial:
 
     def _cache(self, num_pages: int) -> PagedCache:
         shape = (num_pages, BLOCK_TOKENS, self.shape.num_kv_heads, self.shape.head_dim)
-        dtype = DTYPES[self.shape.kv_dtype]
-        return PagedCache(self._random(shape, dtype), self._random(shape, dtype))
+        cache = PagedCache.made(
+            shape,
+            KV_DTYPES[self.shape.kv_dtype],
+            lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=self.device),
+        )
+        rows = torch.arange(num_pages * BLOCK_TOKENS, device=self.device)
+        keys, values = (self._random((len(rows), *shape[2:]), DTYPES[self.shape.dtype]) for _ in range(2))
+        cache.store(rows, keys, values)
+        return cache
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(shape, device=self.device).to(dtype)

@@ -12,11 +12,12 @@ from pyagent.infrastructure.engine.runners.torch.kernels.decode import attend_de
 from pyagent.infrastructure.engine.runners.torch.kernels.prefill import attend_prefill
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch, PagedCache
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 
 
 class PagedQueries(NamedTuple):
-    """What the attention kernels read. A window or softcap of 0 is none.
+    """What the attention kernels read. A window or softcap of 0 is none, `exponents` are read where `is_scaled`.
 
     `longest` is the longest context. The sequences with one query begin with the same `num_shared` keys, and `leader`
     is one of them.
@@ -25,6 +26,7 @@ class PagedQueries(NamedTuple):
     q: Tensor
     k_cache: Tensor
     v_cache: Tensor
+    exponents: Tensor
     query_starts: Tensor
     lengths: Tensor
     tables: Tensor
@@ -34,6 +36,7 @@ class PagedQueries(NamedTuple):
     softcap: float
     num_shared: int
     leader: int
+    is_scaled: bool
 
 
 def attend(
@@ -45,13 +48,14 @@ def attend(
     softcap: float | None,
 ) -> Tensor:
     """As `Attend`. Raises `ValueError` for heads that the kernels have no tile for."""
-    k_cache, v_cache = cache
+    k_cache, v_cache, exponents = cache
     _check(q, k_cache, v_cache)
     is_decoding = 1 in batch.num_queries
     queries = PagedQueries(
         q,
         k_cache,
         v_cache,
+        k_cache if exponents is None else exponents,
         batch.query_starts,
         batch.lengths,
         batch.tables,
@@ -61,6 +65,7 @@ def attend(
         softcap=softcap or 0.0,
         num_shared=batch.num_shared,
         leader=batch.num_queries.index(1) if is_decoding else 0,
+        is_scaled=exponents is not None,
     )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if is_decoding:

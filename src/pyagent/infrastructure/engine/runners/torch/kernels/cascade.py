@@ -37,6 +37,7 @@ def _attend_prefix(
     q,
     k_cache,
     v_cache,
+    exponents,
     query_starts,
     tables,
     part_values,
@@ -51,6 +52,7 @@ def _attend_prefix(
     page_stride,
     token_stride,
     head_stride,
+    exponent_stride,
     table_stride,
     PART_TOKENS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -59,6 +61,7 @@ def _attend_prefix(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SCALED: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -84,12 +87,14 @@ def _attend_prefix(
         rows,
         k_cache + kv_head * head_stride,
         v_cache + kv_head * head_stride,
+        exponents + 2 * kv_head,
         tables + leader.to(tl.int64) * table_stride,
         start,
         end,
         0,
         page_stride,
         token_stride,
+        exponent_stride,
         scale,
         HEAD_DIM,
         BLOCK_D,
@@ -97,6 +102,7 @@ def _attend_prefix(
         False,
         0,
         SOFTCAP,
+        SCALED,
     )
     is_read = row_sum > 0  # a part beyond the last block is of no weight
     values = acc / tl.where(is_read, row_sum, 1.0)[:, None]
@@ -120,6 +126,7 @@ def attend_shared(queries: PagedQueries, parts: Parts) -> None:
         q,
         k_cache,
         queries.v_cache,
+        queries.exponents,
         queries.query_starts,
         queries.tables,
         parts.values,
@@ -132,6 +139,7 @@ def attend_shared(queries: PagedQueries, parts: Parts) -> None:
         queries.scale,
         q.stride(0),
         *k_cache.stride()[:3],
+        2 * num_kv_heads,
         queries.tables.stride(0),
         PART_TOKENS=PART_TOKENS,
         GROUP=group,
@@ -139,5 +147,6 @@ def attend_shared(queries: PagedQueries, parts: Parts) -> None:
         BLOCK_N=parts.block,
         BLOCK_D=next_power_of_2(head_dim),
         SOFTCAP=queries.softcap,
+        SCALED=queries.is_scaled,
         WIDEN=widens(q.dtype, k_cache.dtype),
     )

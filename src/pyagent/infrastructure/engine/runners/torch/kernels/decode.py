@@ -46,6 +46,7 @@ def _attend_parts(
     q,
     k_cache,
     v_cache,
+    exponents,
     query_starts,
     lengths,
     tables,
@@ -61,6 +62,7 @@ def _attend_parts(
     page_stride,
     token_stride,
     head_stride,
+    exponent_stride,
     table_stride,
     IS_WHOLE: tl.constexpr,  # there is one part: it is the output
     PART_TOKENS: tl.constexpr,
@@ -71,6 +73,7 @@ def _attend_parts(
     BLOCK_D: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SCALED: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     sequence, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -101,12 +104,14 @@ def _attend_parts(
         tl.zeros([BLOCK_M], tl.int32) + (num_tokens - 1),
         k_cache + kv_head * head_stride,
         v_cache + kv_head * head_stride,
+        exponents + 2 * kv_head,
         tables + sequence.to(tl.int64) * table_stride,
         start,
         end,
         first_seen,
         page_stride,
         token_stride,
+        exponent_stride,
         scale,
         HEAD_DIM,
         BLOCK_D,
@@ -114,6 +119,7 @@ def _attend_parts(
         True,
         WINDOW,
         SOFTCAP,
+        SCALED,
     )
     values = acc / row_sum[:, None]
     if IS_WHOLE:
@@ -150,6 +156,7 @@ def _attend_own(queries: PagedQueries, parts: Parts, out: Tensor) -> None:
         q,
         k_cache,
         queries.v_cache,
+        queries.exponents,
         queries.query_starts,
         queries.lengths,
         queries.tables,
@@ -163,6 +170,7 @@ def _attend_own(queries: PagedQueries, parts: Parts, out: Tensor) -> None:
         q.stride(0),
         out.stride(0),
         *k_cache.stride()[:3],
+        2 * num_kv_heads,
         queries.tables.stride(0),
         IS_WHOLE=parts.num_slots == 1,
         PART_TOKENS=PART_TOKENS,
@@ -173,5 +181,6 @@ def _attend_own(queries: PagedQueries, parts: Parts, out: Tensor) -> None:
         BLOCK_D=next_power_of_2(head_dim),
         WINDOW=queries.window,
         SOFTCAP=queries.softcap,
+        SCALED=queries.is_scaled,
         WIDEN=widens(q.dtype, k_cache.dtype),
     )

@@ -18,6 +18,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def power_of_2(exponents):
+    """Return 2 to the power of whole numbers, exactly."""
+    return ((exponents.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def attend_keys(
     q,  # [M, D] of the tile
     acc,  # [M, D] float32: weighted values so far
@@ -26,12 +32,14 @@ def attend_keys(
     row_positions,  # [M] int32: where each row's token is in its sequence
     k_cache,  # at the KV head
     v_cache,
+    exponents,  # of FP8 scales, at the KV head
     page_table,  # at the sequence
     start,  # first block's first key
     end,  # after the last key
     first_seen,  # no row sees a key before it; only looked at with MASKED
     page_stride,
     token_stride,
+    exponent_stride,  # of a token
     scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -39,6 +47,7 @@ def attend_keys(
     MASKED: tl.constexpr,  # whether a row may not see some of these keys
     WINDOW: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr,  # 0: none
+    SCALED: tl.constexpr,  # whether keys and values are FP8 with scales
 ):
     """Return `acc`, `row_max` and `row_sum` with the keys from `start` to `end` taken in."""
     dims = tl.arange(0, BLOCK_D)
@@ -57,6 +66,10 @@ def attend_keys(
         k = tl.load(k_cache + offsets, mask=is_value, other=0.0).to(q.dtype)  # [N, D]
         v = tl.load(v_cache + offsets, mask=is_value, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [M, N]
+        if SCALED:
+            places = exponents + (pages * PAGE_TOKENS + positions % PAGE_TOKENS) * exponent_stride
+            scores *= power_of_2(tl.load(places, mask=is_key, other=0))[None, :]
+            v = (v.to(tl.float32) * power_of_2(tl.load(places + 1, mask=is_key, other=0))[:, None]).to(q.dtype)
         if SOFTCAP > 0:
             scores = SOFTCAP * (2.0 * tl.sigmoid(scores * (2.0 / SOFTCAP)) - 1.0)  # tanh, which Triton lacks
         scores *= LOG2_E

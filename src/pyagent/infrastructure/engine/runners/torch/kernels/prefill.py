@@ -62,6 +62,7 @@ def _attend_tiles(
     q,
     k_cache,
     v_cache,
+    exponents,
     query_starts,
     lengths,
     tables,
@@ -73,6 +74,7 @@ def _attend_tiles(
     page_stride,
     token_stride,
     head_stride,
+    exponent_stride,
     table_stride,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -81,6 +83,7 @@ def _attend_tiles(
     BLOCK_D: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SCALED: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -109,6 +112,7 @@ def _attend_tiles(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     keys = k_cache + kv_head * head_stride
     values = v_cache + kv_head * head_stride
+    key_exponents = exponents + 2 * kv_head
     page_table = tables + sequence.to(tl.int64) * table_stride
     end = tl.minimum(first_position + BLOCK_Q, num_tokens)
     if WINDOW > 0:
@@ -125,12 +129,14 @@ def _attend_tiles(
             row_positions,
             keys,
             values,
+            key_exponents,
             page_table,
             0,
             masked_from,
             0,
             page_stride,
             token_stride,
+            exponent_stride,
             scale,
             HEAD_DIM,
             BLOCK_D,
@@ -138,6 +144,7 @@ def _attend_tiles(
             False,
             WINDOW,
             SOFTCAP,
+            SCALED,
         )
     acc, row_max, row_sum = attend_keys(
         q_tile,
@@ -147,12 +154,14 @@ def _attend_tiles(
         row_positions,
         keys,
         values,
+        key_exponents,
         page_table,
         masked_from,
         end,
         first_seen,
         page_stride,
         token_stride,
+        exponent_stride,
         scale,
         HEAD_DIM,
         BLOCK_D,
@@ -160,6 +169,7 @@ def _attend_tiles(
         True,
         WINDOW,
         SOFTCAP,
+        SCALED,
     )
     result = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # rows beyond the chunk may see no key
     tl.store(out + row_tokens[:, None] * out_stride + offsets, result.to(out.dtype.element_ty), mask=is_row)
@@ -184,6 +194,7 @@ def attend_prefill(queries: PagedQueries, out: torch.Tensor) -> None:
         q,
         k_cache,
         queries.v_cache,
+        queries.exponents,
         queries.query_starts,
         queries.lengths,
         queries.tables,
@@ -193,6 +204,7 @@ def attend_prefill(queries: PagedQueries, out: torch.Tensor) -> None:
         q.stride(0),
         out.stride(0),
         *k_cache.stride()[:3],
+        2 * num_kv_heads,
         queries.tables.stride(0),
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -200,5 +212,6 @@ def attend_prefill(queries: PagedQueries, out: torch.Tensor) -> None:
         BLOCK_D=next_power_of_2(head_dim),
         WINDOW=queries.window,
         SOFTCAP=queries.softcap,
+        SCALED=queries.is_scaled,
         WIDEN=widens(q.dtype, k_cache.dtype),
     )

@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyagent.infrastructure.engine.runners.torch.kernels.launch import configured, next_power_of_2
+from pyagent.infrastructure.engine.runners.torch.kernels.launch import INTERPRETED, configured, next_power_of_2
+from pyagent.infrastructure.engine.runners.torch.kernels.online_softmax import power_of_2
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
+    from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 
 ROTARY_CONFIGS = [triton.Config({}, num_warps=num_warps) for num_warps in (2, 4, 1, 8)]
 
@@ -26,6 +27,24 @@ def _rotated(rows, cos, sin, is_pair, first, second):
     a = tl.load(rows + first, mask=is_pair, other=0.0).to(tl.float32)
     b = tl.load(rows + second, mask=is_pair, other=0.0).to(tl.float32)
     return a * cos - b * sin, b * cos + a * sin
+
+
+@triton.jit
+def _exponent(greatest):
+    """Return the least whole power of two that brings a number within 448, as `paged_cache.quantised` has it."""
+    bits = (greatest * (1.0 / 448.0)).to(tl.int32, bitcast=True)
+    exponent = (bits >> 23) - 127 + ((bits & 0x7FFFFF) != 0).to(tl.int32)
+    return tl.minimum(tl.maximum(exponent, -100), 100)
+
+
+@triton.jit
+def _rounded(x, ROUNDS: tl.constexpr):
+    """Round to what FP8 has, for Triton's interpreter, which loses the carry into the next power of two."""
+    if ROUNDS:
+        bits = x.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
+        x = tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, normal)
+    return x
 
 
 @configured(ROTARY_CONFIGS, key=["HEAD_DIM", "GROUP"], changes=["q"])
@@ -39,6 +58,7 @@ def _rotate_and_store(
     rows,  # [T]: a token's row of the caches, below 0 for one that is not kept
     k_cache,
     v_cache,
+    exponents,
     q_stride,
     k_stride,
     v_stride,
@@ -52,6 +72,8 @@ def _rotate_and_store(
     BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):
     token, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pairs = tl.arange(0, BLOCK_P)[None, :]
@@ -75,15 +97,27 @@ def _rotate_and_store(
         key = k + token * k_stride + kv_head * HEAD_DIM
         value = v + token * v_stride + kv_head * HEAD_DIM
         place = row * row_stride + kv_head * head_stride
+        dims = tl.arange(0, BLOCK_D)
+        is_plain = (dims >= ROTARY_DIM) & (dims < HEAD_DIM)
         key_a, key_b = _rotated(key, cos_row, sin_row, is_pair, first, second)
+        plain = tl.load(key + dims, mask=is_plain, other=0.0).to(tl.float32)
+        numbers = tl.load(value + dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
+        if SCALED:
+            greatest = tl.maximum(tl.max(tl.abs(key_a)), tl.max(tl.abs(key_b)))
+            key_exponent = _exponent(tl.maximum(greatest, tl.max(tl.abs(plain))))
+            value_exponent = _exponent(tl.max(tl.abs(numbers)))
+            head = exponents + (row * tl.num_programs(1) + kv_head) * 2
+            tl.store(head, key_exponent.to(tl.int8))
+            tl.store(head + 1, value_exponent.to(tl.int8))
+            key_scale = power_of_2(-key_exponent)
+            key_a = _rounded(key_a * key_scale, ROUNDS)
+            key_b = _rounded(key_b * key_scale, ROUNDS)
+            plain = _rounded(plain * key_scale, ROUNDS)
+            numbers = _rounded(numbers * power_of_2(-value_exponent), ROUNDS)
         tl.store(k_cache + place + first, key_a.to(k_cache.dtype.element_ty), mask=is_pair)
         tl.store(k_cache + place + second, key_b.to(k_cache.dtype.element_ty), mask=is_pair)
-        dims = tl.arange(0, BLOCK_D)
         if ROTARY_DIM < HEAD_DIM:
-            is_plain = (dims >= ROTARY_DIM) & (dims < HEAD_DIM)
-            plain = tl.load(key + dims, mask=is_plain, other=0.0)
             tl.store(k_cache + place + dims, plain.to(k_cache.dtype.element_ty), mask=is_plain)
-        numbers = tl.load(value + dims, mask=dims < HEAD_DIM, other=0.0)
         tl.store(v_cache + place + dims, numbers.to(v_cache.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
@@ -102,7 +136,7 @@ def rotate_and_store(
     (NeoX), or neighbours with `is_interleaved` (GPT-J). `rows` [T] count tokens through all pages; a row below 0 is not
     written.
     """
-    (q, k, v), (k_cache, v_cache) = heads, cache
+    (q, k, v), (k_cache, v_cache, exponents) = heads, cache
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     for tensor in (q, k, v):
@@ -118,6 +152,7 @@ def rotate_and_store(
         rows,
         k_cache,
         v_cache,
+        k_cache if exponents is None else exponents,
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -131,4 +166,6 @@ def rotate_and_store(
         BLOCK_P=next_power_of_2(rotary_dim // 2),
         BLOCK_D=next_power_of_2(head_dim),
         INTERLEAVED=is_interleaved,
+        SCALED=exponents is not None,
+        ROUNDS=INTERPRETED,
     )

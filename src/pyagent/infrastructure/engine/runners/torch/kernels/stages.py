@@ -10,7 +10,7 @@ from pyagent.infrastructure.engine.runners.torch.kernels import norms, rotary
 from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.engine.runners.torch.attention.batch import PagedCache
+    from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
     from pyagent.infrastructure.engine.runners.torch.stages import Heads
 
 
