@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pty
 import re
@@ -92,9 +93,13 @@ def started(*arguments: str, env: dict[str, str]) -> subprocess.Popen[str]:
 
 def listening_ports(pid: int) -> list[str]:
     """The ports on which a process listens at addresses of IPv4."""
-    inodes = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if "socket" in str(link.readlink())}
+    opened: list[str] = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            opened.append(str(link.readlink()))
+    inodes = {one.removeprefix("socket:") for one in opened if one.startswith("socket:")}
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    return [str(int(row[1].split(":")[1], 16)) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+    return [str(int(row[1].split(":")[1], 16)) for row in rows if row[3] == "0A" and f"[{row[9]}]" in inodes]
 
 
 def server_started(*arguments: str, env: dict[str, str]) -> tuple[subprocess.Popen[str], str]:
