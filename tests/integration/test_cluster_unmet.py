@@ -30,7 +30,7 @@ OLD = with_length(HELLOS.encode(Hello(HELLO.protocol, "0")))
 
 
 @contextlib.asynccontextmanager
-async def saying(words: bytes) -> AsyncGenerator[int]:
+async def saying(words: bytes, port: int = 0) -> AsyncGenerator[int]:
     """A server that says some bytes to whoever comes; its port."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,7 +42,7 @@ async def saying(words: bytes) -> AsyncGenerator[int]:
         finally:
             writer.transport.abort()
 
-    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(talk, "127.0.0.1", port) as server:
         yield server.sockets[0].getsockname()[1]
 
 
@@ -82,6 +82,9 @@ def test_seed_that_leads_nowhere_is_told_until_its_node_is_met(tmp_path: Path) -
             await until(lambda: len(a.status().unmet) == 2)
             assert f"127.0.0.1:{port} cannot be reached: Connection refused" in a.status().unmet
             assert any(line.startswith("no-such-node.invalid has no address now") for line in a.status().unmet)
+            async with saying(OLD, port):
+                a._discovery.renew()  # type: ignore[union-attr] - the next try comes at once
+                await until(lambda: any("another release" in line for line in a.status().unmet))
             join(tmp_path / "b", a)
             async with running_node(tmp_path / "b", [Own("two")], port=port):
                 a._discovery.renew()  # type: ignore[union-attr] - the next try comes at once
