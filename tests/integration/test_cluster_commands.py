@@ -156,3 +156,26 @@ def test_output_without_room_or_closed_ends_no_node_and_shows_no_traceback(tmp_p
         for process in (full, closed, node):
             process.kill()
             process.communicate()
+
+
+def test_cluster_command_asks_the_node_that_runs_beside_a_server(tmp_path: Path) -> None:
+    """Of a `pyagent serve` and a `pyagent node` of one user, on whatever ports, `cluster` asks the node."""
+    env = fresh_environment(tmp_path)
+    ClusterFile(cluster_folder(tmp_path / "data")).init("home")
+    script = (
+        "import pathlib, sys; from pyagent.cli.running_servers import announced\n"
+        "with announced(pathlib.Path(sys.argv[1]), '127.0.0.1', *map(int, sys.argv[2:])): print(flush=True); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": env, "text": True}
+    running = [
+        subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "data"), port, door], **pipes)  # type: ignore[call-overload]
+        for port, door in (("1", "0"), ("2", "8322"))
+    ]
+    try:
+        for process in running:
+            process.stdout.readline()
+        told = pyagent("cluster", "status", env=env).stderr
+    finally:
+        for process in running:
+            process.communicate("\n")
+    assert told.startswith("error: no server answers at http://127.0.0.1:2: "), told

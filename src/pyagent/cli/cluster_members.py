@@ -141,7 +141,7 @@ def forget(
 def _ask(method: str, path: str, url: str | None, config: Path | None, body: JsonObject | None = None) -> bytes:
     """Ask the node; where none answers, say what this machine lacks to be one."""
     try:
-        return call_server(method, path, url, config, body)
+        return call_server(method, path, url, config, body, is_for_node=True)
     except BackendError as error:
         from pyagent.cli.startup import read_settings
         from pyagent.infrastructure.cluster.cluster_file import ClusterFile, cluster_folder

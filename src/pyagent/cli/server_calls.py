@@ -13,14 +13,25 @@ if TYPE_CHECKING:
     from pyagent.core.settings import Server, Settings
 
 
-def call_server(method: str, path: str, url: str | None, config: Path | None, body: JsonObject | None = None) -> bytes:
-    """Return what the server answers; raises `RequestError` with its own words, `BackendError` when there is none."""
+def call_server(
+    method: str,
+    path: str,
+    url: str | None,
+    config: Path | None,
+    body: JsonObject | None = None,
+    *,
+    is_for_node: bool = False,
+) -> bytes:
+    """Return what the server answers; raises `RequestError` with its own words, `BackendError` when there is none.
+
+    What `is_for_node` goes to this user's `pyagent node`, whatever `pyagent serve` runs beside it.
+    """
     import httpx
     import msgspec
 
     settings = read_settings(config)
     server = settings.server
-    base = (url or _own_url(settings)).rstrip("/")
+    base = (url or _own_url(settings, is_for_node=is_for_node)).rstrip("/")
     headers = _authorization(server) | {"content-type": "application/json"}
     content = None if body is None else msgspec.json.encode(body)
     try:
@@ -41,12 +52,14 @@ def call_server(method: str, path: str, url: str | None, config: Path | None, bo
     raise RequestError(f"{base}: {told}")
 
 
-def _own_url(settings: Settings) -> str:
+def _own_url(settings: Settings, *, is_for_node: bool) -> str:
     """Return where this user's server is: as the settings have it, unless the only one that runs has another port."""
     from pyagent.cli.running_servers import running_servers
 
     host, port = settings.server.host, settings.server.port
     running = running_servers(settings.paths.data)
+    if is_for_node:
+        running = [server for server in running if server.door] or running
     if len(running) == 1:
         host, port = running[0].host, running[0].port
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - all interfaces are no address to ask
