@@ -163,6 +163,12 @@ def test_unknown_key_names_the_nearest(text: str, key: str, hint: str) -> None:
         ("[cluster]\nplacement = {m = 0}", "cluster.placement", "expected greater than 0 as the number of 'm'"),
         ("[cluster]\nplacement = {m = 'two'}", "cluster.placement", "expected a valid integer as the number of 'm'"),
         ("[cluster]\nplacement = ['m']", "cluster.placement", "expected a valid table"),
+        (
+            '[cluster]\nplacement = {"a\\nb" = 1}',
+            "cluster.placement",
+            "expected names of 1 to 200 characters on one line",
+        ),
+        ('[cluster]\nplacement = {"" = 1}', "cluster.placement", "expected names of 1 to 200 characters on one line"),
         ("engine = 3", "engine", "is a table with models, memory"),
         ("chain = [':x']", "chain", "SCHEME or SCHEME:TARGET"),
         ("chain = 'native'", "chain", "expected a valid list"),
