@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
+from array import array
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.reference_decoder import FAMILIES, write_family, write_safetensors
 from torch import Tensor
 
@@ -21,6 +25,7 @@ from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 from pyagent.infrastructure.engine.runners.torch.device import target_of
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
+from pyagent.infrastructure.engine.runners.torch.parallel.pieces import pieces_of
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import Shard, Span
 from pyagent.infrastructure.engine.runners.torch.rank_model import RankModel
 from pyagent.infrastructure.engine.runners.torch.stages import TorchStages
@@ -80,24 +85,26 @@ class Divided:
             model.allocate(num_pages, ThreadRanks(shard, meetings, hidden), AUTO_ATTENTION, lambda _: TorchStages())
         self.pool = make_pool(num_pages, self.models[0].layers.groups, OPTIONS.eviction, OPTIONS.prefix_hash)
 
-    def compute(self, *segments: tuple[int, list[int]]) -> Tensor:
-        """Compute the next tokens of sequences; returns the logits of each one's last."""
+    def compute(self, *segments: tuple[int, list[int]], piece_tokens: int = 256) -> Tensor:
+        """Compute the next tokens of sequences; returns the logits of each one's last, but of the last sequence's."""
         lengths = [len(tokens) for _, tokens in segments]
         for sequence, tokens in segments:
             self.pool.reserve(sequence, self.pool.num_tokens(sequence) + len(tokens))
         tokens = [token for _, tokens in segments for token in tokens]
-        batch = Batch([sequence for sequence, _ in segments], lengths, tokens, [None] * len(segments))  # type: ignore[list-item]
+        num_outputs = max(1, len(segments) - 1)  # the last is a chunk of a prompt
+        batch = Batch([sequence for sequence, _ in segments], lengths, tokens, [None] * num_outputs)  # type: ignore[list-item]
         packed = PackedStep.of(batch, self.pool, self.models[0].layers)
+        pieces = pieces_of(packed, 3, piece_tokens)
         with ThreadPoolExecutor(len(self.models)) as threads:
-            logits, *_ = threads.map(lambda model: model.compute(packed), self.models)
+            logits, *_ = threads.map(lambda model: [model.compute(piece) for piece in pieces], self.models)
         for sequence, new in segments:
             self.pool.commit(sequence, new)
-        return logits
+        return torch.cat(logits)
 
 
 @pytest.mark.parametrize(
     ("family", "tp_size", "pp_size"),
-    [*((family, 4, 1) for family in FAMILIES), *((family, 2, 2) for family in FAMILIES), ("gemma3", 1, 3)],
+    [*((family, 4, 1) for family in FAMILIES), *((family, 2, 2) for family in sorted(FAMILIES)[::3]), ("gemma3", 1, 3)],
 )
 def test_parts_compute_what_the_whole_does(family: str, tp_size: int, pp_size: int, tmp_path: Path) -> None:
     """Every family, also with fewer key-value heads than ranks: logits to 1e-5 of the largest, over mixed steps."""
@@ -124,6 +131,74 @@ def test_parts_compute_what_the_whole_does(family: str, tp_size: int, pp_size: i
     for ours, expected in zip(*results, strict=True):
         assert ours.shape == expected.shape
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral"])
+@pytest.mark.parametrize("piece_tokens", [1, 7])
+def test_pieces_of_a_step_compute_what_it_does(family: str, piece_tokens: int, tmp_path: Path) -> None:
+    """Cut at any token, within prompts too: the same logits, in the same order, from three stages at work at once."""
+    config, _ = write_family(tmp_path, family)
+    prompts = {
+        sequence: [(7 * at + at * at + sequence) % config["vocab_size"] for at in range(40)] for sequence in range(6)
+    }
+    results: list[list[Tensor]] = []
+    for piece in (256, piece_tokens):
+        divided = Divided(tmp_path, 1, 3)
+        for sequence, prompt in prompts.items():
+            assert divided.pool.add(sequence, prompt) == 0
+        steps = [
+            ((0, 0, 20), (1, 0, 1), (2, 0, 5)),
+            ((0, 20, 21), (1, 1, 2), (3, 0, 40), (2, 5, 33)),
+            ((0, 21, 22), (1, 2, 3), (2, 33, 34), (4, 0, 1), (5, 0, 2)),
+        ]
+        results.append(
+            [
+                divided.compute(*((one, prompts[one][first:end]) for one, first, end in step), piece_tokens=piece)
+                for step in steps
+            ]
+        )
+    for ours, expected in zip(*results, strict=True):
+        assert ours.shape == expected.shape
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@given(
+    num_queries=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    num_before=st.lists(st.integers(0, 40), min_size=8, max_size=8),
+    num_outputs=st.integers(0, 8),
+    num_stages=st.integers(1, 4),
+    least_tokens=st.integers(1, 12),
+)
+def test_pieces_have_every_token_once(
+    num_queries: list[int], num_before: list[int], num_outputs: int, num_stages: int, least_tokens: int
+) -> None:
+    """In order, each with its sequence's table and the tokens before it; outputs are those of the step."""
+    num = len(num_queries)
+    num_tokens = [before + new for before, new in zip(num_before, num_queries, strict=False)]
+    tokens, tables = [*range(sum(num_queries))], [[1000 * row + at for at in range(3)] for row in range(num)]
+    numbers = array(
+        "I", [*tokens, *accumulate(num_queries, initial=0), *num_tokens, *(page for row in tables for page in row)]
+    )
+    step = PackedStep(bytearray(numbers), num_queries, num_tokens, min(num_outputs, num), [3], [16])
+    positions: list[tuple[int, int, int]] = []  # token, position, page of its sequence
+    outputs: list[int] = []
+    pieces = pieces_of(step, num_stages, least_tokens)
+    for piece in pieces:
+        new, starts, lengths, rows = (column.tolist() for column in piece.to(torch.device("cpu")))
+        assert (lengths, starts[-1], [piece.num_queries, piece.num_tokens]) == (
+            piece.num_tokens,
+            len(new),
+            [[end - start for start, end in pairwise(starts)], lengths],
+        )
+        assert len(pieces) == 1 or len(new) >= least_tokens
+        for start, end, length, row in zip(starts, starts[1:], lengths, rows, strict=False):
+            positions += [(new[at], length - (end - at), row[0]) for at in range(start, end)]
+        outputs += [new[starts[row + 1] - 1] for row in range(piece.num_outputs)]
+        if len(pieces) > 1 and piece.shared != [0]:
+            assert piece.num_queries.count(1) > 1
+    expected = [(before + at, row) for row, before in enumerate(num_before[:num]) for at in range(num_queries[row])]
+    assert positions == [(token, at, 1000 * row) for token, (at, row) in enumerate(expected)]
+    assert outputs == [last - 1 for last in [*accumulate(num_queries)][: step.num_outputs]]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2"])

@@ -137,11 +137,11 @@ def answers_of(factory: RunnerFactory, path: Path, kv_bytes: int, **of_runner: A
     return asyncio.run(work())
 
 
-def cramped(factory: RunnerFactory, kv_bytes: int, **of_runner: Any) -> EngineOptions:
+def cramped(factory: RunnerFactory, kv_bytes: int, step_tokens: int = 64, **of_runner: Any) -> EngineOptions:
     """Options for a runner with so little KV memory, and short steps."""
     return EngineOptions(
         RunnerOptions(threads=1, kv_bytes=kv_bytes, kv_dtype="f32", **of_runner),
-        SchedulerLimits(max_num_batched_tokens=64),
+        SchedulerLimits(max_num_batched_tokens=step_tokens),
         runners=RunnerChoice((factory,)),
     )
 

@@ -24,6 +24,7 @@ from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_
 from pyagent.infrastructure.engine.runners.torch.device import target_of
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.parallel.messages import Compute, CopyPages, EmptyPages
+from pyagent.infrastructure.engine.runners.torch.parallel.pieces import pieces_of
 from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Alone
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
 from pyagent.infrastructure.engine.runners.torch.parallel.workers import Workers
@@ -119,9 +120,11 @@ class TorchRunner(PagedRunner):
         """Return a step's logits in this machine's memory. Raises `RunnerLostError`."""
         if self._workers is None:
             return self._model.compute(packed).cpu().numpy().data
-        self._workers.tell(Compute(packed))
+        pieces = pieces_of(packed, self._shards[0].pp_size)
+        for piece in pieces:
+            self._workers.tell(Compute(piece))
         try:
-            return self._model.compute(packed).cpu().numpy().data
+            return torch.cat([self._model.compute(piece) for piece in pieces]).cpu().numpy().data
         except Exception as error:
             raise self._workers.fail(error) from error
 
