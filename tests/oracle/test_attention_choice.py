@@ -20,8 +20,8 @@ from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
 from pyagent.infrastructure.engine.runners.torch.device import target_of
+from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
-from pyagent.infrastructure.engine.runners.torch.sizes import open_model
 from pyagent.plugin import hookimpl
 
 pytestmark = pytest.mark.oracle
@@ -34,7 +34,7 @@ def trial(tmp_path: Path) -> AttentionTrial:
 
 def trial_of(folder: Path, family: str, kv_dtype: Any = "f32") -> AttentionTrial:
     write_family(folder, family)
-    config = open_model(folder).config
+    config = open_model(folder, {}).config
     target = target_of(RunnerOptions(kv_dtype=kv_dtype, dtype="f32"))
     return AttentionTrial.of(config, ModelPart.of(config, Shard()), target)
 

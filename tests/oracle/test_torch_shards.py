@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.reference_decoder import FAMILIES, write_family, write_safetensors
 from torch import Tensor
 
+from pyagent import _rust
 from pyagent.core.errors import ConfigError
 from pyagent.core.runners.attention import AUTO_ATTENTION
 from pyagent.core.runners.batch import Batch
@@ -25,11 +26,13 @@ from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 from pyagent.infrastructure.engine.runners.torch.device import target_of
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
+from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.parallel.pieces import pieces_of
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import Shard, Span
 from pyagent.infrastructure.engine.runners.torch.rank_model import RankModel
 from pyagent.infrastructure.engine.runners.torch.stages import TorchStages
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep
+from pyagent.infrastructure.engine.runners.torch.weights import load_weights
 
 pytestmark = pytest.mark.oracle
 
@@ -78,7 +81,7 @@ class Divided:
 
     def __init__(self, path: Path, tp_size: int, pp_size: int, num_pages: int = 200) -> None:
         shards = [Shard(rank, tp_size, pp_size) for rank in range(tp_size * pp_size)]
-        self.models = [RankModel(path, target_of(OPTIONS), shard, STEP, 1) for shard in shards]
+        self.models = [RankModel(open_model(path, {}), target_of(OPTIONS), shard, STEP, 1) for shard in shards]
         meetings = [Meeting(tp_size) for _ in range(pp_size)]
         hidden: dict[int, queue.Queue[Tensor]] = {shard.rank: queue.Queue() for shard in shards}
         for shard, model in zip(shards, self.models, strict=True):
@@ -209,8 +212,10 @@ def test_ranks_hold_their_part_only(family: str, tp_size: int, pp_size: int, tmp
     whole, divided = Divided(tmp_path, 1, 1), Divided(tmp_path, tp_size, pp_size)
 
     def num_weights(model: RankModel) -> int:
-        embedding = model.weights.embedding.nbytes
-        return embedding + sum(layer.qkv(torch.zeros(1, 64)).nbytes for layer in model.weights.layers)
+        file, device = _rust.ModelFile(tmp_path), torch.device("cpu")
+        weights = load_weights(file, str(tmp_path), model.part, torch.float32, device, 1)
+        embedding = weights.embedding.nbytes
+        return embedding + sum(layer.qkv(torch.zeros(1, 64)).nbytes for layer in weights.layers)
 
     assert sum(map(num_weights, divided.models)) == num_weights(whole.models[0])
     for model in divided.models:

@@ -17,8 +17,8 @@ from pyagent.core.runners.batch import Batch
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.torch.attention_backends import PlainAttention, TritonAttention
 from pyagent.infrastructure.engine.runners.torch.kernels.stages import TritonStages
+from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
-from pyagent.infrastructure.engine.runners.torch.sizes import open_model
 from pyagent.infrastructure.engine.runners.torch.stages import Stages, TorchStages, Trial, choose_stages
 from pyagent.infrastructure.engine.runners.torch.step import shared_tokens
 
@@ -64,7 +64,10 @@ class KeptLogits(TorchRunner):
         return self.rows
 
 
-@pytest.mark.parametrize(("family", "kv_dtype", "close"), [("gemma2", "f32", 1e-5), ("qwen3", "fp8", 1e-2)])
+@pytest.mark.parametrize(
+    ("family", "kv_dtype", "close"),
+    [("gemma2", "f32", 1e-5), ("qwen3", "fp8", 1e-2), ("phi3-longrope", "f32", 1e-5)],
+)
 def test_logits_are_those_of_torchs_own_operations(family: str, kv_dtype: Any, close: float, tmp_path: Path) -> None:
     """Prompts, chunks and decoding side by side: each logit to 1e-5 of the largest; FP8 may round otherwise."""
     config, _ = write_family(tmp_path, family)
@@ -82,7 +85,7 @@ def test_logits_are_those_of_torchs_own_operations(family: str, kv_dtype: Any, c
 
 def trial(folder: Path, family: str = "gemma2") -> Trial:
     write_family(folder, family)
-    return Trial(open_model(folder).config, DEVICE, torch.float32, torch.float32)
+    return Trial(open_model(folder, {}).config, DEVICE, torch.float32, torch.float32)
 
 
 def test_trial_finds_no_fault_with_the_kernels(tmp_path: Path) -> None:

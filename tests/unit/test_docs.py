@@ -41,6 +41,7 @@ PLUGIN_EXAMPLES = (
     "pyagent-softcap",
     "pyagent-bytes",
     "pyagent-kvfolder",
+    "pyagent-granite",
 )
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -149,6 +149,12 @@ impl TensorFile {
         Ok(Self { inner })
     }
 
+    /// Fields of a `config.json` that change no number of the forward pass, of whatever architecture.
+    #[staticmethod]
+    fn irrelevant_fields() -> Vec<&'static str> {
+        config::IRRELEVANT_FIELDS.split_whitespace().collect()
+    }
+
     /// As `ModelFile.find`.
     fn find(&self, name: &str) -> PyResult<Option<(Vec<usize>, &'static str)>> {
         Ok(self.view(name)?.map(|tensor| shape(&tensor)))

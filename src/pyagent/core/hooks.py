@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         BroughtLogitsProcessor,
         LogitsProcessorFactory,
     )
+    from pyagent.core.runners.architecture import Architecture, BroughtArchitecture
     from pyagent.core.runners.attention import AttentionBackend
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.runners.kv_connector import KvConnectorFactory
@@ -63,6 +64,10 @@ class Parts(Protocol):
 
     def attention_backends(self) -> Mapping[str, AttentionBackend]:
         """Ways in which the torch runner computes attention."""
+        ...
+
+    def architectures(self) -> Mapping[str, BroughtArchitecture]:
+        """Kinds of models that the torch runner runs, besides those of the CPU runner."""
         ...
 
     def kv_connectors(self) -> Mapping[str, KvConnectorFactory]:
@@ -142,6 +147,11 @@ class HookSpecs:
     @hookspec
     def pyagent_register_runners(self) -> Sequence[RunnerFactory]:
         """Devices that the engine's models run on; `engine.runner` names one, or takes the first that can."""
+        ...
+
+    @hookspec
+    def pyagent_register_architectures(self) -> Sequence[Architecture]:
+        """Kinds of models, by the `model_type` of their `config.json`, that the torch runner is to run."""
         ...
 
     @hookspec

@@ -37,6 +37,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     "tokenizers": ("matches", "load"),
     "runners": ("unavailable_reason", "estimate", "load"),
     "attention_backends": ("unavailable_reason", "open"),
+    "architectures": ("shape", "load"),
     "kv_connectors": ("open",),
     "grammar_backends": ("unavailable_reason", "open"),
     "logits_processors": ("arguments", "is_argmax_invariant"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyagent.core.config import Settings
     from pyagent.core.grammars import GrammarBackendFactory
     from pyagent.core.logits_processors import LogitsProcessorFactory
+    from pyagent.core.runners.architecture import Architecture
     from pyagent.core.runners.attention import AttentionBackend
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.tokenizers import TokenizerFactory
@@ -43,6 +44,13 @@ def _guarded_attention(plugin: FoundPlugin, items: dict[str, object]) -> dict[st
 
     backends = cast("dict[str, AttentionBackend]", items)
     return {name: BroughtAttentionBackend(backend, plugin.name) for name, backend in backends.items()}
+
+
+def _guarded_architectures(plugin: FoundPlugin, items: dict[str, object]) -> dict[str, object]:
+    from pyagent.core.runners.architecture import BroughtArchitecture
+
+    kinds = cast("dict[str, Architecture]", items)
+    return {name: BroughtArchitecture(kind, plugin.name) for name, kind in kinds.items()}
 
 
 def _guarded_grammars(plugin: FoundPlugin, items: dict[str, object]) -> dict[str, object]:
@@ -73,6 +81,7 @@ def _guarded_backends(plugin: FoundPlugin, items: dict[str, object]) -> dict[str
 _GUARDS: dict[str, Callable[[FoundPlugin, dict[str, object]], dict[str, object]]] = {
     "runners": _guarded_runners,
     "attention_backends": _guarded_attention,
+    "architectures": _guarded_architectures,
     "grammar_backends": _guarded_grammars,
     "logits_processors": _guarded_processors,
     "tokenizers": _guarded_tokenizers,

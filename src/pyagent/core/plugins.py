@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.grammars import GrammarBackendFactory
     from pyagent.core.logits_processors import BroughtLogitsProcessor
+    from pyagent.core.runners.architecture import BroughtArchitecture
     from pyagent.core.runners.attention import AttentionBackend
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.runners.kv_connector import KvConnectorFactory
@@ -163,6 +164,10 @@ class PluginHost:
     def attention_backends(self) -> dict[str, AttentionBackend]:
         """Return attention backends by name, in the plugins' order; their failures name the plugin."""
         return cast("dict[str, AttentionBackend]", self._collect("attention_backends"))
+
+    def architectures(self) -> dict[str, BroughtArchitecture]:
+        """Kinds of models by the name that their files give them, each with its plugin, which its faults name."""
+        return cast("dict[str, BroughtArchitecture]", self._collect("architectures"))
 
     def kv_connectors(self) -> dict[str, KvConnectorFactory]:
         """Makers of connectors that move KV, by name."""

@@ -15,8 +15,8 @@ const READ: &str = "model_type vocab_size hidden_size intermediate_size num_hidd
     sliding_window_pattern _sliding_window_pattern query_pre_attn_scalar tie_word_embeddings attention_bias mlp_bias \
     use_bias qkv_bias original_max_position_embeddings";
 
-/// What changes no number of the forward pass: where the file comes from, training, text generation's own defaults.
-const IRRELEVANT: &str = "_name_or_path architectures transformers_version torch_dtype dtype use_cache \
+/// Fields of a `config.json` that change no number of the forward pass: where the file comes from, training, text generation's own defaults.
+pub const IRRELEVANT: &str = "_name_or_path architectures transformers_version torch_dtype dtype use_cache \
     bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id tokenizer_class \
     initializer_range attention_dropout hidden_dropout resid_dropout embd_dropout dropout pretraining_tp \
     _attn_implementation _attn_implementation_autoset attn_implementation cache_implementation is_llama_config \

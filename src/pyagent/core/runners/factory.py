@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pyagent.core.eviction import EvictionPolicyFactory
 from pyagent.core.runners.attention import AUTO_ATTENTION, AttentionChoice
 
 if TYPE_CHECKING:
+    from pyagent.core.runners.architecture import BroughtArchitecture
     from pyagent.core.runners.runner import ModelRunner
 
 KvDtype = Literal["f32", "f16", "bf16", "int8", "fp8"]
@@ -32,6 +34,7 @@ class RunnerOptions:
     order in which cached KV is given up; `prefix_hash` names cached prefixes. A model is divided among
     `tensor_parallel_size * pipeline_parallel_size` devices. A runner of several processes calls `when_lost` with the
     reason, from any thread, when one of them ends, and raises `RunnerLostError` in what needs them from then on.
+    `architectures` are plugins' by name, of models that a runner itself does not know.
     """
 
     threads: int = 0
@@ -45,6 +48,7 @@ class RunnerOptions:
     when_lost: Callable[[str], None] | None = None
     eviction: EvictionPolicyFactory = _least_recently_used
     prefix_hash: PrefixHash = "siphash"
+    architectures: Mapping[str, BroughtArchitecture] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def num_ranks(self) -> int:

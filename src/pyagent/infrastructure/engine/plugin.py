@@ -143,6 +143,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             pipeline_parallel_size=engine.pipeline_parallel_size,
             eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
             prefix_hash=engine.prefix_hash,
+            architectures=parts.architectures(),
         ),
         limits=SchedulerLimits(
             max_num_seqs=engine.max_num_seqs,

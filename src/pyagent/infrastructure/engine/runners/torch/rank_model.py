@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,29 +16,27 @@ from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.factory import LargestStep
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
-from pyagent.infrastructure.engine.runners.torch.decoder import Decoder
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
+from pyagent.infrastructure.engine.runners.torch.models import OpenedModel
 from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
-from pyagent.infrastructure.engine.runners.torch.sizes import Sizes, open_model
+from pyagent.infrastructure.engine.runners.torch.sizes import Sizes
 from pyagent.infrastructure.engine.runners.torch.stages import Stages, Trial
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep, Step
-from pyagent.infrastructure.engine.runners.torch.weights import load_weights
 
 
 class RankModel:
     """Load the weights, then `allocate` keys and values, then compute steps."""
 
-    def __init__(self, path: Path, target: Target, shard: Shard, step: LargestStep, num_threads: int) -> None:
+    def __init__(self, model: OpenedModel, target: Target, shard: Shard, step: LargestStep, num_threads: int) -> None:
         """Read the rank's weights. Raises `ModelError` or `ConfigError`."""
-        file = open_model(path)
-        self.config = file.config
+        self.config = model.config
         self.part = ModelPart.of(self.config, shard)
         self.layers = KvLayers.of(self.config.windows, shard.pp_size, shard.stage)
-        self.sizes = Sizes.of(self.config, self.part, self.layers, step, target)
+        self.sizes = Sizes.of(model, self.part, self.layers, step, target)
         self.target = target
-        self.weights = load_weights(file, str(path), self.part, target.dtype, target.device, num_threads)
+        self._make_decoder = model.load(self.part, target.dtype, target.device, num_threads)
         self._num_threads = num_threads
         self._thread: int | None = None
 
@@ -51,12 +48,12 @@ class RankModel:
         self, num_pages: int, ranks: Ranks, attention: AttentionChoice, choose_stages: Callable[[Trial], Stages]
     ) -> None:
         """Take the memory of keys and values, and be ready for steps with the other ranks."""
-        target, config, part = self.target, self.config, self.part
-        shape = (num_pages, BLOCK_TOKENS, part.kv_heads.num, config.head_dim)
+        target, config = self.target, self.config
+        shape = (num_pages, BLOCK_TOKENS, self.part.kv_heads.num, config.head_dim)
         self.kv = KvCache(self.layers.num_slots, shape, target.kv_dtype, target.device)
         stages = choose_stages(Trial(config, target.device, target.dtype, target.kv_dtype))
-        attend = choose_attention(attention, AttentionTrial.of(config, part, target))
-        self._decoder = Decoder(config, part, self.weights, self.layers, stages, attend, ranks)
+        attend = choose_attention(attention, AttentionTrial.of(config, self.part, target))
+        self._decoder = self._make_decoder(self.layers, stages, attend, ranks)
 
     def compute(self, packed: PackedStep) -> Tensor:
         """Compute a step; returns float32 logits [m, vocabulary] on the device, where the rank is of the last stage."""

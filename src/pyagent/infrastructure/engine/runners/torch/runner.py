@@ -23,13 +23,14 @@ from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told, told_of
 from pyagent.infrastructure.engine.runners.torch.device import target_of
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
+from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.parallel.messages import Compute, CopyPages, EmptyPages
 from pyagent.infrastructure.engine.runners.torch.parallel.pieces import pieces_of
 from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Alone
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
 from pyagent.infrastructure.engine.runners.torch.parallel.workers import Workers
 from pyagent.infrastructure.engine.runners.torch.rank_model import RankModel
-from pyagent.infrastructure.engine.runners.torch.sizes import Sizes, open_model, step_bytes
+from pyagent.infrastructure.engine.runners.torch.sizes import Sizes, step_bytes
 from pyagent.infrastructure.engine.runners.torch.stages import Stages, Trial, choose_stages
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep
 
@@ -42,10 +43,11 @@ logger = logging.getLogger(__name__)
 def needs_of(path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
     """Return what a model will take of this machine's memory. Raises `ModelError` where a GPU lacks room."""
     target = target_of(options)
-    config = open_model(path).config
+    model = open_model(path, options.architectures)
+    config = model.config
     layers = KvLayers.of(config.windows, options.pipeline_parallel_size)
     parts = [ModelPart.of(config, shard) for shard in shards_of(options)]
-    sizes = [Sizes.of(config, part, layers, step, target) for part in parts]
+    sizes = [Sizes.of(model, part, layers, step, target) for part in parts]
     if target.is_gpu:
         max(sizes).check_fit(target, path)
         sizes.clear()
@@ -89,7 +91,8 @@ class TorchRunner(PagedRunner):
     def _load(self, path: Path, options: RunnerOptions, step: LargestStep, num_threads: int) -> RunnerInfo:
         start = time.perf_counter()
         target, needs = self._target, needs_of(path, options, step)
-        self._model = model = RankModel(path, target, self._shards[0], step, num_threads)
+        opened = open_model(path, options.architectures)
+        self._model = model = RankModel(opened, target, self._shards[0], step, num_threads)
         num_pages, ranks, attention = model.num_pages(options.kv_bytes), Alone(), options.attention
         if self._workers is not None:
             num_pages, attention = min(num_pages, self._workers.num_pages()), choice_told(told_of(attention))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.factory import LargestStep
@@ -13,10 +12,10 @@ from pyagent.infrastructure.engine.runners.torch.attention.sdpa import GATHER_BY
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
-from pyagent.infrastructure.engine.runners.torch.weights import weight_bytes
 
 if TYPE_CHECKING:
-    from pyagent._rust import ModelConfig, ModelFile
+    from pyagent.infrastructure.engine.runners.torch.architectures.brought import Shape
+    from pyagent.infrastructure.engine.runners.torch.models import OpenedModel
 
 _LEAST_KV_TOKENS = 512
 _DEFAULT_KV_BYTES = 1 << 30
@@ -32,11 +31,12 @@ class Sizes(NamedTuple):
     pages_per_block: int
 
     @classmethod
-    def of(cls, config: ModelConfig, part: ModelPart, layers: KvLayers, step: LargestStep, target: Target) -> Sizes:
+    def of(cls, model: OpenedModel, part: ModelPart, layers: KvLayers, step: LargestStep, target: Target) -> Sizes:
         """What a rank takes, for steps up to the largest."""
+        config = model.config
         page_bytes = layers.page_bytes(part.kv_heads.num, config.head_dim, target.kv_dtype)
         workspace = step_bytes(config, part, step, target)
-        weights = weight_bytes(config, part, target.dtype, target.device)
+        weights = model.weight_bytes(part, target.dtype, target.device)
         return cls(weights, workspace, page_bytes, layers.pages_per_block)
 
     def check_fit(self, target: Target, path: Path) -> None:
@@ -56,7 +56,7 @@ class Sizes(NamedTuple):
         return max((kv_bytes or room) // self.page_bytes, self.pages_per_block)
 
 
-def step_bytes(config: ModelConfig, part: ModelPart, step: LargestStep, target: Target) -> int:
+def step_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target) -> int:
     """Return the bytes that a step up to the largest takes of a rank, beside weights and KV."""
     positions = min(config.context_length, step.num_positions or config.context_length)
     kv_size = part.kv_heads.num * config.head_dim
@@ -66,11 +66,3 @@ def step_bytes(config: ModelConfig, part: ModelPart, step: LargestStep, target: 
     gathered = 4 * max(GATHER_BYTES, positions * kv_size * target.dtype.itemsize)
     masks = 6 * step.num_tokens * positions
     return rows + logits + gathered + masks
-
-
-def open_model(path: Path) -> ModelFile:
-    """Open a model's file, checked as for the CPU. Raises `ModelError`."""
-    try:
-        return _rust.ModelFile(path)
-    except _rust.ModelFileError as error:
-        raise ModelError(str(error), model=str(path)) from error

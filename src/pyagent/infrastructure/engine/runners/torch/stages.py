@@ -20,7 +20,7 @@ from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import FP
 from pyagent.infrastructure.engine.runners.torch.layers import gated, rms_norm, rotate
 
 if TYPE_CHECKING:
-    from pyagent._rust import ModelConfig
+    from pyagent.infrastructure.engine.runners.torch.architectures.brought import Shape
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class TorchStages:
 class Trial:
     """A small step with a model's shapes, on random numbers: what a decoder's layers ask of their stages."""
 
-    config: ModelConfig
+    config: Shape
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype

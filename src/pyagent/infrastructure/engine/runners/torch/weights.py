@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 16 << 20
 _MOST_THREADS = 8
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Element types of files that torch has."""
 
 
@@ -175,7 +175,7 @@ class _Loader:
         if dims != [columns.total, rows.total] and dims != [columns.total] * (rows.total == 1):
             expected = f"{rows.total} x {columns.total}"
             raise ModelError(f"{self._path}: tensor {name!r} is {dims[::-1]}; expected {expected}", model=self._path)
-        plain = _PLAIN.get(kind)
+        plain = PLAIN.get(kind)
         read = self._file.read_floats if plain is None else self._file.read_bytes
         dtype = torch.float32 if plain is None else plain
         if target.device.type == "cpu" and target.dtype == dtype and columns.is_whole:

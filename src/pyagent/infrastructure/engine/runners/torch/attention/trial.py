@@ -18,7 +18,7 @@ from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import Pa
 from pyagent.infrastructure.engine.runners.torch.device import DTYPES, KV_DTYPES, Target
 
 if TYPE_CHECKING:
-    from pyagent._rust import ModelConfig
+    from pyagent.infrastructure.engine.runners.torch.architectures.brought import Shape
     from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
 
 _NUM_PAGES = 1024
@@ -37,7 +37,7 @@ class AttentionTrial:
     device: torch.device
 
     @classmethod
-    def of(cls, config: ModelConfig, part: ModelPart, target: Target) -> AttentionTrial:
+    def of(cls, config: Shape, part: ModelPart, target: Target) -> AttentionTrial:
         """For a rank's part of a model on a device."""
         names = {dtype: name for name, dtype in KV_DTYPES.items()}
         shape = AttentionShape(

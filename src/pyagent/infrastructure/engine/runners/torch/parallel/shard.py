@@ -13,7 +13,7 @@ from pyagent.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyagent._rust import ModelConfig
+    from pyagent.infrastructure.engine.runners.torch.architectures.brought import Shape
 
 _TP, _PP = "engine.tensor_parallel_size", "engine.pipeline_parallel_size"
 
@@ -111,7 +111,7 @@ class ModelPart:
     windows: Sequence[int | None]
 
     @classmethod
-    def of(cls, config: ModelConfig, shard: Shard) -> ModelPart:
+    def of(cls, config: Shape, shard: Shard) -> ModelPart:
         """Divide a model. Raises `ConfigError` for sizes that do not divide it."""
         size, rank = shard.tp_size, shard.tp_rank
         for name, total in (("attention heads", config.num_heads), ("FFN columns", config.ffn_size)):

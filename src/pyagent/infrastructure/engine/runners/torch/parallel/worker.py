@@ -19,6 +19,7 @@ from pyagent.core.runners.attention import AttentionChoice
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told
 from pyagent.infrastructure.engine.runners.torch.device import target_of
+from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.parallel.group import Group
 from pyagent.infrastructure.engine.runners.torch.parallel.messages import (
     RANK_0,
@@ -77,7 +78,7 @@ def _load(start: StartRank) -> RankModel:
     target, shard = target_of(options, start.rank), Shard(start.rank, start.tp_size, start.pp_size)
     if target.is_gpu:
         torch.cuda.set_device(target.device)
-    return RankModel(Path(start.path), target, shard, LargestStep(*start.largest_step), start.threads)
+    return RankModel(open_model(Path(start.path), {}), target, shard, LargestStep(*start.largest_step), start.threads)
 
 
 def _serve(socket: zmq.Socket[bytes], model: RankModel, folder: Path, attention: AttentionChoice) -> None:

@@ -1,0 +1,163 @@
+"""What a model architecture of the torch runner is: a description of a model's shape, and its forward pass.
+
+Knows torch by name only: an architecture is found, and says what a model takes, without importing it. Keys and values,
+pages, batches and devices are the runner's: a network sees the tokens of a step, and asks for attention by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pyagent.core.errors import ModelError, PluginError, PyAgentError
+
+_HOOK = "pyagent_register_architectures"
+
+Tensor = Any
+"""One of torch's, which is not there where this is imported and checked."""
+
+Module = Callable[[Tensor], Tensor]
+"""A part of a network: what it makes of [T, ...]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What the torch runner must know of a model besides its weights.
+
+    A head has `head_dim` numbers; `windows` says of each layer how many positions it sees, its own included (None:
+    all). Scores are `attention_scale * q @ k`, put through `attention_softcap * tanh(score / attention_softcap)` where
+    there is one. `rope_frequencies` are the radians that each pair at the start of a head turns for a position, pairs
+    being halves of the rotated part apart, or neighbours with `is_rope_interleaved`; without any, nothing is turned.
+    `rope_attention_factor` multiplies what is turned, as in YaRN.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    context_length: int
+    windows: Sequence[int | None]
+    attention_scale: float
+    attention_softcap: float | None = None
+    rope_frequencies: Sequence[float] = (0.0,)
+    rope_attention_factor: float = 1.0
+    is_rope_interleaved: bool = False
+
+
+class ModelLayers(Protocol):
+    """Makes a network's parts of the tensors of a model's folder, by their names there, on the runner's device.
+
+    A tensor that is missing, or of another shape, is a `ModelError` that names it.
+    """
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        ...
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor in the data type of the runner's products."""
+        ...
+
+    def embedding(self, weight: Tensor) -> Module:
+        """Return what looks rows of `weight` [rows, width] up: token ids, or positions, [T] to [T, width]."""
+        ...
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
+        """Return what multiplies [T, in] with `weight` [out, in] and adds `bias` [out], quickest here."""
+        ...
+
+    def rms_norm(self, name: str, size: int, epsilon: float) -> Module:
+        """Return an RMSNorm with the weights `name`, computed in float32."""
+        ...
+
+    def layer_norm(self, name: str, size: int, epsilon: float) -> Module:
+        """Return a LayerNorm with `name.weight`, and `name.bias` where it is there, computed in float32."""
+        ...
+
+    def activation(self, name: str) -> Module:
+        """Return an activation by its name in `config.json`: gelu, gelu_new, gelu_pytorch_tanh, relu, silu ..."""
+        ...
+
+
+class ForwardPass(Protocol):
+    """A step: T tokens of several sequences, one's after the other's."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """Token ids, int32 [T]."""
+        ...
+
+    @property
+    def positions(self) -> Tensor:
+        """Each token's position in its sequence, int32 [T]."""
+        ...
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Turn queries and keys by their positions, keep keys and values, and return heads [T, Hq * D].
+
+        Queries are [T, Hq, D], keys and values [T, Hkv, D]; a token's heads lie together. Called once for each layer.
+        """
+        ...
+
+
+class Network(Protocol):
+    """A model's layers over its weights."""
+
+    def hidden(self, step: ForwardPass) -> Tensor:
+        """Return [T, hidden]: what the last layer gives, for all tokens."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [m, vocabulary] of some rows of `hidden`."""
+        ...
+
+
+class Architecture(Protocol):
+    """A kind of model that the torch runner can run from a folder of safetensors.
+
+    `config` is the folder's `config.json`. A field of it that neither `shape` nor `load` looks at is refused by name
+    when the model is loaded, unless it is known to change no number.
+    """
+
+    @property
+    def name(self) -> str:
+        """What `config.json` calls it: its `model_type`."""
+        ...
+
+    def shape(self, config: Mapping[str, Any]) -> ModelShape:
+        """Return the shape that a configuration says; imports no torch. Raises `ModelError` for what it cannot run."""
+        ...
+
+    def load(self, config: Mapping[str, Any], shape: ModelShape, layers: ModelLayers) -> Network:
+        """Return the model over its tensors. Raises `ModelError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtArchitecture:
+    """An architecture, and the plugin that brings it, which is named in its faults."""
+
+    architecture: Architecture
+    plugin: str
+
+    @contextmanager
+    def named(self, what: str, path: str) -> Generator[None]:
+        """Make of its failures errors that say who can act: a field that is missing is the model's fault."""
+        name = self.architecture.name
+        try:
+            yield
+        except PyAgentError:
+            raise
+        except KeyError as error:
+            text = f"{path}: config.json lacks {error}, which the architecture {name} needs"
+            raise ModelError(text, model=path) from error
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            text = f"plugin {self.plugin!r} failed to {what} of {path} by its architecture {name}: {why}"
+            raise PluginError(text, plugin=self.plugin, hook=_HOOK) from error

@@ -1,0 +1,208 @@
+"""A model of an architecture that is no part of the CPU runner's description: opened, loaded, and computed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from pyagent import _rust
+from pyagent.core.errors import ConfigError, ModelError, PluginError
+from pyagent.core.runners.architecture import BroughtArchitecture, ModelShape, Network
+from pyagent.infrastructure.engine.runners.torch.architectures.layers import FolderLayers
+from pyagent.infrastructure.engine.runners.torch.layers import rotary
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.runners.torch.attention import Attend
+    from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
+    from pyagent.infrastructure.engine.runners.torch.models import MakeDecoder
+    from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
+    from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
+    from pyagent.infrastructure.engine.runners.torch.stages import Stages
+    from pyagent.infrastructure.engine.runners.torch.step import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroughtShape(ModelShape):
+    """A shape with what else is asked of the CPU runner's description: what a trial of the kernels takes, and parts."""
+
+    norm_epsilon: float = 1e-5
+    activation: str = "silu"
+    is_qk_norm_wide: bool = False
+
+
+Shape = _rust.ModelConfig | BroughtShape
+"""What the runner asks a model's configuration for."""
+
+
+class ReadFields(Mapping[str, Any]):
+    """A `config.json` that knows which of its fields were looked at."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+        self._read: set[str] = {"model_type"}
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return self._fields[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a field; null is as if it were not there."""
+        self._read.add(key)
+        value = self._fields.get(key)
+        return default if value is None else value
+
+    def unread(self) -> list[str]:
+        """Return the fields that say something and were not looked at, of those that may change a number."""
+        known = self._read | set(_rust.TensorFile.irrelevant_fields())
+        unsaid = (None, False, {}, [])
+        return [name for name, value in self._fields.items() if name not in known and value not in unsaid]
+
+
+class BroughtModel:
+    """A folder of safetensors whose `model_type` is that of an architecture."""
+
+    def __init__(self, path: Path, fields: dict[str, Any], brought: BroughtArchitecture) -> None:
+        """Open it; tensors are not read. Raises `ModelError` or `PluginError`."""
+        self._path = path
+        self._brought = brought
+        self._fields = ReadFields(fields)
+        with brought.named("tell the shape", str(path)):
+            shape = self._described()
+        if not isinstance(shape, ModelShape):
+            text = f"plugin {brought.plugin!r} gave {shape!r:.80} as a model's shape; expected ModelShape"
+            raise PluginError(text, plugin=brought.plugin)
+        _check_shape(shape, str(path))
+        self._shape = shape
+        told = {name: getattr(shape, name) for name in ModelShape.__dataclass_fields__}
+        self.config = BroughtShape(**told)
+
+    def weight_bytes(self, part: ModelPart, dtype: torch.dtype, device: torch.device) -> int:
+        """Return the bytes that the tensors take. Raises `ConfigError` for several ranks."""
+        del device
+        self._check(part)
+        header = _rust.read_model_header(self._path, arrays=False)
+        return sum(math.prod(dims) for _, dims, _, _ in header["tensors"]) * dtype.itemsize
+
+    def _described(self) -> object:
+        """What the architecture makes of `config.json`: values that it cannot compute with are the model's fault."""
+        try:
+            return cast("object", self._brought.architecture.shape(self._fields))
+        except (ArithmeticError, TypeError, ValueError) as error:
+            text = f"{self._path}: the architecture {self._brought.architecture.name} cannot read config.json: {error}"
+            raise ModelError(text, model=str(self._path)) from error
+
+    def load(self, part: ModelPart, dtype: torch.dtype, device: torch.device, num_threads: int) -> MakeDecoder:
+        """As `OpenedModel.load`. Raises `ModelError` for a field that was not looked at, `PluginError`."""
+        del num_threads
+        self._check(part)
+        file = _rust.TensorFile(self._path)
+        layers = FolderLayers(file, str(self._path), dtype, device)
+        with self._brought.named("load the weights", str(self._path)):
+            network = self._brought.architecture.load(self._fields, self._shape, layers)
+        if unread := self._fields.unread():
+            text = f"{self._path}: config.json: {unread[0]!r} is not implemented for {self.config.architecture}"
+            raise ModelError(f"{text}, and ignoring it would change the model's answers", model=str(self._path))
+
+        def decoder(layers: KvLayers, stages: Stages, attend: Attend, ranks: Ranks) -> NetworkDecoder:
+            del ranks
+            return NetworkDecoder(self.config, network, layers, stages, attend, device)
+
+        return decoder
+
+    def _check(self, part: ModelPart) -> None:
+        if part.shard.num_ranks > 1:
+            key = "engine.tensor_parallel_size" if part.shard.tp_size > 1 else "engine.pipeline_parallel_size"
+            text = f"{key} is more than 1, but the architecture {self.config.architecture} runs on one device: set 1"
+            raise ConfigError(text, key=key)
+
+
+class NetworkDecoder:
+    """Computes steps with an architecture's network."""
+
+    def __init__(
+        self,
+        shape: BroughtShape,
+        network: Network,
+        layers: KvLayers,
+        stages: Stages,
+        attend: Attend,
+        device: torch.device,
+    ) -> None:
+        self._shape = shape
+        self._network = network
+        self._layers = layers
+        self._stages = stages
+        self._attend = attend
+        self._frequencies = torch.tensor(shape.rope_frequencies, dtype=torch.float32, device=device)
+
+    def logits(self, step: Step, kv: KvCache) -> Tensor:
+        """Compute a step, write its keys and values, and return float32 logits [m, vocabulary] of its outputs."""
+        cos_sin = rotary(step.positions, self._frequencies, self._shape.rope_attention_factor)
+        hidden = self._network.hidden(_Pass(step, kv, cos_sin, self._shape, self._layers, self._stages, self._attend))
+        return self._network.logits(hidden.index_select(0, step.outputs)).float()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A step as a network sees it."""
+
+    step: Step
+    kv: KvCache
+    cos_sin: tuple[Tensor, Tensor]
+    shape: BroughtShape
+    layers: KvLayers
+    stages: Stages
+    compute: Attend
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.step.tokens
+
+    @property
+    def positions(self) -> Tensor:
+        return self.step.positions
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        shape, (table, slot) = self.shape, self.layers.places[layer]
+        cache, rows, batch = self.kv.slots[slot], self.step.rows[table], self.step.attention[table]
+        is_interleaved = shape.is_rope_interleaved
+        q = self.stages.rotate_and_store((q, k, v), self.cos_sin, rows, cache, is_interleaved=is_interleaved)
+        window, softcap = shape.windows[layer], shape.attention_softcap
+        return self.compute(q, cache, batch, shape.attention_scale, window, softcap).flatten(1)
+
+
+def _check_shape(shape: ModelShape, path: str) -> None:
+    """Raise `ModelError` for what no decoder has."""
+    sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
+    for name in (*sizes, "context_length"):
+        value = getattr(shape, name)
+        if not isinstance(value, int) or value < 1:
+            text = f"{path}: config.json: {name} is {value!r}; expected a whole number of at least 1"
+            raise ModelError(text, model=path)
+    if shape.num_heads % shape.num_kv_heads or len(shape.windows) != shape.num_layers:
+        kinds = f"{shape.num_heads} and {shape.num_kv_heads} heads, {len(shape.windows)} windows"
+        raise ModelError(f"{path}: config.json: {kinds} are not those of {shape.num_layers} layers", model=path)
+
+
+def brought_model(path: Path, architectures: Mapping[str, BroughtArchitecture]) -> BroughtModel | None:
+    """Return the model in a folder whose `model_type` is one of the architectures; None for any other."""
+    try:
+        fields = json.loads((path / "config.json").read_bytes()) if path.is_dir() else None
+    except (OSError, ValueError):
+        return None  # opened as any other, it is refused with what is wrong
+    name = cast("dict[str, Any]", fields).get("model_type") if isinstance(fields, dict) else None
+    brought = architectures.get(name) if isinstance(name, str) else None
+    return None if brought is None else BroughtModel(path, cast("dict[str, Any]", fields), brought)

@@ -1,0 +1,86 @@
+"""Models by who describes them: the CPU runner's code for its families, a plugin's architecture for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from pyagent import _rust
+from pyagent.core.errors import ModelError
+from pyagent.infrastructure.engine.runners.torch.architectures.brought import brought_model
+from pyagent.infrastructure.engine.runners.torch.decoder import Decoder
+from pyagent.infrastructure.engine.runners.torch.weights import load_weights, weight_bytes
+
+if TYPE_CHECKING:
+    from pyagent.core.runners.architecture import BroughtArchitecture
+    from pyagent.infrastructure.engine.runners.torch.architectures.brought import Shape
+    from pyagent.infrastructure.engine.runners.torch.attention import Attend
+    from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
+    from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
+    from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
+    from pyagent.infrastructure.engine.runners.torch.stages import Stages
+    from pyagent.infrastructure.engine.runners.torch.step import Step
+
+
+class StepDecoder(Protocol):
+    """Computes a rank's part of steps."""
+
+    def logits(self, step: Step, kv: KvCache) -> Tensor:
+        """Compute a step, write its keys and values, and return float32 logits [m, vocabulary] of its outputs."""
+        ...
+
+
+MakeDecoder = Callable[["KvLayers", "Stages", "Attend", "Ranks"], StepDecoder]
+"""What a model's weights become when its keys and values have their places."""
+
+
+class OpenedModel(Protocol):
+    """A model whose configuration is read, and its tensors not yet."""
+
+    @property
+    def config(self) -> Shape:
+        """What it looks like."""
+        ...
+
+    def weight_bytes(self, part: ModelPart, dtype: torch.dtype, device: torch.device) -> int:
+        """Return the bytes that a rank's weights take."""
+        ...
+
+    def load(self, part: ModelPart, dtype: torch.dtype, device: torch.device, num_threads: int) -> MakeDecoder:
+        """Read a rank's weights. Raises `ModelError` naming a tensor that is missing or of another shape."""
+        ...
+
+
+class DescribedModel:
+    """A model of the CPU runner's families, in a GGUF file or a folder of safetensors."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it, checked as for the CPU. Raises `ModelError`."""
+        self._path = path
+        try:
+            self._file = _rust.ModelFile(path)
+        except _rust.ModelFileError as error:
+            raise ModelError(str(error), model=str(path)) from error
+        self.config = self._file.config
+
+    def weight_bytes(self, part: ModelPart, dtype: torch.dtype, device: torch.device) -> int:
+        """As `OpenedModel.weight_bytes`."""
+        return weight_bytes(self.config, part, dtype, device)
+
+    def load(self, part: ModelPart, dtype: torch.dtype, device: torch.device, num_threads: int) -> MakeDecoder:
+        """As `OpenedModel.load`."""
+        weights = load_weights(self._file, str(self._path), part, dtype, device, num_threads)
+
+        def decoder(layers: KvLayers, stages: Stages, attend: Attend, ranks: Ranks) -> Decoder:
+            return Decoder(self.config, part, weights, layers, stages, attend, ranks)
+
+        return decoder
+
+
+def open_model(path: Path, architectures: Mapping[str, BroughtArchitecture]) -> OpenedModel:
+    """Open a model's file or folder; an architecture's where it has that name. Raises `ModelError` or `PluginError`."""
+    return brought_model(path, architectures) or DescribedModel(path)

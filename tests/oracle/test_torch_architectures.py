@@ -1,0 +1,239 @@
+"""Architectures of the torch runner: the shipped ones and a plugin's are what transformers compute."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.installed import find_first, write_distribution
+from support.tiny_model import write_tiny_model
+
+from pyagent import _rust
+from pyagent.assembly import make_chain, make_host
+from pyagent.core.config import load_settings
+from pyagent.core.errors import ConfigError, ModelError, PluginError
+from pyagent.core.runners.architecture import Architecture, BroughtArchitecture
+from pyagent.core.runners.batch import Batch
+from pyagent.core.runners.factory import LargestStep, RunnerOptions
+from pyagent.infrastructure.engine.runners.torch.architectures import pyagent_register_architectures
+from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import serve
+
+pytestmark = pytest.mark.oracle
+
+GRANITE = Path(__file__).parents[2] / "examples/pyagent-granite/pyagent_granite.py"
+SIZES = {"vocab_size": 325, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+NEOX = {"model_type": "gpt_neox", **SIZES, "intermediate_size": 80, "max_position_embeddings": 128}
+GPT2 = {"model_type": "gpt2", "vocab_size": 325, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": GPT2,
+    "gpt2-other": {**GPT2, "n_inner": 96, "activation_function": "relu", "tie_word_embeddings": False},
+    "gpt_neox": {**NEOX, "rotary_pct": 0.5},
+    "gpt_neox-sequential": {**NEOX, "use_parallel_residual": False, "tie_word_embeddings": True, "rotary_pct": 1.0},
+    "granite": {
+        "model_type": "granite",
+        **SIZES,
+        "intermediate_size": 80,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
+}
+
+
+def write_random(folder: Path, name: str) -> Any:
+    """Write a random model by transformers, whose norms and biases are not what they begin with; returns it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = dict(CONFIGS[name])
+    torch.manual_seed(7)
+    options = {"attn_implementation": "eager", "dtype": torch.float32}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config), **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4).add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return model
+
+
+def architectures() -> dict[str, BroughtArchitecture]:
+    """The shipped ones, and the example's."""
+    ours = [BroughtArchitecture(one, "torch") for one in pyagent_register_architectures()]
+    granite = BroughtArchitecture(runpy.run_path(str(GRANITE))["Granite"](), "granite")
+    return {brought.architecture.name: brought for brought in (*ours, granite)}
+
+
+def runner_of(path: Path, kinds: dict[str, BroughtArchitecture], **options: Any) -> Any:
+    """A torch runner that keeps the rows of logits that it hands to the samplers."""
+    import numpy as np
+
+    from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
+
+    class Kept(TorchRunner):
+        started: set[int]
+
+        def finish_step(self, batch: Batch, logits: Any) -> Any:
+            self.rows = np.array(logits)
+            return super().finish_step(batch, logits)
+
+    told = {"dtype": "f32", "kv_dtype": "f32", **options}
+    runner = Kept(path, RunnerOptions(threads=2, kv_bytes=1 << 24, architectures=kinds, **told), LargestStep(2048, 64))
+    runner.started = set()
+    return runner
+
+
+def compute(runner: Any, *segments: tuple[int, Sequence[int]]) -> Any:
+    """Compute the next tokens of sequences, which may be new; returns the row of logits after each."""
+    for sequence, tokens in segments:
+        if sequence not in runner.started:
+            runner.started.add(sequence)
+            runner.add(sequence, list(tokens), most_cached=0)
+        assert runner.reserve(sequence, runner.pool.num_tokens(sequence) + len(tokens))
+    batch = Batch(
+        sequence_ids=[sequence for sequence, _ in segments],
+        lengths=[len(tokens) for _, tokens in segments],
+        tokens=[token for _, tokens in segments for token in tokens],
+        samplers=[_rust.SamplerState(temperature=0.0) for _ in segments],
+        steps=[0] * len(segments),
+    )
+    assert not runner.execute(batch).errors
+    return runner.rows
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_of_every_architecture_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Prefixes of all lengths at once, then chunks beside sequences that decode: to 1e-5 of the largest logit."""
+    import numpy as np
+    import torch
+
+    reference = write_random(tmp_path, name)
+    tokens = [(7 * place + place * place) % 325 for place in range(50)]
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits[0].numpy()
+    close = 1e-5 * np.abs(expected).max()
+    runner = runner_of(tmp_path, architectures())
+    rows = compute(runner, *((length, tokens[:length]) for length in range(1, 51)))
+    assert np.abs(rows - expected).max() < close
+    done = 0
+    for chunk in (7, 1, 20, 22):
+        beside = [(length, [tokens[runner.pool.num_tokens(length)]]) for length in (3, 30)]
+        rows = compute(runner, *beside, (100, tokens[done : done + chunk]))
+        done += chunk
+        places = [runner.pool.num_tokens(length) - 1 for length in (3, 30, 100)]
+        assert np.abs(rows - expected[places]).max() < close
+
+
+def test_half_precision_is_near_float32(tmp_path: Path) -> None:
+    """GPT-NeoX in bfloat16, attention sharp: half of the positions' logits have a cosine above 0.999 with float32's."""
+    import numpy as np
+
+    write_random(tmp_path, "gpt_neox")
+    tokens = [(7 * place + place * place) % 325 for place in range(40)]
+    prefixes = [(length, tokens[:length]) for length in range(1, 41)]
+    exact, rounded = (
+        compute(runner_of(tmp_path, architectures(), dtype=dtype), *prefixes) for dtype in ("f32", "bf16")
+    )
+    cosines = (exact * rounded).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(rounded, axis=1)
+    assert np.median(cosines) > 0.999
+    assert cosines.min() > 0.98
+
+
+def test_architecture_of_a_plugin_answers_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that is installed brings Granite: the server's own engine process finds it, loads it, and answers."""
+    folder, site = tmp_path / "granite", tmp_path / "site"
+    site.mkdir()
+    find_first(monkeypatch, site)
+    (site / "pyagent_granite.py").write_text(GRANITE.read_text())
+    write_distribution(site, "granite", "granite.architectures = pyagent_granite")
+    monkeypatch.delitem(sys.modules, "pyagent_granite", raising=False)
+    write_random(folder, "granite")
+    tokenizer = ModelTokenizer.load(write_tiny_model(tmp_path / "m.gguf"), vocab_size=325)
+    (folder / "tokenizer.json").write_text(tokenizer.tokenizer.inner.to_str(), encoding="utf-8")  # type: ignore[attr-defined]
+    chosen = {"engine.models": [str(folder)], "engine.runner": "torch", "engine.threads": 2, "engine.dtype": "f32"}
+    settings = load_settings(overrides=chosen).settings
+    chain = make_chain(settings, make_host(settings), ["native"])
+    body = {"model": str(folder), "prompt": "the rain in Spain", "temperature": 0, "max_tokens": 8}
+    with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=120) as http:
+        answer = http.post("/v1/completions", json=body).raise_for_status().json()
+    asyncio.run(chain.close())
+    runner = runner_of(folder, architectures(), kv_dtype="bf16")
+    said, tokens = [], tokenizer.encode_text(body["prompt"])
+    for _ in range(8):
+        tokens = [int(compute(runner, (1, tokens))[0].argmax())]
+        said += tokens
+    assert answer["choices"][0]["text"] == tokenizer.decode(said)
+
+
+class Wrong:
+    """GPT-2, but for one thing."""
+
+    name = "gpt2"
+
+    def __init__(self, shape: Any = None, load: Any = None) -> None:
+        self._gpt2 = next(one for one in pyagent_register_architectures() if one.name == "gpt2")
+        self._shape, self._load = shape, load
+
+    def shape(self, config: Any) -> Any:
+        shape = self._gpt2.shape(config)
+        return self._shape(shape) if self._shape else shape
+
+    def load(self, config: Any, shape: Any, layers: Any) -> Any:
+        return self._load(layers) if self._load else self._gpt2.load(config, shape, layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "error", "said"),
+    [
+        ({"scale_attn_by_inverse_layer_idx": True}, None, ModelError, "'scale_attn_by_inverse_layer_idx' is not impl"),
+        ({"qk_norm": True}, None, ModelError, "'qk_norm' is not implemented for gpt2, and ignoring it would change"),
+        ({"n_embd": None}, None, ModelError, "cannot read config.json"),
+        ({"n_head": 0}, None, ModelError, "cannot read config.json"),
+        ({"n_layer": 0}, None, ModelError, "num_layers is 0; expected a whole number of at least 1"),
+        ({"n_layer": 4}, None, ModelError, r"no tensor 'transformer.h.3.ln_1.bias'|no tensor 'transformer.h.3.ln_1.we"),
+        ({"n_positions": 64}, None, ModelError, r"'transformer.wpe.weight' is \[128, 64\]; expected \[64, 64\]"),
+        ({"activation_function": "swish2"}, None, ModelError, "the activation 'swish2' is not supported"),
+        ({}, Wrong(shape=lambda _: "wide"), PluginError, "plugin 'mine' gave 'wide' as a model's shape"),
+        ({}, Wrong(load=lambda _: 1 / 0), PluginError, "plugin 'mine' failed to load the weights .* ZeroDivisionError"),
+        ({}, Wrong(load=lambda layers: layers.tensor("a", 1)), ModelError, "no tensor 'a'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(
+    changes: dict[str, Any], kind: Architecture | None, error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    """A field that nobody reads, sizes that are none, a tensor that is not there, a plugin that fails."""
+    write_random(tmp_path, "gpt2")
+    config = json.loads((tmp_path / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kinds = {"gpt2": BroughtArchitecture(kind, "mine")} if kind else architectures()
+    with pytest.raises(error, match=said):
+        runner_of(tmp_path, kinds)
+
+
+def test_field_that_is_missing_is_named(tmp_path: Path) -> None:
+    """`config.json` without a field that the architecture needs is the model's fault."""
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ModelError, match=r"config\.json lacks 'n_embd', which the architecture gpt2 needs"):
+        runner_of(tmp_path, architectures())
+
+
+def test_several_ranks_are_refused(tmp_path: Path) -> None:
+    """Architectures run on one device: the setting that asks for more is named, before a process begins."""
+    write_random(tmp_path, "gpt_neox")
+    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+        options = RunnerOptions(architectures=architectures(), **{key: 2})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=f"engine.{key} is more than 1, but the architecture gpt_neox") as caught:
+            TorchRunnerFactory().estimate(tmp_path, options, LargestStep(256, 8))
+        assert caught.value.key == f"engine.{key}"
