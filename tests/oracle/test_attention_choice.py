@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.paged_attention import Heads, make_inputs
 from support.reference_decoder import write_family
 
 from pyagent.assembly import make_host
@@ -18,7 +19,7 @@ from pyagent.infrastructure.engine.runners.choice import pick_attention
 from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention, quickest
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
-from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
+from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS, FlexAttention
 from pyagent.infrastructure.engine.runners.torch.device import target_of
 from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
@@ -144,3 +145,27 @@ def test_backend_that_cannot_be_used_is_named(
     """One that says no, fails to say, or opens as no function, ends the load with its name and its plugin's."""
     with pytest.raises(error, match=said):
         choose_attention(choice_with(plugin, "mine"), trial)
+
+
+def sinks(head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return (key < 4) | (query - key < 20)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_flex_attention_follows_the_users_mask(window: int | None) -> None:
+    """A query sees what the mask shows, of its own sequence, up to itself, within the window; NaN elsewhere not."""
+    num_queries, num_tokens = [1, 7, 1, 40], [50, 90, 3, 40]
+    q, cache, batch = make_inputs(num_queries, num_tokens, Heads(4, 2, 32), window=window)
+    attend = FlexAttention("sinks", sinks).open(
+        AttentionShape("cpu", "f32", "f32", 4, 2, 32, frozenset({window}), None)
+    )
+    result = attend(q, cache, batch, 0.2, window, None)
+    starts = batch.query_starts.tolist()
+    for row, (start, length, new) in enumerate(zip(starts[:-1], num_tokens, num_queries, strict=True)):
+        keys, values = (rows.flatten(0, 1)[:length].double() for rows in cache.read(batch.tables[row]))
+        at, of = torch.arange(length - new, length)[:, None], torch.arange(length)
+        is_seen = sinks(at, at, of) & (of <= at) & (at - of < (window or length))
+        scores = torch.einsum("qhgd,khd->hgqk", q[start : start + new].double().unflatten(1, (2, 2)), keys) * 0.2
+        weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+        expected = torch.einsum("hgqk,khd->qhgd", weights, values.nan_to_num()).flatten(1, 2)
+        torch.testing.assert_close(result[start : start + new].double(), expected, atol=1e-5, rtol=0)
