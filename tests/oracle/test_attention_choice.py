@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pyagent.core.runners.factory import RunnerOptions
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine.runners.choice import pick_attention
 from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
-from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention, quickest
+from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention, quickest, quickest_right
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS, FlexAttention
 from pyagent.infrastructure.engine.runners.torch.device import target_of
@@ -85,6 +86,26 @@ def test_trial_takes_time_of_decode_and_prefill(trial: AttentionTrial) -> None:
 def test_quickest_weighs_decode_and_prefill_alike(seconds: dict[str, tuple[float, ...]], expected: str) -> None:
     """Times count as multiples of the best of their kind: a prompt's are not more because they are longer."""
     assert quickest(seconds) == expected
+
+
+def test_quickest_that_is_right_is_taken(trial: AttentionTrial, caplog: pytest.LogCaptureFixture) -> None:
+    """What is wrong is left out however quick it is, and so is what fails over a larger batch; the log says why."""
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        return sdpa.attend(*arguments)
+
+    def small(q: torch.Tensor, *arguments: Any) -> Any:
+        if len(q) > 1000:
+            raise RuntimeError("out of memory\nof 80 GB")
+        return sdpa.attend(q, *arguments)
+
+    zeros = torch.zeros_like
+    attends = {"zeros": lambda q, *_: zeros(q), "small": small, "slow": slow, "sdpa": sdpa.attend}
+    assert quickest_right(attends.items(), trial) is sdpa.attend
+    assert "not by zeros, which may be slower: attention with window None, short, is wrong by 1.0e+00" in caplog.text
+    assert "not by small, which may be slower: RuntimeError: out of memory" in caplog.text
+    assert quickest_right([("small", small)], trial) is plain.attend
 
 
 class Brought:
