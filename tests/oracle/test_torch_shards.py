@@ -23,7 +23,7 @@ from pyagent.core.runners.batch import Batch
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.memory.evictions import make_pool
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
-from pyagent.infrastructure.engine.runners.torch.device import target_of
+from pyagent.infrastructure.engine.runners.torch.device import Target, target_of
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.models import open_model
@@ -165,22 +165,6 @@ def test_pieces_of_a_step_compute_what_it_does(family: str, piece_tokens: int, t
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (2, 2)])
-def test_biases_after_sums_are_added_once(tp_size: int, pp_size: int, tmp_path: Path) -> None:
-    """Those of the attention's output and of the FFN's last matrix, which every rank of a stage could add."""
-    config, tensors = write_family(tmp_path, "llama")
-    for layer in range(3):
-        for name in ("self_attn.o_proj", "mlp.down_proj"):
-            tensors[f"model.layers.{layer}.{name}.bias"] = [[0.1 * (at % 7) - 0.2 for at in range(64)]]
-    write_safetensors(tmp_path, {**config, "attention_bias": True, "mlp_bias": True}, tensors)
-    results: list[Tensor] = []
-    for sizes in ((1, 1), (tp_size, pp_size)):
-        divided = Divided(tmp_path, *sizes)
-        assert divided.pool.add(1, [*range(20)]) == divided.pool.add(2, [*range(20)]) == 0
-        results.append(divided.compute((1, [*range(20)]), (2, [1])))
-    torch.testing.assert_close(*results, rtol=0, atol=1e-5 * float(results[0].abs().max()))
-
-
 @given(
     num_queries=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     num_before=st.lists(st.integers(0, 40), min_size=8, max_size=8),
@@ -214,9 +198,7 @@ def test_pieces_have_every_token_once(
             positions += [(new[at], length - (end - at), row[0]) for at in range(start, end)]
         outputs += [new[starts[row + 1] - 1] for row in range(piece.num_outputs)]
         if len(pieces) > 1 and piece.shared != [0]:
-            decoding = [row[0] // 1000 for row, new in zip(rows, piece.num_queries, strict=True) if new == 1]
-            assert len(decoding) > 1
-            assert {num_queries[row] for row in decoding} == {1}
+            assert piece.num_queries.count(1) > 1
     expected = [(before + at, row) for row, before in enumerate(num_before[:num]) for at in range(num_queries[row])]
     assert positions == [(token, at, 1000 * row) for token, (at, row) in enumerate(expected)]
     assert outputs == [last - 1 for last in [*accumulate(num_queries)][: step.num_outputs]]
@@ -230,8 +212,8 @@ def test_ranks_hold_their_part_only(family: str, tp_size: int, pp_size: int, tmp
     whole, divided = Divided(tmp_path, 1, 1), Divided(tmp_path, tp_size, pp_size)
 
     def num_weights(model: RankModel) -> int:
-        file, device = _rust.ModelFile(tmp_path), torch.device("cpu")
-        weights = load_weights(file, str(tmp_path), model.part, torch.float32, device, 1)
+        target = Target(torch.device("cpu"), torch.float32, torch.float32)
+        weights = load_weights(_rust.ModelFile(tmp_path), str(tmp_path), model.part, target, 1)
         embedding = weights.embedding.nbytes
         return embedding + sum(layer.qkv(torch.zeros(1, 64)).nbytes for layer in weights.layers)
 

@@ -13,7 +13,10 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
 
 SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
 """The most shared memory of a program, by compute capability."""
@@ -128,7 +131,24 @@ def compile_kernels(capability: int) -> list[Compiled]:
     rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), cache, is_interleaved=False)
     cache = PagedCache.made((1, 16, 8, 128), FP8, lambda shape, dtype: torch.zeros(shape).to(dtype))
     rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), cache, is_interleaved=False)
+    compile_grouped(numbers)
     return gpu.compiled
+
+
+def compile_grouped(numbers: Callable[..., torch.Tensor]) -> None:
+    """Compile the products with weights that stay quantised: of one row, of few, of many."""
+    import torch
+
+    from pyagent.infrastructure.engine.runners.torch.kernels.grouped import dequantise, product
+    from pyagent.infrastructure.engine.runners.torch.quantised.gguf import BLOCK_TYPES
+
+    for kind, lengths in (("Q4_K", (1, 256)), ("Q6_K", (1, 16)), ("Q8_0", ())):
+        about = BLOCK_TYPES[kind]
+        matrix = about.planes(torch.zeros((1024, 4096 // about.columns, about.num_bytes), dtype=torch.uint8))
+        for num_tokens in lengths:
+            product(numbers(num_tokens, 4096), matrix, numbers(num_tokens, 1024))
+        if not lengths:
+            dequantise(matrix, numbers(1024, 4096))
 
 
 def main() -> None:

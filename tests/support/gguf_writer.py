@@ -1,4 +1,4 @@
-"""Writes GGUF files with the standard library alone: metadata, F32 tensors. Knows no model."""
+"""Writes GGUF files with the standard library alone: metadata, tensors of F32 or of ready blocks. Knows no model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,26 @@ import struct
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _ALIGNMENT = 32
 
 Metadata = Mapping[str, object]
-Tensors = Mapping[str, tuple[tuple[int, ...], "array[float]"]]
+
+
+class Blocks(NamedTuple):
+    """A tensor's bytes in another of ggml's element types, by its number."""
+
+    kind: int
+    data: bytes
+
+    def tobytes(self) -> bytes:
+        """As an array's."""
+        return self.data
+
+
+Tensors = Mapping[str, tuple[tuple[int, ...], "array[float] | Blocks"]]
 """Name to (dimensions, the contiguous one first; values)."""
 
 
@@ -22,8 +36,9 @@ def write_gguf(path: Path, metadata: Metadata, tensors: Tensors) -> Path:
     offset = 0
     for name, (dims, values) in tensors.items():
         sizes = struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
-        header.append(_text(name) + sizes + struct.pack("<IQ", 0, offset))
-        offset += _padded(4 * len(values))
+        kind = values.kind if isinstance(values, Blocks) else 0
+        header.append(_text(name) + sizes + struct.pack("<IQ", kind, offset))
+        offset += _padded(len(values.tobytes()))
     start = b"".join(header)
     with path.open("wb") as file:
         file.write(start.ljust(_padded(len(start)), b"\0"))

@@ -35,7 +35,6 @@ PLUGIN_EXAMPLES = (
     "pyagent-count",
     "pyagent-toolserver",
     "pyagent-parrot",
-    "pyagent-sinks",
     "pyagent-atcall",
     "pyagent-script",
     "pyagent-aim",

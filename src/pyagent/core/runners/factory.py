@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 KvDtype = Literal["f32", "f16", "bf16", "int8", "fp8"]
 Dtype = Literal["auto", "f32", "f16", "bf16"]
+Quantization = Literal["auto", "keep", "none"]
 PrefixHash = Literal["siphash", "sha256", "xxh3"]
 
 
@@ -30,8 +31,9 @@ class RunnerOptions:
 
     `threads` are those that compute (0: one for each core), `kv_bytes` the most that KV memory may take (None: the
     runner chooses), `kv_dtype` its data type, `dtype` that of weights and products ("auto": the runner chooses), `isa`
-    the instruction set (None: the best), `attention` the backends that may compute attention. `eviction` makes the
-    order in which cached KV is given up; `prefix_hash` names cached prefixes. A model is divided among
+    the instruction set (None: the best), `quantization` whether weights stay quantised as a file has them ("auto": the
+    runner chooses), `attention` the backends that may compute attention. `eviction` makes the order in which cached KV
+    is given up; `prefix_hash` names cached prefixes. A model is divided among
     `tensor_parallel_size * pipeline_parallel_size` devices. A runner of several processes calls `when_lost` with the
     reason, from any thread, when one of them ends, and raises `RunnerLostError` in what needs them from then on.
     `architectures` are plugins' by name, of models that a runner itself does not know.
@@ -42,6 +44,7 @@ class RunnerOptions:
     kv_dtype: KvDtype = "bf16"
     dtype: Dtype = "auto"
     isa: str | None = None
+    quantization: Quantization = "auto"
     attention: AttentionChoice = AUTO_ATTENTION
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1

@@ -60,12 +60,20 @@ class Engine(Section, frozen=True):
             "`f16`, and `f32` on the CPU. The `cpu` runner takes weights as the file has them.",
         ),
     ] = "auto"
+    quantization: Annotated[
+        Literal["auto", "keep", "none"],
+        Setting(
+            choice("auto", "keep", "none"),
+            "Whether the `torch` runner leaves weights quantised as the file has them: `auto` does on a GPU, `keep` "
+            "also on the CPU, where that is slow; `none` dequantises them when they are loaded.",
+        ),
+    ] = "auto"
     attention: Annotated[
         str,
         Setting(
             TEXT,
-            "Attention backend of the `torch` runner: `triton`, `sdpa`, `flex`, `torch` (the plain), or a plugin's; "
-            "`auto` is on a GPU the quickest that a trial finds right, else `sdpa` where it can.",
+            "Attention backend of the `torch` runner: `triton`, `sdpa`, `torch` (the plain form), or one that a plugin "
+            "brings; `auto` is on a GPU the quickest that a trial finds right, else `sdpa` where it can.",
         ),
     ] = "auto"
     max_num_seqs: Annotated[int, Setting(COUNT, "Largest number of sequences in the running batch.")] = 64

@@ -137,6 +137,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             threads=engine.threads or 0,
             kv_dtype="bf16" if engine.kv_dtype == "auto" else engine.kv_dtype,
             dtype=engine.dtype,
+            quantization=engine.quantization,
             isa=None if engine.isa == "auto" else engine.isa,
             attention=pick_attention(engine.attention, parts.attention_backends()),
             tensor_parallel_size=engine.tensor_parallel_size,

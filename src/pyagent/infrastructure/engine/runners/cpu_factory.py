@@ -37,6 +37,9 @@ class CpuRunnerFactory:
             text = f"the model is to be divided among {options.num_ranks} devices, which the cpu runner cannot"
             key = "engine.tensor_parallel_size" if options.tensor_parallel_size > 1 else "engine.pipeline_parallel_size"
             raise ConfigError(f"{text}; set {key} to 1, or engine.runner to torch", key=key)
+        if options.quantization == "none":
+            text = "engine.quantization is none, but the cpu runner computes with weights as the file has them"
+            raise ConfigError(f"{text}; set it to auto, or engine.runner to torch", key="engine.quantization")
         about = describe_model(path, kv_type=options.kv_dtype)
         context = min(about.context_length, step.num_positions or about.context_length)
         threads = options.threads or _rust.available_cores()

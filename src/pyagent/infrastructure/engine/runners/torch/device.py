@@ -16,11 +16,15 @@ _USABLE_SHARE = 0.9
 
 
 class Target(NamedTuple):
-    """A device, the data type of weights and products on it, and that of keys and values."""
+    """A device, the data type of weights and products on it, and that of keys and values.
+
+    `keeps_quantised` is whether weights that a file has quantised stay so.
+    """
 
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    keeps_quantised: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -49,11 +53,16 @@ def target_of(options: RunnerOptions, rank: int = 0) -> Target:
         text = f"{sizes} is {options.num_ranks}, a GPU for each, but torch sees {num_gpus}; take smaller sizes"
         raise ConfigError(text, key="engine.tensor_parallel_size")
     device = torch.device("cuda", rank) if is_gpu else torch.device("cpu")
+    keeps_quantised = options.quantization == "keep" or (options.quantization == "auto" and is_gpu)
+    return Target(device, _dtype_of(options, is_gpu=is_gpu), kv_dtype, keeps_quantised)
+
+
+def _dtype_of(options: RunnerOptions, *, is_gpu: bool) -> torch.dtype:
     if options.dtype != "auto":
-        return Target(device, DTYPES[options.dtype], kv_dtype)
+        return DTYPES[options.dtype]
     if not is_gpu:
-        return Target(device, torch.float32, kv_dtype)
-    return Target(device, torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16, kv_dtype)
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
 def no_gpu_reason() -> str | None:

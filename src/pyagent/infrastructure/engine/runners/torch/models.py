@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import torch
 from torch import Tensor
 
 from pyagent import _rust
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.architecture import BroughtArchitecture
     from pyagent.infrastructure.engine.runners.torch.architectures.brought import Shape
     from pyagent.infrastructure.engine.runners.torch.attention import Attend
+    from pyagent.infrastructure.engine.runners.torch.device import Target
     from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
     from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
     from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
@@ -46,11 +46,11 @@ class OpenedModel(Protocol):
         """What it looks like."""
         ...
 
-    def weight_bytes(self, part: ModelPart, dtype: torch.dtype, device: torch.device) -> int:
+    def weight_bytes(self, part: ModelPart, target: Target) -> int:
         """Return the bytes that a rank's weights take."""
         ...
 
-    def load(self, part: ModelPart, dtype: torch.dtype, device: torch.device, num_threads: int) -> MakeDecoder:
+    def load(self, part: ModelPart, target: Target, num_threads: int) -> MakeDecoder:
         """Read a rank's weights. Raises `ModelError` naming a tensor that is missing or of another shape."""
         ...
 
@@ -67,13 +67,13 @@ class DescribedModel:
             raise ModelError(str(error), model=str(path)) from error
         self.config = self._file.config
 
-    def weight_bytes(self, part: ModelPart, dtype: torch.dtype, device: torch.device) -> int:
+    def weight_bytes(self, part: ModelPart, target: Target) -> int:
         """As `OpenedModel.weight_bytes`."""
-        return weight_bytes(self.config, part, dtype, device)
+        return weight_bytes(self._file, part, target)
 
-    def load(self, part: ModelPart, dtype: torch.dtype, device: torch.device, num_threads: int) -> MakeDecoder:
+    def load(self, part: ModelPart, target: Target, num_threads: int) -> MakeDecoder:
         """As `OpenedModel.load`."""
-        weights = load_weights(self._file, str(self._path), part, dtype, device, num_threads)
+        weights = load_weights(self._file, str(self._path), part, target, num_threads)
 
         def decoder(layers: KvLayers, stages: Stages, attend: Attend, ranks: Ranks) -> Decoder:
             return Decoder(self.config, part, weights, layers, stages, attend, ranks)

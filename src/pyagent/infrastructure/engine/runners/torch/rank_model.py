@@ -36,7 +36,7 @@ class RankModel:
         self.layers = KvLayers.of(self.config.windows, shard.pp_size, shard.stage)
         self.sizes = Sizes.of(model, self.part, self.layers, step, target)
         self.target = target
-        self._make_decoder = model.load(self.part, target.dtype, target.device, num_threads)
+        self._make_decoder = model.load(self.part, target, num_threads)
         self._num_threads = num_threads
         self._thread: int | None = None
 

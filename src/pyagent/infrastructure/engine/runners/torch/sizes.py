@@ -12,6 +12,7 @@ from pyagent.infrastructure.engine.runners.torch.attention.sdpa import GATHER_BY
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
+from pyagent.infrastructure.engine.runners.torch.quantised.linear import DENSE_ROWS
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.architectures.brought import Shape
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _LEAST_KV_TOKENS = 512
 _DEFAULT_KV_BYTES = 1 << 30
 _GIGABYTE = 1e9
+_PLAIN_BYTES = 12
+"""Of a number that torch's own operations dequantise, with what they go through."""
 
 
 class Sizes(NamedTuple):
@@ -36,7 +39,7 @@ class Sizes(NamedTuple):
         config = model.config
         page_bytes = layers.page_bytes(part.kv_heads.num, config.head_dim, target.kv_dtype)
         workspace = step_bytes(config, part, step, target)
-        weights = model.weight_bytes(part, target.dtype, target.device)
+        weights = model.weight_bytes(part, target)
         return cls(weights, workspace, page_bytes, layers.pages_per_block)
 
     def check_fit(self, target: Target, path: Path) -> None:
@@ -65,4 +68,13 @@ def step_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target
     logits = 4 * 2 * step.num_outputs * config.vocab_size
     gathered = 4 * max(GATHER_BYTES, positions * kv_size * target.dtype.itemsize)
     masks = 6 * step.num_tokens * positions
-    return rows + logits + gathered + masks
+    return rows + logits + gathered + masks + _dequantised_bytes(config, part, step, target)
+
+
+def _dequantised_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target) -> int:
+    """What a step takes for the largest matrix, where it is quantised and dequantised for a product."""
+    if not target.keeps_quantised or (target.is_gpu and step.num_tokens < DENSE_ROWS):
+        return 0
+    num_rows = 2 * part.ffn.num if target.is_gpu else max(2 * part.ffn.num, part.vocab_share)
+    number_bytes = target.dtype.itemsize if target.is_gpu else _PLAIN_BYTES
+    return num_rows * config.hidden_size * number_bytes

@@ -1,7 +1,8 @@
 """A decoder's weights on the device, read from a GGUF file or a folder of safetensors.
 
 Matrices that are multiplied with the same input are one: query, key and value, and gate and up. A tensor goes to the
-device a piece at a time, as the numbers of its file where torch has their type, else dequantised.
+device a piece at a time, as the numbers of its file where torch has their type; else it stays quantised, or is
+dequantised.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyagent.core.errors import ModelError
+from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear, Linear, is_packed, linear_of
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Span
+from pyagent.infrastructure.engine.runners.torch.quantised.blocks import kept_type, read_blocks, row_bytes
+from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix, joined
+from pyagent.infrastructure.engine.runners.torch.quantised.linear import GroupedLinear, Products, choose_products
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig, ModelFile
@@ -53,54 +59,93 @@ class Weights:
     output: Linear
 
 
-def weight_bytes(config: ModelConfig, part: ModelPart, dtype: torch.dtype, device: torch.device) -> int:
+class Matrices(NamedTuple):
+    """Matrices that are multiplied with the same input: names in a layer, and a rank's rows and columns."""
+
+    columns: Span
+    rows: Sequence[tuple[str, Span]]
+
+
+def layer_matrices(config: ModelConfig, part: ModelPart) -> dict[str, Matrices]:
+    """Return what a layer multiplies with, by the names of `Layer`."""
+    hidden, ffn = Span.whole(config.hidden_size), part.ffn
+    q, kv = part.heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
+    return {
+        "qkv": Matrices(hidden, (("attn_q", q), ("attn_k", kv), ("attn_v", kv))),
+        "attention_output": Matrices(q, (("attn_output", hidden),)),
+        "gate_up": Matrices(hidden, (("ffn_gate", ffn), ("ffn_up", ffn))),
+        "down": Matrices(ffn, (("ffn_down", hidden),)),
+    }
+
+
+def weight_bytes(file: ModelFile, part: ModelPart, target: Target) -> int:
     """Return the bytes that a rank's matrices take."""
-    heads = config.head_dim * (part.heads.num + part.kv_heads.num)
-    layer = config.hidden_size * (2 * heads + 3 * part.ffn.num)
-    ends = [part.shard.is_first, part.shard.is_last]
-    vocabularies = any(ends) if config.is_output_tied and not is_packed(dtype, device) else sum(ends)
-    return (part.layers.num * layer + vocabularies * part.vocab_share * config.hidden_size) * dtype.itemsize
+    config = file.config
+
+    def num_bytes(name: str, rows: int, columns: Span) -> int:
+        found = file.find(f"{name}.weight") if target.keeps_quantised else None
+        about = kept_type(found[1], columns) if found else None
+        return rows * (columns.num * target.dtype.itemsize if about is None else row_bytes(about, columns.num))
+
+    layers = sum(
+        num_bytes(f"blk.{index}.{name}", rows.num, matrices.columns)
+        for index in range(part.layers.first, part.layers.end)
+        for matrices in layer_matrices(config, part).values()
+        for name, rows in matrices.rows
+    )
+    embedding = part.vocab_share * config.hidden_size * target.dtype.itemsize
+    output = num_bytes(_output_name(config), part.vocab_share, Span.whole(config.hidden_size))
+    is_shared = config.is_output_tied and output == embedding and not is_packed(target.dtype, target.device)
+    if is_shared:
+        return layers + embedding * (part.shard.is_first or part.shard.is_last)
+    return layers + embedding * part.shard.is_first + output * part.shard.is_last
 
 
-def load_weights(
-    file: ModelFile, path: str, part: ModelPart, dtype: torch.dtype, device: torch.device, num_threads: int
-) -> Weights:
+def _output_name(config: ModelConfig) -> str:
+    return "token_embd" if config.is_output_tied else "output"
+
+
+def load_weights(file: ModelFile, path: str, part: ModelPart, target: Target, num_threads: int) -> Weights:
     """Read a rank's weights; layers in parallel.
 
     Raises `ModelError` naming a tensor that is missing or of another shape.
     """
-    loader = _Loader(file, path, part, dtype, device)
+    products = choose_products(target.device, target.dtype) if target.keeps_quantised else None
+    loader = _Loader(file, path, part, target, products)
     with ThreadPoolExecutor(min(num_threads, _MOST_THREADS), "pyagent-weights") as threads:
         layers = threads.map(loader.layer, range(part.layers.first, part.layers.end))
         embedding = loader.embedding()
         final_norm = loader.norm("output_norm.weight", Span.whole(file.config.hidden_size))
-        return Weights(embedding, list(layers), final_norm, loader.output(embedding))
+        weights = Weights(embedding, list(layers), final_norm, loader.output(embedding))
+    if target.is_gpu:
+        torch.cuda.empty_cache()  # what unpacking took: KV memory is what is left
+    return weights
 
 
 class _Loader:
-    def __init__(self, file: ModelFile, path: str, part: ModelPart, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, file: ModelFile, path: str, part: ModelPart, target: Target, products: Products | None) -> None:
         self._file = file
         self._path = path
         self._config = file.config
         self._part = part
-        self._dtype = dtype
-        self._device = device
+        self._dtype = target.dtype
+        self._device = target.device
+        self._products = products
+        self._matrices = layer_matrices(file.config, part)
 
     def layer(self, index: int) -> Layer:
         config, part, block = self._config, self._part, f"blk.{index}"
-        hidden, ffn = Span.whole(config.hidden_size), part.ffn
+        hidden, head = Span.whole(config.hidden_size), Span.whole(config.head_dim)
         q, kv = part.heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
-        head, is_wide = Span.whole(config.head_dim), config.is_qk_norm_wide
+        is_wide = config.is_qk_norm_wide
+        linears = {name: self._linear(block, matrices) for name, matrices in self._matrices.items()}
         return Layer(
             attention_norm=self._input_norm(f"{block}.attn_norm.weight"),
-            qkv=self._linear(hidden, (f"{block}.attn_q", q), (f"{block}.attn_k", kv), (f"{block}.attn_v", kv)),
+            **linears,
             query_norm=self._optional_norm(f"{block}.attn_q_norm.weight", q if is_wide else head),
             key_norm=self._optional_norm(f"{block}.attn_k_norm.weight", kv if is_wide else head),
-            attention_output=self._linear(q, (f"{block}.attn_output", hidden)),
             post_attention_norm=self._optional_norm(f"{block}.post_attention_norm.weight", hidden),
             ffn_norm=self._input_norm(f"{block}.ffn_norm.weight"),
-            gate_up=self._linear(hidden, (f"{block}.ffn_gate", ffn), (f"{block}.ffn_up", ffn)),
-            down=self._linear(ffn, (f"{block}.ffn_down", hidden)),
             post_ffn_norm=self._optional_norm(f"{block}.post_ffw_norm.weight", hidden),
         )
 
@@ -111,12 +156,16 @@ class _Loader:
 
     def output(self, embedding: Tensor) -> Linear:
         """The rank's rows of the output's matrix, which may be the embedding's."""
-        is_tied = self._config.is_output_tied
         if not self._part.shard.is_last:
             return DenseLinear(self._empty(0, self._config.hidden_size))
-        if is_tied and len(embedding):
+        name, vocab = _output_name(self._config), self._part.vocab
+        if self._products is not None and vocab.num == self._part.vocab_share:
+            kept = self._kept(name, vocab, Span.whole(self._config.hidden_size))
+            if kept:
+                return GroupedLinear(joined(kept), None, self._products)
+        if self._config.is_output_tied and len(embedding):
             return linear_of(embedding)
-        return linear_of(self._vocabulary("token_embd.weight" if is_tied else "output.weight"))
+        return linear_of(self._vocabulary(f"{name}.weight"))
 
     def _vocabulary(self, name: str) -> Tensor:
         """The rank's rows of a matrix, with zeros for those that the last rank lacks."""
@@ -140,14 +189,39 @@ class _Loader:
     def _optional_norm(self, name: str, span: Span) -> Tensor | None:
         return self.norm(name, span) if self._file.find(name) else None
 
-    def _linear(self, columns: Span, *parts: tuple[str, Span]) -> Linear:
+    def _linear(self, block: str, matrices: Matrices) -> Linear:
         """Matrices with the same columns, one below the other: the parts' rows of each."""
+        columns, parts = matrices.columns, [(f"{block}.{name}", rows) for name, rows in matrices.rows]
+        bias = self._bias(columns, parts)
+        kept = [self._kept(name, rows, columns) for name, rows in parts]
+        if self._products is None or not any(kept):
+            return linear_of(self._dense(columns, *parts), bias)
+        whole: list[GroupedMatrix | Tensor] = []
+        for is_kept, run in groupby(zip(kept, parts, strict=True), lambda pair: bool(pair[0])):
+            pairs = list(run)
+            whole += (
+                joined(chain(*(pieces for pieces, _ in pairs)))
+                if is_kept
+                else [self._dense(columns, *(part for _, part in pairs))]
+            )
+        return GroupedLinear(whole, bias, self._products)
+
+    def _kept(self, name: str, rows: Span, columns: Span) -> list[GroupedMatrix]:
+        """Some of a matrix's rows as they are quantised, in pieces; none where they are to be dequantised."""
+        if self._products is None:
+            return []
+        about = kept_type(self._checked_kind(f"{name}.weight", rows, columns), columns)
+        if about is None:
+            return []
+        return list(read_blocks(self._file, f"{name}.weight", rows, columns, about, self._device))
+
+    def _dense(self, columns: Span, *parts: tuple[str, Span]) -> Tensor:
         weight = self._empty(sum(rows.num for _, rows in parts), columns.num)
         start = 0
         for name, rows in parts:
             self._fill(f"{name}.weight", weight[start : start + rows.num], rows, columns)
             start += rows.num
-        return linear_of(weight, self._bias(columns, parts))
+        return weight
 
     def _bias(self, columns: Span, parts: Sequence[tuple[str, Span]]) -> Tensor | None:
         is_added_elsewhere = not columns.is_whole and self._part.shard.tp_rank > 0
@@ -168,14 +242,7 @@ class _Loader:
 
     def _fill(self, name: str, target: Tensor, rows: Span, columns: Span) -> None:
         """Put some of a tensor's rows and columns into `target`, a piece at a time."""
-        found = self._file.find(name)
-        if found is None:
-            raise ModelError(f"{self._path} has no tensor {name!r}: is it whole?", model=self._path)
-        dims, kind = found
-        if dims != [columns.total, rows.total] and dims != [columns.total] * (rows.total == 1):
-            expected = f"{rows.total} x {columns.total}"
-            raise ModelError(f"{self._path}: tensor {name!r} is {dims[::-1]}; expected {expected}", model=self._path)
-        plain = PLAIN.get(kind)
+        plain = PLAIN.get(self._checked_kind(name, rows, columns))
         read = self._file.read_floats if plain is None else self._file.read_bytes
         dtype = torch.float32 if plain is None else plain
         if target.device.type == "cpu" and target.dtype == dtype and columns.is_whole:
@@ -188,3 +255,14 @@ class _Loader:
             part = piece[: min(step, rows.num - start)]
             read(name, rows.first + start, part.view(torch.uint8).numpy().data)
             target[start : start + step].copy_(part[:, columns.first : columns.end])
+
+    def _checked_kind(self, name: str, rows: Span, columns: Span) -> str:
+        """A tensor's element type. Raises `ModelError` where it is missing or of another shape."""
+        found = self._file.find(name)
+        if found is None:
+            raise ModelError(f"{self._path} has no tensor {name!r}: is it whole?", model=self._path)
+        dims, kind = found
+        if dims != [columns.total, rows.total] and dims != [columns.total] * (rows.total == 1):
+            expected = f"{rows.total} x {columns.total}"
+            raise ModelError(f"{self._path}: tensor {name!r} is {dims[::-1]}; expected {expected}", model=self._path)
+        return kind

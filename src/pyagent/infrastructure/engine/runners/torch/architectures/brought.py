@@ -20,6 +20,7 @@ from pyagent.infrastructure.engine.runners.torch.layers import rotary
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.attention import Attend
+    from pyagent.infrastructure.engine.runners.torch.device import Target
     from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
     from pyagent.infrastructure.engine.runners.torch.models import MakeDecoder
     from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
@@ -89,12 +90,11 @@ class BroughtModel:
         told = {name: getattr(shape, name) for name in ModelShape.__dataclass_fields__}
         self.config = BroughtShape(**told)
 
-    def weight_bytes(self, part: ModelPart, dtype: torch.dtype, device: torch.device) -> int:
+    def weight_bytes(self, part: ModelPart, target: Target) -> int:
         """Return the bytes that the tensors take. Raises `ConfigError` for several ranks."""
-        del device
         self._check(part)
         header = _rust.read_model_header(self._path, arrays=False)
-        return sum(math.prod(dims) for _, dims, _, _ in header["tensors"]) * dtype.itemsize
+        return sum(math.prod(dims) for _, dims, _, _ in header["tensors"]) * target.dtype.itemsize
 
     def _described(self) -> object:
         """What the architecture makes of `config.json`: values that it cannot compute with are the model's fault."""
@@ -104,12 +104,12 @@ class BroughtModel:
             text = f"{self._path}: the architecture {self._brought.architecture.name} cannot read config.json: {error}"
             raise ModelError(text, model=str(self._path)) from error
 
-    def load(self, part: ModelPart, dtype: torch.dtype, device: torch.device, num_threads: int) -> MakeDecoder:
+    def load(self, part: ModelPart, target: Target, num_threads: int) -> MakeDecoder:
         """As `OpenedModel.load`. Raises `ModelError` for a field that was not looked at, `PluginError`."""
         del num_threads
         self._check(part)
         file = _rust.TensorFile(self._path)
-        layers = FolderLayers(file, str(self._path), dtype, device)
+        layers = FolderLayers(file, str(self._path), target.dtype, target.device)
         with self._brought.named("load the weights", str(self._path)):
             network = self._brought.architecture.load(self._fields, self._shape, layers)
         if unread := self._fields.unread():
@@ -118,7 +118,7 @@ class BroughtModel:
 
         def decoder(layers: KvLayers, stages: Stages, attend: Attend, ranks: Ranks) -> NetworkDecoder:
             del ranks
-            return NetworkDecoder(self.config, network, layers, stages, attend, device)
+            return NetworkDecoder(self.config, network, layers, stages, attend, target.device)
 
         return decoder
 
