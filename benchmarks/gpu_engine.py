@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from gpu_model import LLAMA_3_8B, SMOLLM2_135M, Shape, write
@@ -43,6 +43,9 @@ from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output
 from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
+
+if TYPE_CHECKING:
+    import gpu_kernels
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "performance.md"
 UNMEASURED = "GPUs"
@@ -326,10 +329,12 @@ def rows_of_kernels(bench: Bench) -> list[Row]:
         return []
     import gpu_kernels
 
-    table = gpu_kernels.measure(gpu_kernels.Shapes())
-    return [
-        Row(row.name, f"{row.micros:,.0f} us", f"{row.floor_micros:,.0f} us", f"{row.share():.2f}") for row in table
-    ]
+    return kernel_rows(gpu_kernels.measured(gpu_kernels.Shapes()))
+
+
+def kernel_rows(table: list[gpu_kernels.Row]) -> list[Row]:
+    """Return the rows of benchmarks/gpu_kernels.py as rows of this table."""
+    return [Row(row.name, f"{row.micros:,.0f} us", f"{row.floor_micros:,.0f} us", f"{row.share:.2f}") for row in table]
 
 
 def _timed(name: str, rate: float, limit: float, aims: dict[str, str]) -> Row:

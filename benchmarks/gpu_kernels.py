@@ -122,10 +122,12 @@ def attention(bench: Bench) -> None:
     shapes, (num_heads, num_kv_heads, dim) = bench.shapes, bench.shapes.heads
     kv_bytes = 2 * num_kv_heads * dim * 2
 
-    def ours(num_queries: list[int], num_tokens: list[int], num_shared: int = 0) -> Callable[[], object]:
+    def ours(
+        num_queries: list[int], num_tokens: list[int], num_shared: int = 0, kv_dtype: torch.dtype = torch.bfloat16
+    ) -> Callable[[], object]:
         from pyagent.infrastructure.engine.runners.torch.kernels.attention import attend
 
-        inputs = paged(bench, num_queries, num_tokens, num_shared)
+        inputs = paged(bench, num_queries, num_tokens, num_shared, kv_dtype)
         return lambda: attend(*inputs, dim**-0.5, None, None)
 
     def theirs(num_queries: int, num_sequences: int, length: int) -> Callable[[], object]:
@@ -134,20 +136,43 @@ def attention(bench: Bench) -> None:
         is_causal = num_queries > 1
         return lambda: scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
 
+    fp8, fp8_bytes = torch.float8_e4m3fn, 2 * num_kv_heads * (dim + 1)
+
+    def flex(num_queries: int, length: int) -> Callable[[], object]:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        from pyagent.infrastructure.engine.runners.torch.attention.flex import flex_attention_on
+
+        q = bench.random(1, num_heads, num_queries, dim)
+        k, v = (bench.random(1, num_kv_heads, length, dim) for _ in range(2))
+        mask = None
+        if num_queries > 1:
+            causal = lambda batch, head, query, key: key <= query  # noqa: E731 - FlexAttention's form
+            mask = create_block_mask(causal, None, None, num_queries, length, device=str(bench.device))
+        function = flex_attention_on(bench.device.type)
+        return lambda: function(q, k, v, block_mask=mask, enable_gqa=True)
+
     for length in shapes.contexts:
         num_bytes = length * kv_bytes
         bench.measure(f"decode, 1 sequence of {length}", lambda n=length: ours([1], [n]), num_bytes=num_bytes)
         bench.measure(f"  torch, in one piece, {length}", lambda n=length: theirs(1, 1, n), num_bytes=num_bytes)
+        bench.measure(f"  FlexAttention, in one piece, {length}", lambda n=length: flex(1, n), num_bytes=num_bytes)
+        name, num_bytes = f"decode, 1 sequence of {length}, FP8", length * fp8_bytes
+        bench.measure(name, lambda n=length: ours([1], [n], 0, fp8), num_bytes=num_bytes)
     size, length = shapes.batch, shapes.batch_context
     num_bytes = size * length * kv_bytes
     bench.measure(
         f"decode, {size} sequences of {length}", lambda: ours([1] * size, [length] * size), num_bytes=num_bytes
     )
-    bench.measure("  torch, in one piece", lambda: theirs(1, size, length), num_bytes=num_bytes)
+    bench.measure(f"  torch, in one piece, {size}", lambda: theirs(1, size, length), num_bytes=num_bytes)
+    batch = ([1] * size, [length] * size)
+    name, num_bytes = f"decode, {size} sequences of {length}, FP8", size * length * fp8_bytes
+    bench.measure(name, lambda: ours(*batch, 0, fp8), num_bytes=num_bytes)
     length = shapes.prompt
     flops, num_bytes = 2 * length**2 * num_heads * dim, length * (kv_bytes + 4 * num_heads * dim)
     bench.measure(f"prefill of {length}", lambda: ours([length], [length]), num_bytes=num_bytes, flops=flops)
-    bench.measure("  torch, in one piece", lambda: theirs(length, 1, length), num_bytes=num_bytes, flops=flops)
+    bench.measure("  torch, in one piece, prefill", lambda: theirs(length, 1, length), num_bytes=num_bytes, flops=flops)
+    bench.measure("  FlexAttention, prefill", lambda: flex(length, length), num_bytes=num_bytes, flops=flops)
     size, shared, own = shapes.agents, shapes.shared, shapes.shared // 16
     contexts = [shared + own] * size
     num_bytes = (shared + size * own) * kv_bytes
@@ -155,7 +180,9 @@ def attention(bench: Bench) -> None:
     bench.measure("  each reading its own", lambda: ours([1] * size, contexts), num_bytes=size * contexts[0] * kv_bytes)
 
 
-def paged(bench: Bench, num_queries: list[int], num_tokens: list[int], num_shared: int) -> tuple[object, ...]:
+def paged(
+    bench: Bench, num_queries: list[int], num_tokens: list[int], num_shared: int, kv_dtype: torch.dtype
+) -> tuple[object, ...]:
     """Return attention's first arguments; all tables hold different pages but for the shared ones."""
     from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
     from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
@@ -167,7 +194,11 @@ def paged(bench: Bench, num_queries: list[int], num_tokens: list[int], num_share
     tables[:, : num_shared // 16] = tables[0, : num_shared // 16]
     starts = torch.tensor([0, *num_queries], device=bench.device).cumsum(0).to(torch.int32)
     lengths = torch.tensor(num_tokens, dtype=torch.int32, device=bench.device)
-    cache = PagedCache(*(bench.random(len(order), 16, num_kv_heads, dim) for _ in range(2)))
+    shape = (len(order), 16, num_kv_heads, dim)
+    cache = PagedCache.made(shape, kv_dtype, lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=bench.device))
+    rows = torch.arange(len(order) * 16, device=bench.device)
+    for part in rows.split(1 << 16):
+        cache.store(part, *(bench.random(len(part), num_kv_heads, dim) for _ in range(2)))
     batch = AttentionBatch(starts, lengths, tables, num_queries, num_tokens, num_shared)
     return bench.random(sum(num_queries), num_heads, dim), cache, batch
 

@@ -152,6 +152,7 @@ if TYPE_CHECKING:
     from pyagent.core.tokenizers import Tokenizer, TokenizerFactory
     from pyagent.http_pool import HttpPool, error_body
     from pyagent.infrastructure.engine.runners.paged import PagedRunner
+    from pyagent.infrastructure.engine.runners.torch.attention_backends import FlexAttention
     from pyagent.infrastructure.models.describe import describe_model
     from pyagent.infrastructure.wire.codec import Codec
     from pyagent.infrastructure.wire.fault import Fault
@@ -189,6 +190,7 @@ _LATER = {
     "FURTHER_SAMPLING": "pyagent.core.abilities",
     "Fault": "pyagent.infrastructure.wire.fault",
     "FleetTool": "pyagent.core.fleet.tools",
+    "FlexAttention": "pyagent.infrastructure.engine.runners.torch.attention_backends",
     "ForwardPass": "pyagent.core.runners.architecture",
     "GrammarBackend": "pyagent.core.grammars",
     "GrammarBackendFactory": "pyagent.core.grammars",
@@ -330,6 +332,7 @@ __all__ = [
     "Fault",
     "FinishReason",
     "FleetTool",
+    "FlexAttention",
     "ForwardPass",
     "FunctionCall",
     "FunctionDefinition",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.paged_attention import Heads, make_inputs
 from support.reference_decoder import write_family
 
 from pyagent.assembly import make_host
@@ -16,9 +18,9 @@ from pyagent.core.runners.factory import RunnerOptions
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine.runners.choice import pick_attention
 from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
-from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention, quickest
+from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention, quickest, quickest_right
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
-from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
+from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS, FlexAttention
 from pyagent.infrastructure.engine.runners.torch.device import target_of
 from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
@@ -86,6 +88,26 @@ def test_quickest_weighs_decode_and_prefill_alike(seconds: dict[str, tuple[float
     assert quickest(seconds) == expected
 
 
+def test_quickest_that_is_right_is_taken(trial: AttentionTrial, caplog: pytest.LogCaptureFixture) -> None:
+    """What is wrong is left out however quick it is, and so is what fails over a larger batch; the log says why."""
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        return sdpa.attend(*arguments)
+
+    def small(q: torch.Tensor, *arguments: Any) -> Any:
+        if len(q) > 1000:
+            raise RuntimeError("out of memory\nof 80 GB")
+        return sdpa.attend(q, *arguments)
+
+    zeros = torch.zeros_like
+    attends = {"zeros": lambda q, *_: zeros(q), "small": small, "slow": slow, "sdpa": sdpa.attend}
+    assert quickest_right(attends.items(), trial) is sdpa.attend
+    assert "not by zeros, which may be slower: attention with window None, short, is wrong by 1.0e+00" in caplog.text
+    assert "not by small, which may be slower: RuntimeError: out of memory" in caplog.text
+    assert quickest_right([("small", small)], trial) is plain.attend
+
+
 class Brought:
     """A plugin whose backend is what it is given."""
 
@@ -144,3 +166,27 @@ def test_backend_that_cannot_be_used_is_named(
     """One that says no, fails to say, or opens as no function, ends the load with its name and its plugin's."""
     with pytest.raises(error, match=said):
         choose_attention(choice_with(plugin, "mine"), trial)
+
+
+def sinks(head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return (key < 4) | (query - key < 20)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_flex_attention_follows_the_users_mask(window: int | None) -> None:
+    """A query sees what the mask shows, of its own sequence, up to itself, within the window; NaN elsewhere not."""
+    num_queries, num_tokens = [1, 7, 1, 40], [50, 90, 3, 40]
+    q, cache, batch = make_inputs(num_queries, num_tokens, Heads(4, 2, 32), window=window)
+    attend = FlexAttention("sinks", sinks).open(
+        AttentionShape("cpu", "f32", "f32", 4, 2, 32, frozenset({window}), None)
+    )
+    result = attend(q, cache, batch, 0.2, window, None)
+    starts = batch.query_starts.tolist()
+    for row, (start, length, new) in enumerate(zip(starts[:-1], num_tokens, num_queries, strict=True)):
+        keys, values = (rows.flatten(0, 1)[:length].double() for rows in cache.read(batch.tables[row]))
+        at, of = torch.arange(length - new, length)[:, None], torch.arange(length)
+        is_seen = sinks(at, at, of) & (of <= at) & (at - of < (window or length))
+        scores = torch.einsum("qhgd,khd->hgqk", q[start : start + new].double().unflatten(1, (2, 2)), keys) * 0.2
+        weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+        expected = torch.einsum("hgqk,khd->qhgd", weights, values.nan_to_num()).flatten(1, 2)
+        torch.testing.assert_close(result[start : start + new].double(), expected, atol=1e-5, rtol=0)

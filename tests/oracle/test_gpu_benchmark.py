@@ -13,6 +13,18 @@ pytestmark = pytest.mark.oracle
 ROOT = Path(__file__).parents[2]
 
 
+def test_rows_of_kernels_are_measured() -> None:
+    """Each kernel's row, by tiny shapes in Triton's interpreter, is one of the benchmark's table."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import gpu_engine
+        import gpu_kernels
+    finally:
+        sys.path.pop(0)
+    rows = gpu_engine.kernel_rows(gpu_kernels.measured(gpu_kernels.TINY))
+    assert len({row.name for row in rows}) == len(rows) >= 14
+
+
 def test_every_row_of_the_gpu_benchmark_is_measured() -> None:
     """`--tiny` measures all rows that a machine without a GPU has, transformers' too."""
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_engine.py"), "--tiny"]

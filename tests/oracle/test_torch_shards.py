@@ -165,6 +165,22 @@ def test_pieces_of_a_step_compute_what_it_does(family: str, piece_tokens: int, t
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (2, 2)])
+def test_biases_after_sums_are_added_once(tp_size: int, pp_size: int, tmp_path: Path) -> None:
+    """Those of the attention's output and of the FFN's last matrix, which every rank of a stage could add."""
+    config, tensors = write_family(tmp_path, "llama")
+    for layer in range(3):
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            tensors[f"model.layers.{layer}.{name}.bias"] = [[0.1 * (at % 7) - 0.2 for at in range(64)]]
+    write_safetensors(tmp_path, {**config, "attention_bias": True, "mlp_bias": True}, tensors)
+    results: list[Tensor] = []
+    for sizes in ((1, 1), (tp_size, pp_size)):
+        divided = Divided(tmp_path, *sizes)
+        assert divided.pool.add(1, [*range(20)]) == divided.pool.add(2, [*range(20)]) == 0
+        results.append(divided.compute((1, [*range(20)]), (2, [1])))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-5 * float(results[0].abs().max()))
+
+
 @given(
     num_queries=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     num_before=st.lists(st.integers(0, 40), min_size=8, max_size=8),
@@ -198,7 +214,9 @@ def test_pieces_have_every_token_once(
             positions += [(new[at], length - (end - at), row[0]) for at in range(start, end)]
         outputs += [new[starts[row + 1] - 1] for row in range(piece.num_outputs)]
         if len(pieces) > 1 and piece.shared != [0]:
-            assert piece.num_queries.count(1) > 1
+            decoding = [row[0] // 1000 for row, new in zip(rows, piece.num_queries, strict=True) if new == 1]
+            assert len(decoding) > 1
+            assert {num_queries[row] for row in decoding} == {1}
     expected = [(before + at, row) for row, before in enumerate(num_before[:num]) for at in range(num_queries[row])]
     assert positions == [(token, at, 1000 * row) for token, (at, row) in enumerate(expected)]
     assert outputs == [last - 1 for last in [*accumulate(num_queries)][: step.num_outputs]]

@@ -35,6 +35,7 @@ PLUGIN_EXAMPLES = (
     "pyagent-count",
     "pyagent-toolserver",
     "pyagent-parrot",
+    "pyagent-sinks",
     "pyagent-atcall",
     "pyagent-script",
     "pyagent-aim",

@@ -26,6 +26,10 @@ tanh(score / softcap)` where there is one.
 """
 
 
+Mask = Callable[..., Any]
+"""`mask(head, query_position, key_position)` says whether the query sees the key: integer tensors in, truths out."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """What a model's layers ask of attention: on which device (torch's word), in which data types, for which heads.

@@ -72,8 +72,8 @@ class Engine(Section, frozen=True):
         str,
         Setting(
             TEXT,
-            "Attention backend of the `torch` runner: `triton`, `sdpa`, `torch` (the plain form), or one that a plugin "
-            "brings; `auto` is on a GPU the quickest that a trial finds right, else `sdpa` where it can.",
+            "Attention backend of the `torch` runner: `triton`, `sdpa`, `flex`, `torch` (the plain), or a plugin's; "
+            "`auto` is on a GPU the quickest that a trial finds right, else `sdpa` where it can.",
         ),
     ] = "auto"
     max_num_seqs: Annotated[int, Setting(COUNT, "Largest number of sequences in the running batch.")] = 64

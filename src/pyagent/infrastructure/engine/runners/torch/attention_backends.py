@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from pyagent.core.hooks import hookimpl
-from pyagent.core.runners.attention import Attend, AttentionBackend, AttentionShape
+from pyagent.core.runners.attention import Attend, AttentionBackend, AttentionShape, Mask
 
 
 class PlainAttention:
@@ -65,7 +66,33 @@ class TritonAttention:
         return attend
 
 
-BACKENDS: tuple[AttentionBackend, ...] = (TritonAttention(), SdpaAttention(), PlainAttention())
+class FlexAttention:
+    """Torch's FlexAttention, under a mask of the user's besides what the model's windows and order hide.
+
+    `mask(head, query_position, key_position)` gets integer tensors and returns whether the query sees the key, by
+    torch's operations. A query must see itself. What no query will see stays in memory: only windows let blocks go.
+    """
+
+    def __init__(self, name: str = "flex", mask: Mask | None = None) -> None:
+        self.name = name
+        self._mask = mask
+
+    def unavailable_reason(self, shape: AttentionShape) -> str | None:
+        """Return why not: it is not in every torch."""
+        return None if find_spec("torch.nn.attention.flex_attention") else "this torch has no FlexAttention"
+
+    def passed_over_reason(self, shape: AttentionShape) -> str | None:
+        """Return why `auto` leaves it out."""
+        return "it is for masks, and is compiled for seconds" if self._mask is None else "it has a mask of its own"
+
+    def open(self, shape: AttentionShape) -> Attend:
+        """Return attention under the mask."""
+        from pyagent.infrastructure.engine.runners.torch.attention.flex import FlexAttend
+
+        return FlexAttend(self._mask)
+
+
+BACKENDS: tuple[AttentionBackend, ...] = (TritonAttention(), SdpaAttention(), PlainAttention(), FlexAttention())
 
 
 @hookimpl

@@ -17,6 +17,7 @@ from torch import Tensor
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.infrastructure.engine.runners.torch import kernels
 from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import FP8, PagedCache
+from pyagent.infrastructure.engine.runners.torch.attention.trial import first_line
 from pyagent.infrastructure.engine.runners.torch.layers import gated, rms_norm, rotate
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Trial:
         try:
             results, expected = self._results(stages), self._results(TorchStages())
         except Exception as error:  # noqa: BLE001 - whatever a compiler or driver raises is why they are not taken
-            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            return first_line(error)
         for name, result in results.items():
             wanted = expected[name].float()
             error = float((result.float() - wanted).norm() / wanted.norm())

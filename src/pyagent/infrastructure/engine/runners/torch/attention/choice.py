@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
 from pyagent.core.errors import ConfigError, PluginError
 from pyagent.core.runners.attention import KEY, AttentionBackend, AttentionChoice, ChoosyAttentionBackend
-from pyagent.infrastructure.engine.runners.torch.attention import Attend
-from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
+from pyagent.infrastructure.engine.runners.torch.attention import Attend, plain
+from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial, first_line
 from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
 
 logger = logging.getLogger(__name__)
@@ -26,15 +26,30 @@ def choose_attention(choice: AttentionChoice, trial: AttentionTrial) -> Attend:
         return named.open(trial.shape)
     if trial.device.type != "cuda":
         return next(_usable(BACKENDS, trial))[1]  # in their order: a CPU is for tests
-    usable = _usable(choice.backends or BACKENDS, trial)
-    attends = {name: attend for name, attend in usable if _is_right(name, attend, trial)}
-    seconds = {name: trial.seconds(attend) for name, attend in attends.items()} if len(attends) > 1 else {}
-    name = quickest(seconds) if seconds else next(iter(attends))
-    shown = ", ".join(
-        f"{other} {1e6 * decode:.0f} and {1e6 * prefill:.0f}" for other, (decode, prefill) in seconds.items()
-    )
-    logger.info("attention by %s (us for a layer's decode and prefill: %s)", name, shown or "not measured")
-    return attends[name]
+    return quickest_right(_usable(choice.backends or BACKENDS, trial), trial)
+
+
+def quickest_right(attends: Iterable[tuple[str, Attend]], trial: AttentionTrial) -> Attend:
+    """Return the quickest of those that the trial finds right, or the plain form; the log tells of all."""
+    right: dict[str, Attend] = {}
+    seconds: dict[str, tuple[float, float]] = {}
+    for name, attend in attends:
+        fault = trial.fault(attend)
+        if fault is None:
+            try:
+                seconds[name] = trial.seconds(attend)
+            except Exception as error:  # noqa: BLE001 - a larger batch may take memory that is not there
+                fault = first_line(error)
+        if fault is None:
+            right[name] = attend
+        else:
+            logger.warning("attention is not by %s, which may be slower: %s", name, fault)
+    if not right:
+        return plain.attend
+    name = quickest(seconds)
+    shown = ", ".join(f"{other} {1e6 * times[0]:.0f} and {1e6 * times[1]:.0f}" for other, times in seconds.items())
+    logger.info("attention by %s (us for a layer's decode and prefill: %s)", name, shown)
+    return right[name]
 
 
 def quickest(seconds: Mapping[str, tuple[float, ...]]) -> str:
@@ -56,13 +71,6 @@ def _usable(backends: tuple[AttentionBackend, ...], trial: AttentionTrial) -> It
             yield backend.name, backend.open(trial.shape)
         except PluginError as error:
             logger.warning("%s; attention is by another", error)
-
-
-def _is_right(name: str, attend: Attend, trial: AttentionTrial) -> bool:
-    fault = trial.fault(attend)
-    if fault is not None:
-        logger.warning("attention is not by %s, which may be slower: %s", name, fault)
-    return fault is None
 
 
 def told_of(choice: AttentionChoice) -> str | None:

@@ -64,7 +64,7 @@ class AttentionTrial:
                     result = attend(q, cache, batch, self.scale, window, self.shape.softcap).float()
                     error = float((result - expected).norm() / expected.norm())
                 except Exception as failure:  # noqa: BLE001 - whatever a compiler or driver raises is why it is not taken
-                    return f"{type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
+                    return first_line(failure)
                 if not error < most:
                     return f"attention with window {window}, {name}, is wrong by {error:.1e}"
         return None
@@ -133,3 +133,8 @@ class AttentionTrial:
         lengths = torch.tensor(num_tokens, dtype=torch.int32)
         there = (starts.to(self.device), lengths.to(self.device), tables.to(self.device))
         return AttentionBatch(*there, num_queries, num_tokens, num_shared)
+
+
+def first_line(error: Exception) -> str:
+    """Return an error's type and the first line of what it says: compilers say much."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
