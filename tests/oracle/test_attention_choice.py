@@ -180,6 +180,7 @@ def test_flex_attention_follows_the_users_mask(window: int | None) -> None:
     attend = FlexAttention("sinks", sinks).open(
         AttentionShape("cpu", "f32", "f32", 4, 2, 32, frozenset({window}), None)
     )
+    attend(q, cache, batch, 0.2, 2, None)  # a layer of another window, in the same step
     result = attend(q, cache, batch, 0.2, window, None)
     starts = batch.query_starts.tolist()
     for row, (start, length, new) in enumerate(zip(starts[:-1], num_tokens, num_queries, strict=True)):

@@ -117,8 +117,9 @@ def test_keys_and_values_are_stored_in_fp8_with_their_scales(
 ) -> None:
     """Each token's and head's numbers have the scale that torch's operations give them; zeros stay zeros."""
     kv_heads, dim, rows = 2, 64, torch.tensor([17, 3, 47, 16], device=DEVICE)
-    qkv = random(len(rows), 3 * kv_heads, dim, dtype=dtype) * torch.logspace(-6, 3, 6, device=DEVICE)[:, None].to(dtype)
+    qkv = random(len(rows), 3 * kv_heads, dim, dtype=dtype) * torch.logspace(-6, 2, 6, device=DEVICE)[:, None].to(dtype)
     qkv[2, 1:] = 0
+    qkv[..., rotary:] *= 10  # the scale is that of what is not turned
     q, k, v = qkv.split([kv_heads] * 3, 1)
     angles = torch.randn((len(rows), rotary // 2)) * 3
     cos, sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
