@@ -49,7 +49,7 @@ class Shapes(NamedTuple):
     product: int = 8192
 
 
-TINY = Shapes((4, 2, 64), 128, 128, (40,), 3, 40, 40, 3, 64, (1, 3), 1 << 10, 64)
+TINY = Shapes((4, 2, 64), 256, 128, (40,), 3, 40, 40, 3, 64, (1, 3), 1 << 10, 64)
 
 
 class Row(NamedTuple):
@@ -238,12 +238,41 @@ def stages(bench: Bench) -> None:
             bench.measure(f"{name}, {num} tokens", lambda make=make, num=num: make(num), num_bytes=2 * num * width)
 
 
+def products(bench: Bench) -> None:
+    """The gate's matrix as it is quantised in files, for a row and for many, beside the library's in bfloat16."""
+    from pyagent.infrastructure.engine.runners.torch.kernels.grouped import product
+    from pyagent.infrastructure.engine.runners.torch.quantised.gguf import BLOCK_TYPES
+
+    num_rows, num_columns = bench.shapes.gate, bench.shapes.hidden
+
+    def quantised(kind: str, num_tokens: int) -> Callable[[], object]:
+        about = BLOCK_TYPES[kind]
+        shape = (num_rows, num_columns // about.columns, about.num_bytes)
+        matrix = about.planes(torch.randint(0, 64, shape, dtype=torch.uint8, device=bench.device))
+        x, out = bench.random(num_tokens, num_columns), bench.random(num_tokens, num_rows)
+        return lambda: product(x, matrix, out)
+
+    def dense(num_tokens: int) -> Callable[[], object]:
+        x, weight = bench.random(num_tokens, num_columns), bench.random(num_rows, num_columns)
+        return lambda: x @ weight.t()
+
+    bits = {"Q4_K": 4.625, "Q8_0": 8.5}
+    for num in bench.shapes.tokens[:2]:
+        flops, rows_bytes = 2.0 * num * num_rows * num_columns, 2 * num * (num_rows + num_columns)
+        for kind, width in bits.items():
+            name, num_bytes = f"product with {kind}, {num} tokens", rows_bytes + num_rows * num_columns * width / 8
+            bench.measure(name, lambda k=kind, n=num: quantised(k, n), num_bytes=num_bytes, flops=flops)
+        num_bytes = rows_bytes + 2 * num_rows * num_columns
+        bench.measure(f"  in bfloat16, {num}", lambda n=num: dense(n), num_bytes=num_bytes, flops=flops)
+
+
 def measured(shapes: Shapes) -> list[Row]:
     """Measure every row."""
     bench = Bench(shapes)
     print(f"{bench.bytes_per_second / 1e12:.2f} TB/s copied, {bench.flops_per_second / 1e12:.0f} TFLOP/s multiplied")
     attention(bench)
     stages(bench)
+    products(bench)
     return bench.rows
 
 
