@@ -24,6 +24,7 @@ from pyagent.core.errors import (
     PluginError,
     PyAgentError,
     RequestError,
+    RunnerLostError,
     UnsupportedError,
     WireError,
 )
@@ -404,6 +405,7 @@ __all__ = [
     "RunCalls",
     "RunnerFactory",
     "RunnerInfo",
+    "RunnerLostError",
     "RunnerOptions",
     "SamplingParams",
     "Score",

@@ -6,6 +6,7 @@ import queue
 import threading
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -27,6 +28,12 @@ from pyagent.infrastructure.engine.runners.torch.device import Target, target_of
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.models import open_model
+from pyagent.infrastructure.engine.runners.torch.parallel.messages import (
+    StartRank,
+    options_told,
+    start_codec,
+    told_options,
+)
 from pyagent.infrastructure.engine.runners.torch.parallel.pieces import pieces_of
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import Shard, Span
 from pyagent.infrastructure.engine.runners.torch.rank_model import RankModel
@@ -283,6 +290,22 @@ def test_cpu_runner_refuses_to_be_divided(tiny_model_path: Path) -> None:
     """It has one process: the setting is named, and what to do."""
     with pytest.raises(ConfigError, match=r"set engine\.tensor_parallel_size to 1, or engine\.runner to torch"):
         CPU.estimate(tiny_model_path, RunnerOptions(tensor_parallel_size=2), STEP)
+
+
+def test_every_option_of_a_runner_reaches_other_ranks() -> None:
+    """But for those that only rank 0 has a use for, and attention, which is told by its name."""
+    options = RunnerOptions(threads=3, kv_bytes=5, kv_dtype="f16", dtype="bf16", quantization="keep", isa="avx2")
+    told = start_codec.decode(start_codec.encode(start_of(options)))
+    alone = {"attention", "eviction", "when_lost", "architectures"}
+    assert {field.name for field in fields(RunnerOptions)} - told.options.keys() <= alone
+    theirs = options_told(told.options)
+    assert all(getattr(theirs, name) == getattr(options, name) for name in told.options)
+
+
+def start_of(options: RunnerOptions) -> StartRank:
+    given = told_options(options)
+    words = {"folder": "f", "endpoint": "e", "path": "p"}
+    return StartRank(rank=1, log_level=1, attention=None, options=given, largest_step=(1, 1, None), **words)
 
 
 def test_memory_told_of_ranks_is_that_of_all(tiny_model_path: Path) -> None:

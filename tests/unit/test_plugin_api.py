@@ -32,11 +32,11 @@ API = (
     "Origin OutputParser PagedRunner Parsed Parts PenaltySchedule PinPrompt PluginError Policy PreemptingPolicy "
     "PrefixKey PromptTokensDetails PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued Reasoning "
     "ReasoningEffort RequestError RequestLogitsProcessor ResponseFormat Role RunCalls RunnerFactory RunnerInfo "
-    "RunnerOptions SamplingParams Score Settings StepOutput TagDialect Task TemperatureSchedule Tensor TextPart "
-    "Timings TokenLogprob Tokenizer TokenizerFactory Tool ToolCall ToolCallDelta ToolProvider UnpinPrompt Unsupported "
-    "UnsupportedError Usage ViewCache Vocabulary WarmPrefixes WireError XmlCalls collect describe_model error_body "
-    "estimated_request_tokens estimated_tokens estimated_usage fulfil hookimpl is_pure make_backend make_host "
-    "num_warm_tokens plugin_options prefix_keys read_headers readable_path run_remote trace_headers"
+    "RunnerLostError RunnerOptions SamplingParams Score Settings StepOutput TagDialect Task TemperatureSchedule Tensor "
+    "TextPart Timings TokenLogprob Tokenizer TokenizerFactory Tool ToolCall ToolCallDelta ToolProvider UnpinPrompt "
+    "Unsupported UnsupportedError Usage ViewCache Vocabulary WarmPrefixes WireError XmlCalls collect describe_model "
+    "error_body estimated_request_tokens estimated_tokens estimated_usage fulfil hookimpl is_pure make_backend "
+    "make_host num_warm_tokens plugin_options prefix_keys read_headers readable_path run_remote trace_headers"
 )
 
 

@@ -127,7 +127,8 @@ class TorchRunner(PagedRunner):
         for piece in pieces:
             self._workers.tell(Compute(piece))
         try:
-            return torch.cat([self._model.compute(piece) for piece in pieces]).cpu().numpy().data
+            logits = [self._model.compute(piece) for piece in pieces]
+            return (logits[0] if len(logits) == 1 else torch.cat(logits)).cpu().numpy().data
         except Exception as error:
             raise self._workers.fail(error) from error
 

@@ -49,7 +49,8 @@ class Sizes(NamedTuple):
         if needed > usable:
             raise ModelError(
                 f"{path} needs {needed / _GIGABYTE:.1f} GB of the GPU's memory, of which {usable / _GIGABYTE:.1f} GB "
-                "can be used: take a smaller model, end what else uses the GPU, or set engine.runner to cpu",
+                "can be used: take a smaller model, end what else uses the GPU, divide the model among GPUs "
+                "(engine.tensor_parallel_size), or set engine.runner to cpu",
                 model=str(path),
             )
 

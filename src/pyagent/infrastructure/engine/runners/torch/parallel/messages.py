@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import msgspec
 
-from pyagent.core.runners.factory import Dtype, KvDtype
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep
 from pyagent.infrastructure.wire.codec import Codec
 from pyagent.infrastructure.wire.fault import Fault
@@ -16,18 +19,24 @@ class StartRank(msgspec.Struct, frozen=True, kw_only=True):
     """Which rank of what to be. `folder` is where ranks meet, `endpoint` rank 0's socket; the rest is as in options."""
 
     rank: int
-    tp_size: int
-    pp_size: int
     folder: str
     endpoint: str
     log_level: int
-    attention: str | None
     path: str
-    dtype: Dtype
-    kv_dtype: KvDtype
-    kv_bytes: int | None
-    threads: int
+    attention: str | None
+    options: dict[str, int | float | str | bool | None]
     largest_step: tuple[int, int, int | None]
+
+
+def told_options(options: RunnerOptions) -> dict[str, int | float | str | bool | None]:
+    """Return what crosses of options: all that are numbers and words. What else there is, rank 0 alone uses."""
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    return {name: value for name, value in values.items() if value is None or isinstance(value, int | float | str)}
+
+
+def options_told(told: dict[str, Any]) -> RunnerOptions:
+    """Return the options that `told_options` gives."""
+    return RunnerOptions(**told)
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):

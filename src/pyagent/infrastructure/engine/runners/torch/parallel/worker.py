@@ -31,6 +31,7 @@ from pyagent.infrastructure.engine.runners.torch.parallel.messages import (
     Loaded,
     StartRank,
     from_rank,
+    options_told,
     start_codec,
     to_rank,
 )
@@ -52,6 +53,7 @@ def main() -> None:
     except WireError as error:
         sys.exit(str(error))
     end_with_parent()
+    options = options_told(start.options)
     configure_logging()
     logging.getLogger("pyagent").setLevel(start.log_level)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -59,12 +61,12 @@ def main() -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.connect(start.endpoint)
     try:
-        model = _load(start)
+        model = _load(start, options)
     except (PyAgentError, RuntimeError) as error:  # torch's own are of the second kind, out of memory too
         socket.send(from_rank.encode(Failed(Fault.of(error, f"rank {start.rank}"))))
         socket.recv()  # until rank 0 has read it, and ends this process
         return
-    socket.send(from_rank.encode(Loaded(model.num_pages(start.kv_bytes))))
+    socket.send(from_rank.encode(Loaded(model.num_pages(options.kv_bytes))))
     try:
         _serve(socket, model, Path(start.folder), choice_told(start.attention))
     except BaseException:
@@ -73,12 +75,12 @@ def main() -> None:
         os._exit(1)  # threads of torch may wait for other ranks
 
 
-def _load(start: StartRank) -> RankModel:
-    options = RunnerOptions(dtype=start.dtype, kv_dtype=start.kv_dtype)
-    target, shard = target_of(options, start.rank), Shard(start.rank, start.tp_size, start.pp_size)
+def _load(start: StartRank, options: RunnerOptions) -> RankModel:
+    target, sizes = target_of(options, start.rank), (options.tensor_parallel_size, options.pipeline_parallel_size)
     if target.is_gpu:
         torch.cuda.set_device(target.device)
-    return RankModel(open_model(Path(start.path), {}), target, shard, LargestStep(*start.largest_step), start.threads)
+    model, step = open_model(Path(start.path), {}), LargestStep(*start.largest_step)
+    return RankModel(model, target, Shard(start.rank, *sizes), step, options.threads)
 
 
 def _serve(socket: zmq.Socket[bytes], model: RankModel, folder: Path, attention: AttentionChoice) -> None:

@@ -13,6 +13,7 @@ import subprocess  # the command is this interpreter
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from pyagent.infrastructure.engine.runners.torch.parallel.messages import (
     from_rank,
     start_codec,
     to_rank,
+    told_options,
 )
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import Shard
 from pyagent.infrastructure.processes import describe_exit, socket_folder
@@ -63,17 +65,12 @@ class Workers:
                 self._start(
                     StartRank(
                         rank=rank,
-                        tp_size=shard.tp_size,
-                        pp_size=shard.pp_size,
                         folder=str(self._folder),
                         endpoint=f"ipc://{self._folder}/{rank}",
                         log_level=logging.getLogger("pyagent").getEffectiveLevel(),
                         attention=told_of(options.attention),
                         path=str(path),
-                        dtype=options.dtype,
-                        kv_dtype=options.kv_dtype,
-                        kv_bytes=options.kv_bytes,
-                        threads=num_threads,
+                        options=told_options(replace(options, threads=num_threads, when_lost=None)),
                         largest_step=(step.num_tokens, step.num_outputs, step.num_positions),
                     )
                 )
