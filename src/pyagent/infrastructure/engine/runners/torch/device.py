@@ -62,7 +62,7 @@ def _dtype_of(options: RunnerOptions, *, is_gpu: bool) -> torch.dtype:
         return DTYPES[options.dtype]
     if not is_gpu:
         return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 def no_gpu_reason() -> str | None:
