@@ -24,7 +24,6 @@ class Granite:
             head_dim=head_dim,
             ffn_size=config["intermediate_size"],
             context_length=config["max_position_embeddings"],
-            windows=[None] * num_layers,
             attention_scale=config["attention_multiplier"],
             rope_frequencies=[base ** -(index / head_dim) for index in range(0, head_dim, 2)],
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -201,7 +202,11 @@ class Wrong:
         ({"qk_norm": True}, None, ModelError, "'qk_norm' is not implemented for gpt2, and ignoring it would change"),
         ({"n_embd": None}, None, ModelError, "cannot read config.json"),
         ({"n_head": 0}, None, ModelError, "cannot read config.json"),
-        ({"n_layer": 0}, None, ModelError, "num_layers is 0; expected a whole number of at least 1"),
+        ({"n_layer": 0}, None, ModelError, "num_layers is 0; expected a whole number from 1 to 1000"),
+        ({"n_layer": 10**12}, None, ModelError, "num_layers is 1000000000000; expected a whole number from 1 to 1000"),
+        ({"n_positions": 10**30}, None, ModelError, "context_length is 10{30}; expected a whole number"),
+        ({"layer_norm_epsilon": "small"}, None, ModelError, "a norm's epsilon is 'small'"),
+        ({"n_head": 5}, None, ModelError, "n_embd is 64, no multiple of n_head, 5"),
         ({"n_layer": 4}, None, ModelError, r"no tensor 'transformer.h.3.ln_1.bias'|no tensor 'transformer.h.3.ln_1.we"),
         ({"n_positions": 64}, None, ModelError, r"'transformer.wpe.weight' is \[128, 64\]; expected \[64, 64\]"),
         ({"activation_function": "swish2"}, None, ModelError, "the activation 'swish2' is not supported"),
@@ -226,6 +231,40 @@ def test_field_that_is_missing_is_named(tmp_path: Path) -> None:
     """`config.json` without a field that the architecture needs is the model's fault."""
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ModelError, match=r"config\.json lacks 'n_embd', which the architecture gpt2 needs"):
+        runner_of(tmp_path, architectures())
+
+
+@pytest.mark.parametrize(("share", "base"), [(2.0, 1e4), (-1.0, 1e4), (0.5, float("nan")), (0.5, -5.0)])
+def test_rotary_positions_that_no_head_has_are_refused(share: float, base: float, tmp_path: Path) -> None:
+    """More pairs than a head has, or none, and angles that are no numbers: the model is refused before it is loaded."""
+    rope = {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}
+    (tmp_path / "config.json").write_text(json.dumps({**NEOX, "rope_parameters": rope}))
+    with pytest.raises(ModelError, match=r"rotary frequencies"):
+        TorchRunnerFactory().estimate(tmp_path, RunnerOptions(architectures=architectures()), LargestStep(256, 8))
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "deep", "long"])
+def test_config_that_is_none_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    """A `config.json` that never ends, that is nested too deep, or that no memory holds: a `ModelError`, no hang."""
+    config = tmp_path / "config.json"
+    if kind == "a pipe":
+        os.mkfifo(config)
+    elif kind == "deep":
+        config.write_text('{"model_type": "gpt2", "a": ' + 100_000 * "[" + 100_000 * "]" + "}")
+    else:
+        with config.open("wb") as file:
+            file.write(b'{"model_type": "gpt2"}')
+            file.truncate(1 << 36)  # of which the disk holds a page
+    with pytest.raises(ModelError, match=r"config\.json"):
+        TorchRunnerFactory().estimate(tmp_path, RunnerOptions(architectures=architectures()), LargestStep(256, 8))
+
+
+def test_shard_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    """What is wrong with an architecture's files is said as of any other model's."""
+    write_random(tmp_path, "gpt2")
+    shard = tmp_path / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:100_000])
+    with pytest.raises(ModelError, match=r"model\.safetensors: the file is cut short"):
         runner_of(tmp_path, architectures())
 
 

@@ -27,10 +27,11 @@ class ModelShape:
     """What the torch runner must know of a model besides its weights.
 
     A head has `head_dim` numbers; `windows` says of each layer how many positions it sees, its own included (None:
-    all). Scores are `attention_scale * q @ k`, put through `attention_softcap * tanh(score / attention_softcap)` where
-    there is one. `rope_frequencies` are the radians that each pair at the start of a head turns for a position, pairs
-    being halves of the rotated part apart, or neighbours with `is_rope_interleaved`; without any, nothing is turned.
-    `rope_attention_factor` multiplies what is turned, as in YaRN.
+    all), and without any, all layers see all. Scores are `attention_scale * q @ k`, put through
+    `attention_softcap * tanh(score / attention_softcap)` where there is one. `rope_frequencies` are the radians that
+    each pair at the start of a head turns for a position, pairs being halves of the rotated part apart, or neighbours
+    with `is_rope_interleaved`; without any, nothing is turned. `rope_attention_factor` multiplies what is turned, as in
+    YaRN.
     """
 
     architecture: str
@@ -42,8 +43,8 @@ class ModelShape:
     head_dim: int
     ffn_size: int
     context_length: int
-    windows: Sequence[int | None]
     attention_scale: float
+    windows: Sequence[int | None] = ()
     attention_softcap: float | None = None
     rope_frequencies: Sequence[float] = (0.0,)
     rope_attention_factor: float = 1.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -40,6 +41,20 @@ class BroughtShape(ModelShape):
 
 Shape = _rust.ModelConfig | BroughtShape
 """What the runner asks a model's configuration for."""
+
+
+_MOST_CONFIG_BYTES = 16 << 20
+_MOST = {
+    "num_layers": 1000,
+    "num_heads": 4096,
+    "num_kv_heads": 4096,
+    "head_dim": 4096,
+    "hidden_size": 1 << 20,
+    "ffn_size": 1 << 22,
+    "vocab_size": 1 << 28,
+    "context_length": 1 << 28,
+}
+"""As the CPU runner's description bounds them: more is a damaged file, which would only be noticed without memory."""
 
 
 class ReadFields(Mapping[str, Any]):
@@ -88,12 +103,14 @@ class BroughtModel:
         _check_shape(shape, str(path))
         self._shape = shape
         told = {name: getattr(shape, name) for name in ModelShape.__dataclass_fields__}
+        told["windows"] = shape.windows or [None] * shape.num_layers
         self.config = BroughtShape(**told)
 
     def weight_bytes(self, part: ModelPart, target: Target) -> int:
         """Return the bytes that the tensors take. Raises `ConfigError` for several ranks."""
         self._check(part)
-        header = _rust.read_model_header(self._path, arrays=False)
+        with _faults_of_files(self._path):
+            header = _rust.read_model_header(self._path, arrays=False)
         return sum(math.prod(dims) for _, dims, _, _ in header["tensors"]) * target.dtype.itemsize
 
     def _described(self) -> object:
@@ -108,9 +125,10 @@ class BroughtModel:
         """As `OpenedModel.load`. Raises `ModelError` for a field that was not looked at, `PluginError`."""
         del num_threads
         self._check(part)
-        file = _rust.TensorFile(self._path)
+        with _faults_of_files(self._path):
+            file = _rust.TensorFile(self._path)
         layers = FolderLayers(file, str(self._path), target.dtype, target.device)
-        with self._brought.named("load the weights", str(self._path)):
+        with self._brought.named("load the weights", str(self._path)), _faults_of_files(self._path):
             network = self._brought.architecture.load(self._fields, self._shape, layers)
         if unread := self._fields.unread():
             text = f"{self._path}: config.json: {unread[0]!r} is not implemented for {self.config.architecture}"
@@ -184,25 +202,47 @@ class _Pass:
         return self.compute(q, cache, batch, shape.attention_scale, window, softcap).flatten(1)
 
 
+@contextmanager
+def _faults_of_files(path: Path) -> Generator[None]:
+    """Make errors of the model's files the model's."""
+    try:
+        yield
+    except _rust.ModelFileError as error:
+        raise ModelError(str(error), model=str(path)) from error
+
+
 def _check_shape(shape: ModelShape, path: str) -> None:
     """Raise `ModelError` for what no decoder has."""
-    sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
-    for name in (*sizes, "context_length"):
+    for name, most in _MOST.items():
         value = getattr(shape, name)
-        if not isinstance(value, int) or value < 1:
-            text = f"{path}: config.json: {name} is {value!r}; expected a whole number of at least 1"
+        if not isinstance(value, int) or not 1 <= value <= most:
+            text = f"{path}: config.json: {name} is {value!r:.80}; expected a whole number from 1 to {most}"
             raise ModelError(text, model=path)
-    if shape.num_heads % shape.num_kv_heads or len(shape.windows) != shape.num_layers:
-        kinds = f"{shape.num_heads} and {shape.num_kv_heads} heads, {len(shape.windows)} windows"
+    num_windows = len(shape.windows) or shape.num_layers
+    if shape.num_heads % shape.num_kv_heads or num_windows != shape.num_layers:
+        kinds = f"{shape.num_heads} and {shape.num_kv_heads} heads, {num_windows} windows"
         raise ModelError(f"{path}: config.json: {kinds} are not those of {shape.num_layers} layers", model=path)
+    turns = shape.rope_frequencies
+    is_finite = all(isinstance(turn, int | float) and math.isfinite(turn) for turn in turns)
+    if not (is_finite and 1 <= len(turns) <= max(1, shape.head_dim // 2)):
+        text = f"{path}: config.json: {len(turns)} rotary frequencies, of a head of {shape.head_dim}, or not numbers"
+        raise ModelError(text, model=path)
 
 
 def brought_model(path: Path, architectures: Mapping[str, BroughtArchitecture]) -> BroughtModel | None:
     """Return the model in a folder whose `model_type` is one of the architectures; None for any other."""
     try:
-        fields = json.loads((path / "config.json").read_bytes()) if path.is_dir() else None
-    except (OSError, ValueError):
+        fields = json.loads(_config_text(path))
+    except (OSError, ValueError, RecursionError):
         return None  # opened as any other, it is refused with what is wrong
     name = cast("dict[str, Any]", fields).get("model_type") if isinstance(fields, dict) else None
     brought = architectures.get(name) if isinstance(name, str) else None
     return None if brought is None else BroughtModel(path, cast("dict[str, Any]", fields), brought)
+
+
+def _config_text(path: Path) -> bytes:
+    """Return a folder's `config.json`: nothing where it is no file, which may never end, or too long for one."""
+    file = path / "config.json"
+    if not file.is_file() or file.stat().st_size > _MOST_CONFIG_BYTES:
+        return b""
+    return file.read_bytes()

@@ -27,6 +27,8 @@ class Gpt2:
                 text = f"config.json: {field!r} is not implemented for gpt2; expected {str(expected).lower()}"
                 raise ModelError(text, model=self.name)
         hidden, num_layers, num_heads = config["n_embd"], config["n_layer"], config["n_head"]
+        if hidden % num_heads:
+            raise ModelError(f"config.json: n_embd is {hidden}, no multiple of n_head, {num_heads}", model=self.name)
         head_dim = hidden // num_heads
         return ModelShape(
             architecture=self.name,
@@ -38,7 +40,6 @@ class Gpt2:
             head_dim=head_dim,
             ffn_size=config.get("n_inner") or 4 * hidden,
             context_length=config["n_positions"],
-            windows=[None] * num_layers,
             attention_scale=head_dim**-0.5,
         )
 

@@ -21,6 +21,11 @@ class GptNeoX:
         config.get("classifier_dropout")
         hidden, num_layers = config["hidden_size"], config["num_hidden_layers"]
         num_heads = config["num_attention_heads"]
+        if hidden % num_heads:
+            raise ModelError(
+                f"config.json: hidden_size is {hidden}, no multiple of num_attention_heads, {num_heads}",
+                model=self.name,
+            )
         head_dim = hidden // num_heads
         return ModelShape(
             architecture=self.name,
@@ -32,7 +37,6 @@ class GptNeoX:
             head_dim=head_dim,
             ffn_size=config["intermediate_size"],
             context_length=config["max_position_embeddings"],
-            windows=[None] * num_layers,
             attention_scale=head_dim**-0.5,
             rope_frequencies=_frequencies(config, head_dim),
         )

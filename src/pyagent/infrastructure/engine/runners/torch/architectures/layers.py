@@ -56,12 +56,14 @@ class FolderLayers:
 
     def rms_norm(self, name: str, size: int, epsilon: float) -> Module:
         """As `ModelLayers.rms_norm`."""
-        return partial(rms_norm, weight=self._exact(name, size), epsilon=epsilon)
+        return partial(rms_norm, weight=self._exact(name, size), epsilon=self._number(epsilon))
 
     def layer_norm(self, name: str, size: int, epsilon: float) -> Module:
         """As `ModelLayers.layer_norm`."""
         bias = self._exact(f"{name}.bias", size) if self.has(f"{name}.bias") else None
-        return partial(_layer_norm, weight=self._exact(f"{name}.weight", size), bias=bias, epsilon=epsilon)
+        return partial(
+            _layer_norm, weight=self._exact(f"{name}.weight", size), bias=bias, epsilon=self._number(epsilon)
+        )
 
     def activation(self, name: str) -> Module:
         """As `ModelLayers.activation`."""
@@ -69,6 +71,11 @@ class FolderLayers:
             text = f"{self._path}: the activation {name!r} is not supported; there are {', '.join(_ACTIVATIONS)}"
             raise ModelError(text, model=self._path)
         return _ACTIVATIONS[name]
+
+    def _number(self, epsilon: object) -> float:
+        if not isinstance(epsilon, int | float):
+            raise ModelError(f"{self._path}: config.json: a norm's epsilon is {epsilon!r:.80}", model=self._path)
+        return epsilon
 
     def _exact(self, name: str, size: int) -> Tensor:
         return self._read(name, (size,)).to(self._device, torch.float32)
