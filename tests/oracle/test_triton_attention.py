@@ -163,5 +163,6 @@ def beside(first: Inputs, second: Inputs) -> Inputs:
         (*first.batch.num_queries, *second.batch.num_queries),
         (*first.batch.num_tokens, *second.batch.num_tokens),
     )
-    cache = type(first.cache)(*(torch.cat(pair) for pair in zip(first.cache, second.cache, strict=True)))
+    pairs = zip(first.cache.tensors, second.cache.tensors, strict=True)
+    cache = type(first.cache)(*(torch.cat(pair) for pair in pairs))
     return Inputs(torch.cat([first.q, second.q]), cache, batch)
