@@ -41,6 +41,9 @@ DENSE_CONFIGS = [
     triton.Config({"BLOCK_N": block_n, "BLOCK_K": 128}, num_warps=num_warps) for block_n, num_warps in ((32, 4), (4, 1))
 ]
 
+_MOST_BLOCK_K = max(entry.kwargs["BLOCK_K"] for entry in ROW_CONFIGS + TILE_CONFIGS)
+"""What parts of the columns are a multiple of, whichever entry is taken: no column is in two."""
+
 
 class Format(NamedTuple):
     """What a kernel is compiled for: of each of K columns the bits, and how many of them share which scale."""
@@ -291,7 +294,7 @@ def product(x: Tensor, matrix: GroupedMatrix, out: Tensor) -> None:
     block_m = min(_MOST_TILE_ROWS, max(16, next_power_of_2(num_tokens)))
     tiles = divide_up(num_rows, 16 if num_tokens == 1 else 64) * divide_up(num_tokens, block_m)
     num_splits = _num_splits(matrix, tiles)
-    split_columns = divide_up(divide_up(num_columns, num_splits), 512) * 512
+    split_columns = divide_up(divide_up(num_columns, num_splits), _MOST_BLOCK_K) * _MOST_BLOCK_K
     num_splits = divide_up(num_columns, split_columns)
     parts = out[None]
     if num_splits > 1:
