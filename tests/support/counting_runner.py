@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pyagent import _rust
 from pyagent.core.messages import SamplingParams
 from pyagent.core.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
+from pyagent.core.runners.runner import StepMemoryError
 from pyagent.infrastructure.engine.answer_text import AnswerText
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Output, Request
@@ -122,6 +123,65 @@ class CountingRunner:
             last = output.more.get(row, output.tokens[row : row + 1])[-1]
             self.pool.commit(sequence_id, [last])
             output.more.setdefault(row, []).append(next_token(self.pool.tokens(sequence_id)))
+
+
+@dataclass
+class CrampedRunner(CountingRunner):
+    """Lacks the memory for steps of more than `most_tokens` tokens."""
+
+    most_tokens: int = 10
+    num_refused: int = 0
+
+    def execute(self, batch: Batch) -> StepOutput:
+        self.find_room(batch)
+        return super().execute(batch)
+
+    def find_room(self, batch: Batch) -> None:
+        if sum(batch.lengths) > self.most_tokens:
+            self.num_refused += 1
+            raise StepMemoryError(f"no room for {sum(batch.lengths)} tokens")
+
+
+@dataclass
+class LaunchingRunner(CrampedRunner):
+    """Launches steps before the last one's tokens are known, as a device does; knows of tokens when asked for them."""
+
+    launches_ahead = True
+    most_tokens: int = 1 << 20
+    num_ahead: int = 0
+    num_launched: int = 0
+    has_failed: bool = False
+    last: dict[int, int] = field(default_factory=dict)
+
+    def execute(self, batch: Batch) -> StepOutput:
+        output = super().execute(batch)
+        self.last |= dict(zip(batch.sequence_ids, output.tokens, strict=False))
+        return output
+
+    def launch(self, batch: Batch) -> Launched:
+        if self.has_failed and not batch.tokens:
+            raise RuntimeError("the step before this one failed")
+        self.has_failed = True
+        self.find_room(batch)
+        self.has_failed = False
+        self.num_launched += 1
+        assert self.num_launched <= 2
+        self.num_ahead += not batch.tokens
+        return Launched(self, batch)
+
+
+@dataclass
+class Launched:
+    """A step of it."""
+
+    runner: LaunchingRunner
+    batch: Batch
+
+    def result(self) -> StepOutput:
+        self.runner.num_launched -= 1
+        if not self.batch.tokens:
+            self.batch.tokens = [self.runner.last[sequence_id] for sequence_id in self.batch.sequence_ids]
+        return self.runner.execute(self.batch)
 
 
 def next_token(log: list[int]) -> int:

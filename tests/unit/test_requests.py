@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.counting_runner import Client, CountingRunner, run_to_end
+from support.counting_runner import Client, CountingRunner, LaunchingRunner, run_to_end
 
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.request import Status, TransitionError
@@ -54,10 +54,12 @@ def test_timestamps_are_in_order_and_make_up_the_timings() -> None:
     assert 0 < whole <= timings.total_seconds
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_steps_are_shared_out_among_their_requests(is_async: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "is_async"), [(CountingRunner, False), (CountingRunner, True), (LaunchingRunner, True)]
+)
+def test_steps_are_shared_out_among_their_requests(kind: type[CountingRunner], is_async: bool) -> None:
     """All requests together are charged no more than what the steps took; the one with more tokens is charged more."""
-    engine = Engine(CountingRunner(num_blocks=100), is_async=is_async)
+    engine = Engine(kind(num_blocks=100), is_async=is_async)
     clients = [Client(1, list(range(20)), 12), Client(2, list(range(50, 60)), 3)]
     for client in clients:
         engine.scheduler.add(client.request)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.counting_runner import Client, CountingRunner, run_to_end
+from support.counting_runner import Client, CountingRunner, CrampedRunner, LaunchingRunner, run_to_end
 from support.waiting import wait_until
 
 from pyagent import _rust
@@ -477,6 +477,56 @@ def test_steps_planned_ahead_draw_what_steps_one_by_one_draw(num_stops: int) -> 
     assert sum(len(batch.samplers) for batch in runner.batches) <= sum(
         client.request.num_output_tokens + 2 for client in clients
     )
+
+
+def test_steps_launched_ahead_draw_what_steps_one_by_one_draw() -> None:
+    """Most steps are launched before the last one's tokens are known: the texts are whole, what a request computes
+    after its end is dropped, and its memory is held until then."""
+    runner = LaunchingRunner(num_blocks=200)
+    engine = Engine(runner, is_async=True)
+    ends = frozenset(range(0, 1009, 30))
+    clients = [Client(number, [number] * 20, 60, ends if number < 3 else frozenset()) for number in range(6)]
+    for client in clients:
+        engine.submit(client.request)
+    wait_until(lambda: all(client.request.finish_reason is not None for client in clients))
+    engine.close()
+    assert all(client.is_well for client in clients)
+    assert runner.num_ahead > 50
+    assert runner.num_launched == 0
+    assert runner.pool.stats().active == 0
+
+
+@pytest.mark.parametrize(("kind", "is_async"), [(CrampedRunner, False), (CrampedRunner, True), (LaunchingRunner, True)])
+@pytest.mark.parametrize("most_tokens", [1, 3, 25])
+def test_steps_that_lack_memory_are_taken_back(kind: type[CrampedRunner], is_async: bool, most_tokens: int) -> None:
+    """A device without room for a step: its requests wait and go on in smaller ones, with the same texts."""
+    runner = kind(num_blocks=200, most_tokens=most_tokens)
+    engine = Engine(runner, SchedulerLimits(max_num_batched_tokens=64), is_async=is_async)
+    clients = [Client(number, [number] * 20, 12) for number in range(6)]
+    for client in clients:
+        engine.submit(client.request)
+    wait_until(lambda: all(client.request.finish_reason is not None for client in clients))
+    engine.close()
+    assert [client.request.finish_reason for client in clients] == ["length"] * 6
+    assert all(client.is_well for client in clients)
+    assert runner.num_refused > 0
+    assert runner.pool.stats().active == 0
+
+
+def test_a_step_that_cannot_be_smaller_fails() -> None:
+    """No room for a single token: the request ends with the reason, and the engine goes on."""
+    runner = CrampedRunner(num_blocks=200, most_tokens=0)
+    engine = Engine(runner)
+    client = Client(1, [1, 2, 3], 4)
+    engine.submit(client.request)
+    wait_until(lambda: client.request.finish_reason is not None)
+    assert "no room for 1 tokens" in (client.news[-1].error or "")
+    runner.most_tokens = 100
+    other = Client(2, [4, 5, 6], 4)
+    engine.submit(other.request)
+    wait_until(lambda: other.request.finish_reason is not None)
+    engine.close()
+    assert other.is_well
 
 
 def test_decode_batch_says_when_accepted_tokens_are_the_last() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.counting_runner import Client, CountingRunner
+from support.counting_runner import Client, CountingRunner, LaunchingRunner
 
 from pyagent.core.messages import Origin
 from pyagent.infrastructure.engine.engine import Engine
@@ -118,7 +118,7 @@ class Hopeful(OutputLengths):
     is_hopeful=st.booleans(),
     can_swap=st.booleans(),
     num_lost=st.integers(0, 2),
-    is_async=st.booleans(),
+    scheduling=st.sampled_from(["off", "on", "ahead"]),
     num_lookahead_tokens=st.integers(0, 3),
 )
 def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
@@ -130,17 +130,17 @@ def test_every_request_finishes_within_its_bounds_and_gives_its_blocks_back(
     is_hopeful: bool,
     can_swap: bool,
     num_lost: int,
-    is_async: bool,
+    scheduling: str,
     num_lookahead_tokens: int,
 ) -> None:
     """Whatever arrives, stops or is aborted when: no step exceeds the budget, every text is the one a request has
     alone, preempted or not, in steps of one token or several, each ends once, and at the end no block is held."""
-    runner = CountingRunner(blocks, can_swap=can_swap, num_lost=num_lost, num_lookahead_tokens=num_lookahead_tokens)
+    kind = LaunchingRunner if scheduling == "ahead" else CountingRunner
+    runner = kind(blocks, can_swap=can_swap, num_lost=num_lost, num_lookahead_tokens=num_lookahead_tokens)
     queues = make_queues({"default": queue, "bulk": replace(queue, share=0.5)})
     load: Load
-    engine = Engine(
-        runner, SchedulerLimits(max_num_seqs, max_num_batched_tokens), queues, clock=lambda: load.now, is_async=is_async
-    )
+    limits, is_async = SchedulerLimits(max_num_seqs, max_num_batched_tokens), scheduling != "off"
+    engine = Engine(runner, limits, queues, clock=lambda: load.now, is_async=is_async)
     load = Load(engine, plan)
     if is_hopeful:  # short answers are expected, so that too many are admitted
         engine.scheduler.admission.lengths = Hopeful()

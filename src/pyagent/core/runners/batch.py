@@ -42,7 +42,8 @@ class Batch:
     `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. The first `num_decoding` segments have
     room for `Runner.num_lookahead_tokens` more. A segment with `scores[i]` is a part of a prompt whose tokens' log
     probabilities are wanted; they go there. Before the segments in `processed` are sampled, `process` is called once,
-    in any thread, with their logits after `masks`; it returns why some cannot be sampled.
+    in any thread, with their logits after `masks`; it returns why some cannot be sampled. Without `tokens`, a segment
+    is the token that the step before sampled for its sequence (`LaunchingRunner`).
     """
 
     sequence_ids: list[int] = field(default_factory=list[int])

@@ -6,7 +6,7 @@ One thread at a time calls a runner, the loop's, but for what says otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pyagent.core.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
 
@@ -118,6 +118,45 @@ class Runner(Protocol):
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch. Blocks the calling thread, not the interpreter."""
+        ...
+
+
+class StepMemoryError(Exception):
+    """The device lacks memory for a step, of which nothing counts as computed; a smaller one may have enough."""
+
+
+@runtime_checkable
+class DeferringRunner(Protocol):
+    """A runner that puts off work until no request is here."""
+
+    def when_idle(self) -> bool:
+        """Do a piece of it, a second at most; False when there is none. The loop's thread calls, between steps."""
+        ...
+
+
+class PendingStep(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> StepOutput:
+        """Wait for it. Steps are asked in the order in which they were launched, each once."""
+        ...
+
+
+@runtime_checkable
+class LaunchingRunner(Protocol):
+    """A runner for a device that goes on by itself: a step may be launched before the last one's tokens are known.
+
+    Such a step's batch has no `tokens`. Some of its sequences may have ended with the last step: what it gives for them
+    is left aside, and they are released after it.
+    """
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether it can, as it is loaded."""
+        ...
+
+    def launch(self, batch: Batch) -> PendingStep:
+        """Launch a step, as `execute` without waiting for its tokens. The loop's thread of steps calls."""
         ...
 
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from pyagent.core.errors import CapacityError, RunnerLostError
 from pyagent.core.moving_average import moving_average
 from pyagent.core.runners.batch import Likelihood, StepOutput
-from pyagent.core.runners.runner import Runner
+from pyagent.core.runners.runner import DeferringRunner, Runner, StepMemoryError
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.grammar import GrammarError, told_briefly
 from pyagent.infrastructure.engine.logits.step_logits import StepLogits
@@ -172,7 +172,7 @@ class Engine:
         """Run one iteration: plan a batch, compute it, emit its outputs. Return False when there was no work.
 
         With a thread for steps, the next one is planned while this one is computed, and started before its emitted are
-        told; `step` returns while that one is on its way.
+        told; `step` returns while that one is on its way. Where the runner launches ahead, it is started at once.
         """
         self._end_overdue()
         if self._in_flight is None:
@@ -181,12 +181,18 @@ class Engine:
                 return has_failed
         in_flight = self._in_flight
         ahead = self._plan_ahead() if in_flight.future is not None else None
+        launched = self._launch_ahead(ahead) if ahead is not None else None
         output = self._compute(in_flight)
         over = in_flight.plan.requests() if output is None else self._apply_output(in_flight, output)
-        self._in_flight = None
+        if output is None and launched is not None:  # it goes on from tokens that are not there
+            launched.wait()
+            launched = ahead = None
+        self._in_flight = launched
         self._release_later()
         self._count(in_flight, 0.0 if output is None else output.seconds)
-        if ahead is not None:
+        if launched is not None:
+            launched.plan.has_ended |= bool(over)
+        elif ahead is not None:
             self._launch_planned(ahead, over)
         if output is not None:
             self._emit_outputs(in_flight.plan, output)
@@ -208,6 +214,13 @@ class Engine:
         start = time.perf_counter()
         plan = self.scheduler.plan_ahead()
         return None if plan is None else InFlightStep(plan, time.perf_counter() - start, {}, None, start)
+
+    def _launch_ahead(self, ahead: InFlightStep) -> InFlightStep | None:
+        """Launch a step whose input tokens only the device knows, if the runner can and nothing else must know them."""
+        if self._steps is None or not self._steps.launches_ahead or self.scheduler.has_processors:
+            return None
+        ahead.started, ahead.future = time.perf_counter(), self._steps.start(ahead.plan.batch)
+        return ahead
 
     def _launch_planned(self, ahead: InFlightStep, over: set[Request]) -> None:
         """Launch the step planned ahead with the tokens now sampled, without the requests that are over."""
@@ -232,13 +245,22 @@ class Engine:
     def _compute(self, in_flight: InFlightStep) -> StepOutput | None:
         plan = in_flight.plan
         try:
-            output = execute(self.runner, plan.batch) if in_flight.future is None else in_flight.future.result()
+            if in_flight.future is None:
+                output = execute(self.runner, plan.batch)
+            else:
+                output = in_flight.future.result().result()
+                # A runner that launches does not know when its step began to be computed.
+                since = max(in_flight.started, self._last_step_end)
+                output.seconds = output.seconds or time.perf_counter() - since
             if len(output.tokens) != len(plan.sampled):
                 text = f"the runner sampled {len(output.tokens)} tokens, expected {len(plan.sampled)}"
                 raise RuntimeError(text)  # noqa: TRY301
         except RunnerLostError:
             raise  # no sequence has its KV any more, also of those that were not in this step
         except BaseException as error:  # a runner that raises SystemExit would end the loop's thread in silence
+            if isinstance(error, StepMemoryError) and self.scheduler.take_back(plan):
+                logger.warning("a step of %d tokens is taken back: %s", plan.num_tokens, error)
+                return None
             requests = [request for request in plan.requests() if request.status is not Status.FINISHED]
             logger.exception("a step of %d requests failed", len(requests))
             for request in requests:
@@ -366,10 +388,10 @@ class Engine:
         self._last_step_end = now
         num_prompt, num_decoding = plan.num_prompt, plan.num_decoding
         usual = self.scheduler.costs.expected_seconds(num_prompt, num_decoding)
-        self.counts.note_step_time(seconds, usual, len(plan.batch.tokens), len(plan.batch.sequence_ids))
+        self.counts.note_step_time(seconds, usual, plan.num_tokens, len(plan.batch.sequence_ids))
         self.scheduler.costs.note(seconds, num_prompt, num_decoding)
         num_output = len(plan.sampled) + in_flight.num_more
-        self.counts.note_step(in_flight.planning, len(plan.batch.tokens), num_output)
+        self.counts.note_step(in_flight.planning, plan.num_tokens, num_output)
         plan.charge(forward_seconds, in_flight.planning)
 
     def _end_overdue(self) -> None:
@@ -401,10 +423,12 @@ class Engine:
         self._emit(request, output)
 
     def _release_later(self) -> None:
-        """Release the sequences that a step in flight was still computing with."""
-        for sequence_id in self._unreleased:
-            self.runner.release(sequence_id)
-        self._unreleased.clear()
+        """Release the sequences with which a step in flight was still computing, and none is now."""
+        held: Collection[int] = () if self._in_flight is None else self._in_flight.sequence_ids
+        unreleased, self._unreleased = self._unreleased, [one for one in self._unreleased if one in held]
+        for sequence_id in unreleased:
+            if sequence_id not in held:
+                self.runner.release(sequence_id)
 
     def _note_pace(self, now: float) -> None:
         if self._last_end is not None:
@@ -448,8 +472,9 @@ class Engine:
 
     def _turn(self) -> bool:
         """Take in arrivals and aborts, then run one step. False when the loop must end."""
+        self._use_idle_moment()
         with self._wake:
-            while not (self._inbox or self._aborts or self._withdrawals or self._is_closing or self._has_work):
+            while not self._is_called:
                 self._busy_since = None
                 self._wake.wait()
             self._busy_since = time.monotonic()
@@ -473,6 +498,17 @@ class Engine:
         if not self.step() and self.scheduler.has_work:
             raise RuntimeError("requests wait, and none of them can run")
         return True
+
+    def _use_idle_moment(self) -> None:
+        """Let the runner do what it puts off, a piece at a time."""
+        runner = self.runner
+        while not self._is_called and isinstance(runner, DeferringRunner) and runner.when_idle():
+            pass  # more may be left
+
+    @property
+    def _is_called(self) -> bool:
+        """Whether the loop has anything to do."""
+        return bool(self._inbox or self._aborts or self._withdrawals or self._is_closing or self._has_work)
 
     @property
     def _has_work(self) -> bool:

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_LOOKED_AT = 64
 """Waiting requests considered when looking for one that need not wait for a shared prefix."""
+_CALM_STEPS = 256
+"""After so many steps for which there was memory they may grow again."""
 _MAX_PREEMPTIONS = 4
 """A request preempted this often is preempted no more while others can be."""
 
@@ -65,6 +67,9 @@ class Scheduler:
         """Requests that cannot go on, with the reason; the engine ends them and clears the list."""
         self._pending_prefixes = PendingPrefixes()
         self._max_running = self.limits.most_running
+        self._most_tokens = self.limits.max_num_batched_tokens
+        """Tokens of a step now: fewer for a while after one for which the runner lacked memory."""
+        self._num_calm = 0  # steps since that changed
         self.num_preemptions = Counter[str]()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; ended requests stay until their deadline
         self._swapped: set[int] = set()
@@ -192,6 +197,10 @@ class Scheduler:
         Drop from `output.more` what comes after an end-of-sequence token or exceeds `max_tokens`. Return the requests
         that are over: ended meanwhile, by an end-of-sequence token, or by the last of several tokens.
         """
+        if self._most_tokens < self.limits.max_num_batched_tokens:
+            self._num_calm += 1
+            if self._num_calm == _CALM_STEPS:
+                self._allow_tokens(self._most_tokens + 1 + self._most_tokens // 8)
         for chunk in plan.chunks:
             request = chunk.request
             request.num_prefilled = chunk.end
@@ -211,6 +220,25 @@ class Scheduler:
         accepted = {row: self._accept(plan.sampled[row], more, over) for row, more in output.more.items()}
         output.more = {row: more for row, more in accepted.items() if more}
         return over
+
+    def take_back(self, plan: Plan) -> bool:
+        """Have the requests of a step for which memory was short wait again, and plan smaller steps, which grow later.
+
+        False, and nothing changed, where no step can be smaller.
+        """
+        if plan.num_tokens == 1:
+            return False
+        self._allow_tokens(plan.num_tokens // 2)
+        now = self._clock()
+        for request in plan.requests():
+            if request.status is not Status.FINISHED:
+                self._preempt(request, now, is_memory_short=False)
+        return True
+
+    def _allow_tokens(self, num_tokens: int) -> None:
+        self._num_calm = 0
+        self._most_tokens = min(num_tokens, self.limits.max_num_batched_tokens)
+        self._max_running = min(self.limits.most_running, num_tokens)
 
     def _accept(self, request: Request, more: list[int], over: set[Request]) -> list[int]:
         """Append further tokens to a request's log; return those that count, an end-of-sequence token as the last."""
@@ -376,7 +404,7 @@ class Scheduler:
     # -- prompts ------------------------------------------------------------------------------------------------------
 
     def _plan_prompts(self, plan: Plan, now: float) -> None:
-        budget = self.costs.prefill_budget(self.limits.max_num_batched_tokens - plan.num_decoding, plan.num_decoding)
+        budget = self.costs.prefill_budget(self._most_tokens - plan.num_decoding, plan.num_decoding)
         self._fork_followers(now)
         under_way = list(self.prefilling.values())
         if under_way:

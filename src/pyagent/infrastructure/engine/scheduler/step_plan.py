@@ -49,6 +49,11 @@ class Plan:
         """Prefill tokens in the step."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in the step."""
+        return sum(self.batch.lengths)
+
     def add_chunks(self) -> None:
         """Put the prefill chunks into the batch; those that reach the end of their log get a token, and come first."""
         batch = self.batch
@@ -100,7 +105,7 @@ class Plan:
 
     def charge(self, forward_seconds: float, scheduler_seconds: float) -> None:
         """Add the step's times to its requests, a search's to its lead: forward pass by tokens, scheduling evenly."""
-        per_token = forward_seconds / max(1, len(self.batch.tokens))
+        per_token = forward_seconds / max(1, self.num_tokens)
         per_request = scheduler_seconds / max(1, len(self.batch.sequence_ids))
         decoding = ((request, 1) for request in self.sampled[: self.num_decoding])
         for request, num_tokens in chain(decoding, ((chunk.request, chunk.num_tokens) for chunk in self.chunks)):
