@@ -24,10 +24,12 @@ from pyagent.core.config import load_settings
 from pyagent.core.errors import ConfigError, ModelError
 from pyagent.core.runners.batch import Batch
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
+from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.runners.choice import pick_runners
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
+from pyagent.infrastructure.engine.step_executor import AsyncScheduling
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import RunnerConformance, serve
@@ -56,16 +58,28 @@ class TestTorchRunnerWithWindows(RunnerConformance):
         return tiny_gemma_path
 
 
-def torch_runner(path: Path, options: RunnerOptions = EXACT) -> Any:
-    """A torch runner that keeps the rows of logits that it hands to the samplers."""
-    import numpy as np
+class TestTorchRunnerAhead(RunnerConformance):
+    """With steps launched before the last one's tokens are known."""
 
+    factory = TORCH
+
+    @pytest.fixture
+    def model_path(self, tiny_model_path: Path) -> Path:
+        return tiny_model_path
+
+    def _options(self, max_num_batched_tokens: int = 512) -> EngineOptions:
+        return dataclasses.replace(super()._options(max_num_batched_tokens), async_scheduling="on")
+
+
+def torch_runner(path: Path, options: RunnerOptions = EXACT) -> Any:
+    """A torch runner that keeps the rows of logits that it samples from."""
     from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
 
     class Kept(TorchRunner):
-        def finish_step(self, batch: Batch, logits: Any) -> Any:
-            self.rows = np.array(logits)
-            return super().finish_step(batch, logits)
+        def logits(self, packed: Any) -> Any:
+            logits = super().logits(packed)
+            self.rows = logits.numpy().copy()
+            return logits
 
     return Kept(path, options, STEP)
 
@@ -214,12 +228,48 @@ def test_emptied_pages_are_given_back_and_no_others(head_dim: int, dtype: str) -
         assert emptied.eq(0).sum() >= len(emptied) - 2 * mmap.PAGESIZE
 
 
-@pytest.mark.parametrize("num_blocks", [48, 1000])
-def test_answers_are_the_cpu_runners(tiny_model_path: Path, num_blocks: int) -> None:
-    """Forks, shared beginnings, chunks, eviction and preemption: the engine says the same on both runners."""
+@pytest.mark.parametrize(("num_blocks", "scheduling"), [(48, "on"), (1000, "off"), (1000, "on")])
+def test_answers_are_the_cpu_runners(tiny_model_path: Path, num_blocks: int, scheduling: AsyncScheduling) -> None:
+    """Forks, shared beginnings, chunks, eviction, preemption, steps launched ahead: both runners' answers are the same,
+    samples too."""
     kv_bytes = num_blocks * 2 * 2 * 16 * 2 * 16 * 4
     on_cpu = answers_of(CPU, tiny_model_path, kv_bytes)
-    assert answers_of(TORCH, tiny_model_path, kv_bytes, dtype="f32") == on_cpu
+    assert answers_of(TORCH, tiny_model_path, kv_bytes, scheduling, dtype="f32") == on_cpu
+
+
+def test_pages_that_the_pool_swaps_are_read_where_they_are(tmp_path: Path) -> None:
+    """A block that is whole and known already: its sequence goes on from the known one, whoever takes its own page."""
+    import numpy as np
+
+    write_family(tmp_path, "llama")
+    runner = torch_runner(tmp_path)
+    sequences, tokens = Sequences(runner), [place % 90 for place in range(60)]
+    sequences.compute((1, tokens[:15]), (2, tokens[:15]))
+    sequences.compute((1, tokens[15:16]), (2, tokens[15:16]))
+    assert runner.pool.tables(1) == runner.pool.tables(2)
+    sequences.compute(*((3 + number, tokens[20:60]) for number in range(4)))
+    for place in range(16, 36):
+        sequences.compute((1, [tokens[place]]), (2, [tokens[place]]))
+        assert np.array_equal(runner.rows[0], runner.rows[1])
+    alone = torch_runner(tmp_path)
+    Sequences(alone).compute((1, tokens[:36]))
+    assert np.abs(runner.rows[1] - alone.rows[0]).max() < 1e-5 * np.abs(alone.rows).max()
+
+
+def test_sequences_that_pause_give_way_in_the_batch(tmp_path: Path) -> None:
+    """More sequences than a step may have, some at a time: each goes on as if it had been alone."""
+    import numpy as np
+
+    write_family(tmp_path, "llama")
+    tokens = [(11 * place) % 90 for place in range(40)]
+    alone, runner = torch_runner(tmp_path), torch_runner(tmp_path)
+    Sequences(alone).compute((1, tokens))
+    sequences = Sequences(runner)
+    for number in range(0, 140, 20):
+        sequences.compute(*((one, tokens[: 10 + one % 9]) for one in range(number, number + 20)))
+    for number in (0, 77, 139):
+        sequences.compute((number, tokens[10 + number % 9 :]))
+        assert np.abs(runner.rows - alone.rows).max() < 1e-5 * np.abs(alone.rows).max()
 
 
 def test_smollm2_says_what_it_says_on_the_cpu_runner(smollm2_path: Path) -> None:

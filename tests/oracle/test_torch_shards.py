@@ -25,7 +25,9 @@ from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.memory.evictions import make_pool
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 from pyagent.infrastructure.engine.runners.torch.device import Target, target_of
+from pyagent.infrastructure.engine.runners.torch.device_batch import BatchShape, DeviceBatch
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
+from pyagent.infrastructure.engine.runners.torch.input_batch import InputBatch
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.parallel.messages import (
@@ -93,6 +95,7 @@ class Divided:
         hidden: dict[int, queue.Queue[Tensor]] = {shard.rank: queue.Queue() for shard in shards}
         for shard, model in zip(shards, self.models, strict=True):
             model.allocate(num_pages, ThreadRanks(shard, meetings, hidden), AUTO_ATTENTION, lambda _: TorchStages())
+        self.inputs = InputBatch(self.models[0].batch_shape, self.models[0].layers)
         self.pool = make_pool(num_pages, self.models[0].layers.groups, OPTIONS.eviction, OPTIONS.prefix_hash)
 
     def compute(self, *segments: tuple[int, list[int]], piece_tokens: int = 256) -> Tensor:
@@ -103,7 +106,7 @@ class Divided:
         tokens = [token for _, tokens in segments for token in tokens]
         num_outputs = max(1, len(segments) - 1)  # the last is a chunk of a prompt
         batch = Batch([sequence for sequence, _ in segments], lengths, tokens, [None] * num_outputs)  # type: ignore[list-item]
-        packed = PackedStep.of(batch, self.pool, self.models[0].layers)
+        packed = self.inputs.pack(batch, self.pool)
         pieces = pieces_of(packed, 3, piece_tokens)
         with ThreadPoolExecutor(len(self.models)) as threads:
             logits, *_ = threads.map(lambda model: [model.compute(piece) for piece in pieces], self.models)
@@ -198,34 +201,30 @@ def test_biases_after_sums_are_added_once(tp_size: int, pp_size: int, tmp_path: 
 def test_pieces_have_every_token_once(
     num_queries: list[int], num_before: list[int], num_outputs: int, num_stages: int, least_tokens: int
 ) -> None:
-    """In order, each with its sequence's table and the tokens before it; outputs are those of the step."""
+    """In order, with its sequence's row and the tokens before it; outputs and what changes are those of the step."""
     num = len(num_queries)
     num_tokens = [before + new for before, new in zip(num_before, num_queries, strict=False)]
-    tokens, tables = [*range(sum(num_queries))], [[1000 * row + at for at in range(3)] for row in range(num)]
-    numbers = array(
-        "I", [*tokens, *accumulate(num_queries, initial=0), *num_tokens, *(page for row in tables for page in row)]
-    )
-    step = PackedStep(bytearray(numbers), num_queries, num_tokens, min(num_outputs, num), [3], [16])
-    positions: list[tuple[int, int, int]] = []  # token, position, page of its sequence
+    numbers = array("i", [2, 77, *range(sum(num_queries)), *accumulate(num_queries, initial=0)])
+    step = PackedStep(bytearray(numbers), 1, num_queries, num_tokens, min(num_outputs, num), [16], has_tokens=True)
+    positions: list[tuple[int, int, int]] = []  # token, position, row
     outputs: list[int] = []
     pieces = pieces_of(step, num_stages, least_tokens)
+    assert [piece.num_written for piece in pieces] == [1] + [0] * (len(pieces) - 1)
+    device_batch = DeviceBatch(BatchShape(8, 4, 1), 3, torch.device("cpu"))
     for piece in pieces:
-        new, starts, lengths, rows = (column.tolist() for column in piece.to(torch.device("cpu")))
-        assert (lengths, starts[-1], [piece.num_queries, piece.num_tokens]) == (
-            piece.num_tokens,
-            len(new),
-            [[end - start for start, end in pairwise(starts)], lengths],
-        )
+        new, starts = (column.tolist() for column in device_batch.take(piece))
+        assert (starts[-1], piece.num_queries) == (len(new), [end - start for start, end in pairwise(starts)])
         assert len(pieces) == 1 or len(new) >= least_tokens
-        for start, end, length, row in zip(starts, starts[1:], lengths, rows, strict=False):
-            positions += [(new[at], length - (end - at), row[0]) for at in range(start, end)]
+        for at, (start, end) in enumerate(pairwise(starts)):
+            length, row = piece.num_tokens[at], piece.first_row + at
+            positions += [(new[place], length - (end - place), row) for place in range(start, end)]
         outputs += [new[starts[row + 1] - 1] for row in range(piece.num_outputs)]
         if len(pieces) > 1 and piece.shared != [0]:
-            decoding = [row[0] // 1000 for row, new in zip(rows, piece.num_queries, strict=True) if new == 1]
+            decoding = [piece.first_row + at for at, new in enumerate(piece.num_queries) if new == 1]
             assert len(decoding) > 1
             assert {num_queries[row] for row in decoding} == {1}
     expected = [(before + at, row) for row, before in enumerate(num_before[:num]) for at in range(num_queries[row])]
-    assert positions == [(token, at, 1000 * row) for token, (at, row) in enumerate(expected)]
+    assert positions == [(token, at, row) for token, (at, row) in enumerate(expected)]
     assert outputs == [last - 1 for last in [*accumulate(num_queries)][: step.num_outputs]]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.reference_decoder import write_family
@@ -16,11 +17,12 @@ from pyagent.core.runners.attention import AttentionBackend, AttentionChoice
 from pyagent.core.runners.batch import Batch
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.torch.attention_backends import PlainAttention, TritonAttention
+from pyagent.infrastructure.engine.runners.torch.input_batch import shared_tokens
 from pyagent.infrastructure.engine.runners.torch.kernels.stages import TritonStages
 from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
 from pyagent.infrastructure.engine.runners.torch.stages import Stages, TorchStages, Trial, choose_stages
-from pyagent.infrastructure.engine.runners.torch.step import shared_tokens
+from pyagent.infrastructure.engine.runners.torch.step import PackedStep
 
 pytestmark = pytest.mark.oracle
 
@@ -44,9 +46,10 @@ class KeptLogits(TorchRunner):
     def choose_stages(self, trial: Trial) -> Stages:
         return self._given
 
-    def finish_step(self, batch: Batch, logits: Any) -> Any:
-        self.rows = torch.frombuffer(logits, dtype=torch.float32).view(logits.shape).clone()
-        return super().finish_step(batch, logits)
+    def logits(self, packed: PackedStep) -> torch.Tensor:
+        logits = super().logits(packed)
+        self.rows = logits.clone()
+        return logits
 
     def compute(self, *segments: tuple[int, Sequence[int]]) -> torch.Tensor:
         """Compute the next tokens of sequences, the first of which are new; returns a row of logits for each."""
@@ -132,20 +135,19 @@ def test_kernels_are_not_taken_without_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "num_queries", "num_tokens", "pages_per_block", "expected"),
+    ("tables", "num_queries", "num_tokens", "expected"),
     [
-        ([[1, 2, 3], [1, 2, 4]], [1, 1], [40, 45], 1, 32),
-        ([[1, 2, 3], [1, 2, 3]], [1, 1], [32, 32], 1, 16),  # a fork: one token of each is its own
-        ([[1, 2, 3], [1, 2, 3]], [1, 1], [33, 33], 1, 32),
-        ([[1, 2], [9, 9, 9], [1, 2, 5]], [1, 7, 1], [30, 40, 40], 1, 16),  # a chunk's pages do not count
-        ([[1, 2], [3, 2]], [1, 1], [30, 30], 1, 0),
-        ([[1, 2, 3]], [1], [40], 1, 0),
-        ([[1, 2, 3, 4], [1, 2, 3, 5]], [1, 1], [30, 30], 2, 16),
-        ([[1, 2, 3], [1, 2, 4], [1, 5, 6]], [1, 1, 1], [40, 40, 40], 1, 16),
+        ([[1, 2, 3], [1, 2, 4]], [1, 1], [40, 45], 32),
+        ([[1, 2, 3], [1, 2, 3]], [1, 1], [32, 32], 16),  # a fork: one token of each is its own
+        ([[1, 2, 3], [1, 2, 3]], [1, 1], [33, 33], 32),
+        ([[1, 2, 0], [9, 9, 9], [1, 2, 5]], [1, 7, 1], [30, 40, 40], 16),  # a chunk's pages do not count
+        ([[1, 2], [3, 2]], [1, 1], [30, 30], 0),
+        ([[1, 2, 3]], [1], [40], 0),
+        ([[1, 2, 3], [1, 2, 4], [1, 5, 6]], [1, 1, 1], [40, 40, 40], 16),
     ],
 )
 def test_tokens_that_all_decoding_sequences_share_are_counted(
-    tables: list[list[int]], num_queries: list[int], num_tokens: list[int], pages_per_block: int, expected: int
+    tables: list[list[int]], num_queries: list[int], num_tokens: list[int], expected: int
 ) -> None:
     """Whole blocks in the same pages, of which no sequence's last token is one."""
-    assert shared_tokens(tables, num_queries, num_tokens, pages_per_block) == expected
+    assert shared_tokens(np.array(tables, np.int32), num_queries, num_tokens) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from array import array
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -30,6 +31,7 @@ from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
+from pyagent.infrastructure.engine.step_executor import AsyncScheduling
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
@@ -124,11 +126,14 @@ async def at_once(backend: NativeBackend, requests: list[ChatRequest]) -> list[A
     return list(await asyncio.gather(*(collect(backend.chat(request)) for request in requests)))
 
 
-def answers_of(factory: RunnerFactory, path: Path, kv_bytes: int, **of_runner: Any) -> list[list[str]]:
+def answers_of(
+    factory: RunnerFactory, path: Path, kv_bytes: int, scheduling: AsyncScheduling = "auto", **of_runner: Any
+) -> list[list[str]]:
     """Answers of a backend of its own, as `many_answers` gives them."""
 
     async def work() -> list[list[str]]:
-        backend = NativeBackend.of("tiny", lambda: path, cramped(factory, kv_bytes, **of_runner))
+        options = dataclasses.replace(cramped(factory, kv_bytes, **of_runner), async_scheduling=scheduling)
+        backend = NativeBackend.of("tiny", lambda: path, options)
         try:
             return await many_answers(backend)
         finally:

@@ -39,6 +39,21 @@ pub(crate) fn engine_error(error: &EngineError) -> PyErr {
     }
 }
 
+/// See `SamplerState::plain_params`.
+type PlainParams = (
+    f32,
+    usize,
+    f32,
+    f32,
+    f32,
+    f32,
+    f32,
+    u64,
+    usize,
+    Vec<(u32, f32)>,
+    Option<Vec<u32>>,
+);
+
 /// One request's sampling parameters and token counts; samples depend only on them, the step and the logits.
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct SamplerState {
@@ -83,6 +98,33 @@ impl SamplerState {
             reads_prompt: params.reads_prompt(),
             inner: Arc::new(Mutex::new(sampling::SamplerState::new(params))),
         })
+    }
+
+    /// The parameters of a sampler that is plain (`SamplingParams::is_plain`): temperature, top-k, top-p, min-p, the
+    /// penalties for repetition, frequency and presence, seed, log probabilities to report, biases, allowed tokens.
+    fn plain_params(&self, py: Python<'_>) -> PyResult<Option<PlainParams>> {
+        let state = self.lock(py)?;
+        let params = state.params();
+        Ok(params.is_plain().then(|| {
+            (
+                params.temperature,
+                params.top_k,
+                params.top_p,
+                params.min_p,
+                params.repetition_penalty,
+                params.frequency_penalty,
+                params.presence_penalty,
+                params.seed,
+                params.num_logprobs,
+                params.logit_bias.clone(),
+                params.allowed_tokens.clone(),
+            )
+        }))
+    }
+
+    /// The tokens that penalties know, in ascending order, with how often each is in the output; 0 is the prompt's.
+    fn seen_tokens(&self, py: Python<'_>) -> PyResult<Vec<(u32, u32)>> {
+        Ok(self.lock(py)?.seen_tokens())
     }
 
     /// What a token would be sampled from at a temperature above 0: tokens with their probabilities, best first. For

@@ -123,6 +123,17 @@ impl SamplerState {
         &self.params
     }
 
+    /// The tokens that have penalties where places do not matter, with how often each is in the output; 0 is the prompt's.
+    pub fn seen_tokens(&self) -> Vec<(u32, u32)> {
+        let mut seen: Vec<_> = self
+            .seen
+            .iter()
+            .map(|(token, seen)| (*token, seen.count as u32))
+            .collect();
+        seen.sort_unstable();
+        seen
+    }
+
     /// Takes in the prompt's tokens, which some penalties see too.
     pub fn observe_prompt(&mut self, tokens: &[u32]) {
         if self.params.has_history() {

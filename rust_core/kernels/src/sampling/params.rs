@@ -163,6 +163,26 @@ impl SamplingParams {
         self.top_k_entropy > 0.0 || self.min_p_entropy > 0.0
     }
 
+    /// Whether it is all said by temperature, top-k, top-p, min-p, biases, allowed tokens and penalties that see every
+    /// token alike: what other samplers can do from a row of logits and the tokens seen.
+    pub fn is_plain(&self) -> bool {
+        let plain = Self {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            allowed_tokens: self.allowed_tokens.clone(),
+            logit_bias: self.logit_bias.clone(),
+            seed: self.seed,
+            num_logprobs: self.num_logprobs,
+            ..Self::default()
+        };
+        *self == plain
+    }
+
     /// Whether the prompt's tokens matter.
     pub fn reads_prompt(&self) -> bool {
         self.repetition_penalty != 1.0

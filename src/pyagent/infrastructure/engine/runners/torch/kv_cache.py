@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import mmap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import NamedTuple
 
@@ -95,6 +96,18 @@ class KvCache:
         for source, target in pairs:
             for tensor in chain.from_iterable(slot.tensors for slot in self.slots):
                 tensor[target].copy_(tensor[source])
+
+    @contextmanager
+    def unreadable(self, page: int) -> Generator[None]:
+        """Have a page hold no numbers meanwhile, to see who reads it."""
+        parts = [tensor[page].view(torch.uint8) for slot in self.slots for tensor in slot.tensors]
+        for part in parts:
+            part.fill_(0xFF)  # no number in any float type
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.zero_()
 
     def empty_pages(self, pages: Sequence[int]) -> None:
         """Give the memory of pages back to the system, where it is this machine's: whole pages of the system's."""

@@ -5,6 +5,7 @@ A model on one device is one rank. Which sequences there are, and which pages ar
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
@@ -17,6 +18,8 @@ from pyagent.core.runners.factory import LargestStep
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.device import Target
+from pyagent.infrastructure.engine.runners.torch.device_batch import BatchShape, DeviceBatch
+from pyagent.infrastructure.engine.runners.torch.graphs import Capture, GraphKey, StepGraphs
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
 from pyagent.infrastructure.engine.runners.torch.models import OpenedModel
 from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
@@ -24,6 +27,8 @@ from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
 from pyagent.infrastructure.engine.runners.torch.sizes import Sizes
 from pyagent.infrastructure.engine.runners.torch.stages import Stages, Trial
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep, Step
+
+logger = logging.getLogger(__name__)
 
 
 class RankModel:
@@ -37,6 +42,8 @@ class RankModel:
         self.sizes = Sizes.of(model, self.part, self.layers, step, target)
         self.target = target
         self._make_decoder = model.load(self.part, target, num_threads)
+        self.batch_shape = BatchShape.of(step, self.config.context_length, len(self.layers.tables))
+        self.graphs: StepGraphs | None = None
         self._num_threads = num_threads
         self._thread: int | None = None
 
@@ -49,18 +56,58 @@ class RankModel:
     ) -> None:
         """Take the memory of keys and values, and be ready for steps with the other ranks."""
         target, config = self.target, self.config
-        shape = (num_pages, BLOCK_TOKENS, self.part.kv_heads.num, config.head_dim)
+        shape = (num_pages + 1, BLOCK_TOKENS, self.part.kv_heads.num, config.head_dim)
         self.kv = KvCache(self.layers.num_slots, shape, target.kv_dtype, target.device)
+        self.spare_page = num_pages
+        self.batch = DeviceBatch(self.batch_shape, num_pages, target.device)
         stages = choose_stages(Trial(config, target.device, target.dtype, target.kv_dtype))
         attend = choose_attention(attention, AttentionTrial.of(config, self.part, target))
         self._decoder = self._make_decoder(self.layers, stages, attend, ranks)
+
+    def use_graphs(self, capture: Capture) -> None:
+        """Have steps that decode captured and replayed, where attention can do with bounds of lengths."""
+        with torch.inference_mode(), self.kv.unreadable(self.spare_page):
+            if not self._decode(GraphKey(1, 4, (0,) * len(self.layers.tables))).isfinite().all():
+                logger.info("steps are not captured in graphs: attention goes by the lengths that the host tells")
+                return
+        self.graphs = StepGraphs(capture, self.batch_shape, self._decode)
 
     def compute(self, packed: PackedStep) -> Tensor:
         """Compute a step; returns float32 logits [m, vocabulary] on the device, where the rank is of the last stage."""
         self._set_threads()
         with torch.inference_mode():
-            step = Step.of(packed, self.layers, self.target.device)
-            return self._decoder.logits(step, self.kv)
+            if self.graphs is None or packed.has_tokens:
+                return self._compute(self.batch.step(packed))
+            if (size := self.graphs.overdue) is not None:
+                self.capture(size)
+            self.batch.take(packed)
+            num_rows, num_blocks = len(packed.num_queries), -(-max(packed.num_tokens) // BLOCK_TOKENS)
+            replay = self.graphs.find(GraphKey(num_rows, num_blocks, tuple(packed.shared)))
+            if replay is not None:
+                return replay()[:num_rows]
+            return self._compute(self.batch.decode(packed.num_tokens, packed.shared))
+
+    def capture(self, size: GraphKey) -> None:
+        """Capture the step of a size, over rows of padding."""
+        assert self.graphs is not None
+        self._set_threads()
+        with torch.inference_mode(), self.batch.without_rows():
+            try:
+                self.graphs.add(size)
+            except torch.OutOfMemoryError:
+                self.graphs.give_up()
+            except RuntimeError as error:
+                logger.warning("steps are not captured in graphs: %s", error)
+                self.graphs = None
+
+    def _decode(self, size: GraphKey) -> Tensor:
+        """Compute the next token of so many rows of the batch."""
+        return self._compute(self.batch.decode([size.num_blocks * BLOCK_TOKENS] * size.num_rows, size.shared))
+
+    def _compute(self, step: Step) -> Tensor:
+        logits = self._decoder.logits(step, self.kv)
+        self.batch.note(step)
+        return logits
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of KV pages: (from, to), in this order."""

@@ -1,28 +1,33 @@
 """The torch runner: a decoder of torch behind a paged runner.
 
-A step crosses to the device once, its logits come back once: nothing else waits for the device. They are sampled with
-the CPU runner's kernels, so that sampling parameters mean the same.
+A step crosses to the device as what it changes there, its tokens come back: nothing else waits for the device. They are
+sampled by the CPU runner's rules, so that sampling parameters and seeds mean the same.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.runners.batch import Batch, StepOutput
 from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerOptions
-from pyagent.core.runners.runner import RunnerInfo
+from pyagent.core.runners.runner import RunnerInfo, StepMemoryError
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told, told_of
 from pyagent.infrastructure.engine.runners.torch.device import target_of
+from pyagent.infrastructure.engine.runners.torch.graphs import Capture, CudaCapture, StepGraphs
+from pyagent.infrastructure.engine.runners.torch.input_batch import InputBatch
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
+from pyagent.infrastructure.engine.runners.torch.launched import HostCopies, LaunchedStep
 from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.parallel.messages import Compute, CopyPages, EmptyPages
 from pyagent.infrastructure.engine.runners.torch.parallel.pieces import pieces_of
@@ -30,12 +35,10 @@ from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Alone
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
 from pyagent.infrastructure.engine.runners.torch.parallel.workers import Workers
 from pyagent.infrastructure.engine.runners.torch.rank_model import RankModel
+from pyagent.infrastructure.engine.runners.torch.sampler import Sampled, Sampler
 from pyagent.infrastructure.engine.runners.torch.sizes import Sizes, step_bytes
 from pyagent.infrastructure.engine.runners.torch.stages import Stages, Trial, choose_stages
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +81,8 @@ class TorchRunner(PagedRunner):
         self.num_threads = 0 if self._target.is_gpu else threads
         own_threads = max(1, threads // len(self._shards))
         self._workers = Workers(path, options, step, self._shards[0], own_threads) if len(self._shards) > 1 else None
+        self._computing = threading.Lock()
+        self._last_tokens: dict[int, int] = {}
         try:
             info = self._load(path, options, step, own_threads)
             super().__init__(info, options, kv)
@@ -98,6 +103,11 @@ class TorchRunner(PagedRunner):
             num_pages, attention = min(num_pages, self._workers.num_pages()), choice_told(told_of(attention))
             ranks = self._workers.connect(num_pages, target.device)
         model.allocate(num_pages, ranks, attention, self.choose_stages)
+        if (capture := self.choose_capture(target.device)) is not None and self._workers is None:
+            model.use_graphs(capture)
+        self._inputs = InputBatch(model.batch_shape, model.layers)
+        self._sampler = Sampler(model.config.vocab_size, target.device)
+        self._copies = HostCopies(target.device)
         seconds, num_ranks = time.perf_counter() - start, len(self._shards)
         on = target.device if num_ranks == 1 else f"{num_ranks} ranks ({target.device.type})"
         logger.info("loaded %s onto %s as %s in %.1f s", path, on, target.dtype, seconds)
@@ -115,22 +125,97 @@ class TorchRunner(PagedRunner):
         """Return what computes between the products."""
         return choose_stages(trial)
 
+    def choose_capture(self, device: torch.device) -> Capture | None:
+        """Return how steps are captured, where that is quicker than computing them anew."""
+        return CudaCapture(device) if device.type == "cuda" else None
+
+    @property
+    def graphs(self) -> StepGraphs | None:
+        """The steps that are captured, where any can be."""
+        return self._model.graphs
+
+    def when_idle(self) -> bool:
+        """Capture a step that was asked for often; False where none is worth it."""
+        with self._computing:
+            graphs = self.graphs
+            if graphs is None or (size := graphs.due) is None:
+                return False
+            self._model.capture(size)
+        return True
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether a step may be launched before the last one's tokens are known: where no other rank needs them."""
+        return self._model.part.shard.num_ranks == 1
+
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and sample the tokens it asks for."""
-        return self.finish_step(batch, self._compute(PackedStep.of(batch, self.pool, self._model.layers)))
+        return self.launch(batch).result()
 
-    def _compute(self, packed: PackedStep) -> Buffer:
-        """Return a step's logits in this machine's memory. Raises `RunnerLostError`."""
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """Launch a batch, as `LaunchingRunner` has it."""
+        with torch.inference_mode(), self._computing:
+            try:
+                logits = self.logits(self._inputs.pack(batch, self.pool))
+                sampled = self._sampler.sample(logits, batch) if batch.samplers else None
+                if sampled is not None:
+                    self._model.batch.note_tokens(sampled.tokens)
+                return LaunchedStep(sampled, self._copies, partial(self._finish, batch, sampled))
+            except BaseException as error:
+                self._inputs.forget_all()
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise self._short_of_memory(error) from error
+                raise
+
+    def _short_of_memory(self, error: torch.OutOfMemoryError) -> StepMemoryError:
+        """Give back the memory that can be spared."""
+        if self.graphs is not None:
+            self.graphs.give_up()
+        if self._target.is_gpu:
+            torch.cuda.empty_cache()
+        return StepMemoryError(str(error).partition(".")[0])
+
+    def logits(self, packed: PackedStep) -> Tensor:
+        """Compute a step: keys and values into their pages, and float32 logits [m, vocabulary].
+
+        Raises `RunnerLostError` where another rank has ended.
+        """
         if self._workers is None:
-            return self._model.compute(packed).cpu().numpy().data
+            return self._model.compute(packed)
         pieces = pieces_of(packed, self._shards[0].pp_size)
         for piece in pieces:
             self._workers.tell(Compute(piece))
         try:
             logits = [self._model.compute(piece) for piece in pieces]
-            return (logits[0] if len(logits) == 1 else torch.cat(logits)).cpu().numpy().data
+            return logits[0] if len(logits) == 1 else torch.cat(logits)
         except Exception as error:
             raise self._workers.fail(error) from error
+
+    def _finish(self, batch: Batch, sampled: Sampled | None, output: StepOutput) -> StepOutput:
+        """Tell the pool what was computed, and samplers what was sampled."""
+        if not batch.tokens:
+            batch.tokens = [self._last_tokens[sequence_id] for sequence_id in batch.sequence_ids]
+        output.errors |= self._commit(batch)
+        for row in sampled.counting if sampled is not None else ():
+            batch.samplers[row].observe([output.tokens[row]])
+        self._last_tokens.update(zip(batch.sequence_ids, output.tokens, strict=False))
+        return output
+
+    def release(self, sequence_id: int) -> None:
+        """End a sequence; what it computed may be found again as a prefix."""
+        self._forget(sequence_id)
+        super().release(sequence_id)
+
+    def swap_out(self, sequence_id: int) -> bool:
+        """End a sequence but keep what it computed, where that can be."""
+        is_out = super().swap_out(sequence_id)
+        if is_out:
+            self._forget(sequence_id)
+        return is_out
+
+    def _forget(self, sequence_id: int) -> None:
+        self._inputs.forget(sequence_id)
+        self._last_tokens.pop(sequence_id, None)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of KV pages: (from, to), in this order."""
@@ -139,10 +224,11 @@ class TorchRunner(PagedRunner):
         self._model.copy_pages(pairs)
 
     def empty_pages(self, pages: Sequence[int]) -> None:
-        """Give the memory of pages back to the system."""
-        if self._workers is not None:
-            self._workers.tell(EmptyPages(list(pages)))
-        self._model.kv.empty_pages(pages)
+        """Give the memory of pages back to the system, once no step reads them."""
+        with self._computing:
+            if self._workers is not None:
+                self._workers.tell(EmptyPages(list(pages)))
+            self._model.kv.empty_pages(pages)
 
     def step_bytes(self, step: LargestStep) -> int:
         """Return the bytes of this machine's memory that steps up to the largest take."""
@@ -155,7 +241,8 @@ class TorchRunner(PagedRunner):
         """Free the weights and the KV memory, whatever still refers to the runner. It computes nothing afterwards."""
         super().close()
         self._end_workers()
-        vars(self).pop("_model", None)
+        for name in ("_model", "_inputs", "_sampler"):
+            vars(self).pop(name, None)
         if self._target.is_gpu:
             torch.cuda.empty_cache()
 

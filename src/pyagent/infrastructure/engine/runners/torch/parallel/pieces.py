@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep
@@ -34,22 +33,22 @@ def _piece(step: PackedStep, first: int, end: int) -> PackedStep:
     rows = [row for row, last in enumerate(ends) if last > first and last - step.num_queries[row] < end]
     num_queries = [min(end, ends[row]) - max(first, ends[row] - step.num_queries[row]) for row in rows]
     num_tokens = [step.num_tokens[row] - max(0, ends[row] - end) for row in rows]
-    numbers = array("I", bytes(step.numbers[4 * first : 4 * end]))
-    numbers.extend(accumulate(num_queries, initial=0))
-    numbers.extend(num_tokens)
-    for table in _tables(step):
-        numbers.frombytes(table[rows[0] * len(table) // len(ends) : (rows[-1] + 1) * len(table) // len(ends)])
+    start = 2 * step.num_written
+    numbers = array("i", bytes(step.numbers[: 4 * start])) if first == 0 else array("i")
+    if step.has_tokens:
+        numbers.frombytes(step.numbers[4 * (start + first) : 4 * (start + end)])
+        numbers.extend(accumulate(num_queries, initial=0))
     num_outputs = sum(row < step.num_outputs and ends[row] <= end for row in rows)
     decoding = [step.num_queries[row] for row, num in zip(rows, num_queries, strict=True) if num == 1]
     shares = len(decoding) > 1 and max(decoding) == 1  # a prompt's single token begins as no other sequence does
     shared = step.shared if shares else [0] * len(step.shared)
-    return PackedStep(bytearray(numbers), num_queries, num_tokens, num_outputs, step.widths, shared)
-
-
-def _tables(step: PackedStep) -> Iterator[bytearray]:
-    """Yield the bytes of each group's table."""
-    num = len(step.num_queries)
-    start = sum(step.num_queries) + num + 1 + num
-    for width in step.widths:
-        yield step.numbers[4 * start : 4 * (start + num * width)]
-        start += num * width
+    return PackedStep(
+        bytearray(numbers),
+        step.num_written if first == 0 else 0,
+        num_queries,
+        num_tokens,
+        num_outputs,
+        shared,
+        step.has_tokens,
+        step.first_row + rows[0],
+    )

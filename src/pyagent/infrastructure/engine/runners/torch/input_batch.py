@@ -1,0 +1,157 @@
+"""What the host knows of the batch that lies on devices: whose each slot is, and what a step changes there.
+
+A sequence's pages change where tokens go into a block that had none, and where a block became whole: the pool may have
+the same one already. With steps launched ahead the second is seen a step late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pyagent.core.runners.batch import BLOCK_TOKENS, Batch
+from pyagent.infrastructure.engine.runners.torch.step import PackedStep
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pyagent._rust import BlockPool
+    from pyagent.infrastructure.engine.runners.torch.device_batch import BatchShape
+    from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
+
+    Numbers = NDArray[np.int64]
+
+_NO_PAGE = 0xFFFFFFFF
+
+
+class InputBatch:
+    """Pack steps. One thread at a time; `forget` may be called by another."""
+
+    def __init__(self, shape: BatchShape, layers: KvLayers) -> None:
+        self._shape = shape
+        self._layers = layers
+        self._slot_of: dict[int, int] = {}
+        self._free = list(range(shape.num_slots - 1, -1, -1))
+        self._forgotten: deque[int] = deque()
+        self._ids: list[int] = []
+        self._slots = np.zeros(0, np.int64)
+        self._num_computed = np.zeros(shape.height, np.int64)
+        self._before = np.zeros((2, shape.height), np.int64)
+        """Tokens computed before the last step, and before the one before it: later pages may have changed."""
+        self._pages = np.zeros((shape.num_tables, shape.height, shape.num_blocks), np.int32)
+        self._shared: list[int] | None = None
+        self._places: list[Numbers] = []
+        self._numbers: list[Numbers] = []
+
+    def forget(self, sequence_id: int) -> None:
+        """Free a sequence's slot before the next step."""
+        self._forgotten.append(sequence_id)
+
+    def forget_all(self) -> None:
+        """Free all slots: after a step that failed, nothing is known of what lies on devices."""
+        self._forgotten.extend(self._slot_of)
+
+    def pack(self, batch: Batch, pool: BlockPool) -> PackedStep:
+        """Return what a batch's step changes and computes."""
+        self._free_forgotten()
+        ids, lengths = batch.sequence_ids, batch.lengths
+        if not batch.tokens and not self._slot_of.keys() >= set(ids):
+            raise RuntimeError("the step before this one failed")
+        if ids != self._ids:
+            self._order(ids, pool)
+        slots = self._slots
+        after = self._num_computed[slots] + lengths
+        before = self._before[1, slots]
+        for row in np.flatnonzero((before == 0) | (before // BLOCK_TOKENS != (after - 1) // BLOCK_TOKENS)):
+            self._put_pages(int(slots[row]), pool.tables(ids[row]), int(after[row]))
+        num_tokens: list[int] = after.tolist()
+        is_decode = not batch.tokens or (max(lengths) == 1 and len(batch.samplers) == len(ids))
+        if is_decode and batch.tokens:
+            self._put(slots + self._shape.height, np.array(batch.tokens, np.int64))
+        shared = self._shared_tokens(lengths, num_tokens, is_decode=is_decode)
+        num_written = sum(map(len, self._places))
+        columns = [] if is_decode else [np.array(batch.tokens, np.int64), np.cumsum([0, *lengths])]
+        parts = [*self._places, *self._numbers, *columns]
+        packed = bytearray(np.concatenate(parts).astype(np.int32)) if parts else bytearray()
+        self._places, self._numbers = [], []
+        self._before[1, slots], self._before[0, slots] = self._before[0, slots], self._num_computed[slots]
+        self._num_computed[slots] = after
+        return PackedStep(packed, num_written, lengths, num_tokens, len(batch.samplers), shared, not is_decode)
+
+    def _free_forgotten(self) -> None:
+        while self._forgotten:
+            slot = self._slot_of.pop(self._forgotten.popleft(), None)
+            if slot is not None:
+                self._free.append(slot)
+                self._ids = []
+
+    def _order(self, ids: Sequence[int], pool: BlockPool) -> None:
+        """Have the rows be these sequences; those after them are padding."""
+        num_before = len(self._slots)
+        if len(self._free) < len(set(ids).difference(self._slot_of)):
+            self._make_room(set(ids))
+        self._slots = np.fromiter((self._slot(one, pool) for one in ids), np.int64, len(ids))
+        self._ids = list(ids)
+        self._shared = None
+        padding = np.full(max(0, num_before - len(ids)), self._shape.padding)
+        order = np.concatenate([self._slots, padding])
+        self._put(np.arange(len(order)), order)
+
+    def _make_room(self, ids: set[int]) -> None:
+        """Free the slots of sequences that are not in the step; they are put anew when they are."""
+        for sequence_id in [one for one in self._slot_of if one not in ids]:
+            self._free.append(self._slot_of.pop(sequence_id))
+
+    def _slot(self, sequence_id: int, pool: BlockPool) -> int:
+        slot = self._slot_of.get(sequence_id)
+        if slot is None:
+            slot = self._slot_of[sequence_id] = self._free.pop()
+            self._num_computed[slot] = pool.num_tokens(sequence_id)
+            self._before[:, slot] = 0
+            self._put(np.array([2 * self._shape.height + slot]), self._num_computed[slot : slot + 1].copy())
+        return slot
+
+    def _put_pages(self, slot: int, tables: Sequence[Sequence[int]], num_tokens: int) -> None:
+        """Put the pages of the blocks that may have changed, up to the last that is written."""
+        first, end = int(self._before[1, slot]) // BLOCK_TOKENS, -(-num_tokens // BLOCK_TOKENS)
+        for table, (group, page) in enumerate(self._layers.tables):
+            num_pages = self._layers.groups[group][2]
+            pages = np.array(tables[group][first * num_pages + page : end * num_pages : num_pages], np.int64)
+            pages[pages == _NO_PAGE] = 0  # out of its window's sight, it may be any
+            place = self._shape.pages_of(table, slot) + first
+            self._put(np.arange(place, place + len(pages)), pages)
+            self._pages[table, slot, first : first + len(pages)] = pages
+        self._shared = None
+
+    def _put(self, places: Numbers, numbers: Numbers) -> None:
+        self._places.append(places)
+        self._numbers.append(numbers)
+
+    def _shared_tokens(self, lengths: Sequence[int], num_tokens: Sequence[int], *, is_decode: bool) -> list[int]:
+        """Return `shared_tokens` for each table, as before where rows and pages are; a window's are no beginning."""
+        if self._shared is not None and is_decode:
+            return self._shared
+        pages = self._pages[:, self._slots, : -(-max(num_tokens) // BLOCK_TOKENS)]
+        shared = [
+            0 if self._layers.groups[group][1] else shared_tokens(pages[table], lengths, num_tokens)
+            for table, (group, _) in enumerate(self._layers.tables)
+        ]
+        self._shared = shared if is_decode else None
+        return shared
+
+
+def shared_tokens(pages: NDArray[np.int32], num_queries: Sequence[int], num_tokens: Sequence[int]) -> int:
+    """Return how many tokens, whole blocks, all sequences [n, blocks] with one query have in the same pages.
+
+    No sequence's last token is one of them.
+    """
+    is_decoding = np.array(num_queries) == 1
+    if is_decoding.sum() < 2:
+        return 0
+    fewest = (int(np.array(num_tokens)[is_decoding].min()) - 1) // BLOCK_TOKENS
+    decoding = pages[is_decoding, :fewest]
+    is_alike = (decoding == decoding[0]).all(0)
+    return BLOCK_TOKENS * (fewest if is_alike.all() else int(is_alike.argmin()))
