@@ -330,13 +330,14 @@ def test_torch_runner_without_torch_says_how_to_install_it(tiny_model_path: Path
     run(work())
 
 
-def test_cpu_runner_refuses_a_data_type_of_weights(tiny_model_path: Path) -> None:
-    """`engine.dtype` is another runner's: it is an error that names the setting, not left out."""
+@pytest.mark.parametrize(("name", "value"), [("dtype", "bf16"), ("quantization", "none")])
+def test_cpu_runner_refuses_other_numbers_of_weights(tiny_model_path: Path, name: str, value: str) -> None:
+    """`engine.dtype` and `engine.quantization` are another runner's: an error names the setting, it is not left out."""
 
     async def work() -> None:
         with pytest.raises(ConfigError, match="computes with weights as the file has them") as caught:
-            await answer(tiny_model_path, engine__runner="cpu", engine__dtype="bf16")
-        assert caught.value.key == "engine.dtype"
+            await answer(tiny_model_path, engine__runner="cpu", **{f"engine__{name}": value})
+        assert caught.value.key == f"engine.{name}"
 
     run(work())
 
