@@ -222,7 +222,7 @@ def _check_shape(shape: ModelShape, path: str) -> None:
     if shape.num_heads % shape.num_kv_heads or num_windows != shape.num_layers:
         kinds = f"{shape.num_heads} and {shape.num_kv_heads} heads, {num_windows} windows"
         raise ModelError(f"{path}: config.json: {kinds} are not those of {shape.num_layers} layers", model=path)
-    turns: Sequence[object] = shape.rope_frequencies  # a plugin's, whatever their type says
+    turns = cast("Sequence[object]", shape.rope_frequencies)  # a plugin's, whatever their type says
     is_finite = all(isinstance(turn, int | float) and math.isfinite(turn) for turn in turns)
     if not (is_finite and 1 <= len(turns) <= max(1, shape.head_dim // 2)):
         text = f"{path}: config.json: {len(turns)} rotary frequencies, of a head of {shape.head_dim}, or not numbers"
