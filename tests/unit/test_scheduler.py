@@ -513,6 +513,30 @@ def test_steps_that_lack_memory_are_taken_back(kind: type[CrampedRunner], is_asy
     assert runner.pool.stats().active == 0
 
 
+class BrokenRowRunner(LaunchingRunner):
+    """Cannot sample the first row of its 20th step."""
+
+    def execute(self, batch: Batch) -> StepOutput:
+        output = super().execute(batch)
+        if len(self.batches) == 20:
+            output.errors[0] = "the model's output is broken"
+        return output
+
+
+def test_a_row_that_fails_while_the_next_step_is_on_its_way_ends_alone() -> None:
+    """Its memory is held until that step is done, and what it computes there is dropped; the others go on."""
+    runner = BrokenRowRunner(num_blocks=200)
+    engine = Engine(runner, is_async=True)
+    clients = [Client(number, [number] * 20, 60) for number in range(4)]
+    for client in clients:
+        engine.submit(client.request)
+    wait_until(lambda: all(client.request.finish_reason is not None for client in clients))
+    engine.close()
+    assert sorted(str(client.request.finish_reason) for client in clients) == ["error", "length", "length", "length"]
+    assert all(client.is_well for client in clients if client.request.finish_reason == "length")
+    assert runner.pool.stats().active == 0
+
+
 def test_a_step_that_cannot_be_smaller_fails() -> None:
     """No room for a single token: the request ends with the reason, and the engine goes on."""
     runner = CrampedRunner(num_blocks=200, most_tokens=0)
