@@ -46,6 +46,15 @@ def test_a_damaged_model_is_not_ticked(
     assert ("pyagent models rm tiny" in str(finding["advice"])) == (fault != "none")
 
 
+def test_setting_that_a_model_cannot_follow_is_to_be_corrected(
+    environment: dict[str, str], tiny_model_path: Path
+) -> None:
+    """Where a setting is wrong for a model, the advice is that setting, not to fetch the model again."""
+    env = environment | {"PYAGENT_ENGINE__RUNNER": "cpu", "PYAGENT_ENGINE__TENSOR_PARALLEL_SIZE": "2"}
+    [finding] = [one for one in _models(env, "--model", str(tiny_model_path)) if one["name"] != "ranks"]
+    assert (finding["is_well"], finding["advice"]) == (False, "correct engine.tensor_parallel_size"), finding
+
+
 def test_advice_names_a_link_only_where_one_answers(chain: str, environment: dict[str, str]) -> None:
     """A link that is down is told which link answers meanwhile; alone, to be started or replaced."""
     away = "openai:http://127.0.0.1:9/v1"

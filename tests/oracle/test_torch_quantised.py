@@ -89,9 +89,10 @@ def test_kernel_dequantises_as_torch_does(kind: str, columns: int) -> None:
     torch.testing.assert_close(out, weights, rtol=1e-6, atol=1e-6)
 
 
-def test_kernels_pass_their_trial() -> None:
-    """What is asked of the kernels before they are taken on a GPU."""
-    assert trial_fault(DEVICE, torch.float32, num_rows=5, num_columns=256) is None
+@pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, (5, 256)), (torch.float16, (80, 512))])
+def test_kernels_pass_their_trial(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """What is asked of the kernels before they are taken on a GPU: products that float16 has room for too."""
+    assert trial_fault(DEVICE, dtype, *shape) is None
 
 
 def test_neighbours_of_one_format_become_one_matrix() -> None:

@@ -19,6 +19,7 @@ from pyagent.core.sizes import format_bytes
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
     from pyagent.core.chain.settings import LinkSettings
+    from pyagent.core.errors import PyAgentError
     from pyagent.core.messages import Health
     from pyagent.core.plugins import PluginHost
     from pyagent.core.settings import Engine, Settings
@@ -167,7 +168,7 @@ def _look_at_ranks(report: _Report, engine: Engine) -> None:
 
 
 def _look_at_models(report: _Report, settings: Settings, options: EngineOptions | None) -> None:
-    from pyagent.core.errors import ModelError
+    from pyagent.core.errors import ConfigError, ModelError
     from pyagent.infrastructure.models.store import ModelStore, is_path
 
     store = ModelStore(settings.paths.models)
@@ -178,7 +179,10 @@ def _look_at_models(report: _Report, settings: Settings, options: EngineOptions 
             size = f"{format_bytes(stored.size_bytes)}, " if stored else ""
             fault = _fault_in_model(store, name, path, options)
             again = f"pyagent models rm {name}, then pyagent models pull {name}" if stored else "fetch the file again"
-            report.add("models", name, fault or f"{size}{path}", is_well=not fault, advice=again)
+            if isinstance(fault, ConfigError):
+                again = f"correct {fault.key or 'the settings of the engine'}"
+            found = f"{size}{path}" if fault is None else str(fault)
+            report.add("models", name, found, is_well=fault is None, advice=again)
             continue
         try:
             store.look(name)
@@ -188,8 +192,8 @@ def _look_at_models(report: _Report, settings: Settings, options: EngineOptions 
             report.add("models", name, "not there", is_well=False, advice=f"pyagent models pull {name}")
 
 
-def _fault_in_model(store: ModelStore, name: str, path: Path, options: EngineOptions | None) -> str:
-    """Return what is wrong with a model's file: its header, its length, its checksum; empty when nothing is."""
+def _fault_in_model(store: ModelStore, name: str, path: Path, options: EngineOptions | None) -> PyAgentError | None:
+    """Return what is wrong with a model's file: its header, its length, its checksum; or with the settings for it."""
     from pyagent.core.errors import PyAgentError
 
     try:
@@ -197,8 +201,8 @@ def _fault_in_model(store: ModelStore, name: str, path: Path, options: EngineOpt
             options.runner_for(path)
         store.check(name)
     except PyAgentError as error:
-        return str(error)
-    return ""
+        return error
+    return None
 
 
 async def _look_at_backends(report: _Report, settings: Settings, host: PluginHost) -> None:
