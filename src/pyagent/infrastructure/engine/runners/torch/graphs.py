@@ -58,7 +58,9 @@ class CudaCapture:
             compute()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Of this thread alone: other models' steps allocate and wait meanwhile, which a capture of all forbids them.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             output = compute()
 
         def replay() -> Tensor:

@@ -53,6 +53,7 @@ class InputBatch:
     def forget_all(self) -> None:
         """Free all slots: after a step that failed, nothing is known of what lies on devices."""
         self._forgotten.extend(self._slot_of)
+        self._places, self._numbers = [], []  # twice in one copy, a place gets either number on a GPU
 
     def pack(self, batch: Batch, pool: BlockPool) -> PackedStep:
         """Return what a batch's step changes and computes."""
