@@ -97,7 +97,7 @@ function-calls: .peers/.bfcl  ## 200 function calls of two small models, beside 
 		'from support.models import located; print(located("smollm2:135m"), located("gemma3:270m"))')
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs; check the torch runner's types
-	@.oracle/bin/basedpyright --project tests/oracle/pyrightconfig.json
+	@.oracle/bin/basedpyright --project tests/oracle/pyrightconfig.json --pythonpath .oracle/bin/python
 	@.oracle/bin/python -m pytest -q -m oracle tests/oracle
 
 .cache/json-schema-suite: .venv/.dev
