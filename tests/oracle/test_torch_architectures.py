@@ -78,17 +78,16 @@ def architectures() -> dict[str, BroughtArchitecture]:
 
 
 def runner_of(path: Path, kinds: dict[str, BroughtArchitecture], **options: Any) -> Any:
-    """A torch runner that keeps the rows of logits that it hands to the samplers."""
-    import numpy as np
-
+    """A torch runner that keeps the rows of logits that it samples from."""
     from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
 
     class Kept(TorchRunner):
         started: set[int]
 
-        def finish_step(self, batch: Batch, logits: Any) -> Any:
-            self.rows = np.array(logits)
-            return super().finish_step(batch, logits)
+        def logits(self, packed: Any) -> Any:
+            logits = super().logits(packed)
+            self.rows = logits.cpu().numpy().copy()
+            return logits
 
     told = {"dtype": "f32", "kv_dtype": "f32", **options}
     runner = Kept(path, RunnerOptions(threads=2, kv_bytes=1 << 24, architectures=kinds, **told), LargestStep(2048, 64))

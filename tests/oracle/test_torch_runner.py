@@ -78,7 +78,7 @@ def torch_runner(path: Path, options: RunnerOptions = EXACT) -> Any:
     class Kept(TorchRunner):
         def logits(self, packed: Any) -> Any:
             logits = super().logits(packed)
-            self.rows = logits.numpy().copy()
+            self.rows = logits.cpu().numpy().copy()
             return logits
 
     return Kept(path, options, STEP)
