@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from pyagent.infrastructure.engine.runners.choice import RunnerChoice
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 from pyagent.infrastructure.engine.runners.torch.device_batch import BatchShape
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
-from pyagent.infrastructure.engine.runners.torch.graphs import Capture, GraphKey, RunAgain, StepGraphs
+from pyagent.infrastructure.engine.runners.torch.graphs import Capture, GraphKey, Replay, StepGraphs
 from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep
 
@@ -33,6 +33,19 @@ pytestmark = pytest.mark.oracle
 EXACT = RunnerOptions(threads=1, kv_bytes=1 << 22, kv_dtype="f32", dtype="f32")
 STEP = LargestStep(256, 6)
 SHAPE = BatchShape(100, 40, 1)
+
+
+class RunAgain:
+    """The twin of a capture for devices without graphs: does the same again, into the same output."""
+
+    def __call__(self, compute: Callable[[], torch.Tensor]) -> Replay:
+        """Run it once for its output."""
+        output = compute().clone()
+
+        def replay() -> torch.Tensor:
+            return output.copy_(compute())
+
+        return replay
 
 
 class Graphing(TorchRunner):

@@ -70,19 +70,6 @@ class CudaCapture:
         return replay
 
 
-class RunAgain:
-    """The twin of a capture for devices without graphs: does the same again, into the same output."""
-
-    def __call__(self, compute: Callable[[], Tensor]) -> Replay:
-        """Run it once for its output."""
-        output = compute().clone()
-
-        def replay() -> Tensor:
-            return output.copy_(compute())
-
-        return replay
-
-
 class StepGraphs:
     """The graphs of a model's steps, by size."""
 

@@ -95,11 +95,6 @@ class Workers:
             process.stdin.write(with_length(start_codec.encode(start)))
             process.stdin.flush()
 
-    @property
-    def process_ids(self) -> list[int]:
-        """The processes of ranks 1 and up."""
-        return [process.pid for process in self._processes]
-
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def num_pages(self) -> int:
