@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyagent.core.errors import Decline as Decline
     from pyagent.core.errors import InvalidOutputError as InvalidOutputError
     from pyagent.core.errors import ModelError as ModelError
+    from pyagent.core.errors import NeedsAnswerError as NeedsAnswerError
     from pyagent.core.errors import PluginError as PluginError
     from pyagent.core.errors import PyAgentError as PyAgentError
     from pyagent.core.errors import RequestError as RequestError
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import AgentStarted as AgentStarted
     from pyagent.core.fleet.events import ModelCalled as ModelCalled
     from pyagent.core.fleet.events import Progress as Progress
+    from pyagent.core.fleet.events import Question as Question
+    from pyagent.core.fleet.events import QuestionAnswered as QuestionAnswered
+    from pyagent.core.fleet.events import QuestionAsked as QuestionAsked
     from pyagent.core.fleet.events import RouteChosen as RouteChosen
     from pyagent.core.fleet.events import RunFailed as RunFailed
     from pyagent.core.fleet.events import RunFinished as RunFinished
@@ -77,13 +81,14 @@ _NAMES = {
     "pyagent.core.backends": "Answer Backend",
     "pyagent.core.config": "load_settings",
     "pyagent.core.errors": "AgentError AwayError BackendError BudgetError CapacityError ClusterError ConfigError "
-    "ContextOverflowError DeadlineError Decline InvalidOutputError ModelError PluginError PyAgentError RequestError "
-    "UnsupportedError WireError",
+    "ContextOverflowError DeadlineError Decline InvalidOutputError ModelError NeedsAnswerError PluginError "
+    "PyAgentError RequestError UnsupportedError WireError",
     "pyagent.core.flat_logprobs": "FlatLogprobs",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted ModelCalled Progress "
-    "RouteChosen RunFailed RunFinished RunStarted StepSkipped TextDelta ToolCalled",
+    "Question QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunStarted StepSkipped "
+    "TextDelta ToolCalled",
     "pyagent.core.fleet.orchestrator": "Step",
     "pyagent.core.fleet.tools": "FleetTool",
     "pyagent.core.messages": "ChatDelta ChatRequest FunctionDefinition Message SamplingParams Tool ToolCall Usage",

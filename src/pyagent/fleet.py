@@ -63,6 +63,7 @@ class Fleet(orchestrator.Fleet):
             run_seconds=settings.budget.run.seconds,
             run_agents=settings.budget.run.agents,
             max_concurrency=settings.fleet.max_concurrency,
+            waits_for_answers=settings.fleet.questions == "wait",
         )
         super().__init__(
             make_chain(settings, host) if backend is None else backend,

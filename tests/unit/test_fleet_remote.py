@@ -273,6 +273,7 @@ def test_remote_context_has_what_a_context_has() -> None:
         "parent",
         "started_at",
         "num_children",
+        "num_questions",
         "usage",
         "trace",
         "totals",

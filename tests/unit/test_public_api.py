@@ -13,13 +13,13 @@ from pyagent import ConfigError, Engine, ModelError, RequestError
 
 ROOT = Path(__file__).parents[2]
 NAMES = """
-Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AwayError Backend BackendError BudgetError
-CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError DeadlineError Decline
-Engine FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat InvalidOutputError JsonSchemaFormat Message
-ModelCalled ModelError PenaltySchedule PluginError Progress PyAgentError RequestError ResponseFormat RouteChosen
-RunFailed RunFinished RunStarted SamplingParams Settings Step StepSkipped SyncChain SyncEngine Task
-TemperatureSchedule TextDelta Tool ToolCall ToolCalled UnsupportedError Usage WireError load_settings validate_partial
-__version__
+Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AwayError Backend BackendError
+BudgetError CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError
+DeadlineError Decline Engine FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat InvalidOutputError
+JsonSchemaFormat Message ModelCalled ModelError NeedsAnswerError PenaltySchedule PluginError Progress PyAgentError
+Question QuestionAnswered QuestionAsked RequestError ResponseFormat RouteChosen RunFailed RunFinished RunStarted
+SamplingParams Settings Step StepSkipped SyncChain SyncEngine Task TemperatureSchedule TextDelta Tool ToolCall
+ToolCalled UnsupportedError Usage WireError load_settings validate_partial __version__
 """
 
 

@@ -19,6 +19,8 @@ from pyagent.core.fleet.events import (
     Event,
     ModelCalled,
     Progress,
+    QuestionAnswered,
+    QuestionAsked,
     RouteChosen,
     RunFailed,
     RunFinished,
@@ -74,6 +76,10 @@ class RunProgress:
                 row.state, row.line, row.tail = "running", event.reason, ""
             case Progress():
                 self._row(event.step, event.agent).line = event.text
+            case QuestionAsked():
+                self._row(event.step, event.agent).line = f"asks: {event.question.text}"
+            case QuestionAnswered():
+                self._row(event.step, event.agent).line = f"was told: {event.answer}"
             case TextDelta():
                 row = self._row(event.step, event.agent)
                 row.tail = (row.tail + event.text)[-_MAX_TAIL:]

@@ -63,17 +63,29 @@ async def watch(
     import asyncio
     from contextlib import aclosing
 
+    from pyagent.cli.answering import answer_at_terminal, can_answer
     from pyagent.cli.startup import fetches_shown
     from pyagent.cli.view import make_view
+    from pyagent.core.fleet.events import QuestionAsked
 
     view = make_view(as_json=as_json)
-    run = fleet.run(task, files=files, timeout_seconds=timeout_seconds, is_private=is_private)
+    asks = not as_json and can_answer()
+    run = fleet.run(
+        task,
+        files=files,
+        timeout_seconds=timeout_seconds,
+        is_private=is_private,
+        waits_for_answers=True if asks else None,
+    )
     outcome: Literal["done", "failed", "interrupted"] = "failed"
     try:
         with view, fetches_shown(view.show_fetch):
             async with aclosing(run) as events:
                 async for event in events:
                     view.show(event)
+                    if asks and isinstance(event, QuestionAsked):
+                        with view.paused():
+                            await answer_at_terminal(fleet, event)
         outcome = "done"
         if not as_json:
             _write_results(view.progress)

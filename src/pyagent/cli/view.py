@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol, Self
 
 from pyagent.cli.output import Colour, coloured, mark, spinner, write_json_line
@@ -15,6 +17,7 @@ from pyagent.core.fleet.events import (
     AgentFinished,
     Event,
     Progress,
+    QuestionAsked,
     RouteChosen,
     encode_event,
 )
@@ -50,6 +53,10 @@ class View(Protocol):
         """Take in how far the fetching of a model is; called in the thread that fetches."""
         ...
 
+    def paused(self) -> AbstractContextManager[None]:
+        """Leave the terminal to others meanwhile."""
+        ...
+
 
 class _LineView:
     """What views that write lines have in common."""
@@ -63,6 +70,10 @@ class _LineView:
 
     def __exit__(self, *_: object) -> None:
         sys.stdout.flush()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Leave the terminal to others: nothing is painted in place here."""
+        return nullcontext()
 
 
 class JsonView(_LineView):
@@ -98,8 +109,9 @@ class PlainView(_LineView):
             case RouteChosen():
                 by = "" if event.how == "named" else f"by {event.how}: "
                 return f"{marked('running')} {event.agent:<12} {by}{event.reason}"
-            case Progress():
-                return f"  {event.agent:<12} {event.text}"
+            case Progress() | QuestionAsked():
+                text = event.text if isinstance(event, Progress) else f"asks: {event.question.text}"
+                return f"  {event.agent:<12} {text}"
             case AgentFinished() if "/" not in event.step:
                 return finished_line(self.progress.rows[event.step])
             case AgentFailed() if "/" not in event.step:
@@ -136,6 +148,15 @@ class LiveView:
             is_over = row.state != "running"
             sys.stdout.write(f"{finished_line(row) if is_over else stopped_line(row)}\n")
         sys.stdout.flush()
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Stop painting meanwhile."""
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start()
 
     def show(self, event: Event) -> None:
         """Take in the event; the next drawing has it."""

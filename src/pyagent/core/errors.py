@@ -13,6 +13,7 @@
     │   ├── MovedError     it had not begun, and another node is to be asked
     │   └── BudgetError    the run's budget is spent
     ├── DeadlineError      the caller's deadline passed
+    ├── NeedsAnswerError   a person: the run asks something, and has to be told before it can go on
     ├── BackendError       a backend failed: names it and whether trying again can help
     │   ├── UnsupportedError   it cannot do what the request asks; another may
     │   └── RunnerLostError    what an engine's runner computes with is gone, KV included
@@ -148,6 +149,15 @@ class BudgetError(CapacityError):
 
 class DeadlineError(PyAgentError):
     """The caller's deadline passed before the work was done."""
+
+
+class NeedsAnswerError(PyAgentError):
+    """A run asks a person, and no answer can reach it. `question` is the question's id, `options` what it takes."""
+
+    def __init__(self, message: str, *, question: str, options: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.question = question
+        self.options = options
 
 
 class BackendError(PyAgentError):

@@ -20,9 +20,20 @@ from pyagent.core.errors import AgentError, BackendError, Decline, PyAgentError,
 from pyagent.core.fleet.agent import Task, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import Call
-from pyagent.core.fleet.events import Progress, StepFinished, TextDelta, ToolCalled, Totals
+from pyagent.core.fleet.events import (
+    Progress,
+    Question,
+    QuestionAnswered,
+    QuestionAsked,
+    QuestionKind,
+    StepFinished,
+    TextDelta,
+    ToolCalled,
+    Totals,
+)
 from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
-from pyagent.core.fleet.questions import DEFAULT_SAMPLING, Prompt, Question, Questions, as_messages, side_by_side
+from pyagent.core.fleet.people import question_id
+from pyagent.core.fleet.questions import DEFAULT_SAMPLING, LastPrompt, Prompt, Questions, as_messages, side_by_side
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS, complete_with_tools
 from pyagent.core.messages import JsonObject, Message, ResponseFormat, SamplingParams
 from pyagent.core.resilience.deadline import Deadline
@@ -48,8 +59,9 @@ class Context(Questions):
     parent: Context | None = None
     started_at: float = field(default_factory=time.perf_counter)
     num_children: int = 0
+    num_questions: int = 0
     usage: list[Totals] = field(default_factory=list[Totals])
-    last_question: Question | None = None
+    last_prompt: LastPrompt | None = None
     is_over: bool = False
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -181,6 +193,26 @@ class Context(Questions):
     ) -> list[R]:
         """`function` of each item, side by side, in the items' order. The first failure cancels the rest."""
         return await side_by_side(self.agent, function, items, max_concurrency or self.run.max_concurrency)
+
+    # -- people -------------------------------------------------------------------------------------------------------
+
+    async def ask(self, text: str, *, options: Sequence[str] = (), kind: QuestionKind = "question") -> str:
+        """Return what a person answers: one of the `options` if there are any.
+
+        Raises `NeedsAnswerError`, which is to end the run, where no answer can reach it.
+        """
+        await self.check_open()
+        self.num_questions += 1
+        number = question_id(self.run.id, self.step, self.num_questions)
+        question = Question(id=number, kind=kind, text=text, options=tuple(options))
+        self.run.emit(QuestionAsked(run=self.run.id, step=self.step, agent=self.agent, question=question))
+        with self.run.hints.away(self.session, "a person"):
+            answer = await self.run.questions.answer_to(question, self.deadline)
+        answered = QuestionAnswered(
+            run=self.run.id, step=self.step, agent=self.agent, question=question.id, answer=answer
+        )
+        self.run.emit(answered)
+        return answer
 
     # -- saying what it does ------------------------------------------------------------------------------------------
 

@@ -110,6 +110,39 @@ class ToolCalled(_Event, frozen=True):
     error: str | None = None
 
 
+QuestionKind = Literal["question", "approval", "effect"]
+"""What a person is asked: for words, whether an unsafe tool may run, or whether an interrupted tool had its effect."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run waits for a person to answer. `options` are the answers it takes; without them any text will do.
+
+    `id` is the question's own in all runs, and the same when the run is resumed.
+    """
+
+    id: str
+    kind: QuestionKind
+    text: str
+    options: tuple[str, ...] = ()
+
+
+class QuestionAsked(_Event, frozen=True):
+    """An agent asks a person. Until `QuestionAnswered` follows, its step waits, or the run ends without it."""
+
+    step: str
+    agent: str
+    question: Question
+
+
+class QuestionAnswered(_Event, frozen=True):
+    """A person answered; `question` is the question's id."""
+
+    step: str
+    agent: str
+    question: str
+    answer: str
+
+
 class StepFinished(_Event, frozen=True):
     """A part of an agent's work, named by the agent, ended."""
 
@@ -193,6 +226,8 @@ Event = (
     | TextDelta
     | ModelCalled
     | ToolCalled
+    | QuestionAsked
+    | QuestionAnswered
     | StepFinished
     | StepSkipped
     | AgentFinished

@@ -19,12 +19,13 @@ import msgspec
 
 from pyagent.core.backends import Backend, pass_hint
 from pyagent.core.errors import AgentError, Decline, RequestError
-from pyagent.core.fleet.agent import Agent, Task, needs
+from pyagent.core.fleet.agent import Agent, Task, needs, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import close_all, contain_tasks
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.events import (
     Event,
+    Question,
     RouteChosen,
     RunFailed,
     RunFinished,
@@ -62,12 +63,16 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run may use: tokens, time, agents, and calls at once. None is no limit."""
+    """What one run may use: tokens, time, agents, and calls at once. None is no limit.
+
+    `waits_for_answers`: a question to a person waits for `Fleet.answer`; else it ends the run.
+    """
 
     run_tokens: int | None = None
     run_seconds: float | None = None
     run_agents: int = 10_000
     max_concurrency: int = 8
+    waits_for_answers: bool = False
 
 
 class Fleet:
@@ -102,6 +107,7 @@ class Fleet:
         self._scores = Scores(self.agents)
         self._start_order = _start_order(self.agents)
         self._jobs: set[asyncio.Task[object]] = set()
+        self._runs: dict[str, Run] = {}
         self._watchdog = Watchdog()
         self._is_closed = False
 
@@ -140,8 +146,11 @@ class Fleet:
         client: str = "",
         tenant: str = "",
         file_access: FileAccess = ALL_FILES,
+        waits_for_answers: bool | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Run a task, or a graph of steps, for a client of a tenant (`Origin`); yields what happens.
+
+        With `waits_for_answers` a question to a person (`QuestionAsked`) waits for `answer`; None is as the limits say.
 
         The last event is `RunFinished` with the result, or `RunFailed` with what was done, after which its error is
         raised.
@@ -152,6 +161,8 @@ class Fleet:
         topological_order({step.name: step.after for step in steps})
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         run = self._open(events.put_nowait, timeout_seconds, is_private=is_private, client=client, tenant=tenant)
+        run.questions.waits = self.limits.waits_for_answers if waits_for_answers is None else waits_for_answers
+        self._runs[run.id] = run
         self._watchdog.start()
         contain_tasks()
         job = asyncio.create_task(self._execute(run, steps, file_access))
@@ -167,8 +178,22 @@ class Fleet:
             self._jobs.discard(job)
             self._watchdog.stop()
             run.is_over = True
+            del self._runs[run.id]
             run.hints.end()
             self.journal.close_run(run.id)
+
+    def questions(self, run: str) -> list[Question]:
+        """Return the questions of a run that wait for an answer; none of a run that is over."""
+        return self._runs[run].questions.open if run in self._runs else []
+
+    def answer(self, run: str, question: str, answer: str) -> None:
+        """Answer a question of a run under way, by the ids in its `QuestionAsked`.
+
+        Raises `RequestError` for a run or question that is not waiting, and for an answer that is none of its options.
+        """
+        if run not in self._runs:
+            raise unknown_name("run", run, list(self._runs))
+        self._runs[run].questions.answer(question, answer)
 
     async def run_agent(
         self,

@@ -31,8 +31,8 @@ DEFAULT_SAMPLING = SamplingParams(temperature=0.0, max_tokens=512)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """The last thing asked, so that `retry` can ask again."""
+class LastPrompt:
+    """The last thing the model was asked, so that `retry` can ask again."""
 
     messages: list[Message]
     answer: str
@@ -46,7 +46,7 @@ class Questions(ABC):
     __slots__ = ()
     agent: str
     deadline: Deadline
-    last_question: Question | None
+    last_prompt: LastPrompt | None
 
     @property
     @abstractmethod
@@ -120,7 +120,7 @@ class Questions(ABC):
 
     async def retry(self, hint: str) -> Any:
         """Ask the last question again, with its answer and what is wrong with it."""
-        last = self.last_question
+        last = self.last_prompt
         if last is None:
             raise AgentError(f"{self.agent} retries before it asked anything", agent=self.agent)
         messages = [*last.messages, Message("assistant", last.answer), Message("user", hint)]
@@ -131,7 +131,7 @@ class Questions(ABC):
         for _ in range(2):
             completion = await self.answer(messages, wanted.response_format, sampling)
             answer = completion.text
-            self.last_question = Question(messages, answer, wanted, sampling)
+            self.last_prompt = LastPrompt(messages, answer, wanted, sampling)
             try:
                 return await wanted.read_aside(answer, self.deadline, self.tenant)
             except ValueError as error:

@@ -21,6 +21,7 @@ from pyagent.core.fleet.events import AgentDeclined, AgentFailed, AgentFinished,
 from pyagent.core.fleet.executor import Executor, InProcess
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
+from pyagent.core.fleet.people import OpenQuestions
 from pyagent.core.fleet.slots import Slots
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.fleet.tracing import NoTracer, Tracer
@@ -51,6 +52,7 @@ class Run:
     executor: Executor = field(default_factory=InProcess)
     tracer: Tracer = field(default_factory=NoTracer)
     tools: Mapping[str, FleetTool] = field(default_factory=dict[str, FleetTool])
+    questions: OpenQuestions = field(default_factory=OpenQuestions)
     slots: Slots = field(init=False)
     usage: list[Totals] = field(default_factory=list[Totals])
     num_records: int = 0

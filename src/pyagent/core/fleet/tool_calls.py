@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyagent.core.emulation.fulfil import summed
-from pyagent.core.errors import AgentError, BudgetError, PyAgentError
+from pyagent.core.errors import AgentError, BudgetError, NeedsAnswerError, PyAgentError
 from pyagent.core.fleet.agent import text_of
 from pyagent.core.fleet.model_call import Completion, ModelCall, ToolResult
 from pyagent.core.messages import JsonObject, Message, SamplingParams, ToolCall, Usage
@@ -73,7 +73,7 @@ async def _result(context: Context, call: ToolCall, names: Sequence[str]) -> Too
     try:
         output = text_of(await context.call_tool(name, arguments))
     except PyAgentError as error:
-        if isinstance(error, BudgetError) or context.deadline.is_past:
+        if isinstance(error, BudgetError | NeedsAnswerError) or context.deadline.is_past:
             raise
         return _failed(call, str(error))
     except Exception as error:  # noqa: BLE001 - an output that is not JSON either

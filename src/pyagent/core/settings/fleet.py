@@ -1,8 +1,8 @@
 """The settings of runs: what one may use, how much of it at once, and how long it is kept."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT
+from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT, choice
 from pyagent.core.settings.section import Section, Setting
 
 
@@ -28,6 +28,14 @@ class Fleet(Section, frozen=True):
     """The fleet of agents."""
 
     max_concurrency: Annotated[int, Setting(COUNT, "Steps of one run that may run at once.")] = 8
+    questions: Annotated[
+        Literal["end", "wait"],
+        Setting(
+            choice("end", "wait"),
+            "What a question of an agent to a person does where no terminal is: `end` ends the run with the question, "
+            "`wait` waits for `Fleet.answer` as long as the run may last.",
+        ),
+    ] = "end"
     executor: Annotated[
         str, Setting(TEXT, "Where agents run: `in-process`, or what a plugin brings, such as `ray`.")
     ] = "in-process"

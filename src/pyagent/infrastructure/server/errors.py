@@ -16,6 +16,7 @@ from pyagent.core.errors import (
     CapacityError,
     DeadlineError,
     FieldFault,
+    NeedsAnswerError,
     PyAgentError,
     RequestError,
     UnsupportedError,
@@ -99,6 +100,7 @@ _ANTHROPIC_TYPES = {
 
 _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (RequestError, 400, "invalid_request_error"),
+    (NeedsAnswerError, 409, "needs_answer_error"),
     (CapacityError, 503, "capacity_error"),
     (DeadlineError, 504, "timeout_error"),
     (UnsupportedError, 400, "invalid_request_error"),

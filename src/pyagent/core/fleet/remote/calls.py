@@ -41,6 +41,7 @@ class RunCalls:
             "complete": self._complete,
             "call_tool": context.call_tool,
             "spawn": self._spawn,
+            "ask": self._ask,
             "progress": self._progress,
             "phase_ended": self._phase_ended,
             "stream": self._stream,
@@ -146,6 +147,9 @@ class RunCalls:
 
     async def _spawn(self, agent: str, task: Any, max_tokens: int | None, seconds: float | None) -> object:
         return await self._context.spawn(agent, task, max_tokens=max_tokens, timeout_seconds=seconds)
+
+    async def _ask(self, text: str, options: Any, kind: Any) -> object:
+        return await self._context.ask(text, options=options, kind=kind)
 
     async def _progress(self, text: str) -> object:
         return self._context.progress(text)

@@ -17,7 +17,7 @@ from pyagent.core.errors import AgentError
 from pyagent.core.fleet.agent import Agent, Task, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.file_access import grant
-from pyagent.core.fleet.questions import DEFAULT_SAMPLING, Prompt, Question, Questions, as_messages, side_by_side
+from pyagent.core.fleet.questions import DEFAULT_SAMPLING, LastPrompt, Prompt, Questions, as_messages, side_by_side
 from pyagent.core.fleet.remote.messages import AgentCall, AgentView
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS
 from pyagent.core.fleet.tools import FleetTool
@@ -26,6 +26,7 @@ from pyagent.core.trace_context import continue_trace
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
+    from pyagent.core.fleet.events import QuestionKind
     from pyagent.core.fleet.model_call import Completion
     from pyagent.core.messages import FinishReason, JsonObject, Message, ResponseFormat, SamplingParams
 
@@ -91,12 +92,12 @@ class RemoteContext(Questions):
     """One agent's view of a run that is elsewhere."""
 
     view: AgentView
-    ask: Ask
+    carry: Ask
     agent: str = field(init=False)
     step: str = field(init=False)
     deadline: Deadline = field(init=False)
     budget: Budget = field(init=False)
-    last_question: Question | None = None
+    last_prompt: LastPrompt | None = None
     is_over: bool = False
     _num_calls: int = 0
     _told: set[asyncio.Future[object]] = field(default_factory=set[asyncio.Future[object]])
@@ -175,6 +176,12 @@ class RemoteContext(Questions):
         """`function` of each item, side by side, in the items' order. The first failure cancels the rest."""
         return await side_by_side(self.agent, function, items, max_concurrency or self.view.max_concurrency)
 
+    # -- people -------------------------------------------------------------------------------------------------------
+
+    async def ask(self, text: str, *, options: Sequence[str] = (), kind: QuestionKind = "question") -> str:
+        """Return what a person answers: one of the `options` if there are any."""
+        return cast("str", await self._call("ask", text, tuple(options), kind))
+
     # -- saying what it does ------------------------------------------------------------------------------------------
 
     def progress(self, text: str) -> None:
@@ -210,11 +217,11 @@ class RemoteContext(Questions):
 
     async def _call(self, name: str, *args: object) -> object:
         await self.check_open()
-        return await self.ask(self._numbered(name, args))
+        return await self.carry(self._numbered(name, args))
 
     def _tell(self, name: str, *args: object, unlike: tuple[object, ...] = ()) -> None:
         """Send without waiting; `settle` waits until all of it has arrived."""
-        told = asyncio.ensure_future(self.ask(self._numbered(name, args, unlike)))
+        told = asyncio.ensure_future(self.carry(self._numbered(name, args, unlike)))
         self._told.add(told)
 
     def _numbered(self, name: str, args: tuple[object, ...], unlike: tuple[object, ...] = ()) -> AgentCall:

@@ -1,0 +1,66 @@
+"""Questions of a run to people: asked once, waited for, answered by id.
+
+A run whose questions no answer can reach ends with the question instead of waiting for ever. Knows no terminal and no
+socket: who answers calls `answer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from pyagent.core.errors import NeedsAnswerError, RequestError
+from pyagent.core.fleet.agent import unknown_name
+from pyagent.core.fleet.events import Question
+from pyagent.core.resilience.deadline import Deadline
+
+
+@dataclass(slots=True)
+class OpenQuestions:
+    """The questions of one run that wait for an answer. Unless it `waits`, one that is asked ends its agent."""
+
+    waits: bool = False
+    _waiting: dict[str, tuple[Question, asyncio.Future[str]]] = field(
+        default_factory=dict[str, tuple[Question, asyncio.Future[str]]]
+    )
+
+    async def answer_to(self, question: Question, deadline: Deadline) -> str:
+        """Wait for the answer. Raises `NeedsAnswerError` where none can come, `DeadlineError` past it."""
+        if not self.waits:
+            raise NeedsAnswerError(_unanswered(question), question=question.id, options=question.options)
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting[question.id] = question, waiting
+        try:
+            return await deadline.bound(waiting, f"an answer to: {question.text}")
+        finally:
+            del self._waiting[question.id]
+
+    @property
+    def open(self) -> list[Question]:
+        """The questions that wait, oldest first."""
+        return [question for question, waiting in self._waiting.values() if not waiting.done()]
+
+    def answer(self, question_id: str, answer: str) -> None:
+        """Give an answer. Raises `RequestError` for no such question, and for an answer that is none of its options."""
+        if question_id not in self._waiting:
+            raise unknown_name("question", question_id, list(self._waiting))
+        question, waiting = self._waiting[question_id]
+        if question.options and answer not in question.options:
+            text = f"the answer to {question.text!r:.200} is one of {', '.join(question.options)}, got {answer!r:.80}"
+            raise RequestError(text, param="answer")
+        if not waiting.done():
+            waiting.set_result(answer)
+
+
+def question_id(run: str, step: str, number: int) -> str:
+    """Return the id of an agent's `number`th question: equal when the run is resumed, and unlike all others."""
+    return f"q-{blake2b(f'{run}/{step}/{number}'.encode(), digest_size=6).hexdigest()}"
+
+
+def _unanswered(question: Question) -> str:
+    answers = f" ({', '.join(question.options)})" if question.options else ""
+    return (
+        f"the run needs an answer: {question.text}{answers}; run it at a terminal, or let runs wait "
+        "(fleet.questions = wait) and answer with Fleet.answer"
+    )

@@ -1,0 +1,127 @@
+"""Questions of a run to people: asked, answered, refused, and unanswered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from support.elsewhere import Elsewhere
+from support.fleets import Custom, events_of, fleet_of
+
+from pyagent.core.errors import AgentError, DeadlineError, NeedsAnswerError, RequestError
+from pyagent.core.fleet import events as ev
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.testing import ScriptedBackend
+
+
+async def choose(context: Context, task: Task) -> object:
+    return await context.ask("Which colour?", options=("red", "blue"))
+
+
+async def ask_twice(context: Context, task: Task) -> object:
+    return [await context.ask("First?"), await context.ask("Second?")]
+
+
+async def _answered(fleet: Fleet, agent: str, answers: Sequence[str]) -> tuple[object, list[ev.Question]]:
+    """Run an agent and answer its questions in turn."""
+    asked: list[ev.Question] = []
+    left = list(answers)
+    async for event in fleet.run("go", agent=agent, waits_for_answers=True):
+        if isinstance(event, ev.QuestionAsked):
+            asked.append(event.question)
+            assert fleet.questions(event.run) == [event.question]
+            fleet.answer(event.run, event.question.id, left.pop(0))
+        if isinstance(event, ev.RunFinished):
+            return event.output, asked
+    raise AssertionError
+
+
+@pytest.mark.parametrize("executor", [None, Elsewhere()], ids=["here", "elsewhere"])
+def test_question_is_answered_by_its_id(executor: Elsewhere | None) -> None:
+    """An agent gets what a person answers, wherever it runs; each question has an id of its own."""
+    fleet = Fleet(ScriptedBackend(()), [Custom("twice", ask_twice)], executor=executor)
+    output, asked = asyncio.run(_answered(fleet, "twice", ["one", "two"]))
+    assert output == ["one", "two"]
+    assert [question.text for question in asked] == ["First?", "Second?"]
+    assert len({question.id for question in asked}) == 2
+
+
+def test_answer_must_be_one_of_the_options() -> None:
+    """An answer that is none of the options is refused, and the question stays open."""
+
+    async def main() -> None:
+        fleet = fleet_of(Custom("choose", choose), waits_for_answers=True)
+        async for event in fleet.run("go"):
+            if isinstance(event, ev.QuestionAsked):
+                with pytest.raises(RequestError, match="one of red, blue, got 'green'"):
+                    fleet.answer(event.run, event.question.id, "green")
+                with pytest.raises(RequestError, match="there is no question 'q-1'"):
+                    fleet.answer(event.run, "q-1", "red")
+                fleet.answer(event.run, event.question.id, "red")
+        assert isinstance(event, ev.RunFinished)
+        assert event.output == "red"
+        with pytest.raises(RequestError, match="there is no run"):
+            fleet.answer(event.run, "q-1", "red")
+
+    asyncio.run(main())
+
+
+def test_question_that_no_answer_can_reach_ends_the_run() -> None:
+    """Where runs do not wait, a question ends the run with its id, its options and what can be done."""
+    seen, error = asyncio.run(events_of(fleet_of(Custom("choose", choose)), "go"))
+    assert isinstance(error, NeedsAnswerError)
+    (asked,) = [event.question for event in seen if isinstance(event, ev.QuestionAsked)]
+    assert (error.question, error.options) == (asked.id, ("red", "blue"))
+    assert "Which colour? (red, blue)" in str(error)
+    assert isinstance(seen[-1], ev.RunFailed)
+    assert seen[-1].kind == "NeedsAnswerError"
+
+
+def test_waiting_for_an_answer_ends_with_the_deadline() -> None:
+    """A run's seconds hold while it waits for a person."""
+    fleet = fleet_of(Custom("choose", choose), waits_for_answers=True)
+    with pytest.raises(DeadlineError, match="Which colour"):
+        asyncio.run(fleet.run_agent("choose", "go", timeout_seconds=0.05))
+
+
+def test_questions_of_children_wait_side_by_side() -> None:
+    """Several agents ask at once, and each gets its own answer in whatever order they are given."""
+
+    async def fan(context: Context, task: Task) -> object:
+        return await context.map(lambda name: context.spawn("name", name), ["a", "b", "c"])
+
+    async def name(context: Context, task: Task) -> object:
+        return f"{task.text}: {await context.ask(task.text)}"
+
+    async def main() -> object:
+        fleet = Fleet(
+            ScriptedBackend(()), [Custom("fan", fan), Custom("name", name)], limits=FleetLimits(waits_for_answers=True)
+        )
+        async for event in fleet.run("go", agent="fan"):
+            if isinstance(event, ev.QuestionAsked) and len(fleet.questions(event.run)) == 3:
+                for question in reversed(fleet.questions(event.run)):
+                    fleet.answer(event.run, question.id, question.text.upper())
+            if isinstance(event, ev.RunFinished):
+                return event.output
+        return None
+
+    assert asyncio.run(main()) == ["a: A", "b: B", "c: C"]
+
+
+def test_agent_that_ended_asks_nothing() -> None:
+    """An agent that goes on after its end is told so instead of asking."""
+    kept: list[Context] = []
+
+    async def keep(context: Context, task: Task) -> object:
+        kept.append(context)
+        return "done"
+
+    async def main() -> None:
+        await fleet_of(Custom("keep", keep)).run_agent("keep", "go")
+        with pytest.raises(AgentError, match="after its end"):
+            await kept[0].ask("Still?")
+
+    asyncio.run(main())
