@@ -46,9 +46,11 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="module")
 def copies(runner: asyncio.Runner, tiny_model_path: Path) -> Iterator[NativeBackend]:
     """Two copies for all tests of this file, as starting their processes takes longest; each test leaves both up."""
-    opened = copies_of(tiny_model_path, **{"engine.memory": "1GB"})
-    yield runner.run(opened.__aenter__())
-    runner.run(opened.__aexit__(None, None, None))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5a,1,0")
+        opened = copies_of(tiny_model_path, **{"engine.memory": "1GB", "engine.runner": "cpu"})
+        yield runner.run(opened.__aenter__())
+        runner.run(opened.__aexit__(None, None, None))
 
 
 @pytest.fixture
@@ -97,6 +99,16 @@ def test_copies_answer_as_one_engine(runner: asyncio.Runner, backend: NativeBack
             other._coordinator.is_back(1 - copy)
 
     runner.run(work())
+
+
+def test_each_copy_is_told_its_own_gpus(runner: asyncio.Runner, backend: NativeBackend) -> None:
+    """Of the GPUs that this process may use each copy begins with its own, in their order."""
+
+    def gpus(copy: int) -> str:
+        variables = Path(f"/proc/{process_id(backend, copy)}/environ").read_text().split("\0")
+        return next(line for line in variables if line.startswith("CUDA_VISIBLE_DEVICES=")).partition("=")[2]
+
+    assert [gpus(0), gpus(1)] == ["3", "GPU-5a"]
 
 
 async def killed_when(backend: NativeBackend, requests: list[ChatRequest], num_pieces: int, copy: int) -> list[Answer]:

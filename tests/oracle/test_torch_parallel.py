@@ -17,6 +17,7 @@ from pyagent.core.backends import collect
 from pyagent.core.errors import BackendError, ConfigError, ModelError
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.runners.torch.device import check_gpus
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
 
 pytestmark = pytest.mark.oracle
@@ -130,13 +131,23 @@ def test_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
     assert not ranks_of(os.getpid())
 
 
-def test_copies_and_ranks_together_are_refused(tiny_model_path: Path) -> None:
-    """Each copy of the engine would take the same GPUs: the setting is named at once."""
-
-    async def work() -> None:
-        async with engine_of(tiny_model_path, **{"engine.data_parallel": 2, "engine.tensor_parallel_size": 2}):
-            pass
-
-    with pytest.raises(ConfigError, match="copies would share their GPUs") as caught:
-        asyncio.run(work())
-    assert caught.value.key == "engine.data_parallel"
+@pytest.mark.parametrize(
+    ("num_sharing", "sizes", "num_gpus", "key", "said"),
+    [
+        (1, (2, 2), 4, None, ""),
+        (1, (2, 2), 3, "tensor_parallel_size", "is 4, a GPU for each, but torch sees 3"),
+        (2, (2, 1), 3, "data_parallel", r"is 2 and .* 2: 4 GPUs, and torch sees 3; take fewer copies"),
+        (2, (1, 1), 8, "data_parallel", "2 GPUs, and torch sees 8; tell them apart by .*CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_too_few_gpus_are_refused(
+    num_sharing: int, sizes: tuple[int, int], num_gpus: int, key: str | None, said: str
+) -> None:
+    """Each rank of each copy has a GPU to itself, or the setting is named with the numbers."""
+    options = RunnerOptions(tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1], num_sharing=num_sharing)
+    if key is None:
+        check_gpus(options, num_gpus)
+        return
+    with pytest.raises(ConfigError, match=said) as caught:
+        check_gpus(options, num_gpus)
+    assert caught.value.key == f"engine.{key}"

@@ -8,13 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyagent.assembly import make_host
 from pyagent.core.config import load_settings
+from pyagent.infrastructure.engine.plugin import options_of
 from pyagent.infrastructure.engine.subprocess.layout import (
     Core,
     auto_copies,
     copy_settings,
     divide_cores,
+    divide_gpus,
     read_layout,
+    visible_gpus,
 )
 
 TWO_SOCKETS = [Core(cpu, node=cpu % 16 // 8, physical=cpu % 16) for cpu in range(32)]
@@ -79,3 +83,30 @@ def test_copies_share_threads_and_memory() -> None:
     free = copy_settings(load_settings().settings, 2, 8).engine
     assert free.threads == 4
     assert free.memory is not None
+
+
+def test_gpus_are_those_of_the_variable_or_the_drivers_files(tmp_path: Path) -> None:
+    """`CUDA_VISIBLE_DEVICES` is read as CUDA reads it, up to what is none; without it each device file is one."""
+    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ["0", "1"]  # CUDA counts those that a container was given from 0
+    for value, gpus in {"2, 0": ["2", "0"], "GPU-1f,-1,3": ["GPU-1f"], "": [], "-1": []}.items():
+        assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}, tmp_path) == gpus
+
+
+def test_gpus_are_divided_or_shared_by_all() -> None:
+    """Each rank of each copy has one, in their order; where they are too few no copy is told which."""
+    assert divide_gpus(["4", "5", "6", "7", "8"], 2, 2) == [("4", "5"), ("6", "7")]
+    assert divide_gpus(["4", "5", "6"], 2, 2) == divide_gpus([], 2, 1) == [(), ()]
+    assert divide_gpus(["4", "5"], 1, 2) == [()]
+
+
+@pytest.mark.parametrize(("visible", "num_sharing"), [("0,1", 1), ("0", 2)])
+def test_runner_is_told_who_shares_its_gpus(visible: str, num_sharing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that have GPUs of their own know of no other; others are told how many see the same."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    settings = load_settings(overrides={"engine.data_parallel": 2}).settings
+    assert options_of(settings, make_host(settings)).runner.num_sharing == num_sharing
+    told = copy_settings(settings, 2, 8, has_own_gpus=num_sharing == 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible[0])
+    assert options_of(told, make_host(told)).runner.num_sharing == num_sharing

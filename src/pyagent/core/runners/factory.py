@@ -34,8 +34,9 @@ class RunnerOptions:
     the instruction set (None: the best), `quantization` whether weights stay quantised as a file has them ("auto": the
     runner chooses), `attention` the backends that may compute attention. `eviction` makes the order in which cached KV
     is given up; `prefix_hash` names cached prefixes. A model is divided among
-    `tensor_parallel_size * pipeline_parallel_size` devices. A runner of several processes calls `when_lost` with the
-    reason, from any thread, when one of them ends, and raises `RunnerLostError` in what needs them from then on.
+    `tensor_parallel_size * pipeline_parallel_size` devices; `num_sharing` engines see the same ones, which runners of
+    GPUs refuse above 1, as those of each copy are to be its own. A runner of several processes calls `when_lost` with
+    the reason, from any thread, when one of them ends, and raises `RunnerLostError` in what needs them from then on.
     `architectures` are plugins' by name, of models that a runner itself does not know.
     """
 
@@ -48,6 +49,7 @@ class RunnerOptions:
     attention: AttentionChoice = AUTO_ATTENTION
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    num_sharing: int = 1
     when_lost: Callable[[str], None] | None = None
     eviction: EvictionPolicyFactory = _least_recently_used
     prefix_hash: PrefixHash = "siphash"

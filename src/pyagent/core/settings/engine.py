@@ -122,8 +122,8 @@ class Engine(Section, frozen=True):
         int | None,
         auto(
             whole(1, 64),
-            "Copies of the engine, each a process with its share of `threads`, `memory` and the cores, that answer as "
-            "one; `auto` is one for each NUMA node.",
+            "Copies of the engine, each a process with its share of `threads`, `memory`, the cores and the GPUs, that "
+            "answer as one; `auto` is one for each NUMA node.",
         ),
     ] = 1
     tensor_parallel_size: Annotated[

@@ -73,16 +73,8 @@ class _Links:
 
 
 def _num_copies(settings: Settings) -> int:
-    engine = settings.engine
-    if engine.num_ranks > 1:
-        if (engine.data_parallel or 1) > 1:
-            text = "engine.data_parallel cannot be above 1 beside tensor_parallel_size or pipeline_parallel_size"
-            raise ConfigError(
-                f"{text}: copies would share their GPUs; serve copies as nodes", key="engine.data_parallel"
-            )
-        return 1
-    if engine.data_parallel is not None:
-        return engine.data_parallel
+    if settings.engine.data_parallel is not None:
+        return settings.engine.data_parallel
     from pyagent.infrastructure.engine.subprocess.layout import auto_copies, read_layout
 
     return auto_copies(read_layout())
@@ -92,12 +84,29 @@ def _make_processes(settings: Settings, num_copies: int) -> ProcessEngine:
     """An engine in so many processes of its own. Cheap: they start with the first request."""
     from pyagent import _rust
     from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
-    from pyagent.infrastructure.engine.subprocess.layout import copy_settings, divide_cores, read_layout
+    from pyagent.infrastructure.engine.subprocess.layout import (
+        copy_settings,
+        divide_cores,
+        divide_gpus,
+        read_layout,
+        visible_gpus,
+    )
     from pyagent.infrastructure.engine.subprocess.protocol import Start
 
-    told = msgspec.json.encode(copy_settings(settings, num_copies, _rust.available_cores()), enc_hook=str)
-    starts = [Start(told, cores, num_copies > 1) for cores in divide_cores(read_layout(), num_copies)]
+    gpus = divide_gpus(visible_gpus(), num_copies, settings.engine.num_ranks)
+    told = copy_settings(settings, num_copies, _rust.available_cores(), has_own_gpus=any(gpus))
+    shares = zip(divide_cores(read_layout(), num_copies), gpus, strict=True)
+    encoded = msgspec.json.encode(told, enc_hook=str)
+    starts = [Start(encoded, *share, tells_load=num_copies > 1) for share in shares]
     return ProcessEngine(starts, settings.engine.hang_seconds)
+
+
+def _num_sharing(settings: Settings) -> int:
+    """Return how many copies see the same GPUs: 1 where there are enough for each to have its own."""
+    from pyagent.infrastructure.engine.subprocess.layout import divide_gpus, visible_gpus
+
+    num_copies = _num_copies(settings)
+    return 1 if any(divide_gpus(visible_gpus(), num_copies, settings.engine.num_ranks)) else num_copies
 
 
 def make_engine(settings: Settings, parts: Parts, when_lost: Callable[[str], None] | None = None) -> LocalEngine:
@@ -142,6 +151,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             attention=pick_attention(engine.attention, parts.attention_backends()),
             tensor_parallel_size=engine.tensor_parallel_size,
             pipeline_parallel_size=engine.pipeline_parallel_size,
+            num_sharing=_num_sharing(settings),
             eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
             prefix_hash=engine.prefix_hash,
             architectures=parts.architectures(),

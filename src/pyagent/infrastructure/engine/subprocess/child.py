@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import msgspec
 import zmq
 
+from pyagent.infrastructure.engine.subprocess.layout import VISIBLE_GPUS
 from pyagent.infrastructure.engine.subprocess.protocol import (
     HELLO,
     FromEngine,
@@ -44,7 +45,9 @@ class ChildProcess:
         self.socket.bind(endpoint)
         command = [sys.executable, "-P", "-m", "pyagent.infrastructure.engine.subprocess.main"]
         # A group of its own: Ctrl+C in a terminal is for this process, which ends the other in order.
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
+        # Its GPUs are named before it begins: a process that has asked the driver for one has seen them all.
+        environment = {**os.environ, VISIBLE_GPUS: ",".join(start.gpus)} if start.gpus else None
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, env=environment)  # noqa: S603
         self._process_fd = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else None
         told = start_codec.encode(msgspec.structs.replace(start, endpoint=endpoint))
         with contextlib.suppress(BrokenPipeError):

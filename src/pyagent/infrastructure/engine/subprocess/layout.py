@@ -1,12 +1,12 @@
-"""The cores of this machine, and what each copy of an engine gets of them, of its threads and its memory.
+"""The cores and GPUs of this machine, and what each copy of an engine gets of them, of its threads and its memory.
 
-`read_layout` reads the system's own tables; all else is functions of what it found.
+`read_layout` and `visible_gpus` read the system's own tables; all else is functions of what they found.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,9 @@ import msgspec
 
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine.memory.system import total_for
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""The variable that names the GPUs which a process may use; the driver reads it when it is first asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,32 @@ def divide_cores(layout: Sequence[Core], num_copies: int) -> list[tuple[int, ...
     return [tuple(ordered[start:end]) for start, end in pairwise(ends)]
 
 
-def copy_settings(settings: Settings, num_copies: int, num_cores: int) -> Settings:
-    """Return the settings of each copy's process: its share of the threads and of the memory."""
+def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> list[str]:
+    """Return the GPUs that this process may use, as `VISIBLE_GPUS` names them; none where the system does not say."""
+    named = environ.get(VISIBLE_GPUS)
+    if named is None:
+        return [str(number) for number in range(len([*devices.glob("nvidia[0-9]*")]))]
+    names = [name.strip() for name in named.split(",")]
+    return names[: next((at for at, name in enumerate(names) if name in {"", "-1"}), None)]  # as CUDA reads it
+
+
+def divide_gpus(gpus: Sequence[str], num_copies: int, num_ranks: int) -> list[tuple[str, ...]]:
+    """Return each copy's GPUs, one for each of its ranks. Where there are too few, none is told which."""
+    if num_copies < 2 or len(gpus) < num_copies * num_ranks:
+        return [()] * num_copies
+    return [tuple(gpus[copy * num_ranks : (copy + 1) * num_ranks]) for copy in range(num_copies)]
+
+
+def copy_settings(settings: Settings, num_copies: int, num_cores: int, *, has_own_gpus: bool = False) -> Settings:
+    """Return the settings of each copy's process: its share of the threads and of the memory.
+
+    With GPUs of its own it is to know of no other copy.
+    """
     if num_copies < 2:
         return settings
     engine = msgspec.structs.replace(
         settings.engine,
+        data_parallel=1 if has_own_gpus else num_copies,
         threads=max(1, (settings.engine.threads or num_cores) // num_copies),
         memory=total_for(settings.engine.memory) // num_copies,
     )

@@ -24,13 +24,14 @@ HELLO = Hello("pyagent-engine", __version__)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The settings as JSON, the processors to compute on, and where the socket is.
+    """The settings as JSON, the processors and GPUs to compute on, and where the socket is.
 
-    Without `cores` it computes on all it may use. With `tells_load` it says how busy it is.
+    Without `cores` it computes on all it may use; so with `gpus`. With `tells_load` it says how busy it is.
     """
 
     settings: bytes
     cores: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
     tells_load: bool = False
     endpoint: str = ""
 

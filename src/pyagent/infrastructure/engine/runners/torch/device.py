@@ -48,13 +48,24 @@ def target_of(options: RunnerOptions, rank: int = 0) -> Target:
         raise ConfigError(text, key="engine.kv_dtype")
     kv_dtype = KV_DTYPES[options.kv_dtype]
     is_gpu = torch.cuda.is_available()
-    if is_gpu and options.num_ranks > (num_gpus := torch.cuda.device_count()):
-        sizes = "engine.tensor_parallel_size * engine.pipeline_parallel_size"
-        text = f"{sizes} is {options.num_ranks}, a GPU for each, but torch sees {num_gpus}; take smaller sizes"
-        raise ConfigError(text, key="engine.tensor_parallel_size")
+    if is_gpu:
+        check_gpus(options, torch.cuda.device_count())
     device = torch.device("cuda", rank) if is_gpu else torch.device("cpu")
     keeps_quantised = options.quantization == "keep" or (options.quantization == "auto" and is_gpu)
     return Target(device, _dtype_of(options, is_gpu=is_gpu), kv_dtype, keeps_quantised)
+
+
+def check_gpus(options: RunnerOptions, num_gpus: int) -> None:
+    """Raise `ConfigError` where each rank of each copy of the engine cannot have one of so many GPUs to itself."""
+    sizes = "engine.tensor_parallel_size * engine.pipeline_parallel_size"
+    needed = options.num_sharing * options.num_ranks
+    if options.num_sharing > 1:
+        text = f"engine.data_parallel is {options.num_sharing} and {sizes} {options.num_ranks}: {needed} GPUs"
+        advice = "take fewer copies" if needed > num_gpus else "tell them apart by naming them in CUDA_VISIBLE_DEVICES"
+        raise ConfigError(f"{text}, and torch sees {num_gpus}; {advice}", key="engine.data_parallel")
+    if needed > num_gpus:
+        text = f"{sizes} is {needed}, a GPU for each, but torch sees {num_gpus}; take smaller sizes"
+        raise ConfigError(text, key="engine.tensor_parallel_size")
 
 
 def _dtype_of(options: RunnerOptions, *, is_gpu: bool) -> torch.dtype:
