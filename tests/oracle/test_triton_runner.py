@@ -17,7 +17,7 @@ from pyagent.core.runners.attention import AttentionBackend, AttentionChoice
 from pyagent.core.runners.batch import Batch
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.torch.attention_backends import PlainAttention, TritonAttention
-from pyagent.infrastructure.engine.runners.torch.input_batch import shared_tokens
+from pyagent.infrastructure.engine.runners.torch.input_batch import read_once, shared_tokens
 from pyagent.infrastructure.engine.runners.torch.kernels.stages import TritonStages
 from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
@@ -151,3 +151,13 @@ def test_tokens_that_all_decoding_sequences_share_are_counted(
 ) -> None:
     """Whole blocks in the same pages, of which no sequence's last token is one."""
     assert shared_tokens(np.array(tables, np.int32), num_queries, num_tokens) == expected
+
+
+def test_few_numbers_of_shared_tokens_are_read_once() -> None:
+    """Short beginnings are read by each sequence; of longer ones at least 4/5, in four sizes for a power of two."""
+    lengths = range(0, 131_073, 16)
+    found = [read_once(length) for length in lengths]
+    assert [found[length // 16] for length in (240, 256, 304, 1008, 4096, 4112)] == [0, 256, 256, 896, 4096, 4096]
+    assert all(0.8 * length < read <= length for length, read in zip(lengths, found, strict=True) if length >= 256)
+    assert all(read % 16 == 0 for read in found)
+    assert len(set(found)) == 38

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyagent.core.runners.batch import BLOCK_TOKENS, Batch
+from pyagent.infrastructure.engine.runners.torch.attention.batch import FEWEST_SHARED
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep
 
 if TYPE_CHECKING:
@@ -132,12 +133,12 @@ class InputBatch:
         self._numbers.append(numbers)
 
     def _shared_tokens(self, lengths: Sequence[int], num_tokens: Sequence[int], *, is_decode: bool) -> list[int]:
-        """Return `shared_tokens` for each table, as before where rows and pages are; a window's are no beginning."""
+        """Return what is `read_once` of each table, as before where rows and pages are; a window's are no beginning."""
         if self._shared is not None and is_decode:
             return self._shared
         pages = self._pages[:, self._slots, : -(-max(num_tokens) // BLOCK_TOKENS)]
         shared = [
-            0 if self._layers.groups[group][1] else shared_tokens(pages[table], lengths, num_tokens)
+            0 if self._layers.groups[group][1] else read_once(shared_tokens(pages[table], lengths, num_tokens))
             for table, (group, _) in enumerate(self._layers.tables)
         ]
         self._shared = shared if is_decode else None
@@ -156,3 +157,12 @@ def shared_tokens(pages: NDArray[np.int32], num_queries: Sequence[int], num_toke
     decoding = pages[is_decoding, :fewest]
     is_alike = (decoding == decoding[0]).all(0)
     return BLOCK_TOKENS * (fewest if is_alike.all() else int(is_alike.argmin()))
+
+
+def read_once(num_shared: int) -> int:
+    """Return how many of the shared tokens are read once for all: graphs are for one number, so there are few of them.
+
+    Four for each power of two, and none where they are not worth a pass of their own.
+    """
+    unit = 1 << max(0, num_shared.bit_length() - 3)
+    return num_shared // unit * unit if num_shared >= FEWEST_SHARED else 0

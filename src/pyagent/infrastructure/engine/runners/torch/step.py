@@ -35,7 +35,8 @@ class PackedStep(msgspec.Struct, frozen=True, array_like=True):
     `numbers`, int32, are `num_written` places and what is written there, then the tokens and their `n + 1` starts; the
     last two are left out where each sequence goes on with its last token. `num_queries` and `num_tokens` are those of
     the `n` sequences, the first `num_outputs` of which give logits; `shared` are the tokens that those which decode
-    begin with alike, for each page table. `first_row` is the first sequence's place in the order.
+    begin with alike and that are read once for all, for each page table. `first_row` is the first sequence's place in
+    the order.
     """
 
     numbers: bytearray

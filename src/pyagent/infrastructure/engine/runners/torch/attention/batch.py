@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+FEWEST_SHARED = 256
+"""Fewer shared tokens are not worth a pass of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyagent.infrastructure.engine.runners.torch.attention.batch import FEWEST_SHARED
 from pyagent.infrastructure.engine.runners.torch.kernels.launch import (
     configured,
     divide_up,
@@ -54,7 +55,7 @@ def make_parts(queries: PagedQueries, block: int) -> Parts:
     """Return room for parts of blocks of so many keys. With one slot there is none: it goes straight to the output."""
     num_sequences, num_heads, head_dim = len(queries.lengths), *queries.q.shape[1:]
     num_kv_heads = queries.k_cache.shape[2]
-    is_cascade = queries.window == 0 and queries.num_shared >= PART_TOKENS
+    is_cascade = queries.window == 0 and queries.num_shared >= FEWEST_SHARED
     first = queries.num_shared // block * block if is_cascade else 0
     seen = min(queries.longest, queries.window + block) if queries.window else queries.longest - first
     num_own = num_parts(seen, num_kv_heads, queries.q.device)
