@@ -34,6 +34,7 @@ from support.tiny_model import write_tiny_model
 NUM_NODES, NUM_AGENT_NODES = 5, 3
 TOLD_SECONDS = 10.0
 START_SECONDS = 180.0
+MAX_SHOWN = 40
 MEMORY_MB, FILES = 40.0, 12
 """How much more a node may hold at the end than when all were warm, with nothing to do at both times."""
 
@@ -47,10 +48,10 @@ class Storm:
     before: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     after: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     heal_seconds: float = -1.0
-    num_lines: int = 0
+    faults: list[str] = field(default_factory=list[str])
 
-    def faults(self) -> list[str]:
-        """Return what does not hold."""
+    def look(self) -> list[str]:
+        """Return what does not hold; takes the nodes' files, which go with their folder."""
         faults = [*self.clients.faults(), *(text for node in self.weather.nodes for text in node.problems)]
         if self.heal_seconds < 0:
             faults.append("the nodes do not agree on the members at the end")
@@ -160,6 +161,7 @@ async def storm(folder: Path, seconds: float, num_clients: int, seed: int) -> St
         for node in nodes:
             node.check()
         result.after = [node.size() for node in nodes]
+        result.faults = result.look()
         print(result.line(time.monotonic() - began), flush=True)
         return result
 
@@ -201,9 +203,9 @@ def main() -> int:
     )
     for kind, count in outcome.failures.most_common(12):
         print(f"  asked again {count:5}: {kind}")
-    faults = result.faults()
-    print("\n".join(faults[:40]) or "all claims hold")
-    return bool(faults)
+    more = [f"and {len(result.faults) - MAX_SHOWN} more"] if len(result.faults) > MAX_SHOWN else []
+    print("\n".join(result.faults[:MAX_SHOWN] + more) or "all claims hold")
+    return bool(result.faults)
 
 
 if __name__ == "__main__":
