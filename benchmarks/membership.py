@@ -1,7 +1,9 @@
 """Membership in simulated time: how soon the dead are found, how seldom the living, and what it costs.
 
     .venv/bin/python benchmarks/membership.py [--nodes 3 8 30 300 3000] [--deaths 20] [--hours 1]
-        [--only deaths|hours]
+        [--only deaths|hours] [--conditions idle load lossy] [--node-seconds 360000]
+
+Of many nodes a shorter time is simulated (`--node-seconds`); stderr says every minute how far it is.
 
 Nodes run the code of `pyagent.core.cluster` on a simulated network (0.3 ms, or 50 ms and a tenth of all messages lost)
 and simulated machines (idle, or at full load: standing still twice a second for up to 1.5 s, longer than was measured
@@ -38,7 +40,10 @@ SMALL = 30
 """Up to so many nodes each death has a cluster of its own."""
 MANY = 1_000
 """More nodes are not run at full load, or with losses: what they suspect and contradict grows with their square."""
-MAX_NODE_SECONDS = 360_000
+KINDS = {"idle": ("idle", IDLE), "load": ("full load", LOADED), "lossy": ("50 ms, 10 % lost", LOSSY)}
+_PROGRESS_SECONDS = 60
+_STEP_SECONDS = 1.0
+"""Simulated, between two looks at the clock."""
 
 
 @dataclass
@@ -96,7 +101,7 @@ def deaths(num_nodes: int, num_deaths: int, conditions: Conditions, *, power: bo
     return found
 
 
-def quiet_hours(num_nodes: int, hours: float, conditions: Conditions) -> tuple[float, int, int, float, float]:
+def quiet_hours(num_nodes: int, seconds: float, conditions: Conditions) -> tuple[float, int, int, float, float]:
     """Simulated hours, suspicions, false deaths, messages and bytes a second and node."""
     sim = cluster(num_nodes, 0, conditions)
     sim.run(2)
@@ -110,11 +115,22 @@ def quiet_hours(num_nodes: int, hours: float, conditions: Conditions) -> tuple[f
     sim.on_effect = note
     sim.count_bytes = True
     before, num_bytes = sim.num_messages, sim.num_bytes
-    seconds = min(3600 * hours, MAX_NODE_SECONDS / num_nodes)
-    sim.run(seconds)
+    for done in run_with_progress(sim, seconds):
+        told = f"    {done}: {suspicions} suspicions, {len(sim.false_deaths)} false verdicts"
+        print(told, file=sys.stderr, flush=True)
     each = num_nodes * seconds
     sent = (sim.num_messages - before) / each, (sim.num_bytes - num_bytes) / each
     return seconds / 3600, suspicions, len({(t, victim) for t, _, victim in sim.false_deaths}), *sent
+
+
+def run_with_progress(sim: Simulation, seconds: float) -> Iterator[str]:
+    """Run for so long, and yield from time to time how far it is."""
+    end, told_at = sim.now + seconds, time.monotonic()
+    while sim.now < end:
+        sim.run(min(_STEP_SECONDS, end - sim.now))
+        if time.monotonic() - told_at > _PROGRESS_SECONDS:
+            told_at = time.monotonic()
+            yield f"{seconds - (end - sim.now):.0f} of {seconds:.0f} simulated seconds"
 
 
 def quantiles(values: list[float]) -> str:
@@ -148,12 +164,14 @@ def main() -> None:
     parser.add_argument("--deaths", type=int, default=20)
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--only", choices=["deaths", "hours"], help="One of the two tables.")
+    parser.add_argument("--conditions", choices=KINDS, nargs="+", help="Of the hours; all, of many nodes idle ones.")
+    parser.add_argument("--node-seconds", type=float, default=360_000, help="Most nodes times seconds of a row.")
     options = parser.parse_args()
     gc.disable()
     if options.only != "hours":
         report_deaths(options.nodes, options.deaths)
     if options.only != "deaths":
-        report_hours(options.nodes, options.hours)
+        report_hours(options)
 
 
 def report_deaths(sizes: list[int], num_deaths: int) -> None:
@@ -170,15 +188,16 @@ def report_deaths(sizes: list[int], num_deaths: int) -> None:
             timed(partial(deaths, num_nodes, num_deaths, conditions, power=power), partial(death_row, label, num_nodes))
 
 
-def report_hours(sizes: list[int], hours: float) -> None:
+def report_hours(options: argparse.Namespace) -> None:
     print("\n| nodes | simulated hours | suspicions | live nodes held for dead | messages/s a node | bytes/s a node |")
     print("|---|---|---|---|---|---|")
-    for num_nodes in sizes:
-        kinds = [("idle", IDLE), ("full load", LOADED), ("50 ms, 10 % lost", LOSSY)]
-        for label, conditions in kinds[: 3 if num_nodes <= MANY else 1]:
+    for num_nodes in options.nodes:
+        seconds = min(3600 * options.hours, options.node_seconds / num_nodes)
+        for kind in options.conditions or (KINDS if num_nodes <= MANY else ["idle"]):
+            label, conditions = KINDS[kind]
             began = time.perf_counter()
-            span, suspicions, false, messages, num_bytes = quiet_hours(num_nodes, hours, conditions)
-            row = f"| {num_nodes}, {label} | {span:.2f} | {suspicions} | {false} | {messages:.1f} | {num_bytes:.0f} |"
+            span, suspicions, false, messages, num_bytes = quiet_hours(num_nodes, seconds, conditions)
+            row = f"| {num_nodes}, {label} | {span:.3f} | {suspicions} | {false} | {messages:.1f} | {num_bytes:.0f} |"
             print(row, flush=True)
             print(f"    {time.perf_counter() - began:.0f} s", file=sys.stderr)
             gc.collect()
