@@ -284,15 +284,20 @@ def test_what_cannot_be_scored_is_refused(tiny_model_path: Path, monkeypatch: py
 
 
 def test_runners_that_cannot_score_refuse(tiny_model_path: Path) -> None:
-    """Where the runner does not score prompts, a request for it is refused by name; others are served."""
+    """Where the runner does not score prompts, a request for it is refused by the caller's words; others are served."""
 
     class Scoreless(CpuRunner):
         scores_prompts = False
 
     async def main() -> None:
         async with running(tiny_model_path, replace(options(), runners=only(Scoreless))) as backend:
-            with pytest.raises(UnsupportedError, match="no log probabilities of prompts"):
+            with pytest.raises(UnsupportedError, match="no log probabilities of prompts") as named:
                 await collect(backend.chat(scoring()))
+            assert named.value.param == "prompt_logprobs"
+            echoing = ChatRequest(prompt_token_ids=PROMPT, sampling=SamplingParams(echo=True, top_logprobs=1))
+            with pytest.raises(UnsupportedError, match="echo with logprobs asks") as named:
+                await collect(backend.chat(echoing))
+            assert named.value.param == "echo"
             assert (await collect(backend.chat(plain(scoring())))).text
 
     run(main())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import json
 import mmap
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -366,3 +368,30 @@ def test_auto_takes_the_cpu_runner_without_a_gpu(tiny_model_path: Path) -> None:
     choice = pick_runners("auto", make_host(settings).runners())
     assert [factory.name for factory in choice.available()] == ["cpu"]
     assert "no GPU" in dict(choice.unavailable())["torch"]
+
+
+def test_a_model_that_does_not_fit_leaves_no_weights_behind(tiny_model_path: Path) -> None:
+    """Out of memory while a model loads: the error that its users keep holds no part of the model."""
+    import torch
+
+    from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
+
+    class Cramped(TorchRunner):
+        def choose_stages(self, trial: Any) -> Any:
+            models.append(weakref.ref(self._model))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    models: list[weakref.ref[Any]] = []
+    with pytest.raises(ModelError, match="does not fit the GPU's memory: CUDA out of memory;") as kept:
+        Cramped(tiny_model_path, EXACT, STEP)
+    gc.collect()
+    assert kept.value.__cause__ is not None
+    assert [model() for model in models] == [None]
+
+
+@pytest.mark.parametrize(("kv_dtype", "expected"), [("auto", 4), ("bf16", 2)])
+def test_keys_and_values_have_the_type_of_the_products(tiny_model_path: Path, kv_dtype: Any, expected: int) -> None:
+    """With `auto` a float32 model keeps float32 keys and values; a type that is asked for is taken."""
+    needs = TORCH.estimate(tiny_model_path, RunnerOptions(dtype="f32", kv_dtype=kv_dtype), STEP)
+    exact = TORCH.estimate(tiny_model_path, RunnerOptions(dtype="f32", kv_dtype="f32"), STEP)
+    assert needs.page_bytes * 4 == exact.page_bytes * expected

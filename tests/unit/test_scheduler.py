@@ -524,7 +524,7 @@ class BrokenRowRunner(LaunchingRunner):
 
 
 def test_a_row_that_fails_while_the_next_step_is_on_its_way_ends_alone() -> None:
-    """Its memory is held until that step is done, and what it computes there is dropped; the others go on."""
+    """Its memory is held until that step is done, and what it computes there is in no log; the others go on."""
     runner = BrokenRowRunner(num_blocks=200)
     engine = Engine(runner, is_async=True)
     clients = [Client(number, [number] * 20, 60) for number in range(4)]
@@ -534,6 +534,9 @@ def test_a_row_that_fails_while_the_next_step_is_on_its_way_ends_alone() -> None
     engine.close()
     assert sorted(str(client.request.finish_reason) for client in clients) == ["error", "length", "length", "length"]
     assert all(client.is_well for client in clients if client.request.finish_reason == "length")
+    for client in clients:
+        told = [token for output in client.news for token in output.tokens]
+        assert client.request.tokens[client.request.num_prompt_tokens :] == told
     assert runner.pool.stats().active == 0
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.architecture import BroughtArchitecture
     from pyagent.core.runners.runner import ModelRunner
 
-KvDtype = Literal["f32", "f16", "bf16", "int8", "fp8"]
+KvDtype = Literal["auto", "f32", "f16", "bf16", "int8", "fp8"]
 Dtype = Literal["auto", "f32", "f16", "bf16"]
 Quantization = Literal["auto", "keep", "none"]
 PrefixHash = Literal["siphash", "sha256", "xxh3"]
@@ -30,7 +30,7 @@ class RunnerOptions:
     """How to load a model: what the settings say of every runner.
 
     `threads` are those that compute (0: one for each core), `kv_bytes` the most that KV memory may take (None: the
-    runner chooses), `kv_dtype` its data type, `dtype` that of weights and products ("auto": the runner chooses), `isa`
+    runner chooses), `kv_dtype` its data type, `dtype` that of products ("auto": the runner chooses both), `isa`
     the instruction set (None: the best), `quantization` whether weights stay quantised as a file has them ("auto": the
     runner chooses), `attention` the backends that may compute attention. `eviction` makes the order in which cached KV
     is given up; `prefix_hash` names cached prefixes. A model is divided among
@@ -42,7 +42,7 @@ class RunnerOptions:
 
     threads: int = 0
     kv_bytes: int | None = None
-    kv_dtype: KvDtype = "bf16"
+    kv_dtype: KvDtype = "auto"
     dtype: Dtype = "auto"
     isa: str | None = None
     quantization: Quantization = "auto"

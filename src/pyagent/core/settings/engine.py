@@ -48,8 +48,9 @@ class Engine(Section, frozen=True):
         Literal["auto", "f32", "f16", "bf16", "int8", "fp8"],
         Setting(
             choice("auto", "f32", "f16", "bf16", "int8", "fp8"),
-            "Data type of the KV cache: `auto` is `bf16`, the quickest on a CPU; `f16` is more exact, `int8` (of the "
-            "`cpu` runner) and `fp8` (of the `torch` runner: e4m3 with scales) take about half the memory.",
+            "Data type of the KV cache: `auto` is `bf16` for the `cpu` runner, the quickest there, and that of the "
+            "products (`engine.dtype`) for the `torch` runner; `f16` is more exact, `int8` (of the `cpu` runner) and "
+            "`fp8` (of the `torch` runner: e4m3 with scales) take about half the memory.",
         ),
     ] = "auto"
     dtype: Annotated[

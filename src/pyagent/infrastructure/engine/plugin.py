@@ -144,7 +144,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
     return EngineOptions(
         runner=RunnerOptions(
             threads=engine.threads or 0,
-            kv_dtype="bf16" if engine.kv_dtype == "auto" else engine.kv_dtype,
+            kv_dtype=engine.kv_dtype,
             dtype=engine.dtype,
             quantization=engine.quantization,
             isa=None if engine.isa == "auto" else engine.isa,

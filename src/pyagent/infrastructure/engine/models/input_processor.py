@@ -161,8 +161,11 @@ class InputProcessor:
         request = prompt.format.request
         lead.scores = make_scores(request.sampling, lead.tokens[: lead.num_prompt_tokens], request.n)
         if lead.scores is not None and not self._scores_prompts:
-            text = "this model's runner gives no log probabilities of prompts"
-            raise UnsupportedError(text, backend="native", fields=["prompt_logprobs"])
+            is_asked = request.sampling.prompt_logprobs is not None
+            fields = ["prompt_logprobs"] if is_asked else ["echo", "top_logprobs"]
+            asked = "prompt_logprobs asks" if is_asked else "echo with logprobs asks"
+            text = f"{asked} for what this model's runner does not give: it gives no log probabilities of prompts"
+            raise UnsupportedError(text, backend="native", fields=fields)
         is_told = prompt.echo or lead.scores is not None
         return with_prompt(on_output, prompt.echo, lead.scores) if is_told else on_output
 

@@ -13,6 +13,7 @@ from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, Likelihood, StepOutp
 from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
 from pyagent.core.runners.kv_connector import KvShape
 from pyagent.core.runners.runner import RunnerInfo
+from pyagent.infrastructure.engine.runners.cpu_factory import kv_type
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.runners.swap import SwapSpace
 
@@ -46,7 +47,7 @@ class CpuRunner(PagedRunner):
             kv_groups=tuple(about["kv_groups"]),
         )
         self._kv_shape = KvShape(
-            kv_dtype=options.kv_dtype,
+            kv_dtype=kv_type(options),
             num_kv_heads=about["num_kv_heads"],
             head_dim=about["head_dim"],
             rope=about["rope"],
@@ -112,7 +113,7 @@ def _load(path: Path, options: RunnerOptions, num_threads: int) -> _rust.CpuMode
             path,
             threads=num_threads,
             kv_bytes=options.kv_bytes or _DEFAULT_KV_BYTES,
-            kv_type=options.kv_dtype,
+            kv_type=kv_type(options),
             isa=options.isa,
             swap_dir=tempfile.gettempdir(),
         )

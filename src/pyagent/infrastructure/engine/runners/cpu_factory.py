@@ -13,6 +13,11 @@ from pyagent.core.runners.runner import ModelRunner
 from pyagent.infrastructure.models.describe import describe_model
 
 
+def kv_type(options: RunnerOptions) -> str:
+    """Return the data type of keys and values: `auto` is the quickest."""
+    return "bf16" if options.kv_dtype == "auto" else options.kv_dtype
+
+
 class CpuRunnerFactory:
     """Load models into this machine's memory, to be computed on its cores."""
 
@@ -40,7 +45,7 @@ class CpuRunnerFactory:
         if options.quantization == "none":
             text = "engine.quantization is none, but the cpu runner computes with weights as the file has them"
             raise ConfigError(f"{text}; set it to auto, or engine.runner to torch", key="engine.quantization")
-        about = describe_model(path, kv_type=options.kv_dtype)
+        about = describe_model(path, kv_type=kv_type(options))
         context = min(about.context_length, step.num_positions or about.context_length)
         threads = options.threads or _rust.available_cores()
         return ModelNeeds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import NamedTuple
 
 import torch
@@ -43,16 +44,16 @@ def target_of(options: RunnerOptions, rank: int = 0) -> Target:
     if options.isa is not None:
         text = f"engine.isa is {options.isa}, which the torch runner cannot follow: torch chooses; set it to auto"
         raise ConfigError(text, key="engine.isa")
-    if options.kv_dtype not in KV_DTYPES:
+    if options.kv_dtype not in {"auto", *KV_DTYPES}:
         text = f"engine.kv_dtype is {options.kv_dtype}, which the torch runner lacks; set it to {', '.join(KV_DTYPES)}"
         raise ConfigError(text, key="engine.kv_dtype")
-    kv_dtype = KV_DTYPES[options.kv_dtype]
     is_gpu = torch.cuda.is_available()
     if is_gpu:
         check_gpus(options, torch.cuda.device_count())
     device = torch.device("cuda", rank) if is_gpu else torch.device("cpu")
     keeps_quantised = options.quantization == "keep" or (options.quantization == "auto" and is_gpu)
-    return Target(device, _dtype_of(options, is_gpu=is_gpu), kv_dtype, keeps_quantised)
+    dtype = _dtype_of(options, is_gpu=is_gpu)
+    return Target(device, dtype, KV_DTYPES.get(options.kv_dtype, dtype), keeps_quantised)
 
 
 def check_gpus(options: RunnerOptions, num_gpus: int) -> None:
@@ -74,6 +75,13 @@ def _dtype_of(options: RunnerOptions, *, is_gpu: bool) -> torch.dtype:
     if not is_gpu:
         return torch.float32
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+
+def drop_variables(error: BaseException | None) -> None:
+    """Let go of what the functions had that an error and its causes came through: tensors, all weights maybe."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def no_gpu_reason() -> str | None:

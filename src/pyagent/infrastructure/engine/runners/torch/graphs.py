@@ -41,7 +41,10 @@ class Replay(Protocol):
 
 
 Capture = Callable[[Callable[[], Tensor]], Replay]
-"""Captures what a function does on the device, and returns how that is done again."""
+"""Captures what a function does on the device, and returns how that is done again.
+
+The function's output lies where that of all others does, so that a graph holds none of its own.
+"""
 
 
 class CudaCapture:

@@ -23,7 +23,7 @@ from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds,
 from pyagent.core.runners.runner import RunnerInfo, StepMemoryError
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told, told_of
-from pyagent.infrastructure.engine.runners.torch.device import target_of
+from pyagent.infrastructure.engine.runners.torch.device import drop_variables, target_of
 from pyagent.infrastructure.engine.runners.torch.graphs import Capture, CudaCapture, StepGraphs
 from pyagent.infrastructure.engine.runners.torch.input_batch import InputBatch
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
@@ -88,6 +88,8 @@ class TorchRunner(PagedRunner):
             super().__init__(info, options, kv)
         except BaseException as error:
             self._end_workers()
+            self._drop_model()
+            drop_variables(error)  # who keeps the error would keep the weights
             if isinstance(error, torch.OutOfMemoryError):
                 text = f"{path} does not fit the GPU's memory: {str(error).partition('.')[0]}; set engine.runner to cpu"
                 raise ModelError(text, model=str(path)) from error
@@ -156,19 +158,23 @@ class TorchRunner(PagedRunner):
         """Launch a batch, as `LaunchingRunner` has it."""
         with torch.inference_mode(), self._computing:
             try:
-                logits = self.logits(self._inputs.pack(batch, self.pool))
-                sampled = self._sampler.sample(logits, batch) if batch.samplers else None
-                if sampled is not None:
-                    self._model.batch.note_tokens(sampled.tokens)
-                return LaunchedStep(sampled, self._copies, partial(self._finish, batch, sampled))
+                return self._launch(batch)
             except BaseException as error:
                 self._inputs.forget_all()
                 if isinstance(error, torch.OutOfMemoryError):
                     raise self._short_of_memory(error) from error
                 raise
 
+    def _launch(self, batch: Batch) -> LaunchedStep:
+        logits = self.logits(self._inputs.pack(batch, self.pool))
+        sampled = self._sampler.sample(logits, batch) if batch.samplers else None
+        if sampled is not None:
+            self._model.batch.note_tokens(sampled.tokens)
+        return LaunchedStep(sampled, self._copies, partial(self._finish, batch, sampled))
+
     def _short_of_memory(self, error: torch.OutOfMemoryError) -> StepMemoryError:
-        """Give back the memory that can be spared."""
+        """Give back the memory that can be spared, and that of the step."""
+        drop_variables(error)
         if self.graphs is not None:
             self.graphs.give_up()
         if self._target.is_gpu:
@@ -241,6 +247,9 @@ class TorchRunner(PagedRunner):
         """Free the weights and the KV memory, whatever still refers to the runner. It computes nothing afterwards."""
         super().close()
         self._end_workers()
+        self._drop_model()
+
+    def _drop_model(self) -> None:
         for name in ("_model", "_inputs", "_sampler"):
             vars(self).pop(name, None)
         if self._target.is_gpu:

@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
         """What a rank takes, for steps up to the largest."""
         config = model.config
         page_bytes = layers.page_bytes(part.kv_heads.num, config.head_dim, target.kv_dtype)
-        workspace = step_bytes(config, part, step, target)
+        workspace = step_bytes(config, part, step, target) + _graph_bytes(config, part, step, target)
         weights = model.weight_bytes(part, target)
         return cls(weights, workspace, page_bytes, layers.pages_per_block)
 
@@ -70,6 +70,14 @@ def step_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target
     gathered = 4 * max(GATHER_BYTES, positions * kv_size * target.dtype.itemsize)
     masks = 6 * step.num_tokens * positions
     return rows + logits + gathered + masks + _dequantised_bytes(config, part, step, target)
+
+
+def _graph_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target) -> int:
+    """What captured steps hold: the output that all of them have, and what the largest computes in."""
+    if not target.is_gpu or part.shard.num_ranks > 1:
+        return 0
+    decode = LargestStep(step.num_outputs, step.num_outputs, BLOCK_TOKENS)
+    return 4 * step.num_outputs * config.vocab_size + step_bytes(config, part, decode, target)
 
 
 def _dequantised_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target) -> int:
