@@ -108,12 +108,13 @@ class ChaosNode:
     async def stop(self) -> None:
         """End it as SIGTERM does, and note when it does not end well."""
         assert self.process
+        ends_well = ENDED_WELL if self.has_started else (*ENDED_WELL, -signal.SIGTERM)
         self.state = "stopping"
         self.process.terminate()
         end = time.monotonic() + STOP_SECONDS
         while self.process.poll() is None and time.monotonic() < end:  # noqa: ASYNC110 - a process
             await asyncio.sleep(0.05)
-        if (status := self.process.poll()) not in ENDED_WELL:
+        if (status := self.process.poll()) not in ends_well:
             self.problems.append(f"{self.name} ended with {status} after SIGTERM, with {STOP_SECONDS:g} s to do so")
             self.kill()
         self.state = "down"
