@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import StepSkipped as StepSkipped
     from pyagent.core.fleet.events import TextDelta as TextDelta
     from pyagent.core.fleet.events import ToolCalled as ToolCalled
-    from pyagent.core.fleet.orchestrator import Step as Step
+    from pyagent.core.fleet.steps import Step as Step
     from pyagent.core.fleet.tools import FleetTool as FleetTool
     from pyagent.core.messages import ChatDelta as ChatDelta
     from pyagent.core.messages import ChatRequest as ChatRequest

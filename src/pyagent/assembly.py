@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyagent.core.response_cache.cache import ResponseCache
     from pyagent.core.settings import ResponseCacheSettings, Settings
     from pyagent.infrastructure.backends.found import Look
-    from pyagent.infrastructure.storage.journal import FileJournal
+    from pyagent.infrastructure.storage.journal import SqliteJournal
 
 __all__ = ["make_backend", "make_chain", "make_host", "make_journal", "make_link", "present_links"]
 
@@ -212,9 +212,9 @@ def _warn_left_out(broken: Sequence[PluginError]) -> None:
         logging.getLogger("pyagent.chain").warning("a link of the chain is left out", extra={"reason": str(error)})
 
 
-def make_journal(settings: Settings) -> FileJournal:
+def make_journal(settings: Settings) -> SqliteJournal:
     """Return the journal in the settings' data folder."""
-    from pyagent.infrastructure.storage.journal import FileJournal
+    from pyagent.infrastructure.storage.journal import SqliteJournal
 
     kept = settings.journal
-    return FileJournal(settings.paths.data / "journal", max_runs=kept.max_runs, max_age_days=kept.max_age_days)
+    return SqliteJournal(settings.paths.data / "journal", max_runs=kept.max_runs, max_age_days=kept.max_age_days)

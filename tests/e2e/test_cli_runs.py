@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import resource
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 from support.command_line import COMMAND, pyagent
+
+from pyagent.core.fleet.steps import RunSpec
+from pyagent.infrastructure.storage.journal import SqliteJournal
 
 NOWHERE = ["--chain", "openai:http://127.0.0.1:9/v1"]
 
@@ -35,7 +40,7 @@ def test_private_runs_leave_no_trace(environment: dict[str, str], tmp_path: Path
     shown = _run(environment, "run", "2+40", "--private")
     assert "not kept: it is private" in shown
     assert _listed(environment) == []
-    assert not [file for file in tmp_path.rglob("*.jsonl") if "2+40" in file.read_text()]
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and b"2+40" in file.read_bytes()]
 
 
 def test_runs_are_removed_pruned_and_exported(environment: dict[str, str], tmp_path: Path) -> None:
@@ -43,11 +48,12 @@ def test_runs_are_removed_pruned_and_exported(environment: dict[str, str], tmp_p
     for number in range(3):
         _run(environment, "run", f"{number}+1")
     newest, second, _ = [str(run["run"]) for run in _listed(environment)]
-    assert pyagent("runs", "export", newest, "run.json", env=environment).returncode == 0
-    exported = json.loads((tmp_path / "run.json").read_text())
-    assert exported["summary"]["task"] == "2+1"
-    assert [record["number"] for record in exported["records"]] == list(range(len(exported["records"])))
-    assert json.loads(pyagent("runs", "export", newest, env=environment).stdout) == exported
+    assert pyagent("runs", "export", newest, "run.jsonl", env=environment).returncode == 0
+    exported = (tmp_path / "run.jsonl").read_text()
+    head, *records = [json.loads(line) for line in exported.splitlines()]
+    assert (head["summary"]["task"], head["spec"]["steps"][0]["task"]["text"]) == ("2+1", "2+1")
+    assert [record["number"] for record in records] == list(range(len(records)))
+    assert pyagent("runs", "export", newest, env=environment).stdout == exported
     assert pyagent("runs", "rm", second, env=environment).stdout == f"deleted {second}\n"
     assert pyagent("runs", "prune", "--keep", "1", env=environment).stdout == "deleted 1 runs\n"
     assert [run["run"] for run in _listed(environment)] == [newest]
@@ -55,11 +61,11 @@ def test_runs_are_removed_pruned_and_exported(environment: dict[str, str], tmp_p
 
 def test_a_wrong_id_is_told_the_nearest(environment: dict[str, str], tmp_path: Path) -> None:
     """Among many runs a wrong id is answered with the nearest, or with a few and how many more there are."""
-    for number in range(40):
-        folder = tmp_path / "data" / "journal" / f"r-{number:04x}"
-        folder.mkdir(parents=True)
-    near = pyagent("runs", "show", "r-00010", env=environment).stderr
-    assert "did you mean 'r-0010'?" in near
+    journal = SqliteJournal(tmp_path / "data" / "journal")
+    runs = [journal.open_run(RunSpec(steps=())) for _ in range(40)]
+    journal.close()
+    near = pyagent("runs", "show", f"{runs[0]}0", env=environment).stderr
+    assert "did you mean 'r-" in near
     far = pyagent("runs", "show", "wrong", env=environment).stderr
     assert "and 28 more" in far
     assert len(far) < 300
@@ -68,12 +74,26 @@ def test_a_wrong_id_is_told_the_nearest(environment: dict[str, str], tmp_path: P
 def test_damage_is_shown(environment: dict[str, str], tmp_path: Path) -> None:
     """`runs show` says that a record is damaged, and shows those before and after it."""
     _run(environment, "run", "2+2")
-    [shard] = [file for file in tmp_path.rglob("*.jsonl") if "agent_started" in file.read_text()]
-    shard.write_bytes(shard.read_bytes().replace(b"agent_started", b"agent_startxd"))
+    with closing(sqlite3.connect(tmp_path / "data" / "journal" / "runs.db")) as database, database:
+        database.execute("UPDATE records SET body = CAST(body || 'x' AS BLOB) WHERE number = 2")
     done = pyagent("runs", "show", env=environment)
     assert "1 records are damaged" in done.stdout
     assert "run_finished" in done.stdout
     assert "1 records are lost" in done.stderr
+
+
+def test_a_file_that_is_no_journal_is_told_of(environment: dict[str, str], tmp_path: Path) -> None:
+    """Where the journal is something else, a run goes on unkept, and looking at runs is one line of error."""
+    folder = tmp_path / "data" / "journal"
+    folder.mkdir(parents=True)
+    (folder / "runs.db").write_bytes(b"not a database" * 1000)
+    done = pyagent("run", "17*23", *NOWHERE, env=environment)
+    assert (done.returncode, "391" in done.stdout) == (0, True), done.stderr
+    assert "file is not a database" in done.stdout
+    listed = pyagent("runs", "list", env=environment)
+    assert listed.returncode != 0
+    assert "cannot be used: file is not a database" in listed.stderr
+    assert "Traceback" not in listed.stderr
 
 
 def test_a_full_disk_stops_no_run(environment: dict[str, str]) -> None:

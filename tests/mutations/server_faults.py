@@ -23,10 +23,10 @@ FAULTS = (
         "tests/integration/test_server_security.py -k heads_are_bounded",
     ),
     Fault(
-        "journal-lines-are-not-checked",
-        "src/pyagent/infrastructure/storage/journal.py",
-        "if len(line) <= _CHECK_BYTES or line[-_CHECK_BYTES:] != _CHECK % zlib.crc32(body):",
-        "if len(line) <= _CHECK_BYTES:",
+        "journal-records-are-not-checked",
+        "src/pyagent/infrastructure/storage/record_codec.py",
+        "if zlib.crc32(body).to_bytes(_CHECK_BYTES) != record[:_CHECK_BYTES]:",
+        "if len(record) < _CHECK_BYTES:",
         "tests/unit/test_journal.py -k damage",
     ),
     Fault(

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.orchestrator import Fleet, FleetLimits, Step
+from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.core.fleet.steps import Step
 from pyagent.testing import ScriptedBackend
 
 

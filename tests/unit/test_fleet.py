@@ -12,7 +12,8 @@ from pyagent.core.errors import AgentError, RequestError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.orchestrator import Fleet, Step
+from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.fleet.steps import Step
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.testing import ScriptedBackend
 

@@ -21,7 +21,8 @@ from pyagent.core.fleet import containment, watchdog
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.orchestrator import Fleet, FleetLimits, Step
+from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.core.fleet.steps import Step
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.messages import ChatDelta, ChatRequest
 from pyagent.testing import Reply, ScriptedBackend

@@ -14,7 +14,8 @@ from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.orchestrator import Fleet, FleetLimits, Step
+from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.core.fleet.steps import Step
 from pyagent.core.messages import ChatRequest
 from pyagent.testing import Reply, ScriptedBackend
 

@@ -55,7 +55,7 @@ def agent(
     from pyagent.cli.progress import as_json as json_of
     from pyagent.cli.run import watch
     from pyagent.core.fleet.agent import unknown_name
-    from pyagent.core.fleet.orchestrator import Step
+    from pyagent.core.fleet.steps import Step
     from pyagent.fleet import Fleet
 
     if name is None and help:

@@ -12,7 +12,7 @@ from pyagent.cli.startup import fetch_first_model, read_settings
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
-    from pyagent.core.fleet.orchestrator import Step
+    from pyagent.core.fleet.steps import Step
 
 app = typer.Typer(add_completion=False)
 
@@ -65,7 +65,7 @@ def machine(backend: Backend) -> str:
 def steps(folder: Path) -> list[Step]:
     """Return the three tasks, none of which waits for another."""
     from pyagent.core.fleet.agent import Task
-    from pyagent.core.fleet.orchestrator import Step
+    from pyagent.core.fleet.steps import Step
 
     return [
         Step(name="math", agent="math", task=Task(text="17*23 + sqrt(2)")),

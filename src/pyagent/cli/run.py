@@ -14,7 +14,7 @@ from pyagent.cli.startup import read_settings
 if TYPE_CHECKING:
     from pyagent.cli.progress import RunProgress
     from pyagent.core.fleet.agent import Task
-    from pyagent.core.fleet.orchestrator import Step
+    from pyagent.core.fleet.steps import Step
     from pyagent.fleet import Fleet
 
 app = typer.Typer(add_completion=False)

@@ -14,14 +14,14 @@ from pyagent.cli.output import Colour, coloured, write_json, write_json_line
 from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.storage.journal import FileJournal, KeptRun
+    from pyagent.infrastructure.storage.journal import KeptRun, SqliteJournal
 
 app = typer.Typer(add_completion=False, help="Look at past runs.", no_args_is_help=True)
 
 _STATE_COLOURS: dict[str, Colour] = {"done": "green", "failed": "red", "damaged": "red"}
 
 
-def _journal(config: Path | None = None) -> FileJournal:
+def _journal(config: Path | None = None) -> SqliteJournal:
     from pyagent.assembly import make_journal
 
     return make_journal(read_settings(config))
@@ -87,7 +87,7 @@ def show(
 
 def _warn_of_damage(run: str, kept: KeptRun) -> None:
     if not kept.is_whole:
-        num_lost = max(len(kept.missing), kept.num_damaged)
+        num_lost = len(kept.missing)
         sys.stderr.write(f"warning: the journal of {run} is damaged: {num_lost} records are lost\n")
 
 
@@ -97,24 +97,29 @@ def export(
     file: Annotated[Path | None, typer.Argument(help="Where to; without one to standard output.")] = None,
     config: Config = None,
 ) -> None:
-    """Write a run as one JSON document: its summary, and its numbered events."""
-    import msgspec
-
+    """Write a run as JSON lines: first its summary and what it was asked, then its numbered events."""
     from pyagent.core.errors import RequestError
 
     journal = _journal(config)
     kept = journal.read(run)
     summary = next((row for row in journal.runs() if row.run == run), None)
-    document = {"run": run, "summary": summary, "missing": kept.missing, "records": kept.records}
+    head = {"run": run, "summary": summary, "spec": journal.spec(run), "missing": kept.missing}
     _warn_of_damage(run, kept)
     if file is None:
-        write_json(document)
+        for part in (head, *kept.records):
+            write_json_line(_json(part))
         return
     try:
-        file.write_bytes(msgspec.json.encode(document, enc_hook=str) + b"\n")
+        file.write_bytes(b"".join(_json(part) + b"\n" for part in (head, *kept.records)))
     except OSError as error:
         raise RequestError(f"{file} cannot be written: {error.strerror}", param="file") from error
     sys.stdout.write(f"wrote {run} to {file}: {len(kept.records)} records\n")
+
+
+def _json(part: object) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(part, enc_hook=str)
 
 
 @app.command("rm")

@@ -1,57 +1,77 @@
-"""The journal's interface: what a run did, in order, to look at and to replay.
+"""The journal's interface: what a run was asked, and what it did, in order: to look at, to go on from, to fork.
 
 A record is an event with its number in the run. The journal keeps records as they come; replaying a run gives them in
-order up to the first that is missing, which after a crash is a prefix of what was written. Private runs have an id and
-no records. How records are stored is `infrastructure.storage.journal`'s business; `MemoryJournal` is for programs that
-keep nothing.
+order up to the first that is missing, so it is a prefix of what was written. Private runs have an id and no records.
+How records are stored is `infrastructure.storage.journal`'s business; `MemoryJournal` keeps them in memory.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Literal, Protocol
 
 import msgspec
 
+from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.fleet.events import Event, RunFailed, RunFinished, RunStarted, Totals
+from pyagent.core.fleet.steps import RunSpec
+
+State = Literal["running", "done", "failed", "cancelled", "unfinished", "damaged"]
 
 
 class JournalRecord(msgspec.Struct, frozen=True):
-    """An event and its number in its run, from 0 without gaps."""
+    """An event and its number in its run, from 0 without gaps. What could not be kept as it was is not `is_exact`."""
 
     number: int
     event: Event
+    is_exact: bool = True
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `pyagent runs list`. A run whose end was never written is `unfinished`; without its start, `damaged`."""
+    """A row of `pyagent runs list`. A run whose process died is `unfinished`; without its start, `damaged`."""
 
     run: str
     started_at: float
     task: str
-    state: Literal["done", "failed", "unfinished", "damaged"]
+    state: State
     totals: Totals | None = None
+    tenant: str = ""
 
 
 class Journal(Protocol):
     """Keeps records of runs."""
 
-    def open_run(self, *, is_private: bool = False) -> str:
+    def open_run(self, spec: RunSpec, *, is_private: bool = False) -> str:
         """Return a new run's id, `r-7f3a`, unlike all others kept; nothing is kept of a private run."""
         ...
 
-    def append(self, run: str, shard_key: str, record: JournalRecord) -> None:
-        """Keep a record; it is safe from the death of this process when this returns."""
+    def append(self, run: str, record: JournalRecord, *, is_forced: bool = False) -> None:
+        """Keep a record: safe from the death of this process when this returns, `is_forced` from the machine's too."""
         ...
 
     def close_run(self, run: str) -> None:
         """Nothing more comes for this run."""
         ...
 
-    def replay(self, run: str) -> list[JournalRecord]:
-        """Return the run's records in order, up to the first one missing. Raises `RequestError` for an unknown run."""
+    def replay(self, run: str, start: int = 0) -> Iterator[JournalRecord]:
+        """Return the run's records from `start` on, in order, up to the first one missing.
+
+        Raises `RequestError` for an unknown run.
+        """
+        ...
+
+    def spec(self, run: str) -> RunSpec:
+        """Return what the run was asked. Raises `RequestError` for an unknown run."""
+        ...
+
+    def reopen(self, run: str) -> None:
+        """Write a run again that has ended or died. Raises `RequestError` for one that is still written."""
+        ...
+
+    def fork(self, run: str, spec: RunSpec, before: int) -> str:
+        """Return a new run's id, open, which begins with the records of `run` before a number."""
         ...
 
     def runs(self) -> list[RunSummary]:
@@ -70,40 +90,82 @@ class MemoryJournal:
         self._max_runs = max_runs
         self._num_opened = 0
         self._records: dict[str, list[JournalRecord]] = {}
+        self._specs: dict[str, RunSpec] = {}
+        self._open: set[str] = set()
 
-    def open_run(self, *, is_private: bool = False) -> str:
+    def open_run(self, spec: RunSpec, *, is_private: bool = False) -> str:
         """Return a new run's id."""
         if is_private:
             return private_run_id()
         self._num_opened += 1
         run = f"r-{self._num_opened:04x}"
-        self._records[run] = []
+        self._records[run], self._specs[run] = [], spec
+        self._open.add(run)
         while len(self._records) > self._max_runs:
-            del self._records[next(iter(self._records))]
+            oldest = next(iter(self._records))
+            del self._records[oldest], self._specs[oldest]
         return run
 
-    def append(self, run: str, shard_key: str, record: JournalRecord) -> None:
+    def append(self, run: str, record: JournalRecord, *, is_forced: bool = False) -> None:
         """Keep a record."""
         if run in self._records:
             self._records[run].append(record)
 
     def close_run(self, run: str) -> None:
-        """Nothing to do."""
+        """Let it be opened again."""
+        self._open.discard(run)
 
-    def replay(self, run: str) -> list[JournalRecord]:
+    def replay(self, run: str, start: int = 0) -> Iterator[JournalRecord]:
         """Return the run's records."""
-        if run not in self._records:
-            raise unknown_name("run", run, list(self._records))
-        return list(self._records[run])
+        return iter(self._found(run)[start:])
+
+    def spec(self, run: str) -> RunSpec:
+        """Return what the run was asked."""
+        self._found(run)
+        return self._specs[run]
+
+    def reopen(self, run: str) -> None:
+        """Write a run again."""
+        self._found(run)
+        if run in self._open:
+            raise still_running(run)
+        self._open.add(run)
+
+    def fork(self, run: str, spec: RunSpec, before: int) -> str:
+        """Return a new run's id, which begins with the records of `run` before a number."""
+        records = self._found(run)[:before]
+        fork = self.open_run(spec)
+        self._records[fork] = [renamed(record, fork) for record in records]
+        return fork
 
     def runs(self) -> list[RunSummary]:
         """Return the runs kept, newest first."""
-        rows = (summarize_run(run, records) for run, records in reversed(self._records.items()))
+        rows = (self._summary(run) for run in reversed(self._records))
         return [row for row in rows if row]
 
     def loss(self, run: str) -> str:
         """Say why not all of a run is kept; empty when all of it is."""
         return PRIVATE_LOSS if run.startswith(PRIVATE_PREFIX) else ""
+
+    def _found(self, run: str) -> list[JournalRecord]:
+        if run not in self._records:
+            raise unknown_name("run", run, list(self._records))
+        return self._records[run]
+
+    def _summary(self, run: str) -> RunSummary | None:
+        events = [record.event for record in self._records[run]]
+        if not events or not isinstance(first := events[0], RunStarted):
+            return None
+        ends = [event for event in events if isinstance(event, RunFinished | RunFailed)]
+        state: State = "running" if run in self._open else state_of(ends[-1]) if ends else "unfinished"
+        return RunSummary(
+            run=run,
+            started_at=first.at,
+            task=first.task,
+            state=state,
+            totals=ends[-1].totals if ends else None,
+            tenant=self._specs[run].tenant,
+        )
 
 
 PRIVATE_PREFIX = "p-"
@@ -115,16 +177,18 @@ def private_run_id() -> str:
     return f"{PRIVATE_PREFIX}{secrets.token_hex(6)}"
 
 
-def summarize_run(run: str, records: Sequence[JournalRecord]) -> RunSummary | None:
-    """Return the row of a run from its own first and last records; None when not even its start was kept."""
-    first = records[0].event if records else None
-    if not isinstance(first, RunStarted):
-        return None
-    state: Literal["done", "failed", "unfinished"] = "unfinished"
-    totals = None
-    for record in reversed(records):
-        if isinstance(record.event, RunFinished | RunFailed):
-            state = "done" if isinstance(record.event, RunFinished) else "failed"
-            totals = record.event.totals
-            break
-    return RunSummary(run=run, started_at=first.at, task=first.task, state=state, totals=totals)
+def state_of(end: RunFinished | RunFailed) -> State:
+    """Return the state of a run whose last event this is."""
+    if isinstance(end, RunFinished):
+        return "done"
+    return "cancelled" if end.kind == "CancelledError" else "failed"
+
+
+def still_running(run: str) -> RequestError:
+    """Return the error for what cannot be done with a run under way."""
+    return RequestError(f"{run} is still running; cancel it first", param="run", code="still_running")
+
+
+def renamed(record: JournalRecord, run: str) -> JournalRecord:
+    """Return a record as one of another run."""
+    return msgspec.structs.replace(record, event=msgspec.structs.replace(record.event, run=run))

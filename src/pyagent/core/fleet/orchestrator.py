@@ -41,6 +41,7 @@ from pyagent.core.fleet.journal import Journal, MemoryJournal
 from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by_scores
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.scores import Score, Scores
+from pyagent.core.fleet.steps import RunSpec, Step, as_steps
 from pyagent.core.fleet.tool_providers import OpenTools, ToolProvider
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.fleet.tracing import NoTracer, Tracer
@@ -51,15 +52,6 @@ from pyagent.core.resilience.deadline import Deadline
 logger = logging.getLogger(__name__)
 
 Named = TypeVar("Named", Agent, FleetTool, ToolProvider)
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of a run's graph. Without an agent the router finds one; `after` names the steps whose results it gets."""
-
-    name: str
-    task: Task
-    agent: str | None = None
-    after: tuple[str, ...] = ()
 
 
 class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,15 +149,21 @@ class Fleet:
         """
         if self._is_closed:
             raise RequestError("the fleet is closed; make another one", param="task", code="closed")
-        steps = _as_steps(task, tuple(files), agent)
-        topological_order({step.name: step.after for step in steps})
+        spec = RunSpec(
+            steps=tuple(as_steps(task, tuple(files), agent)),
+            timeout_seconds=timeout_seconds,
+            client=client,
+            tenant=tenant,
+            is_limited_to_root=file_access.is_limited,
+            file_root=None if file_access.root is None else str(file_access.root),
+        )
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        run = self._open(events.put_nowait, timeout_seconds, is_private=is_private, client=client, tenant=tenant)
+        run = self._open(events.put_nowait, spec, is_private=is_private)
         run.questions.waits = self.limits.waits_for_answers if waits_for_answers is None else waits_for_answers
         self._runs[run.id] = run
         self._watchdog.start()
         contain_tasks()
-        job = asyncio.create_task(self._execute(run, steps, file_access))
+        job = asyncio.create_task(self._execute(run, spec))
         self._jobs.add(job)
         job.add_done_callback(lambda _: events.put_nowait(None))
         try:
@@ -217,16 +215,14 @@ class Fleet:
     def _open(
         self,
         listener: Callable[[Event], None],
-        timeout_seconds: float | None,
+        spec: RunSpec,
         *,
         is_private: bool,
-        client: str,
-        tenant: str,
     ) -> Run:
         limits = self.limits
-        times = [seconds for seconds in (timeout_seconds, limits.run_seconds) if seconds is not None]
+        times = [seconds for seconds in (spec.timeout_seconds, limits.run_seconds) if seconds is not None]
         deadline = Deadline.after(min(times, default=None))
-        run_id = self.journal.open_run(is_private=is_private)
+        run_id = self.journal.open_run(spec, is_private=is_private)
         return Run(
             id=run_id,
             backend=self.backend,
@@ -239,21 +235,22 @@ class Fleet:
             executor=self.executor,
             tracer=self._tracer,
             listener=listener,
-            hints=RunHints(run_id, partial(self._hint, is_private=is_private), self._durations, tenant),
-            client=client,
-            tenant=tenant,
+            hints=RunHints(run_id, partial(self._hint, is_private=is_private), self._durations, spec.tenant),
+            client=spec.client,
+            tenant=spec.tenant,
             is_private=is_private,
         )
 
     def _hint(self, hint: Hint, *, is_private: bool) -> None:
         pass_hint(self.backend, msgspec.structs.replace(hint, private=is_private) if is_private else hint)
 
-    async def _execute(self, run: Run, steps: Sequence[Step], file_access: FileAccess) -> object:
+    async def _execute(self, run: Run, spec: RunSpec) -> object:
         with run.tracer.span("run", {"pyagent.run": run.id}, {}):
-            return await self._run_steps(run, steps, file_access)
+            return await self._run_steps(run, spec)
 
-    async def _run_steps(self, run: Run, steps: Sequence[Step], file_access: FileAccess) -> object:
-        grant(file_access)
+    async def _run_steps(self, run: Run, spec: RunSpec) -> object:
+        grant(spec.file_access)
+        steps = spec.steps
         name_to_step = {step.name: step for step in steps}
         titles = [step.task.title if len(steps) == 1 else f"{step.name}: {step.task.title}" for step in steps]
         files = tuple(dict.fromkeys(file for step in steps for file in step.task.files))
@@ -320,31 +317,6 @@ async def _run_routed(run: Run, step: Step, task: Task, route: Route) -> object:
     run.emit(chosen)
     budget = Budget(f"step {step.name}", None, run.budget)
     return await run.run_agent(Context(run, route.agent, step.name, budget, run.deadline), task)
-
-
-def _as_steps(task: str | Task | Sequence[Step], files: tuple[str, ...], agent: str | None) -> list[Step]:
-    if isinstance(task, str | Task):
-        task = Task(text=task) if isinstance(task, str) else task
-        if not (task.text.strip() or task.files or files or task.arguments):
-            raise RequestError("the task is empty: say what is to be done, or name a file", param="task")
-        task = msgspec.structs.replace(task, files=task.files + files)
-        return [Step(name=agent or "task", task=task, agent=agent)]
-    if not isinstance(cast("object", task), Sequence):
-        raise RequestError(f"a task is a text, a Task or a sequence of Steps, got {type(task).__name__}", param="task")
-    if files or agent:
-        raise RequestError("with steps, files and agents stand in the steps", param="files" if files else "agent")
-    steps = list(task)
-    if not steps:
-        raise RequestError("a run needs at least one step", param="steps")
-    for step in steps:
-        if not isinstance(cast("object", step), Step):
-            raise RequestError(f"a run takes steps, got a {type(step).__name__}", param="steps")
-        if not step.name or "/" in step.name:
-            raise RequestError(f"a step needs a name without a slash, got {step.name!r}", param="steps")
-    names = [step.name for step in steps]
-    if len(set(names)) < len(names):
-        raise RequestError(f"a run needs steps with different names, got {names}", param="steps")
-    return steps
 
 
 def _result(after: Mapping[str, Sequence[str]], outcomes: Mapping[str, Outcome[object]]) -> object:

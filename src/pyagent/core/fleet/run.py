@@ -68,8 +68,7 @@ class Run:
         if self.is_over:
             return
         if not isinstance(event, TextDelta):
-            shard_key = f"{self.id}/{getattr(event, 'step', '')}"
-            self.journal.append(self.id, shard_key, JournalRecord(self.num_records, event))
+            self.journal.append(self.id, JournalRecord(self.num_records, event))
             self.num_records += 1
         self.listener(event)
 

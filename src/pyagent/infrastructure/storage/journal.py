@@ -1,29 +1,25 @@
-"""The journal on disk: one folder a run, in it shards of JSON lines that are only ever appended to.
+"""The journal on disk: a SQLite file in which runs, their records and their large values are kept.
 
-    journal/r-7f3a/0b.jsonl     {"number":12,"event":{...},"check":"9f21c0aa"}
+    journal/runs.db     runs, records, blobs (see `database`)
+    journal/writers/    a lock for each process that writes
 
-A record goes to the shard that a stable hash of its step names, by one `write` to a file opened for appending: agents
-share no lock, and nothing of a record waits in this process. `check` is the CRC-32 of the record without it. A process
-killed in mid-write can leave one torn line at the end of one shard: it is cut off when the run is next read by
-anybody, unless its writer still lives (it holds a lock on the folder). Damage elsewhere ends the replay before it, with
-a warning. A journal that cannot be written never stops a run: what is lost is warned of, and `loss` says why.
+A record is one transaction: it is kept when `append` returns, whatever happens to the process then. Other processes
+read beside it, and write runs of their own. A checksum tells a damaged record: replaying ends before it, with a
+warning. A journal that cannot be written never stops a run: what is lost is warned of, and `loss` says why.
 
-Old runs are deleted when new ones begin, by number and age; never one whose writer lives.
+Old runs are deleted when new ones begin, by number and age; never one whose writer lives. Their space is given back.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
-import os
 import secrets
-import shutil
+import sqlite3
 import time
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -31,122 +27,160 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import unknown_name
+from pyagent.core.fleet.events import RunFailed, RunFinished, RunStarted, Totals
 from pyagent.core.fleet.journal import (
     PRIVATE_LOSS,
     PRIVATE_PREFIX,
     JournalRecord,
     RunSummary,
+    State,
     private_run_id,
-    summarize_run,
+    state_of,
+    still_running,
 )
+from pyagent.core.fleet.steps import RunSpec
+from pyagent.infrastructure.storage.blobs import Blobs
+from pyagent.infrastructure.storage.database import Database, Row
+from pyagent.infrastructure.storage.record_codec import RecordCodec
+from pyagent.infrastructure.storage.writers import Writers
 
-NUM_SHARDS = 16
-_CHECK = b',"check":"%08x"}\n'
-_CHECK_BYTES = len(_CHECK % 0)
-_LOCK_NAME = ".writer"
 _RUNS_BETWEEN_PRUNINGS = 32
 _MAX_LOSSES = 100
+_RECORDS_A_QUERY = 256
+_OPEN = "open"
 
 logger = logging.getLogger("pyagent.journal")
-_encoder = msgspec.json.Encoder(enc_hook=str)
-_decoder = msgspec.json.Decoder(JournalRecord)
-
-
-def shard_name(key: str) -> str:
-    """Return the file of a key, the same on every machine and in every process."""
-    digest = blake2b(key.encode(), digest_size=8).digest()
-    return f"{int.from_bytes(digest) % NUM_SHARDS:02x}.jsonl"
-
-
-def encode_line(record: JournalRecord) -> bytes:
-    """Return a record as its line. A value that cannot be written as JSON is named in its place."""
-    try:
-        body = _encoder.encode(record)
-    except Exception:  # noqa: BLE001 - outputs are of other people's types
-        fields = {name: _writable(getattr(record.event, name)) for name in record.event.__struct_fields__}
-        event = msgspec.structs.replace(record.event, **fields)
-        body = _encoder.encode(msgspec.structs.replace(record, event=event))
-    return body[:-1] + _CHECK % zlib.crc32(body)
-
-
-def _writable(value: object) -> object:
-    """Return a field's value, or what stands for it; a mapping keeps those of its values that can be written."""
-    if isinstance(value, dict):
-        items = cast("dict[object, object]", value).items()
-        return {key: _named(each) for key, each in items if isinstance(key, str)}
-    return _named(value)
-
-
-def _named(value: object) -> object:
-    try:
-        _encoder.encode(value)
-    except Exception:  # noqa: BLE001 - as above
-        return f"<a {type(value).__name__} that cannot be written as JSON>"
-    return value
-
-
-def decode_line(line: bytes) -> JournalRecord | None:
-    """Return the record of a line (with its newline); None when the line is torn or damaged."""
-    body = line[:-_CHECK_BYTES] + b"}"
-    if len(line) <= _CHECK_BYTES or line[-_CHECK_BYTES:] != _CHECK % zlib.crc32(body):
-        return None
-    try:
-        return _decoder.decode(body)
-    except msgspec.DecodeError:
-        return None
 
 
 @dataclass(slots=True)
 class _OpenRun:
-    folder: Path
-    lock: int
-    shards: dict[str, int] = field(default_factory=dict[str, int])
+    id: int
     is_broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """What is left of a run: its whole records in order, the numbers missing among them, and lines that are damaged."""
+    """What is left of a run: its whole records in order, and the numbers of those missing or damaged."""
 
     records: list[JournalRecord]
     missing: list[int]
-    num_damaged: int
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing that was kept is damaged."""
-        return not (self.missing or self.num_damaged)
+        return not self.missing
 
 
-class FileJournal:
-    """Runs under `folder`, which is made when the first run is opened; None keeps runs of any number or age."""
+class SqliteJournal:
+    """Runs in `folder`, which is made when the first run is opened; None keeps runs of any number or age."""
 
     def __init__(self, folder: Path, *, max_runs: int | None = None, max_age_days: float | None = None) -> None:
         self._folder = folder
         self._max_runs = max_runs
         self._max_age_days = max_age_days
+        self._database = Database(folder / "runs.db")
+        self._codec = RecordCodec(self._database)
+        self._blobs = Blobs(self._database)
+        self._writers = Writers(folder / "writers")
         self._open: dict[str, _OpenRun] = {}
         self._losses: dict[str, str] = {}
         self._num_opened = 0
 
-    def open_run(self, *, is_private: bool = False) -> str:
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def open_run(self, spec: RunSpec, *, is_private: bool = False) -> str:
         """Return a new run's id. Where the folder cannot be written, the run goes on unkept, with a warning."""
         if is_private:
             return private_run_id()
-        if self._num_opened % _RUNS_BETWEEN_PRUNINGS == 0:
-            self.prune(self._max_runs, self._max_age_days)
-        self._num_opened += 1
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            folder = self._new_folder()
-            lock = os.open(folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            if self._num_opened % _RUNS_BETWEEN_PRUNINGS == 0:
+                self.prune(self._max_runs, self._max_age_days)
+            self._num_opened += 1
+            return self._new_run(spec)
+        except (sqlite3.Error, OSError, RequestError) as error:
             run = private_run_id()
-            self._lose(run, f"{self._folder} cannot be written ({error.strerror}); set paths.data")
+            self._lose(run, f"{self._folder} cannot be written ({_why(error)}); set paths.data")
             return run
-        self._open[folder.name] = _OpenRun(folder, lock)
-        return folder.name
+
+    def _new_run(self, spec: RunSpec) -> str:
+        num_bytes, now, writer = 2, time.time(), self._writers.own_name()
+        row = (spec.tenant, writer, now, now, _OPEN, _encoded(spec))
+        insert = (
+            "INSERT INTO runs (name, tenant, writer, started_at, used_at, state, spec) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        )
+        while True:  # the name is the claim: inserting it fails when another run has it
+            name = f"r-{secrets.token_hex(num_bytes)}"
+            with suppress(sqlite3.IntegrityError):
+                self._open[name] = _OpenRun(self._database.execute(insert, (name, *row)))
+                return name
+            num_bytes = min(num_bytes + 1, 8)
+
+    def append(self, run: str, record: JournalRecord, *, is_forced: bool = False) -> None:
+        """Keep a record. A full disk does not end the run: the journal of this run ends instead, with one warning."""
+        opened = self._open.get(run)
+        if opened is None or opened.is_broken:
+            return
+        try:
+            with self._database.transaction(is_forced=is_forced):
+                body = self._codec.encode(opened.id, record.event)
+                self._database.execute("INSERT INTO records VALUES (?, ?, ?)", (opened.id, record.number, body))
+                self._note(opened.id, record)
+        except sqlite3.Error as error:
+            opened.is_broken = True
+            self._codec.forget()
+            self._lose(run, f"{_why(error)}, from record {record.number} on")
+            if record.number == 0:
+                with suppress(sqlite3.Error):
+                    self._delete(opened.id)  # there is nothing to show
+
+    def _note(self, run: int, record: JournalRecord) -> None:
+        """Keep in the run's row what a list of runs shows of it."""
+        event, execute = record.event, self._database.execute
+        if isinstance(event, RunStarted):
+            execute("UPDATE runs SET task = ?, started_at = ? WHERE id = ?", (_storable(event.task), event.at, run))
+        elif isinstance(event, RunFinished | RunFailed):
+            totals = msgspec.json.encode(event.totals)
+            execute("UPDATE runs SET state = ?, totals = ? WHERE id = ?", (state_of(event), totals, run))
+
+    def close_run(self, run: str) -> None:
+        """Nothing more comes."""
+        opened = self._open.pop(run, None)
+        if opened is not None and not opened.is_broken:
+            with suppress(sqlite3.Error):
+                self._database.execute(
+                    "UPDATE runs SET writer = '', used_at = ? WHERE id = ?", (time.time(), opened.id)
+                )
+
+    def close(self) -> None:
+        """Close the runs and let go of the file."""
+        for run in list(self._open):
+            self.close_run(run)
+        self._database.close()
+        self._writers.close()
+
+    def reopen(self, run: str) -> None:
+        """Write a run again that has ended or died. Raises `RequestError` for one that is still written."""
+        with _readable(self._folder), self._database.transaction():
+            number, writer = self._found(run)
+            if writer and self._writers.is_alive(writer):
+                raise still_running(run)
+            update = "UPDATE runs SET writer = ?, state = ?, totals = NULL WHERE id = ?"
+            self._database.execute(update, (self._writers.own_name(), _OPEN, number))
+        self._open[run] = _OpenRun(number)
+
+    def fork(self, run: str, spec: RunSpec, before: int) -> str:
+        """Return a new run's id, open, which begins with the records of `run` before a number."""
+        with _readable(self._folder), self._database.transaction():
+            number, _ = self._found(run)
+            fork = self._new_run(spec)
+            new = self._open[fork].id
+            copied = "INSERT INTO records SELECT ?, number, body FROM records WHERE run = ? AND number < ?"
+            self._database.execute(copied, (new, number, before))
+            self._database.execute(
+                "UPDATE runs SET task = (SELECT task FROM runs WHERE id = ?) WHERE id = ?", (number, new)
+            )
+            self._blobs.share(number, new)
+        return fork
 
     def _lose(self, run: str, why: str) -> None:
         logger.warning("the journal of %s is not kept: %s", run, why)
@@ -158,173 +192,140 @@ class FileJournal:
         """Say why not all of a run of this process is kept; empty when all of it is."""
         return self._losses.get(run, PRIVATE_LOSS if run.startswith(PRIVATE_PREFIX) else "")
 
-    def _new_folder(self) -> Path:
-        num_bytes = 2
-        while True:  # the folder's name is the claim: making it fails when another process has it
-            folder = self._folder / f"r-{secrets.token_hex(num_bytes)}"
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-                return folder
-            num_bytes = min(num_bytes + 1, 8)
+    # -- reading ------------------------------------------------------------------------------------------------------
 
-    def append(self, run: str, shard_key: str, record: JournalRecord) -> None:
-        """Keep a record. A full disk does not end the run: the journal of this run ends instead, with one warning."""
-        opened = self._open.get(run)
-        if opened is None or opened.is_broken:
-            return
-        line = encode_line(record)
-        try:
-            _append_whole(self._shard(opened, shard_key), line)
-        except OSError as error:
-            opened.is_broken = True
-            self._lose(run, f"{error.strerror}, from record {record.number} on")
-            if record.number == 0:
-                shutil.rmtree(opened.folder, ignore_errors=True)  # there is nothing to show
+    def replay(self, run: str, start: int = 0) -> Iterator[JournalRecord]:
+        """Return the run's records from `start` on, in order, up to the first one missing."""
+        return self._whole(run, start, self._read(run, start))
 
-    def _shard(self, opened: _OpenRun, key: str) -> int:
-        name = shard_name(key)
-        if name not in opened.shards:
-            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-            opened.shards[name] = os.open(opened.folder / name, flags, 0o600)
-        return opened.shards[name]
-
-    def close_run(self, run: str) -> None:
-        """Nothing more comes: force what was written to the disk, and let go of the run."""
-        opened = self._open.pop(run, None)
-        if opened is None:
-            return
-        for shard in opened.shards.values():
-            with contextlib.suppress(OSError):
-                os.fsync(shard)
-            os.close(shard)
-        os.close(opened.lock)
-
-    def replay(self, run: str) -> list[JournalRecord]:
-        """Return the run's records in order, up to the first one missing."""
-        kept = self.read(run)
-        records = [record for number, record in enumerate(kept.records) if record.number == number]
-        if not kept.is_whole:
-            logger.warning(
-                "the journal of %s is damaged: %d of %d records are used", run, len(records), len(kept.records)
-            )
-        return records
+    def _whole(
+        self, run: str, expected: int, found: Iterator[tuple[int, JournalRecord | None]]
+    ) -> Iterator[JournalRecord]:
+        for number, record in found:
+            if record is None or number != expected:
+                logger.warning("the journal of %s is damaged: it is used up to record %d", run, expected)
+                return
+            yield record
+            expected += 1
 
     def read(self, run: str) -> KeptRun:
         """Read all that is left of a run, also after damage; raises `RequestError` for an unknown run."""
-        folder = self._folder_of(run)
-        _repair(folder)
-        lines = [line for shard in sorted(folder.glob("*.jsonl")) for line in _lines(shard)]
-        decoded = [decode_line(line) for line in lines]
-        records = sorted((record for record in decoded if record is not None), key=lambda record: record.number)
-        numbers = {record.number for record in records}
-        missing = [number for number in range(max(numbers, default=-1)) if number not in numbers]
-        return KeptRun(records, missing, num_damaged=decoded.count(None))
+        found = dict(self._read(run, 0))
+        records = [record for record in found.values() if record is not None]
+        return KeptRun(records, [number for number in range(max(found, default=-1) + 1) if found.get(number) is None])
 
-    def remove(self, run: str) -> None:
-        """Delete a run; raises `RequestError` for an unknown one, and for one that is still written."""
-        if not _delete(self._folder_of(run)):
-            raise RequestError(f"{run} is still running; stop it first", param="run")
+    def _read(self, run: str, start: int) -> Iterator[tuple[int, JournalRecord | None]]:
+        """Return numbers with records, None where one is damaged. Few are in memory at once."""
+        with _readable(self._folder):
+            found, _ = self._found(run)
+        return self._pages(run, found, start)
 
-    def prune(self, max_runs: int | None, max_age_days: float | None) -> list[str]:
-        """Delete all but the newest `max_runs` runs, and those older than `max_age_days`; return their ids."""
-        ages = sorted((time.time() - _mtime(folder), folder) for folder in self._folders())
-        oldest = float("inf") if max_age_days is None else max_age_days * 86_400
-        kept = len(ages) if max_runs is None else max_runs
-        old = [folder for number, (age, folder) in enumerate(ages) if number >= kept or age > oldest]
-        return [folder.name for folder in old if _delete(folder)]
+    def _pages(self, run: str, found: int, start: int) -> Iterator[tuple[int, JournalRecord | None]]:
+        query = "SELECT number, body FROM records WHERE run = ? AND number >= ? ORDER BY number LIMIT ?"
+        while True:
+            with _readable(self._folder):
+                rows = cast("list[tuple[int, bytes]]", self._database.rows(query, (found, start, _RECORDS_A_QUERY)))
+                records = [(number, self._codec.decode(run, number, body)) for number, body in rows]
+            yield from records
+            start = records[-1][0] + 1 if records else start
+            if len(rows) < _RECORDS_A_QUERY:
+                return
 
-    def _folder_of(self, run: str) -> Path:
-        folder = self._folder / run
-        if not run.startswith("r-") or run != Path(run).name or not folder.is_dir():
-            raise unknown_name("run", run, [folder.name for folder in self._folders()])
-        return folder
+    def spec(self, run: str) -> RunSpec:
+        """Return what the run was asked. Raises `RequestError` for an unknown run."""
+        with _readable(self._folder):
+            number, _ = self._found(run)
+            [(spec,)] = self._database.rows("SELECT spec FROM runs WHERE id = ?", (number,))
+        try:
+            return msgspec.json.decode(zlib.decompress(cast("bytes", spec)), type=RunSpec)
+        except (zlib.error, ValueError) as error:
+            raise RequestError(f"what {run} was asked could not be kept, or is damaged", param="run") from error
 
     def runs(self) -> list[RunSummary]:
         """Return the runs kept, newest first."""
-        rows = [self._summary(folder) for folder in self._folders()]
-        return sorted((row for row in rows if row), key=lambda row: row.started_at, reverse=True)
+        query = (
+            "SELECT name, started_at, task, state, totals, tenant, writer FROM runs ORDER BY started_at DESC, id DESC"
+        )
+        with _readable(self._folder):
+            return [self._summary(row) for row in self._database.rows(query)]
 
-    def _summary(self, folder: Path) -> RunSummary | None:
-        """From the shard of the run's own events, which holds the first and the last; None when nothing was kept."""
-        shard = folder / shard_name(f"{folder.name}/")
-        records = [record for line in _lines(shard) if (record := decode_line(line))] if shard.is_file() else []
-        summary = summarize_run(folder.name, records)
-        if summary is None and any(folder.glob("*.jsonl")):
-            return RunSummary(run=folder.name, started_at=_mtime(folder), task="", state="damaged")
-        return summary
+    def _summary(self, row: Row) -> RunSummary:
+        name, started_at, task, state, totals, tenant, writer = cast(
+            "tuple[str, float, str, str, bytes, str, str]", row
+        )
+        if state == _OPEN:
+            state = "running" if writer and self._writers.is_alive(writer) else "unfinished" if task else "damaged"
+        return RunSummary(
+            run=name,
+            started_at=started_at,
+            task=task or "",
+            state=cast("State", state),
+            totals=msgspec.json.decode(totals, type=Totals) if totals else None,
+            tenant=tenant,
+        )
 
-    def _folders(self) -> list[Path]:
-        if not self._folder.is_dir():
-            return []
-        return [folder for folder in self._folder.iterdir() if folder.name.startswith("r-") and folder.is_dir()]
+    def _found(self, run: str) -> tuple[int, str]:
+        """Return a run's number and writer."""
+        rows = self._database.rows("SELECT id, writer FROM runs WHERE name = ?", (run,))
+        if not rows:
+            names = [str(name) for (name,) in self._database.rows("SELECT name FROM runs")]
+            raise unknown_name("run", run, names)
+        return cast("tuple[int, str]", rows[0])
+
+    # -- deleting ------------------------------------------------------------------------------------------------------
+
+    def remove(self, run: str) -> None:
+        """Delete a run; raises `RequestError` for an unknown one, and for one that is still written."""
+        with _readable(self._folder):
+            number, writer = self._found(run)
+            if writer and self._writers.is_alive(writer):
+                raise still_running(run)
+            self._delete(number)
+            self._database.shrink()
+
+    def prune(self, max_runs: int | None, max_age_days: float | None) -> list[str]:
+        """Delete all but the newest `max_runs` runs, and those older than `max_age_days`; return their ids."""
+        with _readable(self._folder):
+            rows = self._database.rows("SELECT id, name, used_at, writer FROM runs ORDER BY used_at DESC, id DESC")
+            runs = cast("list[tuple[int, str, float, str]]", rows)
+            since = float("-inf") if max_age_days is None else time.time() - max_age_days * 86_400
+            kept = len(runs) if max_runs is None else max_runs
+            old = [run for place, run in enumerate(runs) if place >= kept or run[2] < since]
+            over = [run for run in old if not (run[3] and self._writers.is_alive(run[3]))]
+            for number, *_ in over:
+                self._delete(number)
+            if over:
+                self._database.shrink()
+        return [name for _, name, *_ in over]
+
+    def _delete(self, run: int) -> None:
+        with self._database.transaction():
+            self._blobs.release(run)
+            self._database.execute("DELETE FROM records WHERE run = ?", (run,))
+            self._database.execute("DELETE FROM runs WHERE id = ?", (run,))
 
 
-def _append_whole(shard: int, line: bytes) -> None:
-    """Write all of the line or none of it."""
-    num_written = os.write(shard, line)
-    if num_written < len(line):
-        os.ftruncate(shard, os.fstat(shard).st_size - num_written)
-        raise OSError(28, "no space left for a whole record")
-
-
-def _lines(shard: Path) -> Iterator[bytes]:
-    """The whole lines of a shard: a last one without its end is still being written."""
-    with shard.open("rb") as lines:
-        for line in lines:
-            if line.endswith(b"\n"):
-                yield line
-
-
-def _mtime(folder: Path) -> float:
-    """When a shard was last added to the run's folder, in seconds since 1970; 0 when it is gone."""
+@contextmanager
+def _readable(folder: Path) -> Generator[None]:
+    """Map what SQLite says to an error that names the folder."""
     try:
-        return folder.stat().st_mtime
-    except OSError:
-        return 0.0
+        yield
+    except (sqlite3.Error, OSError) as error:
+        text = f"the journal in {folder} cannot be used: {_why(error)}"
+        raise RequestError(text, param="run", code="journal_unreadable") from error
 
 
-def _delete(folder: Path) -> bool:
-    """Delete a run's folder, unless its writer lives."""
-    with contextlib.suppress(OSError):
-        lock = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(lock)
-    shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _repair(folder: Path) -> None:
-    """Cut torn ends off, unless a writer lives or the folder is not ours to write."""
+def _encoded(spec: RunSpec) -> bytes:
+    """Return what a run was asked; nothing where it holds what cannot be written."""
     try:
-        lock = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for path in folder.glob("*.jsonl"):
-            _cut_torn_end(path)
-    except OSError as error:
-        logger.debug("the journal in %s is read as it is: %s", folder, error)
-    finally:
-        os.close(lock)
+        return zlib.compress(msgspec.json.encode(spec, enc_hook=str), 1)
+    except Exception:  # noqa: BLE001 - results of steps are of other people's types
+        return b""
 
 
-def _cut_torn_end(path: Path) -> None:
-    """Truncate the file after its last whole line."""
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
+def _storable(text: str) -> str:
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,67 @@
+"""What a run is asked to do: the steps of its graph, and for whom. Values, kept with the run so that it can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.file_access import FileAccess
+from pyagent.core.fleet.graph import topological_order
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a run's graph. Without an agent the router finds one; `after` names the steps whose results it gets."""
+
+    name: str
+    task: Task
+    agent: str | None = None
+    after: tuple[str, ...] = ()
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run as it was asked for: `client` and `tenant` say by whom, the files it may read are below `file_root`."""
+
+    steps: tuple[Step, ...]
+    timeout_seconds: float | None = None
+    client: str = ""
+    tenant: str = ""
+    is_limited_to_root: bool = False
+    file_root: str | None = None
+    forked_from: str = ""
+
+    @property
+    def file_access(self) -> FileAccess:
+        """Which files the run may read."""
+        return FileAccess(self.is_limited_to_root, None if self.file_root is None else Path(self.file_root))
+
+
+def as_steps(task: str | Task | Sequence[Step], files: tuple[str, ...], agent: str | None) -> list[Step]:
+    """Return a run's task as the steps of its graph; raises `RequestError` for what is none, names and cycles."""
+    if isinstance(task, str | Task):
+        task = Task(text=task) if isinstance(task, str) else task
+        if not (task.text.strip() or task.files or files or task.arguments):
+            raise RequestError("the task is empty: say what is to be done, or name a file", param="task")
+        task = msgspec.structs.replace(task, files=task.files + files)
+        return [Step(name=agent or "task", task=task, agent=agent)]
+    if not isinstance(cast("object", task), Sequence):
+        raise RequestError(f"a task is a text, a Task or a sequence of Steps, got {type(task).__name__}", param="task")
+    if files or agent:
+        raise RequestError("with steps, files and agents stand in the steps", param="files" if files else "agent")
+    steps = list(task)
+    if not steps:
+        raise RequestError("a run needs at least one step", param="steps")
+    for step in steps:
+        if not isinstance(cast("object", step), Step):
+            raise RequestError(f"a run takes steps, got a {type(step).__name__}", param="steps")
+        if not step.name or "/" in step.name:
+            raise RequestError(f"a step needs a name without a slash, got {step.name!r}", param="steps")
+    names = [step.name for step in steps]
+    if len(set(names)) < len(names):
+        raise RequestError(f"a run needs steps with different names, got {names}", param="steps")
+    topological_order({step.name: step.after for step in steps})
+    return steps

@@ -1,0 +1,147 @@
+"""The journal's SQLite file: how it is opened, its tables, and its transactions.
+
+Write-ahead log, so that readers and a writer do not wait for each other; `synchronous = NORMAL`, so that what a
+transaction wrote survives the death of the process when it has returned, and of the machine after the next checkpoint.
+A transaction that asks for it (`is_forced`) survives both. One connection, shared by threads under a lock.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyagent.core.errors import RequestError
+
+_VERSION = 1
+_BUSY_SECONDS = 10.0
+_PAUSE_SECONDS = 0.02
+_SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS runs (
+        id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, writer TEXT NOT NULL,
+        started_at REAL NOT NULL, used_at REAL NOT NULL, task TEXT, state TEXT NOT NULL, totals BLOB,
+        spec BLOB NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS records (
+        run INTEGER NOT NULL, number INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID""",
+    "CREATE TABLE IF NOT EXISTS blobs (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS uses (
+        run INTEGER NOT NULL, blob INTEGER NOT NULL, PRIMARY KEY (run, blob)) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS uses_of_blob ON uses (blob)",
+    "CREATE TABLE IF NOT EXISTS shapes (id INTEGER PRIMARY KEY, names TEXT NOT NULL UNIQUE)",
+)
+Row = tuple[object, ...]
+
+
+class Database:
+    """A file that is opened when it is first used. `sqlite3.Error` comes out of every call as it is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._depth = 0
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file; reading does not make one."""
+        return self._connection is not None or self.path.is_file()
+
+    def rows(self, query: str, values: Iterable[object] = ()) -> list[Row]:
+        """Return what a query finds; nothing where there is no file."""
+        if not self.exists:
+            return []
+        with self._lock:
+            return self._opened().execute(query, tuple(values)).fetchall()
+
+    def execute(self, statement: str, values: Iterable[object] = ()) -> int:
+        """Run one statement, in the transaction under way or in its own; return the last row's id."""
+        with self._lock:
+            return self._opened().execute(statement, tuple(values)).lastrowid or 0
+
+    @contextmanager
+    def transaction(self, *, is_forced: bool = False) -> Generator[None]:
+        """Write all that follows, or on an error nothing. A transaction inside another is part of it."""
+        with self._lock:
+            connection = self._opened()
+            if self._depth:
+                yield
+                return
+            if is_forced:
+                connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            self._depth = 1
+            try:
+                yield
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            finally:
+                self._depth = 0
+                if is_forced:
+                    connection.execute("PRAGMA synchronous = NORMAL")
+
+    def shrink(self) -> None:
+        """Give the space of what was deleted back to the disk, and leave no trace of it in the log."""
+        with self._lock:
+            connection = self._opened()
+            connection.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def close(self) -> None:
+        """Let go of the file; it is opened again when it is next used."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            connection = sqlite3.connect(
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
+            )
+            try:
+                _prepare(connection, self.path)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect before there are tables
+    _write_ahead(connection)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA secure_delete = ON")
+    connection.execute("PRAGMA journal_size_limit = 4194304")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version not in {0, _VERSION}:
+        raise RequestError(f"{path} was written by another release of pyagent (version {version})", param="run")
+    if version == 0:
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
+        connection.execute("COMMIT")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Turn the write-ahead log on. SQLite does not wait by itself for another process that does so too."""
+    give_up_at = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > give_up_at:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
