@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import AgentFailed as AgentFailed
     from pyagent.core.fleet.events import AgentFinished as AgentFinished
     from pyagent.core.fleet.events import AgentStarted as AgentStarted
+    from pyagent.core.fleet.events import HistoryCompacted as HistoryCompacted
     from pyagent.core.fleet.events import ModelCalled as ModelCalled
     from pyagent.core.fleet.events import Progress as Progress
     from pyagent.core.fleet.events import Question as Question
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import TextDelta as TextDelta
     from pyagent.core.fleet.events import ToolCalled as ToolCalled
     from pyagent.core.fleet.steps import Step as Step
+    from pyagent.core.fleet.tool_functions import tool as tool
     from pyagent.core.fleet.tools import FleetTool as FleetTool
     from pyagent.core.messages import ChatDelta as ChatDelta
     from pyagent.core.messages import ChatRequest as ChatRequest
@@ -86,10 +88,11 @@ _NAMES = {
     "pyagent.core.flat_logprobs": "FlatLogprobs",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
-    "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted ModelCalled Progress "
-    "Question QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunStarted StepSkipped "
-    "TextDelta ToolCalled",
+    "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted HistoryCompacted "
+    "ModelCalled Progress Question QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunStarted "
+    "StepSkipped TextDelta ToolCalled",
     "pyagent.core.fleet.orchestrator": "Step",
+    "pyagent.core.fleet.tool_functions": "tool",
     "pyagent.core.fleet.tools": "FleetTool",
     "pyagent.core.messages": "ChatDelta ChatRequest FunctionDefinition Message SamplingParams Tool ToolCall Usage",
     "pyagent.core.response_format": "GrammarFormat JsonSchemaFormat ResponseFormat",

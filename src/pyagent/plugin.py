@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.remote.context import run_remote
     from pyagent.core.fleet.remote.messages import AgentCall, AgentView
     from pyagent.core.fleet.scores import Score
+    from pyagent.core.fleet.tool_functions import tool
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.grammars import (
@@ -276,6 +277,7 @@ _LATER = {
     "read_headers": "pyagent.core.config",
     "readable_path": "pyagent.core.fleet.file_access",
     "run_remote": "pyagent.core.fleet.remote.context",
+    "tool": "pyagent.core.fleet.tool_functions",
 }
 
 __all__ = [
@@ -450,6 +452,7 @@ __all__ = [
     "read_headers",
     "readable_path",
     "run_remote",
+    "tool",
     "trace_headers",
 ]
 

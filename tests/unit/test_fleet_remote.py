@@ -272,6 +272,7 @@ def test_remote_context_has_what_a_context_has() -> None:
         "run",
         "parent",
         "started_at",
+        "run_tool",
         "num_children",
         "num_questions",
         "usage",

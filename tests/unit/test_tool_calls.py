@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -168,16 +169,17 @@ def test_calls_end() -> None:
 
 def test_calls_of_one_answer_are_bounded() -> None:
     """Calls past the most of one answer are not run, and the model is told so."""
-    calls = _calls(*[("add", '{"left": 1, "right": 1}')] * (tool_calls.MAX_CALLS + 2))
+    calls = _calls(*[("add", f'{{"left": 1, "right": {n}}}') for n in range(tool_calls.MAX_CALLS + 2)])
     completion = _complete(ScriptedBackend([calls, "Two."]))
     assert [result.is_error for result in completion.tool_results[-3:]] == [False, True, True]
 
 
 def test_limits_end_the_loop() -> None:
     """Neither a budget nor a deadline is something the model is told of: they end the run."""
-    call = _calls(("add", '{"left": 2, "right": 3}'))
+    numbers = itertools.count()
+    backend = ScriptedBackend(lambda _: _calls(("add", f'{{"left": 2, "right": {next(numbers)}}}')))
     with pytest.raises(BudgetError):
-        _complete(ScriptedBackend(lambda _: call), Caller(max_rounds=1000), run_tokens=1500)
+        _complete(backend, Caller(max_rounds=1000), run_tokens=1500)
 
     async def wait(_: object) -> object:
         await asyncio.sleep(3600)

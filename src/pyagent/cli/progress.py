@@ -17,6 +17,7 @@ from pyagent.core.fleet.events import (
     AgentFinished,
     AgentStarted,
     Event,
+    HistoryCompacted,
     ModelCalled,
     Progress,
     QuestionAnswered,
@@ -76,6 +77,9 @@ class RunProgress:
                 row.state, row.line, row.tail = "running", event.reason, ""
             case Progress():
                 self._row(event.step, event.agent).line = event.text
+            case HistoryCompacted():
+                text = f"shortened the conversation: {event.tokens_before:,} to {event.tokens_after:,} tokens"
+                self._row(event.step, event.agent).line = text
             case QuestionAsked():
                 self._row(event.step, event.agent).line = f"asks: {event.question.text}"
             case QuestionAnswered():

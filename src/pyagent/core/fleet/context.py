@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -129,8 +129,15 @@ class Context(Questions):
 
     async def call_tool(self, name: str, arguments: JsonObject | msgspec.Struct) -> object:
         """Return what a tool returns for these arguments; raises `RequestError` when they do not fit it."""
+        return await self.run_tool(self.tool(name), arguments)
+
+    async def run_tool(self, tool: FleetTool, arguments: JsonObject | msgspec.Struct) -> object:
+        """Return what a tool returns that need not be one of the fleet's. A person allows it first, where needed."""
         await self.check_open()
-        tool = self.tool(name)
+        name = tool.name
+        if tool.needs_approval:
+            await tool.checked(arguments)  # before anybody is asked about a call that cannot be
+            await self.run.questions.approve(self, tool.name, arguments)
         started, output, fault = time.perf_counter(), cast("object", None), "cancelled"
         try:
             attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, "pyagent.step": self.step}
@@ -138,7 +145,8 @@ class Context(Questions):
                 self.run.hints.away(self.session, f"tool {name}"),
                 self.run.tracer.span(f"execute_tool {name}", attributes, self.trace),
             ):
-                async with self.run.slots.slot():
+                # A tool with a context takes slots by what it calls; holding one here, it could wait for itself.
+                async with nullcontext() if tool.takes_context else self.run.slots.slot():
                     output = await self._tool_call(tool, arguments).result()
             fault = None
         except PyAgentError as error:
@@ -167,7 +175,7 @@ class Context(Questions):
     def _tool_call(self, tool: FleetTool, arguments: JsonObject | msgspec.Struct) -> Call:
         return Call(
             what=f"the tool {tool.name}",
-            start=lambda: tool.call(arguments),
+            start=lambda: tool.call(arguments, self),
             error_of=lambda text: AgentError(text, agent=self.agent),
             deadline=self.deadline,
         )

@@ -143,6 +143,15 @@ class QuestionAnswered(_Event, frozen=True):
     answer: str
 
 
+class HistoryCompacted(_Event, frozen=True):
+    """A conversation grew too long for the model and was shortened: its prompt's tokens, about, before and after."""
+
+    step: str
+    agent: str
+    tokens_before: int
+    tokens_after: int
+
+
 class StepFinished(_Event, frozen=True):
     """A part of an agent's work, named by the agent, ended."""
 
@@ -226,6 +235,7 @@ Event = (
     | TextDelta
     | ModelCalled
     | ToolCalled
+    | HistoryCompacted
     | QuestionAsked
     | QuestionAnswered
     | StepFinished

@@ -47,12 +47,16 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's whole answer, how it ended, what it used, and the tools it called on the way."""
+    """A model's whole answer, how it ended, what it used, and the tools it called on the way.
+
+    `output` is that of a tool whose result is the answer; else None.
+    """
 
     text: str
     finish_reason: FinishReason | None = None
     usage: Usage = Usage()
     tool_results: tuple[ToolResult, ...] = ()
+    output: object = None
 
     @property
     def is_cut(self) -> bool:

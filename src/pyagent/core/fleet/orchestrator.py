@@ -84,8 +84,11 @@ class Fleet:
         limits: FleetLimits | None = None,
         tracer: Tracer | None = None,
         executor: Executor | None = None,
+        approved_tools: Iterable[str] = (),
     ) -> None:
-        """Raises `RequestError` for two of one name, and for agents that need each other in a circle."""
+        """`approved_tools` need no approval by a person; `*` is all.
+
+        Raises `RequestError` for two of one name, and for agents that need each other in a circle."""
         self.backend = backend
         self.agents: dict[str, Agent] = _by_name("agents", agents)
         providers = _by_name("tool providers", tool_providers)
@@ -95,6 +98,7 @@ class Fleet:
         self.limits = limits or FleetLimits()
         self._tracer = tracer or NoTracer()
         self.executor: Executor = executor or InProcess()
+        self._approved_tools = frozenset(approved_tools)
         self._durations = Durations()
         self._scores = Scores(self.agents)
         self._start_order = _start_order(self.agents)
@@ -160,6 +164,7 @@ class Fleet:
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         run = self._open(events.put_nowait, spec, is_private=is_private)
         run.questions.waits = self.limits.waits_for_answers if waits_for_answers is None else waits_for_answers
+        run.questions.approved.update(self._approved_tools)
         self._runs[run.id] = run
         self._watchdog.start()
         contain_tasks()

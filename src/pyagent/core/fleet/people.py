@@ -9,18 +9,33 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from pyagent.core.errors import NeedsAnswerError, RequestError
 from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.fleet.events import Question
+from pyagent.core.messages import JsonObject
 from pyagent.core.resilience.deadline import Deadline
+
+if TYPE_CHECKING:
+    from pyagent.core.fleet.context import Context
+
+ALLOW, ALWAYS, DENY = "allow", "always", "deny"
+ALL_TOOLS = "*"
+_MAX_SHOWN_CHARACTERS = 4_000
 
 
 @dataclass(slots=True)
 class OpenQuestions:
-    """The questions of one run that wait for an answer. Unless it `waits`, one that is asked ends its agent."""
+    """The questions of one run that wait for an answer. Unless it `waits`, one that is asked ends its agent.
+
+    `approved` names the tools that need no more approval; `*` is all.
+    """
 
     waits: bool = False
+    approved: set[str] = field(default_factory=set[str])
     _waiting: dict[str, tuple[Question, asyncio.Future[str]]] = field(
         default_factory=dict[str, tuple[Question, asyncio.Future[str]]]
     )
@@ -35,6 +50,17 @@ class OpenQuestions:
             return await deadline.bound(waiting, f"an answer to: {question.text}")
         finally:
             del self._waiting[question.id]
+
+    async def approve(self, context: Context, tool: str, arguments: JsonObject | msgspec.Struct) -> None:
+        """Return when the tool may run; raises `RequestError` when a person denies it."""
+        if self.approved & {tool, ALL_TOOLS}:
+            return
+        text = f"may {context.agent} call {tool} with {_shown(arguments)}?"
+        answer = await context.ask(text, options=(ALLOW, ALWAYS, DENY), kind="approval")
+        if answer == DENY:
+            raise RequestError(f"a person denied this call of {tool}", param="tool", code="denied")
+        if answer == ALWAYS:
+            self.approved.add(tool)
 
     @property
     def open(self) -> list[Question]:
@@ -56,6 +82,13 @@ class OpenQuestions:
 def question_id(run: str, step: str, number: int) -> str:
     """Return the id of an agent's `number`th question: equal when the run is resumed, and unlike all others."""
     return f"q-{blake2b(f'{run}/{step}/{number}'.encode(), digest_size=6).hexdigest()}"
+
+
+def _shown(arguments: JsonObject | msgspec.Struct) -> str:
+    """Return arguments as a person is to judge them: whole, or with how much of them is not shown."""
+    text = msgspec.json.encode(arguments, enc_hook=str).decode()
+    num_left = len(text) - _MAX_SHOWN_CHARACTERS
+    return text if num_left <= 0 else f"{text[:_MAX_SHOWN_CHARACTERS]} [and {num_left:,} characters that are not shown]"
 
 
 def _unanswered(question: Question) -> str:

@@ -9,17 +9,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
 
+if TYPE_CHECKING:
+    from pyagent.core.fleet.context import Context
+
+Effect = Literal["none", "idempotent", "once"]
+"""What calling a tool changes: nothing; something, and a second call nothing more; something with each call."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetTool:
     """A tool. `arguments` is the msgspec struct or the JSON schema of what `function` takes (`Any`: each has its own).
+
+    Calls of tools without `effect` are run side by side, others in the model's order. One that `needs_approval` runs
+    only when a person allows it. With `takes_context` the function gets the calling agent's context too.
+    The output of one that `is_last` is the answer of the model that calls it.
 
     Raises `RequestError` for a name that is none, and for a schema of something else than an object.
     """
@@ -27,7 +37,11 @@ class FleetTool:
     name: str
     description: str
     arguments: type[Any] | JsonObject
-    function: Callable[[Any], Awaitable[object]]
+    function: Callable[..., Awaitable[object]]
+    effect: Effect = "once"
+    needs_approval: bool = False
+    takes_context: bool = False
+    is_last: bool = False
 
     def __post_init__(self) -> None:
         if problem := self._problem():
@@ -39,8 +53,9 @@ class FleetTool:
             return f"a tool needs a name without spaces and slashes, got {name!r:.80}"
         if not isinstance(description, str):
             return f"the tool {name} needs a description, got {description!r:.80}"
-        if not callable(self.function):
-            return f"the tool {name} needs an async function, got {self.function!r:.80}"
+        if not callable(self.function) or self.effect not in {"none", "idempotent", "once"}:
+            text = "an async function, and none, idempotent or once as its effect"
+            return f"the tool {name} needs {text}, got {self.function!r:.80}, {self.effect!r:.80}"
         if isinstance(arguments, Mapping):
             kind = cast("Mapping[str, object]", arguments).get("type", "object")
             return None if kind == "object" else f"the tool {name} needs a JSON schema of an object, got one of {kind}"
@@ -48,16 +63,20 @@ class FleetTool:
             return f"the tool {name} needs a msgspec struct or a JSON schema as arguments, got {arguments!r:.80}"
         return None
 
-    async def call(self, arguments: msgspec.Struct | JsonObject | str) -> object:
+    async def call(self, arguments: msgspec.Struct | JsonObject | str, context: Context | None = None) -> object:
         """Run it; `arguments` may be JSON text or a plain dict. Raises `RequestError` when they do not fit."""
+        checked = await self.checked(arguments)
+        return await (self.function(checked, context) if self.takes_context else self.function(checked))
+
+    async def checked(self, arguments: msgspec.Struct | JsonObject | str) -> object:
+        """Return the arguments as the function takes them; raises `RequestError` when they do not fit."""
         try:
-            checked = await self._checked(arguments)
+            return await self._read(arguments)
         except (ValueError, TypeError, RecursionError, RequestError) as error:  # msgspec's are ValueErrors
             message = f"the tool {self.name} cannot take these arguments: {error}"
             raise RequestError(message, param="arguments") from error
-        return await self.function(checked)
 
-    async def _checked(self, arguments: msgspec.Struct | JsonObject | str) -> object:
+    async def _read(self, arguments: msgspec.Struct | JsonObject | str) -> object:
         if not isinstance(self.arguments, Mapping):
             if isinstance(arguments, str):
                 return msgspec.json.decode(arguments, type=self.arguments)

@@ -255,4 +255,4 @@ def pyagent_register_tools() -> Sequence[FleetTool]:
     """The audit as a tool."""
     function: Callable[[HealthArguments], Awaitable[object]] = _tool
     description = "Measures complexity and maintainability of the Python files under a path."
-    return [FleetTool("code_health", description, HealthArguments, function)]
+    return [FleetTool("code_health", description, HealthArguments, function, effect="none")]

@@ -178,7 +178,9 @@ def make_tool(sandbox: Sandbox) -> FleetTool:
     async def calculate(arguments: Question) -> Solved:
         return await sandbox.compute(read_question(arguments.question))
 
-    return FleetTool("calculator", "Computes an expression or solves an equation exactly.", Question, calculate)
+    return FleetTool(
+        "calculator", "Computes an expression or solves an equation exactly.", Question, calculate, effect="none"
+    )
 
 
 @cache
