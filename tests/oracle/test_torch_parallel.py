@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.runners.torch.device import check_gpus
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
+from pyagent.infrastructure.engine.runners.torch.parallel.messages import RankReport
+from pyagent.infrastructure.engine.runners.torch.parallel.reports import hanging_rank
+from pyagent.infrastructure.observability.engine_metrics import collect_engines
 
 pytestmark = pytest.mark.oracle
 
@@ -62,6 +66,16 @@ def test_four_processes_say_what_one_says(tiny_model_path: Path, expected: list[
     assert not ranks_of(os.getpid())
 
 
+async def check_told(backend: NativeBackend, process_ids: list[int]) -> None:
+    """Each rank is told of, with its steps and memory, and measured."""
+    state = await backend.engine_state()
+    ranks = state.ranks["tiny"]
+    assert [(rank.rank, rank.process_id) for rank in ranks] == list(enumerate(process_ids))
+    assert all(rank.memory_bytes > 1 << 20 and rank.num_steps > 1 for rank in ranks), ranks
+    rows = [row for metric in collect_engines([state]) for row in metric.samples if "_rank_step_seconds" in row.name]
+    assert [(row.labels["rank"], row.value > 0) for row in rows] == [("0", True), ("1", True)]
+
+
 def test_two_processes_say_so_again_after_one_was_lost(
     tiny_model_path: Path, expected: list[list[str]], caplog: Any
 ) -> None:
@@ -74,6 +88,7 @@ def test_two_processes_say_so_again_after_one_was_lost(
         try:
             assert await many_answers(backend, 6) == expected[:-1]
             (rank,) = ranks_of(os.getpid())
+            await check_told(backend, [os.getpid(), rank])
             os.kill(rank, signal.SIGKILL)
             named = rf"rank 1's process {rank} ended \(signal SIGKILL\)"
             with pytest.raises(BackendError, match=named):
@@ -88,37 +103,75 @@ def test_two_processes_say_so_again_after_one_was_lost(
     assert not ranks_of(os.getpid())
 
 
-def test_answers_go_on_when_a_rank_is_killed(tiny_model_path: Path, capfd: Any) -> None:
-    """As the engine has a process of its own then: another one takes over; and no rank outlives its engine's kill."""
+def test_answers_go_on_when_a_rank_is_killed_or_hangs(tiny_model_path: Path, capfd: Any) -> None:
+    """As the engine has a process of its own then: another one takes over, and the rank is named.
+
+    No rank outlives its engine's kill, not even one that is stopped.
+    """
     request = chat("the user is", max_tokens=150, temperature=0, ignore_eos=True)
+    settings = {
+        "engine.runner": "torch",
+        "engine.kv_dtype": "f32",
+        "engine.dtype": "f32",
+        "engine.pipeline_parallel_size": 2,
+        "engine.hang_seconds": 8,
+    }
 
-    async def work() -> tuple[str, str]:
-        settings = {
-            "engine.runner": "torch",
-            "engine.kv_dtype": "f32",
-            "engine.dtype": "f32",
-            "engine.tensor_parallel_size": 2,
-        }
+    async def work() -> None:
         async with engine_of(tiny_model_path, process=False, **settings) as backend:
-            whole = (await collect(backend.chat(request))).text
-            first = (await backend.engine.state()).process_id
-            assert first is not None
-            (rank,) = ranks_of(first)
-            pieces: list[str] = []
-            async for delta in backend.chat(request):
-                pieces.append(delta.content)
-                if len(pieces) == 10:
-                    os.kill(rank, signal.SIGKILL)
-            second = (await backend.engine.state()).process_id
-            assert second not in {None, first}
-            (rank,) = ranks_of(second or 0)
-            os.kill(second or 0, signal.SIGKILL)
-            await until(lambda: has_ended(rank))
-        return whole, "".join(pieces)
 
-    whole, told = asyncio.run(work())
-    assert told == whole
-    assert "ended (signal SIGKILL): the model's 2 ranks are lost" in capfd.readouterr().err
+            async def engine() -> int:
+                return (await backend.engine.state()).process_id or 0
+
+            async def told(number: signal.Signals | None = None) -> str:
+                """The answer; in its midst, the engine's rank gets a signal."""
+                pieces: list[str] = []
+                async for delta in backend.chat(request):
+                    pieces.append(delta.content)
+                    if len(pieces) == 10 and number is not None:
+                        os.kill(ranks_of(await engine())[0], number)
+                return "".join(pieces)
+
+            whole, engines = await told(), [await engine()]
+            for number in (signal.SIGKILL, signal.SIGSTOP):
+                assert await told(number) == whole
+                engines.append(await engine())
+            assert len({0, *engines}) == 4, "each ended with its rank"
+            (rank,) = ranks_of(engines[-1])
+            os.kill(rank, signal.SIGSTOP)
+            os.kill(engines[-1], signal.SIGKILL)
+            await until(lambda: has_ended(rank))
+
+    asyncio.run(work())
+    said = capfd.readouterr().err
+    assert re.search(r"rank 1's process \d+ ended \(signal SIGKILL\): the model's 2 ranks are lost", said)
+    assert re.search(r"rank 1's process \d+ has said nothing for [\d.]+ s: the model's 2 ranks are lost", said)
+
+
+@pytest.mark.parametrize(
+    ("busy_seconds", "others", "hanging"),
+    [
+        (3.0, [(0.2, 7, True), (0.1, 7, True)], None),
+        (3.0, [(14.0, 7, False), (0.1, 7, True)], None),
+        (0.0, [(0.1, 7, True), (16.0, 7, False)], (2, "has said nothing for 16.0 s")),
+        (60.0, [(0.1, 7, True), (5.0, 7, True)], (2, "has said nothing for 5.0 s")),
+        (60.0, [(0.1, 7, True), (0.1, 6, False)], (2, "is at a step for 60.0 s (engine.hang_seconds)")),
+        (60.0, [(0.1, 6, False), (0.1, 7, True)], (1, "is at a step for 60.0 s (engine.hang_seconds)")),
+        (60.0, [(0.1, 7, True), (0.1, 7, True)], (0, "is at a step for 60.0 s (engine.hang_seconds)")),
+    ],
+)
+def test_rank_that_hangs_is_found(
+    busy_seconds: float, others: list[tuple[float, int, bool]], hanging: tuple[int, str] | None
+) -> None:
+    """It is the one that is silent, sooner in a step that is late; else of those that wait for no other the slowest."""
+
+    def report(rank: int, num_steps: int, *, is_waiting: bool) -> RankReport:
+        about = {"step_seconds": 0.1, "busy_seconds": busy_seconds, "memory_bytes": 0}
+        return RankReport(rank=rank, num_steps=num_steps, is_waiting=is_waiting, **about)  # type: ignore[arg-type]
+
+    heard = [(silent, report(rank, num, is_waiting=waits)) for rank, (silent, num, waits) in enumerate(others, 1)]
+    own = report(0, 7, is_waiting=all(waits for _, _, waits in others) is False)
+    assert hanging_rank(heard, own, 54.0) == hanging
 
 
 def test_rank_that_cannot_load_says_why(tmp_path: Path) -> None:

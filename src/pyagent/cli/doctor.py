@@ -242,13 +242,15 @@ async def _look_at_server(report: _Report, settings: Settings) -> None:
     """How the links of a server that runs here stand; nothing when none runs, or it wants a key."""
     import httpx
 
+    from pyagent.cli.serving_ranks import serving_ranks
     from pyagent.core.chain.stats import LinkState
 
-    url = f"http://{settings.server.host}:{settings.server.port}/pyagent/chain"
+    url = f"http://{settings.server.host}:{settings.server.port}/pyagent"
     try:
         async with httpx.AsyncClient(timeout=1.0, trust_env=False, verify=False) as http:  # noqa: S501 - plain http
-            response = await http.get(url)
+            response, engine = await http.get(f"{url}/chain"), await http.get(f"{url}/engine")
         states = msgspec.json.decode(response.content, type=list[LinkState])
+        ranks = list(serving_ranks(engine.content)) if engine.is_success else []
     except (httpx.HTTPError, httpx.InvalidURL, OSError, msgspec.MsgspecError):
         return
     for state in states:
@@ -260,6 +262,9 @@ async def _look_at_server(report: _Report, settings: Settings) -> None:
         is_well = state.breaker == "closed"
         advice = f"{state.reason}; `pyagent chain test` tries it, the next probe is in {state.retry_in_seconds:.0f} s"
         report.add("serving", state.backend, told, is_well=is_well, advice=advice)
+    for name, told, is_well in ranks:
+        advice = "the engine is started again after engine.hang_seconds at most; see the server's log"
+        report.add("serving", name, told, is_well=is_well, advice=advice)
 
 
 async def _look_at_neighbours(report: _Report, host: PluginHost) -> None:

@@ -13,6 +13,7 @@ from pyagent.core.runners.attention import AUTO_ATTENTION, AttentionChoice
 
 if TYPE_CHECKING:
     from pyagent.core.runners.architecture import BroughtArchitecture
+    from pyagent.core.runners.rank_executor import RankExecutor
     from pyagent.core.runners.runner import ModelRunner
 
 KvDtype = Literal["auto", "f32", "f16", "bf16", "int8", "fp8"]
@@ -36,7 +37,8 @@ class RunnerOptions:
     is given up; `prefix_hash` names cached prefixes. A model is divided among
     `tensor_parallel_size * pipeline_parallel_size` devices; `num_sharing` engines see the same ones, which runners of
     GPUs refuse above 1, as those of each copy are to be its own. A runner of several processes calls `when_lost` with
-    the reason, from any thread, when one of them ends, and raises `RunnerLostError` in what needs them from then on.
+    the reason, from any thread, when one of them ends or is at a step for `hang_seconds`, and raises `RunnerLostError`
+    in what needs them from then on. `rank_executor` starts such processes (None: the runner itself).
     `architectures` are plugins' by name, of models that a runner itself does not know.
     """
 
@@ -50,6 +52,8 @@ class RunnerOptions:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     num_sharing: int = 1
+    hang_seconds: float | None = None
+    rank_executor: RankExecutor | None = None
     when_lost: Callable[[str], None] | None = None
     eviction: EvictionPolicyFactory = _least_recently_used
     prefix_hash: PrefixHash = "siphash"

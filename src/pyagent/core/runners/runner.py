@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import msgspec
+
 from pyagent.core.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
 
 if TYPE_CHECKING:
@@ -157,6 +159,32 @@ class LaunchingRunner(Protocol):
 
     def launch(self, batch: Batch) -> PendingStep:
         """Launch a step, as `execute` without waiting for its tokens. The loop's thread of steps calls."""
+        ...
+
+
+class RankStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank is, one of the processes among which a model is divided; rank 0 is the engine's own.
+
+    `num_steps` that it has computed took `step_seconds` (p50 of the last 1,024), and it is at the present one for
+    `busy_seconds`. `memory_bytes` are of its device, or of this machine. It has said nothing for `silent_seconds` more
+    than is usual.
+    """
+
+    rank: int
+    process_id: int | None = None
+    num_steps: int = 0
+    step_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    memory_bytes: int = 0
+    silent_seconds: float = 0.0
+
+
+@runtime_checkable
+class DividedRunner(Protocol):
+    """A runner of several processes."""
+
+    def ranks(self) -> list[RankStats]:
+        """Return how each of them is, rank 0 first; none where the model is in one. Any thread."""
         ...
 
 

@@ -22,6 +22,7 @@ from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, CapacityError, DeadlineError, MovedError, UnsupportedError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
+from pyagent.core.runners.runner import DividedRunner, RankStats
 from pyagent.core.structured_output.form_size import is_short
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
@@ -36,6 +37,7 @@ from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats
 from pyagent.infrastructure.engine.usage import usage_of
 
 if TYPE_CHECKING:
+    from pyagent.core.runners.runner import ModelRunner
     from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
     from pyagent.infrastructure.engine.request import Output, PastTurn, Request, TokenLog
 
@@ -52,9 +54,9 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
 
     `loading` are the models on their way into memory. `runners` names each model's runner. `swap_bytes` are those of
     the files that each model's requests are swapped to, `faults` why loops of models ended by themselves: those are
-    loaded again by their next request. `num_waves` counts the times in which processes of it had something to do. Of an
-    engine with several `copies` each is told, too; then counts and bytes are those of all, percentiles and rates those
-    of the slowest.
+    loaded again by their next request. `ranks` says how the processes are that a model is divided among. `num_waves`
+    counts the times in which processes of it had something to do. Of an engine with several `copies` each is told, too;
+    then counts and bytes are those of all, percentiles and rates those of the slowest.
     """
 
     state: str
@@ -69,6 +71,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     num_restarts: int = 0
     stats: dict[str, EngineStats] = {}
     kv_moves: dict[str, KvMoveStats] = {}
+    ranks: dict[str, list[RankStats]] = {}
     faults: dict[str, str] = {}
     num_waves: int = 0
     copies: list[EngineState] = []
@@ -272,6 +275,7 @@ class LocalEngine(Shared):
             swap_bytes={name: model.runner.swapped_bytes for name, model in self.models.loaded().items()},
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
             kv_moves=self.kv.stats(),
+            ranks={name: ranks for name, model in self.models.loaded().items() if (ranks := _ranks(model.runner))},
             faults={name: model.engine.fault for name, model in self.models.loaded().items() if model.engine.fault},
         )
 
@@ -350,6 +354,10 @@ def _info(name: str, model: LoadedModel) -> ModelInfo:
         is_loaded=True,
         takes_effort=model.takes_effort,
     )
+
+
+def _ranks(runner: ModelRunner) -> list[RankStats]:
+    return runner.ranks() if isinstance(runner, DividedRunner) else []
 
 
 async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _T:

@@ -152,6 +152,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             tensor_parallel_size=engine.tensor_parallel_size,
             pipeline_parallel_size=engine.pipeline_parallel_size,
             num_sharing=_num_sharing(settings),
+            hang_seconds=engine.hang_seconds,
             eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
             prefix_hash=engine.prefix_hash,
             architectures=parts.architectures(),

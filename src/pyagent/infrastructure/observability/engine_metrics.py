@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from pyagent.core.runners.runner import RankStats
     from pyagent.infrastructure.engine.client import EngineState
     from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats
 
@@ -42,6 +43,7 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     yield from _requests(stats)
     yield from _steps(stats)
     yield from _pages(stats)
+    yield from _ranks({(model, copy): ranks for copy, state in copies for model, ranks in state.ranks.items()})
     yield from _kv_moves({(model, copy): moved for copy, state in copies for model, moved in state.kv_moves.items()})
 
 
@@ -151,6 +153,17 @@ def _kv_moves(moved: Mapping[_Engine, KvMoveStats]) -> Iterator[Metric]:
     ):
         rows = [(key, getattr(one, field)) for key, one in moved.items()]
         yield _counter(name, text, ("model", "engine"), rows)
+
+
+def _ranks(ranks: Mapping[_Engine, Sequence[RankStats]]) -> Iterator[Metric]:
+    for name, text, field in (
+        ("rank_memory_bytes", "Bytes that a rank holds of its device's memory.", "memory_bytes"),
+        ("rank_step_seconds", "Seconds of a step on a rank: p50 of the last 1,024 steps.", "step_seconds"),
+        ("rank_busy_seconds", "Seconds for which a rank has been at its present step.", "busy_seconds"),
+        ("rank_silent_seconds", "Seconds since a rank's process should have said how it is.", "silent_seconds"),
+    ):
+        rows = [((*key, str(one.rank)), getattr(one, field)) for key, each in ranks.items() for one in each]
+        yield _gauge(name, text, ("model", "engine", "rank"), rows)
 
 
 def _rows(named: Mapping[str, float], *first: str) -> list[_Row]:

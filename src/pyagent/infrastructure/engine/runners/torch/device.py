@@ -39,8 +39,11 @@ class Target(NamedTuple):
         return int(_USABLE_SHARE * free_bytes)
 
 
-def target_of(options: RunnerOptions, rank: int = 0) -> Target:
-    """Return what the options ask for here, for a rank's device. Raises `ConfigError` for what this runner lacks."""
+def target_of(options: RunnerOptions, rank: int = 0, *, sees_one: bool = False) -> Target:
+    """Return what the options ask for here, for a rank's device. Raises `ConfigError` for what this runner lacks.
+
+    A process that `sees_one` device has been given it.
+    """
     if options.isa is not None:
         text = f"engine.isa is {options.isa}, which the torch runner cannot follow: torch chooses; set it to auto"
         raise ConfigError(text, key="engine.isa")
@@ -48,7 +51,7 @@ def target_of(options: RunnerOptions, rank: int = 0) -> Target:
         text = f"engine.kv_dtype is {options.kv_dtype}, which the torch runner lacks; set it to {', '.join(KV_DTYPES)}"
         raise ConfigError(text, key="engine.kv_dtype")
     is_gpu = torch.cuda.is_available()
-    if is_gpu:
+    if is_gpu and not sees_one:
         check_gpus(options, torch.cuda.device_count())
     device = torch.device("cuda", rank) if is_gpu else torch.device("cpu")
     keeps_quantised = options.quantization == "keep" or (options.quantization == "auto" and is_gpu)
@@ -59,7 +62,8 @@ def target_of(options: RunnerOptions, rank: int = 0) -> Target:
 def check_gpus(options: RunnerOptions, num_gpus: int) -> None:
     """Raise `ConfigError` where each rank of each copy of the engine cannot have one of so many GPUs to itself."""
     sizes = "engine.tensor_parallel_size * engine.pipeline_parallel_size"
-    needed = options.num_sharing * options.num_ranks
+    given = options.rank_executor is not None and options.rank_executor.gives_devices
+    needed = options.num_sharing * (1 if given else options.num_ranks)
     if options.num_sharing > 1:
         text = f"engine.data_parallel is {options.num_sharing} and {sizes} {options.num_ranks}: {needed} GPUs"
         advice = "take fewer copies" if needed > num_gpus else "tell them apart by naming them in CUDA_VISIBLE_DEVICES"

@@ -20,7 +20,7 @@ from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.runners.batch import Batch, StepOutput
 from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerOptions
-from pyagent.core.runners.runner import RunnerInfo, StepMemoryError
+from pyagent.core.runners.runner import RankStats, RunnerInfo, StepMemoryError
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told, told_of
 from pyagent.infrastructure.engine.runners.torch.device import drop_variables, target_of
@@ -80,7 +80,7 @@ class TorchRunner(PagedRunner):
         threads = options.threads or _rust.available_cores()
         self.num_threads = 0 if self._target.is_gpu else threads
         own_threads = max(1, threads // len(self._shards))
-        self._workers = Workers(path, options, step, self._shards[0], own_threads) if len(self._shards) > 1 else None
+        self._workers = self._start_workers(path, options, step, own_threads)
         self._computing = threading.Lock()
         self._last_tokens: dict[int, int] = {}
         try:
@@ -103,7 +103,7 @@ class TorchRunner(PagedRunner):
         num_pages, ranks, attention = model.num_pages(options.kv_bytes), Alone(), options.attention
         if self._workers is not None:
             num_pages, attention = min(num_pages, self._workers.num_pages()), choice_told(told_of(attention))
-            ranks = self._workers.connect(num_pages, target.device)
+            ranks = self._workers.connect(num_pages)
         model.allocate(num_pages, ranks, attention, self.choose_stages)
         if (capture := self.choose_capture(target.device)) is not None and self._workers is None:
             model.use_graphs(capture)
@@ -122,6 +122,11 @@ class TorchRunner(PagedRunner):
             page_bytes=needs.page_bytes,
             kv_groups=model.layers.groups,
         )
+
+    def _start_workers(self, path: Path, options: RunnerOptions, step: LargestStep, num_threads: int) -> Workers | None:
+        if len(self._shards) == 1:
+            return None
+        return Workers(path, options, step, self._shards[0], num_threads, self._target.device)
 
     def choose_stages(self, trial: Trial) -> Stages:
         """Return what computes between the products."""
@@ -192,7 +197,8 @@ class TorchRunner(PagedRunner):
         for piece in pieces:
             self._workers.tell(Compute(piece))
         try:
-            logits = [self._model.compute(piece) for piece in pieces]
+            with self._workers.clock.step():
+                logits = [self._model.compute(piece) for piece in pieces]
             return logits[0] if len(logits) == 1 else torch.cat(logits)
         except Exception as error:
             raise self._workers.fail(error) from error
@@ -206,6 +212,11 @@ class TorchRunner(PagedRunner):
             batch.samplers[row].observe([output.tokens[row]])
         self._last_tokens.update(zip(batch.sequence_ids, output.tokens, strict=False))
         return output
+
+    def ranks(self) -> list[RankStats]:
+        """Return how each rank is; none where the model is on one device."""
+        workers = self._workers
+        return [] if workers is None else workers.stats()
 
     def release(self, sequence_id: int) -> None:
         """End a sequence; what it computed may be found again as a prefix."""

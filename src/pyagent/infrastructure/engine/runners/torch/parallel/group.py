@@ -40,6 +40,8 @@ class Group:
         store = FileStore(str(folder / "ranks"), shard.num_ranks)
         self._shard = shard
         self._unsent: list[tuple[Work, Tensor]] = []
+        self.is_waiting = False
+        """Whether this rank waits for others now. On a GPU it is the device that waits, and this stays false."""
         tensor, all_ranks = (
             PrefixStore(f"stage {shard.stage}", store),
             PrefixStore("all", store),
@@ -51,7 +53,7 @@ class Group:
         """As `Ranks.sum`."""
         if self._tensor is not None:
             x = x.contiguous()
-            _wait(self._tensor.allreduce([x]))
+            self._wait(self._tensor.allreduce([x]))
         return x
 
     def join(self, x: Tensor) -> Tensor:
@@ -60,22 +62,28 @@ class Group:
             return x
         parts = [torch.empty_like(x) for _ in range(self._shard.tp_size)]
         if len(x):
-            _wait(self._tensor.allgather([parts], [x.contiguous()]))
+            self._wait(self._tensor.allgather([parts], [x.contiguous()]))
         return torch.cat(parts, 1)
 
     def send(self, x: Tensor) -> None:
         """As `Ranks.send`. Returns while it is on its way."""
         assert self._all is not None
         while len(self._unsent) >= _MOST_UNSENT:
-            _wait(self._unsent.pop(0)[0])
+            self._wait(self._unsent.pop(0)[0])
         x = x.contiguous()
         self._unsent.append((self._all.send([x], self._shard.next, 0), x))
 
     def receive(self, x: Tensor) -> Tensor:
         """As `Ranks.receive`."""
         assert self._all is not None
-        _wait(self._all.recv([x], self._shard.previous, 0))
+        self._wait(self._all.recv([x], self._shard.previous, 0))
         return x
+
+    def _wait(self, work: Work) -> None:
+        """Wait for an exchange: on a GPU, have what follows there wait for it."""
+        self.is_waiting = True
+        work.wait()
+        self.is_waiting = False
 
     def close(self) -> None:
         """End what waits for other ranks. From any thread."""
@@ -109,8 +117,3 @@ def _gloo(store: Store, rank: int, num_ranks: int) -> Backend:
     group = gloo(store, rank, num_ranks, options)
     group._set_default_timeout(timedelta(seconds=_STEP_SECONDS))
     return group
-
-
-def _wait(work: Work) -> None:
-    """Wait for an exchange: on a GPU, have what follows there wait for it."""
-    work.wait()

@@ -16,11 +16,16 @@ RANK_0, RANK = "rank 0", "a rank's process"
 
 
 class StartRank(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rank of what to be. `folder` is where ranks meet, `endpoint` rank 0's socket; the rest is as in options."""
+    """Which rank of what to be. `folder` is where ranks meet, `endpoint` rank 0's socket; the rest is as in options.
+
+    `reports` is the socket to say on how it is. With `has_own_device` the process sees no GPU but its own.
+    """
 
     rank: int
     folder: str
     endpoint: str
+    reports: str
+    has_own_device: bool
     log_level: int
     path: str
     attention: str | None
@@ -75,8 +80,23 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     fault: Fault
 
 
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank is: steps it has done and their p50, for how long it is at the present one, bytes of its memory.
+
+    `is_waiting` says that it waits for what other ranks send.
+    """
+
+    rank: int
+    num_steps: int
+    step_seconds: float
+    busy_seconds: float
+    is_waiting: bool
+    memory_bytes: int
+
+
 ToRank = Allocate | Compute | CopyPages | EmptyPages
 FromRank = Loaded | Failed
 start_codec: Codec[StartRank] = Codec(StartRank, RANK_0)
 to_rank: Codec[ToRank] = Codec(ToRank, RANK_0)
 from_rank: Codec[FromRank] = Codec(FromRank, RANK)
+reports: Codec[RankReport] = Codec(RankReport, RANK)

@@ -15,7 +15,6 @@ import torch
 import zmq
 
 from pyagent.core.errors import PyAgentError, WireError
-from pyagent.core.runners.attention import AttentionChoice
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told
 from pyagent.infrastructure.engine.runners.torch.device import target_of
@@ -29,12 +28,14 @@ from pyagent.infrastructure.engine.runners.torch.parallel.messages import (
     EmptyPages,
     Failed,
     Loaded,
+    RankReport,
     StartRank,
     from_rank,
     options_told,
     start_codec,
     to_rank,
 )
+from pyagent.infrastructure.engine.runners.torch.parallel.pulse import StepClock, start_pulse
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import Shard
 from pyagent.infrastructure.engine.runners.torch.rank_model import RankModel
 from pyagent.infrastructure.engine.runners.torch.stages import choose_stages
@@ -60,41 +61,60 @@ def main() -> None:
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.connect(start.endpoint)
+    rank = _Rank(start, options)
     try:
-        model = _load(start, options)
+        rank.load(context)
     except (PyAgentError, RuntimeError) as error:  # torch's own are of the second kind, out of memory too
         socket.send(from_rank.encode(Failed(Fault.of(error, f"rank {start.rank}"))))
         socket.recv()  # until rank 0 has read it, and ends this process
         return
-    socket.send(from_rank.encode(Loaded(model.num_pages(options.kv_bytes))))
+    socket.send(from_rank.encode(Loaded(rank.model.num_pages(options.kv_bytes))))
     try:
-        _serve(socket, model, Path(start.folder), choice_told(start.attention))
+        rank.serve(socket)
     except BaseException:
         logger.exception("rank %d failed", start.rank)
         logging.shutdown()
         os._exit(1)  # threads of torch may wait for other ranks
 
 
-def _load(start: StartRank, options: RunnerOptions) -> RankModel:
-    target, sizes = target_of(options, start.rank), (options.tensor_parallel_size, options.pipeline_parallel_size)
-    if target.is_gpu:
-        torch.cuda.set_device(target.device)
-    model, step = open_model(Path(start.path), {}), LargestStep(*start.largest_step)
-    return RankModel(model, target, Shard(start.rank, *sizes), step, options.threads)
+class _Rank:
+    """The rank's part of the model, and how it is at it."""
 
+    def __init__(self, start: StartRank, options: RunnerOptions) -> None:
+        self._start = start
+        self._options = options
+        self._group: Group | None = None
 
-def _serve(socket: zmq.Socket[bytes], model: RankModel, folder: Path, attention: AttentionChoice) -> None:
-    while True:
-        match to_rank.decode(socket.recv()):
-            case Allocate(num_pages):
-                ranks = Group(folder, model.part.shard, model.target.device)
-                model.allocate(num_pages, ranks, attention, choose_stages)
-            case Compute(step):
-                model.compute(step)
-            case CopyPages(pairs):
-                model.copy_pages(pairs)
-            case EmptyPages(pages):
-                model.kv.empty_pages(pages)
+    def load(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Load the part, and say from now on how it goes."""
+        start, options = self._start, self._options
+        sizes = options.tensor_parallel_size, options.pipeline_parallel_size
+        target = target_of(options, 0 if start.has_own_device else start.rank, sees_one=start.has_own_device)
+        if target.is_gpu:
+            torch.cuda.set_device(target.device)
+        self._clock = StepClock(target.device)
+        start_pulse(context, start.reports, self._report)
+        model, step = open_model(Path(start.path), {}), LargestStep(*start.largest_step)
+        self.model = RankModel(model, target, Shard(start.rank, *sizes), step, options.threads)
+
+    def _report(self) -> RankReport:
+        return self._clock.report(self._start.rank, is_waiting=self._group is not None and self._group.is_waiting)
+
+    def serve(self, socket: zmq.Socket[bytes]) -> None:
+        """Do what rank 0 says."""
+        model, start = self.model, self._start
+        while True:
+            match to_rank.decode(socket.recv()):
+                case Allocate(num_pages):
+                    self._group = Group(Path(start.folder), model.part.shard, model.target.device)
+                    model.allocate(num_pages, self._group, choice_told(start.attention), choose_stages)
+                case Compute(step):
+                    with self._clock.step():
+                        model.compute(step)
+                case CopyPages(pairs):
+                    model.copy_pages(pairs)
+                case EmptyPages(pages):
+                    model.kv.empty_pages(pages)
 
 
 if __name__ == "__main__":

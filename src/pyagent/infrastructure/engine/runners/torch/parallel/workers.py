@@ -1,4 +1,4 @@
-"""The processes of the ranks beside the engine's own: started, told what to do, noticed when they end.
+"""The processes of the ranks beside the engine's own: started, told what to do, noticed when they end or hang.
 
 A rank that ends takes its part of the model and of all keys and values with it, so the runner is lost: the other ranks
 are ended too, and who waits for them is told which one it was.
@@ -6,26 +6,29 @@ are ended too, and who waits for them is told which one it was.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
+import os
 import shutil
-import subprocess  # the command is this interpreter
-import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import replace as with_options
 from pathlib import Path
 
 import torch
 import zmq
+from msgspec.structs import replace
 
 from pyagent.core.errors import RunnerLostError
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
+from pyagent.core.runners.rank_executor import RankProcess
+from pyagent.core.runners.runner import RankStats
 from pyagent.infrastructure.engine.runners.torch.attention.choice import told_of
 from pyagent.infrastructure.engine.runners.torch.parallel.group import Group
 from pyagent.infrastructure.engine.runners.torch.parallel.messages import (
     Allocate,
     Failed,
+    RankReport,
     StartRank,
     ToRank,
     from_rank,
@@ -33,23 +36,35 @@ from pyagent.infrastructure.engine.runners.torch.parallel.messages import (
     to_rank,
     told_options,
 )
+from pyagent.infrastructure.engine.runners.torch.parallel.processes import ChildRanks
+from pyagent.infrastructure.engine.runners.torch.parallel.pulse import StepClock
+from pyagent.infrastructure.engine.runners.torch.parallel.reports import Reports
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import Shard
-from pyagent.infrastructure.processes import describe_exit, socket_folder
-from pyagent.infrastructure.wire.codec import MAX_FRAME_BYTES, with_length
+from pyagent.infrastructure.processes import socket_folder
+from pyagent.infrastructure.wire.codec import MAX_FRAME_BYTES
 
 logger = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-P", "-m", "pyagent.infrastructure.engine.runners.torch.parallel.worker")
 _LOOK_MILLISECONDS = 100
 _SEND_MILLISECONDS = 10_000
 """A rank that takes no message for so long has ended, or stopped."""
+_SHARE_OF_HANG = 0.9
+"""Of the seconds of a hang: the supervisor of this process, which knows no ranks, waits for all of them."""
 
 
 class Workers:
     """Ranks 1 and up of a model. Safe from any thread but for `num_pages` and `connect`, which load it."""
 
-    def __init__(self, path: Path, options: RunnerOptions, step: LargestStep, shard: Shard, num_threads: int) -> None:
-        """Start them; they begin to load."""
+    def __init__(
+        self,
+        path: Path,
+        options: RunnerOptions,
+        step: LargestStep,
+        shard: Shard,
+        num_threads: int,
+        device: torch.device,
+    ) -> None:
+        """Start them; they begin to load. `device` is that of rank 0."""
         self._shard = shard
         self._when_lost = options.when_lost
         self._lock = threading.Lock()
@@ -58,42 +73,53 @@ class Workers:
         self._group: Group | None = None
         self._is_serving = self._is_closed = False
         self.fault: str | None = None
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.clock = StepClock(device)
+        """Of rank 0's steps."""
+        self._processes: dict[int, RankProcess] = {}
         self._sockets: list[zmq.Socket[bytes]] = []
+        self._endpoint = f"ipc://{self._folder}"
+        listener = self._context.socket(zmq.PULL)
+        listener.bind(f"{self._endpoint}/reports")
+        most = _SHARE_OF_HANG * (options.hang_seconds or math.inf)
+        self._reports = Reports(listener, self._own_report, most, self._note_hanging)
         try:
-            for rank in range(1, shard.num_ranks):
-                self._start(
-                    StartRank(
-                        rank=rank,
-                        folder=str(self._folder),
-                        endpoint=f"ipc://{self._folder}/{rank}",
-                        log_level=logging.getLogger("pyagent").getEffectiveLevel(),
-                        attention=told_of(options.attention),
-                        path=str(path),
-                        options=told_options(replace(options, threads=num_threads, when_lost=None)),
-                        largest_step=(step.num_tokens, step.num_outputs, step.num_positions),
-                    )
-                )
+            self._start(path, options, step, num_threads)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, start: StartRank) -> None:
+    def _start(self, path: Path, options: RunnerOptions, step: LargestStep, num_threads: int) -> None:
+        executor = options.rank_executor or ChildRanks()
+        told = told_options(with_options(options, threads=num_threads, when_lost=None))
+        starts = [
+            StartRank(
+                rank=rank,
+                has_own_device=executor.gives_devices,
+                folder=str(self._folder),
+                endpoint=f"{self._endpoint}/{rank}",
+                reports=f"{self._endpoint}/reports",
+                log_level=logging.getLogger("pyagent").getEffectiveLevel(),
+                attention=told_of(options.attention),
+                path=str(path),
+                options=told,
+                largest_step=(step.num_tokens, step.num_outputs, step.num_positions),
+            )
+            for rank in range(1, self._shard.num_ranks)
+        ]
+        for start in starts:
+            self._bind(start.endpoint)
+        for rank, process in enumerate(executor.start([start_codec.encode(start) for start in starts]), 1):
+            self._processes[rank] = process
+            watch = threading.Thread(target=self._watch, args=(rank, process), name="pyagent-rank", daemon=True)
+            watch.start()
+
+    def _bind(self, endpoint: str) -> None:
         socket = self._context.socket(zmq.PAIR)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.SNDTIMEO, _SEND_MILLISECONDS)
         self._sockets.append(socket)
-        socket.bind(start.endpoint)
-        # A group of its own: Ctrl+C in a terminal is for the engine, which ends the others in order.
-        process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
-        self._processes.append(process)
-        watch = threading.Thread(target=self._watch, args=(start.rank, process), name="pyagent-rank", daemon=True)
-        watch.start()
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed
-            assert process.stdin
-            process.stdin.write(with_length(start_codec.encode(start)))
-            process.stdin.flush()
+        socket.bind(endpoint)
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -112,11 +138,11 @@ class Workers:
             raise answer.fault.error("native")
         return answer.num_pages
 
-    def connect(self, num_pages: int, device: torch.device) -> Group:
+    def connect(self, num_pages: int) -> Group:
         """Have all take memory for so many pages, and meet them."""
         self.tell(Allocate(num_pages))
         try:
-            self._group = Group(self._folder, self._shard, device)
+            self._group = Group(self._folder, self._shard, self.clock.device)
         except RuntimeError as error:
             raise self._lost_by(error) from error
         self._is_serving = True
@@ -134,7 +160,10 @@ class Workers:
                 for socket in self._sockets:
                     socket.send(frame)
             except zmq.ZMQError as error:
-                raise self._lost_by(error) from error
+                failed = error
+            else:
+                return
+        raise self._lost_by(failed) from failed
 
     def check(self) -> None:
         """Raise `RunnerLostError` when one has ended."""
@@ -149,48 +178,65 @@ class Workers:
 
     def _lost_by(self, error: Exception) -> RunnerLostError:
         """Return why, which may be that a rank has just ended: its connections close before its end is seen."""
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0 / len(self._processes))
+        for process in self._processes.values():
+            process.wait(1.0 / len(self._processes))
         return RunnerLostError(self.fault or f"rank 0 failed: {type(error).__name__}: {error}")
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
+    # -- how they are -------------------------------------------------------------------------------------------------
+
+    def stats(self) -> list[RankStats]:
+        """Return how all ranks are, rank 0 first; those that have not said so yet are left out."""
+        return [replace(one, process_id=self._process_id(one.rank)) for one in self._reports.stats()]
+
+    def _process_id(self, rank: int) -> int | None:
+        return self._processes[rank].process_id if rank in self._processes else os.getpid()
+
+    def _own_report(self) -> RankReport:
+        return self.clock.report(0, is_waiting=self._group is not None and self._group.is_waiting)
+
+    def _note_hanging(self, rank: int, how: str) -> None:
+        self._lose(f"rank {rank}'s process {self._process_id(rank)} {how}")
+
+    def _watch(self, rank: int, process: RankProcess) -> None:
+        how = process.wait()
         if not self._is_closed:
-            self._lose(f"rank {rank}'s process {process.pid} ended ({describe_exit(code)})")
+            self._lose(f"rank {rank}'s process {process.process_id} ended ({how})")
 
     def _lose(self, reason: str) -> None:
-        """Note the first reason, and end the ranks that are left."""
+        """Note the first reason, and end the ranks that are left: one that is stopped would not end by itself."""
         with self._lock:
             if self.fault is not None or self._is_closed:
                 return
             self.fault = reason
         logger.error("%s: the model's %d ranks are lost, it is loaded again", reason, self._shard.num_ranks)
+        _end(self._processes.values())
         if self._is_serving and self._when_lost is not None:
             self._when_lost(reason)
-        self._end(self._processes)
         if self._group is not None:
             self._group.close()
-
-    def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        for process in processes:
-            process.kill()
 
     def close(self) -> None:
         """End the processes. Safe to call twice."""
         with self._lock:
             self._is_closed = True
-        self._end(self._processes)
-        for process in self._processes:
+        _end(self._processes.values())
+        for process in self._processes.values():
             process.wait()
-            if process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
         if self._group is not None:
             self._group.close()
             self._group = None
+        self._reports.close()
         with self._lock:
             for socket in self._sockets:
                 socket.close()
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _end(processes: Iterable[RankProcess]) -> None:
+    for process in processes:
+        process.kill()
+
+
+def _num_steps(report: RankReport) -> int:
+    return report.num_steps
