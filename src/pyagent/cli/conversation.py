@@ -252,17 +252,21 @@ class Conversation:
                     raise InvalidOutputError(text, param="response_format")
 
     async def _agent_pieces(self, asked: Message, said: list[str], usage: list[Usage]) -> AsyncGenerator[str, None]:
+        from pyagent.cli.answering import answer_at_terminal, can_answer
         from pyagent.cli.progress import as_text
         from pyagent.core.fleet.agent import Task
-        from pyagent.core.fleet.events import Progress, RunFinished
+        from pyagent.core.fleet.events import Progress, QuestionAsked, RunFinished
 
         assert self.fleet
         task = Task(text=asked.text, files=tuple(self.files), history=tuple(self.messages))
-        run = self.fleet.run(task, agent=self.agent, is_private=self.is_private)
+        waits = True if can_answer() else None
+        run = self.fleet.run(task, agent=self.agent, is_private=self.is_private, waits_for_answers=waits)
         async with aclosing(run) as events:
             async for event in events:
                 if isinstance(event, Progress):
                     yield f"({event.agent}: {event.text})\n"
+                elif isinstance(event, QuestionAsked) and waits:
+                    await answer_at_terminal(self.fleet, event)
                 elif isinstance(event, RunFinished):
                     told = event.totals
                     tokens = told.prompt_tokens, told.completion_tokens

@@ -24,6 +24,9 @@ app = typer.Typer(add_completion=False)
 def run(
     task: Annotated[str | None, typer.Argument(help="What is to be done; - reads it from standard input.")] = None,
     file: Files = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", metavar="NAME", help="The agent that is to do it; else the router chooses.")
+    ] = None,
     chain: Chain = None,
     model: Model = None,
     private: Private = False,
@@ -45,7 +48,15 @@ def run(
 
         async def work() -> None:
             async with Fleet(settings) as fleet:
-                await watch(fleet, text, files=files, timeout_seconds=seconds, is_private=private, as_json=as_json)
+                await watch(
+                    fleet,
+                    text,
+                    files=files,
+                    agent=agent,
+                    timeout_seconds=seconds,
+                    is_private=private,
+                    as_json=as_json,
+                )
 
         run_to_end(work())
 
@@ -55,6 +66,7 @@ async def watch(
     task: str | Task | Sequence[Step],
     *,
     files: Sequence[str] = (),
+    agent: str | None = None,
     timeout_seconds: float | None = None,
     is_private: bool = False,
     as_json: bool = False,
@@ -73,6 +85,7 @@ async def watch(
     run = fleet.run(
         task,
         files=files,
+        agent=agent,
         timeout_seconds=timeout_seconds,
         is_private=is_private,
         waits_for_answers=True if asks else None,

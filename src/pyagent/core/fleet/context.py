@@ -34,9 +34,10 @@ from pyagent.core.fleet.events import (
 from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
 from pyagent.core.fleet.people import question_id
 from pyagent.core.fleet.questions import DEFAULT_SAMPLING, LastPrompt, Prompt, Questions, as_messages, side_by_side
-from pyagent.core.fleet.tool_calls import MAX_ROUNDS, complete_with_tools
+from pyagent.core.fleet.tool_calls import MAX_ROUNDS, ToolLoop
 from pyagent.core.messages import JsonObject, Message, ResponseFormat, SamplingParams
 from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.structured_output.wanted import Schema, Wanted
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.run import Run
@@ -67,7 +68,7 @@ class Context(Questions):
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
-    async def complete(
+    async def complete(  # noqa: PLR0913 - ways to say what is wanted
         self,
         prompt: Prompt,
         *,
@@ -75,15 +76,17 @@ class Context(Questions):
         sampling: SamplingParams | None = None,
         tools: Sequence[str] = (),
         max_rounds: int = MAX_ROUNDS,
+        schema: Schema | None = None,
     ) -> Completion:
         """Return the model's answer with how it ended: `is_cut` when that was at `max_tokens`.
 
         The model may call the `tools` named: their results are given back to it, and so is what went wrong in a call,
         for at most `max_rounds` answers that hold calls; after these it has to answer. `tool_results` has the calls.
+        With a `schema`, as `generate` takes it, the answer follows it, and `output` is the answer read.
         """
         messages, sampling = as_messages(prompt, system), sampling or DEFAULT_SAMPLING
-        if tools:
-            return await complete_with_tools(self, messages, tools, sampling, max_rounds)
+        if tools or schema is not None:
+            return await ToolLoop(self, messages, sampling, max_rounds, Wanted(schema)).answer(tools)
         return await self.answer(messages, None, sampling)
 
     def stream(

@@ -49,7 +49,7 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """A model's whole answer, how it ended, what it used, and the tools it called on the way.
 
-    `output` is that of a tool whose result is the answer; else None.
+    `output` is the answer read by its schema; or, `is_handed_over`, what the agent gave that the model handed over to.
     """
 
     text: str
@@ -57,6 +57,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     tool_results: tuple[ToolResult, ...] = ()
     output: object = None
+    is_handed_over: bool = False
 
     @property
     def is_cut(self) -> bool:

@@ -25,6 +25,7 @@ from pyagent.core.fleet.model_call import Completion, ModelCall, ToolResult
 from pyagent.core.fleet.offered_tools import offered_tools
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.messages import JsonObject, Message, SamplingParams, Tool, ToolCall, Usage
+from pyagent.core.structured_output.wanted import Wanted
 from pyagent.core.token_estimate import estimated_prompt_tokens
 from pyagent.core.tool_call_deltas import without_cut
 
@@ -45,15 +46,6 @@ MAX_PROMPT_TOKENS = 32_000
 """Length of a conversation that is shortened, to half of it."""
 
 
-async def complete_with_tools(
-    context: Context, messages: list[Message], tools: Sequence[str], sampling: SamplingParams, max_rounds: int
-) -> Completion:
-    """Return the answer that the model gives after calling tools. Raises `AgentError` when it goes on calling them."""
-    loop = ToolLoop(context, list(messages), sampling, max_rounds)
-    loop.tools.update(offered_tools(context, tools, lambda: loop.messages))
-    return await loop.answer()
-
-
 @dataclass(slots=True)
 class ToolLoop:
     """One conversation of a model with its tools. `messages` grow at their end, until they are compacted."""
@@ -62,6 +54,7 @@ class ToolLoop:
     messages: list[Message]
     sampling: SamplingParams
     max_rounds: int
+    wanted: Wanted
     tools: dict[str, FleetTool] = field(default_factory=dict[str, FleetTool])
     _results: list[ToolResult] = field(default_factory=list[ToolResult])
     _usage: list[Usage | None] = field(default_factory=list[Usage | None])
@@ -70,9 +63,14 @@ class ToolLoop:
     _num_stalled: int = 0
     _num_head: int = 0
     _last: object = None
+    _num_misfits: int = 0
 
-    async def answer(self) -> Completion:
-        """Return the model's answer in words, or the output of a tool that is the last."""
+    async def answer(self, tools: Sequence[str]) -> Completion:
+        """Return the answer that the model gives after calling tools, or the output of the agent it hands over to.
+
+        Raises `AgentError` when it goes on calling them.
+        """
+        self.tools.update(offered_tools(self.context, tools, lambda: self.messages))
         self._num_head = len(self.messages)
         num_rounds = 0
         while True:
@@ -81,16 +79,36 @@ class ToolLoop:
             self._usage.append(call.usage)
             calls = without_cut(call.tool_calls, call.finish_reason)
             if not calls:
-                return self._completion(call.completion)
+                if (completion := await self._read(call.completion)) is not None:
+                    return self._completion(completion)
+                continue
             if must_answer:
                 text = f"the model still calls tools after {num_rounds} rounds of calls"
                 raise AgentError(text, agent=self.context.agent)
             results = await self._run_all(calls)
             if self._last is not None:
-                completion = msgspec.structs.replace(call.completion, text=text_of(self._last), output=self._last)
+                completion = msgspec.structs.replace(
+                    call.completion, text=text_of(self._last), output=self._last, is_handed_over=True
+                )
                 return self._completion(completion)
             self.messages += _conversation(call.completion.text, calls, results)
             num_rounds += 1
+
+    async def _read(self, completion: Completion) -> Completion | None:
+        """Return the answer, read; None when it does not fit and is to be given again. A second misfit is an error."""
+        if self.wanted.schema is None:
+            return completion
+        try:
+            output = await self.wanted.read_aside(completion.text, self.context.deadline, self.context.tenant)
+        except ValueError as error:
+            self._num_misfits += 1
+            if self._num_misfits > 1:
+                text = f"the model's answer to {self.context.agent} does not fit, asked twice: {error}"
+                raise AgentError(text, agent=self.context.agent) from error
+            hint = f"That does not fit: {error}. Answer again, exactly in the form asked for."
+            self.messages += [Message("assistant", completion.text), Message("user", hint)]
+            return None
+        return msgspec.structs.replace(completion, output=output)
 
     def _completion(self, completion: Completion) -> Completion:
         usage = summed(self._usage) or Usage()
@@ -111,9 +129,17 @@ class ToolLoop:
             return await self._called(offered, must_answer=must_answer)
 
     async def _called(self, offered: list[Tool], *, must_answer: bool) -> ModelCall:
-        choice = "none" if must_answer else None
+        choice = "none" if must_answer and offered else None
         messages = list(self.messages)  # the journal keeps them, and these grow
-        call = ModelCall(self.context, messages, None, self.sampling, whole=True, tools=offered, tool_choice=choice)
+        call = ModelCall(
+            self.context,
+            messages,
+            self.wanted.response_format,
+            self.sampling,
+            whole=True,
+            tools=offered,
+            tool_choice=choice,
+        )
         await call.finish()
         return call
 

@@ -142,8 +142,10 @@ class RunCalls:
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
-    async def _complete(self, messages: Any, sampling: Any, tools: Any, max_rounds: int) -> object:
-        return await self._context.complete(messages, sampling=sampling, tools=tools, max_rounds=max_rounds)
+    async def _complete(self, messages: Any, sampling: Any, tools: Any, max_rounds: int, schema: Any) -> object:
+        return await self._context.complete(
+            messages, sampling=sampling, tools=tools, max_rounds=max_rounds, schema=schema
+        )
 
     async def _spawn(self, agent: str, task: Any, max_tokens: int | None, seconds: float | None) -> object:
         return await self._context.spawn(agent, task, max_tokens=max_tokens, timeout_seconds=seconds)

@@ -22,6 +22,7 @@ from pyagent.core.fleet.remote.messages import AgentCall, AgentView
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.resilience.deadline import Deadline
+from pyagent.core.structured_output.wanted import Schema, Wanted, json_schema_of
 from pyagent.core.trace_context import continue_trace
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class RemoteContext(Questions):
         """Return the model's whole answer to a conversation."""
         return cast("Completion", await self._call("answer", messages, response_format, sampling))
 
-    async def complete(
+    async def complete(  # noqa: PLR0913 - ways to say what is wanted
         self,
         prompt: Prompt,
         *,
@@ -123,10 +124,16 @@ class RemoteContext(Questions):
         sampling: SamplingParams | None = None,
         tools: Sequence[str] = (),
         max_rounds: int = MAX_ROUNDS,
+        schema: Schema | None = None,
     ) -> Completion:
         """Return the model's answer with how it ended; it may call the `tools` named, which the run does."""
         messages, sampling = as_messages(prompt, system), sampling or DEFAULT_SAMPLING
-        return cast("Completion", await self._call("complete", messages, sampling, tuple(tools), max_rounds))
+        plain = None if schema is None else json_schema_of(schema).schema
+        args = messages, sampling, tuple(tools), max_rounds, plain
+        completion = cast("Completion", await self._call("complete", *args))
+        if schema is None or isinstance(schema, dict) or completion.is_handed_over:
+            return completion
+        return msgspec.structs.replace(completion, output=Wanted(schema).read(completion.text))
 
     def stream(
         self, prompt: Prompt, *, system: str | None = None, sampling: SamplingParams | None = None
