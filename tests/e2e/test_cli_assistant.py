@@ -61,3 +61,12 @@ def test_assistant_is_reached_over_http() -> None:
     message = answer["choices"][0]["message"]
     assert message["content"] == "It is 42."
     assert "calls calculator" in message["reasoning_content"]
+
+
+def test_output_schema_is_given_as_json(environment: dict[str, str]) -> None:
+    """`--output` takes a JSON schema, and the result has what follows it."""
+    schema = {"type": "object", "properties": {"total": {"type": "integer"}}, "required": ["total"]}
+    with serve(create_app(ScriptedBackend(lambda _: '{"total": 42}'))) as url:
+        arguments = ["--output", json.dumps(schema), "--tools", "calculator", "--json"]
+        done = pyagent("agent", "assistant", "6 times 7?", *arguments, "--chain", f"openai:{url}/v1", env=environment)
+    assert json.loads(done.stdout)["output"] == {"total": 42}, done.stderr

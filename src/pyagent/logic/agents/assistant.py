@@ -7,7 +7,7 @@ steps. The loop itself, its order, approvals, repetitions and compaction are `co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any  # a result by a schema of the caller's
+from typing import Any  # JSON schemas, and what follows them
 
 import msgspec
 
@@ -16,7 +16,7 @@ from pyagent.core.fleet.agent import Agent, Task, text_of
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.model_call import Completion
 from pyagent.core.hooks import hookimpl
-from pyagent.core.messages import JsonObject, Message, SamplingParams
+from pyagent.core.messages import Message, SamplingParams
 from pyagent.logic.agents.documents import read_documents
 
 _SYSTEM = (
@@ -40,7 +40,7 @@ class AssistantArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     tools: tuple[str, ...] = ("*",)
     steps: int = 20
     max_tokens: int = 2048
-    output: JsonObject | None = None
+    output: dict[str, Any] | None = None
     system: str = ""
 
 
