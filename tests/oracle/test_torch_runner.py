@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,7 @@ def test_sdpa_is_the_plain_form(num_heads: int, num_kv_heads: int, window: int |
 
     from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
     from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.attention.cpu import CpuAttend
     from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 
     torch.manual_seed(3)
@@ -203,8 +205,41 @@ def test_sdpa_is_the_plain_form(num_heads: int, num_kv_heads: int, window: int |
     batch = AttentionBatch(starts, torch.tensor(num_tokens, dtype=torch.int32), tables, num_queries, num_tokens)
     expected = plain.attend(q.double(), PagedCache(*(cache.double() for cache in caches)), batch, 0.2, window, None)
     assert not expected.isnan().any()
-    found = sdpa.attend(q, PagedCache(*caches), batch, 0.2, window, None)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+    for attend in (sdpa.attend, CpuAttend()):
+        found = attend(q, PagedCache(*caches), batch, 0.2, window, None)
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_decoding_on_the_cpu_keeps_its_memory_and_nothing_else() -> None:
+    """Steps of other lengths, sequences, windows and data types in turn through one memory: always the plain form.
+
+    Sequences of unlike lengths, and those that the memory has no room for together, are computed in groups.
+    """
+    import torch
+    from support.paged_attention import Heads, make_inputs
+
+    from pyagent.infrastructure.engine.runners.torch.attention import plain
+    from pyagent.infrastructure.engine.runners.torch.attention.cpu import CpuAttend
+
+    attend = CpuAttend(scratch_bytes=64 << 10)
+    batches = ([700, 3, 40, 33, 690, 1, 36], [20] * 9, [16], [400, 399, 401])
+    for dtype, window, lengths in product((torch.float32, torch.bfloat16), (None, 24), batches):
+        heads = Heads(6, 2, 32)
+        q, cache, batch = make_inputs([1] * len(lengths), lengths, heads, dtype, window=window)
+        for _ in range(2):  # the second layer of a step finds the first one's layout
+            expected = plain.attend(q.float(), cache, batch, 0.2, window, None)
+            found = attend(q.float(), cache, batch, 0.2, window, None)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_sequences_of_like_lengths_are_computed_together() -> None:
+    """A group is padded by a quarter or four blocks at most, and holds what there is memory for, or one sequence."""
+    from pyagent.infrastructure.engine.runners.torch.attention.cpu import even_groups
+
+    assert list(even_groups([10] * 5, 50)) == [[0, 1, 2, 3, 4]]
+    assert list(even_groups([10] * 5, 20)) == [[0, 1], [2, 3], [4]]
+    assert list(even_groups([100, 1, 5, 6, 125, 126], 1000)) == [[1, 2], [3], [0, 4], [5]]
+    assert list(even_groups([100, 90], 10)) == [[1], [0]]
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(8, "f32"), (32, "f32"), (64, "f32"), (64, "fp8")])

@@ -37,7 +37,11 @@ class SdpaAttention:
         return None if shape.softcap is None else "torch's scaled_dot_product_attention has no softcap"
 
     def open(self, shape: AttentionShape) -> Attend:
-        """Return attention through torch's kernels."""
+        """Return attention through torch's kernels; a CPU gathers into memory that stays."""
+        if shape.device.startswith("cpu"):
+            from pyagent.infrastructure.engine.runners.torch.attention.cpu import CpuAttend
+
+            return CpuAttend()
         from pyagent.infrastructure.engine.runners.torch.attention.sdpa import attend
 
         return attend

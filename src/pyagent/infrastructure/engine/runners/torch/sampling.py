@@ -95,10 +95,10 @@ def log_sums(logits: Tensor) -> Tensor:
 
 
 def faults_of(logits: Tensor) -> Tensor:
-    """Return int64 [m]: -1 for rows that can be sampled, else the first token that has no number, or V without any."""
-    is_broken = logits.isnan() | logits.eq(torch.inf)
-    first = torch.where(is_broken.any(1), is_broken.int().argmax(1), -1)
-    return torch.where(logits.amax(1) == -torch.inf, logits.shape[1], first)
+    """Return int64 [m]: -1 for rows that can be sampled, else a token that has no number, or V without any."""
+    greatest, token = logits.max(1)  # NaN counts as the greatest
+    is_broken = greatest.isnan() | (greatest == torch.inf)
+    return torch.where(greatest == -torch.inf, logits.shape[1], torch.where(is_broken, token, -1))
 
 
 def penalise(logits: Tensor, seen: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> Tensor:

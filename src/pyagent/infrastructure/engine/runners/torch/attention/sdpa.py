@@ -38,8 +38,18 @@ def attend(
     for start in range(0, num_decoding, at_once):
         rows = slice(start, min(start + at_once, num_decoding))
         parts.append(_decode(q[rows], cache, batch, rows, scale, window))
-    start = num_decoding
-    for row in range(num_decoding, len(batch.num_queries)):
+    if num_decoding < len(batch.num_queries):
+        parts.append(attend_prompts(q, cache, batch, num_decoding, scale, window))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def attend_prompts(
+    q: Tensor, cache: PagedCache, batch: AttentionBatch, first: int, scale: float, window: int | None
+) -> Tensor:
+    """Return the heads of the sequences from `first` on, before which each has one query; one by one."""
+    parts: list[Tensor] = []
+    start = first
+    for row in range(first, len(batch.num_queries)):
         end = start + batch.num_queries[row]
         parts.append(_prefill(q[start:end], cache, batch, row, scale, window))
         start = end
