@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Coroutine
 from contextlib import aclosing
@@ -18,11 +19,17 @@ from support.waiting import until
 from pyagent.core.backends import Answer, collect
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.errors import CapacityError
-from pyagent.core.messages import ChatDelta, ChatRequest, Message
+from pyagent.core.messages import ChatDelta, ChatRequest, Message, SamplingParams
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.cluster.node import Node
 from pyagent.infrastructure.cluster.stealing import Stealing
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.client import LocalEngine
+from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.models.model_pool import ModelPool
+from pyagent.infrastructure.engine.options import EngineOptions
 
 
 def run(work: Coroutine[None, None, None]) -> None:
@@ -346,6 +353,30 @@ def test_peers_hear_how_much_of_prompts_a_node_has_to_compute(tmp_path: Path) ->
             own.gate.set()
             await asyncio.gather(*tasks)
             await until(lambda: [peer.load.num_prompt_tokens_left for peer in b.router] == [0])
+
+    run(work())
+
+
+def test_peers_hear_of_requests_that_wait_for_a_model(tmp_path: Path, tiny_model_path: Path) -> None:
+    """While a model loads, those who wait for it and their prompts are in the node's load; then they are no more."""
+    may_load = threading.Event()
+
+    def locate(_: str) -> Path:
+        assert may_load.wait(60)
+        return tiny_model_path
+
+    async def work() -> None:
+        options = EngineOptions(runner=RunnerOptions(threads=1, kv_bytes=1 << 20))
+        own = NativeBackend(["m"], LocalEngine(ModelPool(locate, options, Ledger(1 << 30))), look=lambda _: "")
+        async with cluster_of(tmp_path, {"steal": False}, a=[own], b=[Queueing("b", 0)]) as (a, b):
+            await b.drain(0.0)
+            await until(lambda: is_connected(a, 0))
+            tasks = [ask(a, "the user", sampling=SamplingParams(max_tokens=4)) for _ in range(3)]
+            await until(lambda: [peer.load.num_waiting for peer in b.router] == [3])
+            assert [peer.load.num_prompt_tokens_left > 0 for peer in b.router] == [True]
+            may_load.set()
+            await asyncio.gather(*tasks)
+            await until(lambda: [peer.load.num_waiting + peer.load.num_prompt_tokens_left for peer in b.router] == [0])
 
     run(work())
 

@@ -13,6 +13,7 @@ import pytest
 from support.engine_process import POISON, answers_in_this_process, ask, process_id, remote, told
 from support.installed import install
 from support.native import engine_of, mixed_requests, run
+from support.tiny_model import write_tiny_model
 from support.waiting import until
 
 from pyagent.core.backends import Answer, collect
@@ -44,11 +45,21 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def copies(runner: asyncio.Runner, tiny_model_path: Path) -> Iterator[NativeBackend]:
+def second(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a second model that the copies may load."""
+    path = tmp_path_factory.mktemp("second") / "b.gguf"
+    write_tiny_model(path, seed=2)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def copies(runner: asyncio.Runner, tiny_model_path: Path, second: str) -> Iterator[NativeBackend]:
     """Two copies for all tests of this file, as starting their processes takes longest; each test leaves both up."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5a,1,0")
-        opened = copies_of(tiny_model_path, **{"engine.memory": "1GB", "engine.runner": "cpu"})
+        models = [str(tiny_model_path), second]
+        settings = {"engine.memory": "1GB", "engine.runner": "cpu", "engine.models": models}
+        opened = copies_of(tiny_model_path, **settings)
         yield runner.run(opened.__aenter__())
         runner.run(opened.__aexit__(None, None, None))
 
@@ -87,7 +98,7 @@ def test_copies_answer_as_one_engine(runner: asyncio.Runner, backend: NativeBack
         assert len({copy.process_id for copy in state.copies} - {None, os.getpid()}) == 2
         assert [copy.memory_bytes for copy in state.copies] == [500_000_000] * 2
         assert state.memory_bytes == 1_000_000_000
-        assert (await backend.health()).detail == "loaded; 2 of 2 copies are ready"
+        assert (await backend.health()).detail.endswith("; 2 of 2 copies are ready")
         metrics = {metric.name: metric for metric in collect_engines([state])}
         rows = metrics["pyagent_engine_generation_tokens"].samples
         assert [(row.labels["engine"], row.value) for row in rows] == [("0", tokens[0]), ("1", tokens[1])]
@@ -337,6 +348,35 @@ def test_answer_that_cannot_move_because_the_engine_closes_ends(tiny_model_path:
             await until(lambda: copies.supervisors[0].status.num_restarts == 1)
 
     run(work())
+
+
+def test_model_that_one_copy_cannot_take_is_placed_in_none(
+    runner: asyncio.Runner, backend: NativeBackend, second: str
+) -> None:
+    """Where a copy ends while it loads a placed model, the others give it up again, and it can be placed later."""
+
+    async def work() -> None:
+        stopped = (await state_of(backend)).copies[1].process_id
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        placing = asyncio.create_task(backend.place(second))
+        async with asyncio.timeout(60):
+            while second not in await loaded(backend):
+                assert not placing.done()
+        os.kill(stopped, signal.SIGKILL)
+        with pytest.raises(BackendError):
+            await placing
+        assert second not in await loaded(backend)
+        assert list(await backend.placeable([second])) == [second]
+        await backend.place(second)
+        copies = (await state_of(backend)).copies
+        assert [second in {model.id for model in copy.models} for copy in copies] == [True, True]
+
+    runner.run(work())
+
+
+async def loaded(backend: NativeBackend) -> set[str]:
+    return {model.id for model in (await backend.engine_state()).models}
 
 
 @pytest.mark.slow

@@ -31,6 +31,11 @@ def sent(coordinator: Coordinator, prompt: Prompt = NOTHING) -> int:
     return copy
 
 
+def answers(coordinator: Coordinator, copy: int, prompt: Prompt = NOTHING) -> None:
+    """Send a prompt to a copy, which computes it and begins its answer."""
+    coordinator.computed(copy, coordinator.began(copy, prompt))
+
+
 @pytest.mark.parametrize("num_copies", [2, 3, 16])
 def test_burst_spreads_evenly_before_any_copy_tells_anything(num_copies: int) -> None:
     """Of requests sent at once each copy gets as many as any other."""
@@ -40,25 +45,50 @@ def test_burst_spreads_evenly_before_any_copy_tells_anything(num_copies: int) ->
 
 
 def test_warm_copy_is_asked_until_its_queue_costs_more_than_the_prefill() -> None:
-    """A prompt of two seconds goes to the copy that has it while fewer than four half-second requests wait there."""
+    """A prompt of two seconds goes to the copy that has it while less than that is to be computed there before it."""
     coordinator = coordinator_of(2)
     for copy in (0, 1):
         coordinator.told(copy, QUICK)
-    warm = sent(coordinator, SHARED)
-    shares = [sent(coordinator, SHARED) for _ in range(5)]
-    assert shares[:2] == [warm] * 2
-    assert shares[4] != warm or shares[3] != warm
+    answers(coordinator, 1, SHARED)
+    shares = [sent(coordinator, SHARED) for _ in range(40)]
+    num_before = shares.index(0)
+    assert 4 <= num_before < 2000 // 32
+
+
+def test_prompt_goes_where_fewer_tokens_are_left_not_fewer_requests() -> None:
+    """Behind one prompt of four seconds a request waits longer than behind three short ones, until that has begun."""
+    coordinator = coordinator_of(2)
+    for copy in (0, 1):
+        coordinator.told(copy, QUICK)
+    num_long = coordinator.began(0, Prompt(num_tokens=4000))
+    for _ in range(3):
+        coordinator.began(1, Prompt(num_tokens=100))
+    assert coordinator.choose(Prompt(num_tokens=400)) == 1
+    coordinator.computed(0, num_long)
+    assert coordinator.choose(Prompt(num_tokens=400)) == 0
+
+
+def test_more_requests_than_may_run_at_once_wait_for_one_to_end() -> None:
+    """Two copies compute as much; at the one whose places are all taken a request waits."""
+    coordinator = coordinator_of(2)
+    for copy in (0, 1):
+        coordinator.told(copy, CopyLoad(num_running=4, max_num_running=5 - copy, first_token_seconds=0.5))
+        for _ in range(4):
+            answers(coordinator, copy)
+    assert coordinator.choose(Prompt(num_tokens=10)) in {0, 1}
+    answers(coordinator, 1)
+    assert {coordinator.choose(Prompt(num_tokens=10)) for _ in range(10)} == {0}
 
 
 def test_session_stays_with_its_copy_unless_others_wait_there() -> None:
     """A conversation counts as warm where it was last; another tenant's of the same name does not."""
     coordinator = coordinator_of(4)
     mine = Prompt(num_tokens=200, session=("a", "s"))
-    home = sent(coordinator, mine)
-    coordinator.ended(home)
+    home = 3
+    answers(coordinator, home, mine)
+    coordinator.ended(home, 0)
     for _ in range(20):
-        assert sent(coordinator, mine) == home
-        coordinator.ended(home)
+        assert coordinator.choose(mine) == home
     for _ in range(8):
         coordinator.began(home, Prompt())
     assert sent(coordinator, mine) != home
@@ -93,8 +123,8 @@ def test_nothing_is_warm_in_a_process_that_started_anew() -> None:
         coordinator = coordinator_of(2)
         for copy in (0, 1):
             coordinator.told(copy, QUICK)
-        coordinator.began(0, SHARED)
-        coordinator.began(1, Prompt())
+        answers(coordinator, 0, SHARED)
+        answers(coordinator, 1)
         assert coordinator.choose(SHARED) == 0
         forget(coordinator)
         coordinator.is_back(0)
@@ -109,7 +139,7 @@ def test_copy_without_kv_memory_counts_what_runs_as_waiting() -> None:
     for copy in (0, 1):
         coordinator.told(copy, CopyLoad(num_running=3, free_kv_pages=copy, first_token_seconds=0.5))
         for _ in range(3):
-            coordinator.began(copy, Prompt())
+            answers(coordinator, copy)
     assert coordinator.choose(Prompt(num_tokens=10)) == 1
 
 
@@ -119,8 +149,8 @@ def test_copy_without_kv_memory_counts_what_runs_as_waiting() -> None:
 def test_sessions_are_not_warm_where_memory_is_gone(forget: Callable[[Coordinator], None]) -> None:
     """A conversation's copy that died, or gave its memory back, is chosen for it no sooner than another."""
     coordinator, prompt = coordinator_of(2), Prompt(num_tokens=1000, session=("tenant", "s"))
-    coordinator.began(0, prompt)
-    coordinator.ended(0)
+    answers(coordinator, 0, prompt)
+    coordinator.ended(0, 0)
     assert {coordinator.choose(prompt) for _ in range(20)} == {0}
     forget(coordinator)
     coordinator.is_back(0)
@@ -132,17 +162,23 @@ def test_sessions_are_not_warm_where_memory_is_gone(forget: Callable[[Coordinato
 def test_counts_are_of_what_began_and_has_not_ended(data: st.DataObject, num_copies: int) -> None:
     """Whatever happens, a copy is chosen while one is up, never one that is down, and counts never drift."""
     coordinator = coordinator_of(num_copies)
-    running: list[int] = []
+    running: list[tuple[int, int]] = []
     down: set[int] = set()
     for _ in range(data.draw(st.integers(0, 60))):
-        match data.draw(st.sampled_from(["send", "end", "die", "back", "tell"])):
+        match data.draw(st.sampled_from(["send", "compute", "end", "die", "back", "tell"])):
             case "send":
                 keys = tuple(data.draw(st.lists(st.integers(0, 3), max_size=3)))
-                copy = sent(coordinator, Prompt(num_tokens=100, keys=keys, session=("t", str(len(keys)))))
+                prompt = Prompt(num_tokens=100, keys=keys, session=("t", str(len(keys))))
+                copy = coordinator.choose(prompt)
+                assert copy is not None
                 assert copy not in down or len(down) == num_copies
-                running.append(copy)
+                running.append((copy, coordinator.began(copy, prompt)))
+            case "compute" if running:
+                copy, num_tokens = running.pop(data.draw(st.integers(0, len(running) - 1)))
+                coordinator.computed(copy, num_tokens)
+                running.append((copy, 0))
             case "end" if running:
-                coordinator.ended(running.pop(data.draw(st.integers(0, len(running) - 1))))
+                coordinator.ended(*running.pop(data.draw(st.integers(0, len(running) - 1))))
             case "die":
                 copy = data.draw(st.integers(0, num_copies - 1))
                 coordinator.died(copy)
@@ -151,6 +187,7 @@ def test_counts_are_of_what_began_and_has_not_ended(data: st.DataObject, num_cop
                 coordinator.is_back(down.pop())
             case _:
                 coordinator.told(data.draw(st.integers(0, num_copies - 1)), CopyLoad(num_running=9))
-        assert [coordinator.num_requests(copy) for copy in range(num_copies)] == [
-            running.count(copy) for copy in range(num_copies)
-        ]
+        for copy in range(num_copies):
+            left = [num_tokens for one, num_tokens in running if one == copy]
+            assert coordinator.num_requests(copy) == len(left)
+            assert coordinator.num_prompt_tokens_left(copy) == sum(left)

@@ -77,8 +77,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How busy a node is. `sequence` counts its loads since it started; a peer drops older ones.
 
-    `num_waiting` requests queue for its engine, `num_running` are computed, and `num_free` more would begin at once;
-    `num_prompt_tokens_left` of their prompts are not computed yet;
+    `num_waiting` requests queue for its engine or for a model that loads, `num_running` are computed, or wait for KV
+    from elsewhere, and `num_free` more would begin at once; `num_prompt_tokens_left` of their prompts are not computed
+    yet;
     `prefill_tokens_per_second`, `requests_per_second` (of those answered), `first_token_seconds` (p50) and
     `answer_seconds` (from there to the end) are what it measured. `is_draining`: it takes no new requests.
     `new_prefixes` are the keys (`prefixes.prefix_keys`) that it computed since its last load, 8 bytes each.

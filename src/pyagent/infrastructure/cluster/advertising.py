@@ -144,17 +144,20 @@ class Advertising:
 
     async def load(self) -> Load:
         """Return how busy the engines are, and which prompts they computed since it was asked last."""
-        by_model: dict[str, EngineStats] = {}
-        for link in [link for link in self._chain.links if isinstance(link, EngineLink)]:
-            by_model |= (await link.engine_state()).stats
-        self.engine_stats, stats = by_model, by_model.values()
+        states = [await link.engine_state() for link in self._chain.links if isinstance(link, EngineLink)]
+        self.engine_stats = by_model = {name: one for state in states for name, one in state.stats.items()}
+        stats = by_model.values()
+        num_free = sum(max(0, one.max_num_running - one.num_running) for one in stats)
+        num_arriving = sum(state.num_arriving for state in states)
+        num_placed = min(num_arriving, num_free)  # each takes a place, or waits where none is free
         self._sequence += 1
         return Load(
             sequence=self._sequence,
-            num_running=sum(one.num_running for one in stats) or self._answering.num_running,
-            num_waiting=sum(sum(one.waiting.values()) for one in stats),
-            num_free=sum(max(0, one.max_num_running - one.num_running) for one in stats),
-            num_prompt_tokens_left=sum(one.num_prompt_tokens_left for one in stats),
+            num_running=num_placed + sum(one.num_running for one in stats) or self._answering.num_running,
+            num_waiting=num_arriving - num_placed + sum(sum(one.waiting.values()) for one in stats),
+            num_free=num_free - num_placed,
+            num_prompt_tokens_left=sum(one.num_prompt_tokens_left for one in stats)
+            + sum(state.num_arriving_tokens for state in states),
             prefill_tokens_per_second=max((one.prefill_tokens_per_second for one in stats), default=0.0),
             requests_per_second=sum(map(requests_per_second, stats)),
             answer_seconds=max(map(answer_seconds, stats), default=0.0),

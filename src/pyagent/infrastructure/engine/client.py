@@ -24,10 +24,11 @@ from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 from pyagent.core.runners.runner import DividedRunner, RankStats
 from pyagent.core.structured_output.form_size import is_short
+from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
-from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
+from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, Arrivals, LifeCycle, Shared, State
 from pyagent.infrastructure.engine.models.answer_grammars import at_once
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.prompt_logprobs import PromptReport
@@ -54,13 +55,17 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
 
     `loading` are the models on their way into memory. `runners` names each model's runner. `swap_bytes` are those of
     the files that each model's requests are swapped to, `faults` why loops of models ended by themselves: those are
-    loaded again by their next request. `ranks` says how the processes are that a model is divided among. `num_waves`
-    counts the times in which processes of it had something to do. Of an engine with several `copies` each is told, too;
-    then counts and bytes are those of all, percentiles and rates those of the slowest.
+    loaded again by their next request. `num_arriving` requests, with prompts of `num_arriving_tokens`, are in no
+    model's queue yet: they wait for a load, for KV from elsewhere, or for a process. `ranks` says how the processes are
+    that a model is divided among. `num_waves` counts the times in which processes of it had something to do. Of an
+    engine with several `copies` each is told, too; then counts and bytes are those of all, percentiles and rates those
+    of the slowest.
     """
 
     state: str
     num_running: int = 0
+    num_arriving: int = 0
+    num_arriving_tokens: int = 0
     models: list[ModelInfo] = []
     loading: list[str] = []
     memory: dict[str, int] = {}
@@ -147,6 +152,7 @@ class LocalEngine(Shared):
         self.kv = kv or KvMoves()
         models.when_loaded(self.kv.loaded)
         self.life = LifeCycle()
+        self.arrivals = Arrivals()
         self._hints = ThreadPoolExecutor(1, thread_name_prefix="pyagent-hints")
         # apart from asyncio's threads: what takes long here must not hold up what the server asks of those
         self._preparing = ThreadPoolExecutor(_NUM_PREPARED, thread_name_prefix="pyagent-prepare")
@@ -214,13 +220,14 @@ class LocalEngine(Shared):
         async with AsyncExitStack() as stack:
             self.life.enter()
             stack.callback(self.life.leave)
-            model = await within(deadline, stack.enter_async_context(self.models.using(request.model)), name)
-            if past is not None:
-                await within(deadline, self.in_thread(model.remember, request, past), name)
-            prepared = await within(deadline, self._prepare(model, request, tell, log, deadline), name)
-            prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
-            await within(deadline, self.kv.load(request.model, model, request, prepared), name)
-            model.engine.submit(prepared)
+            with self.arrivals.counting(estimated_request_tokens(request)):
+                model = await within(deadline, stack.enter_async_context(self.models.using(request.model)), name)
+                if past is not None:
+                    await within(deadline, self.in_thread(model.remember, request, past), name)
+                prepared = await within(deadline, self._prepare(model, request, tell, log, deadline), name)
+                prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
+                await within(deadline, self.kv.load(request.model, model, request, prepared), name)
+                model.engine.submit(prepared)
             of_prompt: PromptReport | None = None
             is_single = prepared.samples is None and prepared.search is None
             begun = {0} if log is not None and is_single else set[int]()
@@ -267,6 +274,8 @@ class LocalEngine(Shared):
         return EngineState(
             state=self.life.state.value,
             num_running=self.life.num_running,
+            num_arriving=self.arrivals.num_requests,
+            num_arriving_tokens=self.arrivals.num_prompt_tokens,
             models=[_info(name, model) for name, model in self.models.loaded().items()],
             loading=self.models.loading(),
             memory=ledger.accounts(),
@@ -288,6 +297,10 @@ class LocalEngine(Shared):
                 num_given += await asyncio.wrap_future(model.engine.withdraw(left))
         return num_given
 
+    async def unload(self, model: str) -> None:
+        """Unload a model that no request uses."""
+        await asyncio.to_thread(self.models.unload, model)
+
     def load_now(self, before: CopyLoad | None) -> CopyLoad:
         """How busy it is, all models together, as quick as it was `before`; without that its speed is measured anew."""
         engines = [model.engine for model in self.models.loaded().values()]
@@ -299,6 +312,7 @@ class LocalEngine(Shared):
         return msgspec.structs.replace(
             speed,
             num_running=sum(engine.scheduler.num_running for engine in engines),
+            max_num_running=sum(engine.scheduler.limits.most_running for engine in engines),
             free_kv_pages=sum(engine.runner.stats().free for engine in engines),
         )
 

@@ -5,10 +5,11 @@ Says whether a request may begin; knows nothing of models, memory or processes. 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from enum import Enum
 from typing import Self
 
@@ -66,6 +67,29 @@ class Shared:
         """Give up one owner's share; return True when it was the last."""
         self._num_owners -= 1
         return self.is_closed
+
+
+class Arrivals:
+    """The requests that have begun and are in no model's queue yet: they wait for a load, or for KV from elsewhere."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_prompt_tokens = 0
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def counting(self, num_prompt_tokens: int) -> Generator[None]:
+        """Count a request with so many tokens as long as the block runs."""
+        self._add(1, num_prompt_tokens)
+        try:
+            yield
+        finally:
+            self._add(-1, -num_prompt_tokens)
+
+    def _add(self, num_requests: int, num_prompt_tokens: int) -> None:
+        with self._lock:
+            self.num_requests += num_requests
+            self.num_prompt_tokens += num_prompt_tokens
 
 
 class LifeCycle:

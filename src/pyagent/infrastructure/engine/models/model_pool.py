@@ -132,6 +132,13 @@ class ModelPool:
                 entry.model.drop_kv()
         _rust.trim_memory()
 
+    def unload(self, name: str) -> None:
+        """Unload a model that nobody uses. Blocks."""
+        with self._lock:
+            entry = self._entries.get(name)
+        if entry is not None:
+            self._unload(entry)
+
     def close(self) -> None:
         """Unload everything, also what is in use (its requests end); waits for what is loading. Safe to call twice."""
         with self._lock:

@@ -110,14 +110,19 @@ class ProcessEngine(Shared):
 
     async def _state_of(self, copy: int) -> EngineState:
         process = self.copies.supervisors[copy].status
-        state = EngineState(state=State.STARTING.value)
+        num_requests = self.copies.num_requests_of(copy)
+        state = EngineState(
+            state=State.STARTING.value,
+            num_arriving=num_requests,
+            num_arriving_tokens=self.copies.num_prompt_tokens_left_of(copy),
+        )
         if process.process_id is not None and not self.is_closed:
             with contextlib.suppress(TimeoutError, PyAgentError):  # it may die or hang at this moment
                 seen = await asyncio.wait_for(asyncio.wrap_future(self.copies.call(copy, GetState())), _STATE_SECONDS)
                 state = _state_codec.decode(seen)
         return msgspec.structs.replace(
             state,
-            num_running=self.copies.num_requests_of(copy),
+            num_running=num_requests,
             process_id=process.process_id,
             num_restarts=process.num_restarts,
         )

@@ -24,7 +24,7 @@ from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.infrastructure.engine.sessions.replay import ReplayStore
 from pyagent.infrastructure.engine.subprocess.in_flight import InFlightRequest
 from pyagent.infrastructure.engine.subprocess.pins import Pins
-from pyagent.infrastructure.engine.subprocess.protocol import Command, LoadModel, Start
+from pyagent.infrastructure.engine.subprocess.protocol import Command, LoadModel, Start, UnloadModel
 from pyagent.infrastructure.engine.subprocess.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,10 @@ class Copies:
         """Return how many requests a copy has."""
         return self._coordinator.num_requests(copy)
 
+    def num_prompt_tokens_left_of(self, copy: int) -> int:
+        """Return how many tokens of its requests' prompts a copy has yet to compute."""
+        return self._coordinator.num_prompt_tokens_left(copy)
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: InFlightRequest) -> None:
@@ -76,7 +80,7 @@ class Copies:
         prompt = self._prompt(request.request)
         with self._changed:
             copy = self._coordinator.choose(prompt) or 0
-            self._coordinator.began(copy, prompt)
+            request.num_tokens_left = self._coordinator.began(copy, prompt)
             request.copy = copy
         self._load_elsewhere(request.request.model, copy)
         self.supervisors[copy].submit(request)
@@ -87,7 +91,7 @@ class Copies:
             if request.is_over or request.copy is None:
                 return
             request.is_over, copy = True, request.copy
-            self._coordinator.ended(copy)
+            self._coordinator.ended(copy, request.num_tokens_left)
         if not has_end:
             self.supervisors[copy].abort(request)
 
@@ -99,7 +103,7 @@ class Copies:
 
     def _prompt(self, request: ChatRequest) -> Prompt:
         if len(self) == 1:
-            return Prompt()
+            return Prompt(num_tokens=estimated_request_tokens(request))
         session = (request.origin.tenant, request.session) if request.session else None
         return Prompt(num_tokens=estimated_request_tokens(request), keys=prefix_keys(request), session=session)
 
@@ -121,22 +125,36 @@ class Copies:
 
     async def call_all(self, command: Command) -> list[msgspec.Raw]:
         """Send a command to every copy; return their results. Raises the first error, once all have answered."""
-        waiting = [asyncio.wrap_future(future) for future in self.tell_all(command)]
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        results = await self._results(command)
+        _raise_first(results)
         return [result for result in results if not isinstance(result, BaseException)]
+
+    async def _results(self, command: Command) -> list[msgspec.Raw | BaseException]:
+        """Return the result of each copy, or its error, once all have answered."""
+        waiting = [asyncio.wrap_future(future) for future in self.tell_all(command)]
+        return await asyncio.gather(*waiting, return_exceptions=True)
 
     def tell_all(self, command: Command) -> list[Future[msgspec.Raw]]:
         """Send a command to every copy; return the futures of their results."""
         return [one.call(command) for one in self.supervisors]
 
     async def load(self, model: str, *, beside: bool = False) -> None:
-        """Have every copy load a model; with `beside`, no other is unloaded for it."""
-        await self.call_all(LoadModel(model, beside))
+        """Have every copy load a model; with `beside`, no other is unloaded for it: all copies have it, or none."""
+        results = await self._results(LoadModel(model, beside))
+        if beside and any(isinstance(result, BaseException) for result in results):
+            await self._give_up(model, results)
+        _raise_first(results)
         with self._changed:
             self._models += [model] if model not in self._models else []
+
+    async def _give_up(self, model: str, results: Sequence[object]) -> None:
+        """Have the copies that took a model unload it, as others did not; not where a client asked for it meanwhile."""
+        with self._changed:
+            if model in self._models:
+                return
+        took = [one for one, result in zip(self.supervisors, results, strict=True) if not isinstance(result, Exception)]
+        unloading = [asyncio.wrap_future(one.call(UnloadModel(model))) for one in took]
+        await asyncio.gather(*unloading, return_exceptions=True)
 
     def forget_models(self, level: int) -> None:
         """Note that the copies gave back their KV memory (level 1), or their models (2)."""
@@ -196,6 +214,13 @@ class Copies:
             if self._waves.ended(copy, wire_id):
                 self._changed.notify_all()
 
+    def computed(self, request: InFlightRequest) -> None:
+        """Note that a request's first output came: its prompt is computed."""
+        with self._changed:
+            if not request.is_over and request.copy is not None:
+                self._coordinator.computed(request.copy, request.num_tokens_left)
+                request.num_tokens_left = 0
+
     def told(self, copy: int, load: CopyLoad) -> None:
         """Take what a process tells of itself."""
         with self._changed:
@@ -210,11 +235,17 @@ class Copies:
             copy = self._coordinator.choose(prompt, without={request.copy})
             if copy is None:
                 return False
-            self._coordinator.ended(request.copy)
-            self._coordinator.began(copy, prompt)
+            self._coordinator.ended(request.copy, request.num_tokens_left)
+            request.num_tokens_left = self._coordinator.began(copy, prompt)
             request.copy = copy
         self.supervisors[copy].submit(request)
         return True
+
+
+def _raise_first(results: Sequence[object]) -> None:
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
 
 
 def _log_fault(loading: Future[msgspec.Raw]) -> None:

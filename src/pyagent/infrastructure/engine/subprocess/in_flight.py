@@ -98,6 +98,7 @@ class InFlightRequest:
     tokens: list[int] = field(default_factory=list[int])
     wire_id: int = 0
     copy: int | None = None
+    num_tokens_left: int = 0
     is_over: bool = False
     num_trials: int = 0
     num_deaths: int = 0

@@ -51,6 +51,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Stop,
     Submit,
     TakeHint,
+    UnloadModel,
     Withdraw,
     from_engine,
     hello_codec,
@@ -150,6 +151,8 @@ class _EngineServer:
         match command:
             case LoadModel(model, beside):
                 await self.engine.load(model, beside=beside)
+            case UnloadModel(model):
+                await self.engine.unload(model)
             case GetState():
                 return await self.engine.state()
             case FreeMemory(level):

@@ -21,6 +21,8 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
         return states[0]
     return EngineState(
         state="",
+        num_arriving=sum(state.num_arriving for state in states),
+        num_arriving_tokens=sum(state.num_arriving_tokens for state in states),
         models=list({model.id: model for state in states for model in state.models}.values()),
         loading=sorted({name for state in states for name in state.loading}),
         memory=_added(state.memory for state in states),

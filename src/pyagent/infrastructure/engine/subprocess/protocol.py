@@ -58,6 +58,12 @@ class LoadModel(msgspec.Struct, frozen=True, tag=True):
     beside: bool = False
 
 
+class UnloadModel(msgspec.Struct, frozen=True, tag=True):
+    """Unload a model that no request uses."""
+
+    model: str
+
+
 class GetState(msgspec.Struct, frozen=True, tag=True):
     """Return an `EngineState`."""
 
@@ -86,7 +92,7 @@ class Withdraw(msgspec.Struct, frozen=True, tag=True):
     wanted: Withdrawal
 
 
-Command = LoadModel | GetState | FreeMemory | TakeHint | QueryCache | Withdraw
+Command = LoadModel | UnloadModel | GetState | FreeMemory | TakeHint | QueryCache | Withdraw
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):

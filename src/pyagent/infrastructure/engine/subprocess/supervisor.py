@@ -99,6 +99,10 @@ class Owner(Protocol):
         """Note that a process said the end of a request."""
         ...
 
+    def computed(self, request: InFlightRequest) -> None:
+        """Note that a request's first output came: its prompt is computed."""
+        ...
+
     def told(self, copy: int, load: CopyLoad) -> None:
         """Take what a process tells of itself."""
         ...
@@ -351,6 +355,8 @@ class Supervisor:
         match message:
             case Outputs(wire_id):
                 request = self._requests.sent(wire_id)
+                if request is not None and request.num_tokens_left:
+                    self._owner.computed(request)
                 if request is not None and (delta := request.apply(message)) is not None:
                     self._emit(request, delta)
                     if self._requests.count_outputs(request):
