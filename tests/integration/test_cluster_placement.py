@@ -261,15 +261,16 @@ def test_size_of_another_file_by_a_models_name_keeps_no_node_from_it(
 class Engine(Own):
     """A link that has room for the model, or is loading it."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, file_bytes: int = 0) -> None:
         super().__init__("tiny")
         self._state = state
+        self._file_bytes = file_bytes
 
     async def engine_state(self) -> EngineState:
         return self._state
 
-    async def placeable(self, models: Collection[str]) -> list[str]:
-        return sorted(models)
+    async def placeable(self, models: Collection[str]) -> dict[str, int]:
+        return dict.fromkeys(sorted(models), self._file_bytes)
 
     async def place(self, model: str) -> None:
         raise AssertionError(model)
@@ -290,6 +291,21 @@ def test_load_that_takes_half_an_hour_counts_no_longer(tmp_path: Path) -> None:
     assert told() == (("tiny",), ())
     clock.now += 1
     assert told() == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("file_bytes", "told_bytes", "placeable"), [(30, 1 << 40, ("tiny",)), (70, 30, ()), (0, 30, ("tiny",))]
+)
+def test_own_file_says_sooner_than_others_what_a_model_takes(
+    tmp_path: Path, file_bytes: int, told_bytes: int, placeable: tuple[str, ...]
+) -> None:
+    """Of a model that was never in memory here its file counts; where that is not known, what another node tells."""
+    link = Engine(EngineState(state="ready", memory={"weights:x": 40}, memory_bytes=100), file_bytes)
+    router = ClusterRouter(Balancer())
+    told = Offer(models=(ModelInfo(id="tiny", is_loaded=True, size_bytes=told_bytes),))
+    router.add(Peer(id="b", called="", backend=Own("tiny"), offer=told))
+    looks = Placing(Cluster(**placing(3)), router, BegunLoads(tmp_path), untold, Tasks())  # type: ignore[arg-type]
+    assert asyncio.run(looks.added(Offer(models=(ModelInfo(id="tiny"),)), [link])).placeable == placeable
 
 
 @pytest.mark.parametrize(("num_copies", "placeable"), [(2, ("tiny",)), (3, ())])

@@ -489,11 +489,12 @@ def test_model_is_placed_in_a_process_of_its_own(tiny_model_path: Path, tmp_path
     first, second, third = str(tiny_model_path), str(tmp_path / "b.gguf"), str(tmp_path / "c.gguf")
     write_tiny_model(Path(second), seed=2)
     Path(third).write_bytes(b"GGUF, it says")
+    num_bytes = Path(second).stat().st_size
 
     async def work() -> None:
         async with engine_of(tiny_model_path, **{"engine.models": [first, second, third]}) as backend:
             await backend.load()
-            assert second in await backend.placeable([first, second, "other"])
+            assert await backend.placeable([first, second, "other"]) == {second: num_bytes}
             await backend.place(second)
             with pytest.raises(ModelError, match=r"c\.gguf"):
                 await backend.place(third)

@@ -130,7 +130,7 @@ def test_model_is_placed_beside_the_others_or_not_at_all(folder: Path) -> None:
     async def work() -> None:
         backend = await backend_of(folder, 2)
         await collect(backend.chat(ask("a")))
-        assert await backend.placeable(["a", "b", "d"]) == ["b"]
+        assert list(await backend.placeable(["a", "b", "d"])) == ["b"]
         await backend.place("b")
         with pytest.raises(CapacityError, match="c needs"):
             await asyncio.wait_for(backend.place("c"), 20)
@@ -138,7 +138,7 @@ def test_model_is_placed_beside_the_others_or_not_at_all(folder: Path) -> None:
         await collect(backend.chat(ask("c")))
         assert await loaded(backend) == {"b", "c"}
         await backend.sleep()
-        assert await backend.placeable(["a"]) == []
+        assert await backend.placeable(["a"]) == {}
         await backend.close()
 
     run(work())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
@@ -45,8 +45,8 @@ class PlacingLink(Protocol):
         """Return what the engine is doing."""
         ...
 
-    async def placeable(self, models: Collection[str]) -> list[str]:
-        """Return which of these models are not loaded, and can be."""
+    async def placeable(self, models: Collection[str]) -> Mapping[str, int]:
+        """Return which of these models are not loaded, and can be, with the bytes of their files, 0 where not known."""
         ...
 
     async def place(self, model: str) -> None:
@@ -151,14 +151,15 @@ class Placing:
             return []
         try:
             async with asyncio.timeout(_ASK_SECONDS):
-                return [name for name in await link.placeable(wanted) if self._fits(name, state)]
+                able = await link.placeable(wanted)
+                return [name for name, size_bytes in able.items() if self._fits(name, size_bytes, state)]
         except (PyAgentError, TimeoutError):
             return []
 
     def _learn_sizes(self, wanted: Collection[str], own: Offer) -> None:
         """Remember the sizes of models that some node has loaded: they are needed when none has any more.
 
-        Of what others say the least counts, as their file may be another by that name; what was seen here counts most.
+        Of what others say the least counts, as their file may be another by that name.
         """
         for offer in (peer.offer for peer in self._router):
             for model in offer.models:
@@ -166,13 +167,13 @@ class Placing:
                     self._told_sizes[model.id] = min(model.size_bytes, self._told_sizes.get(model.id, model.size_bytes))
         self._sizes |= {model.id: model.size_bytes for model in own.models if model.size_bytes}
 
-    def _fits(self, model: str, state: EngineState) -> bool:
+    def _fits(self, model: str, file_bytes: int, state: EngineState) -> bool:
         """Whether a model's weights, of each copy of the engine, fit beside what is held.
 
-        True where one of both is not known: loading will tell.
+        What was seen of it in memory here counts most, then its file here. True where nothing is known: loading tells.
         """
         held = sum(size for account, size in state.memory.items() if not account.startswith(_NOT_HELD))
-        size_bytes = self._sizes.get(model) or self._told_sizes.get(model, 0)
+        size_bytes = self._sizes.get(model) or file_bytes or self._told_sizes.get(model, 0)
         return not state.memory_bytes or size_bytes * max(1, len(state.copies)) <= state.memory_bytes - held
 
     # -- what is done -------------------------------------------------------------------------------------------------

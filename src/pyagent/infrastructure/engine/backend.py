@@ -50,16 +50,19 @@ _AWAKE = {State.STARTING.value, State.READY.value}
 class NativeBackend:
     """Answers with models run by the embedded engine; the first is the one a request gets that names none."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
         model_names: Sequence[str],
         engine: EngineClient,
         *,
         look: Callable[[str], str],
+        size_of: Callable[[str], int] = lambda _: 0,
         unsupported: Unsupported = "emulate",
         trusts_request_templates: bool = False,
     ) -> None:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
+
+        `size_of` returns the bytes of a model's file, 0 where they are not known.
 
         The backend closes its share of the engine when it is closed.
         """
@@ -78,6 +81,7 @@ class NativeBackend:
         self.model_names = tuple(model_names)
         self.engine = engine
         self._look = look
+        self._size_of = size_of
         self._is_closed = False
         self._mending: dict[str, asyncio.Task[object]] = {}
 
@@ -215,14 +219,18 @@ class NativeBackend:
             query = msgspec.structs.replace(query, request=asked)
         return await self.engine.query_cache(query)
 
-    async def placeable(self, models: Collection[str]) -> list[str]:
-        """Return which of these models are not loaded, and can be; none while the engine sleeps or drains."""
+    async def placeable(self, models: Collection[str]) -> dict[str, int]:
+        """Return which of these models are not loaded, and can be, with the bytes of their files, 0 where not known.
+
+        None while the engine sleeps or drains.
+        """
         state = await self.engine.state()
         if state.state not in _AWAKE:
-            return []
+            return {}
         absent = set(models) & set(self.model_names) - {model.id for model in state.models}
         found = [(name, *await asyncio.to_thread(self._state, name, set[str](), state.faults)) for name in absent]
-        return sorted(name for name, is_ready, _ in found if is_ready)
+        able = sorted(name for name, is_ready, _ in found if is_ready)
+        return {name: await asyncio.to_thread(self._size_of, name) for name in able}
 
     async def place(self, model: str) -> None:
         """Load a model beside those that are loaded. Raises `CapacityError` where it does not fit."""

@@ -45,11 +45,12 @@ class _Links:
         names = [link.target] if link.target else settings.engine.models
         if not names:
             raise ConfigError("engine.models is empty, so `native` needs a model: native:NAME", key="engine.models")
-        look = ModelStore(settings.paths.models).look
+        store = ModelStore(settings.paths.models)
         return NativeBackend(
             list(dict.fromkeys(names)),
             self._engine(settings),
-            look=look,
+            look=store.look,
+            size_of=store.size_of,
             unsupported=settings.backends.unsupported,
             trusts_request_templates=settings.engine.trust_request_chat_template,
         )

@@ -122,6 +122,18 @@ class ModelStore:
             return "is fetched and loaded on first use"
         return "loads on first use"
 
+    def size_of(self, name: str) -> int:
+        """Return the bytes of a model's file, here or where it is fetched from; 0 for a folder, or where not known."""
+        found = self.find(name)
+        path = Path(name).expanduser() if is_path(name) else found.path if found else None
+        if path is None:
+            source = self.catalog.get(name)
+            return 0 if source is None else source.size_bytes
+        try:
+            return path.stat().st_size if path.is_file() else 0
+        except OSError:
+            return 0
+
     def pull(self, name: str) -> StoredModel:
         """Fetch a model by name (`smollm2:135m`, `hf:owner/name`, `hf:owner/name/file.gguf`) unless it is there."""
         if found := self.find(name):
