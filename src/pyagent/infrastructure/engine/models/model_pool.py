@@ -133,7 +133,7 @@ class ModelPool:
         _rust.trim_memory()
 
     def unload(self, name: str) -> None:
-        """Unload a model that nobody uses. Blocks."""
+        """Unload a model that no request uses. Blocks."""
         with self._lock:
             entry = self._entries.get(name)
         if entry is not None:
