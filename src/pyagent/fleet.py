@@ -14,6 +14,7 @@ from pyagent.core.errors import ConfigError
 from pyagent.core.fleet import orchestrator
 from pyagent.core.fleet.containment import close_all
 from pyagent.core.fleet.executor import IN_PROCESS
+from pyagent.core.fleet.limits import AgentLimits, FleetLimits
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.trace_context import missing_packages
 
@@ -58,20 +59,13 @@ class Fleet(orchestrator.Fleet):
         if tool_providers is None:  # tools given by hand are all there are
             tool_providers = host.tool_providers().values() if tools is None else ()
         self._is_backend_owned = backend is None
-        limits = orchestrator.FleetLimits(
-            run_tokens=settings.budget.run.tokens,
-            run_seconds=settings.budget.run.seconds,
-            run_agents=settings.budget.run.agents,
-            max_concurrency=settings.fleet.max_concurrency,
-            waits_for_answers=settings.fleet.questions == "wait",
-        )
         super().__init__(
             make_chain(settings, host) if backend is None else backend,
             host.agents().values() if agents is None else agents,
             host.tools().values() if tools is None else tools,
             tool_providers=tool_providers,
             journal=make_journal(settings) if journal is None else journal,
-            limits=limits,
+            limits=_limits(settings),
             tracer=_make_tracer(settings.server.otlp_endpoint),
             executor=_make_executor(settings, host),
         )
@@ -83,6 +77,22 @@ class Fleet(orchestrator.Fleet):
         await super().close()
         if self._is_backend_owned:
             await close_all({f"the backend {self.backend.name}": self.backend.close})
+
+
+def _limits(settings: Settings) -> FleetLimits:
+    budget = settings.budget
+    return FleetLimits(
+        run_tokens=budget.run.tokens,
+        run_seconds=budget.run.seconds,
+        run_usd=budget.run.usd,
+        run_agents=budget.run.agents,
+        agent=AgentLimits(tokens=budget.agent.tokens, seconds=budget.agent.seconds, usd=budget.agent.usd),
+        fleet_tokens=budget.fleet.tokens,
+        fleet_seconds=budget.fleet.seconds,
+        fleet_usd=budget.fleet.usd,
+        max_concurrency=settings.fleet.max_concurrency,
+        waits_for_answers=settings.fleet.questions == "wait",
+    )
 
 
 def _make_executor(settings: Settings, host: PluginHost) -> Executor | None:

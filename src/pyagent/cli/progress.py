@@ -129,6 +129,8 @@ class RunProgress:
         if self.prompt_tokens or self.completion_tokens:
             words.append(f"{self.prompt_tokens:,} tokens in, {self.completion_tokens:,} out")
             words.append(self.rates(seconds))
+        if self.totals and self.totals.usd:
+            words.append(f"${self.totals.usd:.4f}")
         if self.run:
             words.append(f"run {self.run} ({f'not kept: {loss}' if loss else f'pyagent runs show {self.run}'})")
         return " · ".join(words)

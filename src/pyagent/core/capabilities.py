@@ -16,7 +16,7 @@ from pyagent.core.abilities import ABILITIES, Abilities
 from pyagent.core.nearest import did_you_mean
 
 if TYPE_CHECKING:
-    from pyagent.core.messages import Hint
+    from pyagent.core.messages import ChatRequest, Hint
     from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 
 PrefixSupport = Literal["ignored", "forwarded", "continued"]
@@ -60,6 +60,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     query_cache: Callable[[CacheQuery], Awaitable[CacheQueryResult]] | None = None
     """Answers a question about its prompt cache. Raises `RequestError` for a prompt that will not do, `CapacityError`
     when there is no room."""
+
+    price_of: Callable[[ChatRequest], float] | None = None
+    """Returns the most USD that a request may cost, at its `max_tokens`."""
 
 
 PLAIN = Capabilities()
@@ -114,4 +117,5 @@ _EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "load": _ASYNC,
     "hint": (_is_function, "a plain function, or None"),
     "query_cache": _ASYNC,
+    "price_of": (_is_function, "a plain function, or None"),
 }

@@ -282,6 +282,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     `answer` (ours): computed for this request, cached from an equal one, or shared with an equal one in flight.
     `ignored` (ours): sampling parameters that the backend does not support; it was asked without them.
     `grammar_backend` (ours): what held the answer to a schema, grammar or form of calls.
+    `cost_usd` (ours): what the answer cost by the `price` of the links that gave it, failed ones included.
     `reasoning_tokens` are those of `completion_tokens` that the model spent on thinking, where the backend counts them.
     """
 
@@ -295,6 +296,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     ignored: tuple[str, ...] = ()
     reasoning_tokens: int = 0
     grammar_backend: str = ""
+    cost_usd: float = 0.0
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):

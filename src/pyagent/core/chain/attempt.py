@@ -69,6 +69,7 @@ class Attempt:
     num_after: int = 0
     is_hedge: bool = False
     is_final: bool = False
+    spent_before_usd: float = 0.0
     head: list[ChatDelta] = field(default_factory=list[ChatDelta], init=False)
     spent_usd: float = field(default=0.0, init=False)
     _stream: AsyncIterator[ChatDelta] | None = field(default=None, init=False)
@@ -143,12 +144,12 @@ class Attempt:
             self.link.breaker.release(self.admission.permit)
             permit = self.link.breaker.acquire() or self.admission.permit
             self.admission = Admission(permit, self.admission.slot, self.admission.reserved_usd)
-        first = head[0]
+        first = self._told(head[0])
         yield msgspec.structs.replace(
             first, backend=first.backend or name, attempts=attempts + first.attempts, resumed=resumed or first.resumed
         )
         for delta in head[1:]:
-            yield delta if delta.backend else msgspec.structs.replace(delta, backend=name)
+            yield self._told(delta)
         self._usage = head[-1].usage
         is_bounded = self.link.settings.timeout_seconds is not None or self.deadline.is_set
         what = f"the next token of {name}"
@@ -162,7 +163,7 @@ class Attempt:
                     break
                 self._num_deltas += 1
                 self._usage = check_end(delta, name).usage or self._usage
-                yield delta if delta.backend else msgspec.structs.replace(delta, backend=name)
+                yield self._told(delta)
         except (RequestError, UnsupportedError) as error:
             self.judge(error)
             raise
@@ -179,6 +180,17 @@ class Attempt:
                 f"{name} broke off its answer: {reason_of(error)}", backend=name, status=status
             ) from error
         self.judge(None)
+
+    def _told(self, delta: ChatDelta) -> ChatDelta:
+        """Return a delta with the link's name, and with what the answer cost so far where it has the usage."""
+        delta = delta if delta.backend else msgspec.structs.replace(delta, backend=self.name)
+        if delta.usage is None:
+            return delta
+        usd = self.spent_before_usd + self.link.cost(delta.usage.prompt_tokens, delta.usage.completion_tokens)
+        if not usd:
+            return delta
+        usage = msgspec.structs.replace(delta.usage, cost_usd=delta.usage.cost_usd + usd)
+        return msgspec.structs.replace(delta, usage=usage)
 
     def _patience(self, *, can_go_on: bool) -> Deadline:
         """Return the deadline of the next delta."""

@@ -134,7 +134,12 @@ class Chain:
             load=self.load,
             hint=self.hint,
             query_cache=self.query_cache,
+            price_of=self.price_of,
         )
+
+    def price_of(self, request: ChatRequest) -> float:
+        """Return the most USD that a request may cost: the dearest link's price."""
+        return max((link.price_of(request) for link in self._links), default=0.0)
 
     # -- asking ---------------------------------------------------------------------------------------------------
 

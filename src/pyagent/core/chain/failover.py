@@ -234,7 +234,8 @@ class Failover:
         share = self._share(num_left)
         is_final = num_left == 1 and (len(self.links) == 1 or self._round >= self.policy.num_retries)
         num_after = 0 if self._has_effects else num_left - 1
-        attempt = Attempt(link, admission, self.budget, self.deadline, share, num_after, is_hedge, is_final)
+        spent = self._spent_usd
+        attempt = Attempt(link, admission, self.budget, self.deadline, share, num_after, is_hedge, is_final, spent)
         self._attempts.append(attempt)
         return attempt
 

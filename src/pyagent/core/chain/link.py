@@ -236,11 +236,15 @@ class Link:
         price = self.settings.price
         return 0.0 if price is None else (prompt_tokens * price.input + completion_tokens * price.output) / _MILLION
 
+    def price_of(self, request: ChatRequest) -> float:
+        """Return the most USD that a request may cost."""
+        num_output_tokens = (request.sampling.max_tokens or _USUAL_ANSWER_TOKENS) * (request.best_of or request.n)
+        return self.cost(estimated_request_tokens(request), num_output_tokens)
+
     def _reserve(self, request: ChatRequest, spent_usd: float) -> float:
         if self.settings.price is None or not self.spend_limit.is_limited:
             return 0.0
-        num_output_tokens = (request.sampling.max_tokens or _USUAL_ANSWER_TOKENS) * (request.best_of or request.n)
-        usd = self.cost(estimated_request_tokens(request), num_output_tokens)
+        usd = self.price_of(request)
         self.spend_limit.reserve(usd, spent_usd)
         return usd
 

@@ -190,8 +190,8 @@ class Context(Questions):
         await self.check_open()
         self.num_children += 1
         step = f"{self.step}/{self.num_children}.{agent}"
-        budget = Budget(step, max_tokens, self.budget)
-        deadline = self.deadline if timeout_seconds is None else self.deadline.sooner(timeout_seconds)
+        budget = self.run.agent_budget(step, max_tokens, self.budget)
+        deadline = self.run.agent_deadline(self.deadline, timeout_seconds)
         child = Context(self.run, agent, step, budget, deadline, parent=self)
         with self.run.hints.away(self.session, f"agent {agent}"):
             try:
@@ -230,6 +230,10 @@ class Context(Questions):
     def progress(self, text: str) -> None:
         """Show a line of what is going on."""
         self.run.emit(Progress(run=self.run.id, step=self.step, agent=self.agent, text=text))
+
+    def keep(self, partial: object) -> None:
+        """Keep what the agent has so far: a run that fails tells it in `RunFailed.partial`. The last counts."""
+        self.run.step_to_partial[self.step] = partial
 
     def phase_ended(self, name: str, seconds: float, error: str | None) -> None:
         """Show that a part of the work is over; an agent elsewhere has timed its own."""
@@ -272,6 +276,7 @@ def sum_totals(parts: Iterable[Totals], seconds: float) -> Totals:
         completion_tokens=completion_tokens,
         model_calls=sum(part.model_calls for part in parts),
         tool_calls=sum(part.tool_calls for part in parts),
+        usd=sum(part.usd for part in parts),
         seconds=seconds,
         tokens_per_second=completion_tokens / seconds if seconds > 0 else 0.0,
     )

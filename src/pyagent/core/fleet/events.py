@@ -19,13 +19,17 @@ def _kind(name: str) -> str:
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run or a step used. `tokens_per_second` is tokens out over the time it took, all its calls together."""
+    """What a run or a step used. `tokens_per_second` is tokens out over the time it took, all its calls together.
+
+    `usd` is what its model calls cost by the `price` of the links that answered.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     model_calls: int = 0
     tool_calls: int = 0
+    usd: float = 0.0
     seconds: float = 0.0
     tokens_per_second: float = 0.0
 
@@ -212,11 +216,15 @@ class RunFinished(_Event, frozen=True):
     totals: Totals
 
 
+RunEnd = Literal["error", "budget_exhausted", "needs_answer", "timeout", "cancelled"]
+
+
 class RunFailed(_Event, frozen=True):
     """The run ended without a result.
 
     `kind` and `error` are of the first failure, `failures` of all; `skipped` has the steps that did not run, each with
-    the step that failed before it; `partial` holds the outputs of the steps that did finish.
+    the step that failed before it; `partial` holds the outputs of the steps that did finish, and what others had so far
+    (`Context.keep`). `reason` says what kind of end it is.
     """
 
     kind: str
@@ -225,6 +233,7 @@ class RunFailed(_Event, frozen=True):
     totals: Totals
     failures: tuple[StepFailure, ...] = ()
     skipped: dict[str, str] = {}
+    reason: RunEnd = "error"
 
 
 Event = (

@@ -157,7 +157,7 @@ class ModelCall:
         await self.context.check_open()
         num_prompt = estimated_prompt_tokens(self.messages, self.tools)
         max_tokens = self.sampling.max_tokens or DEFAULT_MAX_TOKENS
-        reservation = self.context.budget.reserve(num_prompt + max_tokens)
+        reservation = self.context.budget.reserve(num_prompt + max_tokens, self._price(max_tokens))
         started, fault = time.perf_counter(), "cancelled"
         try:
             async with self.context.run.slots.slot() as slot:
@@ -178,7 +178,20 @@ class ModelCall:
         run, deadline, name = self.context.run, self.context.deadline, self.context.run.backend.name
         if deadline.is_past:
             raise DeadlineError(f"the deadline passed before {self.context.agent} could ask the model")
-        request = ChatRequest(
+        request = self._request(max_tokens)
+        async with AsyncExitStack() as stack:
+            stream: AsyncIterator[ChatDelta] = run.backend.chat(request)
+            if isinstance(stream, AsyncGenerator):
+                stack.push_async_callback(stream.aclose)
+            stack.enter_context(contained(f"the backend {name}", lambda text: BackendError(text, backend=name)))
+            async for delta in stream:
+                self._note(delta)
+                yield delta
+        run.hints.answered(self.context.session, self.messages, is_spawned=self.context.parent is not None)
+
+    def _request(self, max_tokens: int) -> ChatRequest:
+        run, deadline = self.context.run, self.context.deadline
+        return ChatRequest(
             messages=self.messages,
             response_format=self.response_format,
             tools=list(self.tools),
@@ -190,15 +203,13 @@ class ModelCall:
             whole=self.whole,
             origin=Origin(tenant=run.tenant, client=run.client, agent=self.context.agent, run=run.id),
         )
-        async with AsyncExitStack() as stack:
-            stream: AsyncIterator[ChatDelta] = run.backend.chat(request)
-            if isinstance(stream, AsyncGenerator):
-                stack.push_async_callback(stream.aclose)
-            stack.enter_context(contained(f"the backend {name}", lambda text: BackendError(text, backend=name)))
-            async for delta in stream:
-                self._note(delta)
-                yield delta
-        run.hints.answered(self.context.session, self.messages, is_spawned=self.context.parent is not None)
+
+    def _price(self, max_tokens: int) -> float:
+        """Return the most USD that the call may cost; not looked up where no budget is of money."""
+        price_of = self.context.run.backend.capabilities.price_of
+        if price_of is None or self.context.budget.left_usd is None:
+            return 0.0
+        return price_of(self._request(max_tokens))
 
     def _note(self, delta: ChatDelta) -> None:
         if delta.resumed and delta.resumed.kind == "restart":
@@ -216,11 +227,15 @@ class ModelCall:
         self.attempts += delta.attempts
 
     def _settle(self, reservation: Reservation, num_prompt: int, seconds: float, fault: str | None) -> None:
-        usage = self.usage
+        usage, usd = self.usage, None
+        if usage is not None:
+            usd = usage.cost_usd
+        elif not self.pieces:  # it never began
+            usd = 0.0
         if usage is None:  # broken off, or a backend that does not count: what was seen is what was used
             num_seen = sum(1 for piece in self.pieces if piece)
             usage = Usage(num_prompt if self.pieces else 0, num_seen, num_seen + num_prompt if self.pieces else 0)
-        reservation.settle(usage)
+        reservation.settle(usage, usd)
         context = self.context
         context.usage.append(
             Totals(
@@ -228,6 +243,7 @@ class ModelCall:
                 cached_tokens=usage.prompt_tokens_details.cached_tokens,
                 completion_tokens=usage.completion_tokens,
                 model_calls=1,
+                usd=reservation.usd if usd is None else usd,
             )
         )
         if self.finish_reason == "length":

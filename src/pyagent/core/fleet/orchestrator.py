@@ -18,7 +18,7 @@ from typing import Self, TypeVar, cast
 import msgspec
 
 from pyagent.core.backends import Backend, pass_hint
-from pyagent.core.errors import AgentError, Decline, RequestError
+from pyagent.core.errors import AgentError, BudgetError, DeadlineError, Decline, NeedsAnswerError, RequestError
 from pyagent.core.fleet.agent import Agent, Task, needs, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import close_all, contain_tasks
@@ -27,6 +27,7 @@ from pyagent.core.fleet.events import (
     Event,
     Question,
     RouteChosen,
+    RunEnd,
     RunFailed,
     RunFinished,
     RunStarted,
@@ -38,6 +39,7 @@ from pyagent.core.fleet.file_access import ALL_FILES, FileAccess, grant
 from pyagent.core.fleet.graph import Outcome, run_graph, topological_order
 from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
+from pyagent.core.fleet.limits import FleetLimits
 from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by_scores
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.scores import Score, Scores
@@ -52,19 +54,6 @@ from pyagent.core.resilience.deadline import Deadline
 logger = logging.getLogger(__name__)
 
 Named = TypeVar("Named", Agent, FleetTool, ToolProvider)
-
-
-class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run may use: tokens, time, agents, and calls at once. None is no limit.
-
-    `waits_for_answers`: a question to a person waits for `Fleet.answer`; else it ends the run.
-    """
-
-    run_tokens: int | None = None
-    run_seconds: float | None = None
-    run_agents: int = 10_000
-    max_concurrency: int = 8
-    waits_for_answers: bool = False
 
 
 class Fleet:
@@ -99,6 +88,9 @@ class Fleet:
         self._tracer = tracer or NoTracer()
         self.executor: Executor = executor or InProcess()
         self._approved_tools = frozenset(approved_tools)
+        limits = self.limits
+        self._budget = Budget("the fleet", limits.fleet_tokens, None, limits.fleet_usd, "budget.fleet")
+        self._deadline: Deadline | None = None
         self._durations = Durations()
         self._scores = Scores(self.agents)
         self._start_order = _start_order(self.agents)
@@ -226,15 +218,18 @@ class Fleet:
     ) -> Run:
         limits = self.limits
         times = [seconds for seconds in (spec.timeout_seconds, limits.run_seconds) if seconds is not None]
-        deadline = Deadline.after(min(times, default=None))
+        if self._deadline is None:
+            self._deadline = Deadline.after(limits.fleet_seconds)
+        deadline = self._deadline.sooner(min(times)) if times else self._deadline
         run_id = self.journal.open_run(spec, is_private=is_private)
         return Run(
             id=run_id,
             backend=self.backend,
             agents=self.agents,
             journal=self.journal,
-            budget=Budget(f"run {run_id}", limits.run_tokens),
+            budget=Budget(f"run {run_id}", limits.run_tokens, self._budget, limits.run_usd),
             deadline=deadline,
+            agent_limits=limits.agent,
             max_concurrency=limits.max_concurrency,
             max_agents=limits.run_agents,
             executor=self.executor,
@@ -320,8 +315,9 @@ async def _run_routed(run: Run, step: Step, task: Task, route: Route) -> object:
         run=run.id, step=step.name, agent=route.agent, how=route.how, reason=route.reason, score=route.score
     )
     run.emit(chosen)
-    budget = Budget(f"step {step.name}", None, run.budget)
-    return await run.run_agent(Context(run, route.agent, step.name, budget, run.deadline), task)
+    budget = run.agent_budget(f"step {step.name}", None, run.budget)
+    deadline = run.agent_deadline(run.deadline)
+    return await run.run_agent(Context(run, route.agent, step.name, budget, deadline), task)
 
 
 def _result(after: Mapping[str, Sequence[str]], outcomes: Mapping[str, Outcome[object]]) -> object:
@@ -355,11 +351,26 @@ def _failed(
         run=run.id,
         kind=type(error).__name__,
         error=str(error) or "cancelled",
-        partial=dict(partial),
+        reason=_reason(error),
+        partial={**run.step_to_partial, **partial},
         failures=failures,
         skipped={name: outcome.cause for name, outcome in outcomes.items() if outcome.cause},
         totals=run.totals(),
     )
+
+
+def _reason(error: BaseException) -> RunEnd:
+    """Return what kind of end an error is."""
+    ends: tuple[tuple[type[BaseException], RunEnd], ...] = (
+        (BudgetError, "budget_exhausted"),
+        (NeedsAnswerError, "needs_answer"),
+        (DeadlineError, "timeout"),
+        (asyncio.CancelledError, "cancelled"),
+    )
+    for kind, end in ends:
+        if isinstance(error, kind):
+            return end
+    return "error"
 
 
 def _by_name(what: str, things: Iterable[Named]) -> dict[str, Named]:

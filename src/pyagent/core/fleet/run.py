@@ -21,6 +21,7 @@ from pyagent.core.fleet.events import AgentDeclined, AgentFailed, AgentFinished,
 from pyagent.core.fleet.executor import Executor, InProcess
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
+from pyagent.core.fleet.limits import AgentLimits
 from pyagent.core.fleet.people import OpenQuestions
 from pyagent.core.fleet.slots import Slots
 from pyagent.core.fleet.tools import FleetTool
@@ -44,6 +45,7 @@ class Run:
     deadline: Deadline
     max_concurrency: int
     max_agents: int
+    agent_limits: AgentLimits
     listener: Callable[[Event], None]
     hints: RunHints
     client: str = ""
@@ -55,6 +57,7 @@ class Run:
     questions: OpenQuestions = field(default_factory=OpenQuestions)
     slots: Slots = field(init=False)
     usage: list[Totals] = field(default_factory=list[Totals])
+    step_to_partial: dict[str, object] = field(default_factory=dict[str, object])
     num_records: int = 0
     num_agents: int = 0
     is_over: bool = False
@@ -71,6 +74,16 @@ class Run:
             self.journal.append(self.id, JournalRecord(self.num_records, event))
             self.num_records += 1
         self.listener(event)
+
+    def agent_budget(self, step: str, max_tokens: int | None, around: Budget) -> Budget:
+        """Return the budget of an agent: what `budget.agent` and its caller give it, within the budget around it."""
+        given = [most for most in (max_tokens, self.agent_limits.tokens) if most is not None]
+        return Budget(step, min(given, default=None), around, self.agent_limits.usd, "budget.agent")
+
+    def agent_deadline(self, around: Deadline, timeout_seconds: float | None = None) -> Deadline:
+        """Return the deadline of an agent that begins now."""
+        given = [seconds for seconds in (timeout_seconds, self.agent_limits.seconds) if seconds is not None]
+        return around.sooner(min(given)) if given else around
 
     def agent(self, name: str) -> Agent:
         """Return the agent of that name; raises `RequestError` naming the nearest one there is."""
@@ -117,6 +130,7 @@ class Run:
             context.is_over = True
             self.hints.done(context.session)
             (parent.usage if parent else self.usage).extend(context.usage)
+        self.step_to_partial.pop(context.step, None)
         self.emit(AgentFinished(run=self.id, step=context.step, agent=name, output=output, totals=context.totals()))
         return output
 

@@ -92,6 +92,7 @@ class ToolLoop:
                 )
                 return self._completion(completion)
             self.messages += _conversation(call.completion.text, calls, results)
+            self.context.keep({"text": call.completion.text, "calls": self._results})
             num_rounds += 1
 
     async def _read(self, completion: Completion) -> Completion | None:

@@ -243,5 +243,6 @@ def _marked(delta: ChatDelta, how: Literal["cached", "shared"]) -> ChatDelta:
     if usage is None or usage.answer != "computed":
         return delta
     details = PromptTokensDetails(usage.prompt_tokens)
-    usage = msgspec.structs.replace(usage, answer=how, prompt_tokens_details=details, timings=None, cache=None)
+    free = {"timings": None, "cache": None, "cost_usd": 0.0}
+    usage = msgspec.structs.replace(usage, answer=how, prompt_tokens_details=details, **free)
     return msgspec.structs.replace(delta, usage=usage)

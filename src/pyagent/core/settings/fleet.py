@@ -15,13 +15,54 @@ class RunBudget(Section, frozen=True):
     seconds: Annotated[
         float | None, Setting(NUMBER, "Seconds that one run may take, or `unlimited`.", none="unlimited")
     ] = 3600.0
+    usd: Annotated[
+        float | None,
+        Setting(
+            NUMBER,
+            "US dollars that the model calls of one run may cost, by the `price` of the chain's links, or `unlimited`.",
+            none="unlimited",
+        ),
+    ] = None
     agents: Annotated[int, Setting(COUNT, "Agents that one run may start, spawned ones included.")] = 10_000
+
+
+class AgentBudget(Section, frozen=True):
+    """What each agent of a run may use, with those that it spawns."""
+
+    tokens: Annotated[
+        int | None, Setting(COUNT, "Prompt and output tokens that one agent may use, or `unlimited`.", none="unlimited")
+    ] = None
+    seconds: Annotated[
+        float | None, Setting(NUMBER, "Seconds that one agent may take, or `unlimited`.", none="unlimited")
+    ] = None
+    usd: Annotated[
+        float | None,
+        Setting(NUMBER, "US dollars that the model calls of one agent may cost, or `unlimited`.", none="unlimited"),
+    ] = None
+
+
+class FleetBudget(Section, frozen=True):
+    """What all runs of one fleet may use together: of a command, or of a server until it ends."""
+
+    tokens: Annotated[
+        int | None, Setting(COUNT, "Prompt and output tokens that all runs may use, or `unlimited`.", none="unlimited")
+    ] = None
+    seconds: Annotated[
+        float | None,
+        Setting(NUMBER, "Seconds after the first run's start at which all runs end, or `unlimited`.", none="unlimited"),
+    ] = None
+    usd: Annotated[
+        float | None,
+        Setting(NUMBER, "US dollars that the model calls of all runs may cost, or `unlimited`.", none="unlimited"),
+    ] = None
 
 
 class Budget(Section, frozen=True):
     """Limits on what work may cost."""
 
     run: RunBudget = RunBudget()
+    agent: AgentBudget = AgentBudget()
+    fleet: FleetBudget = FleetBudget()
 
 
 class Fleet(Section, frozen=True):

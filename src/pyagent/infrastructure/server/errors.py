@@ -13,6 +13,7 @@ from pyagent.core.errors import (
     AgentError,
     AwayError,
     BackendError,
+    BudgetError,
     CapacityError,
     DeadlineError,
     FieldFault,
@@ -118,6 +119,7 @@ def http_error(error: Exception) -> HttpError:
     status, kind = found
     retry_after = error.retry_after_seconds if isinstance(error, CapacityError) else None
     code = error.code if isinstance(error, RequestError) else kind.removesuffix("_error")
+    code = "budget_exhausted" if isinstance(error, BudgetError) else code
     code = "unsupported_parameter" if isinstance(error, UnsupportedError) else code
     if code.endswith("_not_found"):
         status = 404

@@ -42,6 +42,7 @@ class RunCalls:
             "call_tool": context.call_tool,
             "spawn": self._spawn,
             "ask": self._ask,
+            "keep": self._keep,
             "progress": self._progress,
             "phase_ended": self._phase_ended,
             "stream": self._stream,
@@ -152,6 +153,9 @@ class RunCalls:
 
     async def _ask(self, text: str, options: Any, kind: Any) -> object:
         return await self._context.ask(text, options=options, kind=kind)
+
+    async def _keep(self, partial: object) -> object:
+        return self._context.keep(partial)
 
     async def _progress(self, text: str) -> object:
         return self._context.progress(text)

@@ -195,6 +195,10 @@ class RemoteContext(Questions):
         """Show a line of what is going on."""
         self._tell("progress", text)
 
+    def keep(self, partial: object) -> None:
+        """Keep what the agent has so far."""
+        self._tell("keep", partial)
+
     def phase_ended(self, name: str, seconds: float, error: str | None) -> None:
         """Show that a part of the work is over."""
         self._tell("phase_ended", name, error, unlike=(seconds,))

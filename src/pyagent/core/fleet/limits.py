@@ -1,0 +1,32 @@
+"""What the fleet, its runs and their agents may use: tokens, money, time, agents, and calls at once."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AgentLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one agent may use, with those that it spawns. None is no limit."""
+
+    tokens: int | None = None
+    seconds: float | None = None
+    usd: float | None = None
+
+
+class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run may use, each of its agents, and all runs of the fleet together. None is no limit.
+
+    `fleet_seconds` begin with the first run. `waits_for_answers`: a question to a person waits for `Fleet.answer`; else
+    it ends the run.
+    """
+
+    run_tokens: int | None = None
+    run_seconds: float | None = None
+    run_usd: float | None = None
+    run_agents: int = 10_000
+    agent: AgentLimits = AgentLimits()
+    fleet_tokens: int | None = None
+    fleet_seconds: float | None = None
+    fleet_usd: float | None = None
+    max_concurrency: int = 8
+    waits_for_answers: bool = False
