@@ -78,12 +78,12 @@ peers: .peers/.installed  ## Real servers and programs of others: llama.cpp, lit
 	@$(BIN)/python -m pytest -q -m peers tests/peers
 
 .ray/.installed: .venv/.dev
-	@echo "installing Ray for its tests (once, about 300 MB, into .ray)"
+	@echo "installing Ray and torch for its tests (once, about 1.3 GB, into .ray)"
 	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .ray
-	@$(UV) pip install --quiet --python .ray/bin/python --constraint constraints.txt --group dev 'ray>=2.52' --editable . --editable plugins/pyagent-ray && touch $@
+	@$(UV) pip install --quiet --python .ray/bin/python --constraint constraints.txt --group dev 'ray>=2.52' --editable '.[gpu]' --editable plugins/pyagent-ray && touch $@
 
 # Python's own warnings are off: Ray leaves sockets and files to the collector.
-ray: .ray/.installed  ## Engines and agents on a Ray cluster of three nodes on this machine, killed in the middle
+ray: .ray/.installed  ## Engines, ranks and agents on a Ray cluster of three nodes on this machine, killed in the middle
 	@.ray/bin/python -m pytest -q -W ignore -m ray plugins/pyagent-ray/tests
 
 cluster: .venv/.dev  ## Nodes in network namespaces, with real multicast, loss and partitions (takes root)

@@ -146,6 +146,7 @@ if TYPE_CHECKING:
         KvPrompt,
         KvShape,
     )
+    from pyagent.core.runners.rank_executor import RankExecutor, RankExecutorFactory, RankProcess
     from pyagent.core.runners.runner import ModelRunner, RunnerInfo
     from pyagent.core.sampling_params import LogitsProcessorSpec
     from pyagent.core.sampling_schedules import PenaltySchedule, TemperatureSchedule
@@ -155,6 +156,7 @@ if TYPE_CHECKING:
     from pyagent.http_pool import HttpPool, error_body
     from pyagent.infrastructure.engine.runners.paged import PagedRunner
     from pyagent.infrastructure.engine.runners.torch.attention_backends import FlexAttention
+    from pyagent.infrastructure.engine.runners.torch.parallel.processes import run_rank
     from pyagent.infrastructure.models.describe import describe_model
     from pyagent.infrastructure.wire.codec import Codec
     from pyagent.infrastructure.wire.fault import Fault
@@ -238,6 +240,9 @@ _LATER = {
     "PrefixKey": "pyagent.core.runners.batch",
     "PythonCalls": "pyagent.core.dialects.python_calls",
     "QueuePolicy": "pyagent.core.scheduling",
+    "RankExecutor": "pyagent.core.runners.rank_executor",
+    "RankExecutorFactory": "pyagent.core.runners.rank_executor",
+    "RankProcess": "pyagent.core.runners.rank_executor",
     "QueuePolicyFactory": "pyagent.core.scheduling",
     "Queued": "pyagent.core.scheduling",
     "Reasoning": "pyagent.core.dialects.text",
@@ -276,6 +281,7 @@ _LATER = {
     "prefix_keys": "pyagent.core.cluster.prefixes",
     "read_headers": "pyagent.core.config",
     "readable_path": "pyagent.core.fleet.file_access",
+    "run_rank": "pyagent.infrastructure.engine.runners.torch.parallel.processes",
     "run_remote": "pyagent.core.fleet.remote.context",
     "tool": "pyagent.core.fleet.tool_functions",
 }
@@ -398,6 +404,9 @@ __all__ = [
     "QueuePolicy",
     "QueuePolicyFactory",
     "Queued",
+    "RankExecutor",
+    "RankExecutorFactory",
+    "RankProcess",
     "Reasoning",
     "ReasoningEffort",
     "RequestError",
@@ -451,6 +460,7 @@ __all__ = [
     "prefix_keys",
     "read_headers",
     "readable_path",
+    "run_rank",
     "run_remote",
     "tool",
     "trace_headers",

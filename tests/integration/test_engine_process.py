@@ -295,6 +295,17 @@ def pyagent_register_queue_policies():
 '''
 
 
+def test_options_of_plugins_reach_the_process(tiny_model_path: Path) -> None:
+    """Tables of any shape below `plugins`, which PyAgent does not know, do not keep the process from starting."""
+
+    async def work() -> None:
+        more = {"plugins.other.depth": 2, "plugins.other.names": ["a", "b"], "plugins.other.word": "on"}
+        async with engine_of(tiny_model_path, **more) as backend:
+            assert (await collect(backend.chat(ask(max_tokens=3)))).text
+
+    run(work())
+
+
 @pytest.mark.parametrize("is_async", ["on", "off"])
 def test_step_that_never_ends_is_a_death(
     tiny_model_path: Path,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.installed import install
 from support.native import at_once, chat, cramped, engine_of, many_answers
 from support.reference_decoder import write_family, write_safetensors
 from support.waiting import until
@@ -172,6 +173,69 @@ def test_rank_that_hangs_is_found(
     heard = [(silent, report(rank, num, is_waiting=waits)) for rank, (silent, num, waits) in enumerate(others, 1)]
     own = report(0, 7, is_waiting=all(waits for _, _, waits in others) is False)
     assert hanging_rank(heard, own, 54.0) == hanging
+
+
+EXECUTOR = """
+import subprocess
+import sys
+
+from pyagent.plugin import hookimpl
+
+CODE = "import sys; from pyagent.plugin import run_rank; run_rank(bytes.fromhex(sys.argv[1])) # torch.parallel.worker"
+
+
+class Child:
+    def __init__(self, told):
+        self._process = subprocess.Popen([sys.executable, "-c", CODE, told.hex()], process_group=0)
+        self.process_id = self._process.pid
+
+    def wait(self, seconds=None):
+        try:
+            return f"code {self._process.wait(seconds)}"
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self):
+        self._process.kill()
+
+
+class Children:
+    gives_devices = False
+
+    def start(self, told):
+        return [Child(one) for one in told]
+
+
+@hookimpl
+def pyagent_register_rank_executors():
+    return {"mine": lambda settings: Children()}
+"""
+
+
+def test_plugin_starts_ranks(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that a plugin's executor starts answer, and end with the engine's process, though no child of it."""
+    install(monkeypatch, tmp_path, "mine", EXECUTOR, "rank_executors")
+    settings = {
+        "engine.runner": "torch",
+        "engine.kv_dtype": "f32",
+        "engine.dtype": "f32",
+        "engine.tensor_parallel_size": 2,
+        "engine.distributed_executor_backend": "mine",
+    }
+    request = chat("the user is", max_tokens=20, temperature=0, ignore_eos=True)
+
+    async def work() -> None:
+        async with engine_of(tiny_model_path, **settings) as backend:
+            assert (await collect(backend.chat(request))).last.usage.completion_tokens == 20
+            engine = (await backend.engine.state()).process_id or 0
+            (rank,) = ranks_of(engine)
+            os.kill(engine, signal.SIGKILL)
+            await until(lambda: has_ended(rank))
+        with pytest.raises(ConfigError, match=r"no distributed_executor_backend 'min'; did you mean 'mine'"):
+            async with engine_of(tiny_model_path, **{**settings, "engine.distributed_executor_backend": "min"}):
+                pass
+
+    asyncio.run(work())
 
 
 def test_rank_that_cannot_load_says_why(tmp_path: Path) -> None:

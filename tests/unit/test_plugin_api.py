@@ -30,13 +30,14 @@ API = (
     "LargestStep Likelihood LineReader LineTooLongError LinkSpec LogitsProcessorFactory LogitsProcessorSpec Message "
     "ModelCache ModelError ModelInfo ModelLayers ModelNeeds ModelRunner ModelShape Module NamedCalls Network Node "
     "Origin OutputParser PagedRunner Parsed Parts PenaltySchedule PinPrompt PluginError Policy PreemptingPolicy "
-    "PrefixKey PromptTokensDetails PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued Reasoning "
-    "ReasoningEffort RequestError RequestLogitsProcessor ResponseFormat Role RunCalls RunnerFactory RunnerInfo "
-    "RunnerLostError RunnerOptions SamplingParams Score Settings StepOutput TagDialect Task TemperatureSchedule Tensor "
-    "TextPart Timings TokenLogprob Tokenizer TokenizerFactory Tool ToolCall ToolCallDelta ToolProvider UnpinPrompt "
-    "Unsupported UnsupportedError Usage ViewCache Vocabulary WarmPrefixes WireError XmlCalls collect describe_model "
-    "error_body estimated_request_tokens estimated_tokens estimated_usage fulfil hookimpl is_pure make_backend "
-    "make_host num_warm_tokens plugin_options prefix_keys read_headers readable_path run_remote trace_headers"
+    "PrefixKey PromptTokensDetails PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued RankExecutor "
+    "RankExecutorFactory RankProcess Reasoning ReasoningEffort RequestError RequestLogitsProcessor ResponseFormat "
+    "Role RunCalls RunnerFactory RunnerInfo RunnerLostError RunnerOptions SamplingParams Score Settings StepOutput "
+    "TagDialect Task TemperatureSchedule Tensor TextPart Timings TokenLogprob Tokenizer TokenizerFactory Tool "
+    "ToolCall ToolCallDelta ToolProvider UnpinPrompt Unsupported UnsupportedError Usage ViewCache Vocabulary "
+    "WarmPrefixes WireError XmlCalls collect describe_model error_body estimated_request_tokens estimated_tokens "
+    "estimated_usage fulfil hookimpl is_pure make_backend make_host num_warm_tokens plugin_options prefix_keys "
+    "read_headers readable_path run_rank run_remote trace_headers"
 )
 
 

@@ -400,3 +400,37 @@ async def test_cluster_without_room_is_said(nodes: Nodes, model: Path) -> None:
     async with link_of(nodes, model, cpus=64, start_seconds=2.0) as link:
         with pytest.raises(BackendError, match="has no room for 2 engines with 64 CPUs"):
             await collect(link.chat(tell()))
+
+
+async def test_ranks_are_actors_of_this_machine(nodes: Nodes, model: Path) -> None:
+    """A model in two ranks, of which Ray has one: it answers as one process does, also after the actor is killed."""
+    pytest.importorskip("torch")
+    request = tell(most=40)
+    expected = await here(model, request)
+    options = {"address": nodes.cluster.address, "rank_gpus": 0, "start_seconds": PATIENCE}
+    settings = msgspec.structs.replace(
+        Settings(),
+        engine=msgspec.structs.replace(
+            Settings().engine,
+            runner="torch",
+            dtype="f32",
+            kv_dtype="f32",
+            tensor_parallel_size=2,
+            distributed_executor_backend="ray",
+        ),
+        plugins=msgspec.structs.replace(Settings().plugins, options={"ray": options}),
+    )
+    backend = make_backend(f"native:{model}", settings, make_host(settings))
+    try:
+        assert (await collect(backend.chat(request))).text == expected
+        assert len(places()["RankActor"]) == 1
+        text, has_killed = "", False
+        async for delta in backend.chat(request):
+            text += delta.content
+            if not has_killed:
+                has_killed = True
+                os.kill((await backend.engine_state()).ranks[str(model)][1].process_id, signal.SIGKILL)  # type: ignore[attr-defined]
+        assert text == expected
+    finally:
+        await backend.close()
+    await until(lambda: "RankActor" not in places())

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.attention import AttentionBackend
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.runners.kv_connector import KvConnectorFactory
+    from pyagent.core.runners.rank_executor import RankExecutorFactory
     from pyagent.core.scheduling import QueuePolicyFactory
     from pyagent.core.tokenizers import TokenizerFactory
 
@@ -72,6 +73,10 @@ class Parts(Protocol):
 
     def kv_connectors(self) -> Mapping[str, KvConnectorFactory]:
         """What moves KV between engines."""
+        ...
+
+    def rank_executors(self) -> Mapping[str, RankExecutorFactory]:
+        """What starts the processes among which a model is divided."""
         ...
 
     def grammar_backends(self) -> Mapping[str, GrammarBackendFactory]:
@@ -152,6 +157,14 @@ class HookSpecs:
     @hookspec
     def pyagent_register_architectures(self) -> Sequence[Architecture]:
         """Kinds of models, by the `model_type` of their `config.json`, that the torch runner is to run."""
+        ...
+
+    @hookspec
+    def pyagent_register_rank_executors(self) -> Mapping[str, RankExecutorFactory]:
+        """What starts the processes of a model divided among GPUs: `{"ray": make_ranks}`.
+
+        `engine.distributed_executor_backend` names one.
+        """
         ...
 
     @hookspec

@@ -25,6 +25,7 @@ _MAKERS: dict[str, str] = {
     "queue_policies": "name",
     "eviction_policies": "name",
     "executors": "name",
+    "rank_executors": "name",
     "commands": "name",
 }
 """What comes as a mapping to factories, and what the keys are."""

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.attention import AttentionBackend
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.runners.kv_connector import KvConnectorFactory
+    from pyagent.core.runners.rank_executor import RankExecutorFactory
     from pyagent.core.scheduling import QueuePolicyFactory
     from pyagent.core.tokenizers import TokenizerFactory
 
@@ -168,6 +169,10 @@ class PluginHost:
     def architectures(self) -> dict[str, BroughtArchitecture]:
         """Kinds of models by the name that their files give them, each with its plugin, which its faults name."""
         return cast("dict[str, BroughtArchitecture]", self._collect("architectures"))
+
+    def rank_executors(self) -> dict[str, RankExecutorFactory]:
+        """Makers of what starts ranks by name, besides the built-in one."""
+        return cast("dict[str, RankExecutorFactory]", self._collect("rank_executors"))
 
     def kv_connectors(self) -> dict[str, KvConnectorFactory]:
         """Makers of connectors that move KV, by name."""

@@ -1,4 +1,7 @@
-"""The PyAgent plugin for Ray: the backend scheme `ray` and the executor `ray`. Ray is imported when first used."""
+"""The PyAgent plugin for Ray: the backend scheme `ray`, the executors of agents and of ranks `ray`.
+
+Ray is imported when first used.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyagent.plugin import Backend, BackendFactory, LinkSpec, hookimpl
 
 if TYPE_CHECKING:
-    from pyagent.plugin import Executor, ExecutorFactory, Settings
+    from pyagent.plugin import Executor, ExecutorFactory, RankExecutor, RankExecutorFactory, Settings
 
 
 def make_backend(link: LinkSpec, settings: Settings) -> Backend:
@@ -26,6 +29,14 @@ def make_executor(settings: Settings) -> Executor:
     return RayExecutor(settings, read_options(settings))
 
 
+def make_rank_executor(settings: Settings) -> RankExecutor:
+    """What starts the ranks of a model as actors of a Ray cluster."""
+    from pyagent_ray.options import read_options
+    from pyagent_ray.ranks import RayRanks
+
+    return RayRanks(read_options(settings))
+
+
 @hookimpl
 def pyagent_register_backends() -> dict[str, BackendFactory]:
     """The scheme `ray`."""
@@ -36,3 +47,9 @@ def pyagent_register_backends() -> dict[str, BackendFactory]:
 def pyagent_register_executors() -> dict[str, ExecutorFactory]:
     """The executor `ray`."""
     return {"ray": make_executor}
+
+
+@hookimpl
+def pyagent_register_rank_executors() -> dict[str, RankExecutorFactory]:
+    """The executor of ranks `ray`."""
+    return {"ray": make_rank_executor}

@@ -23,10 +23,11 @@ async def connect(options: Options) -> Any:
 
     A program that has connected by itself keeps its connection.
     """
-    return await asyncio.to_thread(_connect, options)
+    return await asyncio.to_thread(connect_blocking, options)
 
 
-def _connect(options: Options) -> Any:
+def connect_blocking(options: Options) -> Any:
+    """As `connect`."""
     global _users, _is_own  # noqa: PLW0603 - Ray has one connection a process
     try:
         ray = module()
@@ -60,10 +61,11 @@ def _init(ray: Any, options: Options) -> None:
 
 async def disconnect() -> None:
     """Give up one use of the connection; the last one closes it, where it was made here."""
-    await asyncio.to_thread(_disconnect)
+    await asyncio.to_thread(disconnect_blocking)
 
 
-def _disconnect() -> None:
+def disconnect_blocking() -> None:
+    """As `disconnect`."""
     global _users, _is_own  # noqa: PLW0603 - as above
     with _lock:
         _users -= 1

@@ -18,7 +18,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What a user says of Ray.
 
     `engines` actors with `cpus` and `gpus` each are placed by `strategy`; `routing` chooses among them. `agents` names
-    those that run on Ray, none meaning all; each takes `agent_cpus`, and `max_agents` run at once.
+    those that run on Ray, none meaning all; each takes `agent_cpus`, and `max_agents` run at once. Each rank of a model
+    divided among GPUs takes `rank_cpus` and `rank_gpus`.
     """
 
     address: str = "auto"
@@ -32,6 +33,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     agents: tuple[str, ...] = ()
     agent_cpus: _Amount = 0.0
     max_agents: _Count = 32
+    rank_cpus: _Amount = 1.0
+    rank_gpus: _Amount = 1.0
     runtime_env: dict[str, object] = {}
 
 

@@ -143,6 +143,14 @@ class Engine(Section, frozen=True):
             "parallelism).",
         ),
     ] = 1
+    distributed_executor_backend: Annotated[
+        str,
+        Setting(
+            TEXT,
+            "What starts the processes of a model divided among GPUs: `mp` (child processes of the engine's), or a "
+            "plugin's by name, such as `ray`.",
+        ),
+    ] = "mp"
     hang_seconds: Annotated[
         float | None,
         Setting(

@@ -22,6 +22,7 @@ from pyagent.core.settings import Settings
 if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import Dialect
     from pyagent.core.runners.kv_connector import KvConnectorFactory
+    from pyagent.core.runners.rank_executor import RankExecutor
     from pyagent.core.settings import Engine as EngineSettings
     from pyagent.core.tokenizers import TokenizerFactory, TokenizerOptions
     from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
@@ -153,6 +154,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             tensor_parallel_size=engine.tensor_parallel_size,
             pipeline_parallel_size=engine.pipeline_parallel_size,
             num_sharing=_num_sharing(settings),
+            rank_executor=_rank_executor(settings, parts),
             hang_seconds=engine.hang_seconds,
             eviction=pick_eviction(engine.eviction, parts.eviction_policies()),
             prefix_hash=engine.prefix_hash,
@@ -189,6 +191,15 @@ def _kv_connector(name: str, parts: Parts) -> KvConnectorFactory | None:
     brought = parts.kv_connectors()
     _check_name("kv_connector", name, ["auto", "none", *brought])
     return brought[name]
+
+
+def _rank_executor(settings: Settings, parts: Parts) -> RankExecutor | None:
+    name = settings.engine.distributed_executor_backend
+    if name == "mp":
+        return None
+    brought = parts.rank_executors()
+    _check_name("distributed_executor_backend", name, ["mp", *brought])
+    return brought[name](settings)
 
 
 def _tokenizers(engine: EngineSettings, brought: Mapping[str, TokenizerFactory]) -> TokenizerOptions:

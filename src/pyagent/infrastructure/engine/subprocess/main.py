@@ -191,9 +191,9 @@ def _read_start() -> Start:
     return start_codec.decode(read_frame(read, CLIENT))
 
 
-def _path(kind: type[Path], value: str) -> Path:
-    """Make a path of its text in the settings."""
-    return kind(value)
+def _path(kind: type, value: object) -> object:
+    """Make a path of its text in the settings; options of plugins, which may be anything, stay as they are."""
+    return Path(value) if kind is Path and isinstance(value, str) else value
 
 
 async def _serve(settings: Settings, start: Start) -> None:

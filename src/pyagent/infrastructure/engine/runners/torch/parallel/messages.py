@@ -18,14 +18,17 @@ RANK_0, RANK = "rank 0", "a rank's process"
 class StartRank(msgspec.Struct, frozen=True, kw_only=True):
     """Which rank of what to be. `folder` is where ranks meet, `endpoint` rank 0's socket; the rest is as in options.
 
-    `reports` is the socket to say on how it is. With `has_own_device` the process sees no GPU but its own.
+    `reports` is the socket to say on how it is. `device` is the kind of rank 0's; with `has_own_device` the process
+    sees no GPU but its own. It ends with the engine's process, `engine_id`.
     """
 
     rank: int
     folder: str
     endpoint: str
     reports: str
+    device: str
     has_own_device: bool
+    engine_id: int
     log_level: int
     path: str
     attention: str | None

@@ -1,4 +1,4 @@
-"""Ranks as child processes of the engine's: the executor `mp`."""
+"""Ranks as child processes of the engine's (the executor `mp`), and as what other executors start."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ import subprocess  # the command is this interpreter
 import sys
 from collections.abc import Sequence
 
-from pyagent.infrastructure.processes import describe_exit
+from pyagent.infrastructure.processes import describe_exit, end_with
 from pyagent.infrastructure.wire.codec import with_length
 
 _COMMAND = (sys.executable, "-P", "-m", "pyagent.infrastructure.engine.runners.torch.parallel.worker")
+
+
+def run_rank(told: bytes) -> None:
+    """Be the rank that the engine's process told of, in a process of its own, until that ends or this rank fails."""
+    from pyagent.infrastructure.engine.runners.torch.parallel.messages import start_codec
+    from pyagent.infrastructure.engine.runners.torch.parallel.worker import run
+
+    start = start_codec.decode(told)
+    end_with(start.engine_id)
+    run(start)
 
 
 class ChildRanks:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import zmq
 
-from pyagent.core.errors import PyAgentError, WireError
+from pyagent.core.errors import ConfigError, PyAgentError, WireError
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told
 from pyagent.infrastructure.engine.runners.torch.device import target_of
@@ -54,6 +54,11 @@ def main() -> None:
     except WireError as error:
         sys.exit(str(error))
     end_with_parent()
+    run(start)
+
+
+def run(start: StartRank) -> None:
+    """Be one rank until it fails; a process of its own does nothing else."""
     options = options_told(start.options)
     configure_logging()
     logging.getLogger("pyagent").setLevel(start.log_level)
@@ -90,6 +95,9 @@ class _Rank:
         start, options = self._start, self._options
         sizes = options.tensor_parallel_size, options.pipeline_parallel_size
         target = target_of(options, 0 if start.has_own_device else start.rank, sees_one=start.has_own_device)
+        if target.device.type != start.device:
+            text = f"rank {start.rank} is on a {target.device.type} and rank 0 on a {start.device}: the processes of "
+            raise ConfigError(f"{text}engine.distributed_executor_backend see other devices than the engine's")
         if target.is_gpu:
             torch.cuda.set_device(target.device)
         self._clock = StepClock(target.device)

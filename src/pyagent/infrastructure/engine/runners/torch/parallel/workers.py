@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace as with_options
 from pathlib import Path
 
@@ -19,9 +19,9 @@ import torch
 import zmq
 from msgspec.structs import replace
 
-from pyagent.core.errors import RunnerLostError
+from pyagent.core.errors import BackendError, PyAgentError, RunnerLostError
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
-from pyagent.core.runners.rank_executor import RankProcess
+from pyagent.core.runners.rank_executor import RankExecutor, RankProcess
 from pyagent.core.runners.runner import RankStats
 from pyagent.infrastructure.engine.runners.torch.attention.choice import told_of
 from pyagent.infrastructure.engine.runners.torch.parallel.group import Group
@@ -94,7 +94,9 @@ class Workers:
         starts = [
             StartRank(
                 rank=rank,
+                device=self.clock.device.type,
                 has_own_device=executor.gives_devices,
+                engine_id=os.getpid(),
                 folder=str(self._folder),
                 endpoint=f"{self._endpoint}/{rank}",
                 reports=f"{self._endpoint}/reports",
@@ -108,7 +110,7 @@ class Workers:
         ]
         for start in starts:
             self._bind(start.endpoint)
-        for rank, process in enumerate(executor.start([start_codec.encode(start) for start in starts]), 1):
+        for rank, process in enumerate(_started(executor, [start_codec.encode(start) for start in starts]), 1):
             self._processes[rank] = process
             watch = threading.Thread(target=self._watch, args=(rank, process), name="pyagent-rank", daemon=True)
             watch.start()
@@ -231,6 +233,17 @@ class Workers:
                 socket.close()
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _started(executor: RankExecutor, told: Sequence[bytes]) -> Sequence[RankProcess]:
+    """Return the processes. Raises `BackendError` where the executor, which may be a plugin's, gives none."""
+    try:
+        return executor.start(told)
+    except PyAgentError:
+        raise
+    except Exception as error:
+        text = f"engine.distributed_executor_backend cannot start ranks: {type(error).__name__}: {error}"
+        raise BackendError(text, backend="native", retryable=False) from error
 
 
 def _end(processes: Iterable[RankProcess]) -> None:
