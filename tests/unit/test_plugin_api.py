@@ -37,7 +37,7 @@ API = (
     "ToolCall ToolCallDelta ToolProvider UnpinPrompt Unsupported UnsupportedError Usage ViewCache Vocabulary "
     "WarmPrefixes WireError XmlCalls collect describe_model error_body estimated_request_tokens estimated_tokens "
     "estimated_usage fulfil hookimpl is_pure make_backend make_host num_warm_tokens plugin_options prefix_keys "
-    "read_headers readable_path run_rank run_remote trace_headers"
+    "read_headers readable_path run_rank run_remote tool trace_headers"
 )
 
 
