@@ -51,17 +51,17 @@ class RayRanks:
     def start(self, told: Sequence[bytes]) -> Sequence[RankProcess]:
         """As `RankExecutor.start`."""
         ray = connect_blocking(self._options)
-        place = _Place(len(told), self._options)
+        group = _RankGroup(len(told), self._options)
         try:
             with rays_failures(_NAME):
-                place.reserve(ray)
-                return [place.begin(ray, number, one) for number, one in enumerate(told)]
+                group.reserve(ray)
+                return [group.begin(ray, number, one) for number, one in enumerate(told)]
         except BaseException:
-            place.release()
+            group.release()
             raise
 
 
-class _Place:
+class _RankGroup:
     """The placement group of a model's ranks; given back when all have ended."""
 
     def __init__(self, num_ranks: int, options: Options) -> None:
@@ -121,12 +121,12 @@ class _Place:
 class _RayRank:
     """A rank's actor, as the engine sees its process."""
 
-    def __init__(self, ray: Any, actor: Any, running: Any, process_id: int, place: _Place) -> None:
+    def __init__(self, ray: Any, actor: Any, running: Any, process_id: int, of: _RankGroup) -> None:
         self.process_id = process_id
         self._ray = ray
         self._actor = actor
         self._running = running
-        self._place = place
+        self._of = of
         self._how: str | None = None
         self._lock = threading.Lock()
 
@@ -143,7 +143,7 @@ class _RayRank:
             if self._how is not None:
                 return
             self._how = self._end()
-        self._place.ended()
+        self._of.ended()
 
     def _end(self) -> str:
         try:
