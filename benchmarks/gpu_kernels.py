@@ -45,11 +45,13 @@ class Shapes(NamedTuple):
     agents: int = 100
     shared: int = 4096
     tokens: tuple[int, ...] = (1, 256, 8192)
+    rows: tuple[int, ...] = (1, 64, 256)
+    vocabulary: int = 128_256
     copy: int = 1 << 29
     product: int = 8192
 
 
-TINY = Shapes((4, 2, 64), 256, 128, (40,), 3, 40, 40, 3, 64, (1, 3), 1 << 10, 64)
+TINY = Shapes((4, 2, 64), 256, 128, (40,), 3, 40, 40, 3, 64, (1, 3), (2,), 600, 1 << 10, 64)
 
 
 class Row(NamedTuple):
@@ -266,6 +268,48 @@ def products(bench: Bench) -> None:
         bench.measure(f"  in bfloat16, {num}", lambda n=num: dense(n), num_bytes=num_bytes, flops=flops)
 
 
+def sampling(bench: Bench) -> None:
+    """A token of each row of logits, beside torch's form of the same and a sort of the rows; the floor is one read."""
+    from pyagent.infrastructure.engine.runners.torch.kernels.sampling import sample
+    from pyagent.infrastructure.engine.runners.torch.sampling import Adjusting, Cuts, sample_unranked
+
+    size = bench.shapes.vocabulary
+
+    def logits(num_rows: int) -> torch.Tensor:
+        return 3 * torch.randn((num_rows, size), device=bench.device)
+
+    def limits(num_rows: int, temperature: float, top_p: float) -> tuple[Cuts, torch.Tensor]:
+        like = {"device": bench.device}
+        top_k = torch.full((num_rows,), 1 << 18, **like)
+        parts = (torch.full((num_rows,), part, **like) for part in (temperature, top_p, 0.0))
+        temperatures, top_ps, min_ps = parts
+        uniform = torch.rand(num_rows, dtype=torch.float64, **like)
+        return Cuts(temperatures, top_k, top_ps, min_ps), uniform
+
+    def ours(num_rows: int, temperature: float, top_p: float) -> Callable[[], object]:
+        given, cuts = logits(num_rows), limits(num_rows, temperature, top_p)
+        none = torch.full((num_rows,), -1, dtype=torch.int32, device=bench.device)
+        adjusting = Adjusting(
+            torch.ones((num_rows, 3), device=bench.device), none, none[:0, None], none, none[:0, None]
+        )
+        return lambda: sample(given, adjusting, *cuts)
+
+    def theirs(num_rows: int) -> Callable[[], object]:
+        given, cuts = logits(num_rows), limits(num_rows, 1.0, 0.9)
+        return lambda: sample_unranked(given, *cuts, has_top_k=False)
+
+    def ranked(num_rows: int) -> Callable[[], object]:
+        given = logits(num_rows)
+        return lambda: given.sort(dim=1, descending=True, stable=True)
+
+    for num in bench.shapes.rows:
+        for name, temperature, top_p in (("top-p 0.9", 1.0, 0.9), ("all tokens", 1.0, 1.0), ("flat", 20.0, 0.9)):
+            call = lambda num=num, cuts=(temperature, top_p): ours(num, *cuts)  # noqa: E731 - of this row
+            bench.measure(f"sampling, {num} rows, {name}", call, num_bytes=4 * num * size)
+        bench.measure(f"  torch's digits, {num}", lambda num=num: theirs(num), num_bytes=4 * num * size)
+        bench.measure(f"  torch's sort alone, {num}", lambda num=num: ranked(num), num_bytes=4 * num * size)
+
+
 def measured(shapes: Shapes) -> list[Row]:
     """Measure every row."""
     bench = Bench(shapes)
@@ -273,6 +317,7 @@ def measured(shapes: Shapes) -> list[Row]:
     attention(bench)
     stages(bench)
     products(bench)
+    sampling(bench)
     return bench.rows
 
 

@@ -132,7 +132,24 @@ def compile_kernels(capability: int) -> list[Compiled]:
     cache = PagedCache.made((1, 16, 8, 128), FP8, lambda shape, dtype: torch.zeros(shape).to(dtype))
     rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), cache, is_interleaved=False)
     compile_grouped(numbers)
+    compile_sampling()
     return gpu.compiled
+
+
+def compile_sampling() -> None:
+    """Compile what draws tokens of a vocabulary of 128k."""
+    import torch
+
+    from pyagent.infrastructure.engine.runners.torch.kernels.sampling import sample
+    from pyagent.infrastructure.engine.runners.torch.sampling import Adjusting, Cuts
+
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32)
+
+    seen, words = integers(1, 128_256), integers(1, 4008)
+    cuts = Cuts(torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2))
+    adjusting = Adjusting(torch.zeros((2, 3)), integers(2), seen, integers(2), words)
+    sample(torch.zeros((2, 128_256)), adjusting, cuts, torch.zeros(2, dtype=torch.float64))
 
 
 def compile_grouped(numbers: Callable[..., torch.Tensor]) -> None:

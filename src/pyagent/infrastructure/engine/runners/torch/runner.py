@@ -24,6 +24,7 @@ from pyagent.core.runners.runner import RankStats, RunnerInfo, StepMemoryError
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told, told_of
 from pyagent.infrastructure.engine.runners.torch.device import drop_variables, target_of
+from pyagent.infrastructure.engine.runners.torch.fused_sampling import choose_sampling
 from pyagent.infrastructure.engine.runners.torch.graphs import Capture, CudaCapture, StepGraphs
 from pyagent.infrastructure.engine.runners.torch.input_batch import InputBatch
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
@@ -108,7 +109,8 @@ class TorchRunner(PagedRunner):
         if (capture := self.choose_capture(target.device)) is not None and self._workers is None:
             model.use_graphs(capture)
         self._inputs = InputBatch(model.batch_shape, model.layers)
-        self._sampler = Sampler(model.config.vocab_size, target.device)
+        vocab_size = model.config.vocab_size
+        self._sampler = Sampler(vocab_size, target.device, choose_sampling(vocab_size, target.device))
         self._copies = HostCopies(target.device)
         seconds, num_ranks = time.perf_counter() - start, len(self._shards)
         on = target.device if num_ranks == 1 else f"{num_ranks} ranks ({target.device.type})"

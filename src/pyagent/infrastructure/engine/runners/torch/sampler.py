@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple  # Any: arrays of any number
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -18,35 +18,13 @@ from torch import Tensor
 from pyagent import _rust
 from pyagent.core.runners.batch import Batch, Likelihood
 from pyagent.infrastructure.engine.runners.torch import sampling
-from pyagent.infrastructure.engine.runners.torch.sampling import Cuts
+from pyagent.infrastructure.engine.runners.torch.fused_sampling import FusedRows, SampleRows
+from pyagent.infrastructure.engine.runners.torch.row_params import Params, RowGroup, to_device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pyagent._rust import SamplerState
-
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-class Params(NamedTuple):
-    """A plain sampler's parameters, as `SamplerState.plain_params` gives them."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    seed: int
-    num_logprobs: int
-    logit_bias: list[tuple[int, float]]
-    allowed_tokens: list[int] | None
-
-    @property
-    def has_penalties(self) -> bool:
-        """Whether tokens seen have a penalty."""
-        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
 class Report(NamedTuple):
@@ -79,10 +57,11 @@ class Sampled:
 class Sampler:
     """Samples rows of `vocab_size` logits. One step after the other."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, kernel: SampleRows | None = None) -> None:
+        """By torch's operations, or by a kernel that computes the same."""
         self._vocab_size = vocab_size
         self._device = device
-        self._plan = _Plan([], [], device, vocab_size, _Seen(vocab_size, device))
+        self._plan = _Plan([], [], _Seen(vocab_size, device), kernel)
 
     def sample(self, logits: Tensor, batch: Batch) -> Sampled:
         """Sample a batch's rows of float32 logits [m, V], which are changed."""
@@ -92,8 +71,8 @@ class Sampler:
         plan = self._plan
         host_rows = list(range(len(batch.samplers))) if batch.process is not None else plan.host_rows
         host_logits = logits[host_rows].cpu() if host_rows else None
-        logits = plan.adjusted(logits, batch.masks)
-        sampled = Sampled(plan.draw(logits, batch.steps), sampling.faults_of(logits), None, self._vocab_size, host_rows)
+        tokens, faults = plan.sample(logits, batch)
+        sampled = Sampled(tokens, faults, None, self._vocab_size, host_rows)
         if host_logits is not None:
             self._sample_on_host(host_logits, batch, sampled)
         sampled.counting = [row for row in plan.counting if batch.process is None]
@@ -118,27 +97,6 @@ class Sampler:
         sampled.errors = {rows[place]: text for place, text in errors.items()}
 
 
-class _Group:
-    """Rows that are sampled in the same way: their places on the host and the device, and what they keep."""
-
-    def __init__(self, rows: Sequence[int], params: Sequence[Params], device: torch.device) -> None:
-        self.rows = np.array(rows, np.int64)
-        self.places = to_device(self.rows, device)
-        floats = np.array([[one.temperature, one.top_p, one.min_p] for one in params], np.float64).reshape(-1, 3)
-        temperature, top_p, min_p = to_device(floats.T.copy(), device).float()
-        self.has_top_k = any(one.top_k for one in params)
-        top_k = [one.top_k or sampling.MOST_VOCABULARY for one in params]
-        self.most_kept = max(top_k, default=0)
-        self.cuts = Cuts(temperature, to_device(np.array(top_k, np.int64), device), top_p, min_p)
-        self._streams = _mix(np.array([one.seed for one in params], np.uint64) + np.uint64(_GOLDEN))
-
-    def uniform(self, steps: Sequence[int]) -> NDArray[np.float64]:
-        """Return each row's random number in [0, 1): a hash of its seed and step, as the CPU's kernels have it."""
-        counters = np.array(steps, np.uint64)[self.rows] + np.uint64(1)
-        bits = _mix(self._streams + counters * np.uint64(_GOLDEN))
-        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
 class _Plan:
     """How the rows of a batch with these samplers are sampled."""
 
@@ -146,22 +104,21 @@ class _Plan:
         self,
         samplers: list[SamplerState],
         sequence_ids: list[int],
-        device: torch.device,
-        vocab_size: int,
         seen: _Seen,
+        kernel: SampleRows | None,
         known: dict[int, Params | None] | None = None,
     ) -> None:
         self.samplers, self.sequence_ids = samplers, sequence_ids
-        self._device, self._vocab_size, self._seen = device, vocab_size, seen
-        known = known or {}
+        self._seen, self._kernel, known = seen, kernel, known or {}
+        self._device, self._vocab_size = device, vocab_size = seen.device, seen.vocab_size
         self._known = {id(one): known[id(one)] if id(one) in known else _params(one, vocab_size) for one in samplers}
         params = {row: one for row, sampler in enumerate(samplers) if (one := self._known[id(sampler)]) is not None}
         self.host_rows = [row for row in range(len(samplers)) if row not in params]
         is_ranked = {row: 0 < one.top_k <= sampling.MOST_RANKED for row, one in params.items()}
-        warm = [row for row, one in params.items() if one.temperature > 0]
+        warm = [row for row, one in params.items() if one.temperature > 0] if kernel is None else []
         ranked, unranked = [row for row in warm if is_ranked[row]], [row for row in warm if not is_ranked[row]]
-        self._ranked = _Group(ranked, [params[row] for row in ranked], device)
-        self._unranked = _Group(unranked, [params[row] for row in unranked], device)
+        self._ranked = RowGroup(ranked, [params[row] for row in ranked], device)
+        self._unranked = RowGroup(unranked, [params[row] for row in unranked], device)
         biases = [(row, token, bias) for row, one in params.items() for token, bias in one.logit_bias]
         self._biases = to_device(np.array(biases, np.float64).reshape(-1, 3).T.copy(), device)
         allowed = {row: one.allowed_tokens for row, one in params.items() if one.allowed_tokens is not None}
@@ -170,35 +127,48 @@ class _Plan:
         self._places = to_device(np.array(self.counting, np.int64), device)
         rates = [params[row][4:7] for row in self.counting]
         self._penalties = to_device(np.array(rates, np.float64).reshape(-1, 3).T.copy(), device).float()
-        self._tallies = seen.tallies([(sequence_ids[row], samplers[row]) for row in self.counting])
+        tallies = seen.tallies([(sequence_ids[row], samplers[row]) for row in self.counting])
+        self._tallies = to_device(np.array(tallies, np.int64), device)
+        of_rows = dict(zip(self.counting, tallies, strict=True))
+        self._fused = None if kernel is None else FusedRows(kernel, len(samplers), params, of_rows, device)
         self._reported = [row for row, one in params.items() if one.num_logprobs]
         self._num_logprobs = [params[row].num_logprobs for row in self._reported]
 
     def followed_by(self, samplers: list[SamplerState], sequence_ids: list[int]) -> _Plan:
         """Return the plan of the next step's samplers."""
-        return _Plan(list(samplers), sequence_ids, self._device, self._vocab_size, self._seen, self._known)
+        return _Plan(list(samplers), sequence_ids, self._seen, self._kernel, self._known)
 
-    def adjusted(self, logits: Tensor, masks: dict[int, bytes]) -> Tensor:
-        """Return logits with biases and penalties, and without what masks exclude."""
+    def sample(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Adjust the logits; return a token for each row, any for the host's, and `faults_of`."""
         if self._biases.shape[1]:
             rows, tokens = self._biases[:2].long()
             logits.index_put_((rows, tokens), self._biases[2].float(), accumulate=True)
+        masked, words = self._masks(batch.masks)
+        if self._fused is not None:
+            return self._fused.sample(logits, self._seen.counts, masked, words, batch.steps)
         if self.counting:
-            rows, seen = logits.index_select(0, self._places), self._seen.rows(self._tallies)
-            logits.index_copy_(0, self._places, sampling.penalise(rows, seen, *self._penalties))
-        for excluding in (self._allowed, {row: mask for row, mask in masks.items() if row not in self.host_rows}):
-            if excluding:
-                self._exclude(logits, excluding)
-        return logits
+            penalised = sampling.penalise(
+                logits.index_select(0, self._places), self._seen.rows(self._tallies), *self._penalties
+            )
+            logits.index_copy_(0, self._places, penalised)
+        if masked:
+            places = to_device(np.array(masked, np.int64), self._device)
+            kept = sampling.allow_only(logits.index_select(0, places), to_device(words, self._device))
+            logits.index_copy_(0, places, kept)
+        return self.draw(logits, batch.steps), sampling.faults_of(logits)
 
-    def _exclude(self, logits: Tensor, masks: dict[int, bytes]) -> None:
-        num_words = -(-self._vocab_size // 32)
-        words = np.zeros((len(masks), num_words), np.int32)
-        for row, mask in zip(words, masks.values(), strict=True):
-            row.view(np.uint8)[: len(mask)] = np.frombuffer(mask, np.uint8)[: 4 * num_words]
-        places = to_device(np.array(list(masks), np.int64), self._device)
-        kept = sampling.allow_only(logits.index_select(0, places), to_device(words, self._device))
-        logits.index_copy_(0, places, kept)
+    def _masks(self, masks: dict[int, bytes]) -> tuple[list[int], NDArray[np.int32]]:
+        """Return the rows that may have some tokens only, and the bits of these [p, W]."""
+        masks = {row: mask for row, mask in masks.items() if row not in self.host_rows}
+        masked = sorted(masks.keys() | self._allowed)
+        words = np.full((len(masked), -(-self._vocab_size // 32)), -1, np.int32)
+        for row, bits in zip(masked, words.view(np.uint8), strict=True):
+            for mask in (masks.get(row), self._allowed.get(row)):
+                if mask is not None:
+                    given = np.frombuffer(mask, np.uint8)[: len(bits)]
+                    bits[: len(given)] &= given
+                    bits[len(given) :] = 0
+        return masked, words
 
     def draw(self, logits: Tensor, steps: Sequence[int]) -> Tensor:
         """Return a token for each row [m]; any for the host's."""
@@ -237,37 +207,38 @@ class _Seen:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._tallies: dict[tuple[int, int], int] = {}
-        self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self.counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self.vocab_size, self.device = vocab_size, device
 
-    def tallies(self, wanted: Sequence[tuple[int, SamplerState]]) -> Tensor:
-        """Give each sequence and its sampler a tally, int64 [p]; those that had one keep it, others begin anew."""
+    def tallies(self, wanted: Sequence[tuple[int, SamplerState]]) -> list[int]:
+        """Give each sequence and its sampler a tally, a row of `counts`; those that had one keep it."""
         keys = [(sequence_id, id(sampler)) for sequence_id, sampler in wanted]
         self._tallies = {key: self._tallies[key] for key in keys if key in self._tallies}
-        free = sorted(set(range(max(len(self._counts), len(wanted)))).difference(self._tallies.values()), reverse=True)
-        if len(wanted) > len(self._counts):
-            grown = self._counts.new_zeros(2 * len(wanted), self._counts.shape[1])
-            grown[: len(self._counts)] = self._counts
-            self._counts = grown
+        free = sorted(set(range(max(len(self.counts), len(wanted)))).difference(self._tallies.values()), reverse=True)
+        if len(wanted) > len(self.counts):
+            grown = self.counts.new_zeros(2 * len(wanted), self.counts.shape[1])
+            grown[: len(self.counts)] = self.counts
+            self.counts = grown
         for key, (_, sampler) in zip(keys, wanted, strict=True):
             if key not in self._tallies:
                 self._tallies[key] = free.pop()
                 self._fill(self._tallies[key], sampler.seen_tokens())
-        return to_device(np.array([self._tallies[key] for key in keys], np.int64), self._counts.device)
+        return [self._tallies[key] for key in keys]
 
     def _fill(self, tally: int, seen: Sequence[tuple[int, int]]) -> None:
-        self._counts[tally].zero_()
+        self.counts[tally].zero_()
         if seen:
-            tokens, counts = to_device(np.array(seen, np.int64).T.copy(), self._counts.device)
-            self._counts[tally].index_copy_(0, tokens, (counts + sampling.SEEN).int())
+            tokens, counts = to_device(np.array(seen, np.int64).T.copy(), self.counts.device)
+            self.counts[tally].index_copy_(0, tokens, (counts + sampling.SEEN).int())
 
     def rows(self, tallies: Tensor) -> Tensor:
         """Return tallies [p, V]."""
-        return self._counts.index_select(0, tallies)
+        return self.counts.index_select(0, tallies)
 
     def count(self, tallies: Tensor, tokens: Tensor) -> None:
         """Count a token [p] in each tally."""
-        seen = self._counts[tallies, tokens]
-        self._counts.index_put_((tallies, tokens), (seen | sampling.SEEN) + 1)
+        seen = self.counts[tallies, tokens]
+        self.counts.index_put_((tallies, tokens), (seen | sampling.SEEN) + 1)
 
 
 def _params(sampler: SamplerState, vocab_size: int) -> Params | None:
@@ -280,16 +251,3 @@ def _bits(tokens: Sequence[int]) -> bytes:
     bits = np.zeros(max(tokens, default=-1) + 1, np.uint8)
     bits[list(tokens)] = 1
     return np.packbits(bits, bitorder="little").tobytes()
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def to_device(numbers: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy numbers to the device, without waiting for it."""
-    there = torch.from_numpy(numbers)
-    return there.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else there

@@ -31,6 +31,21 @@ class Cuts(NamedTuple):
     min_p: Tensor
 
 
+class Adjusting(NamedTuple):
+    """What is changed of m rows before a draw.
+
+    Penalties [m, 3] float32 (repetition, frequency, presence) for what is `seen` (int32 [t, V], as `penalise` has it)
+    in the tally of each row, int32 [m], below 0 for none; and the bits of allowed tokens, `words` int32 [p, W], of
+    which `mask_rows` int32 [m] has each row's, below 0 for none.
+    """
+
+    penalties: Tensor
+    tallies: Tensor
+    seen: Tensor
+    mask_rows: Tensor
+    words: Tensor
+
+
 class _Found(NamedTuple):
     """A token of each row's ranking: its id, and the sum of the weights up to its own, that included."""
 
