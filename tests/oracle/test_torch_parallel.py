@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,30 @@ def test_four_processes_say_what_one_says(tiny_model_path: Path, expected: list[
     assert not ranks_of(os.getpid())
 
 
+def ports_of(pid: int) -> list[int]:
+    """The ports on which a process listens, all of them on loopback."""
+    sockets: set[str] = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it is closed meanwhile
+            sockets.add(os.readlink(link))
+    ports: list[int] = []
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                address, _, port = local.partition(":")
+                assert address in {"0100007F", "00000000000000000000000001000000"}, line
+                ports.append(int(port, 16))
+    return ports
+
+
+def stranger_at(port: int) -> socket.socket:
+    """A connection that says what a rank would not, and stays."""
+    stranger = socket.create_connection(("127.0.0.1", port), 5)
+    stranger.sendall(bytes(8) + os.urandom(4096))
+    return stranger
+
+
 async def check_told(backend: NativeBackend, process_ids: list[int]) -> None:
     """Each rank is told of, with its steps and memory, and measured."""
     state = await backend.engine_state()
@@ -80,7 +106,10 @@ async def check_told(backend: NativeBackend, process_ids: list[int]) -> None:
 def test_two_processes_say_so_again_after_one_was_lost(
     tiny_model_path: Path, expected: list[list[str]], caplog: Any
 ) -> None:
-    """A rank that is killed fails what runs, with its number and signal; the next request loads the model again."""
+    """A rank that is killed fails what runs, with its number and signal; the next request loads the model again.
+
+    Ranks listen on loopback alone, and what a stranger sends there changes no answer.
+    """
 
     async def work() -> None:
         backend = NativeBackend.of(
@@ -90,6 +119,11 @@ def test_two_processes_say_so_again_after_one_was_lost(
             assert await many_answers(backend, 6) == expected[:-1]
             (rank,) = ranks_of(os.getpid())
             await check_told(backend, [os.getpid(), rank])
+            strangers = [stranger_at(port) for pid in (os.getpid(), rank) for port in ports_of(pid)]
+            assert strangers, "gloo listens"
+            assert await many_answers(backend, 6) == expected[:-1]
+            for stranger in strangers:
+                stranger.close()
             os.kill(rank, signal.SIGKILL)
             named = rf"rank 1's process {rank} ended \(signal SIGKILL\)"
             with pytest.raises(BackendError, match=named):
