@@ -62,12 +62,13 @@ class Fleet(orchestrator.Fleet):
         super().__init__(
             make_chain(settings, host) if backend is None else backend,
             host.agents().values() if agents is None else agents,
-            host.tools().values() if tools is None else tools,
+            _tools(settings, host) if tools is None else tools,
             tool_providers=tool_providers,
             journal=make_journal(settings) if journal is None else journal,
             limits=_limits(settings),
             tracer=_make_tracer(settings.server.otlp_endpoint),
             executor=_make_executor(settings, host),
+            approved_tools=settings.tools.approved,
         )
         self.settings = settings
         self.host = host
@@ -77,6 +78,14 @@ class Fleet(orchestrator.Fleet):
         await super().close()
         if self._is_backend_owned:
             await close_all({f"the backend {self.backend.name}": self.backend.close})
+
+
+def _tools(settings: Settings, host: PluginHost) -> list[FleetTool]:
+    """Return the tools of plugins, and the built-in ones whose names are not taken by them."""
+    from pyagent.infrastructure.tools.built_in import built_in_tools
+
+    brought = host.tools()
+    return [*brought.values(), *(tool for tool in built_in_tools(settings.tools) if tool.name not in brought)]
 
 
 def _limits(settings: Settings) -> FleetLimits:

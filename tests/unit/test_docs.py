@@ -17,9 +17,9 @@ from typing import Any, cast
 import pytest
 
 from pyagent.core.config import load_settings
-from pyagent.core.messages import ChatRequest
+from pyagent.core.messages import ChatRequest, FunctionCall, ToolCall
 from pyagent.infrastructure.server.app import create_app
-from pyagent.testing import ScriptedBackend, serve
+from pyagent.testing import Reply, ScriptedBackend, serve
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -255,3 +255,16 @@ def test_fleet_example_runs(tmp_path: Path):
     said = run([str(EXAMPLES / "ask_fleet.py")], tmp_path, PYAGENT_PATHS__DATA=str(tmp_path))
     assert "agent='math'" in said
     assert "391 + sqrt(2)" in said
+
+
+def test_agent_tools_example_runs(tmp_path: Path):
+    """The example of a tool runs it: the model calls it once, and answers from its result."""
+
+    def reply(request: ChatRequest) -> Reply | str:
+        told = [message.text for message in request.messages if message.role == "tool"]
+        call = FunctionCall("opening_hours", '{"day": "Sunday"}')
+        return f"It is {told[-1]}." if told else Reply(tool_calls=(ToolCall(id="c", function=call),))
+
+    with serve(create_app(ScriptedBackend(reply))) as url:
+        settings = {"PYAGENT_PATHS__DATA": str(tmp_path), "PYAGENT_CHAIN": f"openai:{url}/v1"}
+        assert run([str(EXAMPLES / "agent_tools.py")], tmp_path, **settings) == "It is closed.\n"

@@ -19,6 +19,7 @@ from pyagent.core.settings.fleet import Budget, Fleet, Journal
 from pyagent.core.settings.program import Log, Paths, Plugins
 from pyagent.core.settings.section import ENV_PREFIX, Section, Setting, sections_in, settings_in
 from pyagent.core.settings.server import Server
+from pyagent.core.settings.tools import Tools
 
 __all__ = [
     "ENV_PREFIX",
@@ -32,6 +33,7 @@ __all__ = [
     "Server",
     "Setting",
     "Settings",
+    "Tools",
     "sections_in",
     "settings_in",
 ]
@@ -54,6 +56,7 @@ class Settings(Section, frozen=True):
     budget: Budget = Budget()
     engine: Engine = Engine()
     fleet: Fleet = Fleet()
+    tools: Tools = Tools()
     server: Server = Server()
     plugins: Plugins = Plugins()
     paths: Paths = Paths()

@@ -1,0 +1,32 @@
+"""The built-in tools that the settings allow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyagent.core.fleet.tools import FleetTool
+from pyagent.infrastructure.tools.files import FileTools
+
+if TYPE_CHECKING:
+    from pyagent.core.settings import Tools
+
+
+def built_in_tools(settings: Tools) -> list[FleetTool]:
+    """Return the tools for files, programs and pages, as far as the settings allow them."""
+    root = Path(settings.root).expanduser().resolve()
+    files = FileTools(root)
+    tools = [] if settings.files == "off" else files.reading()
+    if settings.files == "write":
+        tools += files.writing()
+    if settings.shell or settings.python:
+        from pyagent.infrastructure.tools.programs import ProgramLimits, python_tool, shell_tool
+
+        limits = ProgramLimits(settings.seconds, settings.memory, uses_network=settings.network)
+        tools += [shell_tool(root, limits)] if settings.shell else []
+        tools += [python_tool(limits)] if settings.python else []
+    if settings.http_hosts:
+        from pyagent.infrastructure.tools.http import http_tool
+
+        tools.append(http_tool(settings.http_hosts, allows_private=settings.http_private))
+    return tools
