@@ -8,6 +8,10 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from support.reference_decoder import write_family, write_safetensors
 from support.waiting import until
 
 from pyagent.core.backends import collect
-from pyagent.core.errors import BackendError, ConfigError, ModelError
+from pyagent.core.errors import BackendError, ConfigError, ModelError, RunnerLostError
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.runners.torch.device import check_gpus
@@ -280,6 +284,51 @@ def test_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no tensor 'blk\.0\.ffn_up\.weight'"):
         TORCH.load(tmp_path, RunnerOptions(threads=1, pipeline_parallel_size=2), LargestStep(64, 4), None)
     assert not ranks_of(os.getpid())
+
+
+DESERTER = """
+import sys
+
+import msgspec
+import zmq
+
+told = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]))
+rank_0 = zmq.Context().socket(zmq.PAIR)
+rank_0.connect(told["endpoint"])
+rank_0.send(msgspec.msgpack.encode({"type": "Loaded", "num_pages": 48}))
+rank_0.recv()
+sys.exit(7)
+"""
+
+
+class Deserter:
+    """A rank that ends when it is to meet the others."""
+
+    def __init__(self, told: bytes) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", DESERTER, told.hex()])
+        self.process_id = self._process.pid
+
+    def wait(self, seconds: float | None = None) -> str:
+        return f"code {self._process.wait(seconds)}"
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class Deserters:
+    gives_devices = False
+
+    def start(self, told: Sequence[bytes]) -> list[Deserter]:
+        return [Deserter(one) for one in told]
+
+
+def test_rank_that_ends_before_it_meets_the_others_is_noticed(tiny_model_path: Path) -> None:
+    """Nobody waits for it as long as meeting may take, which is two minutes."""
+    options = RunnerOptions(threads=1, tensor_parallel_size=2, rank_executor=Deserters())
+    start = time.monotonic()
+    with pytest.raises(RunnerLostError, match=r"rank 1's process \d+ ended \(code 7\)"):
+        TORCH.load(tiny_model_path, options, LargestStep(64, 4), None)
+    assert time.monotonic() - start < 100
 
 
 @pytest.mark.parametrize(

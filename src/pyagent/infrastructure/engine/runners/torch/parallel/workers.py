@@ -12,6 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace as with_options
 from pathlib import Path
 
@@ -144,12 +145,27 @@ class Workers:
         """Have all take memory for so many pages, and meet them."""
         self.tell(Allocate(num_pages))
         try:
-            self._group = Group(self._folder, self._shard, self.clock.device)
+            self._group = self._meet()
         except RuntimeError as error:
             raise self._lost_by(error) from error
         self._is_serving = True
         self.check()
         return self._group
+
+    def _meet(self) -> Group:
+        """Meet the others, in a thread: one that ends meanwhile would be waited for as long as all may take."""
+        meeting: Future[Group] = Future()
+
+        def meet() -> None:
+            try:
+                meeting.set_result(Group(self._folder, self._shard, self.clock.device))
+            except BaseException as error:  # noqa: BLE001 - raised below, where it is still waited for
+                meeting.set_exception(error)
+
+        threading.Thread(target=meet, name="pyagent-meeting", daemon=True).start()
+        while not wait([meeting], _LOOK_MILLISECONDS / 1000).done:
+            self.check()
+        return meeting.result()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
