@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.reference_decoder import write_family
 from support.tiny_model import write_tiny_model
 from support.wheels import build_wheel
 
@@ -217,3 +218,22 @@ def test_first_model_is_fetched_only_for_a_native_first_link(tmp_path: Path, mon
     assert not (tmp_path / "models").exists()
     with pytest.raises(ModelError, match="did you mean 'smollm2:135m'"):
         fetch_first_model(load_settings(overrides={"chain": ["native:smollm2:136m"]}).settings)
+
+
+def test_show_names_how_a_checkpoint_is_quantised(environment: dict[str, str], tmp_path: Path) -> None:
+    """Its card has the method and the parameters; the CPU runner's refusal is what fits, with what to set."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    config, _ = write_family(folder, "llama")
+    (folder / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    )
+    about = json.loads(models({**environment, "PYAGENT_ENGINE__RUNNER": "cpu"}, "show", str(folder), "--json").out)
+    assert about["quantization"] == "gptq, 4 bits"
+    assert about["num_parameters"] == 2 * 96 * 64 + 3 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 80 * 64)
+    assert (
+        "('quantization_config': gptq), which is not implemented on the CPU: set engine.runner to torch"
+        in about["refused"]
+    )
+    card = models({**environment, "PYAGENT_ENGINE__RUNNER": "cpu"}, "show", str(folder)).out
+    assert "fits          no: " in card

@@ -21,7 +21,9 @@ from pyagent.infrastructure.engine.runners.torch.models import DescribedModel
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
 from pyagent.infrastructure.engine.runners.torch.quantised.gguf import BLOCK_TYPES
 from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix, joined
-from pyagent.infrastructure.engine.runners.torch.quantised.linear import GroupedLinear, trial_fault
+from pyagent.infrastructure.engine.runners.torch.quantised.linear import GroupedLinear
+from pyagent.infrastructure.engine.runners.torch.quantised.products import TritonProducts
+from pyagent.infrastructure.engine.runners.torch.quantised.trial import trial_fault
 from pyagent.infrastructure.engine.runners.torch.sizes import Sizes
 from pyagent.infrastructure.engine.runners.torch.weights import Weights, load_weights
 
@@ -92,7 +94,7 @@ def test_kernel_dequantises_as_torch_does(kind: str, columns: int) -> None:
 @pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, (5, 256)), (torch.float16, (80, 512))])
 def test_kernels_pass_their_trial(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     """What is asked of the kernels before they are taken on a GPU: products that float16 has room for too."""
-    assert trial_fault(DEVICE, dtype, *shape) is None
+    assert trial_fault(TritonProducts(DEVICE), DEVICE, dtype, *shape) is None
 
 
 def test_neighbours_of_one_format_become_one_matrix() -> None:

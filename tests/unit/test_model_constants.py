@@ -42,7 +42,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is not implemented"),
     ("llama", {"residual_multiplier": 0.2}, "'residual_multiplier' is not implemented"),
     ("llama", {"sliding_window": 8}, "'sliding_window' is not implemented for llama"),
-    ("llama", {"quantization_config": {"bits": 4}}, "'quantization_config' is not implemented"),
+    (
+        "llama",
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        "its weights are quantised ('quantization_config': gptq), which is not implemented on the CPU: set "
+        "engine.runner to torch",
+    ),
     ("llama-linear", {"rope_parameters": {"rope_type": "axial"}}, "rope scaling 'axial' is not supported"),
     (
         "llama-linear",

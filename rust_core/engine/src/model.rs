@@ -15,7 +15,7 @@ use pyagent_kernels::thread_pool::ThreadPool;
 use self::names::{Names, Part, Place};
 use crate::config::gguf::longrope;
 use crate::config::{Architecture, ModelConfig, invalid};
-use crate::weights::{ModelFile, ModelFileError, TensorView};
+use crate::weights::{ModelFile, ModelFileError, TensorView, clipped};
 
 /// Row groups one thread packs at a time.
 const PACK_GROUPS: usize = 4;
@@ -83,8 +83,33 @@ impl Weights {
     }
 }
 
-/// Opens a model file and reads what it says about itself.
+/// Opens a model file and reads what it says about itself. Its weights are numbers that the kernels know.
 pub fn open(path: &Path) -> Result<(ModelFile, ModelConfig), ModelFileError> {
+    let (file, config) = open_stored(path)?;
+    let Some(quantization) = quantization(&file) else {
+        return Ok((file, config));
+    };
+    let method = quantization.get("quant_method").and_then(serde_json::Value::as_str);
+    let text = format!(
+        "config.json: its weights are quantised ('quantization_config': {}), which is not implemented on the CPU: set \
+         engine.runner to torch, or take the model as a GGUF file",
+        clipped(method.unwrap_or("no 'quant_method'"))
+    );
+    Err(invalid(text).in_file(path))
+}
+
+/// What a folder of safetensors says of how its weights are quantised.
+pub fn quantization(file: &ModelFile) -> Option<&serde_json::Value> {
+    let ModelFile::Safetensors(folder) = file else {
+        return None;
+    };
+    let fields = ["quantization_config", "compression_config"];
+    let found = fields.iter().find_map(|field| folder.config().get(*field));
+    found.filter(|value| !value.is_null())
+}
+
+/// As `open`, with weights that may be quantised in ways that only who loads them knows.
+pub fn open_stored(path: &Path) -> Result<(ModelFile, ModelConfig), ModelFileError> {
     let file = ModelFile::open(path)?;
     let config = configuration(&file).map_err(|error| error.in_file(path))?;
     Ok((file, config))
@@ -163,6 +188,22 @@ pub fn find<'a>(
     match place {
         Some((place, end)) => place.find(file, end),
         None => Ok(None),
+    }
+}
+
+/// What the file calls the matrix that GGUF files call `name` (both without `.weight`), and its first row there, where
+/// several lie in one.
+pub fn place(file: &ModelFile, config: &ModelConfig, name: &str) -> Option<(String, usize)> {
+    let names = Names::of(file);
+    let whole = |weight: String| Some((weight.trim_end_matches(".weight").to_owned(), 0));
+    match name {
+        "token_embd" => whole(names.embedding()),
+        "output" => whole(names.output()),
+        _ => {
+            let (place, end) = names.named(name, config)?;
+            let first_row = place.rows.map_or(0, |rows| rows.start);
+            end.is_empty().then_some((place.name, first_row))
+        }
     }
 }
 

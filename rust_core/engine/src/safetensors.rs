@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 pub use header::{SafetensorsHeader, SafetensorsInfo};
 
-use crate::weights::{Mapping, ModelFileError, TensorView, clipped};
+use crate::weights::{Mapping, ModelFileError, StoredTensor, TensorView, clipped};
 
 /// Longest `config.json` or index that is read; real ones are below 1 MiB.
 const MAX_JSON_BYTES: u64 = 16 << 20;
@@ -93,6 +93,20 @@ impl SafetensorsFolder {
             return Ok(None);
         };
         self.view(name, tensor).map(Some)
+    }
+
+    /// The tensor with this name, if there is one whose elements are not read as numbers here.
+    pub fn find_unread(&self, name: &str) -> Option<StoredTensor<'_>> {
+        let (name, tensor) = self.name_to_tensor.get_key_value(name)?;
+        let kind = tensor.info.kind.as_ref().err()?;
+        let bytes = &self.shards[tensor.shard].bytes()[tensor.info.range.clone()];
+        let dims = tensor.info.dims.clone();
+        Some(StoredTensor {
+            name,
+            dims,
+            kind,
+            bytes,
+        })
     }
 
     /// Every tensor whose element type can be read, by name.

@@ -61,6 +61,49 @@ impl TensorView<'_> {
     }
 }
 
+/// A tensor as its file has it, of any element type, for those who know what its bytes are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTensor<'a> {
+    /// Its name in the file.
+    pub name: &'a str,
+    /// Its dimensions, the contiguous one first.
+    pub dims: Vec<usize>,
+    /// The name of its element type.
+    pub kind: &'a str,
+    /// Its elements, row after row.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> StoredTensor<'a> {
+    /// Its dimensions and the name of its element type.
+    pub fn shape(self) -> (Vec<usize>, &'a str) {
+        (self.dims, self.kind)
+    }
+
+    /// Bytes of a row of the contiguous dimension.
+    pub fn row_bytes(&self) -> usize {
+        let rows: usize = self.dims.iter().skip(1).product();
+        self.bytes.len() / rows.max(1)
+    }
+}
+
+impl<'a> From<TensorView<'a>> for StoredTensor<'a> {
+    /// A part of a matrix has fewer rows than its dimensions say.
+    fn from(tensor: TensorView<'a>) -> Self {
+        let dims = match tensor.dims {
+            [cols, _] => vec![*cols, tensor.rows()],
+            dims => dims.to_vec(),
+        };
+        let kind = tensor.kind.name();
+        Self {
+            name: tensor.name,
+            dims,
+            kind,
+            bytes: tensor.bytes,
+        }
+    }
+}
+
 /// A model's weights, mapped and checked.
 #[derive(Debug)]
 pub enum ModelFile {
@@ -103,6 +146,16 @@ impl ModelFile {
             Self::Gguf(file) => Ok(file.find_tensor(name)),
             Self::Safetensors(folder) => folder.find_tensor(name),
         }
+    }
+
+    /// As `find_tensor`, for a tensor of any element type.
+    pub fn find_stored(&self, name: &str) -> Result<Option<StoredTensor<'_>>, ModelFileError> {
+        if let Self::Safetensors(folder) = self
+            && let Some(tensor) = folder.find_unread(name)
+        {
+            return Ok(Some(tensor));
+        }
+        Ok(self.find_tensor(name)?.map(StoredTensor::from))
     }
 
     /// Every tensor that can be read, in the order of the file (by name in a folder).

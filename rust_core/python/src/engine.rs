@@ -572,8 +572,11 @@ pub fn available_cores() -> usize {
 pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str) -> PyResult<Bound<'py, PyDict>> {
     let kv_type = parse_kv_type(kv_type)?;
     let described = py.detach(|| {
-        let (file, config) = pyagent_engine::model::open(&path)?;
-        let weight_bytes: usize = file.tensors().map(|tensor| tensor.bytes.len()).sum();
+        let (file, config) = pyagent_engine::model::open_stored(&path)?;
+        let weight_bytes: usize = match pyagent_engine::model::quantization(&file) {
+            Some(_) => file.file_bytes() as usize,
+            None => file.tensors().map(|tensor| tensor.bytes.len()).sum(),
+        };
         Ok::<_, pyagent_engine::weights::ModelFileError>((config, weight_bytes))
     });
     let (config, weight_bytes) = described.map_err(|error| ModelFileError::new_err(error.to_string()))?;

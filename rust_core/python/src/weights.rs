@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use pyagent_engine::config::{self, Activation};
 use pyagent_engine::model;
-use pyagent_engine::weights::{self, TensorView};
+use pyagent_engine::weights::{self, StoredTensor, TensorView};
 use pyagent_kernels::elementwise::RopeStyle;
 use pyagent_kernels::ggml;
 use pyo3::buffer::PyBuffer;
@@ -96,7 +96,7 @@ impl ModelFile {
     /// Opens a model; its tensors are not read. Raises `ModelFileError`.
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let opened = py.detach(|| model::open(&path));
+        let opened = py.detach(|| model::open_stored(&path));
         let (inner, about) = opened.map_err(|error| file_error(&error))?;
         let config = Py::new(py, ModelConfig::of(&inner, &about)?)?;
         Ok(Self { inner, about, config })
@@ -108,9 +108,25 @@ impl ModelFile {
         self.config.clone_ref(py)
     }
 
+    /// What config.json says of how the weights are quantised, as JSON; None where it says nothing, and for GGUF files.
+    #[getter]
+    fn quantization(&self) -> Option<String> {
+        model::quantization(&self.inner).map(ToString::to_string)
+    }
+
+    /// What the file calls a matrix (both without `.weight`), and its first row there; None where there is none.
+    fn place(&self, name: &str) -> Option<(String, usize)> {
+        model::place(&self.inner, &self.about, name)
+    }
+
     /// Dimensions (the contiguous one first) and element type of a tensor; None where there is none.
-    fn find(&self, name: &str) -> PyResult<Option<(Vec<usize>, &'static str)>> {
-        Ok(self.view(name)?.map(|tensor| shape(&tensor)))
+    fn find(&self, name: &str) -> PyResult<Option<(Vec<usize>, &str)>> {
+        Ok(self.view(name)?.map(|tensor| StoredTensor::from(tensor).shape()))
+    }
+
+    /// As `find`, of any element type, by the file's own name.
+    fn find_stored(&self, name: &str) -> PyResult<Option<(Vec<usize>, &str)>> {
+        Ok(self.stored(name)?.map(StoredTensor::shape))
     }
 
     /// Writes rows of a tensor from `first_row` on into a buffer, as 32-bit floats.
@@ -123,11 +139,26 @@ impl ModelFile {
 
     /// As `read_floats`, in the file's own element type, bit for bit.
     fn read_bytes(&self, py: Python<'_>, name: &str, first_row: usize, out: PyBuffer<u8>) -> PyResult<()> {
-        read_bytes(py, &self.inner, expect(self.view(name)?, name)?, first_row, &out)
+        read_bytes(
+            py,
+            &self.inner,
+            &expect(self.view(name)?, name)?.into(),
+            first_row,
+            &out,
+        )
+    }
+
+    /// As `read_bytes`, of any element type, by the file's own name.
+    fn read_stored(&self, py: Python<'_>, name: &str, first_row: usize, out: PyBuffer<u8>) -> PyResult<()> {
+        read_bytes(py, &self.inner, &expect(self.stored(name)?, name)?, first_row, &out)
     }
 }
 
 impl ModelFile {
+    fn stored(&self, name: &str) -> PyResult<Option<StoredTensor<'_>>> {
+        self.inner.find_stored(name).map_err(|error| file_error(&error))
+    }
+
     fn view(&self, name: &str) -> PyResult<Option<TensorView<'_>>> {
         model::find(&self.inner, &self.about, name).map_err(|error| file_error(&error))
     }
@@ -156,8 +187,8 @@ impl TensorFile {
     }
 
     /// As `ModelFile.find`.
-    fn find(&self, name: &str) -> PyResult<Option<(Vec<usize>, &'static str)>> {
-        Ok(self.view(name)?.map(|tensor| shape(&tensor)))
+    fn find(&self, name: &str) -> PyResult<Option<(Vec<usize>, &str)>> {
+        Ok(self.view(name)?.map(|tensor| StoredTensor::from(tensor).shape()))
     }
 
     /// As `ModelFile.read_floats`.
@@ -167,7 +198,13 @@ impl TensorFile {
 
     /// As `ModelFile.read_bytes`.
     fn read_bytes(&self, py: Python<'_>, name: &str, first_row: usize, out: PyBuffer<u8>) -> PyResult<()> {
-        read_bytes(py, &self.inner, expect(self.view(name)?, name)?, first_row, &out)
+        read_bytes(
+            py,
+            &self.inner,
+            &expect(self.view(name)?, name)?.into(),
+            first_row,
+            &out,
+        )
     }
 }
 
@@ -177,17 +214,8 @@ impl TensorFile {
     }
 }
 
-fn expect<'a>(tensor: Option<TensorView<'a>>, name: &str) -> PyResult<TensorView<'a>> {
+fn expect<T>(tensor: Option<T>, name: &str) -> PyResult<T> {
     tensor.ok_or_else(|| PyKeyError::new_err(format!("the model has no tensor {name:?}")))
-}
-
-/// A part of a matrix has fewer rows than its dimensions say.
-fn shape(tensor: &TensorView<'_>) -> (Vec<usize>, &'static str) {
-    let dims = match tensor.dims {
-        [cols, _] => vec![*cols, tensor.rows()],
-        dims => dims.to_vec(),
-    };
-    (dims, tensor.kind.name())
 }
 
 fn read_floats(
@@ -208,22 +236,22 @@ fn read_floats(
 fn read_bytes(
     py: Python<'_>,
     file: &weights::ModelFile,
-    tensor: TensorView<'_>,
+    tensor: &StoredTensor<'_>,
     first_row: usize,
     out: &PyBuffer<u8>,
 ) -> PyResult<()> {
     let target = writable(out)?;
-    let row_bytes = tensor.bytes.len() / tensor.rows().max(1);
-    let start = first_row.saturating_mul(row_bytes);
+    let start = first_row.saturating_mul(tensor.row_bytes());
     let bytes = tensor.bytes.get(start..start.saturating_add(target.len()));
-    let bytes = bytes.ok_or_else(|| no_such_rows(&tensor))?;
+    let bytes = bytes.ok_or_else(|| no_such_rows(tensor))?;
     py.detach(|| target.copy_from_slice(bytes));
     file.drop_pages(bytes);
     Ok(())
 }
 
-fn no_such_rows(tensor: &TensorView<'_>) -> PyErr {
-    let (name, rows, cols) = (tensor.name, tensor.rows(), tensor.cols());
+fn no_such_rows(tensor: &StoredTensor<'_>) -> PyErr {
+    let (name, cols) = (tensor.name, tensor.dims.first().unwrap_or(&1));
+    let rows: usize = tensor.dims.iter().skip(1).product();
     PyValueError::new_err(format!(
         "tensor '{name}' has {rows} rows of {cols}; the buffer asks for others"
     ))
@@ -238,7 +266,7 @@ fn rows<'a>(tensor: &TensorView<'a>, first_row: usize, num_values: usize) -> PyR
         .bytes
         .get(range)
         .filter(|_| num_values.is_multiple_of(tensor.cols().max(1)));
-    bytes.ok_or_else(|| no_such_rows(tensor))
+    bytes.ok_or_else(|| no_such_rows(&StoredTensor::from(*tensor)))
 }
 
 /// The memory of a buffer that can be written.

@@ -95,17 +95,19 @@ def show(
     about = describe_model(path, found.manifest.licence if found else "unknown")
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
     options = _options(config)
-    total_bytes, fits = _fits(path, options, config)
+    total_bytes, fits, refusal = _fits(path, options, config)
     template = _template(path, options.of_model(name).tokenizer, has_own=about.has_chat_template)
     if as_json:
         source = found.manifest.source if found else "file"
         described = {"name": name, "path": str(path), "source": source, **msgspec.to_builtins(about)}
         described |= {"memory_bytes": {str(key): value for key, value in memory.items()}}
         described |= {"engine_bytes": total_bytes, "fits": {fit.kv_dtype: _fit_as_json(fit) for fit in fits}}
+        described |= {"refused": refusal}
         typer.echo(json.dumps(described | {"chat_template": template or None}))
         return
     card = _card(about, path, memory, template)
     card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit, total_bytes)) for fit in fits]
+    card[6:6] = [("fits", f"no: {refusal}")] if refusal else []
     for key, value in card:
         typer.echo(f"{key:<13} {value}")
 
@@ -152,9 +154,9 @@ def _template(path: Path, options: TokenizerOptions, *, has_own: bool) -> str:
     return f"{template.built_in} (built in, by the model's tokens)" if template else ""
 
 
-def _fits(path: Path, options: EngineOptions, config: Path | None) -> tuple[int, list[Fit]]:
-    """Return the bytes the engine may use, and whether the model fits in them with each type of KV."""
-    from pyagent.core.errors import ConfigError
+def _fits(path: Path, options: EngineOptions, config: Path | None) -> tuple[int, list[Fit], str | None]:
+    """Return the bytes the engine may use, whether the model fits them with each type of KV, or why it is refused."""
+    from pyagent.core.errors import ConfigError, ModelError
     from pyagent.infrastructure.engine.memory.process import resident_bytes
     from pyagent.infrastructure.engine.memory.system import total_for
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
@@ -168,7 +170,9 @@ def _fits(path: Path, options: EngineOptions, config: Path | None) -> tuple[int,
         except ConfigError as error:
             if error.key != "engine.kv_dtype":  # the runner has others
                 raise
-    return total_bytes, fits
+        except ModelError as error:
+            return total_bytes, [], str(error)
+    return total_bytes, fits, None
 
 
 def _fit_as_json(fit: Fit) -> dict[str, int | bool]:

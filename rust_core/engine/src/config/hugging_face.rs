@@ -30,6 +30,9 @@ pub const IRRELEVANT: &str = "_name_or_path architectures transformers_version t
     auto_map embd_pdrop resid_pdrop rope_type model_max_length boi_token_index eoi_token_index image_token_index \
     mm_tokens_per_image";
 
+/// How weights are quantised: who opens the tensors reads it, or refuses it.
+const STORED: &str = "quantization_config compression_config";
+
 /// What changes nothing with this value, and is not implemented with another.
 const NEUTRAL: &[(&str, &str)] = &[
     ("add_cross_attention", "false"),
@@ -81,7 +84,7 @@ impl ModelConfig {
             Architecture::SmolLm3 => NO_ROPE,
             _ => "",
         };
-        refuse_unknown(config, &[READ, IRRELEVANT, more], "")?;
+        refuse_unknown(config, &[READ, STORED, IRRELEVANT, more], "")?;
         let is_gemma3 = architecture == Architecture::Gemma3;
         let is_gemma = architecture.is_gemma();
         let hidden_size = json.size("hidden_size")?;

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -61,14 +63,15 @@ def describe_model(path: Path, licence: str = "unknown", kv_type: str = "bf16") 
             count *= dim
         elements[kind] += count
     metadata = header["metadata"]
+    quantised = _quantised(path) if path.is_dir() else None
     declared = metadata.get("general.license")
     folder_template = path.is_dir() and any(
         (path / name).is_file() for name in ("chat_template.jinja", "tokenizer_config.json")
     )
     return ModelDescription(
         architecture=shape["architecture"],
-        quantization=elements.most_common(1)[0][0],
-        num_parameters=elements.total(),
+        quantization=quantised[0] if quantised else elements.most_common(1)[0][0],
+        num_parameters=quantised[1] if quantised else elements.total(),
         vocab_size=shape["vocab_size"],
         context_length=shape["context_length"],
         num_layers=shape["num_layers"],
@@ -80,3 +83,19 @@ def describe_model(path: Path, licence: str = "unknown", kv_type: str = "bf16") 
         licence=declared if isinstance(declared, str) else licence,
         has_chat_template="tokenizer.chat_template" in metadata or folder_template,
     )
+
+
+def _quantised(path: Path) -> tuple[str, int] | None:
+    """Return how a folder's config.json says its weights are quantised, and how many there are; None for plain ones."""
+    file = _rust.ModelFile(path)
+    if file.quantization is None:
+        return None
+    about: object = json.loads(file.quantization)
+    fields = cast("dict[str, object]", about) if isinstance(about, dict) else {}
+    kind = [str(fields[key]) for key in ("quant_method", "format", "checkpoint_format", "fmt") if fields.get(key)]
+    kind += [f"{fields['bits']} bits"] if fields.get("bits") else []
+    shape = file.config
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    layer = shape.hidden_size * (2 * queries + 2 * keys + 3 * shape.ffn_size)
+    embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.is_output_tied else 2)
+    return f"{', '.join(kind):.80}", shape.num_layers * layer + embeddings

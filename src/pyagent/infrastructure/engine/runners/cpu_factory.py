@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyagent import _rust
-from pyagent.core.errors import ConfigError
+from pyagent.core.errors import ConfigError, ModelError
 from pyagent.core.hooks import hookimpl
 from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
 from pyagent.core.runners.runner import ModelRunner
@@ -48,11 +48,15 @@ class CpuRunnerFactory:
         about = describe_model(path, kv_type=kv_type(options))
         context = min(about.context_length, step.num_positions or about.context_length)
         threads = options.threads or _rust.available_cores()
+        try:
+            step_bytes = _rust.most_step_bytes(path, threads, step.num_tokens, step.num_outputs, context)
+        except _rust.ModelFileError as error:
+            raise ModelError(str(error), model=str(path)) from error
         return ModelNeeds(
             vocab_size=about.vocab_size,
             context_length=about.context_length,
             weight_bytes=about.weight_bytes,
-            workspace_bytes=_rust.most_step_bytes(path, threads, step.num_tokens, step.num_outputs, context),
+            workspace_bytes=step_bytes,
             page_bytes=about.page_bytes,
             kv_groups=about.kv_groups,
         )

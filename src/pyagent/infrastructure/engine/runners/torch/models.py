@@ -69,7 +69,7 @@ class DescribedModel:
 
     def weight_bytes(self, part: ModelPart, target: Target) -> int:
         """As `OpenedModel.weight_bytes`."""
-        return weight_bytes(self._file, part, target)
+        return weight_bytes(self._file, str(self._path), part, target)
 
     def load(self, part: ModelPart, target: Target, num_threads: int) -> MakeDecoder:
         """As `OpenedModel.load`."""

@@ -12,7 +12,7 @@ from pyagent.infrastructure.engine.runners.torch.attention.sdpa import GATHER_BY
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
-from pyagent.infrastructure.engine.runners.torch.quantised.linear import DENSE_ROWS
+from pyagent.infrastructure.engine.runners.torch.quantised.products import DENSE_ROWS
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.architectures.brought import Shape

@@ -7,6 +7,7 @@ dequantised.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,12 +21,16 @@ from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear, Linear, is_packed, linear_of
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Span
-from pyagent.infrastructure.engine.runners.torch.quantised.blocks import kept_type, read_blocks, row_bytes
 from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix, joined
-from pyagent.infrastructure.engine.runners.torch.quantised.linear import GroupedLinear, Products, choose_products
+from pyagent.infrastructure.engine.runners.torch.quantised.linear import GroupedLinear
+from pyagent.infrastructure.engine.runners.torch.quantised.matrices import quantised_matrices
+from pyagent.infrastructure.engine.runners.torch.quantised.products import Products
+from pyagent.infrastructure.engine.runners.torch.quantised.trial import choose_products
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig, ModelFile
+
+logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 16 << 20
 _MOST_THREADS = 8
@@ -78,23 +83,23 @@ def layer_matrices(config: ModelConfig, part: ModelPart) -> dict[str, Matrices]:
     }
 
 
-def weight_bytes(file: ModelFile, part: ModelPart, target: Target) -> int:
-    """Return the bytes that a rank's matrices take."""
-    config = file.config
+def weight_bytes(file: ModelFile, path: str, part: ModelPart, target: Target) -> int:
+    """Return the bytes that a rank's matrices take. Raises `ModelError` for what is quantised in another way."""
+    config, quantised = file.config, quantised_matrices(file, path)
 
-    def num_bytes(name: str, rows: int, columns: Span) -> int:
-        found = file.find(f"{name}.weight") if target.keeps_quantised else None
-        about = kept_type(found[1], columns) if found else None
-        return rows * (columns.num * target.dtype.itemsize if about is None else row_bytes(about, columns.num))
+    def num_bytes(name: str, rows: Span, columns: Span) -> int:
+        found = quantised.find(name, rows, columns) if target.keeps_quantised else None
+        return rows.num * (columns.num * target.dtype.itemsize if found is None else found.row_bytes(columns))
 
     layers = sum(
-        num_bytes(f"blk.{index}.{name}", rows.num, matrices.columns)
+        num_bytes(f"blk.{index}.{name}", rows, matrices.columns)
         for index in range(part.layers.first, part.layers.end)
         for matrices in layer_matrices(config, part).values()
         for name, rows in matrices.rows
     )
     embedding = part.vocab_share * config.hidden_size * target.dtype.itemsize
-    output = num_bytes(_output_name(config), part.vocab_share, Span.whole(config.hidden_size))
+    hidden = Span.whole(config.hidden_size)
+    output = num_bytes(_output_name(config), Span(part.vocab.first, part.vocab_share, part.vocab.total), hidden)
     is_shared = config.is_output_tied and output == embedding and not is_packed(target.dtype, target.device)
     if is_shared:
         return layers + embedding * (part.shard.is_first or part.shard.is_last)
@@ -108,7 +113,7 @@ def _output_name(config: ModelConfig) -> str:
 def load_weights(file: ModelFile, path: str, part: ModelPart, target: Target, num_threads: int) -> Weights:
     """Read a rank's weights; layers in parallel.
 
-    Raises `ModelError` naming a tensor that is missing or of another shape.
+    Raises `ModelError` naming a tensor that is missing or of another shape, or how it is quantised.
     """
     products = choose_products(target.device, target.dtype) if target.keeps_quantised else None
     loader = _Loader(file, path, part, target, products)
@@ -117,6 +122,9 @@ def load_weights(file: ModelFile, path: str, part: ModelPart, target: Target, nu
         embedding = loader.embedding()
         final_norm = loader.norm("output_norm.weight", Span.whole(file.config.hidden_size))
         weights = Weights(embedding, list(layers), final_norm, loader.output(embedding))
+    if loader.dequantised:
+        first, number = loader.dequantised[0], len(loader.dequantised)
+        logger.info("dequantised %d matrices that cannot stay quantised as they are, %s first", number, first)
     if target.is_gpu:
         torch.cuda.empty_cache()  # what unpacking took: KV memory is what is left
     return weights
@@ -131,6 +139,9 @@ class _Loader:
         self._dtype = target.dtype
         self._device = target.device
         self._products = products
+        self._quantised = quantised_matrices(file, path)
+        self.dequantised: list[str] = []
+        """What is quantised and did not stay so, though others do."""
         self._matrices = layer_matrices(file.config, part)
 
     def layer(self, index: int) -> Layer:
@@ -152,7 +163,7 @@ class _Loader:
     def embedding(self) -> Tensor:
         """The rank's rows of the embedding; none where another stage has it."""
         is_here = self._part.shard.is_first
-        return self._vocabulary("token_embd.weight") if is_here else self._empty(0, self._config.hidden_size)
+        return self._vocabulary("token_embd") if is_here else self._empty(0, self._config.hidden_size)
 
     def output(self, embedding: Tensor) -> Linear:
         """The rank's rows of the output's matrix, which may be the embedding's."""
@@ -165,13 +176,13 @@ class _Loader:
                 return GroupedLinear(joined(kept), None, self._products)
         if self._config.is_output_tied and len(embedding):
             return linear_of(embedding)
-        return linear_of(self._vocabulary(f"{name}.weight"))
+        return linear_of(self._vocabulary(name))
 
     def _vocabulary(self, name: str) -> Tensor:
         """The rank's rows of a matrix, with zeros for those that the last rank lacks."""
         rows = self._part.vocab
         matrix = self._empty(self._part.vocab_share, self._config.hidden_size)
-        self._fill(name, matrix[: rows.num], rows, Span.whole(self._config.hidden_size))
+        self._fill_matrix(name, matrix[: rows.num], rows, Span.whole(self._config.hidden_size))
         matrix[rows.num :].zero_()
         return matrix
 
@@ -208,20 +219,25 @@ class _Loader:
 
     def _kept(self, name: str, rows: Span, columns: Span) -> list[GroupedMatrix]:
         """Some of a matrix's rows as they are quantised, in pieces; none where they are to be dequantised."""
-        if self._products is None:
-            return []
-        about = kept_type(self._checked_kind(f"{name}.weight", rows, columns), columns)
-        if about is None:
-            return []
-        return list(read_blocks(self._file, f"{name}.weight", rows, columns, about, self._device))
+        found = None if self._products is None else self._quantised.find(name, rows, columns)
+        return [] if found is None else list(found.read(rows, columns, self._device))
 
     def _dense(self, columns: Span, *parts: tuple[str, Span]) -> Tensor:
         weight = self._empty(sum(rows.num for _, rows in parts), columns.num)
         start = 0
         for name, rows in parts:
-            self._fill(f"{name}.weight", weight[start : start + rows.num], rows, columns)
+            self._fill_matrix(name, weight[start : start + rows.num], rows, columns)
             start += rows.num
         return weight
+
+    def _fill_matrix(self, name: str, target: Tensor, rows: Span, columns: Span) -> None:
+        """Put a matrix's weights into `target`, dequantised where they are quantised."""
+        was_quantised = self._quantised.fill(name, target, rows, columns)
+        if not was_quantised:
+            self._fill(f"{name}.weight", target, rows, columns)
+            was_quantised = self._checked_kind(f"{name}.weight", rows, columns) not in PLAIN
+        if was_quantised and self._products is not None and not name.startswith("token_embd"):
+            self.dequantised.append(name)
 
     def _bias(self, columns: Span, parts: Sequence[tuple[str, Span]]) -> Tensor | None:
         is_added_elsewhere = not columns.is_whole and self._part.shard.tp_rank > 0

@@ -18,16 +18,15 @@ import triton.language as tl
 from torch import Tensor
 
 from pyagent.infrastructure.engine.runners.torch.kernels.launch import (
+    columns_of_split,
     configured,
     divide_up,
     next_power_of_2,
-    num_processors,
     widens,
 )
 from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix
 
 _MOST_TILE_ROWS = 128
-_LEAST_SPLIT_COLUMNS = 1024
 
 ROW_CONFIGS = [
     triton.Config({"BLOCK_N": block_n, "BLOCK_K": block_k}, num_warps=num_warps)
@@ -50,6 +49,8 @@ class Format(NamedTuple):
 
     K: int
     BITS: int
+    IS_FLOAT: bool
+    """Whether numbers are floats (e4m3): made by their bits, as GPUs before 8.9 have no such type."""
     OFFSET: int
     GROUP: int
     STEP: int
@@ -95,7 +96,11 @@ def _numbers(
     PLACES: tl.constexpr,
 ):
     """Numbers less the offset [BLOCK_N, PLACES], in float32."""
-    if FORMAT.BITS == 8:
+    if FORMAT.IS_FLOAT:
+        # The same sign, exponent and fraction as 16 bits, whose exponents begin 8 lower.
+        halves = ((bytes_read & 128).to(tl.uint16) << 8) | ((bytes_read & 127).to(tl.uint16) << 7)
+        numbers = halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    elif FORMAT.BITS == 8:
         numbers = bytes_read.to(tl.float32)
     else:
         lower = (bytes_read >> (4 * HALF)) & 15
@@ -262,6 +267,11 @@ def _dequantise(
         tl.store(out + rows[:, None] * FORMAT.K + columns[None, :], weights.to(out.dtype.element_ty), mask=inside)
 
 
+def _quants(matrix: GroupedMatrix) -> Tensor:
+    """The numbers, those that are floats as their bits."""
+    return matrix.quants.view(torch.uint8) if matrix.quants.is_floating_point() else matrix.quants
+
+
 def _planes(matrix: GroupedMatrix) -> tuple[Tensor, ...]:
     """What belongs to the quants, in the kernels' order; planes that there are not, are not read."""
     others = (matrix.high, matrix.scales, matrix.minimums, matrix.super_scales, matrix.super_minimums)
@@ -272,6 +282,7 @@ def _format(matrix: GroupedMatrix) -> Format:
     return Format(
         K=matrix.num_columns,
         BITS=matrix.bits,
+        IS_FLOAT=matrix.quants.is_floating_point(),
         OFFSET=matrix.offset,
         GROUP=matrix.group,
         STEP=min(32, matrix.group),
@@ -281,20 +292,13 @@ def _format(matrix: GroupedMatrix) -> Format:
     )
 
 
-def _num_splits(matrix: GroupedMatrix, num_programs: int) -> int:
-    """Parts of the columns, so that few rows of weights keep every multiprocessor busy. By the matrix's shape alone."""
-    wanted = divide_up(2 * num_processors(matrix.quants.device), num_programs)
-    return next_power_of_2(max(1, min(wanted, matrix.num_columns // _LEAST_SPLIT_COLUMNS)))
-
-
 def product(x: Tensor, matrix: GroupedMatrix, out: Tensor) -> None:
     """Put `x` [M, K] times the weights, transposed, into `out` [M, N], whose rows may be parts of longer ones."""
     num_tokens, (num_rows, num_columns) = len(x), (matrix.num_rows, matrix.num_columns)
     x = x.contiguous()
     block_m = min(_MOST_TILE_ROWS, max(16, next_power_of_2(num_tokens)))
     tiles = divide_up(num_rows, 16 if num_tokens == 1 else 64) * divide_up(num_tokens, block_m)
-    num_splits = _num_splits(matrix, tiles)
-    split_columns = divide_up(divide_up(num_columns, num_splits), _MOST_BLOCK_K) * _MOST_BLOCK_K
+    split_columns = columns_of_split(num_columns, _MOST_BLOCK_K, tiles, x.device)
     num_splits = divide_up(num_columns, split_columns)
     parts = out[None]
     if num_splits > 1:
@@ -305,7 +309,7 @@ def product(x: Tensor, matrix: GroupedMatrix, out: Tensor) -> None:
         blocks = divide_up(num_rows, chosen["BLOCK_N"])
         return (blocks, num_splits, 1) if num_tokens == 1 else (blocks, divide_up(num_tokens, block_m), num_splits)
 
-    planes = (matrix.quants, _planes(matrix), parts)
+    planes = (_quants(matrix), _planes(matrix), parts)
     if num_tokens == 1:
         _one_row[grid](x, *planes, **shape)
     else:
@@ -322,4 +326,4 @@ def dequantise(matrix: GroupedMatrix, out: Tensor) -> None:
     def grid(chosen: dict[str, Any]) -> tuple[int, int]:
         return divide_up(rows, chosen["BLOCK_N"]), divide_up(columns, chosen["BLOCK_K"])
 
-    _dequantise[grid](matrix.quants, _planes(matrix), out, N=rows, FORMAT=_format(matrix))
+    _dequantise[grid](_quants(matrix), _planes(matrix), out, N=rows, FORMAT=_format(matrix))

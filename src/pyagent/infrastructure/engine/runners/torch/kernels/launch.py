@@ -22,6 +22,8 @@ INTERPRETED = is_interpreted()
 PRETENDED_PROCESSORS = 4
 """Multiprocessors without a GPU: few, so that the interpreter shares out small inputs as a GPU does large ones."""
 
+_LEAST_SPLIT_COLUMNS = 1024
+
 Fits = Callable[[dict[str, Any], triton.Config], bool]
 """Whether a call, by its keyword arguments, can well use an entry."""
 
@@ -103,3 +105,10 @@ def divide_up(number: int, size: int) -> int:
 def next_power_of_2(number: int) -> int:
     """Return the smallest power of two that is no less: the sizes a block may have."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def columns_of_split(num_columns: int, unit: int, num_programs: int, device: torch.device) -> int:
+    """Return the columns of a part of a sum, a multiple of `unit`, so that few programs keep every processor busy."""
+    wanted = divide_up(2 * num_processors(device), num_programs)
+    num_splits = next_power_of_2(max(1, min(wanted, num_columns // _LEAST_SPLIT_COLUMNS)))
+    return divide_up(divide_up(num_columns, num_splits), unit) * unit

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyagent.infrastructure.engine.runners.torch.kernels.float8 import rounded_to_float8
 from pyagent.infrastructure.engine.runners.torch.kernels.launch import INTERPRETED, configured, next_power_of_2
 from pyagent.infrastructure.engine.runners.torch.kernels.online_softmax import power_of_2
 
@@ -35,16 +36,6 @@ def _exponent(greatest):
     bits = (greatest * (1.0 / 448.0)).to(tl.int32, bitcast=True)
     exponent = (bits >> 23) - 127 + ((bits & 0x7FFFFF) != 0).to(tl.int32)
     return tl.minimum(tl.maximum(exponent, -100), 100)
-
-
-@triton.jit
-def _rounded(x, ROUNDS: tl.constexpr):
-    """Round to what FP8 has, for Triton's interpreter, which loses the carry into the next power of two."""
-    if ROUNDS:
-        bits = x.to(tl.int32, bitcast=True)
-        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
-        x = tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, normal)
-    return x
 
 
 @configured(ROTARY_CONFIGS, key=["HEAD_DIM", "GROUP"], changes=["q"])
@@ -110,10 +101,10 @@ def _rotate_and_store(
             tl.store(head, key_exponent.to(tl.int8))
             tl.store(head + 1, value_exponent.to(tl.int8))
             key_scale = power_of_2(-key_exponent)
-            key_a = _rounded(key_a * key_scale, ROUNDS)
-            key_b = _rounded(key_b * key_scale, ROUNDS)
-            plain = _rounded(plain * key_scale, ROUNDS)
-            numbers = _rounded(numbers * power_of_2(-value_exponent), ROUNDS)
+            key_a = rounded_to_float8(key_a * key_scale, ROUNDS)
+            key_b = rounded_to_float8(key_b * key_scale, ROUNDS)
+            plain = rounded_to_float8(plain * key_scale, ROUNDS)
+            numbers = rounded_to_float8(numbers * power_of_2(-value_exponent), ROUNDS)
         tl.store(k_cache + place + first, key_a.to(k_cache.dtype.element_ty), mask=is_pair)
         tl.store(k_cache + place + second, key_b.to(k_cache.dtype.element_ty), mask=is_pair)
         if ROTARY_DIM < HEAD_DIM:

@@ -1,8 +1,9 @@
 """The one layout of weights that stay quantised: whole numbers, and a scale for each group of a row's columns.
 
-A weight is `scale * (number - offset) - minimum`. Scales and minimums may be small integers times a float of a larger
-group, as in GGUF's K-quants. What lies side by side in a file's blocks are planes here, so that a kernel reads each of
-them in whole lines: as many bytes as the file has, but for scales of 6 bits, which take 8.
+A weight is `scale * (number - offset) - minimum`; numbers of 8 bits may be floats (FP8). Scales and minimums may be
+small integers times a float of a larger group, as in GGUF's K-quants. What lies side by side in a file's blocks are
+planes here, so that a kernel reads each of them in whole lines: as many bytes as the file has, but for scales of 6
+bits, which take 8.
 
 Numbers of 4 bits: 64 columns are 32 bytes, the first 32 columns in the low halves. Of 6 bits: the lower four so, the
 upper two of 128 columns in 32 bytes, those of the first 32 columns lowest.
@@ -17,6 +18,8 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
+
+from pyagent.infrastructure.engine.runners.torch.quantised.scheme import Inputs
 
 COLUMNS_OF_BITS = {4: 64, 6: 128, 8: 32}
 """What a matrix's columns are a multiple of, by the bits of a number."""
@@ -39,6 +42,11 @@ class GroupedMatrix:
     """Columns that share a super-scale."""
     super_scales: Tensor | None = None  # [N, K / super_group]
     super_minimums: Tensor | None = None  # [N, K / super_group]
+    order: Tensor | None = None  # [K] of int64
+    """Which column of the model each is, where columns of a group are not neighbours there."""
+    inputs: Inputs = Inputs.NONE
+    """How rows of input become numbers of the same type as the weights, for the product."""
+    input_scale: float = 0.0
 
     def __post_init__(self) -> None:
         """Check what kernels take for granted."""
@@ -56,7 +64,7 @@ class GroupedMatrix:
         return sum(plane.nbytes for _, plane in self.planes())
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
-        """Return the weights [N, K], computed in float32."""
+        """Return the weights [N, K] in the order of its columns, computed in float32."""
         groups = (self._numbers() - self.offset).view(self.num_rows, -1, self.group)
         scales, minimums = self._scales()
         weights = groups * scales[..., None]
@@ -68,7 +76,9 @@ class GroupedMatrix:
     def format(self) -> tuple[object, ...]:
         """What must be the same for two matrices to be one."""
         planes = tuple((name, plane.dtype) for name, plane in self.planes())
-        return (self.bits, self.num_columns, self.group, self.offset, self.super_group, planes)
+        numbers = (self.bits, self.num_columns, self.group, self.offset, self.super_group)
+        order = None if self.order is None else self.order.cpu().numpy().tobytes()
+        return (*numbers, planes, order, self.inputs, self.input_scale)
 
     def _numbers(self) -> Tensor:
         if self.bits == 8:
@@ -93,8 +103,8 @@ class GroupedMatrix:
         return scales, self.minimums.float() * units
 
     def planes(self) -> list[tuple[str, Tensor]]:
-        """Return its tensors, by name."""
-        named = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        """Return what it has for each row, by name."""
+        named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "order"]
         return [(name, value) for name, value in named if isinstance(value, Tensor)]
 
 
