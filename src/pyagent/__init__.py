@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyagent.core.errors import ContextOverflowError as ContextOverflowError
     from pyagent.core.errors import DeadlineError as DeadlineError
     from pyagent.core.errors import Decline as Decline
+    from pyagent.core.errors import GuardrailError as GuardrailError
     from pyagent.core.errors import InvalidOutputError as InvalidOutputError
     from pyagent.core.errors import ModelError as ModelError
     from pyagent.core.errors import NeedsAnswerError as NeedsAnswerError
@@ -83,8 +84,8 @@ _NAMES = {
     "pyagent.core.backends": "Answer Backend",
     "pyagent.core.config": "load_settings",
     "pyagent.core.errors": "AgentError AwayError BackendError BudgetError CapacityError ClusterError ConfigError "
-    "ContextOverflowError DeadlineError Decline InvalidOutputError ModelError NeedsAnswerError PluginError "
-    "PyAgentError RequestError UnsupportedError WireError",
+    "ContextOverflowError DeadlineError Decline GuardrailError InvalidOutputError ModelError NeedsAnswerError "
+    "PluginError PyAgentError RequestError UnsupportedError WireError",
     "pyagent.core.flat_logprobs": "FlatLogprobs",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",

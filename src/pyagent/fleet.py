@@ -69,6 +69,7 @@ class Fleet(orchestrator.Fleet):
             tracer=_make_tracer(settings.server.otlp_endpoint),
             executor=_make_executor(settings, host),
             approved_tools=settings.tools.approved,
+            guardrails=host.guardrails().values(),
         )
         self.settings = settings
         self.host = host

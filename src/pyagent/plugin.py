@@ -20,6 +20,7 @@ from pyagent.core.errors import (
     ContextOverflowError,
     DeadlineError,
     Decline,
+    GuardrailError,
     ModelError,
     PluginError,
     PyAgentError,
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
     from pyagent.core.fleet.executor import Executor, ExecutorFactory
     from pyagent.core.fleet.file_access import readable_path
+    from pyagent.core.fleet.guardrails import Guardrail
     from pyagent.core.fleet.remote.calls import RunCalls
     from pyagent.core.fleet.remote.context import run_remote
     from pyagent.core.fleet.remote.messages import AgentCall, AgentView
@@ -201,6 +203,7 @@ _LATER = {
     "GrammarMatcher": "pyagent.core.grammars",
     "GrammarSource": "pyagent.core.grammars",
     "GrammarVocabulary": "pyagent.core.grammars",
+    "Guardrail": "pyagent.core.fleet.guardrails",
     "HeldKv": "pyagent.core.runners.kv_connector",
     "HttpPool": "pyagent.http_pool",
     "JsonCalls": "pyagent.core.dialects.json_calls",
@@ -350,6 +353,8 @@ __all__ = [
     "GrammarMatcher",
     "GrammarSource",
     "GrammarVocabulary",
+    "Guardrail",
+    "GuardrailError",
     "Health",
     "HeldKv",
     "Hint",

@@ -15,11 +15,12 @@ ROOT = Path(__file__).parents[2]
 NAMES = """
 Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AwayError Backend BackendError
 BudgetError CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError
-DeadlineError Decline Engine FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat HistoryCompacted
-InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError NeedsAnswerError PenaltySchedule PluginError
-Progress PyAgentError Question QuestionAnswered QuestionAsked RequestError ResponseFormat RouteChosen RunFailed
-RunFinished RunStarted SamplingParams Settings Step StepSkipped SyncChain SyncEngine Task TemperatureSchedule
-TextDelta Tool ToolCall ToolCalled UnsupportedError Usage WireError load_settings tool validate_partial __version__
+DeadlineError Decline Engine FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat GuardrailError
+HistoryCompacted InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError NeedsAnswerError PenaltySchedule
+PluginError Progress PyAgentError Question QuestionAnswered QuestionAsked RequestError ResponseFormat RouteChosen
+RunFailed RunFinished RunStarted SamplingParams Settings Step StepSkipped SyncChain SyncEngine Task
+TemperatureSchedule TextDelta Tool ToolCall ToolCalled UnsupportedError Usage WireError load_settings tool
+validate_partial __version__
 """
 
 

@@ -5,6 +5,7 @@
     ├── RequestError       the caller: a request that cannot be served as it is
     │   ├── ContextOverflowError   the prompt does not fit the model's context
     │   ├── InvalidOutputError     the model's answers do not match what the request asks for; another model's may
+    │   ├── GuardrailError     a guardrail refuses a task, a call or a result
     │   └── Decline        an agent says that a task is not for it; the router asks the next
     ├── PluginError        the plugin's author: names the plugin and, where known, the hook
     ├── ModelError         the model's files: format, weights, checksum
@@ -100,6 +101,14 @@ class InvalidOutputError(RequestError):
     def __init__(self, message: str, *, param: str) -> None:
         code = "json_validate_failed" if param == "response_format" else "tool_use_failed"
         super().__init__(message, param=param, code=code)
+
+
+class GuardrailError(RequestError):
+    """A guardrail, by its name, refuses a task, the arguments of a call, or an output (`param`)."""
+
+    def __init__(self, message: str, *, guardrail: str, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="guardrail")
+        self.guardrail = guardrail
 
 
 class PluginError(PyAgentError):

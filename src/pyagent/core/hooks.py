@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.executor import ExecutorFactory
+    from pyagent.core.fleet.guardrails import Guardrail
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.grammars import GrammarBackendFactory
@@ -114,6 +115,14 @@ class HookSpecs:
         """What brings tools only once it is open, such as the client of a tool server.
 
         A fleet opens its providers on its first run and closes them with itself; one that fails is left out.
+        """
+        ...
+
+    @hookspec
+    def pyagent_register_guardrails(self) -> Sequence[Guardrail]:
+        """What looks at tasks, calls of tools and results of agents, and may refuse them.
+
+        No fleet begins while a plugin that brings one is broken.
         """
         ...
 

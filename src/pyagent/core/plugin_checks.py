@@ -34,6 +34,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     "agents": ("description", "run"),
     "tools": ("description", "arguments", "call", "definition"),
     "tool_providers": ("open", "close"),
+    "guardrails": (),
     "dialects": ("markers", "reasoning", "spans_reasoning", "matches", "is_open", "parser", "grammar"),
     "tokenizers": ("matches", "load"),
     "runners": ("unavailable_reason", "estimate", "load"),
@@ -167,6 +168,15 @@ def _provider_problem(provider: object) -> str | None:
     return None
 
 
+def _guardrail_problem(guardrail: object) -> str | None:
+    checks = {"check_task": 2, "check_call": 3, "check_output": 2}
+    found = {name: function for name in checks if (function := getattr(guardrail, name, None)) is not None}
+    for name, function in found.items():
+        if not _is_async(function) or not _takes(function, checks[name]):
+            return f"whose `{name}` is not `async def {name}` of {checks[name]} arguments"
+    return None if found else f"which has none of {', '.join(checks)}"
+
+
 def _dialect_problem(dialect: object) -> str | None:
     """Return what is wrong with a dialect, as far as its shape and a first question tell."""
     markers = cast("object", getattr(dialect, "markers", None))
@@ -192,6 +202,7 @@ def _logits_problem(factory: object) -> str | None:
 _PROBLEMS: dict[str, Callable[[object], str | None]] = {
     "agents": agent_problem,
     "tool_providers": _provider_problem,
+    "guardrails": _guardrail_problem,
     "dialects": _dialect_problem,
     "logits_processors": _logits_problem,
 }

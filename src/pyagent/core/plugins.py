@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyagent.core.eviction import EvictionPolicyFactory
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.fleet.executor import ExecutorFactory
+    from pyagent.core.fleet.guardrails import Guardrail
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.grammars import GrammarBackendFactory
@@ -198,6 +199,15 @@ class PluginHost:
     def tool_providers(self) -> dict[str, ToolProvider]:
         """Tool providers by name, not opened."""
         return cast("dict[str, ToolProvider]", self._collect("tool_providers"))
+
+    def guardrails(self) -> dict[str, Guardrail]:
+        """Guardrails by name. Raises `PluginError` when a plugin that names some is broken: nothing passes unseen."""
+        found = cast("dict[str, Guardrail]", self._collect("guardrails"))
+        for plugin in self._plugins.values():
+            if plugin.state == "quarantined" and "guardrails" in plugin.noun_to_target:
+                text = f"the guardrails of {plugin.name} are not there: {plugin.reason}; mend it, or disable the plugin"
+                raise PluginError(text, plugin=plugin.name, hook=f"{PREFIX}guardrails")
+        return found
 
     def executors(self) -> dict[str, ExecutorFactory]:
         """Makers of executors by name, besides the built-in one."""

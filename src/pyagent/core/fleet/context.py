@@ -31,6 +31,7 @@ from pyagent.core.fleet.events import (
     ToolCalled,
     Totals,
 )
+from pyagent.core.fleet.guardrails import check
 from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
 from pyagent.core.fleet.people import question_id
 from pyagent.core.fleet.questions import DEFAULT_SAMPLING, LastPrompt, Prompt, Questions, as_messages, side_by_side
@@ -138,6 +139,7 @@ class Context(Questions):
         """Return what a tool returns that need not be one of the fleet's. A person allows it first, where needed."""
         await self.check_open()
         name = tool.name
+        await check(self.run.guardrails, "check_call", self, tool.name, arguments)
         if tool.needs_approval:
             await tool.checked(arguments)  # before anybody is asked about a call that cannot be
             await self.run.questions.approve(self, tool.name, arguments)

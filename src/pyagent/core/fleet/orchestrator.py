@@ -37,6 +37,7 @@ from pyagent.core.fleet.events import (
 from pyagent.core.fleet.executor import Executor, InProcess
 from pyagent.core.fleet.file_access import ALL_FILES, FileAccess, grant
 from pyagent.core.fleet.graph import Outcome, run_graph, topological_order
+from pyagent.core.fleet.guardrails import Guardrail
 from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
 from pyagent.core.fleet.limits import FleetLimits
@@ -74,6 +75,7 @@ class Fleet:
         tracer: Tracer | None = None,
         executor: Executor | None = None,
         approved_tools: Iterable[str] = (),
+        guardrails: Iterable[Guardrail] = (),
     ) -> None:
         """`approved_tools` need no approval by a person; `*` is all.
 
@@ -88,6 +90,7 @@ class Fleet:
         self._tracer = tracer or NoTracer()
         self.executor: Executor = executor or InProcess()
         self._approved_tools = frozenset(approved_tools)
+        self._guardrails = tuple(guardrails)
         limits = self.limits
         self._budget = Budget("the fleet", limits.fleet_tokens, None, limits.fleet_usd, "budget.fleet")
         self._deadline: Deadline | None = None
@@ -230,6 +233,7 @@ class Fleet:
             budget=Budget(f"run {run_id}", limits.run_tokens, self._budget, limits.run_usd),
             deadline=deadline,
             agent_limits=limits.agent,
+            guardrails=self._guardrails,
             max_concurrency=limits.max_concurrency,
             max_agents=limits.run_agents,
             executor=self.executor,

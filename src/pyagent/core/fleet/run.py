@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyagent.core.backends import Backend
@@ -19,6 +19,7 @@ from pyagent.core.fleet.containment import GRACE_SECONDS, Call
 from pyagent.core.fleet.context import Context, sum_totals
 from pyagent.core.fleet.events import AgentDeclined, AgentFailed, AgentFinished, AgentStarted, Event, TextDelta, Totals
 from pyagent.core.fleet.executor import Executor, InProcess
+from pyagent.core.fleet.guardrails import Guardrail, check
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
 from pyagent.core.fleet.limits import AgentLimits
@@ -54,6 +55,7 @@ class Run:
     executor: Executor = field(default_factory=InProcess)
     tracer: Tracer = field(default_factory=NoTracer)
     tools: Mapping[str, FleetTool] = field(default_factory=dict[str, FleetTool])
+    guardrails: Sequence[Guardrail] = ()
     questions: OpenQuestions = field(default_factory=OpenQuestions)
     slots: Slots = field(init=False)
     usage: list[Totals] = field(default_factory=list[Totals])
@@ -113,7 +115,9 @@ class Run:
         parent_step = parent.step if parent else None
         self.emit(AgentStarted(run=self.id, step=context.step, agent=name, task=shown, parent=parent_step))
         try:
+            await check(self.guardrails, "check_task", context, task)
             output = checked_output(agent, await self._call(agent, context, task))
+            await check(self.guardrails, "check_output", context, output)
         except Decline as error:
             totals = context.totals()
             self.emit(AgentDeclined(run=self.id, step=context.step, agent=name, reason=str(error), totals=totals))
