@@ -98,7 +98,7 @@ function-calls: .peers/.bfcl  ## 200 function calls of two small models, beside 
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs; check the torch runner's types
 	@.oracle/bin/basedpyright --project tests/oracle/pyrightconfig.json --pythonpath .oracle/bin/python
-	@.oracle/bin/python -m pytest -q -m oracle tests/oracle
+	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -n 2 --dist worksteal -m oracle tests/oracle
 
 .cache/json-schema-suite: .venv/.dev
 	@echo "fetching jsonschema's sdist, which carries the JSON-Schema-Test-Suite (once, into .cache)"
