@@ -351,3 +351,16 @@ def test_grammars_hold_memory_and_give_way(folder: Path) -> None:
         await backend.close()
 
     run(work())
+
+
+@pytest.mark.parametrize(
+    ("kv_bytes", "kv_tokens", "expected"), [(40 * 256, None, 40), (None, 64, 64), (128 * 256, 64, 64)]
+)
+def test_kv_memory_is_bounded_in_bytes_or_tokens(
+    folder: Path, kv_bytes: int | None, kv_tokens: int | None, expected: int
+) -> None:
+    """The smaller bound holds; without one, KV is for all sequences."""
+    options = EngineOptions(runner=RunnerOptions(threads=1, kv_bytes=kv_bytes), kv_tokens=kv_tokens)
+    needs = OPTIONS.runner_for(folder / "a.gguf")[1]
+    assert Estimates.of(needs, options, 1 << 30).most_kv == expected * 256
+    assert Estimates.of(needs, EngineOptions(), 1 << 30).most_kv > 512 * 256

@@ -19,6 +19,7 @@ from pyagent.infrastructure.engine.runners.torch.kernels import grouped
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.models import DescribedModel
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
+from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
 from pyagent.infrastructure.engine.runners.torch.quantised.gguf import BLOCK_TYPES
 from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix, joined
 from pyagent.infrastructure.engine.runners.torch.quantised.linear import GroupedLinear
@@ -109,7 +110,7 @@ def test_neighbours_of_one_format_become_one_matrix() -> None:
 def weights_of(path: Path, shard: Shard, *, keeps: bool) -> Weights:
     target = Target(DEVICE, torch.float32, torch.float32, keeps)
     file = _rust.ModelFile(path)
-    return load_weights(file, str(path), ModelPart.of(file.config, shard), target, 2)
+    return load_weights(file, str(path), ModelPart.of(file.config, shard), target, 2, ReadProgress("", 1))
 
 
 def test_ranks_share_quantised_matrices(model_path: Path) -> None:

@@ -430,3 +430,39 @@ def test_keys_and_values_have_the_type_of_the_products(tiny_model_path: Path, kv
     needs = TORCH.estimate(tiny_model_path, RunnerOptions(dtype="f32", kv_dtype=kv_dtype), STEP)
     exact = TORCH.estimate(tiny_model_path, RunnerOptions(dtype="f32", kv_dtype="f32"), STEP)
     assert needs.page_bytes * 4 == exact.page_bytes * expected
+
+
+def test_loading_says_what_each_phase_took(tiny_model_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line in the log and the engine's state have seconds of all phases, in their order."""
+
+    async def load() -> dict[str, float]:
+        async with engine_of(tiny_model_path, process=False, **{"engine.runner": "torch"}) as backend:
+            await collect(backend.chat(chat("ab", max_tokens=1)))
+            (seconds,) = (await backend.engine_state()).load_seconds.values()
+            return seconds
+
+    with caplog.at_level("INFO", "pyagent"):
+        seconds = asyncio.run(load())
+    assert list(seconds) == ["look", "open", "read", "move", "kv", "kernels", "tokenizer"]
+    (record,) = [record for record in caplog.records if "runs on torch, loaded in" in record.getMessage()]
+    assert vars(record)["seconds"] == seconds
+
+
+def test_reading_is_told_every_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    """A long load says percent, bytes and rate; a short one nothing. Its time is divided as its threads' is."""
+    from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
+
+    now = 0.0
+    progress = ReadProgress("model", 8_000_000_000, clock=lambda: now)
+    with caplog.at_level("INFO", "pyagent"):
+        for _ in range(4):
+            with progress.reading():
+                now += 3.0
+            with progress.moving():
+                now += 1.0
+            progress.note(2_000_000_000)
+    assert [record.getMessage() for record in caplog.records] == [
+        "reading model: 50 %, 4.0 of 8.0 GB, 0.50 GB/s",
+        "reading model: 100 %, 8.0 of 8.0 GB, 0.50 GB/s",
+    ]
+    assert progress.phases() == {"read": 12.0, "move": 4.0}

@@ -38,6 +38,7 @@ from pyagent.infrastructure.engine.runners.torch.parallel.messages import (
 )
 from pyagent.infrastructure.engine.runners.torch.parallel.pieces import pieces_of
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import Shard, Span
+from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
 from pyagent.infrastructure.engine.runners.torch.rank_model import RankModel
 from pyagent.infrastructure.engine.runners.torch.stages import TorchStages
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep
@@ -237,7 +238,7 @@ def test_ranks_hold_their_part_only(family: str, tp_size: int, pp_size: int, tmp
 
     def num_weights(model: RankModel) -> int:
         target = Target(torch.device("cpu"), torch.float32, torch.float32)
-        weights = load_weights(_rust.ModelFile(tmp_path), str(tmp_path), model.part, target, 1)
+        weights = load_weights(_rust.ModelFile(tmp_path), str(tmp_path), model.part, target, 1, ReadProgress("", 1))
         embedding = weights.embedding.nbytes
         return embedding + sum(layer.qkv(torch.zeros(1, 64)).nbytes for layer in weights.layers)
 

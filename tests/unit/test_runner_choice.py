@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyagent.core.errors import ConfigError, ModelError
+from pyagent.core.errors import CapacityError, ConfigError, ModelError
 from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerOptions
 from pyagent.core.runners.runner import ModelRunner
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice, pick_attention, pick_runners
@@ -26,11 +26,14 @@ class Device:
     name: str
     absent: str | None = None
     refuses: bool = False
+    is_full: bool = False
 
     def unavailable_reason(self) -> str | None:
         return self.absent
 
     def estimate(self, path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
+        if self.is_full:
+            raise CapacityError(f"other programs have the memory of {self.name}")
         if self.refuses:
             raise ModelError(f"{self.name} cannot run {path}", model=str(path))
         return NEEDS
@@ -56,14 +59,16 @@ def test_cpu_is_there_when_its_plugin_is_disabled() -> None:
 
 
 def test_runners_that_cannot_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    """A runner that is absent is not asked, and one that refuses the model is named in a warning."""
-    choice = RunnerChoice((Device("tpu", absent="there is none"), Device("npu", refuses=True), Device("gpu")))
+    """A runner that is absent is not asked; one that refuses the model, or is full, is named in a warning."""
+    absent, refusing, full = Device("tpu", absent="none"), Device("npu", refuses=True), Device("xpu", is_full=True)
+    choice = RunnerChoice((absent, refusing, full, Device("gpu")))
     with caplog.at_level(logging.WARNING):
         factory, _ = choice.runner_for(*ASKED)
     assert factory.name == "gpu"
     assert "npu" in caplog.text
+    assert "other programs have the memory of xpu" in caplog.text
     assert "tpu" not in caplog.text
-    assert list(choice.unavailable()) == [("tpu", "there is none")]
+    assert list(choice.unavailable()) == [("tpu", "none")]
 
 
 @dataclass

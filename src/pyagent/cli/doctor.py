@@ -168,7 +168,7 @@ def _look_at_ranks(report: _Report, engine: Engine) -> None:
 
 
 def _look_at_models(report: _Report, settings: Settings, options: EngineOptions | None) -> None:
-    from pyagent.core.errors import ConfigError, ModelError
+    from pyagent.core.errors import CapacityError, ConfigError, ModelError
     from pyagent.infrastructure.models.store import ModelStore, is_path
 
     store = ModelStore(settings.paths.models)
@@ -182,7 +182,8 @@ def _look_at_models(report: _Report, settings: Settings, options: EngineOptions 
             if isinstance(fault, ConfigError):
                 again = f"correct {fault.key or 'the settings of the engine'}"
             found = f"{size}{path}" if fault is None else str(fault)
-            report.add("models", name, found, is_well=fault is None, advice=again)
+            is_well = fault is None or isinstance(fault, CapacityError)  # a server that runs may be who has the memory
+            report.add("models", name, found, is_well=is_well, advice=again)
             continue
         try:
             store.look(name)

@@ -106,7 +106,7 @@ def show(
         typer.echo(json.dumps(described | {"chat_template": template or None}))
         return
     card = _card(about, path, memory, template)
-    card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit, total_bytes)) for fit in fits]
+    card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit)) for fit in fits]
     card[6:6] = [("fits", f"no: {refusal}")] if refusal else []
     for key, value in card:
         typer.echo(f"{key:<13} {value}")
@@ -180,9 +180,9 @@ def _fit_as_json(fit: Fit) -> dict[str, int | bool]:
     return {"fits": is_whole, "num_tokens": fit.num_tokens, "needed_bytes": fit.needed_bytes, "longest": fit.longest}
 
 
-def _fit_text(fit: Fit, total_bytes: int) -> str:
+def _fit_text(fit: Fit) -> str:
     context = f"{fit.num_tokens:,} tokens of {fit.kv_dtype}"
-    needs = f"{format_bytes(fit.needed_bytes)} of {format_bytes(total_bytes)} with {context}"
+    needs = f"{format_bytes(fit.needed_bytes)} of {format_bytes(fit.total_bytes)} with {context}"
     if fit.longest == fit.num_tokens:
         return f"yes, {needs}"
     return f"no, {needs}; " + (f"{fit.longest:,} tokens fit" if fit.longest else "it cannot be loaded")

@@ -38,7 +38,8 @@ class RunnerOptions:
     `tensor_parallel_size * pipeline_parallel_size` devices; `num_sharing` engines see the same ones, which runners of
     GPUs refuse above 1, as those of each copy are to be its own. A runner of several processes calls `when_lost` with
     the reason, from any thread, when one of them ends or is at a step for `hang_seconds`, and raises `RunnerLostError`
-    in what needs them from then on. `rank_executor` starts such processes (None: the runner itself).
+    in what needs them from then on. `rank_executor` starts such processes (None: the runner itself). Of a GPU's
+    memory the engine may take `gpu_memory_utilization`.
     `architectures` are plugins' by name, of models that a runner itself does not know.
     """
 
@@ -54,6 +55,7 @@ class RunnerOptions:
     num_sharing: int = 1
     hang_seconds: float | None = None
     rank_executor: RankExecutor | None = None
+    gpu_memory_utilization: float = 0.9
     when_lost: Callable[[str], None] | None = None
     eviction: EvictionPolicyFactory = _least_recently_used
     prefix_hash: PrefixHash = "siphash"
@@ -76,12 +78,22 @@ class LargestStep(NamedTuple):
     num_positions: int | None = None
 
 
+class DeviceMemory(NamedTuple):
+    """A device's own memory: the device's name, and the bytes that this process may have of it, what it has included.
+
+    Of several devices, the first one's name and all their bytes.
+    """
+
+    name: str
+    total_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """What a model takes of this machine's memory, said from its header before it is loaded.
+    """What a model takes of memory, said from its header before it is loaded.
 
     `workspace_bytes` is what its steps compute in. KV memory is pages of `page_bytes`, in groups as in `RunnerInfo`.
-    What lies in a device's own memory counts as 0 here: the runner bounds that itself.
+    Where these lie in a device's own memory, `device` says in which; else they lie in this machine's.
     """
 
     vocab_size: int
@@ -90,6 +102,7 @@ class ModelNeeds:
     workspace_bytes: int
     page_bytes: int
     kv_groups: tuple[tuple[str, int, int], ...] = (("full", 0, 1),)
+    device: DeviceMemory | None = None
 
 
 class KvReservation(Protocol):

@@ -5,7 +5,8 @@ One thread at a time calls a runner, the loop's, but for what says otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
@@ -22,7 +23,8 @@ class RunnerInfo:
     """A model as a runner holds it. Rows of logits are `vocab_size` long.
 
     KV memory is `num_pages` pages of `page_bytes`. `kv_groups` are its groups of layers: "full" or "window", the window
-    in tokens (0 where the whole sequence is seen), and the pages that a block of tokens takes.
+    in tokens (0 where the whole sequence is seen), and the pages that a block of tokens takes. `load_seconds` is what
+    loading took by phase, where the runner tells.
     """
 
     architecture: str
@@ -32,6 +34,7 @@ class RunnerInfo:
     num_pages: int
     page_bytes: int
     kv_groups: tuple[tuple[str, int, int], ...] = (("full", 0, 1),)
+    load_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Runner(Protocol):

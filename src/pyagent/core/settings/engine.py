@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pyagent.core.setting_kinds import COUNT, NUMBER, SIZE, TEXT, TEXTS, TRUTH, choice, whole
+from pyagent.core.setting_kinds import COUNT, NUMBER, SIZE, TEXT, TEXTS, TRUTH, choice, number, whole
 from pyagent.core.settings.engine_tables import ARGUMENTS, BUDGETS, CLASSES, TEMPLATES, RequestClass
 from pyagent.core.settings.section import Section, Setting, auto
 
@@ -53,6 +53,26 @@ class Engine(Section, frozen=True):
             "`fp8` (of the `torch` runner: e4m3 with scales) take about half the memory.",
         ),
     ] = "auto"
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        auto(
+            SIZE,
+            "Most memory for each model's KV cache, such as `4GB`; `auto` is what all sequences can hold, as far as "
+            "there is room.",
+        ),
+    ] = None
+    kv_cache_tokens: Annotated[
+        int | None,
+        auto(COUNT, "The same bound in tokens, of all sequences together; the smaller one holds."),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        Setting(
+            number(1.0),
+            "Share of a GPU's memory that the engine may take for all models together, as far as other programs leave "
+            "it.",
+        ),
+    ] = 0.9
     dtype: Annotated[
         Literal["auto", "f32", "f16", "bf16"],
         Setting(

@@ -55,11 +55,11 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
 
     `loading` are the models on their way into memory. `runners` names each model's runner. `swap_bytes` are those of
     the files that each model's requests are swapped to, `faults` why loops of models ended by themselves: those are
-    loaded again by their next request. `num_arriving` requests, with prompts of `num_arriving_tokens`, are in no
-    model's queue yet: they wait for a load, for KV from elsewhere, or for a process. `ranks` says how the processes are
-    that a model is divided among. `num_waves` counts the times in which processes of it had something to do. Of an
-    engine with several `copies` each is told, too; then counts and bytes are those of all, percentiles and rates those
-    of the slowest.
+    loaded again by their next request. `load_seconds` is what loading each model took by phase. `num_arriving`
+    requests, with prompts of `num_arriving_tokens`, are in no model's queue yet: they wait for a load, for KV from
+    elsewhere, or for a process. `ranks` says how the processes are that a model is divided among. `num_waves` counts
+    the times in which processes of it had something to do. Of an engine with several `copies` each is told, too; then
+    counts and bytes are those of all, percentiles and rates those of the slowest.
     """
 
     state: str
@@ -78,6 +78,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     kv_moves: dict[str, KvMoveStats] = {}
     ranks: dict[str, list[RankStats]] = {}
     faults: dict[str, str] = {}
+    load_seconds: dict[str, dict[str, float]] = {}
     num_waves: int = 0
     copies: list[EngineState] = []
 
@@ -278,9 +279,10 @@ class LocalEngine(Shared):
             num_arriving_tokens=self.arrivals.num_prompt_tokens,
             models=[_info(name, model) for name, model in self.models.loaded().items()],
             loading=self.models.loading(),
-            memory=ledger.accounts(),
+            memory=self.models.accounts(),
             memory_bytes=ledger.total_bytes,
             runners={name: model.runner_name for name, model in self.models.loaded().items()},
+            load_seconds={name: model.load_seconds for name, model in self.models.loaded().items()},
             swap_bytes={name: model.runner.swapped_bytes for name, model in self.models.loaded().items()},
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
             kv_moves=self.kv.stats(),

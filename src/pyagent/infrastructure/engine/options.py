@@ -57,19 +57,21 @@ class ThinkingLimits:
 class EngineOptions:
     """How the native engine runs a model: on which of `runners`, and with which options for them.
 
-    `max_model_len` shortens the model's own context, in tokens. `session_scope` says which conversations continue their
-    token logs: all, those with a name, or none. `normalizes_prompts` takes known volatile spans out of system prompts;
-    `takes_hints` lets the fleet say what is worth keeping. `dialect` is how models write calls and reasoning: by name,
-    `none`, or as their chat templates show (`auto`), looking first among the plugins' `dialects`; `thinking` bounds
-    their reasoning. Of an answer the text of `stream_interval` tokens goes out together. `tokenizer` says how
-    vocabularies and chat templates are found; `trusts_request_templates` lets requests bring their own.
-    `grammar_backends` compile structured output, `logits` says which logits processors there are. `kv_connector` moves
-    KV from and to other engines; without one, a node of a cluster may bring its own where `takes_kv_connector`.
+    `max_model_len` shortens the model's own context, in tokens; `kv_tokens` bounds KV memory, as `runner.kv_bytes`
+    does. `session_scope` says which conversations continue their token logs: all, those with a name, or none.
+    `normalizes_prompts` takes known volatile spans out of system prompts; `takes_hints` lets the fleet say what is
+    worth keeping. `dialect` is how models write calls and reasoning: by name, `none`, or as their chat templates
+    show (`auto`), looking first among the plugins' `dialects`; `thinking` bounds their reasoning. Of an answer the
+    text of `stream_interval` tokens goes out together. `tokenizer` says how vocabularies and chat templates are
+    found; `trusts_request_templates` lets requests bring their own. `grammar_backends` compile structured output,
+    `logits` says which logits processors there are. `kv_connector` moves KV from and to other engines; without one,
+    a node of a cluster may bring its own where `takes_kv_connector`.
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     max_model_len: int | None = None
+    kv_tokens: int | None = None
     queues: Callable[[], RequestQueues] = lambda: make_queues({})
     async_scheduling: AsyncScheduling = "auto"
     session_scope: SessionScope = "auto"

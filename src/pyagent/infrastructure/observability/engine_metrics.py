@@ -23,6 +23,12 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     stats = {(model, copy): engine for copy, state in copies for model, engine in state.stats.items()}
     memory = {(account, copy): size for copy, state in copies for account, size in state.memory.items()}
     swap = {(model, copy): size for copy, state in copies for model, size in state.swap_bytes.items()}
+    loads = {
+        (model, copy, phase): seconds
+        for copy, state in copies
+        for model, phases in state.load_seconds.items()
+        for phase, seconds in phases.items()
+    }
     restarts = {(copy,): state.num_restarts for copy, state in copies}
     waves = max((state.num_waves for state in states), default=0)
     yield _gauge(
@@ -33,6 +39,12 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     )
     yield _gauge(
         "swap_bytes", "Bytes of files holding the KV of swapped-out requests.", ("model", "engine"), swap.items()
+    )
+    yield _gauge(
+        "load_seconds",
+        "Seconds that loading a model took, by phase.",
+        ("model", "engine", "phase"),
+        loads.items(),
     )
     yield _counter(
         "restarts", "Engine processes that were restarted after a crash or a hang.", ("engine",), restarts.items()

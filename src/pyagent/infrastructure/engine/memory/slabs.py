@@ -9,12 +9,16 @@ given back. Others are asked without it, so that two engines that ask each other
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from pyagent import _rust
 from pyagent.core.runners.factory import KvReservation
+from pyagent.core.runners.runner import StepMemoryError
+
+logger = logging.getLogger(__name__)
 
 SLAB_BYTES = 32 << 20
 _ASK_SECONDS = 1.0
@@ -100,3 +104,89 @@ class KvSlabs:
             self._pool.set_limit(limit)
             self._give_back(self._pool.take_freed())
             self._reservation.try_resize(limit * self._page_bytes)
+
+
+class WholeKv:
+    """KV memory that is there whole or not at all: a device's, of which no pages can be given back. Any thread.
+
+    It is given back while no sequence holds any, with what is cached in it, and taken again when one needs it.
+    """
+
+    def __init__(
+        self,
+        pool: _rust.BlockPool,
+        num_bytes: int,
+        allocate: Callable[[], None],
+        drop: Callable[[], None],
+        reservation: KvReservation,
+    ) -> None:
+        """For memory that is there. `allocate` raises `StepMemoryError` where the device lacks it."""
+        self._pool = pool
+        self._num_bytes = num_bytes
+        self._allocate = allocate
+        self._drop = drop
+        self._reservation = reservation
+        self._num_pages = pool.stats().num_pages
+        self._is_there, self._is_told = True, False
+        self._asked_at = float("-inf")
+        self._lock = threading.Lock()
+        reservation.try_resize(num_bytes)
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that can be had now."""
+        if self._is_there:
+            return self._pool.stats().free
+        return self._num_pages if self._reservation.free_bytes >= self._num_bytes else 0
+
+    def take(self, num_pages: int, take: Callable[[], None]) -> bool:
+        """As `KvSlabs.take`."""
+        del num_pages
+        return self._try_take(take) or (self._ask_others() and self._try_take(take))
+
+    def _try_take(self, take: Callable[[], None]) -> bool:
+        with self._lock:
+            if not self._is_there and not self._come_back():
+                return False
+            try:
+                take()
+            except _rust.OutOfBlocks:
+                return False
+            return True
+
+    def _come_back(self) -> bool:
+        if not self._reservation.try_resize(self._num_bytes):
+            return False
+        try:
+            self._allocate()
+        except StepMemoryError as error:  # another program has it
+            if not self._is_told:
+                logger.warning("the device has no room for the KV memory that it had: %s", error)
+            self._is_told = True
+            self._reservation.try_resize(0)
+            return False
+        self._pool.set_limit(self._num_pages)
+        self._is_there, self._is_told = True, False
+        return True
+
+    def _ask_others(self) -> bool:
+        now = time.monotonic()
+        if self._is_there or now - self._asked_at < _ASK_SECONDS:
+            return False
+        has_given = self._reservation.ask_others(self._num_bytes)
+        self._asked_at = float("-inf") if has_given else now
+        return has_given
+
+    def give_back(self, num_bytes: int | None = None) -> None:
+        """Free all of it, where no sequence holds any and nothing is pinned there."""
+        del num_bytes
+        with self._lock:
+            if self._reservation.is_released or not self._is_there or self._pool.stats().active:
+                return
+            if self._pool.set_limit(0):
+                self._pool.set_limit(self._num_pages)
+                return
+            self._pool.take_freed()
+            self._drop()
+            self._is_there = False
+            self._reservation.try_resize(0)

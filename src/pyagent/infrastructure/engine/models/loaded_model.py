@@ -58,6 +58,8 @@ class LoadedModel:
         self.path = path
         self.files = files
         self.is_closed = False
+        self.load_seconds: dict[str, float] = {}
+        """What loading took, by phase."""
         self._ending = threading.Lock()
         self._at_close: list[Callable[[], None]] = []
         self.tokenizer = self._load_tokenizer(path, memory.tokenizer, options.tokenizer)

@@ -43,7 +43,8 @@ class Estimates:
         tokenizer = _TOKENIZER_BYTES * needs.vocab_size
         whole = _kv_bytes(needs, needs.context_length) * options.limits.max_num_seqs * 2
         room = max(room_bytes - needs.weight_bytes - tokenizer - needs.workspace_bytes, 1)
-        most_kv = min(room, whole if options.runner.kv_bytes is None else options.runner.kv_bytes)
+        asked = [options.runner.kv_bytes, options.kv_tokens and _kv_bytes(needs, options.kv_tokens)]
+        most_kv = min([room, *(num_bytes for num_bytes in asked if num_bytes)] if any(asked) else [room, whole])
         least_kv = min(most_kv, _kv_bytes(needs, min(_LEAST_KV_TOKENS, needs.context_length)))
         return cls(needs.weight_bytes, tokenizer, needs.workspace_bytes, least_kv, most_kv)
 
@@ -57,18 +58,22 @@ class Estimates:
 class Fit:
     """Whether a model fits with KV of a type: what a sequence of `num_tokens` takes in all, and the longest with room.
 
-    `needed_bytes` is process, weights, tokenizer, workspace and KV. `longest` is 0 when the model cannot be loaded.
+    `needed_bytes` is process, weights, tokenizer, workspace and KV, of `total_bytes` that the engine may use. `longest`
+    is 0 when the model cannot be loaded. A device's memory holds no process.
     """
 
     kv_dtype: KvDtype
     num_tokens: int
     needed_bytes: int
     longest: int
+    total_bytes: int
 
     @classmethod
     def of(cls, path: Path, kv_dtype: KvDtype, options: EngineOptions, total_bytes: int, process_bytes: int) -> Fit:
         """For a model alone in so many bytes, of which the process has some. Raises `ModelError`."""
         _, about = replace(options, runner=replace(options.runner, kv_dtype=kv_dtype)).runner_for(path)
+        if about.device is not None:
+            total_bytes, process_bytes = about.device.total_bytes, 0
         needs = Estimates.of(about, options, total_bytes - process_bytes)
         num_tokens = min(about.context_length, options.max_model_len or about.context_length)
         room = total_bytes - process_bytes - (needs.least_bytes - needs.least_kv)
@@ -77,7 +82,7 @@ class Fit:
         is_loadable = room >= _kv_bytes(about, min(_LEAST_KV_TOKENS, about.context_length))
         needed_bytes = total_bytes - room + _kv_bytes(about, num_tokens)
         longest = min(num_tokens, num_blocks * BLOCK_TOKENS) if is_loadable else 0
-        return cls(kv_dtype, num_tokens, needed_bytes, longest)
+        return cls(kv_dtype, num_tokens, needed_bytes, longest, total_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from pyagent import _rust
 from pyagent.core.errors import CapacityError, ConfigError, ModelError
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.kv_moves.fingerprint import find_weights
+from pyagent.infrastructure.engine.load_times import LoadTimes, told
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
@@ -32,6 +33,7 @@ from pyagent.infrastructure.engine.models.memory_estimate import Estimates, Mode
 from pyagent.infrastructure.engine.options import EngineOptions
 
 if TYPE_CHECKING:
+    from pyagent.core.runners.factory import DeviceMemory
     from pyagent.core.runners.runner import ModelRunner
     from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
 
@@ -70,6 +72,7 @@ class ModelPool:
         `measure_process` tells the process's resident bytes, models included.
         """
         self.ledger = ledger
+        self._device_ledgers: dict[str, Ledger] = {}
         self._measure_process = measure_process
         self._process = ledger.reserve("process", 0)
         self._num_loaded = 0
@@ -89,6 +92,15 @@ class ModelPool:
         """Return the models in memory now, by name."""
         with self._lock:
             return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
+
+    def accounts(self) -> dict[str, int]:
+        """Return bytes by account, of this machine's memory and then of devices', whose names stand before theirs."""
+        of_devices = {
+            f"{device}/{account}": num_bytes
+            for device, ledger in self._device_ledgers.items()
+            for account, num_bytes in ledger.accounts().items()
+        }
+        return self.ledger.accounts() | of_devices
 
     def loading(self) -> list[str]:
         """Return the models that are on their way into memory, by name."""
@@ -200,41 +212,56 @@ class ModelPool:
 
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
         path = self._locate(entry.name)
-        options = self._options
-        factory, needs = options.runner_for(path)
+        options, times = self._options, LoadTimes()
+        with times.phase("look"):
+            factory, needs = options.runner_for(path)
         with self._loads:
             return_large_blocks()
             process = self._count_process()
-        most = Estimates.of(needs, options, self.ledger.total_bytes - process)
-        if process + most.least_bytes > self.ledger.total_bytes:
-            raise ModelError(
-                f"{entry.name} needs {format_bytes(most.least_bytes)} for its weights, tokenizer, workspace and the "
-                f"least KV, the process itself has {format_bytes(process)}, but the engine may use "
-                f"{format_bytes(self.ledger.total_bytes)}; raise engine.memory or take a smaller model",
-                model=entry.name,
-            )
-        memory = self._reserve_for(entry, most, held)
-        memory.kv.try_resize(min(most.most_kv, max(most.least_kv, SLAB_BYTES)))
+            ledger, process = (self.ledger, process) if needs.device is None else (self._ledger_of(needs.device), 0)
+        most = Estimates.of(needs, options, ledger.total_bytes - process)
+        _check_fit(entry.name, most, ledger.total_bytes, process, needs.device)
+        memory = self._reserve_for(entry, most, held, ledger)
+        if needs.device is None:
+            memory.kv.try_resize(min(most.most_kv, max(most.least_kv, SLAB_BYTES)))
+            kv_bytes = most.most_kv
+        else:  # all that there will be: what others have idle is asked for
+            memory.kv.ask_others(most.most_kv - memory.kv.num_bytes)
+            memory.kv.try_resize(min(most.most_kv, memory.kv.num_bytes + memory.kv.free_bytes))
+            kv_bytes = memory.kv.num_bytes
         with self._loads:
-            chosen = replace(options.runner, kv_bytes=most.most_kv or None)
+            chosen = replace(options.runner, kv_bytes=kv_bytes or None)
             files = find_weights(path)
+            start = time.perf_counter()
             runner = factory.load(path, chosen, options.largest_step, memory.kv)
+            times.add(runner.info.load_seconds or {"load": time.perf_counter() - start})
             # Imported only now: a server that starts has the interpreter for itself while the weights are read.
             from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
 
             try:
                 with self._keeping(entry):  # what is larger than its estimate grows now
                     memory.weights.resize(runner.info.weight_bytes)
+                    start = time.perf_counter()
                     model = LoadedModel(runner, path, options.of_model(entry.name), memory, factory.name, files)
                 _rust.trim_memory()  # what building the tokenizer left
-                self._count_process(memory.weights.num_bytes + memory.tokenizer.num_bytes)
+                own_bytes = memory.weights.num_bytes if needs.device is None else 0
+                self._count_process(own_bytes + memory.tokenizer.num_bytes)
             except BaseException:
                 _close(runner, entry.name)
                 raise
             with self._lock:
                 self._num_loaded += 1
-            logger.info("the model %s runs on %s", entry.name, factory.name)
+        times.add({"tokenizer": time.perf_counter() - start})
+        model.load_seconds = times.seconds
+        text, whole = "the model %s runs on %s, loaded in %.1f s: %s", sum(times.seconds.values())
+        logger.info(text, entry.name, factory.name, whole, told(times.seconds), extra={"seconds": times.seconds})
         return model
+
+    def _ledger_of(self, device: DeviceMemory) -> Ledger:
+        """Return the ledger of a device's memory, with what can be had of it now: other programs come and go."""
+        ledger = self._device_ledgers.setdefault(device.name, Ledger(0))
+        ledger.total_bytes = device.total_bytes
+        return ledger
 
     def _count_process(self, model_bytes: int = 0) -> int:
         """Hold what the process has beside models; returns how much that is. Called with `_loads` held.
@@ -254,7 +281,7 @@ class ModelPool:
         self._process.resize(measured)
         return measured
 
-    def _reserve_for(self, entry: _Entry, most: Estimates, held: list[Reservation]) -> ModelMemory:
+    def _reserve_for(self, entry: _Entry, most: Estimates, held: list[Reservation], ledger: Ledger) -> ModelMemory:
         """Return a model's reservations: estimates, until it is loaded. Waits for other models to be idle, for a while.
 
         What waits holds nothing: two models that load at once cannot keep each other from what both need.
@@ -263,7 +290,7 @@ class ModelPool:
         while True:
             try:
                 with self._keeping(entry):
-                    return self._try_reserve(entry, most, held)
+                    return self._try_reserve(entry, most, held, ledger)
             except CapacityError:
                 while held:
                     held.pop().release()
@@ -287,17 +314,19 @@ class ModelPool:
             for entry in kept:
                 self._leave(entry)
 
-    def _try_reserve(self, entry: _Entry, most: Estimates, held: list[Reservation]) -> ModelMemory:
-        def reserve(account: str, num_bytes: int, reclaim: Reclaim | None = None) -> Reservation:
-            held.append(self.ledger.reserve(f"{account}:{entry.name}", num_bytes, reclaim))
+    def _try_reserve(self, entry: _Entry, most: Estimates, held: list[Reservation], ledger: Ledger) -> ModelMemory:
+        def reserve(
+            account: str, num_bytes: int, reclaim: Reclaim | None = None, ledger: Ledger = self.ledger
+        ) -> Reservation:
+            held.append(ledger.reserve(f"{account}:{entry.name}", num_bytes, reclaim))
             return held[-1]
 
         # In the order in which they are asked to give back: KV memory before the whole model goes.
         return ModelMemory(
-            kv=reserve("kv", most.least_kv, partial(self._shrink_kv, entry)),
-            weights=reserve("weights", most.weights, partial(self._unload_if_idle, entry)),
+            kv=reserve("kv", most.least_kv, partial(self._shrink_kv, entry), ledger),
+            weights=reserve("weights", most.weights, partial(self._unload_if_idle, entry), ledger),
             tokenizer=reserve("tokenizer", most.tokenizer),
-            workspace=reserve("workspace", most.workspace),
+            workspace=reserve("workspace", most.workspace, None, ledger),
             grammars=reserve("grammars", 0, partial(self._forget_grammars, entry)),
             sessions=reserve("sessions", 0),
             prompts=reserve("prompts", 0),
@@ -351,3 +380,15 @@ def _close(held: LoadedModel | ModelRunner, name: str) -> None:
         held.close()
     except BaseException:  # a runner of a plugin, maybe
         logger.exception("closing the model %s failed", name)
+
+
+def _check_fit(name: str, most: Estimates, total_bytes: int, process: int, device: DeviceMemory | None) -> None:
+    """Raise `ModelError` where a model can never be loaded."""
+    if process + most.least_bytes <= total_bytes:
+        return
+    text = f"{name} needs {format_bytes(most.least_bytes)} for its weights, tokenizer, workspace and the least KV"
+    if device is None:
+        text += f", the process itself has {format_bytes(process)}, but the engine may use {format_bytes(total_bytes)}"
+        raise ModelError(f"{text}; raise engine.memory or take a smaller model", model=name)
+    text += f", but of {device.name} the engine may use {format_bytes(total_bytes)}"
+    raise ModelError(f"{text}; end what else uses it, or take a smaller model", model=name)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyagent.core.errors import ConfigError, ModelError, PluginError
+from pyagent.core.errors import CapacityError, ConfigError, ModelError, PluginError
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.runners.attention import KEY as ATTENTION_KEY
 from pyagent.core.runners.attention import AttentionBackend, AttentionChoice
@@ -38,7 +38,7 @@ class RunnerChoice:
         for factory in others:
             try:
                 return factory, factory.estimate(path, options, step)
-            except (ConfigError, ModelError, PluginError) as error:
+            except (CapacityError, ConfigError, ModelError, PluginError) as error:
                 logger.warning("the runner %s cannot run %s, the next one is asked: %s", factory.name, path, error)
         return last, last.estimate(path, options, step)
 

@@ -17,7 +17,7 @@ from pyagent.core.runners.batch import BLOCK_TOKENS, PLAIN_KEY, Batch, Likelihoo
 from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
 from pyagent.core.runners.runner import RunnerInfo
 from pyagent.infrastructure.engine.memory.evictions import make_pool
-from pyagent.infrastructure.engine.memory.slabs import KvSlabs
+from pyagent.infrastructure.engine.memory.slabs import KvSlabs, WholeKv
 from pyagent.infrastructure.engine.runners.swap import SwapSpace
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class PagedRunner(ABC):
     `read_layers` and `write_layers`.
     """
 
+    is_kv_whole = False
+    """Whether KV memory is there whole or not at all, and `drop_kv` gives it back instead of `empty_pages`."""
     num_lookahead_tokens = 0
     num_threads = 0
     """This machine's threads that steps keep busy."""
@@ -54,8 +56,13 @@ class PagedRunner(ABC):
         self._is_policy_error_told = False
         self._swap: SwapSpace | None = None
         self._free_moving: Callable[[], bool] = _nothing_moves
-        has_slabs = kv is not None and info.page_bytes > 0
-        self._slabs = KvSlabs(self.pool, info.page_bytes, self.empty_pages, kv) if kv and has_slabs else None
+        self._slabs = self._kv_memory(kv) if kv is not None and info.page_bytes > 0 else None
+
+    def _kv_memory(self, kv: KvReservation) -> KvSlabs | WholeKv:
+        if self.is_kv_whole:
+            num_bytes = self.info.num_pages * self.info.page_bytes
+            return WholeKv(self.pool, num_bytes, self.allocate_kv, self.drop_kv, kv)
+        return KvSlabs(self.pool, self.info.page_bytes, self.empty_pages, kv)
 
     # -- what a device does -------------------------------------------------------------------------------------------
 
@@ -68,6 +75,12 @@ class PagedRunner(ABC):
 
     def empty_pages(self, pages: Sequence[int]) -> None:  # noqa: B027 - none where memory is never given back
         """Give the memory of pages back to the system; they are written before they are read again."""
+
+    def drop_kv(self) -> None:  # noqa: B027 - none where pages are given back
+        """Give all KV memory back to the device, while no sequence has any."""
+
+    def allocate_kv(self) -> None:  # noqa: B027 - as `drop_kv`
+        """Take it again, empty. Raises `StepMemoryError` where the device lacks it."""
 
     def step_bytes(self, step: LargestStep) -> int:
         """Return the bytes that steps up to the largest take beside weights and KV memory."""

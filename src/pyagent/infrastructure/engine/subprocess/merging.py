@@ -34,6 +34,7 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
         kv_moves={
             name: _sums(KvMoveStats, each) for name, each in _by_name(state.kv_moves for state in states).items()
         },
+        load_seconds={name: phases for state in states for name, phases in state.load_seconds.items()},
         faults={name: fault for state in states for name, fault in state.faults.items()},
         copies=list(states),
     )

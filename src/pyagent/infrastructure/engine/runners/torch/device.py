@@ -12,20 +12,20 @@ from pyagent.core.runners.factory import RunnerOptions
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 KV_DTYPES = {**DTYPES, "fp8": torch.float8_e4m3fn}
-_USABLE_SHARE = 0.9
-"""Of the GPU's free memory: libraries, graphs and other processes need some."""
 
 
 class Target(NamedTuple):
     """A device, the data type of weights and products on it, and that of keys and values.
 
-    `keeps_quantised` is whether weights that a file has quantised stay so.
+    `keeps_quantised` is whether weights that a file has quantised stay so. Of a GPU's memory the engine may take
+    `memory_share`, as far as other programs leave it.
     """
 
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
     keeps_quantised: bool = False
+    memory_share: float = 0.9
 
     @property
     def is_gpu(self) -> bool:
@@ -35,8 +35,18 @@ class Target(NamedTuple):
     @property
     def usable_bytes(self) -> int:
         """Bytes of the GPU's memory that may be taken now."""
-        free_bytes, _ = torch.cuda.mem_get_info(self.device)
-        return int(_USABLE_SHARE * free_bytes)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
+        return max(0, free_bytes - int((1 - self.memory_share) * total_bytes))
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the GPU's memory that this process may have: what it has, and what may be taken."""
+        return torch.cuda.memory_reserved(self.device) + self.usable_bytes
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes of the GPU's memory that an engine may have while no other program has any."""
+        return int(self.memory_share * torch.cuda.mem_get_info(self.device)[1])
 
 
 def target_of(options: RunnerOptions, rank: int = 0, *, sees_one: bool = False) -> Target:
@@ -56,7 +66,8 @@ def target_of(options: RunnerOptions, rank: int = 0, *, sees_one: bool = False) 
     device = torch.device("cuda", rank) if is_gpu else torch.device("cpu")
     keeps_quantised = options.quantization == "keep" or (options.quantization == "auto" and is_gpu)
     dtype = _dtype_of(options, is_gpu=is_gpu)
-    return Target(device, dtype, KV_DTYPES.get(options.kv_dtype, dtype), keeps_quantised)
+    kv_dtype = KV_DTYPES.get(options.kv_dtype, dtype)
+    return Target(device, dtype, kv_dtype, keeps_quantised, options.gpu_memory_utilization)
 
 
 def check_gpus(options: RunnerOptions, num_gpus: int) -> None:

@@ -94,13 +94,13 @@ class KvCache:
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of pages: (from, to), in this order."""
         for source, target in pairs:
-            for tensor in chain.from_iterable(slot.tensors for slot in self.slots):
+            for tensor in self._tensors():
                 tensor[target].copy_(tensor[source])
 
     @contextmanager
     def unreadable(self, page: int) -> Generator[None]:
         """Have a page hold no numbers meanwhile, to see who reads it."""
-        parts = [tensor[page].view(torch.uint8) for slot in self.slots for tensor in slot.tensors]
+        parts = [tensor[page].view(torch.uint8) for tensor in self._tensors()]
         for part in parts:
             part.fill_(0xFF)  # no number in any float type
         try:
@@ -108,6 +108,24 @@ class KvCache:
         finally:
             for part in parts:
                 part.zero_()
+
+    def drop(self) -> None:
+        """Give the memory of all pages back to torch, which tensors that are made may have then."""
+        for tensor in self._tensors():
+            tensor.untyped_storage().resize_(0)
+
+    def allocate(self) -> None:
+        """Take it again, as zeros. Raises `torch.OutOfMemoryError`, with none taken."""
+        try:
+            for tensor in self._tensors():
+                tensor.untyped_storage().resize_(tensor.nbytes)
+                tensor.view(torch.uint8).zero_()
+        except torch.OutOfMemoryError:
+            self.drop()
+            raise
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return chain.from_iterable(slot.tensors for slot in self.slots)
 
     def empty_pages(self, pages: Sequence[int]) -> None:
         """Give the memory of pages back to the system, where it is this machine's: whole pages of the system's."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
     from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
     from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
+    from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
     from pyagent.infrastructure.engine.runners.torch.stages import Stages
     from pyagent.infrastructure.engine.runners.torch.step import Step
 
@@ -46,11 +47,16 @@ class OpenedModel(Protocol):
         """What it looks like."""
         ...
 
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        ...
+
     def weight_bytes(self, part: ModelPart, target: Target) -> int:
         """Return the bytes that a rank's weights take."""
         ...
 
-    def load(self, part: ModelPart, target: Target, num_threads: int) -> MakeDecoder:
+    def load(self, part: ModelPart, target: Target, num_threads: int, progress: ReadProgress) -> MakeDecoder:
         """Read a rank's weights. Raises `ModelError` naming a tensor that is missing or of another shape."""
         ...
 
@@ -60,7 +66,7 @@ class DescribedModel:
 
     def __init__(self, path: Path) -> None:
         """Open it, checked as for the CPU. Raises `ModelError`."""
-        self._path = path
+        self.path = path
         try:
             self._file = _rust.ModelFile(path)
         except _rust.ModelFileError as error:
@@ -69,11 +75,11 @@ class DescribedModel:
 
     def weight_bytes(self, part: ModelPart, target: Target) -> int:
         """As `OpenedModel.weight_bytes`."""
-        return weight_bytes(self._file, str(self._path), part, target)
+        return weight_bytes(self._file, str(self.path), part, target)
 
-    def load(self, part: ModelPart, target: Target, num_threads: int) -> MakeDecoder:
+    def load(self, part: ModelPart, target: Target, num_threads: int, progress: ReadProgress) -> MakeDecoder:
         """As `OpenedModel.load`."""
-        weights = load_weights(self._file, str(self._path), part, target, num_threads)
+        weights = load_weights(self._file, str(self.path), part, target, num_threads, progress)
 
         def decoder(layers: KvLayers, stages: Stages, attend: Attend, ranks: Ranks) -> Decoder:
             return Decoder(self.config, part, weights, layers, stages, attend, ranks)

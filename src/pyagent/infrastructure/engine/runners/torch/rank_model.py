@@ -15,6 +15,7 @@ from torch import Tensor
 from pyagent.core.runners.attention import AttentionChoice
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.factory import LargestStep
+from pyagent.infrastructure.engine.load_times import LoadTimes
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.device import Target
@@ -24,6 +25,7 @@ from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLaye
 from pyagent.infrastructure.engine.runners.torch.models import OpenedModel
 from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
+from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
 from pyagent.infrastructure.engine.runners.torch.sizes import Sizes
 from pyagent.infrastructure.engine.runners.torch.stages import Stages, Trial
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep, Step
@@ -41,7 +43,10 @@ class RankModel:
         self.layers = KvLayers.of(self.config.windows, shard.pp_size, shard.stage)
         self.sizes = Sizes.of(model, self.part, self.layers, step, target)
         self.target = target
-        self._make_decoder = model.load(self.part, target, num_threads)
+        self.times = LoadTimes()
+        progress = ReadProgress(str(model.path), self.sizes.weight_bytes)
+        self._make_decoder = model.load(self.part, target, num_threads, progress)
+        self.times.add(progress.phases())
         self.batch_shape = BatchShape.of(step, self.config.context_length, len(self.layers.tables))
         self.graphs: StepGraphs | None = None
         self._num_threads = num_threads
@@ -57,16 +62,18 @@ class RankModel:
         """Take the memory of keys and values, and be ready for steps with the other ranks."""
         target, config = self.target, self.config
         shape = (num_pages + 1, BLOCK_TOKENS, self.part.kv_heads.num, config.head_dim)
-        self.kv = KvCache(self.layers.num_slots, shape, target.kv_dtype, target.device)
-        self.spare_page = num_pages
-        self.batch = DeviceBatch(self.batch_shape, num_pages, target.device)
-        stages = choose_stages(Trial(config, target.device, target.dtype, target.kv_dtype))
-        attend = choose_attention(attention, AttentionTrial.of(config, self.part, target))
+        with self.times.phase("kv"):
+            self.kv = KvCache(self.layers.num_slots, shape, target.kv_dtype, target.device)
+            self.spare_page = num_pages
+            self.batch = DeviceBatch(self.batch_shape, num_pages, target.device)
+        with self.times.phase("kernels"):
+            stages = choose_stages(Trial(config, target.device, target.dtype, target.kv_dtype))
+            attend = choose_attention(attention, AttentionTrial.of(config, self.part, target))
         self._decoder = self._make_decoder(self.layers, stages, attend, ranks)
 
     def use_graphs(self, capture: Capture) -> None:
         """Have steps that decode captured and replayed, where attention can do with bounds of lengths."""
-        with torch.inference_mode(), self.kv.unreadable(self.spare_page):
+        with self.times.phase("graphs"), torch.inference_mode(), self.kv.unreadable(self.spare_page):
             if not self._decode(GraphKey(1, 4, (0,) * len(self.layers.tables))).isfinite().all():
                 logger.info("steps are not captured in graphs: attention goes by the lengths that the host tells")
                 return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,8 +18,9 @@ from torch import Tensor
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.runners.batch import Batch, StepOutput
-from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerOptions
+from pyagent.core.runners.factory import DeviceMemory, KvReservation, LargestStep, ModelNeeds, RunnerOptions
 from pyagent.core.runners.runner import RankStats, RunnerInfo, StepMemoryError
+from pyagent.infrastructure.engine.load_times import LoadTimes
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told, told_of
 from pyagent.infrastructure.engine.runners.torch.device import drop_variables, target_of
@@ -54,7 +54,6 @@ def needs_of(path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeed
     sizes = [Sizes.of(model, part, layers, step, target) for part in parts]
     if target.is_gpu:
         max(sizes).check_fit(target, path)
-        sizes.clear()
     return ModelNeeds(
         vocab_size=config.vocab_size,
         context_length=config.context_length,
@@ -62,6 +61,7 @@ def needs_of(path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeed
         workspace_bytes=sum(size.workspace_bytes for size in sizes),
         page_bytes=sum(size.page_bytes for size in sizes),
         kv_groups=layers.groups,
+        device=DeviceMemory(str(target.device), target.capacity_bytes * len(parts)) if target.is_gpu else None,
     )
 
 
@@ -77,6 +77,7 @@ class TorchRunner(PagedRunner):
     def __init__(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None = None) -> None:
         """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it."""
         self._target = target_of(options)
+        self.is_kv_whole = self._target.is_gpu
         self._shards = shards_of(options)
         threads = options.threads or _rust.available_cores()
         self.num_threads = 0 if self._target.is_gpu else threads
@@ -86,7 +87,8 @@ class TorchRunner(PagedRunner):
         self._last_tokens: dict[int, int] = {}
         try:
             info = self._load(path, options, step, own_threads)
-            super().__init__(info, options, kv)
+            is_divided = self._workers is not None
+            super().__init__(info, options, None if self.is_kv_whole and is_divided else kv)
         except BaseException as error:
             self._end_workers()
             self._drop_model()
@@ -97,24 +99,28 @@ class TorchRunner(PagedRunner):
             raise
 
     def _load(self, path: Path, options: RunnerOptions, step: LargestStep, num_threads: int) -> RunnerInfo:
-        start = time.perf_counter()
-        target, needs = self._target, needs_of(path, options, step)
-        opened = open_model(path, options.architectures)
+        times = LoadTimes()
+        with times.phase("open"):
+            target, needs = self._target, needs_of(path, options, step)
+            opened = open_model(path, options.architectures)
         self._model = model = RankModel(opened, target, self._shards[0], step, num_threads)
         num_pages, ranks, attention = model.num_pages(options.kv_bytes), Alone(), options.attention
         if self._workers is not None:
-            num_pages, attention = min(num_pages, self._workers.num_pages()), choice_told(told_of(attention))
-            ranks = self._workers.connect(num_pages)
+            with times.phase("ranks"):
+                num_pages, attention = min(num_pages, self._workers.num_pages()), choice_told(told_of(attention))
+                ranks = self._workers.connect(num_pages)
         model.allocate(num_pages, ranks, attention, self.choose_stages)
         if (capture := self.choose_capture(target.device)) is not None and self._workers is None:
             model.use_graphs(capture)
         self._inputs = InputBatch(model.batch_shape, model.layers)
         vocab_size = model.config.vocab_size
-        self._sampler = Sampler(vocab_size, target.device, choose_sampling(vocab_size, target.device))
+        with model.times.phase("kernels"):
+            self._sampler = Sampler(vocab_size, target.device, choose_sampling(vocab_size, target.device))
         self._copies = HostCopies(target.device)
-        seconds, num_ranks = time.perf_counter() - start, len(self._shards)
+        times.add(model.times.seconds)
+        num_ranks = len(self._shards)
         on = target.device if num_ranks == 1 else f"{num_ranks} ranks ({target.device.type})"
-        logger.info("loaded %s onto %s as %s in %.1f s", path, on, target.dtype, seconds)
+        logger.info("loaded %s onto %s as %s", path, on, target.dtype)
         return RunnerInfo(
             architecture=model.config.architecture,
             vocab_size=model.config.vocab_size,
@@ -123,6 +129,7 @@ class TorchRunner(PagedRunner):
             num_pages=num_pages,
             page_bytes=needs.page_bytes,
             kv_groups=model.layers.groups,
+            load_seconds=times.seconds,
         )
 
     def _start_workers(self, path: Path, options: RunnerOptions, step: LargestStep, num_threads: int) -> Workers | None:
@@ -249,10 +256,25 @@ class TorchRunner(PagedRunner):
                 self._workers.tell(EmptyPages(list(pages)))
             self._model.kv.empty_pages(pages)
 
+    def drop_kv(self) -> None:
+        """Give all KV memory back, to other programs too. Captured steps know where it was."""
+        with self._computing:
+            if self.graphs is not None:
+                self.graphs.give_up()
+            self._model.kv.drop()
+            if self._target.is_gpu:
+                torch.cuda.empty_cache()
+
+    def allocate_kv(self) -> None:
+        """Take it again. Raises `StepMemoryError`."""
+        with self._computing:
+            try:
+                self._model.kv.allocate()
+            except torch.OutOfMemoryError as error:
+                raise self._short_of_memory(error) from error
+
     def step_bytes(self, step: LargestStep) -> int:
-        """Return the bytes of this machine's memory that steps up to the largest take."""
-        if self._target.is_gpu:
-            return 0
+        """Return the bytes that steps up to the largest take."""
         parts = [ModelPart.of(self._model.config, shard) for shard in self._shards]
         return sum(step_bytes(self._model.config, part, step, self._target) for part in parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyagent.core.errors import ModelError
+from pyagent.core.errors import CapacityError, ModelError
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.factory import LargestStep
 from pyagent.infrastructure.engine.runners.torch.attention.sdpa import GATHER_BYTES
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LEAST_KV_TOKENS = 512
 _DEFAULT_KV_BYTES = 1 << 30
 _GIGABYTE = 1e9
+_RETRY_SECONDS = 10.0
 _PLAIN_BYTES = 12
 """Of a number that torch's own operations dequantise, with what they go through."""
 
@@ -43,21 +44,29 @@ class Sizes(NamedTuple):
         return cls(weights, workspace, page_bytes, layers.pages_per_block)
 
     def check_fit(self, target: Target, path: Path) -> None:
-        """Raise `ModelError` where the GPU lacks memory for the model and a little KV."""
+        """Raise `ModelError` where the model and a little KV never fit, `CapacityError` where they do not fit now."""
         least_kv = self.page_bytes * self.pages_per_block * (_LEAST_KV_TOKENS // BLOCK_TOKENS)
-        needed, usable = self.weight_bytes + self.workspace_bytes + least_kv, target.usable_bytes
-        if needed > usable:
+        needed, share = self.weight_bytes + self.workspace_bytes + least_kv, target.share_bytes
+        text = f"{path} needs {needed / _GIGABYTE:.1f} GB of the GPU's memory, of which"
+        if needed > share:
             raise ModelError(
-                f"{path} needs {needed / _GIGABYTE:.1f} GB of the GPU's memory, of which {usable / _GIGABYTE:.1f} GB "
-                "can be used: take a smaller model, end what else uses the GPU, divide the model among GPUs "
-                "(engine.tensor_parallel_size), or set engine.runner to cpu",
+                f"{text} the engine may have {share / _GIGABYTE:.1f} GB (engine.gpu_memory_utilization): take a "
+                "smaller model, divide it among GPUs (engine.tensor_parallel_size), or set engine.runner to cpu",
                 model=str(path),
+            )
+        if needed > (left := target.capacity_bytes):
+            raise CapacityError(
+                f"{text} {left / _GIGABYTE:.1f} GB can be had now: other programs have the rest, an engine of PyAgent "
+                "among them maybe; end them, or set engine.runner to cpu",
+                retry_after_seconds=_RETRY_SECONDS,
             )
 
     def num_pages(self, target: Target, kv_bytes: int | None) -> int:
         """Return how many pages of KV there can be once the weights are loaded; at least those of a block."""
-        room = target.usable_bytes - self.workspace_bytes if target.is_gpu else _DEFAULT_KV_BYTES
-        return max((kv_bytes or room) // self.page_bytes, self.pages_per_block)
+        if not target.is_gpu:
+            return max((kv_bytes or _DEFAULT_KV_BYTES) // self.page_bytes, self.pages_per_block)
+        room = target.usable_bytes - self.workspace_bytes
+        return max(min(kv_bytes or room, room) // self.page_bytes, self.pages_per_block)
 
 
 def step_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target) -> int:

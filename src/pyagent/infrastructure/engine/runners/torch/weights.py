@@ -8,6 +8,7 @@ dequantised.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear, Linear, is_packed, linear_of
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Span
+from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
 from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix, joined
 from pyagent.infrastructure.engine.runners.torch.quantised.linear import GroupedLinear
 from pyagent.infrastructure.engine.runners.torch.quantised.matrices import quantised_matrices
@@ -110,13 +112,15 @@ def _output_name(config: ModelConfig) -> str:
     return "token_embd" if config.is_output_tied else "output"
 
 
-def load_weights(file: ModelFile, path: str, part: ModelPart, target: Target, num_threads: int) -> Weights:
+def load_weights(
+    file: ModelFile, path: str, part: ModelPart, target: Target, num_threads: int, progress: ReadProgress
+) -> Weights:
     """Read a rank's weights; layers in parallel.
 
     Raises `ModelError` naming a tensor that is missing or of another shape, or how it is quantised.
     """
     products = choose_products(target.device, target.dtype) if target.keeps_quantised else None
-    loader = _Loader(file, path, part, target, products)
+    loader = _Loader(file, path, part, target, products, progress)
     with ThreadPoolExecutor(min(num_threads, _MOST_THREADS), "pyagent-weights") as threads:
         layers = threads.map(loader.layer, range(part.layers.first, part.layers.end))
         embedding = loader.embedding()
@@ -131,7 +135,17 @@ def load_weights(file: ModelFile, path: str, part: ModelPart, target: Target, nu
 
 
 class _Loader:
-    def __init__(self, file: ModelFile, path: str, part: ModelPart, target: Target, products: Products | None) -> None:
+    def __init__(
+        self,
+        file: ModelFile,
+        path: str,
+        part: ModelPart,
+        target: Target,
+        products: Products | None,
+        progress: ReadProgress,
+    ) -> None:
+        self._progress = progress
+        self._read_into = threading.local()
         self._file = file
         self._path = path
         self._config = file.config
@@ -189,6 +203,13 @@ class _Loader:
     def _empty(self, num_rows: int, num_columns: int) -> Tensor:
         return torch.empty(num_rows, num_columns, dtype=self._dtype, device=self._device)
 
+    def _reused(self, num_rows: int, num_columns: int) -> Tensor:
+        """Memory of the thread: new memory takes the system longer to give than the page cache to fill."""
+        size, known = num_rows * num_columns, getattr(self._read_into, "tensor", None)
+        if known is None or known.numel() < size:
+            known = self._read_into.tensor = torch.empty(size, dtype=self._dtype)
+        return known[:size].view(num_rows, num_columns)
+
     def norm(self, name: str, span: Span) -> Tensor:
         """A norm's weights, with what the file leaves out of them."""
         return self._vector(name, span, torch.float32).add_(self._config.norm_weight_offset)
@@ -206,7 +227,9 @@ class _Loader:
         bias = self._bias(columns, parts)
         kept = [self._kept(name, rows, columns) for name, rows in parts]
         if self._products is None or not any(kept):
-            return linear_of(self._dense(columns, *parts), bias)
+            weight = self._dense(columns, *parts)
+            with self._progress.moving():
+                return linear_of(weight, bias)
         whole: list[GroupedMatrix | Tensor] = []
         for is_kept, run in groupby(zip(kept, parts, strict=True), lambda pair: bool(pair[0])):
             pairs = list(run)
@@ -220,10 +243,18 @@ class _Loader:
     def _kept(self, name: str, rows: Span, columns: Span) -> list[GroupedMatrix]:
         """Some of a matrix's rows as they are quantised, in pieces; none where they are to be dequantised."""
         found = None if self._products is None else self._quantised.find(name, rows, columns)
-        return [] if found is None else list(found.read(rows, columns, self._device))
+        if found is None:
+            return []
+        with self._progress.reading():
+            kept = list(found.read(rows, columns, self._device))
+        self._progress.note(sum(matrix.num_bytes for matrix in kept))
+        return kept
 
     def _dense(self, columns: Span, *parts: tuple[str, Span]) -> Tensor:
-        weight = self._empty(sum(rows.num for _, rows in parts), columns.num)
+        """Matrices as floats, one below the other. What is laid out anew is overwritten by the next."""
+        num_rows = sum(rows.num for _, rows in parts)
+        is_laid_out = self._products is None and is_packed(self._dtype, self._device)
+        weight = (self._reused if is_laid_out else self._empty)(num_rows, columns.num)
         start = 0
         for name, rows in parts:
             self._fill_matrix(name, weight[start : start + rows.num], rows, columns)
@@ -262,15 +293,28 @@ class _Loader:
         read = self._file.read_floats if plain is None else self._file.read_bytes
         dtype = torch.float32 if plain is None else plain
         if target.device.type == "cpu" and target.dtype == dtype and columns.is_whole:
-            read(name, rows.first, target.view(torch.uint8).numpy().data)
+            with self._progress.reading():
+                read(name, rows.first, target.view(torch.uint8).numpy().data)
+            self._progress.note(target.nbytes)
             return
         step = max(1, _PIECE_BYTES // (columns.total * dtype.itemsize))
-        is_pinned = target.device.type == "cuda"
-        piece = torch.empty(min(step, rows.num), columns.total, dtype=dtype, pin_memory=is_pinned)
+        piece = self._piece(min(step, rows.num) * columns.total * dtype.itemsize).view(dtype).view(-1, columns.total)
         for start in range(0, rows.num, step):
             part = piece[: min(step, rows.num - start)]
-            read(name, rows.first + start, part.view(torch.uint8).numpy().data)
-            target[start : start + step].copy_(part[:, columns.first : columns.end])
+            with self._progress.reading():
+                read(name, rows.first + start, part.view(torch.uint8).numpy().data)
+            with self._progress.moving():
+                target[start : start + step].copy_(part[:, columns.first : columns.end])
+            self._progress.note(len(part) * columns.num * target.dtype.itemsize)
+
+    def _piece(self, num_bytes: int) -> Tensor:
+        """Memory of the thread that pieces of files are read into, one after the other."""
+        known = getattr(self._read_into, "piece", None)
+        if known is None or known.numel() < num_bytes:
+            is_pinned = self._device.type == "cuda"
+            known = torch.empty(max(num_bytes, _PIECE_BYTES), dtype=torch.uint8, pin_memory=is_pinned)
+            self._read_into.piece = known
+        return known[:num_bytes]
 
     def _checked_kind(self, name: str, rows: Span, columns: Span) -> str:
         """A tensor's element type. Raises `ModelError` where it is missing or of another shape."""

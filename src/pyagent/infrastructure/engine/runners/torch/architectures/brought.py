@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.runners.torch.models import MakeDecoder
     from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
     from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
+    from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
     from pyagent.infrastructure.engine.runners.torch.stages import Stages
     from pyagent.infrastructure.engine.runners.torch.step import Step
 
@@ -92,7 +93,7 @@ class BroughtModel:
 
     def __init__(self, path: Path, fields: dict[str, Any], brought: BroughtArchitecture) -> None:
         """Open it; tensors are not read. Raises `ModelError` or `PluginError`."""
-        self._path = path
+        self.path = path
         self._brought = brought
         self._fields = ReadFields(fields)
         with brought.named("tell the shape", str(path)):
@@ -109,8 +110,8 @@ class BroughtModel:
     def weight_bytes(self, part: ModelPart, target: Target) -> int:
         """Return the bytes that the tensors take. Raises `ConfigError` for several ranks."""
         self._check(part)
-        with _faults_of_files(self._path):
-            header = _rust.read_model_header(self._path, arrays=False)
+        with _faults_of_files(self.path):
+            header = _rust.read_model_header(self.path, arrays=False)
         return sum(math.prod(dims) for _, dims, _, _ in header["tensors"]) * target.dtype.itemsize
 
     def _described(self) -> object:
@@ -118,21 +119,21 @@ class BroughtModel:
         try:
             return cast("object", self._brought.architecture.shape(self._fields))
         except (ArithmeticError, TypeError, ValueError) as error:
-            text = f"{self._path}: the architecture {self._brought.architecture.name} cannot read config.json: {error}"
-            raise ModelError(text, model=str(self._path)) from error
+            text = f"{self.path}: the architecture {self._brought.architecture.name} cannot read config.json: {error}"
+            raise ModelError(text, model=str(self.path)) from error
 
-    def load(self, part: ModelPart, target: Target, num_threads: int) -> MakeDecoder:
+    def load(self, part: ModelPart, target: Target, num_threads: int, progress: ReadProgress) -> MakeDecoder:
         """As `OpenedModel.load`. Raises `ModelError` for a field that was not looked at, `PluginError`."""
         del num_threads
         self._check(part)
-        with _faults_of_files(self._path):
-            file = _rust.TensorFile(self._path)
-        layers = FolderLayers(file, str(self._path), target.dtype, target.device)
-        with self._brought.named("load the weights", str(self._path)), _faults_of_files(self._path):
+        with _faults_of_files(self.path):
+            file = _rust.TensorFile(self.path)
+        layers = FolderLayers(file, str(self.path), target.dtype, target.device, progress)
+        with self._brought.named("load the weights", str(self.path)), _faults_of_files(self.path):
             network = self._brought.architecture.load(self._fields, self._shape, layers)
         if unread := self._fields.unread():
-            text = f"{self._path}: config.json: {unread[0]!r} is not implemented for {self.config.architecture}"
-            raise ModelError(f"{text}, and ignoring it would change the model's answers", model=str(self._path))
+            text = f"{self.path}: config.json: {unread[0]!r} is not implemented for {self.config.architecture}"
+            raise ModelError(f"{text}, and ignoring it would change the model's answers", model=str(self.path))
 
         def decoder(layers: KvLayers, stages: Stages, attend: Attend, ranks: Ranks) -> NetworkDecoder:
             del ranks

@@ -15,6 +15,7 @@ from pyagent.core.errors import ModelError
 from pyagent.core.runners.architecture import Module
 from pyagent.infrastructure.engine.runners.torch.layers import rms_norm
 from pyagent.infrastructure.engine.runners.torch.linear import linear_of
+from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
 from pyagent.infrastructure.engine.runners.torch.weights import PLAIN
 
 _TANH = partial(functional.gelu, approximate="tanh")
@@ -31,8 +32,11 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FolderLayers:
     """As `ModelLayers`."""
 
-    def __init__(self, file: _rust.TensorFile, path: str, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, file: _rust.TensorFile, path: str, dtype: torch.dtype, device: torch.device, progress: ReadProgress
+    ) -> None:
         """Over the tensors of a folder, as this type on this device."""
+        self._progress = progress
         self._file = file
         self._path = path
         self._dtype = dtype
@@ -44,7 +48,11 @@ class FolderLayers:
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """As `ModelLayers.tensor`."""
-        return self._read(name, shape).to(self._device, self._dtype)
+        read = self._read(name, shape)
+        with self._progress.moving():
+            moved = read.to(self._device, self._dtype)
+        self._progress.note(moved.nbytes)
+        return moved
 
     def embedding(self, weight: Tensor) -> Module:
         """As `ModelLayers.embedding`."""
@@ -52,7 +60,8 @@ class FolderLayers:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Module:
         """As `ModelLayers.linear`."""
-        return linear_of(weight, bias)
+        with self._progress.moving():
+            return linear_of(weight, bias)
 
     def rms_norm(self, name: str, size: int, epsilon: float) -> Module:
         """As `ModelLayers.rms_norm`."""
@@ -92,7 +101,8 @@ class FolderLayers:
         plain = PLAIN.get(kind)
         read = self._file.read_floats if plain is None else self._file.read_bytes
         host = torch.empty(math.prod(shape), dtype=plain or torch.float32, pin_memory=self._device.type == "cuda")
-        read(name, 0, host.view(torch.uint8).numpy().data)
+        with self._progress.reading():
+            read(name, 0, host.view(torch.uint8).numpy().data)
         return host.view(shape)
 
 
