@@ -6,11 +6,12 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anyio
 import pytest
-from support.command_line import COMMAND, fresh_environment, pyagent, started
+from support.command_line import COMMAND, fresh_environment, pyagent
 from support.doors import Node
 
 from pyagent.cli.running_servers import running_servers
@@ -77,27 +78,24 @@ def test_second_code_ends_the_first_invitation_and_not_itself(tmp_path: Path) ->
     env = fresh_environment(tmp_path) | {"PYAGENT_CLUSTER__MULTICAST": "false", "PYAGENT_CLUSTER__PORT": "0"}
     folder = cluster_folder(tmp_path / "data")
     ClusterFile(folder).init("home")
-    first = started("cluster", "invite", env=env)
-    assert first.stdout
-    while InvitationFile(folder).outcome() != "open":
-        assert first.stdout.readline()
-    second = started("cluster", "invite", env=env)
-    assert second.stdout
-    try:
-        _, ended = first.communicate(timeout=LIMIT_SECONDS)
-        assert first.returncode == 1
-        assert "another code was made here since" in ended
-        assert InvitationFile(folder).outcome() == "open"
-        while "counts no longer" not in (line := second.stdout.readline()):
-            assert line
-        invitation = InvitationFile(folder).find_open()
+    invitations = InvitationFile(folder)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(pyagent, "cluster", "invite", env=env)
+        while not (replaced := invitations.find_open()):
+            assert not first.done()
+            time.sleep(0.01)
+        second = pool.submit(pyagent, "cluster", "invite", env=env)
+        ended = first.result()
+        assert ended.returncode == 1
+        assert "another code was made here since" in ended.stderr
+        invitation = invitations.find_open()
         assert invitation is not None
-        InvitationFile(folder).use(invitation.code, "b" * 13)
-        assert f"node {'b' * 13} has joined" in second.communicate(timeout=LIMIT_SECONDS)[0]
-    finally:
-        for process in (first, second):
-            process.kill()
-            process.communicate()
+        assert invitation.code != replaced.code
+        assert not second.done()
+        invitations.use(invitation.code, "b" * 13)
+        told = second.result().stdout
+    assert "counts no longer" in told
+    assert f"node {'b' * 13} has joined" in told
 
 
 def test_server_that_cannot_be_found_says_so_and_leaves_no_file(tmp_path: Path) -> None:
