@@ -60,7 +60,7 @@ async def be_a_node(folder: Path, seeds: list[str]) -> None:
     async with running_node(folder, [], seeds=seeds) as node:
         print(json.dumps({"id": node.keys.node_id, "port": node.door_port}), flush=True)
         while True:
-            states = {view.member.id: view.state for view in node._members().values()}
+            states = {view.member.id: view.state for view in node._members.views().values()}
             for one, state in states.items():
                 if state == "dead" and seen.get(one) != "dead":
                     print(json.dumps({"dead": one, "at": time.monotonic()}), flush=True)

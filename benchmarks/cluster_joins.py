@@ -75,7 +75,7 @@ async def come_and_go(folder: Path, living: Sequence[Node], number: int) -> None
     async with running_node(folder, [link("c")], seeds=seeds, offer=["test"]) as node:
         await until(lambda: is_connected(node, 2) and all(is_connected(other, 2) for other in living))
         if number % SILENT_EVERY == SILENT_EVERY - 1:
-            node._membership = None  # no goodbye: its connections end
+            node._members.fall_silent()  # no goodbye: its connections end
     await until(lambda: all(is_connected(other, 1) for other in living))
 
 

@@ -137,7 +137,7 @@ def test_answers_of_a_node_are_counted_on_after_it_was_taken_for_dead(tmp_path: 
             for _ in range(2):
                 await answer(a, ask("far"))
             before = a.router.get(lost)
-            gossip = Gossip((Dead(lost, b._members()[lost].member.incarnation),))
+            gossip = Gossip((Dead(lost, b._members.views()[lost].member.incarnation),))
             c._transport.cast(a.keys.node_id, GOSSIP, gossip_codec.encode(gossip))
             await until(lambda: (peer := a.router.get(lost)) is not before and peer is not None and peer.is_usable)
             assert num_answered() == 2

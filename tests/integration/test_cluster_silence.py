@@ -37,8 +37,8 @@ def test_what_waits_for_a_dead_node_fails_at_once(tmp_path: Path) -> None:
             [peer] = [peer.backend for peer in a.router]
             asked = asyncio.create_task(collect(peer.chat(ChatRequest(model="far", messages=[Message("user", "hi")]))))
             await until(lambda: silent.num_running == 1)
-            view = a._members()[b.keys.node_id]
-            a._changed(msgspec.structs.replace(view, state="dead"))
+            view = a._members.views()[b.keys.node_id]
+            a._members._changed(msgspec.structs.replace(view, state="dead"))
             with pytest.raises(PyAgentError, match="was lost"):
                 await asked
             await until(lambda: silent.num_running == 0)

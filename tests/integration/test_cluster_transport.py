@@ -361,15 +361,15 @@ def test_last_words_of_a_connection_are_taken_while_others_are_read(caplog: pyte
                 logged.append(caplog.text)
                 if len(heard) == 1:
                     time.sleep(0.2)  # the others have arrived, and wait in the same queue
-                    for fd in list(two.transport._fd_to_route):
-                        two.transport._note_incoming(zmq.EVENT_DISCONNECTED, fd)
+                    for fd in list(two.transport._listener._fd_to_route):
+                        two.transport._listener._note_incoming(zmq.EVENT_DISCONNECTED, fd)
 
             two.transport.handle("tell", hear)
-            routes = set(two.transport._routes)
+            routes = set(two.transport._listener.routes)
             for number in range(3):
                 assert one.transport.cast(two.id, "tell", b"%d" % number)
             await until(lambda: len(heard) == 3)
-            await until(lambda: not routes & set(two.transport._routes))
+            await until(lambda: not routes & set(two.transport._listener.routes))
             assert "no hello" not in logged[-1]
 
     run(work())

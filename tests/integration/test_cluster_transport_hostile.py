@@ -276,7 +276,7 @@ def test_refused_casts_are_told_in_one_line(caplog: pytest.LogCaptureFixture) ->
             for number in range(50):
                 assert one.transport.cast(two.id, "load", b"%d" % number)
             await until(lambda: len(heard) == 50)
-            [record] = [one for one in caplog.records if one.name.endswith("rpc")]
+            [record] = [one for one in caplog.records if one.name.endswith("serving")]
             assert "node0" in record.getMessage()
             assert "what is no load" in record.getMessage()
             assert record.exc_info is None

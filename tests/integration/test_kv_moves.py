@@ -39,7 +39,7 @@ def run(work: Coroutine[None, None, None]) -> None:
 
 def reading(node: KvNode) -> Read:
     """What answers peers that want KV of a node."""
-    handler: Read = node.node._transport._rpc.handlers[READ]  # type: ignore[assignment]
+    handler: Read = node.node._transport._rpc.serving.handlers[READ]  # type: ignore[assignment]
     return handler
 
 
@@ -301,7 +301,7 @@ class Prefilling:
     """Answers nodes that want prompts computed by a node; where it `hangs`, never."""
 
     def __init__(self, node: KvNode) -> None:
-        self._original = node.node._transport._rpc.handlers[PREFILL]
+        self._original = node.node._transport._rpc.serving.handlers[PREFILL]
         self.num_asked = 0
         self.hangs = False
         node.node._transport.handle(PREFILL, self._answer)

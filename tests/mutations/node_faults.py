@@ -90,7 +90,7 @@ FAULTS = (
     ),
     Fault(
         "what-waits-for-a-dead-node-waits-on",
-        f"{_CLUSTER}/node.py",
+        f"{_CLUSTER}/members.py",
         "            self._transport.disconnect(member.id)  # what waits for an answer of it waits no more\n",
         "",
         "tests/integration/test_cluster_silence.py",
@@ -146,7 +146,7 @@ FAULTS = (
     ),
     Fault(
         "stream-is-sent-beyond-its-credit",
-        f"{_CLUSTER}/rpc.py",
+        f"{_CLUSTER}/serving.py",
         "        while self._credit <= 0:",
         "        while self._credit <= -1000:",
         "tests/integration/test_cluster_transport.py -k slow_reader",

@@ -53,7 +53,7 @@ def is_connected(node: Node, others: int) -> bool:
 
 async def kill(node: Node) -> None:
     """End a node without a goodbye, as a crash does: the others find out by themselves."""
-    node._membership = None
+    node._members.fall_silent()
     await node.stop()
 
 

@@ -14,7 +14,8 @@ from pyagent.core.errors import WireError
 from pyagent.infrastructure.cluster import frames
 from pyagent.infrastructure.cluster.frames import HELLO, Limits, Message, agree, codec_for
 from pyagent.infrastructure.cluster.peer import Path, Peer
-from pyagent.infrastructure.cluster.rpc import Reply, Rpc
+from pyagent.infrastructure.cluster.rpc import Rpc
+from pyagent.infrastructure.cluster.waiting import Reply
 from pyagent.infrastructure.wire.fault import Fault
 from pyagent.infrastructure.wire.hello import Hello
 
@@ -94,7 +95,7 @@ def test_any_order_of_messages_is_taken_or_refused(sent: list[tuple[Message, lis
             return path
 
         rpc = Rpc("me", LIMITS, same_path)
-        rpc.handlers.update(echo=echo, count=count)
+        rpc.serving.handlers.update(echo=echo, count=count)
         reading = [
             asyncio.create_task(rpc.call(path.peer, "m", bytes(99_999), (), 5)),
             asyncio.create_task(read(rpc, path)),
@@ -112,7 +113,7 @@ def test_any_order_of_messages_is_taken_or_refused(sent: list[tuple[Message, lis
         path.close("over")
         rpc.path_closed(path)
         await asyncio.gather(*reading, return_exceptions=True)
-        await rpc.stop()
+        await rpc.serving.stop()
         await asyncio.sleep(0)
         assert path.peer.num_serving == 0
         assert not path.peer.waiting

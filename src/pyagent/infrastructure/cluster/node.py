@@ -11,43 +11,27 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyagent import __version__
 from pyagent.core.backends import Backend
 from pyagent.core.chain import Chain
-from pyagent.core.cluster.adverts import NOTHING
 from pyagent.core.cluster.cluster_state import clean_name
 from pyagent.core.cluster.events import (
     Advertise,
-    Changed,
-    Duplicate,
-    Effect,
-    Event,
     Forget,
-    Leave,
-    Meet,
     Moved,
-    Reachable,
-    Received,
-    Rejoin,
     Revoke,
-    Revoked,
-    Send,
     Tick,
-    Unreachable,
-    WakeAt,
 )
 from pyagent.core.cluster.events import Met as MetMember
-from pyagent.core.cluster.member import Member, MemberView
-from pyagent.core.cluster.membership import Membership
-from pyagent.core.cluster.messages import Revocation
+from pyagent.core.cluster.member import Member
 from pyagent.core.cluster.names import resolve, shown
-from pyagent.core.cluster.peers import ClusterRouter, Peer
+from pyagent.core.cluster.peers import ClusterRouter
 from pyagent.core.cluster.routing import Balancer
-from pyagent.core.errors import ClusterError, WireError
+from pyagent.core.errors import ClusterError
 from pyagent.core.settings import Cluster
 from pyagent.infrastructure.cluster.advertising import AGENTS, Advertising, EngineLink, unknown_offers
 from pyagent.infrastructure.cluster.answering import Answering
@@ -60,22 +44,19 @@ from pyagent.infrastructure.cluster.endpoints import bind_endpoints, reachable_e
 from pyagent.infrastructure.cluster.introductions import Introductions
 from pyagent.infrastructure.cluster.invitation import InvitationFile
 from pyagent.infrastructure.cluster.join import Inviter
-from pyagent.infrastructure.cluster.keys import load_or_make_keys, node_id_of, take_new_keys
+from pyagent.infrastructure.cluster.keys import load_or_make_keys, take_new_keys
 from pyagent.infrastructure.cluster.kv_exchange import KvExchange
 from pyagent.infrastructure.cluster.kv_exports import KvLink
 from pyagent.infrastructure.cluster.leaving import hand_over
-from pyagent.infrastructure.cluster.peer_backend import PeerBackend
+from pyagent.infrastructure.cluster.members import Members
 from pyagent.infrastructure.cluster.private_file import NODE_LOCK, locked
 from pyagent.infrastructure.cluster.protocol import (
     FORGET,
-    GOSSIP,
-    gossip_codec,
-    offer_codec,
 )
-from pyagent.infrastructure.cluster.revocations import is_valid, revocation_by
+from pyagent.infrastructure.cluster.revocations import revocation_by
 from pyagent.infrastructure.cluster.status import ClusterStatus, status_of
 from pyagent.infrastructure.cluster.tasks import Tasks
-from pyagent.infrastructure.cluster.transport import LinkChange, Transport
+from pyagent.infrastructure.cluster.transport import Transport
 from pyagent.infrastructure.cluster.twins import Twins
 
 if TYPE_CHECKING:
@@ -84,7 +65,6 @@ if TYPE_CHECKING:
 _FAREWELL_SECONDS = 0.3
 logger = logging.getLogger(__name__)
 
-_GONE = {"left": "has stopped", "dead": "is gone: it ended, or cannot be reached any more"}
 _NOTHING_MOVES = (
     'cluster.role is "%s", but no engine here moves KV: that takes a native link, engine.process = false, and '
     'engine.kv_connector = "auto"'
@@ -109,7 +89,6 @@ class Node:
         `tell` is told in a line which other nodes come and go.
         """
         self._make_again = lambda: Node.__init__(self, folder, settings, chain, agents=agents, tracer=tracer, tell=tell)
-        self._tell = tell
         self.cluster = ClusterFile(folder)
         self._settings = settings
         self.chain = chain
@@ -136,7 +115,7 @@ class Node:
             self.router,
             self._answering,
             self._transport,
-            lambda told: self._happen(Advertise(told)),
+            lambda told: self._members.happen(Advertise(told)),
             self._tasks,
             BegunLoads(folder),
         )
@@ -153,12 +132,23 @@ class Node:
         self._introductions = Introductions(
             self.keys.node_id, self.cluster, self._door, self._transport, self.router, self._met, self._tasks
         )
+        self._members = Members(
+            self.keys,
+            self.cluster,
+            self._transport,
+            self.router,
+            self._introductions,
+            self._advertising,
+            self._twins,
+            self._runs,
+            self._tasks,
+            lambda: settings.port or self.door_port,
+            tell,
+        )
         self._discovery: Discovery | None = None
         self._lock = contextlib.ExitStack()
         self._bound: list[str] = []
         self._endpoints: list[str] = []
-        self._membership: Membership | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._changing_keys: asyncio.Task[None] | None = None
         self._num_resumed = 0
         self._keeps_kv = False
@@ -190,7 +180,7 @@ class Node:
         self._lock.enter_context(locked(folder, NODE_LOCK, refusal=refusal))
         self._answering.register(transport)
         self._runs.register(transport)
-        transport.handle(GOSSIP, self._take_gossip)
+        self._members.register()
         transport.handle(FORGET, self._take_forget)
         self._advertising.register()
         self._introductions.register()
@@ -205,19 +195,15 @@ class Node:
         if unknown := unknown_offers(self.chain.links, self._settings.offer):
             there = ", ".join([*(link.name for link in self.chain.links), AGENTS])
             logger.warning("cluster.offer: no link is called %s, so peers get none; there are %s", unknown, there)
-        transport.on_link(self._note_link)
         self._bound = await transport.start(bind_endpoints(self._settings.bind))
         self._endpoints = reachable_endpoints(self._bound)
         me = Member(self.keys.node_id, self.name, self.keys.public, tuple(self._endpoints), version=__version__)
-        state = self.cluster.load()
-        self._membership = Membership(me, is_genuine=self._is_genuine, revoked=state.revoked.values())
-        for node_id, member in state.members.items():
-            transport.allow(node_id, member.public)
+        self._members.start(me)
         self.router.own.offer, told = await self._advertising.advert()
         self.router.default_model = next((model.id for model in self.router.own.offer.models), "")
         self.chain.router = self.router
         port = await self._door.start(self._settings.bind, self._settings.port)
-        self._happen(Advertise(told), Tick())
+        self._members.happen(Advertise(told), Tick())
         self._discovery = self._make_discovery(port)
         await self._discovery.start()
         self._tasks.begin(self._introductions.knock_where_found(self._discovery))
@@ -251,12 +237,7 @@ class Node:
     async def _stop(self) -> None:
         self.chain.router = None
         self._answering.break_off(with_agents=True)
-        membership, self._membership = self._membership, None
-        if membership is not None:
-            self._perform(membership.handle(time.monotonic(), Leave()))
-            await asyncio.sleep(_FAREWELL_SECONDS if len(self.router) else 0)
-        if self._timer is not None:
-            self._timer.cancel()
+        await asyncio.sleep(_FAREWELL_SECONDS if self._members.leave() else 0)
         for link in self.chain.links:
             if isinstance(link, KvLink):
                 link.disconnect_kv(self._kv)
@@ -311,7 +292,7 @@ class Node:
     async def forget(self, name: str) -> str:
         """Forget a node that is gone, by its id or name, here and at the nodes that are connected; return its id."""
         node_id = resolve(name, self._id_to_name())
-        view = self._members().get(node_id)
+        view = self._members.views().get(node_id)
         if node_id == self.keys.node_id or (view is not None and view.is_live):
             who = shown(node_id, self._id_to_name()[node_id])
             raise ClusterError(f"node {who} runs: stop it first, or put it out for ever with `pyagent cluster revoke`")
@@ -324,7 +305,7 @@ class Node:
     def _take_forget(self, _peer_id: str, payload: bytes, _buffers: object) -> None:
         """A member asks to forget one that is gone; what is no id names no member."""
         node_id = payload.decode(errors="replace")
-        view = self._members().get(node_id)
+        view = self._members.views().get(node_id)
         known = view is not None or node_id in self.cluster.load().members
         if known and node_id != self.keys.node_id and not (view is not None and view.is_live):
             self._forget(node_id)
@@ -332,7 +313,7 @@ class Node:
 
     def _forget(self, node_id: str) -> None:
         self._transport.revoke(node_id)  # until it passes a door again
-        self._happen(Forget(node_id))
+        self._members.happen(Forget(node_id))
 
     async def revoke(self, name: str) -> str:
         """Put a node out of the cluster for ever, by its id or name; return its id. The others get a new secret."""
@@ -342,23 +323,20 @@ class Node:
             raise ClusterError(told)
         word = await asyncio.to_thread(revocation_by, self.keys, self.cluster.load().cluster_id, node_id)
         await asyncio.to_thread(self.cluster.revoke, word)
-        self._happen(Revoke(word))
+        self._members.happen(Revoke(word))
         await self._introductions.give_epoch_to_all()
         return node_id
 
     def _id_to_name(self) -> dict[str, str]:
         """Return the names of the nodes that there are, or were, this one's too."""
         known = {node_id: member.name for node_id, member in self.cluster.load().members.items()}
-        seen = {view.member.id: clean_name(view.member.name) for view in self._members().values()}
+        seen = {view.member.id: clean_name(view.member.name) for view in self._members.views().values()}
         return {**known, **seen, self.keys.node_id: self.name}
-
-    def _members(self) -> Mapping[str, MemberView]:
-        return {} if self._membership is None else self._membership.members()
 
     def status(self) -> ClusterStatus:
         """Return the cluster as this node sees it."""
         state, stats = self.cluster.load(), self._transport.stats()
-        members = self._members()
+        members = self._members.views()
         views = sorted(members.values(), key=lambda view: (not view.is_live, view.member.name, view.member.id))
         now = time.monotonic()
         others = {view.member.id: view for view in views if view.member.id != self.keys.node_id}
@@ -392,7 +370,7 @@ class Node:
         if met.node_id in self.cluster.load().revoked:
             return
         self._transport.allow(met.node_id, met.public)
-        self._happen(MetMember(Member(met.node_id, met.name, met.public, met.endpoints, version=met.version)))
+        self._members.happen(MetMember(Member(met.node_id, met.name, met.public, met.endpoints, version=met.version)))
         if met.is_behind:
             self._tasks.begin(self._introductions.give_epoch(met.node_id))
         self._tasks.begin(self._introductions.remember(met))
@@ -407,7 +385,7 @@ class Node:
 
     async def _change_keys(self) -> None:
         """Go on as a new node of the cluster, without a goodbye in the name of the other one."""
-        self._membership = None
+        self._members.fall_silent()
         await self._stop()
         await asyncio.to_thread(take_new_keys, self.cluster.folder)
         is_draining = self._answering.is_draining
@@ -421,137 +399,9 @@ class Node:
             await self._stop()
         self._changing_keys = None
 
-    # -- membership -----------------------------------------------------------------------------------------------
-
-    def _happen(self, *events: Event) -> None:
-        """Hand events to membership, and do what it asks."""
-        for event in events:
-            if self._membership is not None:
-                try:
-                    self._perform(self._membership.handle(time.monotonic(), event))
-                except ClusterError as error:
-                    logger.warning("membership: %s", error)
-
-    def _perform(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            try:
-                self._carry_out(effect)
-            except (ClusterError, WireError) as error:  # about one member: the rest goes on
-                logger.warning("membership: %s", error)
-
-    def _carry_out(self, effect: Effect) -> None:
-        match effect:
-            case Send(peer, message):
-                self._transport.cast(peer, GOSSIP, gossip_codec.encode(message))
-            case WakeAt(at):
-                self._wake_at(at)
-            case Changed(view):
-                self._changed(view)
-            case Meet(member):
-                self._meet(member)
-            case Revoked(told):
-                self._revoked(told)
-            case Rejoin():
-                logger.info("the others took this node for dead; it has contradicted")
-            case Duplicate(node_id, endpoints):
-                told = "two nodes run with the id %s, as cloned disks do; one takes new keys as soon as they meet"
-                logger.warning(told, node_id)
-                if node_id == self.keys.node_id:
-                    port = self._settings.port or self.door_port
-                    self._tasks.begin(self._introductions.knock_at_twin(endpoints, port))
-
-    def _meet(self, member: Member) -> None:
-        """Connect to a member that others told of, and keep its key: it may be away when the secret changes."""
-        self._transport.allow(member.id, member.key)
-        self._transport.connect(member.id, member.key, member.endpoints)
-        if not self.cluster.load().is_member(member.id, member.key):
-            self._tasks.begin(self._introductions.keep(member))
-
     def _look_around(self) -> None:
         """Tell the others where this node is reached, when that has changed: a laptop takes another network."""
         endpoints = reachable_endpoints(self._bound)
         if endpoints != self._endpoints:
             self._endpoints = endpoints
-            self._happen(Moved(tuple(endpoints)))
-
-    def _wake_at(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        seconds = max(0.0, at - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._happen, Tick())
-
-    def _take_gossip(self, peer_id: str, payload: bytes, _buffers: object) -> None:
-        try:
-            message = gossip_codec.decode(payload)
-        except WireError as error:
-            logger.warning("node %s: %s", peer_id, error)
-        else:
-            self._happen(Received(peer_id, message))
-
-    def _note_link(self, peer_id: str, change: LinkChange) -> None:
-        is_up = change == "up"
-        if (peer := self.router.get(peer_id)) is not None:
-            peer.is_up = is_up
-            if is_up:
-                peer.connected()
-                self._tasks.begin(self._advertising.greet(peer_id))
-        if is_up:
-            self._twins.tell(peer_id)
-        self._happen(Reachable(peer_id) if is_up else Unreachable(peer_id))
-
-    def _changed(self, view: MemberView) -> None:
-        member = view.member
-        if member.id == self.keys.node_id:
-            return
-        if not view.is_live:
-            if self.router.get(member.id) is not None:
-                self._tell(f"{shown(member.id, clean_name(member.name))} {_GONE.get(view.state, view.state)}")
-            is_revoked = self._membership is not None and member.id in self._membership.revoked()
-            self.router.remove(member.id, may_return=not is_revoked)
-            self._transport.disconnect(member.id)  # what waits for an answer of it waits no more
-            return
-        peer = self.router.get(member.id) or self._add_peer(member)
-        if peer.called != clean_name(member.name):
-            peer.called = clean_name(member.name)
-            self.router.tell_apart()
-        if member.boot != peer.boot:
-            if peer.boot:
-                peer.backend = self._backend_of(member.id)
-                self.router.tell_apart()
-            peer.boot = member.boot
-            if peer.is_up:  # started anew before the old connection broke
-                peer.connected()
-        try:
-            peer.offer = offer_codec.decode(view.advert).bounded() if view.advert else NOTHING
-        except WireError as error:
-            logger.warning("node %s offers what cannot be read: %s", member.name, error)
-
-    def _add_peer(self, member: Member) -> Peer:
-        backend = self._backend_of(member.id)
-        is_up = (stats := self._transport.stats().get(member.id)) is not None and stats.is_up
-        peer = Peer(id=member.id, called=clean_name(member.name), backend=backend, is_up=is_up)
-        self.router.add(peer)
-        self._tell(f"{shown(member.id, peer.called)} is here")
-        if peer.name != peer.called:
-            told = "node %s gives itself the name %r, as another does; it goes by its id. Name it otherwise with --name"
-            logger.warning(told, member.id, peer.called)
-        if is_up:
-            self._tasks.begin(self._advertising.greet(member.id))
-        return peer
-
-    def _backend_of(self, peer_id: str) -> PeerBackend:
-        return PeerBackend(peer_id, self._transport, lambda: self.router.get(peer_id), self._runs)
-
-    def _revoked(self, told: Revocation) -> None:
-        if told.id == self.keys.node_id:
-            self._tasks.begin(self._introductions.keep_own_revocation(told))
-            return  # it begins no epoch and gives no secret to others
-        self.router.remove(told.id, may_return=False)
-        self._transport.revoke(told.id)
-        self._tasks.begin(self._introductions.keep_revoked(told))
-
-    def _is_genuine(self, told: Member | Revocation) -> bool:
-        """Return whether a member that others tell of owns its id, and a revocation is the word of a member."""
-        if isinstance(told, Member):
-            return told.id == node_id_of(told.key)
-        return is_valid(told, self.cluster.load(), self._members())
+            self._members.happen(Moved(tuple(endpoints)))

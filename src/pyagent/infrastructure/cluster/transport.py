@@ -8,7 +8,6 @@ heard. Knows no membership: a connection that ends is told, and what it means is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import random
@@ -33,11 +32,13 @@ from pyagent.infrastructure.cluster.frames import (
     agree,
     shown,
 )
-from pyagent.infrastructure.cluster.guests import Guests
+from pyagent.infrastructure.cluster.listener import Listener, end_connection
 from pyagent.infrastructure.cluster.peer import Path, Peer, PeerStats
-from pyagent.infrastructure.cluster.rpc import Handler, Reply, Rpc
-from pyagent.infrastructure.cluster.sockets import Connection, LoopSocket, is_endpoint, watch_events
+from pyagent.infrastructure.cluster.rpc import Rpc
+from pyagent.infrastructure.cluster.serving import Handler
+from pyagent.infrastructure.cluster.sockets import is_endpoint
 from pyagent.infrastructure.cluster.told_once import ToldOnce
+from pyagent.infrastructure.cluster.waiting import Reply
 from pyagent.infrastructure.cluster.zap import AllowList, guard, present
 from pyagent.infrastructure.wire.hello import Hello
 
@@ -49,15 +50,11 @@ __all__ = ["Handler", "Limits", "LinkChange", "PeerStats", "Reply", "Transport"]
 logger = logging.getLogger(__name__)
 LinkChange = Literal["up", "down", "refused"]
 
-_MAX_INCOMING = 8
-"""Connections of one peer; one more closes the oldest."""
 _RECEIVE_QUEUE = 128
 """Messages of a connection that ZMQ reads ahead; the longest of them are chunks."""
 _BULK_QUEUE = 8
 """Chunks that wait in ZMQ."""
 _LAST_WORDS_SECONDS = 0.2
-_LAST_WORDS_TRIES = 100
-"""So many batches of messages are read before a connection that has ended is taken as such."""
 _BULK_IDLE_SECONDS = 30.0
 _SHUT_OUT_SECONDS = 2.0
 _WATCHES_PER_PING = 8
@@ -84,12 +81,8 @@ class Transport:
         self._rpc = Rpc(node_id, self.limits, self._bulk_path)
         self._link_callbacks: list[Callable[[str, LinkChange], None]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._router: LoopSocket | None = None
-        self._router_events: LoopSocket | None = None
-        self._guests = Guests(self.limits)
+        self._listener = Listener(self, self.limits, self._allowed)
         self._told = ToldOnce()
-        self._routes: dict[bytes, Path] = {}
-        self._fd_to_route: dict[int, bytes] = {}
         self._upkeep: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -116,23 +109,7 @@ class Transport:
     def _listen(self, context: zmq.Context[zmq.Socket[bytes]], bind: Sequence[str]) -> list[str]:
         socket = self._configured(context.socket(zmq.ROUTER))
         guard(socket, self._public, self._secret)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-        self._router_events = watch_events(socket, events, self._note_incoming)
-        self._router = LoopSocket(socket, self._receive_incoming)
-        endpoints, failures = list[str](), list[str]()
-        for endpoint in bind:
-            socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-            try:
-                socket.bind(endpoint)
-            except zmq.ZMQError as error:
-                failures.append(f"cannot listen at {endpoint}: {error}")
-                continue
-            endpoints.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        if failures and not endpoints:
-            raise ClusterError("; ".join(failures))
-        for failure in failures:
-            logger.warning("this node %s", failure)
+        endpoints = self._listener.start(socket, bind)
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
         return endpoints
 
@@ -158,11 +135,9 @@ class Transport:
         try:
             for peer_id in list(self._peers):
                 self.disconnect(peer_id)
-            await self._rpc.stop()
+            await self._rpc.serving.stop()
         finally:
-            for socket in (self._router, self._router_events):
-                if socket:
-                    socket.close(self.limits.linger_seconds)
+            self._listener.close(self.limits.linger_seconds)
             self._allowed.stop()
             # In a thread: it waits until what was sent has left, or the time for that is over.
             await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, context.destroy, 0))
@@ -171,7 +146,7 @@ class Transport:
         """Let a peer in that has this key. Connections under another key that it had are closed."""
         if self._allowed.allow(peer_id, public_key) and (peer := self._peers.get(peer_id)):
             self._hang_up(peer)
-        self._peer(peer_id).key = public_key
+        self.peer(peer_id).key = public_key
 
     def revoke(self, peer_id: str) -> None:
         """Let a peer in no more, and close its connections at once."""
@@ -186,7 +161,7 @@ class Transport:
         """
         if self._context is None:
             return
-        peer = self._peer(peer_id)
+        peer = self.peer(peer_id)
         if peer.key not in (None, public_key):
             self.disconnect(peer_id)
         peer.key = public_key
@@ -208,7 +183,7 @@ class Transport:
         peer.calls = peer.bulk = None
         for path in list(peer.incoming):
             path.close("this node hung up")
-            _end_connection(path)
+            end_connection(path)
         self._note_link(peer)
 
     async def call(
@@ -251,7 +226,7 @@ class Transport:
 
     def handle(self, method: str, handler: Handler) -> None:
         """Answer a method. A cast's handler returns None, and must be quick."""
-        self._rpc.handlers[method] = handler
+        self._rpc.serving.handlers[method] = handler
 
     def on_link(self, callback: Callable[[str, LinkChange], None]) -> None:
         """Call back when a peer is connected, no longer connected, or refuses each attempt to connect."""
@@ -261,7 +236,8 @@ class Transport:
         """Return what was counted, by the peer's id."""
         return {peer_id: peer.stats() for peer_id, peer in self._peers.items()}
 
-    def _peer(self, peer_id: str) -> Peer:
+    def peer(self, peer_id: str) -> Peer:
+        """Return a peer by its id, known from now on."""
         return self._peers.setdefault(peer_id, Peer(peer_id, self.limits))
 
     def _known(self, peer_id: str) -> Peer:
@@ -270,7 +246,7 @@ class Transport:
         return peer
 
     def _dialer(self, peer: Peer, channel: Channel) -> Dialer:
-        return Dialer(peer, channel, self._open_socket, self._receive, self._note_dialer)
+        return Dialer(peer, channel, self._open_socket, self.received, self._note_dialer)
 
     def _open_socket(self, peer: Peer, channel: Channel) -> zmq.Socket[bytes]:
         assert self._context
@@ -303,6 +279,13 @@ class Transport:
             logger.debug("node %s: %s", dialer.peer.id, reason)
             self._note_link(dialer.peer, is_refused=path is None)
 
+    def path_closed(self, path: Path) -> None:
+        """Note that a connection has ended that a peer made."""
+        self._rpc.path_closed(path)
+        self._note_link(path.peer)
+        if self._context:
+            asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, end_connection, path)
+
     def _note_link(self, peer: Peer, *, is_refused: bool = False) -> None:
         was_up, peer.is_up = peer.is_up, peer.path is not None
         if was_up != peer.is_up:
@@ -317,65 +300,7 @@ class Transport:
             except Exception:
                 logger.exception("a callback failed that was told of a link")
 
-    def _receive_incoming(self, frames: list[zmq.Frame]) -> None:
-        """Take a message at the ROUTER, where the first frame is the connection's name."""
-        route, *parts = frames
-        path = self._routes.get(route.bytes)
-        if path is None and parts:
-            path = self._welcome(route.bytes, parts[0])
-        if path and path.is_open and parts:
-            if _user(parts[0]) == path.peer.id:
-                self._receive(path, parts)
-            else:
-                self._give_up(path, "its key has changed")
-
-    def _welcome(self, route: bytes, frame: zmq.Frame) -> Path | None:
-        """Return a new connection that a peer made; None for one that is no longer let in."""
-        assert self._router
-        assert self._router_events
-        self._router_events.drain()  # the end of an earlier connection with this file descriptor
-        fd, peer_id = int(frame.get(zmq.SRCFD)), _user(frame)
-        connection = Connection(fd)
-        self._guests.leave(fd)
-        if peer_id not in self._allowed:
-            connection.end()
-            return None
-        peer = self._peer(peer_id)
-        router = self._router
-        path = Path(peer, lambda parts: router.send([route, *parts]), self._incoming_closed, is_incoming=True)
-        path.connection = connection
-        self._routes[route] = path
-        self._fd_to_route[fd] = route
-        peer.incoming.append(path)
-        if len(peer.incoming) > _MAX_INCOMING:
-            self._give_up(peer.incoming[0], "it has newer connections")
-        return path
-
-    def _note_incoming(self, event: zmq.Event, fd: int) -> None:
-        """Take note of a connection that was accepted, or has ended."""
-        if event == zmq.EVENT_ACCEPTED:
-            self._guests.enter(fd)
-            return
-        self._guests.leave(fd)
-        if (route := self._fd_to_route.pop(fd, None)) is not None:
-            self._end_route(route)
-
-    def _end_route(self, route: bytes, num_tries: int = _LAST_WORDS_TRIES) -> None:
-        """Take a connection as ended once the peer's last words are taken: also those in a queue that is being read."""
-        if self._router and not self._router.drain() and num_tries:
-            asyncio.get_running_loop().call_soon(self._end_route, route, num_tries - 1)
-        elif path := self._routes.pop(route, None):
-            path.close("it hung up")
-
-    def _incoming_closed(self, path: Path, reason: str) -> None:
-        path.peer.incoming.remove(path)
-        logger.debug("node %s: a connection it made has ended: %s", path.peer.id, reason)
-        self._rpc.path_closed(path)
-        self._note_link(path.peer)
-        if self._context:
-            asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, _end_connection, path)
-
-    def _receive(self, path: Path, frames: list[zmq.Frame]) -> None:
+    def received(self, path: Path, frames: list[zmq.Frame]) -> None:
         """Take a message of a peer's; one that breaks the protocol ends the connection."""
         peer = path.peer
         peer.messages_received += 1
@@ -384,7 +309,7 @@ class Transport:
         try:
             self._dispatch(path, _message(peer, frames), [frame.buffer for frame in frames[1:]])
         except WireError as error:
-            (self._give_up if path.version is None else self._shut_out)(path, str(error))
+            (self.give_up if path.version is None else self._shut_out)(path, str(error))
 
     def _dispatch(self, path: Path, message: Message, buffers: list[memoryview]) -> None:
         match message:
@@ -420,7 +345,7 @@ class Transport:
             self._ping(path)
             self._note_link(peer)
 
-    def _give_up(self, path: Path, reason: str) -> None:
+    def give_up(self, path: Path, reason: str) -> None:
         """Close a connection and tell the peer why."""
         if path.is_open:
             self._warn_once("gives up a connection with node %s: %s", path.peer.id, shown(reason))
@@ -454,12 +379,8 @@ class Transport:
 
     def _watch(self) -> None:
         """Give up connections that fill memory, or hold room for what they do not send."""
-        max_bytes = _MESSAGES_UNSEEN * self._max_frame_bytes
-        read = [(path, path.connection.num_read()) for path in self._routes.values() if path.connection]
-        is_drained = self._router is not None and self._router.drain()
-        for path, num_read in read if is_drained else []:
-            if path.is_open and num_read is not None and path.is_endless(num_read, max_bytes):
-                self._shut_out(path, "it sends a message that has no end")
+        for path in self._listener.endless(_MESSAGES_UNSEEN * self._max_frame_bytes):
+            self._shut_out(path, "it sends a message that has no end")
         for path in self._rpc.transfers.stuck():
             self._shut_out(path, "it does not send what it announced")
 
@@ -467,7 +388,7 @@ class Transport:
         """Close a connection of a peer that breaks the protocol, and take no other from it for a while."""
         if path.is_incoming:
             self._allowed.shut_out(path.peer.id, _SHUT_OUT_SECONDS)
-        self._give_up(path, reason)
+        self.give_up(path, reason)
 
     def _close_unused(self, peer: Peer) -> None:
         """Close the connection for long messages when none was sent for a while."""
@@ -477,20 +398,7 @@ class Transport:
             peer.bulk = None
 
 
-def _end_connection(path: Path) -> None:
-    """End the TCP connection of a path that the peer made, if it still stands."""
-    if path.connection:
-        path.connection.end()
-
-
 def _message(peer: Peer, frames: list[zmq.Frame]) -> Message:
     if len(frames) > 1 + MAX_BUFFERS or len(frames[0]) > MAX_HEADER_BYTES:
         raise WireError(f"node {peer.id} sends a message without bounds", peer=peer.id)
     return peer.codec.decode(frames[0].bytes)
-
-
-def _user(frame: zmq.Frame) -> str:
-    """Return the peer whose key a message's connection has proved to own."""
-    with contextlib.suppress(zmq.ZMQError):
-        return str(frame.get("User-Id"))
-    return ""
