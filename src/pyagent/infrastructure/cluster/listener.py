@@ -81,7 +81,7 @@ class Listener:
         return endpoints
 
     def close(self, linger_seconds: float) -> None:
-        """Hear nobody any more."""
+        """Hear no peer any more."""
         for socket in (self._socket, self._events):
             if socket:
                 socket.close(linger_seconds)
