@@ -42,7 +42,7 @@ class Watched:
             self.num_free += 1
             self.seen.append(f"look {key}")
             for _ in range(1_000):
-                if self.num_free == 2:
+                if self.num_free >= 2:
                     break
                 await asyncio.sleep(0.001)
             self.seen.append(f"looked {key}")

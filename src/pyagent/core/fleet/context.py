@@ -78,16 +78,18 @@ class Context(Questions):
         tools: Sequence[str] = (),
         max_rounds: int = MAX_ROUNDS,
         schema: Schema | None = None,
+        must_call: bool = False,
     ) -> Completion:
         """Return the model's answer with how it ended: `is_cut` when that was at `max_tokens`.
 
         The model may call the `tools` named: their results are given back to it, and so is what went wrong in a call,
         for at most `max_rounds` answers that hold calls; after these it has to answer. `tool_results` has the calls.
-        With a `schema`, as `generate` takes it, the answer follows it, and `output` is the answer read.
+        With `must_call` its first answer has to be a call. With a `schema`, as `generate` takes it, the answer follows
+        it, and `output` is the answer read.
         """
         messages, sampling = as_messages(prompt, system), sampling or DEFAULT_SAMPLING
         if tools or schema is not None:
-            return await ToolLoop(self, messages, sampling, max_rounds, Wanted(schema)).answer(tools)
+            return await ToolLoop(self, messages, sampling, max_rounds, Wanted(schema), must_call).answer(tools)
         return await self.answer(messages, None, sampling)
 
     def stream(

@@ -103,7 +103,7 @@ class ModelCall:
     sampling: SamplingParams
     whole: bool = False
     tools: Sequence[Tool] = ()
-    tool_choice: Literal["none"] | None = None
+    tool_choice: Literal["none", "required"] | None = None
     pieces: list[str] = field(default_factory=list[str])
     usage: Usage | None = None
     backend: str = ""

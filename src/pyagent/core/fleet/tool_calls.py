@@ -55,6 +55,7 @@ class ToolLoop:
     sampling: SamplingParams
     max_rounds: int
     wanted: Wanted
+    must_call: bool = False
     tools: dict[str, FleetTool] = field(default_factory=dict[str, FleetTool])
     _results: list[ToolResult] = field(default_factory=list[ToolResult])
     _usage: list[Usage | None] = field(default_factory=list[Usage | None])
@@ -125,12 +126,16 @@ class ToolLoop:
         try:
             return await self._called(offered, must_answer=must_answer)
         except ContextOverflowError as error:
-            if not self._compact(offered, error.limit // 2):
+            # Its own count, not our estimate: of tokens of a byte each there are four times as many.
+            excess = error.num_tokens / max(1, estimated_prompt_tokens(self.messages, offered))
+            if not self._compact(offered, int(error.limit / 2 / max(1.0, excess))):
                 raise
             return await self._called(offered, must_answer=must_answer)
 
     async def _called(self, offered: list[Tool], *, must_answer: bool) -> ModelCall:
-        choice = "none" if must_answer and offered else None
+        choice = None
+        if offered and (must_answer or (self.must_call and not self._results)):
+            choice = "none" if must_answer else "required"
         messages = list(self.messages)  # the journal keeps them, and these grow
         call = ModelCall(
             self.context,

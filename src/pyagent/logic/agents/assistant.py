@@ -34,7 +34,8 @@ class AssistantArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     `tools` names what the model may call: tools, agents (`agent:math`), agents to hand over to (`handoff:math`), the
     user (`ask_user`); `*` is every tool. `steps` bounds the answers that hold calls, `max_tokens` each answer. `output`
-    is a JSON schema that the result follows; `system` is told to the model besides.
+    is a JSON schema that the result follows; `system` is told to the model besides; with `must_call` it begins
+    with a call.
     """
 
     tools: tuple[str, ...] = ("*",)
@@ -42,6 +43,7 @@ class AssistantArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     max_tokens: int = 2048
     output: dict[str, Any] | None = None
     system: str = ""
+    must_call: bool = False
 
 
 class Assisted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +79,7 @@ class AssistantAgent:
             tools=options.tools,
             max_rounds=options.steps,
             schema=options.output,
+            must_call=options.must_call,
         )
         if not completion.text.strip():
             raise AgentError("the model's answer is empty", agent=context.agent)

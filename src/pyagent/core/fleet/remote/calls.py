@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from pyagent.core.errors import AgentError
@@ -143,10 +144,11 @@ class RunCalls:
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
-    async def _complete(self, messages: Any, sampling: Any, tools: Any, max_rounds: int, schema: Any) -> object:
-        return await self._context.complete(
-            messages, sampling=sampling, tools=tools, max_rounds=max_rounds, schema=schema
-        )
+    async def _complete(  # noqa: PLR0913, PLR0917 - as they cross
+        self, messages: Any, sampling: Any, tools: Any, max_rounds: int, schema: Any, must_call: bool
+    ) -> object:
+        complete = partial(self._context.complete, messages, sampling=sampling, tools=tools, max_rounds=max_rounds)
+        return await complete(schema=schema, must_call=must_call)
 
     async def _spawn(self, agent: str, task: Any, max_tokens: int | None, seconds: float | None) -> object:
         return await self._context.spawn(agent, task, max_tokens=max_tokens, timeout_seconds=seconds)

@@ -125,11 +125,12 @@ class RemoteContext(Questions):
         tools: Sequence[str] = (),
         max_rounds: int = MAX_ROUNDS,
         schema: Schema | None = None,
+        must_call: bool = False,
     ) -> Completion:
         """Return the model's answer with how it ended; it may call the `tools` named, which the run does."""
         messages, sampling = as_messages(prompt, system), sampling or DEFAULT_SAMPLING
         plain = None if schema is None else json_schema_of(schema).schema
-        args = messages, sampling, tuple(tools), max_rounds, plain
+        args = messages, sampling, tuple(tools), max_rounds, plain, must_call
         completion = cast("Completion", await self._call("complete", *args))
         if schema is None or isinstance(schema, dict) or completion.is_handed_over:
             return completion
