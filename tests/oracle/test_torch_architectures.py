@@ -35,6 +35,8 @@ GRANITE = Path(__file__).parents[2] / "examples/pyagent-granite/pyagent_granite.
 SIZES = {"vocab_size": 325, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 NEOX = {"model_type": "gpt_neox", **SIZES, "intermediate_size": 80, "max_position_embeddings": 128}
 GPT2 = {"model_type": "gpt2", "vocab_size": 325, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
+PICTURES = {"depth": 1, "hidden_size": 32, "embed_dim": 32, "num_heads": 2, "intermediate_size": 32}
+QWEN_TEXT = {**SIZES, "intermediate_size": 80, "num_key_value_heads": 2, "max_position_embeddings": 128}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "gpt2-other": {**GPT2, "n_inner": 96, "activation_function": "relu", "tie_word_embeddings": False},
@@ -51,21 +53,39 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.2,
         "logits_scaling": 2.0,
     },
+    **{
+        name: {
+            "model_type": name,
+            "text_config": {
+                **QWEN_TEXT,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": sections},
+                **heads,
+            },
+            "vision_config": PICTURES,
+        }
+        for name, sections, heads in (
+            ("qwen2_vl", [2, 3, 3], {}),
+            ("qwen2_5_vl", [4, 2, 2], {}),
+            ("qwen3_vl", [12, 10, 10], {"head_dim": 64}),
+        )
+    },
 }
 
 
 def write_random(folder: Path, name: str) -> Any:
     """Write a random model by transformers, whose norms and biases are not what they begin with; returns it."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = dict(CONFIGS[name])
     torch.manual_seed(7)
     options = {"attn_implementation": "eager", "dtype": torch.float32}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config), **options).eval()
+    kind = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+    model = kind.from_config(AutoConfig.for_model(config.pop("model_type"), **config), **options).eval()
+    factor = 4 if kind is AutoModelForCausalLM else 1.5  # biases of keys make attention as sharp
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(4).add_(torch.randn_like(parameter) * 0.1)
+            parameter.mul_(factor).add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
     return model
 
@@ -134,6 +154,89 @@ def test_logits_of_every_architecture_are_those_of_transformers(name: str, tmp_p
         done += chunk
         places = [runner.pool.num_tokens(length) - 1 for length in (3, 30, 100)]
         assert np.abs(rows - expected[places]).max() < close
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_positions_of_frames_rows_and_columns_turn_as_in_transformers(name: str, tmp_path: Path) -> None:
+    """Given three numbers for each token, as between two pictures' patches: to 1e-5 of the largest logit."""
+    import torch
+
+    from pyagent.infrastructure.engine.runners.torch.attention import plain
+    from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
+    from pyagent.infrastructure.engine.runners.torch.device import target_of
+    from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
+    from pyagent.infrastructure.engine.runners.torch.models import open_model
+    from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Alone
+    from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
+    from pyagent.infrastructure.engine.runners.torch.stages import TorchStages
+    from pyagent.infrastructure.engine.runners.torch.step import Step
+
+    reference = write_random(tmp_path, name)
+    num_tokens = 14
+    tokens = torch.arange(num_tokens) * 11 % 325
+    positions = torch.tensor([[0, 1, 2, *[3] * 6, 6, 7, 8, 9, 9], [0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7, 8, 9, 9]])
+    positions = torch.cat([positions, torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 8, 9, 10]])])  # [3, T]
+    with torch.no_grad():
+        embeddings = reference.get_input_embeddings()(tokens[None])
+        expected = reference(inputs_embeds=embeddings, position_ids=positions[:, None]).logits[0]
+    target = target_of(RunnerOptions(dtype="f32", kv_dtype="f32"))
+    opened = open_model(tmp_path, architectures())
+    part, config = ModelPart.of(opened.config, Shard()), opened.config
+    layers = KvLayers.of(config.windows)
+    decoder = opened.load(part, target, 2)(layers, TorchStages(), plain.attend, Alone())
+    kv = KvCache(layers.num_slots, (2, 16, config.num_kv_heads, config.head_dim), torch.float32, target.device)
+    starts, lengths = (torch.tensor(of, dtype=torch.int32) for of in ([0, num_tokens], [num_tokens]))
+    batch = AttentionBatch(starts, lengths, torch.tensor([[1]], dtype=torch.int32), [num_tokens], [num_tokens])
+    places = torch.arange(num_tokens)
+    step = Step(tokens.int(), positions.int(), places.int(), (batch,), (16 + places,), places[:1], lengths)
+    with torch.inference_mode():
+        found = decoder.logits(step, kv)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (found[-1] - reference(tokens[None]).logits[0, -1]).abs().max() > 1e-3 * expected.abs().max()
+
+
+def test_the_older_form_of_a_checkpoint_of_pictures_is_read(tmp_path: Path) -> None:
+    """Text fields beside the pictures', `rope_scaling`, tensors without `language_model`: equal logits."""
+    import numpy as np
+    from safetensors.torch import load_file, save_file
+
+    write_random(tmp_path, "qwen2_5_vl")
+    rows = compute(runner_of(tmp_path, architectures()), (1, range(9)))
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    older = {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
+    (tmp_path / "config.json").write_text(json.dumps(text | config | older))
+    tensors = load_file(tmp_path / "model.safetensors")
+    named = {name.replace("model.language_model.", "model."): tensor for name, tensor in tensors.items()}
+    save_file(named, tmp_path / "model.safetensors")
+    assert np.array_equal(compute(runner_of(tmp_path, architectures()), (1, range(9))), rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"rope_parameters": {"mrope_section": [4, 2, 3]}},
+            r"mrope_section is \[4, 2, 3\]; expected three .* 8",
+        ),
+        (
+            {"rope_parameters": {"type": "yarn", "factor": 4.0}},
+            "rope scaling 'yarn' with factor is not implemented",
+        ),
+        ({"rope_parameters": {"mrope_interleaved": True}}, "with mrope_interleaved is not implemented for qwen2_5_vl"),
+        ({"use_sliding_window": True}, "sliding windows are not implemented for qwen2_5_vl"),
+        ({"residual_multiplier": 2.0}, "'residual_multiplier' is not implemented for qwen2_5_vl"),
+    ],
+)
+def test_what_a_text_half_cannot_be_is_refused_by_name(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """Sections that are no head's, other scalings, windows, and fields of `text_config` that nobody reads."""
+    write_random(tmp_path, "qwen2_5_vl")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=said):
+        runner_of(tmp_path, architectures())
 
 
 def test_half_precision_is_near_float32(tmp_path: Path) -> None:

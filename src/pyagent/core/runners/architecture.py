@@ -31,7 +31,8 @@ class ModelShape:
     `attention_softcap * tanh(score / attention_softcap)` where there is one. `rope_frequencies` are the radians that
     each pair at the start of a head turns for a position, pairs being halves of the rotated part apart, or neighbours
     with `is_rope_interleaved`; without any, nothing is turned. `rope_attention_factor` multiplies what is turned, as in
-    YaRN.
+    YaRN. Where positions are a frame, a row and a column (M-RoPE), `rope_axes` says which of the three each frequency
+    turns by; a token of text has its place as all three.
     """
 
     architecture: str
@@ -49,6 +50,7 @@ class ModelShape:
     rope_frequencies: Sequence[float] = (0.0,)
     rope_attention_factor: float = 1.0
     is_rope_interleaved: bool = False
+    rope_axes: Sequence[int] = ()
 
 
 class ModelLayers(Protocol):
@@ -122,8 +124,9 @@ class Network(Protocol):
 class Architecture(Protocol):
     """A kind of model that the torch runner can run from a folder of safetensors.
 
-    `config` is the folder's `config.json`. A field of it that neither `shape` nor `load` looks at is refused by name
-    when the model is loaded, unless it is known to change no number.
+    `config` is the folder's `config.json`, with the fields of its `text_config` where it has one. A field of it that
+    neither `shape` nor `load` looks at is refused by name when the model is loaded, unless it is known to change no
+    number.
     """
 
     @property

@@ -12,13 +12,18 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return functional.rms_norm(x.float(), weight.shape, weight, epsilon).to(x.dtype)
 
 
-def rotary(positions: Tensor, frequencies: Tensor, factor: float = 1) -> tuple[Tensor, Tensor]:
+def rotary(
+    positions: Tensor, frequencies: Tensor, factor: float = 1, axes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [T, 1, R / 2] of positions [T], for frequencies [R / 2] in radians a position.
+
+    Positions may be of three numbers [3, T] where `axes` [R / 2] say which of them a frequency turns by (M-RoPE).
 
     Angles are products of float32 rounded to float32, as where the models were trained. `factor` multiplies both, as
     YaRN and LongRoPE do to make attention sharper.
     """
-    angles = positions[:, None].float() * frequencies
+    turned_by = positions[:, None] if axes is None or positions.dim() == 1 else positions.index_select(0, axes).t()
+    angles = turned_by.float() * frequencies
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     return (cos, sin) if factor == 1 else (cos.mul_(factor), sin.mul_(factor))
 

@@ -21,7 +21,7 @@ class Step:
     """
 
     tokens: Tensor  # [T] int32
-    positions: Tensor  # [T] int32
+    positions: Tensor  # [T] int32; [3, T] (frame, row, column) of a model whose `rope_axes` are said
     outputs: Tensor  # [m] int32, which tokens give logits
     attention: tuple[AttentionBatch, ...]
     rows: tuple[Tensor, ...]

@@ -166,10 +166,11 @@ class NetworkDecoder:
         self._stages = stages
         self._attend = attend
         self._frequencies = torch.tensor(shape.rope_frequencies, dtype=torch.float32, device=device)
+        self._axes = torch.tensor(shape.rope_axes, device=device) if shape.rope_axes else None
 
     def logits(self, step: Step, kv: KvCache) -> Tensor:
         """Compute a step, write its keys and values, and return float32 logits [m, vocabulary] of its outputs."""
-        cos_sin = rotary(step.positions, self._frequencies, self._shape.rope_attention_factor)
+        cos_sin = rotary(step.positions, self._frequencies, self._shape.rope_attention_factor, self._axes)
         hidden = self._network.hidden(_Pass(step, kv, cos_sin, self._shape, self._layers, self._stages, self._attend))
         return self._network.logits(hidden.index_select(0, step.outputs)).float()
 
@@ -224,6 +225,9 @@ def _check_shape(shape: ModelShape, path: str) -> None:
         kinds = f"{shape.num_heads} and {shape.num_kv_heads} heads, {num_windows} windows"
         raise ModelError(f"{path}: config.json: {kinds} are not those of {shape.num_layers} layers", model=path)
     turns = cast("Sequence[object]", shape.rope_frequencies)  # a plugin's, whatever their type says
+    axes = cast("Sequence[object]", shape.rope_axes)
+    if axes and (len(axes) != len(turns) or not all(axis in (0, 1, 2) for axis in axes)):
+        raise ModelError(f"{path}: config.json: {len(axes)} rotary axes for {len(turns)} frequencies", model=path)
     is_finite = all(isinstance(turn, int | float) and math.isfinite(turn) for turn in turns)
     if not (is_finite and 1 <= len(turns) <= max(1, shape.head_dim // 2)):
         text = f"{path}: config.json: {len(turns)} rotary frequencies, of a head of {shape.head_dim}, or not numbers"
@@ -238,7 +242,18 @@ def brought_model(path: Path, architectures: Mapping[str, BroughtArchitecture]) 
         return None  # opened as any other, it is refused with what is wrong
     name = cast("dict[str, Any]", fields).get("model_type") if isinstance(fields, dict) else None
     brought = architectures.get(name) if isinstance(name, str) else None
-    return None if brought is None else BroughtModel(path, cast("dict[str, Any]", fields), brought)
+    return None if brought is None else BroughtModel(path, _of_text(cast("dict[str, Any]", fields)), brought)
+
+
+def _of_text(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model's text half: those of `text_config`, where it is one of several, beside the rest."""
+    text = fields.get("text_config")
+    if not isinstance(text, dict):
+        return fields
+    named = cast("dict[str, Any]", text)
+    is_tied = bool(fields.get("tie_word_embeddings")) or bool(named.get("tie_word_embeddings"))
+    others = {name: value for name, value in fields.items() if name != "text_config"}
+    return others | named | {"model_type": fields["model_type"], "tie_word_embeddings": is_tied}
 
 
 def _config_text(path: Path) -> bytes:
