@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ class StepClock:
         self._asking = threading.Lock()
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> Generator[None]:
         """Time what is computed; on a GPU what is launched, whose end is only known when it is asked for."""
         self._since = since = time.monotonic()
         if self.device.type != "cuda":

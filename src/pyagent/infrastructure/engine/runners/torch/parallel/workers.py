@@ -265,7 +265,3 @@ def _started(executor: RankExecutor, told: Sequence[bytes]) -> Sequence[RankProc
 def _end(processes: Iterable[RankProcess]) -> None:
     for process in processes:
         process.kill()
-
-
-def _num_steps(report: RankReport) -> int:
-    return report.num_steps
