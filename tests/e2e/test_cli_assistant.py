@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
-from support.command_line import pyagent
+from support.command_line import Terminal, plain, pyagent
 
 from pyagent.core.messages import ChatRequest, FunctionCall, ToolCall
 from pyagent.core.settings import Settings
@@ -70,3 +71,46 @@ def test_output_schema_is_given_as_json(environment: dict[str, str]) -> None:
         arguments = ["--output", json.dumps(schema), "--tools", "calculator", "--json"]
         done = pyagent("agent", "assistant", "6 times 7?", *arguments, "--chain", f"openai:{url}/v1", env=environment)
     assert json.loads(done.stdout)["output"] == {"total": 42}, done.stderr
+
+
+def _writing(request: ChatRequest) -> Reply | str:
+    told = [message.text for message in request.messages if message.role == "tool"]
+    call = FunctionCall("write_file", json.dumps({"path": "made.txt", "content": "evil \x9b31m"}))
+    return f"Told: {told[-1]}" if told else Reply(tool_calls=(ToolCall(id="c", function=call),))
+
+
+@pytest.fixture(scope="module")
+def writer() -> Iterator[str]:
+    """The chain entry of a model that writes a file once."""
+    with serve(create_app(ScriptedBackend(_writing))) as url:
+        yield f"openai:{url}/v1"
+
+
+def test_file_is_written_when_a_person_allows_it(environment: dict[str, str], writer: str) -> None:
+    """At a terminal the call is shown, its control characters written out; denied it is told, allowed it is done."""
+    made = Path(environment["HOME"]) / "made.txt"
+    for answer, is_made in (("deny", False), ("allow", True)):
+        terminal = Terminal("run", "write", "--agent", "assistant", "--chain", writer, env=environment)
+        terminal.read_until("[allow/always/deny]")
+        assert "\\x9b31m" in terminal.shown
+        assert "\x9b" not in terminal.shown
+        terminal.type(f"{answer}\n")
+        assert terminal.finish() == 0
+        assert made.exists() == is_made
+        assert ("denied this call" in plain(terminal.shown)) != is_made
+
+
+def test_what_was_typed_before_allows_nothing(environment: dict[str, str], writer: str) -> None:
+    """Lines in the terminal from before the question are dropped; where nobody sits there, the run ends with it."""
+    terminal = Terminal("run", "write", "--agent", "assistant", "--chain", writer, env=environment)
+    terminal.type("allow\n" * 3)
+    terminal.read_until("[allow/always/deny]")
+    terminal.type("deny\n")
+    assert terminal.finish() == 0
+    done = pyagent("run", "write", "--agent", "assistant", "--chain", writer, env=environment)
+    assert done.returncode == 1
+    assert "the run needs an answer: may assistant call write_file" in done.stderr
+    assert not (Path(environment["HOME"]) / "made.txt").exists()
+    approved = environment | {"PYAGENT_TOOLS__APPROVED": "write_file"}
+    assert pyagent("run", "write", "--agent", "assistant", "--chain", writer, env=approved).returncode == 0
+    assert (Path(environment["HOME"]) / "made.txt").exists()

@@ -46,11 +46,11 @@ def test_program_is_bounded(tmp_path: Path) -> None:
     assert "File too large" in python("f = open('f', 'w'); f.write('x'); f.close()")
     assert "more output is not shown" in python("print('x' * 1_000_000)")
     mark = tmp_path / "alive"
-    command = f"(setsid sh -c 'sleep 2; touch {mark}' &) ; echo begun"
+    command = f"(setsid sh -c 'sleep 0.6; touch {mark}' &) ; echo begun"
     ended = asyncio.run(run_program(["/bin/sh", "-c", command], tmp_path, ProgramLimits(seconds=20)))
     assert ended.output == "begun\n"
     if ended.is_apart:
-        time.sleep(2.5)
+        time.sleep(1.0)
         assert not mark.exists()
 
 
@@ -73,12 +73,12 @@ def test_cancelled_program_is_ended(tmp_path: Path) -> None:
 
     async def main() -> None:
         work = asyncio.create_task(
-            run_program(["/bin/sh", "-c", f"sleep 1.5; touch {mark}"], tmp_path, ProgramLimits())
+            run_program(["/bin/sh", "-c", f"sleep 0.6; touch {mark}"], tmp_path, ProgramLimits())
         )
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.2)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-        await asyncio.sleep(1.6)
+        await asyncio.sleep(0.8)
 
     asyncio.run(main())
     assert not mark.exists()

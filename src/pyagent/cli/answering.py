@@ -7,7 +7,7 @@ import select
 import sys
 from typing import TYPE_CHECKING
 
-from pyagent.cli.output import coloured
+from pyagent.cli.output import coloured, printable
 from pyagent.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -25,9 +25,11 @@ def can_answer() -> bool:
 async def answer_at_terminal(fleet: Fleet, asked: QuestionAsked) -> None:
     """Show a question until an answer that it takes was typed, or the run no longer waits for it."""
     question = asked.question
-    answers = f" [{'/'.join(question.options)}]" if question.options else ""
+    answers = f" [{'/'.join(map(printable, question.options))}]" if question.options else ""
+    if question.kind == "approval":
+        _forget_typed()
     while any(each.id == question.id for each in fleet.questions(asked.run)):
-        sys.stdout.write(f"{coloured(asked.agent, 'cyan')} asks: {question.text}{answers} ")
+        sys.stdout.write(f"{coloured(asked.agent, 'cyan')} asks: {printable(question.text)}{answers} ")
         sys.stdout.flush()
         line = await _line(fleet, asked)
         if line is None:
@@ -36,7 +38,16 @@ async def answer_at_terminal(fleet: Fleet, asked: QuestionAsked) -> None:
         try:
             fleet.answer(asked.run, question.id, _meant(question, line.strip()))
         except RequestError as error:
-            sys.stdout.write(f"{error}\n")
+            sys.stdout.write(f"{printable(str(error))}\n")
+
+
+def _forget_typed() -> None:
+    """Drop what was typed before the question was there: it approves nothing."""
+    try:
+        import termios
+    except ImportError:  # Windows
+        return
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 def _meant(question: Question, line: str) -> str:

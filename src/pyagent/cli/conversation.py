@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pyagent.cli.output import coloured
+from pyagent.cli.output import coloured, printable
 from pyagent.core.errors import ConfigError, InvalidOutputError, RequestError
 from pyagent.core.messages import ChatRequest, Message, SamplingParams, Usage
 from pyagent.core.nearest import did_you_mean
@@ -264,7 +264,7 @@ class Conversation:
         async with aclosing(run) as events:
             async for event in events:
                 if isinstance(event, Progress):
-                    yield f"({event.agent}: {event.text})\n"
+                    yield f"({event.agent}: {printable(event.text)})\n"
                 elif isinstance(event, QuestionAsked) and waits:
                     await answer_at_terminal(self.fleet, event)
                 elif isinstance(event, RunFinished):

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from pyagent.cli.output import printable
 from pyagent.core.fleet.events import (
     AgentDeclined,
     AgentFailed,
@@ -76,14 +77,14 @@ class RunProgress:
                 row = self._row(event.step, event.agent)
                 row.state, row.line, row.tail = "running", event.reason, ""
             case Progress():
-                self._row(event.step, event.agent).line = event.text
+                self._row(event.step, event.agent).line = printable(event.text)
             case HistoryCompacted():
                 text = f"shortened the conversation: {event.tokens_before:,} to {event.tokens_after:,} tokens"
                 self._row(event.step, event.agent).line = text
             case QuestionAsked():
-                self._row(event.step, event.agent).line = f"asks: {event.question.text}"
+                self._row(event.step, event.agent).line = f"asks: {printable(event.question.text)}"
             case QuestionAnswered():
-                self._row(event.step, event.agent).line = f"was told: {event.answer}"
+                self._row(event.step, event.agent).line = f"was told: {printable(event.answer)}"
             case TextDelta():
                 row = self._row(event.step, event.agent)
                 row.tail = (row.tail + event.text)[-_MAX_TAIL:]

@@ -11,7 +11,7 @@ import typer
 
 from pyagent.cli.input import readable_files
 from pyagent.cli.options import AsJson, Chain, Config, Model
-from pyagent.cli.output import write_json
+from pyagent.cli.output import printable, write_json
 from pyagent.cli.startup import fetch_first_model, read_settings
 from pyagent.core.errors import RequestError
 
@@ -77,7 +77,7 @@ async def _write_scores(
                 fields = msgspec.structs.asdict(scored)
                 write_json({"line": number, "text": part, **fields} if is_by_line else fields)
             elif is_by_line:
-                sys.stdout.write(f"{number:>6}  {_number(scored.perplexity)}  {_shown(part[:_SHOWN_CHARS])}\n")
+                sys.stdout.write(f"{number:>6}  {_number(scored.perplexity)}  {printable(part[:_SHOWN_CHARS])}\n")
             else:
                 _write_score(scored)
     finally:
@@ -97,13 +97,8 @@ def _write_score(scored: TextScore) -> None:
 def _described(token: ScoredToken) -> str:
     rank = "" if token.rank is None else f"  rank {token.rank:>7,}"
     where = f"line {token.line:>5}{rank}  logprob {token.logprob:8.2f}"
-    return f"{where}  {_shown(token.before)} [{_shown(token.token)}]  expected [{_shown(token.expected)}]"
+    return f"{where}  {printable(token.before)} [{printable(token.token)}]  expected [{printable(token.expected)}]"
 
 
 def _number(value: float | None) -> str:
     return f"{'-':>10}" if value is None else f"{value:>10,.3f}"
-
-
-def _shown(text: str) -> str:
-    """Return a text on one line, control characters written out."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol, Self
 
-from pyagent.cli.output import Colour, coloured, mark, spinner, write_json_line
+from pyagent.cli.output import Colour, coloured, mark, printable, spinner, write_json_line
 from pyagent.cli.progress import Row, RunProgress, State, as_text
 from pyagent.cli.startup import PlainFetchProgress
 from pyagent.core.fleet.events import (
@@ -111,7 +111,7 @@ class PlainView(_LineView):
                 return f"{marked('running')} {event.agent:<12} {by}{event.reason}"
             case Progress() | QuestionAsked():
                 text = event.text if isinstance(event, Progress) else f"asks: {event.question.text}"
-                return f"  {event.agent:<12} {text}"
+                return f"  {event.agent:<12} {printable(text)}"
             case AgentFinished() if "/" not in event.step:
                 return finished_line(self.progress.rows[event.step])
             case AgentFailed() if "/" not in event.step:
