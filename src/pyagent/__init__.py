@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import ToolCalled as ToolCalled
     from pyagent.core.fleet.steps import Step as Step
     from pyagent.core.fleet.tool_functions import tool as tool
+    from pyagent.core.fleet.tool_run import idempotency_key as idempotency_key
     from pyagent.core.fleet.tools import FleetTool as FleetTool
     from pyagent.core.messages import ChatDelta as ChatDelta
     from pyagent.core.messages import ChatRequest as ChatRequest
@@ -85,14 +86,15 @@ _NAMES = {
     "pyagent.core.config": "load_settings",
     "pyagent.core.errors": "AgentError AwayError BackendError BudgetError CapacityError ClusterError ConfigError "
     "ContextOverflowError DeadlineError Decline GuardrailError InvalidOutputError ModelError NeedsAnswerError "
-    "PluginError PyAgentError RequestError UnsupportedError WireError",
+    "PluginError PyAgentError ReplayError RequestError UnsupportedError WireError",
     "pyagent.core.flat_logprobs": "FlatLogprobs",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted HistoryCompacted "
-    "ModelCalled Progress Question QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunStarted "
-    "StepSkipped TextDelta ToolCalled",
-    "pyagent.core.fleet.orchestrator": "Step",
+    "ModelCalled Progress Question QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunResumed "
+    "RunStarted StepSkipped TextDelta ToolCalled ToolStarted",
+    "pyagent.core.fleet.steps": "Step",
+    "pyagent.core.fleet.tool_run": "idempotency_key",
     "pyagent.core.fleet.tool_functions": "tool",
     "pyagent.core.fleet.tools": "FleetTool",
     "pyagent.core.messages": "ChatDelta ChatRequest FunctionDefinition Message SamplingParams Tool ToolCall Usage",

@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.scores import Score
     from pyagent.core.fleet.tool_functions import tool
     from pyagent.core.fleet.tool_providers import ToolProvider
+    from pyagent.core.fleet.tool_run import idempotency_key
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.grammars import (
         GrammarBackend,
@@ -276,6 +277,7 @@ _LATER = {
     "estimated_tokens": "pyagent.core.token_estimate",
     "estimated_usage": "pyagent.core.emulation.cutting",
     "fulfil": "pyagent.core.emulation.fulfil",
+    "idempotency_key": "pyagent.core.fleet.tool_run",
     "is_pure": "pyagent.core.fleet.agent",
     "make_backend": "pyagent.assembly",
     "make_host": "pyagent.assembly",
@@ -457,6 +459,7 @@ __all__ = [
     "estimated_usage",
     "fulfil",
     "hookimpl",
+    "idempotency_key",
     "is_pure",
     "make_backend",
     "make_host",

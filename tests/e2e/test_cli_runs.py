@@ -75,7 +75,7 @@ def test_damage_is_shown(environment: dict[str, str], tmp_path: Path) -> None:
     """`runs show` says that a record is damaged, and shows those before and after it."""
     _run(environment, "run", "2+2")
     with closing(sqlite3.connect(tmp_path / "data" / "journal" / "runs.db")) as database, database:
-        database.execute("UPDATE records SET body = CAST(body || 'x' AS BLOB) WHERE number = 2")
+        database.execute("UPDATE records SET body = CAST(body || 'x' AS BLOB) WHERE id % 4294967296 = 2")
     done = pyagent("runs", "show", env=environment)
     assert "1 records are damaged" in done.stdout
     assert "run_finished" in done.stdout

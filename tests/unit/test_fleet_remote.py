@@ -273,13 +273,10 @@ def test_remote_context_has_what_a_context_has() -> None:
         "parent",
         "started_at",
         "run_tool",
-        "num_children",
-        "num_questions",
         "usage",
         "trace",
         "totals",
         "phase_ended",
-        "_tool_call",
         "_pieces",
     }
     for name, member in vars(Context).items():

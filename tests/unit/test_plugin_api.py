@@ -36,8 +36,9 @@ API = (
     "SamplingParams Score Settings StepOutput TagDialect Task TemperatureSchedule Tensor TextPart Timings "
     "TokenLogprob Tokenizer TokenizerFactory Tool ToolCall ToolCallDelta ToolProvider UnpinPrompt Unsupported "
     "UnsupportedError Usage ViewCache Vocabulary WarmPrefixes WireError XmlCalls collect describe_model error_body "
-    "estimated_request_tokens estimated_tokens estimated_usage fulfil hookimpl is_pure make_backend make_host "
-    "num_warm_tokens plugin_options prefix_keys read_headers readable_path run_rank run_remote tool trace_headers"
+    "estimated_request_tokens estimated_tokens estimated_usage fulfil hookimpl idempotency_key is_pure make_backend "
+    "make_host num_warm_tokens plugin_options prefix_keys read_headers readable_path run_rank run_remote tool "
+    "trace_headers"
 )
 
 

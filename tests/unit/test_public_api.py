@@ -17,10 +17,10 @@ Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer Awa
 BudgetError CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError
 DeadlineError Decline Engine FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat GuardrailError
 HistoryCompacted InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError NeedsAnswerError PenaltySchedule
-PluginError Progress PyAgentError Question QuestionAnswered QuestionAsked RequestError ResponseFormat RouteChosen
-RunFailed RunFinished RunStarted SamplingParams Settings Step StepSkipped SyncChain SyncEngine Task
-TemperatureSchedule TextDelta Tool ToolCall ToolCalled UnsupportedError Usage WireError load_settings tool
-validate_partial __version__
+PluginError Progress PyAgentError Question QuestionAnswered QuestionAsked ReplayError RequestError ResponseFormat
+RouteChosen RunFailed RunFinished RunResumed RunStarted SamplingParams Settings Step StepSkipped SyncChain
+SyncEngine Task TemperatureSchedule TextDelta Tool ToolCall ToolCalled ToolStarted UnsupportedError Usage WireError
+idempotency_key load_settings tool validate_partial __version__
 """
 
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "bench": "Measure tokens per second.",
     "score": "Say how likely a model finds a text.",
     "models": "List, fetch and inspect models.",
-    "runs": "Look at past runs.",
+    "runs": "Look at runs, go on with them, and delete them.",
     "cache": "Look into a running server's prompt cache.",
     "chain": "Explain and test the backends that are tried.",
     "config": "Show the settings and where they come from.",

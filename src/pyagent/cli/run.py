@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -14,6 +14,7 @@ from pyagent.cli.startup import read_settings
 if TYPE_CHECKING:
     from pyagent.cli.progress import RunProgress
     from pyagent.core.fleet.agent import Task
+    from pyagent.core.fleet.events import Event
     from pyagent.core.fleet.steps import Step
     from pyagent.fleet import Fleet
 
@@ -72,24 +73,35 @@ async def watch(
     as_json: bool = False,
 ) -> None:
     """Run `task` on `fleet`, showing what happens; then its result and what it took, also when it fails."""
-    import asyncio
-    from contextlib import aclosing
-
-    from pyagent.cli.answering import answer_at_terminal, can_answer
-    from pyagent.cli.startup import fetches_shown
-    from pyagent.cli.view import make_view
-    from pyagent.core.fleet.events import QuestionAsked
-
-    view = make_view(as_json=as_json)
-    asks = not as_json and can_answer()
     run = fleet.run(
         task,
         files=files,
         agent=agent,
         timeout_seconds=timeout_seconds,
         is_private=is_private,
-        waits_for_answers=True if asks else None,
+        waits_for_answers=waits_for_answers(as_json=as_json),
     )
+    await show_run(fleet, run, as_json=as_json)
+
+
+def waits_for_answers(*, as_json: bool) -> bool | None:
+    """Return whether a run's questions wait for a person at the terminal; None leaves it to the settings."""
+    from pyagent.cli.answering import can_answer
+
+    return True if not as_json and can_answer() else None
+
+
+async def show_run(fleet: Fleet, run: AsyncGenerator[Event, None], *, as_json: bool) -> None:
+    """Show the events of a run, and let its questions be answered; then its result and what it took."""
+    import asyncio
+    from contextlib import aclosing
+
+    from pyagent.cli.answering import answer_at_terminal
+    from pyagent.cli.startup import fetches_shown
+    from pyagent.cli.view import make_view
+    from pyagent.core.fleet.events import QuestionAsked
+
+    view, asks = make_view(as_json=as_json), waits_for_answers(as_json=as_json)
     outcome: Literal["done", "failed", "interrupted"] = "failed"
     try:
         with view, fetches_shown(view.show_fetch):

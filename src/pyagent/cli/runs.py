@@ -11,28 +11,16 @@ import typer
 
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import Colour, coloured, write_json, write_json_line
+from pyagent.cli.run_control import add_commands
+from pyagent.cli.run_journal import Run, cut, line_of, open_journal, run_ids
 from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.storage.journal import KeptRun, SqliteJournal
+    from pyagent.infrastructure.storage.journal import KeptRun
 
-app = typer.Typer(add_completion=False, help="Look at past runs.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Look at runs, go on with them, and delete them.", no_args_is_help=True)
 
-_STATE_COLOURS: dict[str, Colour] = {"done": "green", "failed": "red", "damaged": "red"}
-
-
-def _journal(config: Path | None = None) -> SqliteJournal:
-    from pyagent.assembly import make_journal
-
-    return make_journal(read_settings(config))
-
-
-def _run_ids(incomplete: str) -> list[str]:
-    """Return the ids of runs for the shell to complete."""
-    return [run.run for run in _journal().runs() if run.run.startswith(incomplete)]
-
-
-Run = Annotated[str, typer.Argument(help="The run's id, as `pyagent runs list` shows it.", autocompletion=_run_ids)]
+_STATE_COLOURS: dict[str, Colour] = {"done": "green", "failed": "red", "damaged": "red", "running": "cyan"}
 
 
 @app.command("list")
@@ -42,7 +30,7 @@ def list_runs(
     config: Config = None,
 ) -> None:
     """List the runs kept, newest first."""
-    runs = _journal(config).runs()[:limit]
+    runs = open_journal(config).runs()[:limit]
     if as_json:
         write_json(runs)
         return
@@ -51,14 +39,14 @@ def list_runs(
     for run in runs:
         when = datetime.fromtimestamp(run.started_at).astimezone().strftime("%Y-%m-%d %H:%M")
         seconds = f"{run.totals.seconds:6.1f} s" if run.totals else "        "
-        state = coloured(f"{run.state:<10}", _STATE_COLOURS.get(run.state, "yellow"))
-        sys.stdout.write(f"{run.run:<12} {when}  {state} {seconds}  {_cut(run.task, 80)}\n")
+        state = coloured(f"{run.state:<12}", _STATE_COLOURS.get(run.state, "yellow"))
+        sys.stdout.write(f"{run.run:<12} {when}  {state} {seconds}  {cut(run.task, 80)}\n")
 
 
 @app.command()
 def show(
     run: Annotated[
-        str | None, typer.Argument(help="The run's id; without one the newest.", autocompletion=_run_ids)
+        str | None, typer.Argument(help="The run's id; without one the newest.", autocompletion=run_ids)
     ] = None,
     as_json: AsJson = False,
     config: Config = None,
@@ -66,7 +54,7 @@ def show(
     """Show everything a run did, in order; where records are damaged, that."""
     import msgspec
 
-    journal = _journal(config)
+    journal = open_journal(config)
     if run is None:
         run = next((row.run for row in journal.runs()), None)
         if run is None:
@@ -81,7 +69,7 @@ def show(
         if record.number > expected:
             sys.stdout.write(coloured(f"{'':8}  {record.number - expected} records are damaged\n", "red"))
         expected = record.number + 1
-        sys.stdout.write(_line(record.event) + "\n")
+        sys.stdout.write(line_of(record.event) + "\n")
     _warn_of_damage(run, kept)
 
 
@@ -100,7 +88,7 @@ def export(
     """Write a run as JSON lines: first its summary and what it was asked, then its numbered events."""
     from pyagent.core.errors import RequestError
 
-    journal = _journal(config)
+    journal = open_journal(config)
     kept = journal.read(run)
     summary = next((row for row in journal.runs() if row.run == run), None)
     head = {"run": run, "summary": summary, "spec": journal.spec(run), "missing": kept.missing}
@@ -124,11 +112,11 @@ def _json(part: object) -> bytes:
 
 @app.command("rm")
 def remove(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids of runs.", autocompletion=_run_ids)],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids of runs.", autocompletion=run_ids)],
     config: Config = None,
 ) -> None:
     """Delete runs, with all that was asked and answered in them."""
-    journal = _journal(config)
+    journal = open_journal(config)
     for run in runs:
         journal.remove(run)
         sys.stdout.write(f"deleted {run}\n")
@@ -149,31 +137,8 @@ def prune(
     settings = read_settings(config).journal
     max_runs = settings.max_runs if keep is None else keep
     max_age_days = settings.max_age_days if days is None else days
-    deleted = _journal(config).prune(max_runs, max_age_days)
+    deleted = open_journal(config).prune(max_runs, max_age_days)
     sys.stdout.write(f"deleted {len(deleted)} runs\n")
 
 
-def _line(event: object) -> str:
-    """Return an event as a line: its time, kind, step and fields."""
-    import msgspec
-
-    facts: dict[str, object] = msgspec.to_builtins(event, enc_hook=str)
-    when = datetime.fromtimestamp(float(str(facts.pop("at")))).astimezone().strftime("%H:%M:%S")
-    kind, step = str(facts.pop("event")), str(facts.pop("step", ""))
-    facts.pop("run", None)
-    shown = "  ".join(f"{name}={_short(value)}" for name, value in facts.items() if value not in (None, [], (), {}, ""))
-    return f"{when}  {kind:<14} {step:<28} {shown}"
-
-
-def _short(value: object) -> str:
-    import msgspec
-
-    if isinstance(value, float):
-        value = round(value, 3)
-    return _cut(value if isinstance(value, str) else msgspec.json.encode(value).decode(), 100)
-
-
-def _cut(text: str, width: int) -> str:
-    """Return a text on one line, no longer than `width` characters."""
-    text = " ".join(text.split())
-    return text if len(text) <= width else text[: width - 1] + "…"
+add_commands(app)

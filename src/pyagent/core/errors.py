@@ -14,6 +14,7 @@
     │   ├── MovedError     it had not begun, and another node is to be asked
     │   └── BudgetError    the run's budget is spent
     ├── DeadlineError      the caller's deadline passed
+    ├── ReplayError        a resumed run's agent asks for something else than before: its code changed
     ├── NeedsAnswerError   a person: the run asks something, and has to be told before it can go on
     ├── BackendError       a backend failed: names it and whether trying again can help
     │   ├── UnsupportedError   it cannot do what the request asks; another may
@@ -167,6 +168,16 @@ class NeedsAnswerError(PyAgentError):
         super().__init__(message)
         self.question = question
         self.options = options
+
+
+class ReplayError(PyAgentError):
+    """A resumed run's agent asks for something else than before: its code changed. `step` and `call` say where."""
+
+    def __init__(self, message: str, *, agent: str, step: str, call: str) -> None:
+        super().__init__(message)
+        self.agent = agent
+        self.step = step
+        self.call = call
 
 
 class BackendError(PyAgentError):

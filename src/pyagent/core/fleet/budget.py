@@ -7,9 +7,13 @@ none, so that two calls cannot both take what is left. Single-threaded by design
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pyagent.core.errors import BudgetError
 from pyagent.core.messages import Usage
+
+if TYPE_CHECKING:
+    from pyagent.core.fleet.events import Totals
 
 
 @dataclass(slots=True)
@@ -70,6 +74,14 @@ class Budget:
                 f"cost ${usd:.6f}; raise {self.setting}.usd or ask for less",
                 resource="usd",
             )
+
+    def count(self, totals: Totals, run: Budget) -> None:
+        """Count what was used before the run was resumed, up to the run's budget: the fleet's own is of this time."""
+        for level in self._levels():
+            level.used_tokens += totals.prompt_tokens + totals.completion_tokens
+            level.used_usd += totals.usd
+            if level is run:
+                break
 
     def _levels(self) -> list[Budget]:
         levels: list[Budget] = [self]

@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from pyagent.core.errors import AgentError, BackendError, Decline, PyAgentError, RequestError
+from pyagent.core.errors import AgentError, BackendError, Decline, NeedsAnswerError, RequestError
 from pyagent.core.fleet.agent import Task, unknown_name
 from pyagent.core.fleet.budget import Budget
-from pyagent.core.fleet.containment import Call
 from pyagent.core.fleet.events import (
     Progress,
     Question,
@@ -28,14 +27,15 @@ from pyagent.core.fleet.events import (
     QuestionKind,
     StepFinished,
     TextDelta,
-    ToolCalled,
     Totals,
 )
-from pyagent.core.fleet.guardrails import check
 from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
+from pyagent.core.fleet.past import asked_of
 from pyagent.core.fleet.people import question_id
 from pyagent.core.fleet.questions import DEFAULT_SAMPLING, LastPrompt, Prompt, Questions, as_messages, side_by_side
+from pyagent.core.fleet.scopes import Scopes
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS, ToolLoop
+from pyagent.core.fleet.tool_run import ToolRun
 from pyagent.core.messages import JsonObject, Message, ResponseFormat, SamplingParams
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.structured_output.wanted import Schema, Wanted
@@ -60,8 +60,7 @@ class Context(Questions):
     deadline: Deadline
     parent: Context | None = None
     started_at: float = field(default_factory=time.perf_counter)
-    num_children: int = 0
-    num_questions: int = 0
+    scopes: Scopes = field(default_factory=Scopes)
     usage: list[Totals] = field(default_factory=list[Totals])
     last_prompt: LastPrompt | None = None
     is_over: bool = False
@@ -89,7 +88,9 @@ class Context(Questions):
         """
         messages, sampling = as_messages(prompt, system), sampling or DEFAULT_SAMPLING
         if tools or schema is not None:
-            return await ToolLoop(self, messages, sampling, max_rounds, Wanted(schema), must_call).answer(tools)
+            loop = ToolLoop(self, messages, sampling, max_rounds, Wanted(schema), must_call)
+            with self.scopes.within(self.scopes.next_call()):
+                return await loop.answer(tools)
         return await self.answer(messages, None, sampling)
 
     def stream(
@@ -139,67 +140,23 @@ class Context(Questions):
 
     async def run_tool(self, tool: FleetTool, arguments: JsonObject | msgspec.Struct) -> object:
         """Return what a tool returns that need not be one of the fleet's. A person allows it first, where needed."""
-        await self.check_open()
-        name = tool.name
-        await check(self.run.guardrails, "check_call", self, tool.name, arguments)
-        if tool.needs_approval:
-            await tool.checked(arguments)  # before anybody is asked about a call that cannot be
-            await self.run.questions.approve(self, tool.name, arguments)
-        started, output, fault = time.perf_counter(), cast("object", None), "cancelled"
-        try:
-            attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, "pyagent.step": self.step}
-            with (
-                self.run.hints.away(self.session, f"tool {name}"),
-                self.run.tracer.span(f"execute_tool {name}", attributes, self.trace),
-            ):
-                # A tool with a context takes slots by what it calls; holding one here, it could wait for itself.
-                async with nullcontext() if tool.takes_context else self.run.slots.slot():
-                    output = await self._tool_call(tool, arguments).result()
-            fault = None
-        except PyAgentError as error:
-            fault = str(error)
-            raise
-        except Exception as error:
-            fault = f"{type(error).__name__}: {error}"
-            raise AgentError(f"the tool {name} failed: {fault}", agent=self.agent) from error
-        finally:
-            seconds = time.perf_counter() - started
-            self.usage.append(Totals(tool_calls=1))
-            self.run.emit(
-                ToolCalled(
-                    run=self.run.id,
-                    step=self.step,
-                    agent=self.agent,
-                    tool=name,
-                    arguments=arguments,
-                    output=output,
-                    seconds=seconds,
-                    error=fault,
-                )
-            )
-        return output
-
-    def _tool_call(self, tool: FleetTool, arguments: JsonObject | msgspec.Struct) -> Call:
-        return Call(
-            what=f"the tool {tool.name}",
-            start=lambda: tool.call(arguments, self),
-            error_of=lambda text: AgentError(text, agent=self.agent),
-            deadline=self.deadline,
-        )
+        return await ToolRun(self, tool, arguments, self.scopes.next_call()).output()
 
     async def spawn(
         self, agent: str, task: Task | str, *, max_tokens: int | None = None, timeout_seconds: float | None = None
     ) -> object:
         """Another agent's result. It works within what is left here, or within less when that is given."""
+        call = self.scopes.next_call()
+        self.run.past.check(self, call, what := f"agent {agent}", what)
         await self.check_open()
-        self.num_children += 1
-        step = f"{self.step}/{self.num_children}.{agent}"
+        step = f"{self.step}/{call}.{agent}"
         budget = self.run.agent_budget(step, max_tokens, self.budget)
         deadline = self.run.agent_deadline(self.deadline, timeout_seconds)
         child = Context(self.run, agent, step, budget, deadline, parent=self)
         with self.run.hints.away(self.session, f"agent {agent}"):
             try:
-                return await self.run.run_agent(child, Task(text=task) if isinstance(task, str) else task)
+                task = Task(text=task) if isinstance(task, str) else task
+                return await self.run.run_agent(child, self.run.overrides.get(step, task))
             except Decline as error:  # the child's, not this agent's own
                 raise RequestError(f"{agent} declines: {error}", param="task", code="declined") from error
 
@@ -207,7 +164,8 @@ class Context(Questions):
         self, function: Callable[[T], Awaitable[R]], items: Iterable[T], *, max_concurrency: int | None = None
     ) -> list[R]:
         """`function` of each item, side by side, in the items' order. The first failure cancels the rest."""
-        return await side_by_side(self.agent, function, items, max_concurrency or self.run.max_concurrency)
+        parts = self.scopes.parts(function)
+        return await side_by_side(self.agent, parts, enumerate(items), max_concurrency or self.run.max_concurrency)
 
     # -- people -------------------------------------------------------------------------------------------------------
 
@@ -216,17 +174,22 @@ class Context(Questions):
 
         Raises `NeedsAnswerError`, which is to end the run, where no answer can reach it.
         """
+        call, asked = self.scopes.next_call(), asked_of("question", text, tuple(options), kind)
+        self.run.past.check(self, call, "an answer by a person", asked)
         await self.check_open()
-        self.num_questions += 1
-        number = question_id(self.run.id, self.step, self.num_questions)
+        number = question_id(self.run.id, f"{self.step}:{self.agent}", call)
         question = Question(id=number, kind=kind, text=text, options=tuple(options))
-        self.run.emit(QuestionAsked(run=self.run.id, step=self.step, agent=self.agent, question=question))
+        run, step, agent = self.run.id, self.step, self.agent
+        self.run.emit(QuestionAsked(run=run, step=step, agent=agent, question=question, call=call, asked=asked))
+        if (answer := self.run.past.answer(self, call)) is not None:
+            return answer
         with self.run.hints.away(self.session, "a person"):
-            answer = await self.run.questions.answer_to(question, self.deadline)
-        answered = QuestionAnswered(
-            run=self.run.id, step=self.step, agent=self.agent, question=question.id, answer=answer
-        )
-        self.run.emit(answered)
+            try:
+                answer = await self.run.questions.answer_to(question, self.deadline)
+            except NeedsAnswerError as error:
+                self.run.fatal = error
+                raise
+        self.run.emit(QuestionAnswered(run=run, step=step, agent=agent, question=number, answer=answer))
         return answer
 
     # -- saying what it does ------------------------------------------------------------------------------------------
@@ -245,7 +208,12 @@ class Context(Questions):
         self.run.emit(ended)
 
     async def check_open(self) -> None:
-        """Raise `AgentError` when the agent goes on after its end, which its deadline or the run's end was."""
+        """Raise `AgentError` when the agent goes on after its end, which its deadline or the run's end was.
+
+        What ends the run is raised again, for agents that go on after it.
+        """
+        if self.run.fatal is not None:
+            raise self.run.fatal
         if self.is_over or self.run.is_over:
             await asyncio.sleep(_PAUSE_SECONDS)  # it may ask again and again, and the event loop is everybody's
             raise AgentError(f"{self.agent} goes on after its end", agent=self.agent)

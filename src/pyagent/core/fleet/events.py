@@ -47,6 +47,13 @@ class RunStarted(_Event, frozen=True):
     steps: tuple[str, ...] = ()
 
 
+class RunResumed(_Event, frozen=True):
+    """A run goes on after its end, or its process's death: so many agents and calls are not run again."""
+
+    num_agents: int
+    num_calls: int
+
+
 class RouteChosen(_Event, frozen=True):
     """The router picked an agent. `how`: the caller named it, by its score, a model chose, or there is no other."""
 
@@ -64,6 +71,7 @@ class AgentStarted(_Event, frozen=True):
     agent: str
     task: str
     parent: str | None = None
+    asked: str = ""
 
 
 class Progress(_Event, frozen=True):
@@ -86,7 +94,8 @@ class ModelCalled(_Event, frozen=True):
     """A model answered, or failed to (`error`). `attempts` are the backends that did not answer.
 
     A `finish_reason` of `length` means that the answer was cut at its `max_tokens`, or at the model's context length.
-    `tool_calls` are those that the answer asks for.
+    `tool_calls` are those that the answer asks for. A resumed run finds the answer by `call`, the number among its
+    agent's calls, and `asked`, a hash of the question; `fault` has the error's class and facts.
     """
 
     step: str
@@ -100,10 +109,30 @@ class ModelCalled(_Event, frozen=True):
     attempts: list[FailedAttempt] = []
     seconds: float = 0.0
     error: str | None = None
+    call: str = ""
+    asked: str = ""
+    fault: dict[str, object] = {}
+
+
+class ToolStarted(_Event, frozen=True):
+    """A tool with an effect is about to run, for the `attempt`th time; without a `ToolCalled` its outcome is unknown.
+
+    `key` is the call's own in all runs, and equal in all attempts: the tool is given it as `idempotency_key()`.
+    """
+
+    step: str
+    agent: str
+    tool: str
+    arguments: object
+    call: str
+    asked: str
+    key: str
+    effect: str
+    attempt: int = 1
 
 
 class ToolCalled(_Event, frozen=True):
-    """A tool ran, or failed (`error`)."""
+    """A tool ran, or failed (`error`). An output that is not `is_restorable` cannot be read back as it was."""
 
     step: str
     agent: str
@@ -112,6 +141,10 @@ class ToolCalled(_Event, frozen=True):
     output: object = None
     seconds: float = 0.0
     error: str | None = None
+    call: str = ""
+    asked: str = ""
+    fault: dict[str, object] = {}
+    is_restorable: bool = True
 
 
 QuestionKind = Literal["question", "approval", "effect"]
@@ -136,6 +169,8 @@ class QuestionAsked(_Event, frozen=True):
     step: str
     agent: str
     question: Question
+    call: str = ""
+    asked: str = ""
 
 
 class QuestionAnswered(_Event, frozen=True):
@@ -173,6 +208,7 @@ class AgentFinished(_Event, frozen=True):
     agent: str
     output: object
     totals: Totals
+    is_restorable: bool = True
 
 
 class AgentFailed(_Event, frozen=True):
@@ -183,6 +219,7 @@ class AgentFailed(_Event, frozen=True):
     kind: str
     error: str
     totals: Totals
+    fault: dict[str, object] = {}
 
 
 class AgentDeclined(_Event, frozen=True):
@@ -238,11 +275,13 @@ class RunFailed(_Event, frozen=True):
 
 Event = (
     RunStarted
+    | RunResumed
     | RouteChosen
     | AgentStarted
     | Progress
     | TextDelta
     | ModelCalled
+    | ToolStarted
     | ToolCalled
     | HistoryCompacted
     | QuestionAsked

@@ -18,7 +18,7 @@ from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.fleet.events import Event, RunFailed, RunFinished, RunStarted, Totals
 from pyagent.core.fleet.steps import RunSpec
 
-State = Literal["running", "done", "failed", "cancelled", "unfinished", "damaged"]
+State = Literal["running", "done", "failed", "needs_answer", "cancelled", "unfinished", "damaged"]
 
 
 class JournalRecord(msgspec.Struct, frozen=True):
@@ -74,6 +74,14 @@ class Journal(Protocol):
         """Return a new run's id, open, which begins with the records of `run` before a number."""
         ...
 
+    def cancel(self, run: str) -> None:
+        """Ask the process that writes a run to cancel it; a run without one is cancelled when this returns."""
+        ...
+
+    def cancelled(self) -> list[str]:
+        """Return the runs of this process that are to be cancelled."""
+        ...
+
     def runs(self) -> list[RunSummary]:
         """Return the runs kept, newest first."""
         ...
@@ -92,6 +100,7 @@ class MemoryJournal:
         self._records: dict[str, list[JournalRecord]] = {}
         self._specs: dict[str, RunSpec] = {}
         self._open: set[str] = set()
+        self._cancelled: set[str] = set()
 
     def open_run(self, spec: RunSpec, *, is_private: bool = False) -> str:
         """Return a new run's id."""
@@ -114,6 +123,7 @@ class MemoryJournal:
     def close_run(self, run: str) -> None:
         """Let it be opened again."""
         self._open.discard(run)
+        self._cancelled.discard(run)
 
     def replay(self, run: str, start: int = 0) -> Iterator[JournalRecord]:
         """Return the run's records."""
@@ -137,6 +147,16 @@ class MemoryJournal:
         fork = self.open_run(spec)
         self._records[fork] = [renamed(record, fork) for record in records]
         return fork
+
+    def cancel(self, run: str) -> None:
+        """Ask for a run's end; one that is over is left as it is."""
+        self._found(run)
+        if run in self._open:
+            self._cancelled.add(run)
+
+    def cancelled(self) -> list[str]:
+        """Return the runs that are to be cancelled."""
+        return [run for run in self._cancelled if run in self._open]
 
     def runs(self) -> list[RunSummary]:
         """Return the runs kept, newest first."""
@@ -168,6 +188,7 @@ class MemoryJournal:
         )
 
 
+_KIND_TO_STATE: dict[str, State] = {"CancelledError": "cancelled", "NeedsAnswerError": "needs_answer"}
 PRIVATE_PREFIX = "p-"
 PRIVATE_LOSS = "it is private"
 
@@ -181,7 +202,7 @@ def state_of(end: RunFinished | RunFailed) -> State:
     """Return the state of a run whose last event this is."""
     if isinstance(end, RunFinished):
         return "done"
-    return "cancelled" if end.kind == "CancelledError" else "failed"
+    return _KIND_TO_STATE.get(end.kind, "failed")
 
 
 def still_running(run: str) -> RequestError:

@@ -15,6 +15,7 @@ from pyagent.core.errors import BackendError, DeadlineError
 from pyagent.core.fleet.budget import Reservation
 from pyagent.core.fleet.containment import contained
 from pyagent.core.fleet.events import ModelCalled, Totals
+from pyagent.core.fleet.past import CANCELLED, asked_of, fault_of, restored_error
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -110,8 +111,14 @@ class ModelCall:
     model: str = ""
     finish_reason: FinishReason | None = None
     tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    call: str = field(init=False)
+    _asked: str = field(default="", init=False)
+    _fault: dict[str, object] = field(default_factory=dict[str, object], init=False)
     _joiner: ToolCallJoiner = field(default_factory=ToolCallJoiner, init=False)
     attempts: list[FailedAttempt] = field(default_factory=list[FailedAttempt])
+
+    def __post_init__(self) -> None:
+        self.call = self.context.scopes.next_call()
 
     async def finish(self) -> None:
         """Wait for the whole answer."""
@@ -125,7 +132,13 @@ class ModelCall:
         return Completion(text="".join(self.pieces), finish_reason=self.finish_reason, usage=self.usage or Usage())
 
     async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
-        """The answer as the backend streams it."""
+        """The answer as the backend streams it, or as it was given before the run was resumed."""
+        choice, past = self.tool_choice, self.context.run.past
+        self._asked = asked_of("model", self.messages, self.tools, self.response_format, self.sampling, choice)
+        past.check(self.context, self.call, "an answer of the model", self._asked)
+        if (kept := past.model_call(self.context, self.call)) is not None:
+            yield self._kept(kept)
+            return
         asked: dict[str, str | int | float | list[str]] = {
             "gen_ai.operation.name": "chat",
             "gen_ai.agent.name": self.context.agent,
@@ -137,6 +150,19 @@ class ModelCall:
                 async for delta in deltas:
                     yield delta
             note(self._answered())
+
+    def _kept(self, kept: ModelCalled) -> ChatDelta:
+        """Return an answer from the journal as one piece; raise what was raised instead of it."""
+        delta = ChatDelta(content=kept.answer, usage=kept.usage, backend=kept.backend, finish_reason=kept.finish_reason)
+        self._note(delta)
+        self.tool_calls = list(kept.tool_calls)
+        totals = _totals(kept.usage, kept.usage.cost_usd or 0.0)
+        self.context.budget.count(totals, self.context.run.budget)
+        self.context.usage.append(totals)
+        self.context.run.listener(kept)
+        if kept.error is not None:
+            raise restored_error(kept.fault, kept.error, self.context.agent)
+        return delta
 
     def _answered(self) -> dict[str, str | int | float | list[str]]:
         """Return what the answer's span tells of it."""
@@ -158,7 +184,7 @@ class ModelCall:
         num_prompt = estimated_prompt_tokens(self.messages, self.tools)
         max_tokens = self.sampling.max_tokens or DEFAULT_MAX_TOKENS
         reservation = self.context.budget.reserve(num_prompt + max_tokens, self._price(max_tokens))
-        started, fault = time.perf_counter(), "cancelled"
+        started, fault = time.perf_counter(), CANCELLED
         try:
             async with self.context.run.slots.slot() as slot:
                 started = time.perf_counter()
@@ -170,6 +196,7 @@ class ModelCall:
             fault = None
         except Exception as error:
             fault = str(error) or type(error).__name__
+            self._fault = fault_of(error)
             raise
         finally:
             self._settle(reservation, num_prompt, time.perf_counter() - started, fault)
@@ -237,15 +264,7 @@ class ModelCall:
             usage = Usage(num_prompt if self.pieces else 0, num_seen, num_seen + num_prompt if self.pieces else 0)
         reservation.settle(usage, usd)
         context = self.context
-        context.usage.append(
-            Totals(
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.prompt_tokens_details.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-                model_calls=1,
-                usd=reservation.usd if usd is None else usd,
-            )
-        )
+        context.usage.append(_totals(usage, reservation.usd if usd is None else usd))
         if self.finish_reason == "length":
             context.progress(f"an answer was cut after {usage.completion_tokens} tokens")
         context.run.emit(
@@ -262,5 +281,18 @@ class ModelCall:
                 attempts=self.attempts,
                 seconds=seconds,
                 error=fault,
+                call=self.call,
+                asked=self._asked,
+                fault=self._fault,
             )
         )
+
+
+def _totals(usage: Usage, usd: float) -> Totals:
+    return Totals(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.prompt_tokens_details.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        model_calls=1,
+        usd=usd,
+    )

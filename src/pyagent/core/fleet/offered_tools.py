@@ -98,4 +98,4 @@ def _handoff_tool(context: Context, name: str, history: Callable[[], Sequence[Me
 
     text = f"Hand the conversation over to the agent {name}, whose answer is the last one. {about}"
     called = f"transfer_to_{_NOT_IN_NAMES.sub('_', name)}"
-    return FleetTool(called, text, AgentTask, hand_over, takes_context=True, is_last=True)
+    return FleetTool(called, text, AgentTask, hand_over, effect="idempotent", takes_context=True, is_last=True)

@@ -24,12 +24,14 @@ from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import close_all, contain_tasks
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.events import (
+    AgentStarted,
     Event,
     Question,
     RouteChosen,
     RunEnd,
     RunFailed,
     RunFinished,
+    RunResumed,
     RunStarted,
     StepFailure,
     StepSkipped,
@@ -41,6 +43,7 @@ from pyagent.core.fleet.guardrails import Guardrail
 from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
 from pyagent.core.fleet.limits import FleetLimits
+from pyagent.core.fleet.past import Past
 from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by_scores
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.scores import Score, Scores
@@ -53,6 +56,7 @@ from pyagent.core.messages import Hint
 from pyagent.core.resilience.deadline import Deadline
 
 logger = logging.getLogger(__name__)
+_CANCEL_POLL_SECONDS = 0.25
 
 Named = TypeVar("Named", Agent, FleetTool, ToolProvider)
 
@@ -100,6 +104,7 @@ class Fleet:
         self._jobs: set[asyncio.Task[object]] = set()
         self._runs: dict[str, Run] = {}
         self._watchdog = Watchdog()
+        self._canceller: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -146,8 +151,7 @@ class Fleet:
         The last event is `RunFinished` with the result, or `RunFailed` with what was done, after which its error is
         raised.
         """
-        if self._is_closed:
-            raise RequestError("the fleet is closed; make another one", param="task", code="closed")
+        self._check_open()
         spec = RunSpec(
             steps=tuple(as_steps(task, tuple(files), agent)),
             timeout_seconds=timeout_seconds,
@@ -156,19 +160,84 @@ class Fleet:
             is_limited_to_root=file_access.is_limited,
             file_root=None if file_access.root is None else str(file_access.root),
         )
+        run_id = self.journal.open_run(spec, is_private=is_private)
+        async with aclosing(
+            self._watched(run_id, spec, Past(), waits_for_answers=waits_for_answers, is_private=is_private)
+        ) as events:
+            async for event in events:
+                yield event
+
+    async def resume(
+        self, run: str, *, answers: Mapping[str, str] | None = None, waits_for_answers: bool | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Go on with a run that has not finished: its agents run again, and their finished calls are not made again.
+
+        `answers` are given to its open questions, by their ids. Yields what happens, as `run` does. Raises
+        `RequestError` for a run that is unknown, done or still running, and `ReplayError` where an agent asks for
+        something else than it did.
+        """
+        self._check_open()
+        spec = self.journal.spec(run)
+        if any(row.run == run and row.state == "done" for row in self.journal.runs()):
+            raise RequestError(f"{run} is done; fork it to run a part of it again", param="run", code="done")
+        self.journal.reopen(run)
+        past = Past.of(self.journal, run)
+        async with aclosing(
+            self._watched(run, spec, past, waits_for_answers=waits_for_answers, answers=answers)
+        ) as events:
+            async for event in events:
+                yield event
+
+    async def fork(
+        self, run: str, step: str, task: Task | str | None = None, *, waits_for_answers: bool | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Run a run's beginning no more, and what came from a step on again, with another task for it if one is given.
+
+        The new run has the records of the old one before the step began. Raises `RequestError` for a step that the run
+        has not.
+        """
+        self._check_open()
+        spec, before = self.journal.spec(run), _beginning_of(self.journal, run, step)
+        overrides = dict(spec.overrides)
+        if task is not None:
+            overrides[step] = Task(text=task) if isinstance(task, str) else task
+        spec = msgspec.structs.replace(spec, forked_from=run, overrides=overrides)
+        fork = self.journal.fork(run, spec, before)
+        past = Past.of(self.journal, fork)
+        async with aclosing(self._watched(fork, spec, past, waits_for_answers=waits_for_answers)) as events:
+            async for event in events:
+                yield event
+
+    async def _watched(  # noqa: PLR0913 - what a new run, a resumed one and a fork differ in
+        self,
+        run_id: str,
+        spec: RunSpec,
+        past: Past,
+        *,
+        waits_for_answers: bool | None,
+        is_private: bool = False,
+        answers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Execute a run that the journal has open; yield its events, and raise its error after the last."""
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        run = self._open(events.put_nowait, spec, is_private=is_private)
+        run = self._open(run_id, events.put_nowait, spec, past, is_private=is_private)
         run.questions.waits = self.limits.waits_for_answers if waits_for_answers is None else waits_for_answers
         run.questions.approved.update(self._approved_tools)
+        run.questions.given.update(answers or {})
         self._runs[run.id] = run
         self._watchdog.start()
+        if self._canceller is None or self._canceller.done():
+            self._canceller = asyncio.create_task(self._cancel_asked())
         contain_tasks()
-        job = asyncio.create_task(self._execute(run, spec))
+        job = run.job = asyncio.create_task(self._execute(run, spec))
         self._jobs.add(job)
         job.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
                 yield event
+            await asyncio.wait([job])
+            if job.cancelled() and run.is_cancelled:
+                raise RequestError(f"{run.id} was cancelled", param="run", code="cancelled")
             await job
         finally:
             job.cancel()
@@ -177,8 +246,29 @@ class Fleet:
             self._watchdog.stop()
             run.is_over = True
             del self._runs[run.id]
+            await self._stop_cancelling()
             run.hints.end()
             self.journal.close_run(run.id)
+
+    async def _cancel_asked(self) -> None:
+        """Cancel the runs that somebody asks the journal to, which may be another process, while there are runs."""
+        while self._runs:
+            await asyncio.sleep(_CANCEL_POLL_SECONDS)
+            for name in self.journal.cancelled():
+                run = self._runs.get(name)
+                if run is not None and run.job is not None and not run.is_cancelled:
+                    run.is_cancelled = True
+                    run.job.cancel()
+
+    async def _stop_cancelling(self) -> None:
+        """End `_cancel_asked` with the last run."""
+        if not self._runs and self._canceller is not None:
+            self._canceller.cancel()
+            await asyncio.gather(self._canceller, return_exceptions=True)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RequestError("the fleet is closed; make another one", param="task", code="closed")
 
     def questions(self, run: str) -> list[Question]:
         """Return the questions of a run that wait for an answer; none of a run that is over."""
@@ -214,8 +304,10 @@ class Fleet:
 
     def _open(
         self,
+        run_id: str,
         listener: Callable[[Event], None],
         spec: RunSpec,
+        past: Past,
         *,
         is_private: bool,
     ) -> Run:
@@ -224,7 +316,6 @@ class Fleet:
         if self._deadline is None:
             self._deadline = Deadline.after(limits.fleet_seconds)
         deadline = self._deadline.sooner(min(times)) if times else self._deadline
-        run_id = self.journal.open_run(spec, is_private=is_private)
         return Run(
             id=run_id,
             backend=self.backend,
@@ -243,6 +334,8 @@ class Fleet:
             client=spec.client,
             tenant=spec.tenant,
             is_private=is_private,
+            past=past,
+            overrides=spec.overrides,
         )
 
     def _hint(self, hint: Hint, *, is_private: bool) -> None:
@@ -260,6 +353,9 @@ class Fleet:
         files = tuple(dict.fromkeys(file for step in steps for file in step.task.files))
         names = () if len(steps) == 1 else tuple(name_to_step)
         run.emit(RunStarted(run=run.id, task="; ".join(titles), files=files, steps=names))
+        if run.past.num_records:
+            kept = run.past
+            run.emit(RunResumed(run=run.id, num_agents=kept.num_agents, num_calls=kept.num_calls))
         outputs: dict[str, object] = {}
 
         async def work(name: str, results: Mapping[str, object]) -> object:
@@ -275,7 +371,7 @@ class Fleet:
             run.tools = await self._tools.get(run.deadline)
             after = {step.name: step.after for step in steps}
             outcomes = await run_graph(after, work, max_concurrency=run.max_concurrency, on_skip=skip)
-            result = _result(after, outcomes)
+            result = _result(run, after, outcomes)
         except (Exception, asyncio.CancelledError) as error:
             run.emit(_failed(run, error, outcomes, outputs))
             raise
@@ -284,20 +380,42 @@ class Fleet:
 
     async def _run_step(self, run: Run, step: Step, results: Mapping[str, object]) -> object:
         """Return the result of the agent that takes the step's task; those that decline hand it on."""
-        task = msgspec.structs.replace(step.task, results=dict(results)) if results else step.task
+        task = run.overrides.get(step.name, step.task)
+        task = msgspec.structs.replace(task, results=dict(results)) if results else task
         if (fixed := fixed_route(run.agents, step.agent)) is not None:
             try:
                 return await _run_routed(run, step, task, fixed)
             except Decline as error:
                 raise RequestError(f"{fixed.agent} declines: {error}", param="task", code="declined") from error
-        scores = await self._scores.of(task)
-        declined: dict[str, str] = {}
+        declined = run.past.declined(step.name)
+        route = _kept_route(run, step)
+        scores = {} if route is not None else await self._scores.of(task)
         while True:
-            route = await _next_route(run, step, task, scores, declined)
+            route = route or await _next_route(run, step, task, scores, declined)
             try:
                 return await _run_routed(run, step, task, route)
             except Decline as error:
                 declined[route.agent] = str(error)
+                route, scores = None, scores or await self._scores.of(task)
+
+
+def _kept_route(run: Run, step: Step) -> Route | None:
+    """Return the route that was chosen before the run was resumed, if its agent is still there."""
+    kept = run.past.route(step.name)
+    if kept is None or kept.agent not in run.agents:
+        return None
+    return Route(agent=kept.agent, how=kept.how, reason=kept.reason, score=kept.score)
+
+
+def _beginning_of(journal: Journal, run: str, step: str) -> int:
+    """Return the number of the record with which a step began."""
+    steps: dict[str, None] = {}
+    for record in journal.replay(run):
+        if isinstance(record.event, RouteChosen | AgentStarted):
+            steps[record.event.step] = None
+            if record.event.step == step:
+                return record.number
+    raise unknown_name("step", step, list(steps))
 
 
 async def _next_route(
@@ -324,8 +442,13 @@ async def _run_routed(run: Run, step: Step, task: Task, route: Route) -> object:
     return await run.run_agent(Context(run, route.agent, step.name, budget, deadline), task)
 
 
-def _result(after: Mapping[str, Sequence[str]], outcomes: Mapping[str, Outcome[object]]) -> object:
-    """The output of the last step, or of each of them by name; raises the first failure, with notes of the others."""
+def _result(run: Run, after: Mapping[str, Sequence[str]], outcomes: Mapping[str, Outcome[object]]) -> object:
+    """The output of the last step, or of each of them by name; raises the first failure, with notes of the others.
+
+    What has to end the run does, whatever its agents made of it.
+    """
+    if run.fatal is not None:
+        raise run.fatal
     failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
     for first in list(failed)[:1]:
         for name, error in failed.items():

@@ -31,17 +31,21 @@ _MAX_SHOWN_CHARACTERS = 4_000
 class OpenQuestions:
     """The questions of one run that wait for an answer. Unless it `waits`, one that is asked ends its agent.
 
-    `approved` names the tools that need no more approval; `*` is all.
+    `approved` names the tools that need no more approval; `*` is all. `given` has the answers that a run was
+    resumed with, by their questions' ids.
     """
 
     waits: bool = False
     approved: set[str] = field(default_factory=set[str])
+    given: dict[str, str] = field(default_factory=dict[str, str])
     _waiting: dict[str, tuple[Question, asyncio.Future[str]]] = field(
         default_factory=dict[str, tuple[Question, asyncio.Future[str]]]
     )
 
     async def answer_to(self, question: Question, deadline: Deadline) -> str:
         """Wait for the answer. Raises `NeedsAnswerError` where none can come, `DeadlineError` past it."""
+        if (given := self.given.pop(question.id, None)) is not None:
+            return _checked(question, given)
         if not self.waits:
             raise NeedsAnswerError(_unanswered(question), question=question.id, options=question.options)
         waiting = asyncio.get_running_loop().create_future()
@@ -72,16 +76,21 @@ class OpenQuestions:
         if question_id not in self._waiting:
             raise unknown_name("question", question_id, list(self._waiting))
         question, waiting = self._waiting[question_id]
-        if question.options and answer not in question.options:
-            text = f"the answer to {question.text!r:.200} is one of {', '.join(question.options)}, got {answer!r:.80}"
-            raise RequestError(text, param="answer")
+        answer = _checked(question, answer)
         if not waiting.done():
             waiting.set_result(answer)
 
 
-def question_id(run: str, step: str, number: int) -> str:
-    """Return the id of an agent's `number`th question: equal when the run is resumed, and unlike all others."""
-    return f"q-{blake2b(f'{run}/{step}/{number}'.encode(), digest_size=6).hexdigest()}"
+def question_id(run: str, step: str, call: str) -> str:
+    """Return the id of a question by its call's number: equal when the run is resumed, and unlike all others."""
+    return f"q-{blake2b(f'{run}/{step}/{call}'.encode(), digest_size=6).hexdigest()}"
+
+
+def _checked(question: Question, answer: str) -> str:
+    if question.options and answer not in question.options:
+        text = f"the answer to {question.text!r:.200} is one of {', '.join(question.options)}, got {answer!r:.80}"
+        raise RequestError(text, param="answer")
+    return answer
 
 
 def _shown(arguments: JsonObject | msgspec.Struct) -> str:

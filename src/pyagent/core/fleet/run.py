@@ -12,8 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyagent.core.backends import Backend
-from pyagent.core.errors import AgentError, BudgetError, DeadlineError, Decline, PyAgentError
-from pyagent.core.fleet.agent import Agent, Task, checked_output, checked_task, unknown_name
+from pyagent.core.errors import (
+    AgentError,
+    BudgetError,
+    DeadlineError,
+    Decline,
+    PyAgentError,
+)
+from pyagent.core.fleet.agent import Agent, Task, checked_output, checked_task, output_type, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import GRACE_SECONDS, Call
 from pyagent.core.fleet.context import Context, sum_totals
@@ -23,6 +29,7 @@ from pyagent.core.fleet.guardrails import Guardrail, check
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
 from pyagent.core.fleet.limits import AgentLimits
+from pyagent.core.fleet.past import Past, asked_of, fault_of, is_restorable, restored, restored_error
 from pyagent.core.fleet.people import OpenQuestions
 from pyagent.core.fleet.slots import Slots
 from pyagent.core.fleet.tools import FleetTool
@@ -60,6 +67,11 @@ class Run:
     slots: Slots = field(init=False)
     usage: list[Totals] = field(default_factory=list[Totals])
     step_to_partial: dict[str, object] = field(default_factory=dict[str, object])
+    past: Past = field(default_factory=Past)
+    overrides: Mapping[str, Task] = field(default_factory=dict[str, Task])
+    fatal: PyAgentError | None = None
+    job: asyncio.Task[object] | None = None
+    is_cancelled: bool = False
     num_records: int = 0
     num_agents: int = 0
     is_over: bool = False
@@ -67,13 +79,18 @@ class Run:
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.max_concurrency)
+        self.num_records = self.past.num_records
 
-    def emit(self, event: Event) -> None:
-        """Journal an event and show it to the listener. Pieces of text are only shown; a run that is over is silent."""
+    def emit(self, event: Event, *, is_forced: bool = False) -> None:
+        """Journal an event and show it to the listener; a run that is over is silent.
+
+        Pieces of text, and what was told before the run was resumed, are only shown. A forced event is on the disk when
+        this returns.
+        """
         if self.is_over:
             return
-        if not isinstance(event, TextDelta):
-            self.journal.append(self.id, JournalRecord(self.num_records, event))
+        if not isinstance(event, TextDelta) and not self.past.is_told(event):
+            self.journal.append(self.id, JournalRecord(self.num_records, event), is_forced=is_forced)
             self.num_records += 1
         self.listener(event)
 
@@ -111,9 +128,15 @@ class Run:
         agent = self.agent(name)
         task = checked_task(agent, task)
         self._count_agent(context)
-        shown = task.title
-        parent_step = parent.step if parent else None
-        self.emit(AgentStarted(run=self.id, step=context.step, agent=name, task=shown, parent=parent_step))
+        asked, parent_step = asked_of("agent", name, task), parent.step if parent else None
+        self.past.check(context, "", f"the task {task.title!r:.80}", asked)
+        self.emit(
+            AgentStarted(run=self.id, step=context.step, agent=name, task=task.title, parent=parent_step, asked=asked)
+        )
+        try:
+            return self._kept(agent, context)
+        except LookupError:  # it has to run
+            pass
         try:
             await check(self.guardrails, "check_task", context, task)
             output = checked_output(agent, await self._call(agent, context, task))
@@ -135,7 +158,35 @@ class Run:
             self.hints.done(context.session)
             (parent.usage if parent else self.usage).extend(context.usage)
         self.step_to_partial.pop(context.step, None)
-        self.emit(AgentFinished(run=self.id, step=context.step, agent=name, output=output, totals=context.totals()))
+        self.emit(
+            AgentFinished(
+                run=self.id,
+                step=context.step,
+                agent=name,
+                output=output,
+                totals=context.totals(),
+                is_restorable=is_restorable(output, output_type(agent)),
+            )
+        )
+        return output
+
+    def _kept(self, agent: Agent, context: Context) -> object:
+        """Return what the agent gave before the run was resumed, or raise it; `LookupError` when it has to run."""
+        outcome = self.past.outcome(context)
+        if outcome is None:
+            raise LookupError(context.step)
+        output: object = None
+        if isinstance(outcome, AgentFinished):
+            try:
+                output = restored(outcome.output, output_type(agent))
+            except (TypeError, ValueError) as error:  # its type changed
+                raise LookupError(context.step) from error
+        context.is_over = True
+        context.budget.count(outcome.totals, self.budget)
+        (context.parent.usage if context.parent else self.usage).append(outcome.totals)
+        self.listener(outcome)
+        if isinstance(outcome, AgentFailed):
+            raise restored_error(outcome.fault, outcome.error, context.agent)
         return output
 
     def _count_agent(self, context: Context) -> None:
@@ -167,6 +218,12 @@ class Run:
         kind, text = type(error).__name__, str(error) or "cancelled"
         self.emit(
             AgentFailed(
-                run=self.id, step=context.step, agent=context.agent, kind=kind, error=text, totals=context.totals()
+                run=self.id,
+                step=context.step,
+                agent=context.agent,
+                kind=kind,
+                error=text,
+                totals=context.totals(),
+                fault=fault_of(error),
             )
         )

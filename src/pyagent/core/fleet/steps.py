@@ -24,7 +24,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run as it was asked for: `client` and `tenant` say by whom, the files it may read are below `file_root`."""
+    """A run as it was asked for: `client` and `tenant` say by whom, the files it may read are below `file_root`.
+
+    Of a fork, `overrides` has the tasks that steps get instead of what they were given, by the steps' paths.
+    """
 
     steps: tuple[Step, ...]
     timeout_seconds: float | None = None
@@ -33,6 +36,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_limited_to_root: bool = False
     file_root: str | None = None
     forked_from: str = ""
+    overrides: dict[str, Task] = {}
 
     @property
     def file_access(self) -> FileAccess:

@@ -23,10 +23,9 @@ _PAUSE_SECONDS = 0.02
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS runs (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, writer TEXT NOT NULL,
-        started_at REAL NOT NULL, used_at REAL NOT NULL, task TEXT, state TEXT NOT NULL, totals BLOB,
-        spec BLOB NOT NULL)""",
-    """CREATE TABLE IF NOT EXISTS records (
-        run INTEGER NOT NULL, number INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID""",
+        epoch REAL NOT NULL, started_at REAL NOT NULL, used_at REAL NOT NULL, task TEXT, state TEXT NOT NULL,
+        totals BLOB, is_to_cancel INTEGER NOT NULL DEFAULT 0, spec BLOB NOT NULL)""",
+    "CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS blobs (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
     """CREATE TABLE IF NOT EXISTS uses (
         run INTEGER NOT NULL, blob INTEGER NOT NULL, PRIMARY KEY (run, blob)) WITHOUT ROWID""",
@@ -34,6 +33,8 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS shapes (id INTEGER PRIMARY KEY, names TEXT NOT NULL UNIQUE)",
 )
 Row = tuple[object, ...]
+RECORDS_A_RUN = 2**32
+"""A record's id is its run's times this, plus its number: records of a run lie beside each other, in order."""
 
 
 class Database:

@@ -40,7 +40,7 @@ from pyagent.core.fleet.journal import (
 )
 from pyagent.core.fleet.steps import RunSpec
 from pyagent.infrastructure.storage.blobs import Blobs
-from pyagent.infrastructure.storage.database import Database, Row
+from pyagent.infrastructure.storage.database import RECORDS_A_RUN, Database, Row
 from pyagent.infrastructure.storage.record_codec import RecordCodec
 from pyagent.infrastructure.storage.writers import Writers
 
@@ -55,6 +55,7 @@ logger = logging.getLogger("pyagent.journal")
 @dataclass(slots=True)
 class _OpenRun:
     id: int
+    epoch: float
     is_broken: bool = False
 
 
@@ -102,18 +103,21 @@ class SqliteJournal:
             self._lose(run, f"{self._folder} cannot be written ({_why(error)}); set paths.data")
             return run
 
-    def _new_run(self, spec: RunSpec) -> str:
-        num_bytes, now, writer = 2, time.time(), self._writers.own_name()
-        row = (spec.tenant, writer, now, now, _OPEN, _encoded(spec))
+    def _new_run(self, spec: RunSpec, epoch: float | None = None) -> str:
+        now, writer = time.time(), self._writers.own_name()
+        epoch = now if epoch is None else epoch
+        row = (spec.tenant, writer, epoch, now, now, _OPEN, _encoded(spec))
         insert = (
-            "INSERT INTO runs (name, tenant, writer, started_at, used_at, state, spec) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            "INSERT INTO runs (name, tenant, writer, epoch, started_at, used_at, state, spec)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         )
-        while True:  # the name is the claim: inserting it fails when another run has it
-            name = f"r-{secrets.token_hex(num_bytes)}"
-            with suppress(sqlite3.IntegrityError):
-                self._open[name] = _OpenRun(self._database.execute(insert, (name, *row)))
-                return name
-            num_bytes = min(num_bytes + 1, 8)
+        with self._database.transaction():
+            for num_bytes in range(2, 16):
+                name = f"r-{secrets.token_hex(num_bytes)}"
+                if not self._database.rows("SELECT 1 FROM runs WHERE name = ?", (name,)):
+                    self._open[name] = _OpenRun(self._database.execute(insert, (name, *row)), epoch)
+                    return name
+        raise AssertionError("14 random names, each longer, are all taken")
 
     def append(self, run: str, record: JournalRecord, *, is_forced: bool = False) -> None:
         """Keep a record. A full disk does not end the run: the journal of this run ends instead, with one warning."""
@@ -122,8 +126,9 @@ class SqliteJournal:
             return
         try:
             with self._database.transaction(is_forced=is_forced):
-                body = self._codec.encode(opened.id, record.event)
-                self._database.execute("INSERT INTO records VALUES (?, ?, ?)", (opened.id, record.number, body))
+                body = self._codec.encode(opened.id, opened.epoch, record.event)
+                place = opened.id * RECORDS_A_RUN + record.number
+                self._database.execute("INSERT INTO records VALUES (?, ?)", (place, body))
                 self._note(opened.id, record)
         except sqlite3.Error as error:
             opened.is_broken = True
@@ -137,7 +142,7 @@ class SqliteJournal:
         """Keep in the run's row what a list of runs shows of it."""
         event, execute = record.event, self._database.execute
         if isinstance(event, RunStarted):
-            execute("UPDATE runs SET task = ?, started_at = ? WHERE id = ?", (_storable(event.task), event.at, run))
+            execute("UPDATE runs SET task = ? WHERE id = ?", (_storable(event.task), run))
         elif isinstance(event, RunFinished | RunFailed):
             totals = msgspec.json.encode(event.totals)
             execute("UPDATE runs SET state = ?, totals = ? WHERE id = ?", (state_of(event), totals, run))
@@ -148,7 +153,7 @@ class SqliteJournal:
         if opened is not None and not opened.is_broken:
             with suppress(sqlite3.Error):
                 self._database.execute(
-                    "UPDATE runs SET writer = '', used_at = ? WHERE id = ?", (time.time(), opened.id)
+                    "UPDATE runs SET writer = '', is_to_cancel = 0, used_at = ? WHERE id = ?", (time.time(), opened.id)
                 )
 
     def close(self) -> None:
@@ -161,26 +166,53 @@ class SqliteJournal:
     def reopen(self, run: str) -> None:
         """Write a run again that has ended or died. Raises `RequestError` for one that is still written."""
         with _readable(self._folder), self._database.transaction():
-            number, writer = self._found(run)
+            number, writer, epoch = self._found(run)
             if writer and self._writers.is_alive(writer):
                 raise still_running(run)
             update = "UPDATE runs SET writer = ?, state = ?, totals = NULL WHERE id = ?"
             self._database.execute(update, (self._writers.own_name(), _OPEN, number))
-        self._open[run] = _OpenRun(number)
+        self._open[run] = _OpenRun(number, epoch)
 
     def fork(self, run: str, spec: RunSpec, before: int) -> str:
         """Return a new run's id, open, which begins with the records of `run` before a number."""
         with _readable(self._folder), self._database.transaction():
-            number, _ = self._found(run)
-            fork = self._new_run(spec)
+            number, _, epoch = self._found(run)
+            fork = self._new_run(spec, epoch)
             new = self._open[fork].id
-            copied = "INSERT INTO records SELECT ?, number, body FROM records WHERE run = ? AND number < ?"
-            self._database.execute(copied, (new, number, before))
+            first = number * RECORDS_A_RUN
+            copied = "INSERT INTO records SELECT id + ?, body FROM records WHERE id >= ? AND id < ?"
+            self._database.execute(copied, ((new - number) * RECORDS_A_RUN, first, first + before))
             self._database.execute(
                 "UPDATE runs SET task = (SELECT task FROM runs WHERE id = ?) WHERE id = ?", (number, new)
             )
             self._blobs.share(number, new)
         return fork
+
+    def cancel(self, run: str) -> None:
+        """Ask the process that writes a run to cancel it; a run without one is cancelled when this returns.
+
+        Raises `RequestError` for a run that is over.
+        """
+        with _readable(self._folder), self._database.transaction():
+            number, writer, _ = self._found(run)
+            state = self._state(run)
+            if state not in {"running", "unfinished"}:
+                raise RequestError(f"{run} is over: {state}", param="run", code="over")
+            if writer and self._writers.is_alive(writer):
+                self._database.execute("UPDATE runs SET is_to_cancel = 1 WHERE id = ?", (number,))
+            else:
+                self._database.execute("UPDATE runs SET state = 'cancelled' WHERE id = ?", (number,))
+
+    def cancelled(self) -> list[str]:
+        """Return the runs of this process that are to be cancelled."""
+        if not self._open:
+            return []
+        try:
+            query = "SELECT name FROM runs WHERE is_to_cancel AND writer = ?"
+            return [str(name) for (name,) in self._database.rows(query, (self._writers.own_name(),))]
+        except (sqlite3.Error, OSError, RequestError) as error:
+            logger.debug("what is to be cancelled cannot be read: %s", error)
+            return []
 
     def _lose(self, run: str, why: str) -> None:
         logger.warning("the journal of %s is not kept: %s", run, why)
@@ -217,15 +249,16 @@ class SqliteJournal:
     def _read(self, run: str, start: int) -> Iterator[tuple[int, JournalRecord | None]]:
         """Return numbers with records, None where one is damaged. Few are in memory at once."""
         with _readable(self._folder):
-            found, _ = self._found(run)
-        return self._pages(run, found, start)
+            found, _, epoch = self._found(run)
+        return self._pages(run, found * RECORDS_A_RUN, epoch, start)
 
-    def _pages(self, run: str, found: int, start: int) -> Iterator[tuple[int, JournalRecord | None]]:
-        query = "SELECT number, body FROM records WHERE run = ? AND number >= ? ORDER BY number LIMIT ?"
+    def _pages(self, run: str, first: int, epoch: float, start: int) -> Iterator[tuple[int, JournalRecord | None]]:
+        query = "SELECT id - ?, body FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT ?"
         while True:
             with _readable(self._folder):
-                rows = cast("list[tuple[int, bytes]]", self._database.rows(query, (found, start, _RECORDS_A_QUERY)))
-                records = [(number, self._codec.decode(run, number, body)) for number, body in rows]
+                found = self._database.rows(query, (first, first + start, first + RECORDS_A_RUN, _RECORDS_A_QUERY))
+                rows = cast("list[tuple[int, bytes]]", found)
+                records = [(number, self._codec.decode(run, epoch, number, body)) for number, body in rows]
             yield from records
             start = records[-1][0] + 1 if records else start
             if len(rows) < _RECORDS_A_QUERY:
@@ -234,7 +267,7 @@ class SqliteJournal:
     def spec(self, run: str) -> RunSpec:
         """Return what the run was asked. Raises `RequestError` for an unknown run."""
         with _readable(self._folder):
-            number, _ = self._found(run)
+            number, *_ = self._found(run)
             [(spec,)] = self._database.rows("SELECT spec FROM runs WHERE id = ?", (number,))
         try:
             return msgspec.json.decode(zlib.decompress(cast("bytes", spec)), type=RunSpec)
@@ -248,6 +281,9 @@ class SqliteJournal:
         )
         with _readable(self._folder):
             return [self._summary(row) for row in self._database.rows(query)]
+
+    def _state(self, run: str) -> State:
+        return next(row.state for row in self.runs() if row.run == run)
 
     def _summary(self, row: Row) -> RunSummary:
         name, started_at, task, state, totals, tenant, writer = cast(
@@ -264,20 +300,20 @@ class SqliteJournal:
             tenant=tenant,
         )
 
-    def _found(self, run: str) -> tuple[int, str]:
-        """Return a run's number and writer."""
-        rows = self._database.rows("SELECT id, writer FROM runs WHERE name = ?", (run,))
+    def _found(self, run: str) -> tuple[int, str, float]:
+        """Return a run's number, writer and epoch."""
+        rows = self._database.rows("SELECT id, writer, epoch FROM runs WHERE name = ?", (run,))
         if not rows:
             names = [str(name) for (name,) in self._database.rows("SELECT name FROM runs")]
             raise unknown_name("run", run, names)
-        return cast("tuple[int, str]", rows[0])
+        return cast("tuple[int, str, float]", rows[0])
 
     # -- deleting ------------------------------------------------------------------------------------------------------
 
     def remove(self, run: str) -> None:
         """Delete a run; raises `RequestError` for an unknown one, and for one that is still written."""
         with _readable(self._folder):
-            number, writer = self._found(run)
+            number, writer, _ = self._found(run)
             if writer and self._writers.is_alive(writer):
                 raise still_running(run)
             self._delete(number)
@@ -301,7 +337,8 @@ class SqliteJournal:
     def _delete(self, run: int) -> None:
         with self._database.transaction():
             self._blobs.release(run)
-            self._database.execute("DELETE FROM records WHERE run = ?", (run,))
+            first = run * RECORDS_A_RUN
+            self._database.execute("DELETE FROM records WHERE id >= ? AND id < ?", (first, first + RECORDS_A_RUN))
             self._database.execute("DELETE FROM runs WHERE id = ?", (run,))
 
 

@@ -3,15 +3,16 @@
     checksum | [shape, value, value, ...]        a shape is a kind of event and the names of its fields, kept once
 
 A record is a list in MessagePack behind a CRC-32; fields at its end that have their defaults are left out, and so is
-the run. A shape belongs to the database: fields may come and go between releases. Values over 256 bytes are blobs,
-lists of structs chains of blobs. What MessagePack cannot carry is carried as JSON, or named in its place, and the
-record is then not exact.
+the run; times are microseconds, `at` since the run's epoch. A shape belongs to the database: fields may come and go
+between releases. Values over 256 bytes are blobs, lists of structs chains of blobs. What MessagePack cannot carry is
+carried as JSON, or named in its place, and the record is then not exact.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, cast
 
 import msgspec
@@ -24,6 +25,8 @@ from pyagent.infrastructure.storage.database import Database
 
 _INLINE_BYTES = 256
 _CHECK_BYTES = 4
+_TICKS = 1_000_000
+_SECONDS = "seconds"
 _STRUCT, _BLOB, _CHAIN, _JSON, _NAMED = 1, 2, 3, 4, 5
 _SKIPPED = ("run",)
 
@@ -40,9 +43,10 @@ class RecordCodec:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def encode(self, run: int, event: Event) -> bytes:
+    def encode(self, run: int, epoch: float, event: Event) -> bytes:
         """Return an event's record; what is large goes to the blobs of the run, in the transaction under way."""
         values = self._values(event)
+        values[1] = round((event.at - epoch) * _TICKS)
         try:
             body = self._encoder.encode(values)
         except Exception:  # noqa: BLE001 - outputs are of other people's types
@@ -55,7 +59,7 @@ class RecordCodec:
     def _values(self, struct: msgspec.Struct) -> list[object]:
         """Return a struct's shape and its values, without those at the end that have their defaults."""
         shape, names, defaults = self._shape(type(struct))
-        values = [_plain(getattr(struct, name), self._values) for name in names]
+        values = [_plain(name, getattr(struct, name), self._values) for name in names]
         while values and _is_same(values[-1], defaults[len(values) - 1]):
             values.pop()
         return [shape, *values]
@@ -63,12 +67,12 @@ class RecordCodec:
     def _shape(self, kind: type[msgspec.Struct]) -> tuple[int, tuple[str, ...], tuple[object, ...]]:
         if kind not in self._shape_of_type:
             fields = [field for field in msgspec.structs.fields(kind) if field.name not in _SKIPPED]
-            fields.sort(key=lambda field: field.required, reverse=True)
+            fields.sort(key=lambda field: (field.name != "at", not field.required))
             tag = str(kind.__struct_config__.tag or "")
             names = msgspec.json.encode([tag, *(field.encode_name for field in fields)]).decode()
             self._database.execute("INSERT OR IGNORE INTO shapes (names) VALUES (?)", (names,))
             [(shape,)] = self._database.rows("SELECT id FROM shapes WHERE names = ?", (names,))
-            defaults = tuple(_plain(_default(field), self._values) for field in fields)
+            defaults = tuple(_plain(field.name, _default(field), self._values) for field in fields)
             self._shape_of_type[kind] = (cast("int", shape), tuple(field.name for field in fields), defaults)
         return self._shape_of_type[kind]
 
@@ -88,14 +92,15 @@ class RecordCodec:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def decode(self, run: str, number: int, record: bytes) -> JournalRecord | None:
+    def decode(self, run: str, epoch: float, number: int, record: bytes) -> JournalRecord | None:
         """Return a record; None when it is damaged, or of a kind that this release does not know."""
         body, named = record[_CHECK_BYTES:], list[object]()
         if zlib.crc32(body).to_bytes(_CHECK_BYTES) != record[:_CHECK_BYTES]:
             return None
         try:
             values = self._read(body, named)
-            fields = {**self._named(cast("Sequence[object]", values)), "run": run}
+            fields: dict[str, Any] = {**self._named(cast("Sequence[object]", values)), "run": run}
+            fields["at"] = epoch + fields["at"] / _TICKS
             return JournalRecord(number, msgspec.convert(fields, Event), is_exact=not named)
         except (ValueError, TypeError, LookupError, RecursionError):  # msgspec's are ValueErrors
             return None
@@ -117,24 +122,28 @@ class RecordCodec:
 
         return msgspec.msgpack.decode(body, ext_hook=hook)
 
-    def _named(self, values: Sequence[object]) -> dict[str, object]:
+    def _named(self, values: Sequence[object]) -> dict[str, Any]:
         shape = cast("int", values[0])
         if shape not in self._names_of_shape:
             [(names,)] = self._database.rows("SELECT names FROM shapes WHERE id = ?", (shape,))
             self._names_of_shape[shape] = msgspec.json.decode(str(names), type=list[str])
         tag, *names = self._names_of_shape[shape]
         fields = dict(zip(names, values[1:], strict=False))
+        if isinstance(seconds := fields.get(_SECONDS), int):
+            fields[_SECONDS] = seconds / _TICKS
         return {"event": tag, **fields} if tag else fields
 
 
-def _plain(value: object, values_of: Callable[[msgspec.Struct], list[object]]) -> object:
-    """Return a struct without tag as its shape and values, also in a list; anything else as it is."""
+def _plain(name: str, value: object, values_of: Callable[[msgspec.Struct], list[object]]) -> object:
+    """Return a struct without tag as its shape and values, also in a list; a time as a number; else the value."""
+    if name == _SECONDS and isinstance(value, float) and isfinite(value):
+        return round(value * _TICKS)
     if isinstance(value, msgspec.Struct):
         config = type(value).__struct_config__
         if config.tag is None and not config.array_like:
             return Ext(_STRUCT, msgspec.msgpack.encode(values_of(value), enc_hook=_named))
     elif isinstance(value, list | tuple) and value and isinstance(value[0], msgspec.Struct):
-        return [_plain(each, values_of) for each in cast("Sequence[object]", value)]
+        return [_plain("", each, values_of) for each in cast("Sequence[object]", value)]
     return cast("object", value)
 
 

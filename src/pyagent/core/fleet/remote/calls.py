@@ -140,7 +140,8 @@ class RunCalls:
             task.exception()  # the agent may be gone and never hear of it
 
     async def _made(self, call: AgentCall) -> object:
-        return await self._makers[call.name](*call.args, *call.unlike)
+        with self._context.scopes.at(call.number):
+            return await self._makers[call.name](*call.args, *call.unlike)
 
     # -- what is done -------------------------------------------------------------------------------------------------
 

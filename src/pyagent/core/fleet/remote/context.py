@@ -19,6 +19,7 @@ from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.file_access import grant
 from pyagent.core.fleet.questions import DEFAULT_SAMPLING, LastPrompt, Prompt, Questions, as_messages, side_by_side
 from pyagent.core.fleet.remote.messages import AgentCall, AgentView
+from pyagent.core.fleet.scopes import Scopes
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.resilience.deadline import Deadline
@@ -100,6 +101,7 @@ class RemoteContext(Questions):
     budget: Budget = field(init=False)
     last_prompt: LastPrompt | None = None
     is_over: bool = False
+    scopes: Scopes = field(default_factory=Scopes)
     _num_calls: int = 0
     _told: set[asyncio.Future[object]] = field(default_factory=set[asyncio.Future[object]])
 
@@ -142,14 +144,15 @@ class RemoteContext(Questions):
         """Return the model's answer piece by piece; the pieces are also shown to those who watch the run."""
         messages, sampling = as_messages(prompt, system), sampling or DEFAULT_SAMPLING
         opened: list[object] = []
+        number = self.scopes.next_call()
 
         async def piece(index: int) -> object:
             if not opened:
-                opened.append(await self._call("stream", messages, sampling))
-            return await self._call("piece", opened[0], index)
+                opened.append(await self._ask_run("stream", messages, sampling, number=number))
+            return await self._ask_run("piece", opened[0], index)
 
         async def stop() -> object:
-            return await self._call("close_stream", opened[0]) if opened else None
+            return await self._ask_run("close_stream", opened[0]) if opened else None
 
         return RemoteStream(piece, stop)
 
@@ -182,7 +185,8 @@ class RemoteContext(Questions):
         self, function: Callable[[T], Awaitable[R]], items: Iterable[T], *, max_concurrency: int | None = None
     ) -> list[R]:
         """`function` of each item, side by side, in the items' order. The first failure cancels the rest."""
-        return await side_by_side(self.agent, function, items, max_concurrency or self.view.max_concurrency)
+        parts = self.scopes.parts(function)
+        return await side_by_side(self.agent, parts, enumerate(items), max_concurrency or self.view.max_concurrency)
 
     # -- people -------------------------------------------------------------------------------------------------------
 
@@ -228,17 +232,23 @@ class RemoteContext(Questions):
     # -- the way to the run -------------------------------------------------------------------------------------------
 
     async def _call(self, name: str, *args: object) -> object:
+        """Ask the run for what has a number among the agent's calls."""
+        return await self._ask_run(name, *args, number=self.scopes.next_call())
+
+    async def _ask_run(self, name: str, *args: object, number: str = "") -> object:
         await self.check_open()
-        return await self.carry(self._numbered(name, args))
+        return await self.carry(self._numbered(name, args, number=number))
 
     def _tell(self, name: str, *args: object, unlike: tuple[object, ...] = ()) -> None:
         """Send without waiting; `settle` waits until all of it has arrived."""
         told = asyncio.ensure_future(self.carry(self._numbered(name, args, unlike)))
         self._told.add(told)
 
-    def _numbered(self, name: str, args: tuple[object, ...], unlike: tuple[object, ...] = ()) -> AgentCall:
+    def _numbered(
+        self, name: str, args: tuple[object, ...], unlike: tuple[object, ...] = (), number: str = ""
+    ) -> AgentCall:
         self._num_calls += 1
-        return AgentCall(self.view.attempt, self._num_calls - 1, name, args, unlike)
+        return AgentCall(self.view.attempt, self._num_calls - 1, name, args, unlike, number)
 
     def drop(self) -> None:
         """Give up what was told and has not arrived: no one waits for it any more."""

@@ -46,6 +46,8 @@ class AgentCall(msgspec.Struct, frozen=True):
     args: tuple[object, ...] = ()
     unlike: tuple[object, ...] = ()
     """Arguments by which a call does not differ from one made before: times."""
+    number: str = ""
+    """The call's number among its agent's (`scopes`), where it has one."""
 
     def key(self) -> bytes:
         """Return what is equal for calls that ask for the same."""

@@ -1,0 +1,291 @@
+"""Runs that go on: what a resumed run repeats, what it does not, and what it asks. A prefix of a journal is a kill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.fleets import Custom
+
+from pyagent.core.errors import AgentError, NeedsAnswerError, ReplayError, RequestError
+from pyagent.core.fleet import events as ev
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.journal import Journal, MemoryJournal
+from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.core.fleet.steps import Step
+from pyagent.core.fleet.tool_run import idempotency_key
+from pyagent.core.fleet.tools import Effect, FleetTool
+from pyagent.core.messages import ChatRequest
+from pyagent.infrastructure.storage.journal import SqliteJournal
+from pyagent.testing import ScriptedBackend
+
+pytestmark = pytest.mark.anyio
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    values: tuple[int, ...]
+
+
+class Note(msgspec.Struct):
+    text: str
+
+
+class World:
+    """What tools did: the texts noted, and the keys they were noted with."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.keys: list[str] = []
+        self.prompts: list[str] = []
+        self.is_broken = False
+
+    def tool(self, name: str = "note", effect: Effect = "once") -> FleetTool:
+        async def note(arguments: Note) -> Numbers:
+            if self.is_broken:
+                raise ValueError("out of ink")
+            self.notes.append(arguments.text)
+            self.keys.append(idempotency_key())
+            await asyncio.sleep(0)
+            return Numbers((len(arguments.text),))
+
+        return FleetTool(name, "notes", Note, note, effect=effect)
+
+    def fleet(self, journal: Journal, *agents: Custom, tools: Sequence[FleetTool] = ()) -> Fleet:
+        def reply(request: ChatRequest) -> str:
+            self.prompts.append(request.messages[-1].text)
+            return f"answer to {request.messages[-1].text}"
+
+        agents = agents or (Custom("work", work), Custom("child", child), Custom("join", join))
+        tools = tools or [self.tool(), self.tool("look", "none"), self.tool("put", "idempotent")]
+        return Fleet(ScriptedBackend(reply), agents, tools, journal=journal, limits=FleetLimits(max_concurrency=3))
+
+
+async def work(context: Context, task: Task) -> Numbers:
+    """Use all that a context has, side by side too."""
+    said = await context.generate(f"first {task.text}")
+    looked = await context.call_tool("look", Note(said))
+    assert isinstance(looked, Numbers)
+    children = await context.map(lambda n: context.spawn("child", f"{task.text}{n}"), range(3))
+    streamed = [piece async for piece in context.stream("tell")]
+    try:
+        await context.call_tool("look", {"text": 1})
+    except RequestError:
+        context.progress("went on")
+    both = await asyncio.gather(context.generate("left"), context.generate("right"))
+    noted = await context.call_tool("note", Note("the end"))
+    assert isinstance(noted, Numbers)
+    return Numbers((len(children), len("".join(streamed)), *map(len, both), *noted.values))
+
+
+async def child(context: Context, task: Task) -> object:
+    await context.call_tool("put", Note(task.text))
+    return await context.generate(f"child {task.text}")
+
+
+async def join(context: Context, task: Task) -> object:
+    return f"joined {sorted(task.results)}"
+
+
+STEPS = [
+    Step(name="a", agent="work", task=Task(text="x")),
+    Step(name="b", agent="work", task=Task(text="y"), after=("a",)),
+    Step(name="c", agent="join", task=Task(text="z"), after=("a", "b")),
+]
+
+
+async def events_of(run: AsyncGenerator[ev.Event, None]) -> tuple[list[ev.Event], Exception | None]:
+    seen: list[ev.Event] = []
+    try:
+        async for event in run:
+            seen.append(event)  # noqa: PERF401 - what came before an error counts
+    except Exception as error:
+        return seen, error
+    return seen, None
+
+
+def story(journal: Journal, run: str) -> list[str]:
+    """What a run's records say, without their times, order and the run's name."""
+    return sorted(_plain(record.event) for record in journal.replay(run) if not isinstance(record.event, ev.RunResumed))
+
+
+def _plain(event: ev.Event) -> str:
+    fields: dict[str, Any] = msgspec.to_builtins(event, enc_hook=str)
+    return repr(
+        {name: value for name, value in fields.items() if name not in {"run", "at", "seconds", "totals", "key"}}
+    )
+
+
+async def test_run_killed_at_any_record_goes_on_as_if_it_was_not(tmp_path: Path) -> None:
+    """After each prefix of its journal a resumed run ends with the same journal, and repeats nothing that was kept."""
+    journal, whole = SqliteJournal(tmp_path), World()
+    async with whole.fleet(journal) as fleet:
+        seen, error = await events_of(fleet.run(STEPS))
+    assert error is None, error
+    run, records = seen[0].run, list(journal.replay(seen[0].run))
+    expected = story(journal, run)
+    for num_kept in range(1, len(records), 3):
+        kept = [record.event for record in records[:num_kept]]
+        journal.close_run(fork := journal.fork(run, journal.spec(run), num_kept))
+        world = World()
+        async with world.fleet(journal) as fleet:
+            seen, error = await events_of(fleet.resume(fork))
+            while isinstance(error, NeedsAnswerError):  # the kill was between an intent and its outcome
+                seen, error = await events_of(fleet.resume(fork, answers={error.question: "no"}))
+        assert error is None, (num_kept, error)
+        asked = sum(isinstance(event, ev.ModelCalled) for event in kept)
+        assert len(world.prompts) == len(whole.prompts) - asked, num_kept
+        noted = sum(isinstance(event, ev.ToolCalled) and event.error is None for event in kept)
+        assert len(world.notes) == len(whole.notes) - noted, num_kept
+        told = [line for line in story(journal, fork) if "question" not in line and "needs_answer" not in line.lower()]
+        begun_again = {line for line in told if "'attempt': 2" in line}
+        failed = {line for line in told if "NeedsAnswerError" in line}
+        assert [line for line in told if line not in begun_again | failed] == expected, num_kept
+        last, first = seen[-1], records[-1].event
+        assert isinstance(last, ev.RunFinished)
+        assert isinstance(first, ev.RunFinished)
+        assert (last.totals.model_calls, last.totals.prompt_tokens) == (
+            first.totals.model_calls,
+            first.totals.prompt_tokens,
+        )
+
+
+async def test_changed_agent_is_told_by_its_call(tmp_path: Path) -> None:
+    """An agent that asks something else than before ends the run with the call's number, whatever it catches."""
+
+    async def before(context: Context, task: Task) -> object:
+        await context.generate("one")
+        await context.generate("two")
+        raise AgentError("stopped", agent="work")
+
+    async def after(context: Context, task: Task) -> object:
+        await context.generate("one")
+        try:
+            await context.generate("three")
+        except ReplayError:
+            return "went on all the same"
+        return "never"
+
+    journal = MemoryJournal()
+    async with World().fleet(journal, Custom("work", before)) as fleet:
+        seen, _ = await events_of(fleet.run("go"))
+    async with World().fleet(journal, Custom("work", after)) as fleet:
+        _, error = await events_of(fleet.resume(seen[0].run))
+    assert isinstance(error, ReplayError)
+    assert (error.call, error.step) == ("2", "task")
+    assert "code changed" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("effect", "answer", "num_notes"), [("once", "no", 2), ("once", "yes", 1), ("idempotent", "", 2)]
+)
+async def test_unknown_outcome_of_an_effect(effect: Effect, answer: str, num_notes: int) -> None:
+    """A killed tool runs again with the same key where that is safe; else a person says whether it happened."""
+
+    async def once(context: Context, task: Task) -> object:
+        return f"got {await context.call_tool('note', Note('hello'))}"
+
+    journal, world = MemoryJournal(), World()
+    async with world.fleet(journal, Custom("work", once), tools=[world.tool(effect=effect)]) as fleet:
+        seen, _ = await events_of(fleet.run("go"))
+        [begun] = [
+            n for n, record in enumerate(journal.replay(seen[0].run)) if isinstance(record.event, ev.ToolStarted)
+        ]
+        killed = journal.fork(seen[0].run, journal.spec(seen[0].run), begun + 1)
+        journal.close_run(killed)
+        _, error = await events_of(fleet.resume(killed))
+        if effect == "once":
+            assert isinstance(error, NeedsAnswerError)
+            assert "did that happen?" in str(error)
+            assert [row.state for row in journal.runs() if row.run == killed] == ["needs_answer"]
+            assert len(world.notes) == 1
+            _, error = await events_of(fleet.resume(killed, answers={error.question: answer}))
+        assert error is None
+    assert len(world.notes) == num_notes
+    started = [record.event for record in journal.replay(killed) if isinstance(record.event, ev.ToolStarted)]
+    assert [event.attempt for event in started] == [1, 2][: len(started)]
+    if len(started) == 2 and effect == "idempotent":
+        assert started[1].key == world.keys[1]
+
+
+async def test_failure_is_tried_again_and_one_gone_on_from_is_not() -> None:
+    """A run that failed at a tool goes on at that tool; a failure that its agent had caught stays as it was."""
+    calls: list[str] = []
+
+    async def careful(context: Context, task: Task) -> object:
+        for name in ("first", "second"):
+            try:
+                await context.call_tool("look", Note(name))
+            except AgentError as error:
+                calls.append(str(error))
+                if name == "second":
+                    raise
+        return "done"
+
+    journal, world = MemoryJournal(), World()
+    world.is_broken = True
+    async with world.fleet(journal, Custom("work", careful)) as fleet:
+        seen, error = await events_of(fleet.run("go"))
+        assert error is not None
+        world.is_broken = False
+        _, error = await events_of(fleet.resume(seen[0].run))
+        assert error is None
+        assert world.notes == ["second"]
+        assert calls == ["the tool look failed: ValueError: out of ink"] * 3
+        with pytest.raises(RequestError, match="is done; fork it"):
+            await anext(fleet.resume(seen[0].run))
+
+
+async def test_fork_from_a_step_with_another_task() -> None:
+    """A fork keeps what came before a step, gives the step another task, and leaves the old run as it was."""
+    journal, world = MemoryJournal(), World()
+    async with world.fleet(journal) as fleet:
+        seen, _ = await events_of(fleet.run(STEPS))
+        run, before = seen[0].run, story(journal, seen[0].run)
+        world.prompts.clear()
+        forked, error = await events_of(fleet.fork(run, "b", "other"))
+        assert error is None
+        assert forked[0].run != run
+        assert world.prompts[0] == "first other"
+        assert not any("x" in prompt.split() for prompt in world.prompts)
+        assert story(journal, run) == before
+        world.prompts.clear()
+        nested, error = await events_of(fleet.fork(run, "a/3.1.1.child", "changed"))
+        assert error is None, error
+        assert "child changed" in world.prompts
+        with pytest.raises(RequestError, match="did you mean"):
+            await anext(fleet.fork(run, "a/3.1.1.chld"))
+        assert journal.spec(nested[0].run).forked_from == run
+
+
+async def test_answers_of_people_are_kept() -> None:
+    """A question that was answered is not asked again; an open one is answered when the run is resumed."""
+
+    async def curious(context: Context, task: Task) -> object:
+        return f"{await context.ask('who?')} {await context.ask('where?')}"
+
+    journal = MemoryJournal()
+    async with World().fleet(journal, Custom("work", curious)) as fleet:
+        seen, who = await events_of(fleet.run("go"))
+        assert isinstance(who, NeedsAnswerError)
+        _, where = await events_of(fleet.resume(seen[0].run, answers={who.question: "Ada"}))
+        assert isinstance(where, NeedsAnswerError)
+        seen, error = await events_of(fleet.resume(seen[0].run, answers={where.question: "here"}))
+        assert error is None
+        assert isinstance(seen[-1], ev.RunFinished)
+        assert seen[-1].output == "Ada here"
+
+
+async def test_running_run_is_not_resumed(tmp_path: Path) -> None:
+    """A run that another process, or this one, still writes is refused."""
+    journal = SqliteJournal(tmp_path)
+    async with World().fleet(journal) as fleet:
+        running = fleet.run(STEPS)
+        first = await anext(running)
+        with pytest.raises(RequestError, match="still running"):
+            await anext(World().fleet(SqliteJournal(tmp_path)).resume(first.run))
+        await running.aclose()
