@@ -304,8 +304,10 @@ def test_every_option_of_a_runner_reaches_other_ranks() -> None:
 
 def start_of(options: RunnerOptions) -> StartRank:
     given = told_options(options)
-    words = {"folder": "f", "endpoint": "e", "path": "p"}
-    return StartRank(rank=1, log_level=1, attention=None, options=given, largest_step=(1, 1, None), **words)
+    words = {"folder": "f", "endpoint": "e", "reports": "r", "path": "p", "device": "cpu"}
+    numbers = {"rank": 1, "log_level": 1, "engine_id": 1}
+    place = {"attention": None, "largest_step": (1, 1, None), "has_own_device": False}
+    return StartRank(options=given, **words, **numbers, **place)  # type: ignore[arg-type]
 
 
 def test_memory_told_of_ranks_is_that_of_all(tiny_model_path: Path) -> None:
