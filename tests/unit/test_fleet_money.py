@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from support.fleets import Custom, events_of
 
 from pyagent.core.chain.chain import Chain
 from pyagent.core.chain.settings import LinkSettings, Price
-from pyagent.core.errors import BudgetError
+from pyagent.core.errors import BackendError, BudgetError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
@@ -18,6 +19,7 @@ from pyagent.core.fleet.limits import AgentLimits, FleetLimits
 from pyagent.core.fleet.orchestrator import Fleet, Step
 from pyagent.core.fleet.tool_functions import tool
 from pyagent.core.messages import ChatRequest, FunctionCall, SamplingParams, ToolCall
+from pyagent.core.resilience.retry import RetryPolicy
 from pyagent.logic.agents.assistant import AssistantAgent
 from pyagent.testing import Reply, ScriptedBackend
 
@@ -159,3 +161,20 @@ def test_spent_budget_leaves_what_there_is_so_far() -> None:
     kept = failed.partial["assistant"]
     assert kept["text"] == "still looking"
     assert kept["calls"][0].text == "saw 0"
+
+
+def test_answer_that_breaks_off_costs_what_was_reserved() -> None:
+    """Nothing says what an answer that ends in the middle cost, so it counts whole; a run of them ends."""
+    broken = Reply(text="one two", error=OSError("gone"), fail_at=2)
+
+    async def stubborn(context: Context, task: Task) -> object:
+        for _ in range(100):
+            with suppress(BackendError):
+                await context.complete("a b c", sampling=SamplingParams(max_tokens=10))
+        return "never"
+
+    policy = RetryPolicy(num_retries=0)
+    chain = Chain([ScriptedBackend(lambda _: broken)], settings=[priced(())[1]], retry_policy=policy)
+    fleet = Fleet(chain, [Custom("stubborn", stubborn)], limits=FleetLimits(run_usd=0.5))
+    with pytest.raises(BudgetError, match="raise budget"):
+        asyncio.run(fleet.run_agent("stubborn", "x"))

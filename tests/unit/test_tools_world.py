@@ -179,6 +179,29 @@ def test_private_addresses_and_other_hosts_are_not_reached() -> None:
                 asyncio.run(one.call({"url": target}))
 
 
+def test_name_is_looked_up_once() -> None:
+    """The connection goes to the address that was looked at: a name that answers otherwise later gains nothing."""
+    get = http_tool(["rebind.test"], allows_private=True)
+    asked: list[str] = []
+
+    async def main(port: str) -> object:
+        loop = asyncio.get_running_loop()
+        look_up = loop.getaddrinfo
+
+        async def rebinding(host: str, *args: Any, **more: Any) -> Any:
+            name = host.decode() if isinstance(host, bytes) else host
+            asked.append(name)
+            elsewhere = "127.0.0.1" if asked.count("rebind.test") == 1 else "127.0.0.99"
+            return await look_up(elsewhere if name == "rebind.test" else host, *args, **more)
+
+        loop.getaddrinfo = rebinding  # type: ignore[method-assign]
+        return await get.call({"url": f"http://rebind.test:{port}/page"})
+
+    with serve(_site()) as url:
+        assert asyncio.run(main(url.rpartition(":")[2])) == "T\nHello you"
+    assert asked.count("rebind.test") == 1
+
+
 @pytest.mark.parametrize(
     ("address", "public"),
     [
