@@ -29,6 +29,9 @@ from pyagent.plugin import hookimpl
 
 pytestmark = pytest.mark.oracle
 
+BUILT_IN = [backend for backend in BACKENDS if backend.name not in {"flashinfer", "flash_attn"}]
+"""Those that need no package; `test_attention_packages.py` has the others."""
+
 
 @pytest.fixture
 def trial(tmp_path: Path) -> AttentionTrial:
@@ -46,7 +49,7 @@ def scaled(by: float) -> Attend:
     return lambda *arguments: by * plain.attend(*arguments)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", BUILT_IN, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(("family", "kv_dtype"), [("qwen3", "fp8"), ("gemma2", "f32")])
 def test_backends_pass_the_trial_where_they_can_run(
     family: str, kv_dtype: Any, backend: AttentionBackend, tmp_path: Path

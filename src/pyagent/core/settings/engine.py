@@ -93,7 +93,8 @@ class Engine(Section, frozen=True):
         str,
         Setting(
             TEXT,
-            "Attention backend of the `torch` runner: `triton`, `sdpa`, `flex`, `torch` (the plain), or a plugin's; "
+            "Attention backend of the `torch` runner: `triton`, `sdpa`, `flex`, `torch` (the plain), "
+            "`flashinfer` and `flash_attn` where they are installed, or a plugin's; "
             "`auto` is on a GPU the quickest that a trial finds right, else `sdpa` where it can.",
         ),
     ] = "auto"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 
 from pyagent.core.hooks import hookimpl
@@ -96,7 +97,71 @@ class FlexAttention:
         return FlexAttend(self._mask)
 
 
-BACKENDS: tuple[AttentionBackend, ...] = (TritonAttention(), SdpaAttention(), PlainAttention(), FlexAttention())
+class FlashInferAttention:
+    """FlashInfer's kernels, where the package is installed."""
+
+    name = "flashinfer"
+
+    def unavailable_reason(self, shape: AttentionShape) -> str | None:
+        """Return why not: no such package or GPU, or shapes that it is not built for."""
+        return _package_reason("flashinfer", "flashinfer-python", shape) or (
+            None if shape.head_dim in _FLASHINFER_DIMS else f"FlashInfer has no kernel for heads of {shape.head_dim}"
+        )
+
+    def open(self, shape: AttentionShape) -> Attend:
+        """Return attention through FlashInfer, with memory to work in."""
+        import torch
+
+        from pyagent.infrastructure.engine.runners.torch.attention.flashinfer import FlashInferAttend
+
+        return FlashInferAttend(torch.device(shape.device))
+
+
+class FlashAttention:
+    """FlashAttention 3, where its module is installed."""
+
+    name = "flash_attn"
+
+    def unavailable_reason(self, shape: AttentionShape) -> str | None:
+        """Return why not: no such module or GPU, or shapes that it is not built for."""
+        return _package_reason("flash_attn_interface", "FlashAttention 3", shape) or (
+            None if shape.head_dim <= _MOST_FLASH_DIM else f"FlashAttention has no kernel for heads of {shape.head_dim}"
+        )
+
+    def open(self, shape: AttentionShape) -> Attend:
+        """Return attention through FlashAttention."""
+        from pyagent.infrastructure.engine.runners.torch.attention.flash_attn import attend
+
+        return attend
+
+
+_FLASHINFER_DIMS = (64, 128, 256)
+_MOST_FLASH_DIM = 256
+
+
+def _package_reason(module: str, package: str, shape: AttentionShape) -> str | None:
+    """Return why a package's kernels cannot be used: it is not there, or they are not for such numbers."""
+    if find_spec(module) is None:
+        return f"{package} is not installed (there is no module {module})"
+    if not shape.device.startswith("cuda"):
+        return f"{package} needs a CUDA device, and this one is {shape.device}"
+    if shape.dtype not in {"f16", "bf16"} or shape.kv_dtype != shape.dtype:
+        return f"{package} takes f16 or bf16 alike for queries and keys, not {shape.dtype} and {shape.kv_dtype}"
+    try:
+        import_module(module)
+    except Exception as error:  # noqa: BLE001 - what is built for another torch or driver fails in any way
+        return f"{package} cannot be imported: {type(error).__name__}: {error}"
+    return None
+
+
+BACKENDS: tuple[AttentionBackend, ...] = (
+    TritonAttention(),
+    SdpaAttention(),
+    PlainAttention(),
+    FlexAttention(),
+    FlashInferAttention(),
+    FlashAttention(),
+)
 
 
 @hookimpl
