@@ -7,6 +7,7 @@ They speak to whichever links of the chain have what is asked for; a server whos
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from starlette.routing import Route
 
 from pyagent.core.backends import Backend
 from pyagent.core.chain import Chain
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.messages import COMMON_TENANT, ModelInfo
 from pyagent.core.prompt_cache import (
     CacheQuery,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=msgspec.Struct)
 _MAX_SHOWN = 1000
+_LEAST_PROFILE, _MOST_PROFILE = 0.1, 60.0
 _LIMIT, _MAX_LIMIT_SHOWN = re.compile(r"0{0,9}[1-9][0-9]{0,3}"), 40
 
 
@@ -102,6 +104,13 @@ class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
     grace_seconds: float = 30.0
 
 
+class ProfileBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/profile."""
+
+    seconds: float = 5.0
+    allocations: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRoutes:
     """The routes over one backend."""
@@ -122,6 +131,7 @@ class EngineRoutes:
             "/pyagent/engine/sleep": ("POST", self.sleep),
             "/pyagent/engine/wake": ("POST", self.wake),
             "/pyagent/engine/drain": ("POST", self.drain),
+            "/pyagent/profile": ("POST", self.profile),
         }
         return [route(method, path, function) for path, (method, function) in paths.items()]
 
@@ -221,6 +231,22 @@ class EngineRoutes:
             raise RequestError(f"grace_seconds is from 0 to 3600, got {grace_seconds}", param="grace_seconds")
         num_left = [await link.drain(grace_seconds) for link in self._engines()]
         return _json({"num_running": max(num_left)})
+
+    async def profile(self, request: Request) -> Response:
+        """POST /pyagent/profile: what this process does for some seconds, and what memory it has."""
+        from pyagent.infrastructure.observability.profile import take_profile
+
+        check_admin(request)
+        body = await self._read(request, ProfileBody)
+        if not _LEAST_PROFILE <= body.seconds <= _MOST_PROFILE:
+            text = f"seconds is from {_LEAST_PROFILE} to {_MOST_PROFILE:.0f}, got {body.seconds}"
+            raise RequestError(text, param="seconds")
+        states = [await link.engine_state() for link in engine_links(self.backend)]
+        process_ids = [copy.process_id for state in states for copy in state.copies or [state] if copy.process_id]
+        taken = await asyncio.to_thread(take_profile, body.seconds, process_ids, traces_allocations=body.allocations)
+        if taken is None:
+            raise CapacityError("a profile is being taken; ask again when it is", retry_after_seconds=body.seconds)
+        return _json(taken)
 
     def _engines(self) -> Sequence[EngineLink]:
         engines = engine_links(self.backend)

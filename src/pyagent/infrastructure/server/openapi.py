@@ -13,7 +13,14 @@ from starlette.routing import Route
 
 from pyagent import __version__
 from pyagent.core.messages import JsonObject
-from pyagent.infrastructure.server.admin_routes import DrainBody, EngineRoutes, NameBody, PinBody, SleepBody
+from pyagent.infrastructure.server.admin_routes import (
+    DrainBody,
+    EngineRoutes,
+    NameBody,
+    PinBody,
+    ProfileBody,
+    SleepBody,
+)
 from pyagent.infrastructure.server.anthropic.requests import CountBody, MessagesBody
 from pyagent.infrastructure.server.cluster_routes import ClusterDrainBody, ClusterRoutes, NodeBody
 from pyagent.infrastructure.server.ollama.requests import ChatBody as OllamaChatBody
@@ -42,6 +49,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/pyagent/cache/unpin": NameBody,
     "/pyagent/engine/sleep": SleepBody,
     "/pyagent/engine/drain": DrainBody,
+    "/pyagent/profile": ProfileBody,
     "/pyagent/cluster/drain": ClusterDrainBody,
     "/pyagent/cluster/revoke": NodeBody,
     "/pyagent/cluster/forget": NodeBody,
