@@ -243,7 +243,11 @@ def stages(bench: Bench) -> None:
 def products(bench: Bench) -> None:
     """The gate's matrix as it is quantised in files, for a row and for many, beside the library's in bfloat16."""
     from pyagent.infrastructure.engine.runners.torch.kernels.grouped import product
+    from pyagent.infrastructure.engine.runners.torch.parallel.shard import Span
     from pyagent.infrastructure.engine.runners.torch.quantised.gguf import BLOCK_TYPES
+    from pyagent.infrastructure.engine.runners.torch.quantised.numbers import FLOAT8, Numbers
+    from pyagent.infrastructure.engine.runners.torch.quantised.products import TritonProducts
+    from pyagent.infrastructure.engine.runners.torch.quantised.scheme import Inputs
 
     num_rows, num_columns = bench.shapes.gate, bench.shapes.hidden
 
@@ -253,6 +257,24 @@ def products(bench: Bench) -> None:
         matrix = about.planes(torch.randint(0, 64, shape, dtype=torch.uint8, device=bench.device))
         x, out = bench.random(num_tokens, num_columns), bench.random(num_tokens, num_rows)
         return lambda: product(x, matrix, out)
+
+    products_of = TritonProducts(torch.device(bench.device))
+
+    def checkpoint(dtype: torch.dtype, group: int, inputs: Inputs, num_tokens: int) -> Callable[[], object]:
+        values = torch.randint(0, 16, (num_rows, num_columns), device=bench.device).to(dtype)
+        scales = torch.rand(num_rows, num_columns // group, device=bench.device).half()
+        zeros = torch.full(scales.shape, 8, dtype=dtype, device=bench.device) if dtype == torch.uint8 else None
+        scales = scales if zeros is not None else scales.float()
+        matrix = Numbers(values, scales, zeros, group).planes(Span.whole(num_columns), group, inputs, 0.0)
+        x, out = bench.random(num_tokens, num_columns), bench.random(num_tokens, num_rows)
+        return lambda: products_of.multiply(x, matrix, out)
+
+    checkpoints = {
+        "INT4 of GPTQ": (4.19, torch.uint8, 128, Inputs.NONE),
+        "INT8 W8A8": (8, torch.int8, num_columns, Inputs.DYNAMIC),
+        "FP8 W8A8": (8, FLOAT8, num_columns, Inputs.DYNAMIC),
+        "FP8 W8A8 in blocks": (8.25, FLOAT8, 128, Inputs.DYNAMIC),
+    }
 
     def dense(num_tokens: int) -> Callable[[], object]:
         x, weight = bench.random(num_tokens, num_columns), bench.random(num_rows, num_columns)
@@ -264,6 +286,10 @@ def products(bench: Bench) -> None:
         for kind, width in bits.items():
             name, num_bytes = f"product with {kind}, {num} tokens", rows_bytes + num_rows * num_columns * width / 8
             bench.measure(name, lambda k=kind, n=num: quantised(k, n), num_bytes=num_bytes, flops=flops)
+        for kind, (width, *about) in checkpoints.items():
+            name, num_bytes = f"product with {kind}, {num} tokens", rows_bytes + num_rows * num_columns * width / 8
+            quick = flops if about[2] is Inputs.NONE else flops / 2  # units of 8 bits multiply twice as fast
+            bench.measure(name, lambda a=about, n=num: checkpoint(*a, n), num_bytes=num_bytes, flops=quick)
         num_bytes = rows_bytes + 2 * num_rows * num_columns
         bench.measure(f"  in bfloat16, {num}", lambda n=num: dense(n), num_bytes=num_bytes, flops=flops)
 

@@ -76,7 +76,9 @@ class DryGpu:
     def load_binary(self, name: str, binary: bytes, shared_bytes: int, device: int) -> tuple[int, int, int, int, int]:
         registers, local_bytes = _resources(binary)
         code = _tool("nvdisasm", binary)
-        matrix = next((word for word in ("HGMMA", "HMMA", "FFMA") if f" {word}" in code), "")
+        matrix = next(
+            (word for word in ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "FFMA") if f" {word}" in code), ""
+        )
         self.compiled.append(Compiled(name, registers, local_bytes, shared_bytes, matrix))
         return 0, 0, registers, local_bytes, 1024
 
@@ -132,6 +134,7 @@ def compile_kernels(capability: int) -> list[Compiled]:
     cache = PagedCache.made((1, 16, 8, 128), FP8, lambda shape, dtype: torch.zeros(shape).to(dtype))
     rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), cache, is_interleaved=False)
     compile_grouped(numbers)
+    compile_folders(numbers, capability)
     compile_sampling()
     return gpu.compiled
 
@@ -166,6 +169,31 @@ def compile_grouped(numbers: Callable[..., torch.Tensor]) -> None:
             product(numbers(num_tokens, 4096), matrix, numbers(num_tokens, 1024))
         if not lengths:
             dequantise(matrix, numbers(1024, 4096))
+
+
+def compile_folders(numbers: Callable[..., torch.Tensor], capability: int) -> None:
+    """Compile the products with weights of checkpoints: zero points, FP8, and inputs of 8 bits."""
+    import torch
+
+    from pyagent.infrastructure.engine.runners.torch.kernels import grouped, scaled
+    from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix
+    from pyagent.infrastructure.engine.runners.torch.quantised.scheme import Inputs
+
+    def planes(dtype: torch.dtype, group: int, inputs: Inputs) -> GroupedMatrix:
+        scales, values = torch.zeros(1024, 4096 // group), torch.zeros(1024, 4096).to(dtype)
+        if dtype != torch.uint8:
+            return GroupedMatrix(8, 4096, group, values, scales, inputs=inputs)
+        zeros = torch.zeros(scales.shape, dtype=torch.uint8)
+        return GroupedMatrix(4, 4096, group, values[:, :2048].contiguous(), scales.half(), minimums=zeros)
+
+    grouped.product(numbers(1, 4096), planes(torch.uint8, 128, Inputs.NONE), numbers(1, 1024))
+    grouped.product(numbers(256, 4096), planes(torch.float8_e4m3fn, 128, Inputs.NONE), numbers(256, 1024))
+    if capability < 89:  # there are no products of FP8
+        return
+    for dtype, group in ((torch.int8, 4096), (torch.float8_e4m3fn, 4096), (torch.float8_e4m3fn, 128)):
+        matrix = planes(dtype, group, Inputs.DYNAMIC)
+        values, scales = scaled.quantised_rows(numbers(256, 4096), matrix)
+        scaled.product(values, scales, matrix, numbers(256, 1024))
 
 
 def main() -> None:
