@@ -16,6 +16,7 @@ from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.history import CLEARED
+from pyagent.core.fleet.journal import MemoryJournal
 from pyagent.core.fleet.model_call import Completion
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.fleet.tool_functions import tool
@@ -257,3 +258,32 @@ def test_conversation_too_long_for_the_model_is_shortened_and_asked_again() -> N
     completion, seen = run(fleet_of(script, [page]))
     assert completion.text == "Done."
     assert any(isinstance(event, ev.HistoryCompacted) for event in seen)
+
+
+def test_approval_survives_a_restart() -> None:
+    """A run that ended for want of an answer goes on with it in another fleet, and repeats nothing."""
+    watched = Watched()
+    script = [calls(("write", {"key": 1})), calls(("shell", {"command": "a"})), "Done."]
+    journal = MemoryJournal()
+
+    def fleet(replies: Sequence[Any]) -> Fleet:
+        made = fleet_of(replies, watched.tools)
+        made.journal = journal
+        return made
+
+    async def main() -> list[ev.Event]:
+        seen, error = await events_of(fleet(script[:2]), "go", agent="caller")
+        assert isinstance(error, NeedsAnswerError)
+        failed = seen[-1]
+        assert isinstance(failed, ev.RunFailed)
+        assert failed.reason == "needs_answer"
+        assert watched.seen == ["write 1", "wrote 1"]
+        answers = {error.question: "allow"}
+        return [event async for event in fleet(script[2:]).resume(failed.run, answers=answers)]
+
+    seen = asyncio.run(main())
+    assert watched.seen == ["write 1", "wrote 1", "a"]
+    finished = seen[-1]
+    assert isinstance(finished, ev.RunFinished)
+    assert isinstance(finished.output, Completion)
+    assert [result.text for result in finished.output.tool_results] == ["ok", "ran"]
