@@ -114,3 +114,20 @@ def test_what_was_typed_before_allows_nothing(environment: dict[str, str], write
     approved = environment | {"PYAGENT_TOOLS__APPROVED": "write_file"}
     assert pyagent("run", "write", "--agent", "assistant", "--chain", writer, env=approved).returncode == 0
     assert (Path(environment["HOME"]) / "made.txt").exists()
+
+
+def test_graph_is_run(environment: dict[str, str], caller: str, tmp_path: Path) -> None:
+    """`run --graph` runs a file's steps; a file that is wrong is one line."""
+    graph = tmp_path / "graph.toml"
+    graph.write_text(
+        '[[steps]]\nname = "sums"\nagent = "math"\nfor_each = ["1+1", "2+2"]\ntask = "{item}"\n'
+        '[[steps]]\nname = "tell"\nagent = "assistant"\nafter = ["sums"]\ntask = "{task}"\n'
+    )
+    done = pyagent("run", "6 times 7?", "--graph", str(graph), "--chain", caller, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "1+1 = 2" in done.stdout
+    assert "2+2 = 4" in done.stdout
+    assert "It is 42." in done.stdout
+    graph.write_text("steps = 1")
+    wrong = pyagent("run", "x", "--graph", str(graph), env=environment)
+    assert (wrong.returncode, "the graph is wrong" in wrong.stderr) == (1, True)

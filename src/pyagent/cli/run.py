@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -28,6 +29,10 @@ def run(
     agent: Annotated[
         str | None, typer.Option("--agent", metavar="NAME", help="The agent that is to do it; else the router chooses.")
     ] = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option("--graph", metavar="FILE", help="Run the steps of a TOML file; TASK fills their {task}."),
+    ] = None,
     chain: Chain = None,
     model: Model = None,
     private: Private = False,
@@ -43,15 +48,16 @@ def run(
 
     settings = read_settings(config, chain, model)
     with readable_files(file or []) as files:
-        text = text_or_input(task or "", has_more=bool(files))
-        if not (text.strip() or files):
+        text = text_or_input(task or "", has_more=bool(files or graph))
+        steps = None if graph is None else _read_graph(graph, text)
+        if steps is None and not (text.strip() or files):
             raise typer.BadParameter("the task is empty: say what is to be done, or name a file", param_hint="TASK")
 
         async def work() -> None:
             async with Fleet(settings) as fleet:
                 await watch(
                     fleet,
-                    text,
+                    text if steps is None else steps,
                     files=files,
                     agent=agent,
                     timeout_seconds=seconds,
@@ -60,6 +66,19 @@ def run(
                 )
 
         run_to_end(work())
+
+
+def _read_graph(file: Path, task: str) -> list[Step]:
+    from pyagent.core.errors import RequestError
+    from pyagent.core.fleet.graph_file import read_graph
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{file} cannot be read: {error.strerror}", param="graph") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{file} is not text in UTF-8", param="graph") from error
+    return read_graph(text, task, file.parent)
 
 
 async def watch(
