@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import count
 
 import msgspec
 import pytest
@@ -247,12 +248,33 @@ def test_estimate_is_the_formula() -> None:
         num_warm_tokens=300,
         prefill_tokens_per_second=200.0,
         first_token_seconds=0.4,
+        load_seconds=7.0,
         round_trip_seconds=0.01,
         weight=2.0,
     )
-    assert estimated_seconds(node, 1000) == pytest.approx(((700 + 900) / 200 + 2 * 0.4) * 1.8 / 2 + 0.01)
+    assert estimated_seconds(node, 1000) == pytest.approx(((700 + 900) / 200 + 2 * 0.4) * 1.8 / 2 + 7.01)
     short = (60 + 512 + 3 * 32) / 200  # it waits for a step, and for other short ones
-    assert estimated_seconds(node, 360) == pytest.approx((short + 2 * 0.4) * 1.8 / 2 + 0.01)
+    assert estimated_seconds(node, 360) == pytest.approx((short + 2 * 0.4) * 1.8 / 2 + 7.01)
+
+
+def test_node_with_the_model_in_memory_is_asked_until_loading_it_elsewhere_is_sooner() -> None:
+    """Two gigabytes take five seconds: so much must be left to compute before another node loads them, too."""
+    loaded, absent = peer_of(Saying("peer:loaded")), peer_of(Saying("peer:absent"))
+    loaded.offer = Offer(models=(ModelInfo(id="m", size_bytes=2_000_000_000, is_loaded=True),))
+    absent.offer = Offer(models=(ModelInfo(id="m", is_loaded=False),))
+    router = router_of(loaded, absent)
+    request = ChatRequest(model="m", messages=[Message("user", "a question " * 300)])
+
+    sequence = count(2)
+
+    def first(num_left: int) -> str:
+        told = Load(sequence=next(sequence), num_prompt_tokens_left=num_left, prefill_tokens_per_second=500.0)
+        assert loaded.take(told)
+        return router.order(request, ["peer:loaded", "peer:absent"])[0]
+
+    assert [first(num_left) for num_left in (0, 200, 4000)] == ["peer:loaded", "peer:loaded", "peer:absent"]
+    absent.offer = Offer(models=(ModelInfo(id="m"),))  # not said: no reason to pass it by
+    assert first(200) == "peer:absent"
 
 
 def test_cold_prompt_goes_past_a_node_that_computes_another() -> None:

@@ -28,6 +28,8 @@ _is_for_peer: ContextVar[bool] = ContextVar("answering a peer", default=False)
 _DRAINING = "it is draining"
 _MAX_STICKY = 10_000
 _MAX_COUNTED = 4_096
+_LOAD_SECONDS, _LOAD_BYTES_PER_SECOND = 1.0, 500e6
+"""What loading a model takes at least, and how quickly its weights come from a disk."""
 
 
 def answer_for_peer() -> None:
@@ -76,8 +78,15 @@ class Standing:
             return model.removeprefix(AGENT_PREFIX) in self.offer.agents
         return any(model == one.id for one in self.offer.models)
 
-    def as_node(self, name: str, keys: Sequence[int], num_tokens: int) -> Node:
-        """Return the node as a request sees it whose prompt has these keys and so many tokens."""
+    def must_load(self, model: str) -> bool:
+        """Whether it offers a model that is not in its memory."""
+        return any(model == one.id and one.is_loaded is False for one in self.offer.models)
+
+    def as_node(self, name: str, keys: Sequence[int], num_tokens: int, load_seconds: float = 0.0) -> Node:
+        """Return the node as a request sees it whose prompt has these keys and so many tokens.
+
+        `load_seconds` pass before the model is in its memory.
+        """
         return Node(
             id=name,
             num_running=self.load.num_running,
@@ -88,6 +97,7 @@ class Standing:
             num_warm_tokens=self._num_warm(keys, num_tokens),
             prefill_tokens_per_second=self.load.prefill_tokens_per_second,
             first_token_seconds=self.load.first_token_seconds,
+            load_seconds=load_seconds,
             round_trip_seconds=self.round_trip_seconds,
             price=self.offer.price,
             weight=self.offer.weight,
@@ -325,15 +335,25 @@ class ClusterRouter:
             request = msgspec.structs.replace(request, model=self.default_model)
         return prefix_keys(request, self.secret)
 
+    def _load_seconds(self, model: str) -> float:
+        """Return how long a node takes, about, to load a model, by the size that those say who have it in memory."""
+        offers = (standing.offer for standing in (self.own, *self))
+        sizes = (one.size_bytes or 0 for offer in offers for one in offer.models if one.id == model)
+        return _LOAD_SECONDS + max(sizes, default=0) / _LOAD_BYTES_PER_SECOND
+
     # -- ranking --------------------------------------------------------------------------------------------------
 
     def _ranked(self, request: ChatRequest, engine: str | None, peers: dict[str, Peer]) -> list[str]:
         if not peers:
             return [] if engine is None else [engine]
         keys, num_tokens = self._keys(request), estimated_request_tokens(request)
-        nodes = [peer.as_node(name, keys, num_tokens) for name, peer in peers.items()]
-        if engine is not None:
-            nodes.append(self.own.as_node(engine, keys, num_tokens))
+        standings: dict[str, Standing] = {**peers, **({} if engine is None else {engine: self.own})}
+        model = request.model or self.default_model
+        loads = self._load_seconds(model)
+        nodes = [
+            standing.as_node(name, keys, num_tokens, loads if standing.must_load(model) else 0.0)
+            for name, standing in standings.items()
+        ]
         ranked = [node.id for node in self.balancer.order(nodes, num_tokens)]
         home = self._sticky.get(_sticky_key(request) or ("", ""))
         if home in ranked:

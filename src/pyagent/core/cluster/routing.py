@@ -39,8 +39,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A node as a request sees it. `num_sent` requests went to it from here since it told its load.
 
     `num_free` requests more it can begin, before one has to wait for another's end. `num_prompt_tokens_left` of those
-    it has are not computed yet; `num_warm_tokens` of the prompt it has computed, or was sent. `round_trip_seconds` is
-    measured, 0 for this node itself.
+    it has are not computed yet; `num_warm_tokens` of the prompt it has computed, or was sent. It is `load_seconds` until
+    the model is in its memory. `round_trip_seconds` is measured, 0 for this node itself.
     """
 
     id: str
@@ -52,6 +52,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     num_warm_tokens: int = 0
     prefill_tokens_per_second: float = 0.0
     first_token_seconds: float = 0.0
+    load_seconds: float = 0.0
     round_trip_seconds: float = 0.0
     price: Price | None = None
     weight: float = 1.0
@@ -76,7 +77,7 @@ def estimated_seconds(node: Node, num_tokens: int) -> float:
         ahead = min(ahead, _STEP_TOKENS + LEAST_TOKENS * num_ahead)
     queue = max(0, num_ahead - node.num_free) * (node.first_token_seconds or _USUAL_FIRST_TOKEN)
     seconds = ((own + ahead) / rate + queue) * (1 + 0.1 * node.num_requests)
-    return seconds / max(node.weight, _LEAST_WEIGHT) + node.round_trip_seconds
+    return seconds / max(node.weight, _LEAST_WEIGHT) + node.load_seconds + node.round_trip_seconds
 
 
 @dataclass(slots=True)
