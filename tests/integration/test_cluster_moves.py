@@ -381,6 +381,20 @@ def test_peers_hear_of_requests_that_wait_for_a_model(tmp_path: Path, tiny_model
     run(work())
 
 
+def test_requests_that_wait_for_kv_take_the_places_that_are_free(tmp_path: Path) -> None:
+    """Of three requests on their way into an engine with two free places one waits, and their prompts count."""
+
+    async def work() -> None:
+        own = Queueing("a", 2)
+        own.num_arriving = 3
+        async with cluster_of(tmp_path, a=[own], b=[Queueing("b")]) as (_, b):
+            await until(lambda: [peer.load.num_waiting for peer in b.router] == [1])
+            [load] = [peer.load for peer in b.router]
+            assert (load.num_running, load.num_free, load.num_prompt_tokens_left) == (2, 0, 300)
+
+    run(work())
+
+
 def test_node_that_is_told_not_to_keeps_its_queue(tmp_path: Path) -> None:
     """With `cluster.steal = false` requests wait where they are."""
 

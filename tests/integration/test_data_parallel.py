@@ -112,6 +112,36 @@ def test_copies_answer_as_one_engine(runner: asyncio.Runner, backend: NativeBack
     runner.run(work())
 
 
+def test_prompts_whose_answers_began_are_not_left_to_compute(runner: asyncio.Runner, backend: NativeBackend) -> None:
+    """Of eight streams the prompts count until their first outputs are there, and what ends leaves nothing behind."""
+
+    def left() -> int:
+        return sum(map(remote(backend).copies.num_prompt_tokens_left_of, (0, 1)))
+
+    async def sent() -> None:
+        for _ in range(3):  # a request is sent in the first turns of its task
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        streams = [aiter(backend.chat(ask(f"the user {number}", max_tokens=400))) for number in range(8)]
+        firsts = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await sent()
+        assert left() > 0
+        await asyncio.gather(*firsts)
+        assert left() == 0
+        leaving = [asyncio.create_task(collect(backend.chat(ask("the user", max_tokens=1)))) for _ in range(4)]
+        await sent()
+        assert left() > 0
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        assert left() == 0
+        for stream in streams:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    runner.run(work())
+
+
 def test_each_copy_is_told_its_own_gpus(runner: asyncio.Runner, backend: NativeBackend) -> None:
     """Of the GPUs that this process may use each copy begins with its own, in their order."""
 

@@ -29,6 +29,7 @@ from support.engine_process import (
 from support.installed import install
 from support.native import engine_of, run
 from support.tiny_model import write_tiny_model
+from support.waiting import until
 
 from pyagent.core.backends import Answer, collect
 from pyagent.core.errors import (
@@ -59,9 +60,14 @@ def test_process_answers_as_this_one_does(tiny_model_path: Path) -> None:
         async with engine_of(tiny_model_path) as backend:
             assert (await backend.engine_state()).process_id is None
             assert (await backend.health()).detail == "loads on first use"
-            answers = await asyncio.gather(*(collect(backend.chat(request)) for request in requests))
-            assert [told(answer) for answer in answers] == [told(answer) for answer in expected]
+            asked = [asyncio.create_task(collect(backend.chat(request))) for request in requests]
+            await until(lambda: remote(backend).life.num_running == 8)
+            starting = await backend.engine_state()
+            assert (starting.process_id, starting.num_arriving) == (None, 8)
+            assert starting.num_arriving_tokens > 0
+            assert [told(answer) for answer in await asyncio.gather(*asked)] == [told(answer) for answer in expected]
             state = await backend.engine_state()
+            assert (state.num_arriving, state.num_arriving_tokens) == (0, 0)
             assert state.process_id not in {None, os.getpid()}
             assert [model.context_length for model in await backend.models()] == [512]
             kinds = ("weights", "kv", "workspace", "tokenizer", "grammars", "sessions")

@@ -18,7 +18,8 @@ from pyagent.infrastructure.engine.stats import EngineStats, Percentiles
 class Queueing(Model):
     """Model `m`, unless named. A request that has begun says "from NAME", one word, and goes on when `gate` is open.
 
-    `begun` are those that began here, in order. With `num_waiting_max` further ones are refused, as an engine does.
+    `begun` are those that began here, in order; `num_arriving` it says that it has besides. With `num_waiting_max`
+    further ones are refused, as an engine does.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class Queueing(Model):
     ) -> None:
         super().__init__(models=[model])
         self.name, self.slots, self.num_waiting_max = f"native:{name}", slots, num_waiting_max
+        self.num_arriving = 0
         self.gate = asyncio.Event()
         if is_open:
             self.gate.set()
@@ -89,5 +91,9 @@ class Queueing(Model):
             first_token_seconds=Percentiles(0.2, 0.2, 0.2),
         )
         return EngineState(
-            state="ready", num_running=self.num_running + len(self.waiting), stats={self.model_ids[0]: stats}
+            state="ready",
+            num_running=self.num_running + len(self.waiting),
+            num_arriving=self.num_arriving,
+            num_arriving_tokens=100 * self.num_arriving,
+            stats={self.model_ids[0]: stats},
         )
