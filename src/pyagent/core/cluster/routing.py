@@ -39,7 +39,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A node as a request sees it. `num_sent` requests went to it from here since it told its load.
 
     `num_free` requests more it can begin, before one has to wait for another's end. `num_prompt_tokens_left` of those
-    it has are not computed yet; `num_warm_tokens` of the prompt it has computed, or was sent. It is `load_seconds` until
+    it has are not computed yet; `num_warm_tokens` of the prompt it has computed, or was sent. After `load_seconds`
     the model is in its memory. `round_trip_seconds` is measured, 0 for this node itself.
     """
 

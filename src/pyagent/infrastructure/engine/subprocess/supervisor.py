@@ -9,14 +9,10 @@ reason, and the next request tries again.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
-import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,13 +26,14 @@ from pyagent.core.messages import ChatDelta
 from pyagent.infrastructure.engine.sessions.replay import ReplayStore
 from pyagent.infrastructure.engine.subprocess.child import ChildProcess
 from pyagent.infrastructure.engine.subprocess.in_flight import MAX_TRIALS, InFlight, InFlightRequest
+from pyagent.infrastructure.engine.subprocess.jobs import JobQueue
+from pyagent.infrastructure.engine.subprocess.pending_calls import PendingCalls, stopped
 from pyagent.infrastructure.engine.subprocess.protocol import (
     ENGINE,
     HELLO,
     Abort,
     Aborted,
     Busyness,
-    Call,
     Command,
     Done,
     Failed,
@@ -138,14 +135,9 @@ class Supervisor:
         self._hang_seconds = math.inf if hang_seconds is None else hang_seconds
         self._requests = InFlight()
         self._turns = turns
-        self._calls: dict[int, tuple[bytes, Future[msgspec.Raw]]] = {}
-        self._call_ids = itertools.count(1)
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._calls = PendingCalls()
+        self._jobs = JobQueue(self._run)
         self._outbox: deque[bytes] = deque()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._wake_pipe: tuple[int, int] | None = None
-        self._is_closing = False
         self._is_down = False  # from the end of a process until the next one answers
         self._has_had_process = False
         self._num_quick_deaths = 0
@@ -154,7 +146,7 @@ class Supervisor:
     @property
     def is_started(self) -> bool:
         """Whether there was a request or a call yet."""
-        return self._thread is not None
+        return self._jobs.is_started
 
     @property
     def num_requests(self) -> int:
@@ -165,7 +157,7 @@ class Supervisor:
 
     def submit(self, request: InFlightRequest) -> None:
         """Submit a request; its `emit` gets the outputs."""
-        self._post(lambda: self._add(request))
+        self._jobs.post(lambda: self._add(request))
 
     def _add(self, request: InFlightRequest) -> None:
         if request.is_over:  # its reader left while it was on its way here
@@ -176,70 +168,41 @@ class Supervisor:
     def abort(self, request: InFlightRequest) -> None:
         """Abort a request; no output of it is delivered any more. Raises nothing: at `close` all of them end."""
         with contextlib.suppress(BackendError):
-            self._post(lambda: self._abort(request))
+            self._jobs.post(lambda: self._abort(request))
 
     def call(self, command: Command) -> Future[msgspec.Raw]:
         """Send a command; return the future of its result's bytes, or of its error.
 
         Raises `RequestError` for a command that cannot be sent.
         """
-        call_id = next(self._call_ids)
-        frame = encode_for_caller(Call(call_id, command))
-        future: Future[msgspec.Raw] = Future()
-        future.set_running_or_notify_cancel()  # a caller that is cancelled leaves; the result is then dropped
+        call = self._calls.make(command)
 
         def begin() -> None:
-            self._calls[call_id] = (frame, future)
+            self._calls.add(call)
             if self.status.process_id is not None:
-                self._outbox.append(frame)
+                self._outbox.append(call.frame)
 
-        self._post(begin)
-        return future
+        self._jobs.post(begin)
+        return call.future
 
     def close(self) -> None:
         """End the process; what runs fails. Block until it has ended. Safe to call twice."""
-        with self._lock:
-            thread = self._thread
-            self._is_closing = True
-            self._wake()
-        if thread is not None:
-            thread.join()
-
-    def _post(self, job: Callable[[], None]) -> None:
-        with self._lock:
-            if self._is_closing:
-                raise BackendError("the engine stopped", backend="native", retryable=False)
-            self._jobs.append(job)
-            if self._thread is None:
-                self._wake_pipe = os.pipe()
-                for end in self._wake_pipe:
-                    os.set_blocking(end, False)
-                self._thread = threading.Thread(target=self._run, name="pyagent-supervisor", daemon=True)
-                self._thread.start()
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._wake_pipe is not None:
-            with contextlib.suppress(BlockingIOError):  # full: it wakes as it is
-                os.write(self._wake_pipe[1], b"!")
+        self._jobs.end()
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            while not self._is_closing:
+            while not self._jobs.is_closing:
                 self._run_process(context)
         except Exception:
             logger.exception("the supervisor of the engine's process failed")
         finally:
-            self._is_closing = True
+            self._jobs.is_closing = True
             self._fail_all("the engine stopped")
             context.term()
-            with self._lock:
-                for end in self._wake_pipe or ():
-                    os.close(end)
-                self._wake_pipe = None
+            self._jobs.close()
 
     def _run_process(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Start one process, serve until its end, and pause before the next."""
@@ -261,8 +224,8 @@ class Supervisor:
         finally:
             is_dead = process.is_dead
             self.status.process_id = None
-            code = process.end(is_orderly=self._is_closing)
-        if not self._is_closing:
+            code = process.end(is_orderly=self._jobs.is_closing)
+        if not self._jobs.is_closing:
             self._ended(describe_exit(code) if is_dead else reason, started)
 
     def _ended(self, reason: str, started: float) -> None:
@@ -290,17 +253,17 @@ class Supervisor:
         self.status.process_id = process.process.pid
         self._is_down = False
         self._outbox.clear()
-        self._outbox.extend(frame for frame, _ in self._calls.values())
+        self._outbox.extend(self._calls.frames())
         self._owner.started(self._copy)
 
     def _await_hello(self, process: ChildProcess, until: float) -> bool:
         """Wait for the process's hello; return False when it ends before. Raises `WireError` for another version."""
         poller = zmq.Poller()
         process.register(poller)
-        self._register_wake(poller)
-        while not self._is_closing and not process.is_dead and time.monotonic() < until:
+        self._jobs.register(poller)
+        while not self._jobs.is_closing and not process.is_dead and time.monotonic() < until:
             poller.poll(_milliseconds(_POLL_SECONDS))
-            self._do_jobs()
+            self._jobs.do_all()
             for message in process.receive():
                 if isinstance(message, Hello):
                     HELLO.check(message, ENGINE)
@@ -312,14 +275,14 @@ class Supervisor:
         """Exchange messages until the process ends; return why it is to be replaced, where it has not ended."""
         poller = zmq.Poller()
         process.register(poller)
-        self._register_wake(poller)
+        self._jobs.register(poller)
         received = pinged = time.monotonic()
-        while not self._is_closing:
+        while not self._jobs.is_closing:
             is_stuck = self._send(process)
             poller.modify(process.socket, zmq.POLLIN | (zmq.POLLOUT if is_stuck else 0))
             poller.poll(_milliseconds(_PING_SECONDS if process.is_watched else _POLL_SECONDS))
             now = time.monotonic()
-            self._do_jobs()
+            self._jobs.do_all()
             for message in process.receive():
                 received = now
                 if isinstance(message, Pong) and message.step_seconds > self._hang_seconds:
@@ -374,18 +337,9 @@ class Supervisor:
                 if request := self._requests.sent(wire_id):
                     self._requests.end_trial(request)
             case Returned() | Raised():
-                self._end_call(message)
+                self._calls.end(message)
             case Hello() | Pong():
                 pass
-
-    def _end_call(self, message: Returned | Raised) -> None:
-        call = self._calls.pop(message.id, None)
-        if call is None:
-            return
-        if isinstance(message, Returned):
-            call[1].set_result(message.result)
-        else:
-            call[1].set_exception(message.fault.error("native"))
 
     def _end(self, wire_id: int, error: PyAgentError | None) -> None:
         request = self._requests.sent(wire_id)
@@ -414,11 +368,11 @@ class Supervisor:
                 why = f"{self._name} ended {request.num_trials} times while it worked on this request alone"
             else:
                 why = f"{self._name} ended {request.num_deaths} times while it worked on this request"
-            self._emit(request, _stopped(f"{why} ({reason}); it is not tried again"))
+            self._emit(request, stopped(f"{why} ({reason}); it is not tried again"))
         for request in self._requests.take_movable():
             if not self._goes_elsewhere(request):
                 self._requests.put_back(request)
-        self._fail_calls(f"{self._name} ended ({reason})")
+        self._calls.fail_all(f"{self._name} ended ({reason})")
 
     def _goes_elsewhere(self, request: InFlightRequest) -> bool:
         """Have another go on with a request; return False where there is none."""
@@ -429,44 +383,24 @@ class Supervisor:
             return True
 
     def _fail_all(self, reason: str) -> None:
-        self._do_jobs()
+        self._jobs.do_all()
         for request in self._requests.remove_all():
             with contextlib.suppress(RuntimeError):
-                request.emit(_stopped(reason))
-        self._fail_calls(reason)
-
-    def _fail_calls(self, reason: str) -> None:
-        calls, self._calls = self._calls, {}
-        for _, future in calls.values():
-            future.set_exception(_stopped(reason))
+                request.emit(stopped(reason))
+        self._calls.fail_all(reason)
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + min(seconds, _LONGEST_PAUSE_SECONDS)
-        while not self._is_closing and (left := until - time.monotonic()) > 0:
+        while not self._jobs.is_closing and (left := until - time.monotonic()) > 0:
             self._wait(left)
 
     def _wait(self, seconds: float | None) -> None:
         """Wait for a job, at most `seconds`."""
         poller = zmq.Poller()
-        self._register_wake(poller)
+        self._jobs.register(poller)
         poller.poll(None if seconds is None else _milliseconds(seconds))
-        self._do_jobs()
-
-    def _register_wake(self, poller: zmq.Poller) -> None:
-        assert self._wake_pipe is not None
-        poller.register(self._wake_pipe[0], zmq.POLLIN)
-
-    def _do_jobs(self) -> None:
-        assert self._wake_pipe is not None
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_pipe[0], 4096)
-        while self._jobs:
-            self._jobs.popleft()()
+        self._jobs.do_all()
 
 
 def _milliseconds(seconds: float) -> int:
     return math.ceil(seconds * 1000)
-
-
-def _stopped(reason: str) -> PyAgentError:
-    return BackendError(f"native: {reason}", backend="native", retryable=False)
