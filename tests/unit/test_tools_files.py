@@ -64,6 +64,18 @@ def test_files_are_written_edited_and_put_back(root: Path) -> None:
         call(tools, "undo_change", change="c1")
 
 
+def test_undo_loses_no_later_change(root: Path) -> None:
+    """A change is not undone while a file is no longer as it left it."""
+    tools = tools_of(root)
+    call(tools, "edit_file", path="src/a.py", old="one", new="1")
+    call(tools, "edit_file", path="src/a.py", old="two", new="2")
+    with pytest.raises(RequestError, match="changed after c1"):
+        call(tools, "undo_change", change="c1")
+    call(tools, "undo_change", change="c2")
+    call(tools, "undo_change", change="c1")
+    assert (root / "src" / "a.py").read_text() == "one\ntwo\nthree\n"
+
+
 def test_edit_that_is_not_plain_changes_nothing(root: Path) -> None:
     """A text that is not there, or there twice, is told with what to do."""
     (root / "src" / "a.py").write_text("x x")

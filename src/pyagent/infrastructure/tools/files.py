@@ -27,6 +27,7 @@ _MAX_LINES = 2_000
 _MAX_LINE_CHARACTERS = 2_000
 _MAX_LISTED = 1_000
 _MAX_MATCHES = 200
+_MAX_SEARCHED = 200_000_000
 _MAX_CHANGES = 50
 _MAX_KEPT_BYTES = 64_000_000
 
@@ -34,12 +35,24 @@ Name = Annotated[str, msgspec.Meta(description="A path below the folder, as src/
 Glob = Annotated[str, msgspec.Meta(description="Names or paths to take, as *.py or src/*.py.")]
 
 
+class Change(msgspec.Struct, frozen=True):
+    """What files had before a change (None: they were not there), and what it made of them."""
+
+    before: dict[str, str | None]
+    after: dict[str, str]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes, about."""
+        return sum(len(text or "") for files in (self.before, self.after) for text in files.values())
+
+
 class FileTools:
     """The tools of one folder. `changes` may be undone, newest first."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._changes: OrderedDict[str, dict[str, str | None]] = OrderedDict()
+        self._changes: OrderedDict[str, Change] = OrderedDict()
         self._num_changes = 0
 
     def reading(self) -> list[FleetTool]:
@@ -90,10 +103,14 @@ class FileTools:
         return "\n".join([*found[:_MAX_MATCHES], *more]) or "[no line has it]"
 
     def _matches(self, text: str, path: str, pattern: str, *, ignore_case: bool) -> list[str]:
-        folder, found = self._folder(), list[str]()
+        folder, found, num_left = self._folder(), list[str](), _MAX_SEARCHED
         wanted = text.casefold() if ignore_case else text
         for name in folder.files(path, pattern):
-            for number, line in enumerate(_text_or_nothing(folder, name).splitlines(), 1):
+            if num_left <= 0:
+                return [*found, f"[stopped at {name}: give a folder or a pattern]"]
+            read = _text_or_nothing(folder, name)
+            num_left -= len(read)
+            for number, line in enumerate(read.splitlines(), 1):
                 if wanted in (line.casefold() if ignore_case else line):
                     found.append(f"{name}:{number}: {line.strip()[:200]}")
             if len(found) > _MAX_MATCHES:
@@ -143,13 +160,26 @@ class FileTools:
 
     def _replaced(self, old: str, new: str, path: str, pattern: str, *, preview: bool) -> str:
         folder = self._writable()
-        texts = {name: _text_or_nothing(folder, name) for name in folder.files(path, pattern)}
-        changed = {name: text.replace(old, new) for name, text in texts.items() if old in text}
+        texts = self._with(old, folder, path, pattern)
+        changed = {name: text.replace(old, new) for name, text in texts.items()}
         if not changed:
             return "[no file has it]"
         if preview:
             return "\n".join(_difference(name, texts[name], text) for name, text in changed.items())
         return self._change(changed)
+
+    def _with(self, old: str, folder: Folder, path: str, pattern: str) -> dict[str, str]:
+        """Return the files that have a text; raises `RequestError` when that is too much at once."""
+        texts, num_read, num_kept = dict[str, str](), 0, 0
+        for name in folder.files(path, pattern):
+            text = _text_or_nothing(folder, name)
+            num_read += len(text)
+            if old in text:
+                texts[name] = text
+                num_kept += len(text)
+            if num_read > _MAX_SEARCHED or num_kept > _MAX_KEPT_BYTES:
+                raise RequestError("that is too much at once: give a folder or a pattern", param="path")
+        return texts
 
     def _change(self, name_to_text: dict[str, str]) -> str:
         """Write the files, all or none; return what was done, with the id to undo it by."""
@@ -165,7 +195,7 @@ class FileTools:
             raise
         self._num_changes += 1
         change = f"c{self._num_changes}"
-        self._changes[change] = before
+        self._changes[change] = Change(before, dict(name_to_text))
         while len(self._changes) > _MAX_CHANGES or (len(self._changes) > 1 and self._kept_bytes() > _MAX_KEPT_BYTES):
             self._changes.popitem(last=False)
         shown = [_difference(name, before[name] or "", text) for name, text in name_to_text.items()]
@@ -174,14 +204,18 @@ class FileTools:
     def _undone(self, change: str) -> str:
         folder = self._writable()
         if change not in self._changes:
-            kept = ", ".join(self._changes) or "none"
-            raise RequestError(f"there is no change {change!r} to undo; there are {kept}", param="change")
-        before = self._changes.pop(change)
-        _put_back(folder, before)
-        return f"put back {', '.join(before)}"
+            there = ", ".join(self._changes) or "none"
+            raise RequestError(f"there is no change {change!r} to undo; there are {there}", param="change")
+        kept = self._changes[change]
+        later = [name for name, text in kept.after.items() if _old_text(folder, name) != text]
+        if later:
+            raise RequestError(f"{', '.join(later)} changed after {change}; undo what came later first", param="change")
+        _put_back(folder, kept.before)
+        del self._changes[change]
+        return f"put back {', '.join(kept.before)}"
 
     def _kept_bytes(self) -> int:
-        return sum(len(text or "") for files in self._changes.values() for text in files.values())
+        return sum(change.num_bytes for change in self._changes.values())
 
     # -- where --------------------------------------------------------------------------------------------------------
 
