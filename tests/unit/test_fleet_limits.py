@@ -123,7 +123,7 @@ def test_cancelling_a_run_reaches_every_child_and_stream() -> None:
             run_id = ""
             async for event in run:
                 run_id = event.run
-                if isinstance(event, ev.AgentStarted) and event.step == "nest/1.2.1.ask":
+                if isinstance(event, ev.AgentStarted) and event.step == "nest/1[2].1.ask":
                     await asyncio.sleep(0.02)
                     break
         assert len(asyncio.all_tasks()) == 1

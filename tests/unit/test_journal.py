@@ -68,6 +68,7 @@ def test_replay_gives_what_was_written(tmp_path: Path) -> None:
     assert _texts(SqliteJournal(tmp_path), run) == [f"line {number} ünï\n" for number in range(600)]
     assert _texts(journal, run, start=597) == [f"line {number} ünï\n" for number in (597, 598, 599)]
     assert journal.spec(run) == SPEC
+    assert [record and record.number for record in (journal.record(run, 599), journal.record(run, 600))] == [599, None]
 
 
 class _Wordless:

@@ -254,11 +254,11 @@ async def test_fork_from_a_step_with_another_task() -> None:
         assert not any("x" in prompt.split() for prompt in world.prompts)
         assert story(journal, run) == before
         world.prompts.clear()
-        nested, error = await events_of(fleet.fork(run, "a/3.1.1.child", "changed"))
+        nested, error = await events_of(fleet.fork(run, "a/3[1].1.child", "changed"))
         assert error is None, error
         assert "child changed" in world.prompts
         with pytest.raises(RequestError, match="did you mean"):
-            await anext(fleet.fork(run, "a/3.1.1.chld"))
+            await anext(fleet.fork(run, "a/3[1].1.chld"))
         assert journal.spec(nested[0].run).forked_from == run
 
 
@@ -289,3 +289,27 @@ async def test_running_run_is_not_resumed(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="still running"):
             await anext(World().fleet(SqliteJournal(tmp_path)).resume(first.run))
         await running.aclose()
+
+
+async def test_death_while_a_question_ends_the_run(tmp_path: Path) -> None:
+    """A run whose process died between the question's end of its agent and its own asks again, and takes the answer."""
+
+    async def curious(context: Context, task: Task) -> object:
+        return await context.ask("who?")
+
+    async def many(context: Context, task: Task) -> object:
+        return await context.map(lambda n: context.spawn("curious" if n == 0 else "child", f"{n}"), range(3))
+
+    journal = SqliteJournal(tmp_path)
+    agents = Custom("many", many), Custom("curious", curious), Custom("child", child)
+    async with World().fleet(journal, *agents) as fleet:
+        seen, _ = await events_of(fleet.run("go", agent="many"))
+        records = list(journal.replay(seen[0].run))
+        for num_kept in range(2, len(records)):
+            journal.close_run(fork := journal.fork(seen[0].run, journal.spec(seen[0].run), num_kept))
+            _, error = await events_of(fleet.resume(fork))
+            for _ in range(3):
+                if isinstance(error, NeedsAnswerError):
+                    answer = "Ada" if "who?" in str(error) else "no"
+                    _, error = await events_of(fleet.resume(fork, answers={error.question: answer}))
+            assert error is None, (num_kept, error)

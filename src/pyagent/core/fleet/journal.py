@@ -62,6 +62,10 @@ class Journal(Protocol):
         """
         ...
 
+    def record(self, run: str, number: int) -> JournalRecord | None:
+        """Return one record of the run; None when it is missing or damaged."""
+        ...
+
     def spec(self, run: str) -> RunSpec:
         """Return what the run was asked. Raises `RequestError` for an unknown run."""
         ...
@@ -128,6 +132,11 @@ class MemoryJournal:
     def replay(self, run: str, start: int = 0) -> Iterator[JournalRecord]:
         """Return the run's records."""
         return iter(self._found(run)[start:])
+
+    def record(self, run: str, number: int) -> JournalRecord | None:
+        """Return one record of the run."""
+        records = self._found(run)
+        return records[number] if number < len(records) else None
 
     def spec(self, run: str) -> RunSpec:
         """Return what the run was asked."""

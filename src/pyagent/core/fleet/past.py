@@ -8,7 +8,6 @@ is part of what happened; one that it ended with is no result, and is tried agai
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
@@ -43,6 +42,8 @@ CANCELLED = "cancelled"
 _RESULTS = ModelCalled | ToolCalled | ToolStarted | QuestionAnswered | AgentFinished | AgentFailed
 _ENDS = RunFinished | RunFailed | RunResumed
 _UNLIKE = ("at", "run", "seconds", "totals")
+_ENDS_THE_RUN = ("CancelledError", "NeedsAnswerError", "ReplayError")
+"""Kinds of failures that no agent goes on after, so that they are tried again wherever the process died."""
 _OF_FAULT = ("kind", "message")
 _Key = tuple[str, str, str]
 
@@ -91,7 +92,7 @@ class Past:
             case AgentFinished():
                 self._results[event.step, event.agent, ""] = record.number
                 self.num_agents += 1
-            case AgentFailed() if event.kind != "CancelledError":
+            case AgentFailed() if event.kind not in _ENDS_THE_RUN:
                 self._keep_failure((event.step, event.agent, ""), record.number)
             case RunFailed():
                 self._forget_failures()
@@ -212,8 +213,7 @@ class Past:
         return None if number is None else self._event(number)
 
     def _event(self, number: int) -> Event | None:
-        records: Iterator[JournalRecord] = iter(()) if self.journal is None else self.journal.replay(self.run, number)
-        record = next(records, None)
+        record = None if self.journal is None else self.journal.record(self.run, number)
         if record is None:
             return None
         if isinstance(record.event, ToolCalled | AgentFinished) and not _is_usable(record):

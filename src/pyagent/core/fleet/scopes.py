@@ -1,7 +1,7 @@
 """Numbers for an agent's calls, equal each time its code runs: what a resumed run finds its results by.
 
 Calls of one task are numbered as they come: 1, 2, 3. What runs side by side has numbers of its own, below the call
-that began it: items of `map` by their place (`4.0.1`), the inside of a tool (`4.1`), tasks that an agent begins itself
+that began it: items of `map` by their place (`4[0].1`), the inside of a tool (`4.1`), tasks that an agent begins itself
 by the order of their first calls (`t1.1`). So the numbers do not depend on which of them is quicker.
 """
 
@@ -78,7 +78,7 @@ class Scopes:
         call = self.next_call()
 
         async def part(numbered: tuple[int, T]) -> R:
-            with self.within(f"{call}.{numbered[0]}"):
+            with self.within(f"{call}[{numbered[0]}]"):
                 return await function(numbered[1])
 
         return part
@@ -100,7 +100,7 @@ def call_of_child(step: str, parent: str, agent: str) -> str:
 
 
 def levels(call: str) -> list[tuple[str, int]]:
-    """Return the scopes that a call stands in and its place in each: of `4.0.1` 4, 0 and 1."""
+    """Return the scopes that a call stands in and its place in each: of `4[0].1` 4 and 1."""
     parts = call.split(".")
-    places = [(".".join(parts[:depth]), part) for depth, part in enumerate(parts)]
+    places = [(".".join(parts[:depth]), part.partition("[")[0]) for depth, part in enumerate(parts)]
     return [(scope, int(part)) for scope, part in places if part.isdecimal()]

@@ -264,6 +264,14 @@ class SqliteJournal:
             if len(rows) < _RECORDS_A_QUERY:
                 return
 
+    def record(self, run: str, number: int) -> JournalRecord | None:
+        """Return one record of the run; None when it is missing or damaged."""
+        with _readable(self._folder):
+            found, _, epoch = self._found(run)
+            query = "SELECT body FROM records WHERE id = ?"
+            rows = cast("list[tuple[bytes]]", self._database.rows(query, (found * RECORDS_A_RUN + number,)))
+            return self._codec.decode(run, epoch, number, rows[0][0]) if rows else None
+
     def spec(self, run: str) -> RunSpec:
         """Return what the run was asked. Raises `RequestError` for an unknown run."""
         with _readable(self._folder):
