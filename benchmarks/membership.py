@@ -39,7 +39,8 @@ LOSSY = Conditions(delay=0.05, jitter=0.01, loss=0.1, skew=0.01)
 SMALL = 30
 """Up to so many nodes each death has a cluster of its own."""
 MANY = 1_000
-"""More nodes are not run at full load, or with losses: what they suspect and contradict grows with their square."""
+"""More nodes are run at full load, or with losses, where that is asked for (`--conditions`): what they suspect and
+contradict grows with their square."""
 KINDS = {"idle": ("idle", IDLE), "load": ("full load", LOADED), "lossy": ("50 ms, 10 % lost", LOSSY)}
 _PROGRESS_SECONDS = 60
 _STEP_SECONDS = 1.0
