@@ -19,6 +19,7 @@ from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.linear import Linear
 from pyagent.infrastructure.engine.runners.torch.models import DescribedModel
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
+from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
 from pyagent.infrastructure.engine.runners.torch.quantised.linear import GroupedLinear
 from pyagent.infrastructure.engine.runners.torch.sizes import Sizes
 from pyagent.infrastructure.engine.runners.torch.weights import Layer, Weights, load_weights
@@ -40,7 +41,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written
 def weights_of(path: Path, *, keeps: bool = False, shard: Shard | None = None) -> Weights:
     target = Target(CPU, torch.float32, torch.float32, keeps)
     file = _rust.ModelFile(path)
-    return load_weights(file, str(path), ModelPart.of(file.config, shard or Shard()), target, 2)
+    return load_weights(file, str(path), ModelPart.of(file.config, shard or Shard()), target, 2, ReadProgress("", 1))
 
 
 def linears(layer: Layer) -> dict[str, Linear]:

@@ -253,6 +253,7 @@ def write_quantised(folder: Path, name: str, family: str = "llama") -> Written:
     quantised = dict(plain)
     for matrix, shape in _MATRICES[family].items():
         weight = torch.randn(shape, generator=draw) * 2 / shape[1] ** 0.5
+        weight[0] = weight[0].abs()  # a zero point of 0
         tensors, plain[f"model.layers.0.{matrix}.weight"] = form.quantise(weight)
         quantised |= {f"model.layers.0.{matrix}.{end}": tensor for end, tensor in tensors.items()}
     write_tensors(plain_path, config, plain)

@@ -263,8 +263,11 @@ class _Loader:
 
     def _fill_matrix(self, name: str, target: Tensor, rows: Span, columns: Span) -> None:
         """Put a matrix's weights into `target`, dequantised where they are quantised."""
-        was_quantised = self._quantised.fill(name, target, rows, columns)
-        if not was_quantised:
+        with self._progress.reading():
+            was_quantised = self._quantised.fill(name, target, rows, columns)
+        if was_quantised:
+            self._progress.note(target.nbytes)
+        else:
             self._fill(f"{name}.weight", target, rows, columns)
             was_quantised = self._checked_kind(f"{name}.weight", rows, columns) not in PLAIN
         if was_quantised and self._products is not None and not name.startswith("token_embd"):
