@@ -53,12 +53,15 @@ def test_unknown_agent_of_run_is_named(environment: dict[str, str], caller: str)
 
 
 def test_assistant_is_reached_over_http() -> None:
-    """`agent:assistant` is a model: its calls come as reasoning, its answer as content."""
+    """`agent:assistant` is a model: its calls come as reasoning; nothing unsafe is offered to a client."""
     backend = ScriptedBackend(_reply)
     app = create_app(backend, agents=AgentBackend(lambda: Fleet(Settings(), backend=backend)))
     body = {"model": "agent:assistant", "messages": [{"role": "user", "content": "6 times 7?"}]}
     with serve(app) as url:
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+    offered = {each.function.name for each in backend.requests[0].tools}
+    assert offered >= {"calculator", "read_file"}
+    assert not offered & {"write_file", "edit_file", "undo_change", "ask_user"}
     message = answer["choices"][0]["message"]
     assert message["content"] == "It is 42."
     assert "calls calculator" in message["reasoning_content"]

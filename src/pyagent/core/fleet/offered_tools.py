@@ -15,6 +15,8 @@ import msgspec
 from pyagent.core.backends import AGENT_PREFIX
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Task, describe
+from pyagent.core.fleet.file_access import current_access
+from pyagent.core.fleet.people import ALL_TOOLS
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.messages import Message
 
@@ -62,8 +64,19 @@ def offered_tools(
 def _all_named(context: Context, names: Iterable[str]) -> list[str]:
     listed: list[str] = []
     for name in names:
-        listed += [*context.tools, *([ASK_USER] if context.run.questions.waits else [])] if name == ALL else [name]
+        listed += _all(context) if name == ALL else [name]
     return listed
+
+
+def _all(context: Context) -> list[str]:
+    """Return all tools that can be called: a server's client has no person here who could allow an unsafe one."""
+    questions, is_client = context.run.questions, current_access().is_limited
+    names = [
+        name
+        for name, tool in context.run.tools.items()
+        if not (is_client and tool.needs_approval) or questions.approved & {name, ALL_TOOLS}
+    ]
+    return [*names, *([ASK_USER] if questions.waits else [])]
 
 
 def _tool(context: Context, name: str, history: Callable[[], Sequence[Message]]) -> FleetTool:
