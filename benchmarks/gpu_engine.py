@@ -17,6 +17,7 @@ transformers for 1 and 64 sequences. On the CPU >= 1 and >= 2 times for 1 and 16
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import platform
 import random
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,11 +137,11 @@ class Bench:
         self.limits = Limits(self._copy_rate(), self._product_rate())
         write(folder, setup.shape, setup.dtype, device)
         kv_dtype = {torch.float32: "f32", torch.bfloat16: "bf16"}[setup.dtype]
-        options = RunnerOptions(threads=torch.get_num_threads(), kv_bytes=kv_bytes, kv_dtype=kv_dtype)
+        self.options = RunnerOptions(threads=torch.get_num_threads(), kv_bytes=kv_bytes, kv_dtype=kv_dtype)
         most_tokens = max(setup.prompt, 2048)
         self.step = LargestStep(most_tokens, max(setup.batches), num_positions=setup.prompt + 2048)
         started = time.perf_counter()
-        self.runner = TorchRunner(folder, options, self.step)
+        self.runner = TorchRunner(folder, self.options, self.step)
         self.load_seconds = time.perf_counter() - started
 
     def wait(self) -> None:
@@ -232,16 +234,45 @@ def rows_of_decoding(bench: Bench) -> list[Row]:
 
 def rows_of_prefill(bench: Bench) -> list[Row]:
     setup = bench.setup
-
-    def once() -> None:
-        bench.start(1, setup.prompt, 0)
-        bench.runner.release(0)
-
-    seconds = bench.median_seconds(once, 3)
+    seconds = _prefill_seconds(bench)
     attention = 2 * setup.shape.num_layers * setup.shape.hidden * setup.prompt**2
     floor = (2 * setup.prompt * setup.shape.num_products + attention) / bench.limits.flops
     row = _timed("prefill", setup.prompt / seconds, setup.prompt / floor, setup.aims)
     return [row._replace(name=f"prefill of {setup.prompt:,} tokens")]
+
+
+def _prefill_seconds(bench: Bench) -> float:
+    def once() -> None:
+        bench.start(1, bench.setup.prompt, 0)
+        bench.runner.release(0)
+
+    return bench.median_seconds(once, 3)
+
+
+def rows_of_invariance(bench: Bench) -> list[Row]:
+    """What `engine.batch_invariant` costs: another runner on the same weights, in turns with the first."""
+    setup = bench.setup
+    num_tokens = max(setup.prompt, max(setup.batches) * (128 + setup.decode_steps + 16))
+    kv_bytes = 2 * num_tokens * setup.shape.kv_bytes(setup.dtype.itemsize)
+    options = dataclasses.replace(bench.options, batch_invariant=True, kv_bytes=kv_bytes)
+    usual = bench.runner
+    fixed = TorchRunner(bench.folder, options, bench.step)
+    measures: dict[str, Callable[[], float]] = {
+        f"decode, {batch}": partial(bench.decode, batch, 128, setup.decode_steps) for batch in setup.batches
+    }
+    measures[f"prefill of {setup.prompt:,} tokens"] = partial(_prefill_seconds, bench)
+    rows: list[Row] = []
+    try:
+        for name, seconds in measures.items():
+            took: dict[TorchRunner, list[float]] = {usual: [], fixed: []}
+            for bench.runner in (usual, fixed) * 3:
+                took[bench.runner].append(seconds())
+            share = statistics.median(took[usual]) / statistics.median(took[fixed])
+            rows.append(Row(f"batch-invariant: {name}", f"{share:.2f} of the usual rate", share=f"{share:.2f}"))
+    finally:
+        bench.runner = usual
+        fixed.close()
+    return rows
 
 
 def rows_of_serving(bench: Bench) -> list[Row]:
@@ -352,6 +383,7 @@ PARTS = (
     rows_of_decoding,
     rows_of_prefill,
     rows_of_launches,
+    rows_of_invariance,
     rows_of_serving,
     rows_of_kernels,
     rows_of_transformers,

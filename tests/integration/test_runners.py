@@ -342,6 +342,16 @@ def test_cpu_runner_refuses_other_numbers_of_weights(tiny_model_path: Path, name
     run(work())
 
 
+def test_cpu_runner_is_batch_invariant_already(tiny_model_path: Path) -> None:
+    """`engine.batch_invariant` is taken, and changes no answer."""
+
+    async def work() -> None:
+        asked = await answer(tiny_model_path, engine__runner="cpu", engine__batch_invariant=True)
+        assert asked == await answer(tiny_model_path, engine__runner="cpu")
+
+    run(work())
+
+
 def test_unknown_runner_is_told_with_the_nearest(tiny_model_path: Path, install: Install) -> None:
     """A setting that names a runner that no plugin brings is refused at the start, also with a process of its own."""
     install("counting", COUNTING)

@@ -33,5 +33,13 @@ def test_every_row_of_the_gpu_benchmark_is_measured() -> None:
     rows = [line.split("|")[1:-1] for line in said.stdout.splitlines() if line.startswith("| ")][1:]
     assert not [row for row in rows if "not measured" in row[1]]
     names = " ".join(row[0] for row in rows)
-    for name in ("a large copy", "load", "decode, 1 sequence", "prefill", "serving", "beside transformers"):
+    for name in (
+        "a large copy",
+        "load",
+        "decode, 1 sequence",
+        "prefill",
+        "serving",
+        "beside transformers",
+        "invariant",
+    ):
         assert name in names

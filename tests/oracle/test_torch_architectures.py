@@ -329,6 +329,13 @@ def test_what_cannot_be_run_is_refused_by_name(
         runner_of(tmp_path, kinds)
 
 
+def test_batch_invariance_is_refused_by_name(tmp_path: Path) -> None:
+    """A network brings operations of its own, which may add up by the number of rows: the mode is not promised."""
+    write_random(tmp_path, "gpt2")
+    with pytest.raises(ConfigError, match="batch_invariant is true, which the architecture gpt2 does not keep"):
+        runner_of(tmp_path, architectures(), batch_invariant=True)
+
+
 def test_field_that_is_missing_is_named(tmp_path: Path) -> None:
     """`config.json` without a field that the architecture needs is the model's fault."""
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')

@@ -111,9 +111,10 @@ def compile_kernels(capability: int) -> list[Compiled]:
     gpu = DryGpu(capability)
     driver.set_active(gpu)  # type: ignore[arg-type]
     from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import FP8, PagedCache
-    from pyagent.infrastructure.engine.runners.torch.kernels.attention import attend
+    from pyagent.infrastructure.engine.runners.torch.kernels.attention import attend, attend_invariant
     from pyagent.infrastructure.engine.runners.torch.kernels.gates import gate
     from pyagent.infrastructure.engine.runners.torch.kernels.norms import rms_norm
+    from pyagent.infrastructure.engine.runners.torch.kernels.products import product
     from pyagent.infrastructure.engine.runners.torch.kernels.rotary import rotate_and_store
 
     def numbers(*shape: int) -> torch.Tensor:
@@ -133,6 +134,9 @@ def compile_kernels(capability: int) -> list[Compiled]:
     rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), cache, is_interleaved=False)
     cache = PagedCache.made((1, 16, 8, 128), FP8, lambda shape, dtype: torch.zeros(shape).to(dtype))
     rotate_and_store(heads, angles, angles, torch.zeros(2, dtype=torch.int64), cache, is_interleaved=False)
+    attend_invariant(*inputs, 0.1, None, None)
+    for num_rows, is_wide in ((3, False), (300, True)):
+        product(numbers(num_rows, 4096), numbers(4096, 4096), numbers(4096), is_wide=is_wide)
     compile_grouped(numbers)
     compile_folders(numbers, capability)
     compile_sampling()

@@ -73,6 +73,15 @@ class ChoosyAttentionBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class InvariantAttentionBackend(AttentionBackend, Protocol):
+    """A backend with a form for `engine.batch_invariant`: a query's bits depend on its own sequence alone."""
+
+    def open_invariant(self, shape: AttentionShape) -> Attend:
+        """Return what computes it so, when the model is loaded."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
     """Backends that the settings allow: one where they name it, or those among which the runner measures."""

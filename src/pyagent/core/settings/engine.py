@@ -98,6 +98,14 @@ class Engine(Section, frozen=True):
             "`auto` is on a GPU the quickest that a trial finds right, else `sdpa` where it can.",
         ),
     ] = "auto"
+    batch_invariant: Annotated[
+        bool,
+        Setting(
+            TRUTH,
+            "Whether a request's logits are the same bits whatever is computed beside it and however its prompt is cut "
+            "into chunks. The `cpu` runner's always are; the `torch` runner computes slower for it.",
+        ),
+    ] = False
     max_num_seqs: Annotated[int, Setting(COUNT, "Largest number of sequences in the running batch.")] = 64
     max_num_batched_tokens: Annotated[
         int, Setting(COUNT, "Largest number of tokens in one step; longer prompts are prefilled in chunks.")

@@ -150,6 +150,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             dtype=engine.dtype,
             quantization=engine.quantization,
             isa=None if engine.isa == "auto" else engine.isa,
+            batch_invariant=engine.batch_invariant,
             attention=pick_attention(engine.attention, parts.attention_backends()),
             tensor_parallel_size=engine.tensor_parallel_size,
             pipeline_parallel_size=engine.pipeline_parallel_size,

@@ -27,6 +27,12 @@ class PlainAttention:
 
         return attend
 
+    def open_invariant(self, shape: AttentionShape) -> Attend:
+        """Return attention by products of one size."""
+        from pyagent.infrastructure.engine.runners.torch.invariant.attention import attend
+
+        return attend
+
 
 class SdpaAttention:
     """Torch's `scaled_dot_product_attention`, over keys and values copied together."""
@@ -69,6 +75,12 @@ class TritonAttention:
         from pyagent.infrastructure.engine.runners.torch.kernels.attention import attend
 
         return attend
+
+    def open_invariant(self, shape: AttentionShape) -> Attend:
+        """Return attention by the prompts' kernel for every query."""
+        from pyagent.infrastructure.engine.runners.torch.kernels.attention import attend_invariant
+
+        return attend_invariant
 
 
 class FlexAttention:

@@ -18,7 +18,8 @@ class Target(NamedTuple):
     """A device, the data type of weights and products on it, and that of keys and values.
 
     `keeps_quantised` is whether weights that a file has quantised stay so. Of a GPU's memory the engine may take
-    `memory_share`, as far as other programs leave it.
+    `memory_share`, as far as other programs leave it. `is_batch_invariant` is whether a row's bits may not depend on
+    the rows beside it.
     """
 
     device: torch.device
@@ -26,6 +27,7 @@ class Target(NamedTuple):
     kv_dtype: torch.dtype
     keeps_quantised: bool = False
     memory_share: float = 0.9
+    is_batch_invariant: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -64,10 +66,24 @@ def target_of(options: RunnerOptions, rank: int = 0, *, sees_one: bool = False) 
     if is_gpu and not sees_one:
         check_gpus(options, torch.cuda.device_count())
     device = torch.device("cuda", rank) if is_gpu else torch.device("cpu")
+    if options.batch_invariant:
+        _check_invariant(options)
     keeps_quantised = options.quantization == "keep" or (options.quantization == "auto" and is_gpu)
     dtype = _dtype_of(options, is_gpu=is_gpu)
     kv_dtype = KV_DTYPES.get(options.kv_dtype, dtype)
-    return Target(device, dtype, kv_dtype, keeps_quantised, options.gpu_memory_utilization)
+    is_invariant = options.batch_invariant
+    keeps_quantised = keeps_quantised and not is_invariant
+    return Target(device, dtype, kv_dtype, keeps_quantised, options.gpu_memory_utilization, is_invariant)
+
+
+def _check_invariant(options: RunnerOptions) -> None:
+    """Raise `ConfigError` for what adds up in an order that depends on the batch."""
+    if options.tensor_parallel_size > 1:
+        text = f"engine.tensor_parallel_size is {options.tensor_parallel_size}, whose ranks add up in any order"
+        raise ConfigError(f"{text}; set 1, or engine.batch_invariant to false", key="engine.tensor_parallel_size")
+    if options.quantization == "keep":
+        text = "engine.quantization is keep, whose products depend on the number of rows"
+        raise ConfigError(f"{text}; set auto, or engine.batch_invariant to false", key="engine.quantization")
 
 
 def check_gpus(options: RunnerOptions, num_gpus: int) -> None:

@@ -16,11 +16,12 @@ from pyagent.core.runners.attention import AttentionChoice
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.factory import LargestStep
 from pyagent.infrastructure.engine.load_times import LoadTimes
-from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention
+from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention, choose_invariant_attention
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.device_batch import BatchShape, DeviceBatch
 from pyagent.infrastructure.engine.runners.torch.graphs import Capture, GraphKey, StepGraphs
+from pyagent.infrastructure.engine.runners.torch.invariant.stages import choose_invariant_stages
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvCache, KvLayers
 from pyagent.infrastructure.engine.runners.torch.models import OpenedModel
 from pyagent.infrastructure.engine.runners.torch.parallel.ranks import Ranks
@@ -67,8 +68,14 @@ class RankModel:
             self.spare_page = num_pages
             self.batch = DeviceBatch(self.batch_shape, num_pages, target.device)
         with self.times.phase("kernels"):
-            stages = choose_stages(Trial(config, target.device, target.dtype, target.kv_dtype))
-            attend = choose_attention(attention, AttentionTrial.of(config, self.part, target))
+            trial = Trial(config, target.device, target.dtype, target.kv_dtype)
+            attention_trial = AttentionTrial.of(config, self.part, target)
+            if target.is_batch_invariant:
+                self._set_threads()
+                stages = choose_invariant_stages(choose_stages(trial), trial)
+                attend = choose_invariant_attention(attention, attention_trial)
+            else:
+                stages, attend = choose_stages(trial), choose_attention(attention, attention_trial)
         self._decoder = self._make_decoder(self.layers, stages, attend, ranks)
 
     def use_graphs(self, capture: Capture) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.runners.torch.device import Target
+from pyagent.infrastructure.engine.runners.torch.invariant.products import InvariantProducts
 from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear, Linear, is_packed, linear_of
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Span
 from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
@@ -120,7 +121,8 @@ def load_weights(
     Raises `ModelError` naming a tensor that is missing or of another shape, or how it is quantised.
     """
     products = choose_products(target.device, target.dtype) if target.keeps_quantised else None
-    loader = _Loader(file, path, part, target, products, progress)
+    invariant = InvariantProducts() if target.is_batch_invariant else None
+    loader = _Loader(file, path, part, target, products, progress, invariant or linear_of)
     with ThreadPoolExecutor(min(num_threads, _MOST_THREADS), "pyagent-weights") as threads:
         layers = threads.map(loader.layer, range(part.layers.first, part.layers.end))
         embedding = loader.embedding()
@@ -129,6 +131,9 @@ def load_weights(
     if loader.dequantised:
         first, number = loader.dequantised[0], len(loader.dequantised)
         logger.info("dequantised %d matrices that cannot stay quantised as they are, %s first", number, first)
+    if invariant is not None:
+        torch.set_num_threads(num_threads)  # as steps have it
+        invariant.settle()
     if target.is_gpu:
         torch.cuda.empty_cache()  # what unpacking took: KV memory is what is left
     return weights
@@ -143,8 +148,10 @@ class _Loader:
         target: Target,
         products: Products | None,
         progress: ReadProgress,
+        make_linear: Callable[..., Linear],
     ) -> None:
         self._progress = progress
+        self._linear_of = make_linear
         self._read_into = threading.local()
         self._file = file
         self._path = path
@@ -189,8 +196,8 @@ class _Loader:
             if kept:
                 return GroupedLinear(joined(kept), None, self._products)
         if self._config.is_output_tied and len(embedding):
-            return linear_of(embedding)
-        return linear_of(self._vocabulary(name))
+            return self._linear_of(embedding)
+        return self._linear_of(self._vocabulary(name))
 
     def _vocabulary(self, name: str) -> Tensor:
         """The rank's rows of a matrix, with zeros for those that the last rank lacks."""
@@ -229,7 +236,7 @@ class _Loader:
         if self._products is None or not any(kept):
             weight = self._dense(columns, *parts)
             with self._progress.moving():
-                return linear_of(weight, bias)
+                return self._linear_of(weight, bias)
         whole: list[GroupedMatrix | Tensor] = []
         for is_kept, run in groupby(zip(kept, parts, strict=True), lambda pair: bool(pair[0])):
             pairs = list(run)

@@ -108,8 +108,8 @@ class BroughtModel:
         self.config = BroughtShape(**told)
 
     def weight_bytes(self, part: ModelPart, target: Target) -> int:
-        """Return the bytes that the tensors take. Raises `ConfigError` for several ranks."""
-        self._check(part)
+        """Return the bytes that the tensors take. Raises `ConfigError` for what it lacks."""
+        self._check(part, target)
         with _faults_of_files(self.path):
             header = _rust.read_model_header(self.path, arrays=False)
         return sum(math.prod(dims) for _, dims, _, _ in header["tensors"]) * target.dtype.itemsize
@@ -125,7 +125,7 @@ class BroughtModel:
     def load(self, part: ModelPart, target: Target, num_threads: int, progress: ReadProgress) -> MakeDecoder:
         """As `OpenedModel.load`. Raises `ModelError` for a field that was not looked at, `PluginError`."""
         del num_threads
-        self._check(part)
+        self._check(part, target)
         with _faults_of_files(self.path):
             file = _rust.TensorFile(self.path)
         layers = FolderLayers(file, str(self.path), target.dtype, target.device, progress)
@@ -141,7 +141,10 @@ class BroughtModel:
 
         return decoder
 
-    def _check(self, part: ModelPart) -> None:
+    def _check(self, part: ModelPart, target: Target) -> None:
+        if target.is_batch_invariant:
+            text = f"engine.batch_invariant is true, which the architecture {self.config.architecture} does not keep"
+            raise ConfigError(f"{text}; set it to false", key="engine.batch_invariant")
         if part.shard.num_ranks > 1:
             key = "engine.tensor_parallel_size" if part.shard.tp_size > 1 else "engine.pipeline_parallel_size"
             text = f"{key} is more than 1, but the architecture {self.config.architecture} runs on one device: set 1"

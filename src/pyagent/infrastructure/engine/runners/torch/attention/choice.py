@@ -8,7 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from pyagent.core.errors import ConfigError, PluginError
-from pyagent.core.runners.attention import KEY, AttentionBackend, AttentionChoice, ChoosyAttentionBackend
+from pyagent.core.runners.attention import (
+    KEY,
+    AttentionBackend,
+    AttentionChoice,
+    ChoosyAttentionBackend,
+    InvariantAttentionBackend,
+)
 from pyagent.infrastructure.engine.runners.torch.attention import Attend, plain
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial, first_line
 from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
@@ -27,6 +33,33 @@ def choose_attention(choice: AttentionChoice, trial: AttentionTrial) -> Attend:
     if trial.device.type != "cuda":
         return next(_usable(BACKENDS, trial))[1]  # in their order: a CPU is for tests
     return quickest_right(_usable(choice.backends or BACKENDS, trial), trial)
+
+
+@torch.inference_mode()
+def choose_invariant_attention(choice: AttentionChoice, trial: AttentionTrial) -> Attend:
+    """Return what computes each query by itself: the first form of its kind that a trial finds right.
+
+    Raises `ConfigError` for a backend named that has none, or where none is found right.
+    """
+    backends = BACKENDS if choice.is_auto else choice.backends
+    forms = [backend for backend in backends if isinstance(backend, InvariantAttentionBackend)]
+    if not forms:
+        text = f"{KEY} is {choice.backends[0].name}, which has no form for engine.batch_invariant"
+        raise ConfigError(f"{text}; set it to auto, triton or torch", key=KEY)
+    faults: list[str] = []
+    for backend in forms:
+        fault = backend.unavailable_reason(trial.shape)
+        if fault is None and choice.is_auto and isinstance(backend, ChoosyAttentionBackend):
+            fault = backend.passed_over_reason(trial.shape)
+        if fault is None:
+            attend = backend.open_invariant(trial.shape)
+            fault = trial.fault(attend) or trial.variance(attend)
+            if fault is None:
+                logger.info("attention by %s, batch-invariant", backend.name)
+                return attend
+        faults.append(f"{backend.name}: {fault}")
+    text = f"engine.batch_invariant cannot be kept on this machine: no attention is right ({'; '.join(faults)})"
+    raise ConfigError(f"{text}; set it to false", key="engine.batch_invariant")
 
 
 def quickest_right(attends: Iterable[tuple[str, Attend]], trial: AttentionTrial) -> Attend:

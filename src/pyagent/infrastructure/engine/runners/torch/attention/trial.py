@@ -69,6 +69,31 @@ class AttentionTrial:
                     return f"attention with window {window}, {name}, is wrong by {error:.1e}"
         return None
 
+    def variance(self, attend: Attend) -> str | None:
+        """Return where a query's bits depend on what is computed beside it, or on the chunk; None where nowhere.
+
+        The queries of one sequence are computed at once, and then in chunks and alone, beside others.
+        """
+        cache, num = self._cache(_FEW_PAGES), 300
+        blocks = -(-num // BLOCK_TOKENS)
+        tables = torch.randperm(_FEW_PAGES, dtype=torch.int32)[: 2 * blocks].view(2, blocks)
+        whole = self._batch([num], [num], tables[:1], 0)
+        q, beside = self._queries(whole), self._queries(self._batch([40], [40], tables[:1], 0))
+        for window in sorted(self.shape.windows, key=lambda window: window or 0):
+            options = (self.scale, window, self.shape.softcap)
+            expected = attend(q, cache, whole, *options)
+            for first, end in ((0, 1), (num - 1, num), (100, 101), (3, 40), (17, 270), (256, 258)):
+                others = beside[: end % 7 + 1]
+                if end - first == 1:  # beside a chunk of another
+                    batch = self._batch([1, len(others)], [end, 200], tables, 0)
+                    found = attend(torch.cat((q[first:end], others)), cache, batch, *options)[:1]
+                else:  # beside another that decodes
+                    batch = self._batch([1, end - first], [200, end], tables.flip(0), 0)
+                    found = attend(torch.cat((others[:1], q[first:end])), cache, batch, *options)[1:]
+                if not torch.equal(found, expected[first:end]):
+                    return f"with window {window}, queries {first} to {end} of {num} differ"
+        return None
+
     def seconds(self, attend: Attend) -> tuple[float, float]:
         """Return the seconds that a layer takes for sequences that decode, and for a prompt."""
         cache = self._cache(_NUM_PAGES)

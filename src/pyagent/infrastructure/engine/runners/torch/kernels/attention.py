@@ -48,10 +48,35 @@ def attend(
     softcap: float | None,
 ) -> Tensor:
     """As `Attend`. Raises `ValueError` for heads that the kernels have no tile for."""
+    queries = _paged(q, cache, batch, scale, window, softcap)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if 1 in batch.num_queries:
+        attend_decode(queries, out)
+    if max(batch.num_queries) > 1:
+        attend_prefill(queries, out)
+    return out
+
+
+def attend_invariant(
+    q: Tensor,
+    cache: PagedCache,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """As `attend`, by one kernel for every query: its bits do not depend on the batch, nor on how prompts are cut."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    attend_prefill(_paged(q, cache, batch, scale, window, softcap), out, is_fixed=True)
+    return out
+
+
+def _paged(
+    q: Tensor, cache: PagedCache, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+) -> PagedQueries:
     k_cache, v_cache, exponents = cache
     _check(q, k_cache, v_cache)
-    is_decoding = 1 in batch.num_queries
-    queries = PagedQueries(
+    return PagedQueries(
         q,
         k_cache,
         v_cache,
@@ -64,15 +89,9 @@ def attend(
         window=window or 0,
         softcap=softcap or 0.0,
         num_shared=batch.num_shared,
-        leader=batch.num_queries.index(1) if is_decoding else 0,
+        leader=batch.num_queries.index(1) if 1 in batch.num_queries else 0,
         is_scaled=exponents is not None,
     )
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if is_decoding:
-        attend_decode(queries, out)
-    if max(batch.num_queries) > 1:
-        attend_prefill(queries, out)
-    return out
 
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:

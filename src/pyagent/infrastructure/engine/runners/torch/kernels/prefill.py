@@ -85,6 +85,7 @@ def _attend_tiles(
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
     WIDEN: tl.constexpr,
+    IS_FIXED: tl.constexpr,  # every query by the same instructions, also a sequence's only one
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a prompt's last tiles see the most keys: they go first
@@ -93,8 +94,10 @@ def _attend_tiles(
     first_token = tl.load(query_starts + sequence)
     num_queries = tl.load(query_starts + sequence + 1) - first_token
     first_query = (tile - first_token // BLOCK_Q - sequence) * BLOCK_Q
-    if (first_query >= num_queries) | (num_queries == 1):
-        return  # a sequence with one query is left to the decode kernel
+    if first_query >= num_queries:
+        return
+    if num_queries == 1 and not IS_FIXED:
+        return  # it is left to the decode kernel
     num_tokens = tl.load(lengths + sequence)
     first_position = num_tokens - num_queries + first_query
     rows = tl.arange(0, BLOCK_M)
@@ -118,6 +121,9 @@ def _attend_tiles(
     if WINDOW > 0:
         first_seen = tl.maximum(first_position - WINDOW + 1, 0)
         masked_from = first_seen // BLOCK_N * BLOCK_N
+    elif IS_FIXED:  # a compiler may round the masked loop otherwise than the one without
+        first_seen = 0
+        masked_from = 0
     else:
         first_seen = 0
         masked_from = (first_position + 1) // BLOCK_N * BLOCK_N  # every row sees every key before
@@ -180,8 +186,11 @@ def prefill_block(head_dim: int, element_bytes: int) -> int:
     return min(64, max(16, 32_768 // (next_power_of_2(head_dim) * element_bytes)))
 
 
-def attend_prefill(queries: PagedQueries, out: torch.Tensor) -> None:
-    """Write `out` for the sequences with several queries; leaves the others' rows alone."""
+def attend_prefill(queries: PagedQueries, out: torch.Tensor, *, is_fixed: bool = False) -> None:
+    """Write `out` for the sequences with several queries; leaves the others' rows alone.
+
+    With `is_fixed` it is for all sequences, and a query's bits are those it has in any batch and chunk.
+    """
     q, k_cache = queries.q, queries.k_cache
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, num_sequences = k_cache.shape[2], len(queries.lengths)
@@ -214,4 +223,5 @@ def attend_prefill(queries: PagedQueries, out: torch.Tensor) -> None:
         SOFTCAP=queries.softcap,
         SCALED=queries.is_scaled,
         WIDEN=widens(q.dtype, k_cache.dtype),
+        IS_FIXED=is_fixed,
     )
