@@ -34,6 +34,7 @@ from pyagent.core.fleet.past import asked_of
 from pyagent.core.fleet.people import question_id
 from pyagent.core.fleet.questions import DEFAULT_SAMPLING, LastPrompt, Prompt, Questions, as_messages, side_by_side
 from pyagent.core.fleet.scopes import Scopes
+from pyagent.core.fleet.tally import Tally
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS, ToolLoop
 from pyagent.core.fleet.tool_run import ToolRun
 from pyagent.core.messages import JsonObject, Message, ResponseFormat, SamplingParams
@@ -61,7 +62,7 @@ class Context(Questions):
     parent: Context | None = None
     started_at: float = field(default_factory=time.perf_counter)
     scopes: Scopes = field(default_factory=Scopes)
-    usage: list[Totals] = field(default_factory=list[Totals])
+    usage: Tally = field(default_factory=Tally)
     last_prompt: LastPrompt | None = None
     is_over: bool = False
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -235,20 +236,4 @@ class Context(Questions):
 
     def totals(self) -> Totals:
         """Return what this agent and those it spawned used so far."""
-        return sum_totals(self.usage, time.perf_counter() - self.started_at)
-
-
-def sum_totals(parts: Iterable[Totals], seconds: float) -> Totals:
-    """Totals of parts that together took `seconds`."""
-    parts = list(parts)
-    completion_tokens = sum(part.completion_tokens for part in parts)
-    return Totals(
-        prompt_tokens=sum(part.prompt_tokens for part in parts),
-        cached_tokens=sum(part.cached_tokens for part in parts),
-        completion_tokens=completion_tokens,
-        model_calls=sum(part.model_calls for part in parts),
-        tool_calls=sum(part.tool_calls for part in parts),
-        usd=sum(part.usd for part in parts),
-        seconds=seconds,
-        tokens_per_second=completion_tokens / seconds if seconds > 0 else 0.0,
-    )
+        return self.usage.totals(time.perf_counter() - self.started_at)

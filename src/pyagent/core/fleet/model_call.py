@@ -158,7 +158,7 @@ class ModelCall:
         self.tool_calls = list(kept.tool_calls)
         totals = _totals(kept.usage, kept.usage.cost_usd or 0.0)
         self.context.budget.count(totals, self.context.run.budget)
-        self.context.usage.append(totals)
+        self.context.usage.add(totals)
         self.context.run.listener(kept)
         if kept.error is not None:
             raise restored_error(kept.fault, kept.error, self.context.agent)
@@ -264,7 +264,7 @@ class ModelCall:
             usage = Usage(num_prompt if self.pieces else 0, num_seen, num_seen + num_prompt if self.pieces else 0)
         reservation.settle(usage, usd)
         context = self.context
-        context.usage.append(_totals(usage, reservation.usd if usd is None else usd))
+        context.usage.add(_totals(usage, reservation.usd if usd is None else usd))
         if self.finish_reason == "length":
             context.progress(f"an answer was cut after {usage.completion_tokens} tokens")
         context.run.emit(

@@ -429,7 +429,7 @@ async def _next_route(
     try:
         return await choose_route(context, task, {name: run.agents[name] for name in route})
     finally:
-        run.usage.extend(context.usage)
+        run.usage.add(context.usage)
 
 
 async def _run_routed(run: Run, step: Step, task: Task, route: Route) -> object:

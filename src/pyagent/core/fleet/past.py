@@ -7,6 +7,7 @@ is part of what happened; one that it ended with is no result, and is tried agai
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -242,7 +243,7 @@ def _is_usable(record: JournalRecord) -> bool:
 def asked_of(*parts: object) -> str:
     """Return what is equal for calls that ask for the same."""
     said = msgspec.msgpack.encode(parts, enc_hook=lambda value: type(value).__qualname__)
-    return blake2b(said, digest_size=6).hexdigest()
+    return b64encode(blake2b(said, digest_size=6).digest()).decode()
 
 
 def _said(event: Event) -> bytes:

@@ -22,7 +22,7 @@ from pyagent.core.errors import (
 from pyagent.core.fleet.agent import Agent, Task, checked_output, checked_task, output_type, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import GRACE_SECONDS, Call
-from pyagent.core.fleet.context import Context, sum_totals
+from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.events import AgentDeclined, AgentFailed, AgentFinished, AgentStarted, Event, TextDelta, Totals
 from pyagent.core.fleet.executor import Executor, InProcess
 from pyagent.core.fleet.guardrails import Guardrail, check
@@ -32,6 +32,7 @@ from pyagent.core.fleet.limits import AgentLimits
 from pyagent.core.fleet.past import Past, asked_of, fault_of, is_restorable, restored, restored_error
 from pyagent.core.fleet.people import OpenQuestions
 from pyagent.core.fleet.slots import Slots
+from pyagent.core.fleet.tally import Tally
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.fleet.tracing import NoTracer, Tracer
 from pyagent.core.resilience.deadline import Deadline
@@ -65,7 +66,7 @@ class Run:
     guardrails: Sequence[Guardrail] = ()
     questions: OpenQuestions = field(default_factory=OpenQuestions)
     slots: Slots = field(init=False)
-    usage: list[Totals] = field(default_factory=list[Totals])
+    usage: Tally = field(default_factory=Tally)
     step_to_partial: dict[str, object] = field(default_factory=dict[str, object])
     past: Past = field(default_factory=Past)
     overrides: Mapping[str, Task] = field(default_factory=dict[str, Task])
@@ -112,7 +113,7 @@ class Run:
 
     def totals(self) -> Totals:
         """Return what the run used so far."""
-        return sum_totals(self.usage, time.perf_counter() - self.started_at)
+        return self.usage.totals(time.perf_counter() - self.started_at)
 
     async def run_agent(self, context: Context, task: Task) -> object:
         """Return the checked result of the context's agent. What it raises that is not ours becomes an `AgentError`."""
@@ -156,7 +157,7 @@ class Run:
         finally:
             context.is_over = True
             self.hints.done(context.session)
-            (parent.usage if parent else self.usage).extend(context.usage)
+            (parent.usage if parent else self.usage).add(context.usage)
         self.step_to_partial.pop(context.step, None)
         self.emit(
             AgentFinished(
@@ -183,7 +184,7 @@ class Run:
                 raise LookupError(context.step) from error
         context.is_over = True
         context.budget.count(outcome.totals, self.budget)
-        (context.parent.usage if context.parent else self.usage).append(outcome.totals)
+        (context.parent.usage if context.parent else self.usage).add(outcome.totals)
         self.listener(outcome)
         if isinstance(outcome, AgentFailed):
             raise restored_error(outcome.fault, outcome.error, context.agent)

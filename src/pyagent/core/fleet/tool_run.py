@@ -91,7 +91,7 @@ class ToolRun:
         output = restored(kept.output, self._output_type()) if kept.error is None else None
         if context.run.past.answer(context, f"{self.call}.approval.1") == ALWAYS:
             context.run.questions.approved.add(self.tool.name)
-        context.usage.append(Totals(tool_calls=1))
+        context.usage.add(Totals(tool_calls=1))
         context.run.listener(kept)
         if kept.error is not None:
             raise restored_error(kept.fault, kept.error, context.agent)
@@ -174,7 +174,7 @@ class ToolRun:
 
     def _tell(self, output: object, seconds: float, error: str | None, fault: dict[str, object] | None = None) -> None:
         context = self.context
-        context.usage.append(Totals(tool_calls=1))
+        context.usage.add(Totals(tool_calls=1))
         context.run.emit(
             ToolCalled(
                 run=context.run.id,

@@ -29,6 +29,8 @@ _TICKS = 1_000_000
 _SECONDS = "seconds"
 _STRUCT, _BLOB, _CHAIN, _JSON, _NAMED = 1, 2, 3, 4, 5
 _SKIPPED = ("run",)
+_Shape = tuple[int, tuple[str, ...], tuple[object, ...], tuple[int, ...]]
+"""A type's number, the names of its fields, their defaults, and the places of its floats."""
 
 
 class RecordCodec:
@@ -37,7 +39,7 @@ class RecordCodec:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._blobs = Blobs(database)
-        self._shape_of_type: dict[type[msgspec.Struct], tuple[int, tuple[str, ...], tuple[object, ...]]] = {}
+        self._shape_of_type: dict[type[msgspec.Struct], _Shape] = {}
         self._names_of_shape: dict[int, list[str]] = {}
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_named)
 
@@ -58,13 +60,15 @@ class RecordCodec:
 
     def _values(self, struct: msgspec.Struct) -> list[object]:
         """Return a struct's shape and its values, without those at the end that have their defaults."""
-        shape, names, defaults = self._shape(type(struct))
+        shape, names, defaults, zeros = self._shape(type(struct))
         values = [_plain(name, getattr(struct, name), self._values) for name in names]
+        for place in zeros:
+            values[place] = values[place] or 0  # a number of one byte, where 0.0 is of nine
         while values and _is_same(values[-1], defaults[len(values) - 1]):
             values.pop()
         return [shape, *values]
 
-    def _shape(self, kind: type[msgspec.Struct]) -> tuple[int, tuple[str, ...], tuple[object, ...]]:
+    def _shape(self, kind: type[msgspec.Struct]) -> _Shape:
         if kind not in self._shape_of_type:
             fields = [field for field in msgspec.structs.fields(kind) if field.name not in _SKIPPED]
             fields.sort(key=lambda field: (field.name != "at", not field.required))
@@ -73,7 +77,9 @@ class RecordCodec:
             self._database.execute("INSERT OR IGNORE INTO shapes (names) VALUES (?)", (names,))
             [(shape,)] = self._database.rows("SELECT id FROM shapes WHERE names = ?", (names,))
             defaults = tuple(_plain(field.name, _default(field), self._values) for field in fields)
-            self._shape_of_type[kind] = (cast("int", shape), tuple(field.name for field in fields), defaults)
+            defaults = tuple(0 if each == 0 and isinstance(each, float) else each for each in defaults)
+            zeros = tuple(place for place, field in enumerate(fields) if field.type is float and place)
+            self._shape_of_type[kind] = (cast("int", shape), tuple(field.name for field in fields), defaults, zeros)
         return self._shape_of_type[kind]
 
     def _outlined(self, run: int, value: object) -> object:
