@@ -284,6 +284,7 @@ class CpuModel:
         kv_type: str = "bf16",
         isa: str | None = None,
         swap_dir: str | PathLike[str] | None = None,
+        most_positions: int | None = None,
     ) -> CpuModel: ...
     def execute(
         self,
@@ -368,7 +369,7 @@ class ModelConfig:
 
 @final
 class ModelFile:
-    def __new__(cls, path: str | PathLike[str]) -> ModelFile: ...
+    def __new__(cls, path: str | PathLike[str], most_positions: int | None = None) -> ModelFile: ...
     @property
     def config(self) -> ModelConfig: ...
     @property

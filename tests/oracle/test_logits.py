@@ -119,11 +119,15 @@ REAL_ROPES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("most_positions", [None, 8192])
 @pytest.mark.parametrize(("kind", "rope"), REAL_ROPES)
 def test_rotary_frequencies_of_real_shapes_are_those_of_transformers(
-    kind: str, rope: dict[str, Any], tmp_path: Path
+    kind: str, rope: dict[str, Any], most_positions: int | None, tmp_path: Path
 ) -> None:
-    """Heads of 128, contexts of thousands: frequencies to 4 units in the last place, the attention factor to 1e-7."""
+    """Heads of 128, contexts of thousands: frequencies to 4 units in the last place, the attention factor to 1e-7.
+
+    Where all texts are as short as the original context, LongRoPE's are those for short ones.
+    """
     import numpy as np
     import torch
     from transformers import AutoConfig
@@ -134,10 +138,12 @@ def test_rotary_frequencies_of_real_shapes_are_those_of_transformers(
         rope |= {"long_factor": [1.05 + place**1.8 for place in range(64)], "short_factor": [1.0] * 64}
     config = SHAPE | {"model_type": kind, "head_dim": 128, "max_position_embeddings": 32768, "rope_parameters": rope}
     write_safetensors(tmp_path, config, {"model.embed_tokens.weight": [[0.0] * 64] * 96})
-    about = _rust.ModelFile(tmp_path).config
+    about = _rust.ModelFile(tmp_path, most_positions).config
     theirs = AutoConfig.from_pretrained(tmp_path)
     compute = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
-    frequencies, factor = compute(theirs, seq_len=torch.tensor(about.context_length))
+    is_shorter = most_positions is not None and rope["rope_type"] == "longrope"
+    longest = most_positions if is_shorter else about.context_length
+    frequencies, factor = compute(theirs, seq_len=torch.tensor(longest))
     np.testing.assert_array_max_ulp(np.array(about.rope_frequencies, np.float32), frequencies.numpy(), 4)
     assert about.rope_attention_factor == pytest.approx(factor, rel=1e-7)
 

@@ -466,3 +466,44 @@ def test_reading_is_told_every_five_seconds(caplog: pytest.LogCaptureFixture) ->
         "reading model: 100 %, 8.0 of 8.0 GB, 0.50 GB/s",
     ]
     assert progress.phases() == {"read": 12.0, "move": 4.0}
+
+
+def test_short_texts_of_a_longrope_model_are_those_of_transformers(tmp_path: Path) -> None:
+    """With `engine.max_model_len` within the original context, texts have the numbers that short ones have there."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
+
+    class Kept(TorchRunner):
+        def logits(self, packed: Any) -> Any:
+            rows.append(super().logits(packed))
+            return rows[-1]
+
+    rows: list[Any] = []
+    config, _ = write_family(tmp_path, "phi3-longrope")
+    tokens = [(7 * place + place * place) % config["vocab_size"] for place in range(32)]
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits[0, -1].numpy()
+    Sequences(Kept(tmp_path, EXACT, LargestStep(2048, 64, 32))).compute((1, tokens))
+    assert np.abs(rows[0][-1].numpy() - expected).max() < 1e-5 * np.abs(expected).max()
+    Sequences(Kept(tmp_path, EXACT, LargestStep(2048, 64, 33))).compute((1, tokens))
+    assert np.abs(rows[1][-1].numpy() - expected).max() > 1e-3
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """A download that begins again over a model which is being loaded: the error names the file."""
+    from pyagent.infrastructure.engine.runners.torch.device import target_of
+    from pyagent.infrastructure.engine.runners.torch.models import open_model
+    from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
+    from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
+
+    write_family(tmp_path, "llama")
+    opened = open_model(tmp_path, {})
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    part = ModelPart.of(opened.config, Shard(0, 1, 1))
+    with pytest.raises(ModelError, match=f"{file.name}.*read the file"):
+        opened.load(part, target_of(EXACT), 1, ReadProgress("", 1))

@@ -11,7 +11,7 @@ import pytest
 from support.reference_decoder import FAMILIES, write_family
 from support.tiny_model import HIDDEN, write_tiny_model
 
-from pyagent._rust import ModelFile, ModelFileError
+from pyagent._rust import CpuModel, ModelFile, ModelFileError
 
 PARTS = {
     "attn_norm": "input_layernorm",
@@ -113,6 +113,22 @@ def test_description_tells_where_families_differ(tmp_path: Path) -> None:
     assert (abouts["olmo2"].has_input_norms, abouts["olmo2"].is_qk_norm_wide) == (False, True)
     assert abouts["llama-yarn"].rope_attention_factor == pytest.approx(1 + 0.1 * math.log(4))
     assert (abouts["llama-yarn"].context_length, abouts["llama-dynamic"].context_length) == (64, 60)
+
+
+def test_texts_as_short_as_the_original_context_have_the_frequencies_for_short_ones(tmp_path: Path) -> None:
+    """LongRoPE by `engine.max_model_len`, for both runners: from one position more on, those for long texts."""
+    config, _ = write_family(tmp_path, "llama-longrope")
+    short, long = (
+        [1 / divisor for divisor in config["rope_parameters"][f"{kind}_factor"]] for kind in ("short", "long")
+    )
+    plain = [10_000 ** (-index / 8) for index in range(8)]
+    tables = set[object]()
+    for most_positions, divisors in ((16, short), (32, short), (33, long), (None, long)):
+        about = ModelFile(tmp_path, most_positions).config
+        assert about.rope_frequencies == pytest.approx([a * b for a, b in zip(plain, divisors, strict=True)])
+        loaded = CpuModel.load(tmp_path, threads=1, kv_bytes=1 << 20, most_positions=most_positions)
+        tables.add((divisors is short, loaded.info()["rope"]))
+    assert len(tables) == 2
 
 
 def test_gguf_file_has_its_own_layout(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         isa,
         kv_type,
         kv_bytes: 1 << 30,
+        most_positions: None,
     };
     let mut model = CpuModel::load(Path::new(&path), &options)?;
     println!(

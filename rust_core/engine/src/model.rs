@@ -85,7 +85,12 @@ impl Weights {
 
 /// Opens a model file and reads what it says about itself. Its weights are numbers that the kernels know.
 pub fn open(path: &Path) -> Result<(ModelFile, ModelConfig), ModelFileError> {
-    let (file, config) = open_stored(path)?;
+    open_for(path, None)
+}
+
+/// As `open`, for texts of so many positions at most: `LongRoPE` has other frequencies for short ones.
+pub fn open_for(path: &Path, most_positions: Option<usize>) -> Result<(ModelFile, ModelConfig), ModelFileError> {
+    let (file, config) = open_stored(path, most_positions)?;
     let Some(quantization) = quantization(&file) else {
         return Ok((file, config));
     };
@@ -108,17 +113,17 @@ pub fn quantization(file: &ModelFile) -> Option<&serde_json::Value> {
     found.filter(|value| !value.is_null())
 }
 
-/// As `open`, with weights that may be quantised in ways that only who loads them knows.
-pub fn open_stored(path: &Path) -> Result<(ModelFile, ModelConfig), ModelFileError> {
+/// As `open_for`, with weights that may be quantised in ways that only who loads them knows.
+pub fn open_stored(path: &Path, most_positions: Option<usize>) -> Result<(ModelFile, ModelConfig), ModelFileError> {
     let file = ModelFile::open(path)?;
-    let config = configuration(&file).map_err(|error| error.in_file(path))?;
+    let config = configuration(&file, most_positions).map_err(|error| error.in_file(path))?;
     Ok((file, config))
 }
 
-fn configuration(file: &ModelFile) -> Result<ModelConfig, ModelFileError> {
+fn configuration(file: &ModelFile, most_positions: Option<usize>) -> Result<ModelConfig, ModelFileError> {
     let mut config = match file {
         ModelFile::Gguf(gguf) => ModelConfig::from_gguf(gguf)?,
-        ModelFile::Safetensors(folder) => ModelConfig::from_hugging_face(folder.config())?,
+        ModelFile::Safetensors(folder) => ModelConfig::from_hugging_face(folder.config(), most_positions)?,
     };
     let names = Names::of(file);
     let embedding = file.tensor(&names.embedding())?;
@@ -130,7 +135,7 @@ fn configuration(file: &ModelFile) -> Result<ModelConfig, ModelFileError> {
         )));
     }
     config.vocab_size = rows;
-    if let Some(scaling) = scaling_by_tensors(file, &config)? {
+    if let Some(scaling) = scaling_by_tensors(file, &config, most_positions)? {
         config.rope_scaling = scaling;
         if config.architecture != Architecture::Gemma3 {
             config.local_rope_scaling = config.rope_scaling.clone();
@@ -141,10 +146,15 @@ fn configuration(file: &ModelFile) -> Result<ModelConfig, ModelFileError> {
 }
 
 /// Factors of rotary frequencies that are a tensor of the file: Llama 3's, or LongRoPE's for long texts or short ones.
-fn scaling_by_tensors(file: &ModelFile, config: &ModelConfig) -> Result<Option<RopeScaling>, ModelFileError> {
+fn scaling_by_tensors(
+    file: &ModelFile,
+    config: &ModelConfig,
+    most_positions: Option<usize>,
+) -> Result<Option<RopeScaling>, ModelFileError> {
     let ModelFile::Gguf(gguf) = file else { return Ok(None) };
     let (original, attention_factor) = longrope(gguf)?;
-    let is_long = config.context_length > original;
+    let longest = most_positions.map_or(config.context_length, |most| most.min(config.context_length));
+    let is_long = longest > original;
     let of_length = if is_long {
         "rope_factors_long.weight"
     } else {

@@ -71,6 +71,8 @@ pub struct LoadOptions {
     pub kv_type: KvType,
     /// Bytes of KV memory: as many pages as fit, at least those of one block.
     pub kv_bytes: usize,
+    /// The longest text that there will be; `None`: as long as the model's context.
+    pub most_positions: Option<usize>,
 }
 
 /// A row of logits to sample from.
@@ -107,7 +109,7 @@ impl CpuModel {
     /// Loads a GGUF file or a safetensors folder.
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Self, EngineError> {
         let start = Instant::now();
-        let (file, config) = model::open(path)?;
+        let (file, config) = model::open_for(path, options.most_positions)?;
         let pool = ThreadPool::shared(options.threads);
         let weights = model::load(&file, &config, &pool)?;
         let pages = KvPages::of(&config, config.kv_layout(options.kv_type));

@@ -174,6 +174,26 @@ impl ModelFile {
         }
     }
 
+    /// Copies bytes of this file, or of its tensors, into memory, by the quickest way and without mapping them.
+    ///
+    /// Bytes that are not of this file are copied as they are. An error where a file has become shorter.
+    pub fn read(&self, bytes: &[u8], out: &mut [u8]) -> Result<(), ModelFileError> {
+        let found = |mapping: &Mapping| range_within(bytes, mapping.bytes());
+        let of_file = match self {
+            Self::Gguf(file) => found(file.mapping()).map(|range| (file.mapping(), range)),
+            Self::Safetensors(folder) => folder
+                .mappings()
+                .find_map(|mapping| found(mapping).map(|range| (mapping, range))),
+        };
+        match of_file {
+            Some((mapping, range)) => mapping.read(range, out),
+            None => {
+                out.copy_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+
     /// Gives the memory behind a tensor back to the system, for instance once it is packed.
     ///
     /// Its bytes stay readable (from the file, slowly). Does nothing where the system has no such call, and nothing

@@ -277,9 +277,10 @@ pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, (f32, Vec<(u32, f32)>)>, 
 
 #[pymethods]
 impl CpuModel {
-    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`.
+    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`; texts have `most_positions`.
     #[staticmethod]
-    #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "bf16", isa = None, swap_dir = None))]
+    #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "bf16", isa = None, swap_dir = None, most_positions = None))]
+    #[expect(clippy::too_many_arguments, reason = "one keyword for each option")]
     fn load(
         py: Python<'_>,
         path: PathBuf,
@@ -288,6 +289,7 @@ impl CpuModel {
         kv_type: &str,
         isa: Option<&str>,
         swap_dir: Option<PathBuf>,
+        most_positions: Option<usize>,
     ) -> PyResult<Self> {
         let kv_type = parse_kv_type(kv_type)?;
         let isa = isa.map(parse_isa).transpose()?;
@@ -296,6 +298,7 @@ impl CpuModel {
             isa,
             kv_type,
             kv_bytes,
+            most_positions,
         };
         let model = py
             .detach(|| runner::CpuModel::load(&path, &options))
@@ -572,7 +575,7 @@ pub fn available_cores() -> usize {
 pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str) -> PyResult<Bound<'py, PyDict>> {
     let kv_type = parse_kv_type(kv_type)?;
     let described = py.detach(|| {
-        let (file, config) = pyagent_engine::model::open_stored(&path)?;
+        let (file, config) = pyagent_engine::model::open_stored(&path, None)?;
         let weight_bytes: usize = match pyagent_engine::model::quantization(&file) {
             Some(_) => file.file_bytes() as usize,
             None => file.tensors().map(|tensor| tensor.bytes.len()).sum(),

@@ -93,10 +93,11 @@ pub struct ModelFile {
 
 #[pymethods]
 impl ModelFile {
-    /// Opens a model; its tensors are not read. Raises `ModelFileError`.
+    /// Opens a model for texts of so many positions; its tensors are not read. Raises `ModelFileError`.
     #[new]
-    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let opened = py.detach(|| model::open_stored(&path));
+    #[pyo3(signature = (path, most_positions = None))]
+    fn new(py: Python<'_>, path: PathBuf, most_positions: Option<usize>) -> PyResult<Self> {
+        let opened = py.detach(|| model::open_stored(&path, most_positions));
         let (inner, about) = opened.map_err(|error| file_error(&error))?;
         let config = Py::new(py, ModelConfig::of(&inner, &about)?)?;
         Ok(Self { inner, about, config })
@@ -244,9 +245,8 @@ fn read_bytes(
     let start = first_row.saturating_mul(tensor.row_bytes());
     let bytes = tensor.bytes.get(start..start.saturating_add(target.len()));
     let bytes = bytes.ok_or_else(|| no_such_rows(tensor))?;
-    py.detach(|| target.copy_from_slice(bytes));
-    file.drop_pages(bytes);
-    Ok(())
+    py.detach(|| file.read(bytes, target))
+        .map_err(|error| file_error(&error))
 }
 
 fn no_such_rows(tensor: &StoredTensor<'_>) -> PyErr {

@@ -72,9 +72,12 @@ const GEMMA3_PERIOD: usize = 6;
 const GEMMA2_CAPS: [f32; 2] = [50.0, 30.0];
 
 impl ModelConfig {
-    /// Reads a Hugging Face `config.json`.
-    pub fn from_hugging_face(config: &Map<String, Value>) -> Result<Self, ModelFileError> {
-        let json = JsonConfig(config);
+    /// Reads a Hugging Face `config.json`, of a model whose texts may be so long at most.
+    pub fn from_hugging_face(
+        config: &Map<String, Value>,
+        most_positions: Option<usize>,
+    ) -> Result<Self, ModelFileError> {
+        let json = JsonConfig(config, most_positions);
         let name = json.text("model_type").unwrap_or("(no model_type)");
         let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
         let has_caps = architecture == Architecture::Gemma2;
@@ -170,7 +173,7 @@ fn is_neutral(field: &str, value: &Value) -> bool {
 }
 
 /// A `config.json` with typed, checked access.
-struct JsonConfig<'a>(&'a Map<String, Value>);
+struct JsonConfig<'a>(&'a Map<String, Value>, Option<usize>);
 
 impl JsonConfig<'_> {
     fn size(&self, key: &str) -> Result<usize, ModelFileError> {

@@ -84,6 +84,7 @@ impl JsonConfig<'_> {
         let table = Table {
             parameters,
             trained: self.size("max_position_embeddings")?,
+            most_positions: self.1,
             original: self.optional_size("original_max_position_embeddings")?,
         };
         let scaling = match kind {
@@ -117,6 +118,8 @@ struct Table<'a> {
     parameters: &'a Map<String, Value>,
     /// `max_position_embeddings`.
     trained: usize,
+    /// The longest text that there will be, where that is told.
+    most_positions: Option<usize>,
     /// `original_max_position_embeddings` beside the table, which goes before that in it.
     original: Option<usize>,
 }
@@ -171,7 +174,8 @@ impl Table<'_> {
         }
     }
 
-    /// A model whose context is longer than the original has the factors for long texts, whatever a text's length.
+    /// A model whose texts may be longer than the original context has the factors for long ones, whatever a text's
+    /// length.
     fn longrope(&self) -> Result<RopeScaling, ModelFileError> {
         let (factor, original) = (self.factor(), self.original());
         let by_factor = if factor <= 1.0 {
@@ -179,7 +183,8 @@ impl Table<'_> {
         } else {
             (1.0 + factor.ln() / (original as f64).ln()).sqrt()
         };
-        let key = if self.trained > original {
+        let longest = self.most_positions.map_or(self.trained, |most| most.min(self.trained));
+        let key = if longest > original {
             "long_factor"
         } else {
             "short_factor"

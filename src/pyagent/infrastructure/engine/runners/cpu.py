@@ -28,14 +28,21 @@ class CpuRunner(PagedRunner):
 
     scores_prompts = True
 
-    def __init__(self, path: Path, options: RunnerOptions | None = None, kv: KvReservation | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        options: RunnerOptions | None = None,
+        kv: KvReservation | None = None,
+        most_positions: int | None = None,
+    ) -> None:
         """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it.
 
         With a reservation, KV memory grows from what it holds as far as its ledger has room; without, it is all there.
+        Texts have up to `most_positions`, or the model's context.
         """
         options = options or RunnerOptions()
         self.num_threads = options.threads or _rust.available_cores()
-        self.model = _load(path, options, self.num_threads)
+        self.model = _load(path, options, self.num_threads, most_positions)
         about = self.model.info()
         info = RunnerInfo(
             architecture=about["architecture"],
@@ -107,7 +114,7 @@ class CpuRunner(PagedRunner):
         vars(self).pop("model", None)
 
 
-def _load(path: Path, options: RunnerOptions, num_threads: int) -> _rust.CpuModel:
+def _load(path: Path, options: RunnerOptions, num_threads: int, most_positions: int | None) -> _rust.CpuModel:
     try:
         return _rust.CpuModel.load(
             path,
@@ -116,6 +123,7 @@ def _load(path: Path, options: RunnerOptions, num_threads: int) -> _rust.CpuMode
             kv_type=kv_type(options),
             isa=options.isa,
             swap_dir=tempfile.gettempdir(),
+            most_positions=most_positions,
         )
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error

@@ -65,7 +65,7 @@ class CpuRunnerFactory:
         """Load the model. Raises `ModelError` or `ConfigError`."""
         from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 
-        return CpuRunner(path, options, kv)
+        return CpuRunner(path, options, kv, step.num_positions)
 
 
 CPU = CpuRunnerFactory()

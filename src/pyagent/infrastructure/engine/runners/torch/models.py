@@ -64,11 +64,11 @@ class OpenedModel(Protocol):
 class DescribedModel:
     """A model of the CPU runner's families, in a GGUF file or a folder of safetensors."""
 
-    def __init__(self, path: Path) -> None:
-        """Open it, checked as for the CPU. Raises `ModelError`."""
+    def __init__(self, path: Path, most_positions: int | None) -> None:
+        """Open it for texts as long at most, checked as for the CPU. Raises `ModelError`."""
         self.path = path
         try:
-            self._file = _rust.ModelFile(path)
+            self._file = _rust.ModelFile(path, most_positions)
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error
         self.config = self._file.config
@@ -79,7 +79,10 @@ class DescribedModel:
 
     def load(self, part: ModelPart, target: Target, num_threads: int, progress: ReadProgress) -> MakeDecoder:
         """As `OpenedModel.load`."""
-        weights = load_weights(self._file, str(self.path), part, target, num_threads, progress)
+        try:
+            weights = load_weights(self._file, str(self.path), part, target, num_threads, progress)
+        except _rust.ModelFileError as error:  # it has become shorter, or cannot be read
+            raise ModelError(str(error), model=str(self.path)) from error
 
         def decoder(layers: KvLayers, stages: Stages, attend: Attend, ranks: Ranks) -> Decoder:
             return Decoder(self.config, part, weights, layers, stages, attend, ranks)
@@ -87,6 +90,11 @@ class DescribedModel:
         return decoder
 
 
-def open_model(path: Path, architectures: Mapping[str, BroughtArchitecture]) -> OpenedModel:
-    """Open a model's file or folder; an architecture's where it has that name. Raises `ModelError` or `PluginError`."""
-    return brought_model(path, architectures) or DescribedModel(path)
+def open_model(
+    path: Path, architectures: Mapping[str, BroughtArchitecture], most_positions: int | None = None
+) -> OpenedModel:
+    """Open a model's file or folder, for texts as long at most; an architecture's where it has that name.
+
+    Raises `ModelError` or `PluginError`.
+    """
+    return brought_model(path, architectures) or DescribedModel(path, most_positions)

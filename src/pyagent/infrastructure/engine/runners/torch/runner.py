@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 def needs_of(path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
     """Return what a model will take of this machine's memory. Raises `ModelError` where a GPU lacks room."""
     target = target_of(options)
-    model = open_model(path, options.architectures)
+    model = open_model(path, options.architectures, step.num_positions)
     config = model.config
     layers = KvLayers.of(config.windows, options.pipeline_parallel_size)
     parts = [ModelPart.of(config, shard) for shard in shards_of(options)]
@@ -102,7 +102,7 @@ class TorchRunner(PagedRunner):
         times = LoadTimes()
         with times.phase("open"):
             target, needs = self._target, needs_of(path, options, step)
-            opened = open_model(path, options.architectures)
+            opened = open_model(path, options.architectures, step.num_positions)
         self._model = model = RankModel(opened, target, self._shards[0], step, num_threads)
         num_pages, ranks, attention = model.num_pages(options.kv_bytes), Alone(), options.attention
         if self._workers is not None:

@@ -102,7 +102,8 @@ class _Rank:
             torch.cuda.set_device(target.device)
         self._clock = StepClock(target.device)
         start_pulse(context, start.reports, self._report)
-        model, step = open_model(Path(start.path), {}), LargestStep(*start.largest_step)
+        step = LargestStep(*start.largest_step)
+        model = open_model(Path(start.path), {}, step.num_positions)
         self.model = RankModel(model, target, Shard(start.rank, *sizes), step, options.threads)
 
     def _report(self) -> RankReport:
