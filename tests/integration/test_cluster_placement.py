@@ -148,7 +148,7 @@ def test_model_that_a_client_waits_for_is_loaded_once(tmp_path: Path, tiny_model
     go_on = threading.Event()
 
     def slow() -> Path:
-        go_on.wait(30)
+        go_on.wait(120)
         return tiny_model_path
 
     async def work() -> None:

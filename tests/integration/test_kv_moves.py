@@ -324,7 +324,7 @@ def test_prefill_node_that_hangs_is_left_alone_for_a_while(tmp_path: Path, tiny_
             b.peer(a).kv = KvPeer(clock)
             prefilling = Prefilling(a)
             prefilling.hangs = True
-            b.seem(0.0005)
+            b.seem(0.002)
             assert (await b.answer(asked[0])).text == expected[0]
             assert (prefilling.num_asked, b.moved.failed) == (1, 1)
             prefilling.hangs = False
