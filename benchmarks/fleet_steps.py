@@ -53,20 +53,23 @@ asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
     "pydantic-graph": """
 import asyncio, sys, time
 from dataclasses import dataclass
-from pydantic_graph import BaseNode, End, Graph, GraphRunContext
+from pydantic_graph import GraphBuilder, StepContext
 @dataclass
 class State:
     n: int = 0
-@dataclass
-class Node(BaseNode[State, None, int]):
-    steps: int = 0
-    async def run(self, ctx: GraphRunContext[State]) -> "Node | End[int]":
-        ctx.state.n += 1
-        return Node(self.steps) if ctx.state.n < self.steps else End(ctx.state.n)
 async def main(steps):
-    graph = Graph(nodes=[Node])
+    builder = GraphBuilder(state_type=State, output_type=int)
+    @builder.step
+    async def add(ctx: StepContext[State, None, object]) -> int:
+        ctx.state.n += 1
+        return ctx.state.n
+    choice = builder.decision()
+    choice = choice.branch(builder.match(int, matches=lambda n: n < steps).to(add))
+    choice = choice.branch(builder.match(int).to(builder.end_node))
+    builder.add(builder.edge_from(builder.start_node).to(add), builder.edge_from(add).to(choice))
+    graph = builder.build()
     start = time.perf_counter()
-    await graph.run(Node(steps), state=State())
+    await graph.run(state=State())
     print((time.perf_counter() - start) / steps)
 asyncio.run(main(int(sys.argv[1])))
 """,

@@ -71,7 +71,7 @@ class RecordCodec:
     def _shape(self, kind: type[msgspec.Struct]) -> _Shape:
         if kind not in self._shape_of_type:
             fields = [field for field in msgspec.structs.fields(kind) if field.name not in _SKIPPED]
-            fields.sort(key=lambda field: (field.name != "at", not field.required))
+            fields.sort(key=lambda field: (field.name != "at", not field.required, field.name != _SECONDS))
             tag = str(kind.__struct_config__.tag or "")
             names = msgspec.json.encode([tag, *(field.encode_name for field in fields)]).decode()
             self._database.execute("INSERT OR IGNORE INTO shapes (names) VALUES (?)", (names,))
