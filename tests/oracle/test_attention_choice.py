@@ -106,10 +106,10 @@ def test_quickest_that_is_right_is_taken(trial: AttentionTrial, caplog: pytest.L
 
     zeros = torch.zeros_like
     attends = {"zeros": lambda q, *_: zeros(q), "small": small, "slow": slow, "sdpa": sdpa.attend}
-    assert quickest_right(attends.items(), trial) is sdpa.attend
+    assert quickest_right(attends.items(), trial).attend is sdpa.attend
     assert "not by zeros, which may be slower: attention with window None, short, is wrong by 1.0e+00" in caplog.text
     assert "not by small, which may be slower: RuntimeError: out of memory" in caplog.text
-    assert quickest_right([("small", small)], trial) is plain.attend
+    assert quickest_right([("small", small)], trial).attend is plain.attend
 
 
 class Brought:
@@ -143,12 +143,12 @@ def choice_with(plugin: Brought, name: str) -> AttentionChoice:
 def test_a_plugins_backend_is_taken_where_it_is_named(trial: AttentionTrial) -> None:
     """A backend may compute something else than the formula, as its user wants: a name is not put on trial."""
     attend = scaled(2.0)
-    assert choose_attention(choice_with(Brought(attend), "mine"), trial) is attend
+    assert choose_attention(choice_with(Brought(attend), "mine"), trial).attend is attend
 
 
 def test_auto_takes_no_plugins_backend_without_a_gpu(trial: AttentionTrial) -> None:
     """Nothing is measured on a CPU: torch's attention is taken there."""
-    assert isinstance(choose_attention(choice_with(Brought(scaled(2.0)), "auto"), trial), CpuAttend)
+    assert isinstance(choose_attention(choice_with(Brought(scaled(2.0)), "auto"), trial).attend, CpuAttend)
 
 
 @pytest.mark.parametrize(

@@ -174,5 +174,5 @@ def test_shapes_that_a_package_is_not_built_for_are_refused(name: str, stand_ins
 
 def test_auto_leaves_out_what_is_not_installed() -> None:
     """Without the packages `auto` takes what there is."""
-    assert chosen("auto").__class__.__module__.endswith("attention.cpu")
+    assert chosen("auto").attend.__class__.__module__.endswith("attention.cpu")
     assert RunnerOptions().attention.is_auto

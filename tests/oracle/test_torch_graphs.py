@@ -116,6 +116,18 @@ def test_steps_are_eager_where_attention_reads_what_is_not_there(tmp_path: Path)
     assert not runner.when_idle()
 
 
+def test_graphs_go_with_the_attention_they_were_captured_with(tmp_path: Path) -> None:
+    """The plain form goes by the host's lengths: no graphs, until another backend is taken, and then new ones."""
+    write_family(tmp_path, "qwen3")
+    runner = Graphing(tmp_path, EXACT, STEP)
+    before = runner.graphs
+    assert before is not None
+    runner.use_attention("torch")
+    assert (runner.attention, runner.graphs) == ("torch", None)
+    runner.use_attention("sdpa")
+    assert runner.graphs not in {None, before}
+
+
 def test_sizes_are_learnt_in_idle_moments_and_the_engine_says_the_same(tiny_model_path: Path) -> None:
     """An engine that had a moment replays most steps, and its answers are those of an engine without graphs."""
 

@@ -171,6 +171,18 @@ def test_sleep_gives_the_device_back_and_waking_says_the_same(folder: Path) -> N
     asyncio.run(work())
 
 
+def test_attention_is_not_changed_while_kv_memory_is_given_back(folder: Path) -> None:
+    """Graphs are captured over KV memory: while an engine sleeps the change is refused, and done once it is awake."""
+    runner = DeviceRunner(folder / "a.gguf", OPTIONS.runner, LargestStep(64, 8))
+    runner.drop_kv()
+    with pytest.raises(CapacityError, match="wake the model first"):
+        runner.use_attention("torch")
+    runner.allocate_kv()
+    runner.use_attention("torch")
+    assert runner.attention == "torch"
+    runner.close()
+
+
 def test_memory_that_another_program_took_meanwhile_is_said(folder: Path) -> None:
     """After a sleep the device may be full: the request ends with a reason, and a later one goes on."""
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -507,3 +508,41 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path: Path
     part = ModelPart.of(opened.config, Shard(0, 1, 1))
     with pytest.raises(ModelError, match=f"{file.name}.*read the file"):
         opened.load(part, target_of(EXACT), 1, ReadProgress("", 1))
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_attention_is_changed_while_a_model_runs(process: bool, tiny_model_path: Path) -> None:
+    """`POST /pyagent/engine/attention` between and during requests: the state names the backend, answers stay."""
+    chosen = {"engine.models": [str(tiny_model_path)], "engine.runner": "torch", "engine.threads": 1}
+    chosen["engine.process"] = process
+    settings = load_settings(overrides=chosen).settings
+    chain = make_chain(settings, make_host(settings), ["native"])
+    body = {"model": str(tiny_model_path), "prompt": "one two", "temperature": 0, "max_tokens": 40}
+    with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=300) as http:
+
+        def said() -> str:
+            return http.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+
+        def change(name: str) -> httpx.Response:
+            return http.post("/pyagent/engine/attention", json={"attention": name})
+
+        early = change("torch")
+        assert (early.status_code, early.json()["error"]["param"]) == (400, "attention")
+        assert "no loaded model with several attention backends" in early.text
+        first = said()
+        for name, runs in (("torch", "torch"), ("sdpa", "sdpa"), ("auto", "sdpa")):
+            (state,) = change(name).raise_for_status().json().values()
+            assert list(state["attention"].values()) == [runs]
+            assert said() == first
+        with ThreadPoolExecutor(1) as beside:
+            answers = beside.submit(lambda: [said() for _ in range(4)])
+            for name in ("torch", "sdpa") * 5:
+                change(name).raise_for_status()
+            assert answers.result() == [first] * 4
+        for name, why in (("flashinfer", "is not installed"), ("sdap", "did you mean 'sdpa'")):
+            refused = change(name)
+            assert refused.status_code == 400
+            assert why in refused.text
+        (state,) = http.get("/pyagent/engine").json().values()
+        assert list(state["attention"].values()) == ["sdpa"]
+    asyncio.run(chain.close())

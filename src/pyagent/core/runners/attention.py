@@ -84,10 +84,14 @@ class InvariantAttentionBackend(AttentionBackend, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """Backends that the settings allow: one where they name it, or those among which the runner measures."""
+    """Backends that the settings allow: one where they name it, or those among which the runner measures.
+
+    `known` are all that there are, to one of which a running model may be changed.
+    """
 
     backends: tuple[AttentionBackend, ...] = ()
     is_auto: bool = True
+    known: tuple[AttentionBackend, ...] = ()
 
 
 AUTO_ATTENTION = AttentionChoice()

@@ -191,6 +191,23 @@ class DividedRunner(Protocol):
         ...
 
 
+@runtime_checkable
+class AttendingRunner(Protocol):
+    """A runner whose attention has several backends."""
+
+    @property
+    def attention(self) -> str:
+        """The backend that computes attention, by its name in `engine.attention`."""
+        ...
+
+    def use_attention(self, name: str) -> None:
+        """Compute attention by another backend from the next step on, or by the quickest (`auto`). Any thread; blocks.
+
+        Raises `ConfigError` for one that there is not, or that cannot compute the model's attention; `CapacityError`.
+        """
+        ...
+
+
 class ModelRunner(Runner, Protocol):
     """A runner as the parts around the loop see it: loading, the ledger of memory, the prompt cache."""
 

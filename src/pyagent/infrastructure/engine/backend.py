@@ -249,6 +249,10 @@ class NativeBackend:
         """Give requests back that have not begun, to a chain that can ask elsewhere; return how many."""
         return await self.engine.withdraw(wanted)
 
+    async def use_attention(self, name: str) -> None:
+        """Have the loaded models compute attention by another backend. Raises `ConfigError` where one cannot."""
+        await self.engine.use_attention(name)
+
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""
         return await self.engine.drain(grace_seconds)

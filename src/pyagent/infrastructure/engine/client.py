@@ -22,7 +22,7 @@ from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, CapacityError, DeadlineError, MovedError, UnsupportedError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
-from pyagent.core.runners.runner import DividedRunner, RankStats
+from pyagent.core.runners.runner import AttendingRunner, DividedRunner, RankStats
 from pyagent.core.structured_output.form_size import is_short
 from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.core.withdrawal import Withdrawal
@@ -57,9 +57,10 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     the files that each model's requests are swapped to, `faults` why loops of models ended by themselves: those are
     loaded again by their next request. `load_seconds` is what loading each model took by phase. `num_arriving`
     requests, with prompts of `num_arriving_tokens`, are in no model's queue yet: they wait for a load, for KV from
-    elsewhere, or for a process. `ranks` says how the processes are that a model is divided among. `num_waves` counts
-    the times in which processes of it had something to do. Of an engine with several `copies` each is told, too; then
-    counts and bytes are those of all, percentiles and rates those of the slowest.
+    elsewhere, or for a process. `ranks` says how the processes are that a model is divided among, `attention` which
+    backend computes attention where a runner has several. `num_waves` counts the times in which processes of it had
+    something to do. Of an engine with several `copies` each is told, too; then counts and bytes are those of all,
+    percentiles and rates those of the slowest.
     """
 
     state: str
@@ -77,6 +78,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     stats: dict[str, EngineStats] = {}
     kv_moves: dict[str, KvMoveStats] = {}
     ranks: dict[str, list[RankStats]] = {}
+    attention: dict[str, str] = {}
     faults: dict[str, str] = {}
     load_seconds: dict[str, dict[str, float]] = {}
     num_waves: int = 0
@@ -117,6 +119,10 @@ class EngineClient(Protocol):
 
     async def withdraw(self, wanted: Withdrawal) -> int:
         """Give requests back that have not begun: their streams raise `MovedError`. Returns how many."""
+        ...
+
+    async def use_attention(self, name: str) -> None:
+        """Have the loaded models compute attention by another backend. Raises `ConfigError` where one cannot."""
         ...
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
@@ -287,6 +293,7 @@ class LocalEngine(Shared):
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
             kv_moves=self.kv.stats(),
             ranks={name: ranks for name, model in self.models.loaded().items() if (ranks := _ranks(model.runner))},
+            attention={name: runner.attention for name, runner in self._attending().items()},
             faults={name: model.engine.fault for name, model in self.models.loaded().items() if model.engine.fault},
         )
 
@@ -298,6 +305,16 @@ class LocalEngine(Shared):
                 left = msgspec.structs.replace(wanted, at_most=wanted.at_most - num_given)
                 num_given += await asyncio.wrap_future(model.engine.withdraw(left))
         return num_given
+
+    async def use_attention(self, name: str) -> None:
+        """Have the loaded models compute attention by another backend. Raises `ConfigError` where one cannot."""
+        for runner in self._attending().values():
+            await asyncio.to_thread(runner.use_attention, name)
+
+    def _attending(self) -> dict[str, AttendingRunner]:
+        """The runners that have several attention backends, by their models."""
+        runners = {name: model.runner for name, model in self.models.loaded().items()}
+        return {name: runner for name, runner in runners.items() if isinstance(runner, AttendingRunner)}
 
     async def unload(self, model: str) -> None:
         """Unload a model that no request uses."""

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from pyagent.core.backends import Backend
 from pyagent.core.chain import Chain
-from pyagent.core.errors import CapacityError, RequestError
+from pyagent.core.errors import CapacityError, ConfigError, RequestError
 from pyagent.core.messages import COMMON_TENANT, ModelInfo
 from pyagent.core.prompt_cache import (
     CacheQuery,
@@ -63,6 +63,10 @@ class EngineLink(Protocol):
         """Return what the engine is doing."""
         ...
 
+    async def use_attention(self, name: str) -> None:
+        """Have the loaded models compute attention by another backend. Raises `ConfigError` where one cannot."""
+        ...
+
     async def drain(self, grace_seconds: float) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""
         ...
@@ -98,6 +102,12 @@ class SleepBody(msgspec.Struct, forbid_unknown_fields=True):
     level: int = 1
 
 
+class AttentionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /pyagent/engine/attention."""
+
+    attention: str
+
+
 class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /pyagent/engine/drain."""
 
@@ -130,6 +140,7 @@ class EngineRoutes:
             "/pyagent/engine": ("GET", self.state),
             "/pyagent/engine/sleep": ("POST", self.sleep),
             "/pyagent/engine/wake": ("POST", self.wake),
+            "/pyagent/engine/attention": ("POST", self.attention),
             "/pyagent/engine/drain": ("POST", self.drain),
             "/pyagent/profile": ("POST", self.profile),
         }
@@ -221,6 +232,20 @@ class EngineRoutes:
         await read_body(request, self.settings)  # as in `clear_answers`
         for link in self._engines():
             await link.wake()
+        return await self.state(request)
+
+    async def attention(self, request: Request) -> Response:
+        """POST /pyagent/engine/attention: compute attention by another backend, until a model is loaded anew."""
+        check_admin(request)
+        name = (await self._read(request, AttentionBody)).attention
+        for link in self._engines():
+            if not (await link.engine_state()).attention:
+                text = f"{link.name} has no loaded model with several attention backends: the torch runner's have"
+                raise RequestError(text, param="attention")
+            try:
+                await link.use_attention(name)
+            except ConfigError as error:
+                raise RequestError(str(error), param="attention") from error
         return await self.state(request)
 
     async def drain(self, request: Request) -> Response:

@@ -85,10 +85,11 @@ def pick_runners(name: str, factories: Mapping[str, RunnerFactory]) -> RunnerCho
 
 def pick_attention(name: str, backends: Mapping[str, AttentionBackend]) -> AttentionChoice:
     """Return the attention backends that the settings allow. Raises `ConfigError` for a name that no plugin brings."""
+    known = tuple(backends.values())
     if name == AUTO:
-        return AttentionChoice(tuple(backends.values()))
+        return AttentionChoice(known, known=known)
     if name not in backends:
         hint = did_you_mean(name, (AUTO, *backends), f"there are {', '.join((AUTO, *sorted(backends)))}")
         text = f"{ATTENTION_KEY}: no plugin brings the attention backend {name!r}; {hint}"
         raise ConfigError(text, key=ATTENTION_KEY)
-    return AttentionChoice((backends[name],), is_auto=False)
+    return AttentionChoice((backends[name],), is_auto=False, known=known)

@@ -32,6 +32,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Start,
     Submit,
     TakeHint,
+    UseAttention,
     Withdraw,
     encode_for_caller,
 )
@@ -152,6 +153,11 @@ class ProcessEngine(Shared):
             raw = await asyncio.wrap_future(copy.call(Withdraw(left)))
             num_given += msgspec.msgpack.decode(raw, type=int)
         return num_given
+
+    async def use_attention(self, name: str) -> None:
+        """Have the loaded models compute attention by another backend: in every copy."""
+        if self.copies.is_started:
+            await self.copies.call_all(UseAttention(name))
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""

@@ -52,6 +52,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Submit,
     TakeHint,
     UnloadModel,
+    UseAttention,
     Withdraw,
     from_engine,
     hello_codec,
@@ -163,6 +164,8 @@ class _EngineServer:
                 return await self.engine.query_cache(query)
             case Withdraw(wanted):
                 return await self.engine.withdraw(wanted)
+            case UseAttention(name):
+                await self.engine.use_attention(name)
         return None
 
     async def _send(self, message: FromEngine) -> None:

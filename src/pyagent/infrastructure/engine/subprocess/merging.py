@@ -35,6 +35,7 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
             name: _sums(KvMoveStats, each) for name, each in _by_name(state.kv_moves for state in states).items()
         },
         load_seconds={name: phases for state in states for name, phases in state.load_seconds.items()},
+        attention={name: backend for state in states for name, backend in state.attention.items()},
         faults={name: fault for state in states for name, fault in state.faults.items()},
         copies=list(states),
     )

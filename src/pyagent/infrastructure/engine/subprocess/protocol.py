@@ -92,7 +92,13 @@ class Withdraw(msgspec.Struct, frozen=True, tag=True):
     wanted: Withdrawal
 
 
-Command = LoadModel | UnloadModel | GetState | FreeMemory | TakeHint | QueryCache | Withdraw
+class UseAttention(msgspec.Struct, frozen=True, tag=True):
+    """Have the loaded models compute attention by another backend."""
+
+    name: str
+
+
+Command = LoadModel | UnloadModel | GetState | FreeMemory | TakeHint | QueryCache | Withdraw | UseAttention
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):

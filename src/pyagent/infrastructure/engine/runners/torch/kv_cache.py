@@ -114,6 +114,11 @@ class KvCache:
         for tensor in self._tensors():
             tensor.untyped_storage().resize_(0)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it has its memory."""
+        return all(tensor.untyped_storage().nbytes() > 0 for tensor in self._tensors())
+
     def allocate(self) -> None:
         """Take it again, as zeros. Raises `torch.OutOfMemoryError`, with none taken."""
         try:

@@ -16,7 +16,11 @@ from pyagent.core.runners.attention import AttentionChoice
 from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.factory import LargestStep
 from pyagent.infrastructure.engine.load_times import LoadTimes
-from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention, choose_invariant_attention
+from pyagent.infrastructure.engine.runners.torch.attention.choice import (
+    ChosenAttention,
+    choose_attention,
+    choose_invariant_attention,
+)
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.device_batch import BatchShape, DeviceBatch
@@ -69,14 +73,23 @@ class RankModel:
             self.batch = DeviceBatch(self.batch_shape, num_pages, target.device)
         with self.times.phase("kernels"):
             trial = Trial(config, target.device, target.dtype, target.kv_dtype)
-            attention_trial = AttentionTrial.of(config, self.part, target)
+            stages = choose_stages(trial)
             if target.is_batch_invariant:
                 self._set_threads()
-                stages = choose_invariant_stages(choose_stages(trial), trial)
-                attend = choose_invariant_attention(attention, attention_trial)
-            else:
-                stages, attend = choose_stages(trial), choose_attention(attention, attention_trial)
-        self._decoder = self._make_decoder(self.layers, stages, attend, ranks)
+                stages = choose_invariant_stages(stages, trial)
+            chosen = self._chosen(attention)
+        self.attention, self._stages, self._ranks = chosen.name, stages, ranks
+        self._decoder = self._make_decoder(self.layers, stages, chosen.attend, ranks)
+
+    def use_attention(self, choice: AttentionChoice) -> None:
+        """Compute attention otherwise from the next step on. Raises `ConfigError` where the backend named cannot."""
+        chosen = self._chosen(choice)
+        self.attention, self.graphs = chosen.name, None
+        self._decoder = self._make_decoder(self.layers, self._stages, chosen.attend, self._ranks)
+
+    def _chosen(self, choice: AttentionChoice) -> ChosenAttention:
+        choose = choose_invariant_attention if self.target.is_batch_invariant else choose_attention
+        return choose(choice, AttentionTrial.of(self.config, self.part, self.target))
 
     def use_graphs(self, capture: Capture) -> None:
         """Have steps that decode captured and replayed, where attention can do with bounds of lengths."""

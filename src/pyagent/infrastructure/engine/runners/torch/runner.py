@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 
 from pyagent import _rust
-from pyagent.core.errors import ModelError
+from pyagent.core.errors import CapacityError, ConfigError, ModelError
+from pyagent.core.runners.attention import KEY
 from pyagent.core.runners.batch import Batch, StepOutput
 from pyagent.core.runners.factory import DeviceMemory, KvReservation, LargestStep, ModelNeeds, RunnerOptions
 from pyagent.core.runners.runner import RankStats, RunnerInfo, StepMemoryError
 from pyagent.infrastructure.engine.load_times import LoadTimes
+from pyagent.infrastructure.engine.runners.choice import pick_attention
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told, told_of
+from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
 from pyagent.infrastructure.engine.runners.torch.device import drop_variables, target_of
 from pyagent.infrastructure.engine.runners.torch.fused_sampling import choose_sampling
 from pyagent.infrastructure.engine.runners.torch.graphs import Capture, CudaCapture, StepGraphs
@@ -78,7 +81,7 @@ class TorchRunner(PagedRunner):
         """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it."""
         self._target = target_of(options)
         self.is_kv_whole = self._target.is_gpu
-        self._shards = shards_of(options)
+        self._shards, self._backends = shards_of(options), options.attention.known or BACKENDS
         threads = options.threads or _rust.available_cores()
         self.num_threads = 0 if self._target.is_gpu else threads
         own_threads = max(1, threads // len(self._shards))
@@ -163,6 +166,28 @@ class TorchRunner(PagedRunner):
     def launches_ahead(self) -> bool:
         """Whether a step may be launched before the last one's tokens are known: where no other rank needs them."""
         return self._model.part.shard.num_ranks == 1
+
+    @property
+    def attention(self) -> str:
+        """The backend that computes attention."""
+        return self._model.attention
+
+    def use_attention(self, name: str) -> None:
+        """As `AttendingRunner.use_attention`; graphs are captured anew."""
+        if self._workers is not None:
+            raise ConfigError(f"{KEY} can be changed while a model runs on one device only", key=KEY)
+        choice = pick_attention(name, {one.name: one for one in self._backends})
+        with self._computing:
+            if not self._model.kv.is_there:  # a sleeping engine's, which graphs could not be captured over
+                raise CapacityError(f"{KEY} cannot be changed while KV memory is given back: wake the model first")
+            if self._target.is_gpu:
+                torch.cuda.synchronize(self._target.device)  # what graphs still compute goes with them
+            try:
+                self._model.use_attention(choice)
+            except torch.OutOfMemoryError as error:
+                raise CapacityError(f"{KEY}: there is no memory to try {name}: {error}") from error
+            if (capture := self.choose_capture(self._target.device)) is not None:
+                self._model.use_graphs(capture)
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and sample the tokens it asks for."""

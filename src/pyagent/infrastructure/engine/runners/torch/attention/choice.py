@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -22,21 +23,28 @@ from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKE
 logger = logging.getLogger(__name__)
 
 
+class ChosenAttention(NamedTuple):
+    """What computes attention, and what `engine.attention` calls it."""
+
+    name: str
+    attend: Attend
+
+
 @torch.inference_mode()
-def choose_attention(choice: AttentionChoice, trial: AttentionTrial) -> Attend:
-    """Return what computes a model's attention. Raises `ConfigError` where the backend that is named cannot."""
+def choose_attention(choice: AttentionChoice, trial: AttentionTrial) -> ChosenAttention:
+    """Return what computes a model's attention, with its name. Raises `ConfigError` where the one named cannot."""
     if not choice.is_auto:
         (named,) = choice.backends
         if (reason := named.unavailable_reason(trial.shape)) is not None:
             raise ConfigError(f"{KEY} is {named.name}, which cannot be used here: {reason}", key=KEY)
-        return named.open(trial.shape)
+        return ChosenAttention(named.name, named.open(trial.shape))
     if trial.device.type != "cuda":
-        return next(_usable(BACKENDS, trial))[1]  # in their order: a CPU is for tests
+        return ChosenAttention(*next(_usable(BACKENDS, trial)))  # in their order: a CPU is for tests
     return quickest_right(_usable(choice.backends or BACKENDS, trial), trial)
 
 
 @torch.inference_mode()
-def choose_invariant_attention(choice: AttentionChoice, trial: AttentionTrial) -> Attend:
+def choose_invariant_attention(choice: AttentionChoice, trial: AttentionTrial) -> ChosenAttention:
     """Return what computes each query by itself: the first form of its kind that a trial finds right.
 
     Raises `ConfigError` for a backend named that has none, or where none is found right.
@@ -56,13 +64,13 @@ def choose_invariant_attention(choice: AttentionChoice, trial: AttentionTrial) -
             fault = trial.fault(attend) or trial.variance(attend)
             if fault is None:
                 logger.info("attention by %s, batch-invariant", backend.name)
-                return attend
+                return ChosenAttention(backend.name, attend)
         faults.append(f"{backend.name}: {fault}")
     text = f"engine.batch_invariant cannot be kept on this machine: no attention is right ({'; '.join(faults)})"
     raise ConfigError(f"{text}; set it to false", key="engine.batch_invariant")
 
 
-def quickest_right(attends: Iterable[tuple[str, Attend]], trial: AttentionTrial) -> Attend:
+def quickest_right(attends: Iterable[tuple[str, Attend]], trial: AttentionTrial) -> ChosenAttention:
     """Return the quickest of those that the trial finds right, or the plain form; the log tells of all."""
     right: dict[str, Attend] = {}
     seconds: dict[str, tuple[float, float]] = {}
@@ -78,11 +86,11 @@ def quickest_right(attends: Iterable[tuple[str, Attend]], trial: AttentionTrial)
         else:
             logger.warning("attention is not by %s, which may be slower: %s", name, fault)
     if not right:
-        return plain.attend
+        return ChosenAttention("torch", plain.attend)
     name = quickest(seconds)
     shown = ", ".join(f"{other} {1e6 * times[0]:.0f} and {1e6 * times[1]:.0f}" for other, times in seconds.items())
     logger.info("attention by %s (us for a layer's decode and prefill: %s)", name, shown)
-    return right[name]
+    return ChosenAttention(name, right[name])
 
 
 def quickest(seconds: Mapping[str, tuple[float, ...]]) -> str:
