@@ -92,7 +92,7 @@ def test_kernel_dequantises_as_torch_does(kind: str, columns: int) -> None:
     torch.testing.assert_close(out, weights, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, (5, 256)), (torch.float16, (80, 512))])
+@pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, (5, 256)), (torch.float16, (8, 512))])
 def test_kernels_pass_their_trial(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     """What is asked of the kernels before they are taken on a GPU: products that float16 has room for too."""
     assert trial_fault(TritonProducts(DEVICE), DEVICE, dtype, *shape) is None
