@@ -178,6 +178,7 @@ VALUES = {
     "retryable": False,
     "status": 503,
     "fields": ["n"],
+    "options": ("yes", "no"),
     "faults": (errors.FieldFault("what went wrong", "tools", "invalid_request"),),
 }
 
