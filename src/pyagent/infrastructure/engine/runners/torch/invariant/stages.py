@@ -7,6 +7,7 @@ depends on how threads share the rows. Sums, products and the exponential do not
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ def stages_variance(stages: Stages, trial: Trial) -> str | None:
     gate_up = (4 * torch.randn(_ROWS, 2 * config.ffn_size, generator=draw)).to(device, dtype)
     positions = torch.randint(config.context_length, (_ROWS,), generator=draw).to(device)
     frequencies = torch.tensor(config.rope_frequencies, dtype=torch.float32, device=device)
-    computed = {
+    computed: dict[str, Callable[[slice], Tensor]] = {
         "RMSNorm": lambda rows: stages.rms_norm(x[rows], weight, config.norm_epsilon),
         "RMSNorm with residual": lambda rows: stages.add_rms_norm(
             x[rows].clone(), branch[rows], weight, config.norm_epsilon
