@@ -239,17 +239,17 @@ class Written(NamedTuple):
         return folder
 
 
-def write_quantised(folder: Path, name: str, family: str = "llama") -> Written:
+def write_quantised(folder: Path, name: str, family: str = "llama", vocab_size: int = SHAPE["vocab_size"]) -> Written:
     """Write a random model of a family with every matrix of its layer quantised, and the plain one beside."""
     form, draw = FORMATS[name], torch.Generator().manual_seed(7)
     path, plain_path = folder / name, folder / f"{name}-plain"
     folder.mkdir(exist_ok=True)
-    config = {**_CONFIG, "model_type": family, "rope_theta": 10_000.0}
+    config = {**_CONFIG, "model_type": family, "rope_theta": 10_000.0, "vocab_size": vocab_size}
     plain = {"model.norm.weight": torch.ones(HIDDEN)}
     for norm in ("input_layernorm", "post_attention_layernorm"):
         plain[f"model.layers.0.{norm}.weight"] = torch.ones(HIDDEN)
     for matrix in ("model.embed_tokens", "lm_head"):
-        plain[f"{matrix}.weight"] = torch.randn(_CONFIG["vocab_size"], HIDDEN, generator=draw)
+        plain[f"{matrix}.weight"] = torch.randn(vocab_size, HIDDEN, generator=draw)
     quantised = dict(plain)
     for matrix, shape in _MATRICES[family].items():
         weight = torch.randn(shape, generator=draw) * 2 / shape[1] ** 0.5
