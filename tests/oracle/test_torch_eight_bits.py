@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pyagent.core.runners.factory import RunnerOptions
+from pyagent.infrastructure.engine.runners.torch.device import target_of
 from pyagent.infrastructure.engine.runners.torch.kernels import scaled
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import Span
 from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix
@@ -19,7 +21,7 @@ from pyagent.infrastructure.engine.runners.torch.quantised.products import (
     quantised_rows,
 )
 from pyagent.infrastructure.engine.runners.torch.quantised.scheme import Inputs
-from pyagent.infrastructure.engine.runners.torch.quantised.trial import trial_fault
+from pyagent.infrastructure.engine.runners.torch.quantised.trial import choose_products, trial_fault
 
 pytestmark = pytest.mark.oracle
 
@@ -128,3 +130,18 @@ def test_products_that_are_wrong_or_fail_are_not_taken() -> None:
     assert str(trial_fault(Wrong(), DEVICE, torch.float32, 8, 256)).startswith("the product with Q4_K is wrong by ")
     fault = trial_fault(Failing(), DEVICE, torch.float32, 8, 256)
     assert fault == "RuntimeError: Failed to find C compiler."
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the trial is passed")
+def test_model_is_reckoned_and_loaded_dequantised_where_the_trial_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a GPU whose products fail, `keep` and `auto` become what `none` is before sizes are said, and the log why."""
+    choose_products.cache_clear()
+    for name, told in (("is_available", True), ("device_count", 1), ("get_device_capability", (9, 0))):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, told=told, **__: told)
+    for quantization in ("keep", "auto"):
+        assert not target_of(RunnerOptions(quantization=quantization, dtype="bf16")).keeps_quantised
+    choose_products.cache_clear()
+    (said,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert said.startswith("dequantising weights when they are loaded, as Triton's products cannot be taken: ")

@@ -6,7 +6,7 @@ import queue
 import threading
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -89,9 +89,11 @@ class ThreadRanks:
 class Divided:
     """A model divided among threads, its block pool, and steps with it."""
 
-    def __init__(self, path: Path, tp_size: int, pp_size: int, num_pages: int = 200) -> None:
+    def __init__(
+        self, path: Path, tp_size: int, pp_size: int, num_pages: int = 200, options: RunnerOptions = OPTIONS
+    ) -> None:
         shards = [Shard(rank, tp_size, pp_size) for rank in range(tp_size * pp_size)]
-        self.models = [RankModel(open_model(path, {}), target_of(OPTIONS), shard, STEP, 1) for shard in shards]
+        self.models = [RankModel(open_model(path, {}), target_of(options), shard, STEP, 1) for shard in shards]
         meetings = [Meeting(tp_size) for _ in range(pp_size)]
         hidden: dict[int, queue.Queue[Tensor]] = {shard.rank: queue.Queue() for shard in shards}
         for shard, model in zip(shards, self.models, strict=True):
@@ -145,6 +147,27 @@ def test_parts_compute_what_the_whole_does(family: str, tp_size: int, pp_size: i
     for ours, expected in zip(*results, strict=True):
         assert ours.shape == expected.shape
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_stages_keep_the_bits_of_batch_invariance(tmp_path: Path) -> None:
+    """With `engine.batch_invariant`, three stages and pieces of any size give the bits that one device gives."""
+    config, _ = write_family(tmp_path, "gemma3")
+    prompts = {one: [(7 * at + at * at + one) % config["vocab_size"] for at in range(40)] for one in (1, 2)}
+    results: list[list[Tensor]] = []
+    for pp_size, piece_tokens in ((1, 256), (3, 256), (3, 7)):
+        divided = Divided(tmp_path, 1, pp_size, options=replace(OPTIONS, batch_invariant=True))
+        assert [divided.pool.add(one, prompt) for one, prompt in prompts.items()] == [0, 0]
+        steps = [((1, 0, 33), (2, 0, 1)), ((1, 33, 34), (2, 1, 20)), ((2, 20, 21), (1, 34, 40))]
+        results.append(
+            [
+                divided.compute(
+                    *((one, prompts[one][first:end]) for one, first, end in step), piece_tokens=piece_tokens
+                )
+                for step in steps
+            ]
+        )
+    for ours in results[1:]:
+        assert all(map(torch.equal, ours, results[0]))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral"])

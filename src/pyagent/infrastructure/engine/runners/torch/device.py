@@ -9,6 +9,7 @@ import torch
 
 from pyagent.core.errors import ConfigError
 from pyagent.core.runners.factory import RunnerOptions
+from pyagent.infrastructure.engine.runners.torch.quantised.trial import choose_products
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 KV_DTYPES = {**DTYPES, "fp8": torch.float8_e4m3fn}
@@ -17,9 +18,9 @@ KV_DTYPES = {**DTYPES, "fp8": torch.float8_e4m3fn}
 class Target(NamedTuple):
     """A device, the data type of weights and products on it, and that of keys and values.
 
-    `keeps_quantised` is whether weights that a file has quantised stay so. Of a GPU's memory the engine may take
-    `memory_share`, as far as other programs leave it. `is_batch_invariant` is whether a row's bits may not depend on
-    the rows beside it.
+    `keeps_quantised` is whether weights that a file has quantised stay so, by the trial of their products: what is said
+    of a model counts on it. Of a GPU's memory the engine may take `memory_share`, as far as other programs leave it.
+    `is_batch_invariant` is whether a row's bits may not depend on the rows beside it.
     """
 
     device: torch.device
@@ -72,7 +73,7 @@ def target_of(options: RunnerOptions, rank: int = 0, *, sees_one: bool = False) 
     dtype = _dtype_of(options, is_gpu=is_gpu)
     kv_dtype = KV_DTYPES.get(options.kv_dtype, dtype)
     is_invariant = options.batch_invariant
-    keeps_quantised = keeps_quantised and not is_invariant
+    keeps_quantised = keeps_quantised and not is_invariant and choose_products(device, dtype) is not None
     return Target(device, dtype, kv_dtype, keeps_quantised, options.gpu_memory_utilization, is_invariant)
 
 
