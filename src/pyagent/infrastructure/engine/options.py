@@ -28,12 +28,14 @@ class SchedulerLimits:
     """Requests that run at once, tokens computed in a step, requests that may wait, and how long decoding ones wait.
 
     `decode_latency` is the time in seconds between two tokens that prompts may cost decoding requests; None is `auto`.
+    `kv_settings` are what to raise for more KV memory.
     """
 
     max_num_seqs: int = _DEFAULTS.max_num_seqs
     max_num_batched_tokens: int = _DEFAULTS.max_num_batched_tokens
     max_num_waiting: int = 4096
     decode_latency: float | None = None
+    kv_settings: tuple[str, ...] = ("engine.memory",)
 
     @property
     def most_running(self) -> int:

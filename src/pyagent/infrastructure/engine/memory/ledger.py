@@ -67,8 +67,10 @@ class Reservation:
 class Ledger:
     """A total of bytes, and who holds how many of them."""
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(self, total_bytes: int, setting: str = "engine.memory") -> None:
+        """`setting` is what bounds the total."""
         self.total_bytes = total_bytes
+        self.setting = setting
         self._held: dict[int, Reservation] = {}
         self._lock = threading.Lock()
         self._ticks = itertools.count(1)
@@ -149,7 +151,7 @@ class Ledger:
         return (
             f"{reservation.account} needs {format_bytes(more)} of memory, but of the engine's "
             f"{format_bytes(self.total_bytes)} only {format_bytes(free)} are free; held by: {held}; try again when "
-            "they are idle, or raise engine.memory"
+            f"they are idle, or raise {self.setting}"
         )
 
 

@@ -71,7 +71,7 @@ class LoadedModel:
         self.logits = LogitsProcessors(options.logits, vocabulary, is_possible=self.runner.processes_logits)
         self.engine = Engine(
             self.runner,
-            options.limits,
+            replace(options.limits, kv_settings=memory.kv_settings),
             options.queues(),
             logits=self.logits.step,
             is_async=is_async(options.async_scheduling, self.runner.num_threads, num_cores=_rust.available_cores()),
@@ -176,5 +176,6 @@ class LoadedModel:
         )
         if self.context_length == self.runner.kv_tokens < self.runner.context_length:
             held = f"the engine's KV memory holds {self.context_length}"
-            reason = f"{held}; raise engine.memory or shorten the prompt"
+            settings = " or ".join(self.engine.scheduler.limits.kv_settings)
+            reason = f"{held}; raise {settings}, or shorten the prompt"
         return ContextLimit(self.context_length, reason)

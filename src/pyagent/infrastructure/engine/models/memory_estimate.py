@@ -36,6 +36,8 @@ class Estimates:
     workspace: int
     least_kv: int
     most_kv: int
+    kv_settings: tuple[str, ...]
+    """What bounds `most_kv` beside the room there is."""
 
     @classmethod
     def of(cls, needs: ModelNeeds, options: EngineOptions, room_bytes: int) -> Estimates:
@@ -43,10 +45,15 @@ class Estimates:
         tokenizer = _TOKENIZER_BYTES * needs.vocab_size
         whole = _kv_bytes(needs, needs.context_length) * options.limits.max_num_seqs * 2
         room = max(room_bytes - needs.weight_bytes - tokenizer - needs.workspace_bytes, 1)
-        asked = [options.runner.kv_bytes, options.kv_tokens and _kv_bytes(needs, options.kv_tokens)]
-        most_kv = min([room, *(num_bytes for num_bytes in asked if num_bytes)] if any(asked) else [room, whole])
+        asked = {
+            "engine.kv_cache_memory_bytes": options.runner.kv_bytes or 0,
+            "engine.kv_cache_tokens": _kv_bytes(needs, options.kv_tokens or 0),
+        }
+        bounds = {setting: num_bytes for setting, num_bytes in asked.items() if num_bytes}
+        most_kv = min(room, *(bounds.values() or [whole]))
+        binding = tuple(setting for setting, num_bytes in bounds.items() if num_bytes == most_kv)
         least_kv = min(most_kv, _kv_bytes(needs, min(_LEAST_KV_TOKENS, needs.context_length)))
-        return cls(needs.weight_bytes, tokenizer, needs.workspace_bytes, least_kv, most_kv)
+        return cls(needs.weight_bytes, tokenizer, needs.workspace_bytes, least_kv, most_kv, binding)
 
     @property
     def least_bytes(self) -> int:
@@ -96,6 +103,8 @@ class ModelMemory:
     grammars: Reservation
     sessions: Reservation
     prompts: Reservation
+    kv_settings: tuple[str, ...]
+    """What to raise for more KV memory."""
 
 
 def _kv_bytes(needs: ModelNeeds, num_tokens: int) -> int:

@@ -259,7 +259,7 @@ class ModelPool:
 
     def _ledger_of(self, device: DeviceMemory) -> Ledger:
         """Return the ledger of a device's memory, with what can be had of it now: other programs come and go."""
-        ledger = self._device_ledgers.setdefault(device.name, Ledger(0))
+        ledger = self._device_ledgers.setdefault(device.name, Ledger(0, "engine.gpu_memory_utilization"))
         ledger.total_bytes = device.total_bytes
         return ledger
 
@@ -330,6 +330,7 @@ class ModelPool:
             grammars=reserve("grammars", 0, partial(self._forget_grammars, entry)),
             sessions=reserve("sessions", 0),
             prompts=reserve("prompts", 0),
+            kv_settings=(*most.kv_settings, ledger.setting),
         )
 
     def _shrink_kv(self, entry: _Entry, num_bytes: int) -> None:

@@ -272,8 +272,8 @@ class Scheduler:
             self._put_parked_back()
             return
         if len(running) == 1:
-            text = f"{len(request.tokens)} tokens need more KV memory than the engine has; raise engine.memory"
-            self._fail(request, text)
+            text = f"{len(request.tokens)} tokens need more KV memory than the engine has"
+            self._fail(request, f"{text}; raise {' or '.join(self.limits.kv_settings)}")
             return
         open_to = [other for other in running if other.num_preemptions < _MAX_PREEMPTIONS]
         # When all were preempted often, all but the oldest yield, so that one always finishes.
