@@ -13,7 +13,6 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Annotated, cast
 from urllib.parse import urljoin, urlsplit
 
@@ -22,6 +21,7 @@ import msgspec
 from pyagent.core.errors import BackendError, RequestError
 from pyagent.core.fleet.tool_functions import tool
 from pyagent.core.fleet.tools import FleetTool
+from pyagent.infrastructure.tools.html_text import html_text
 
 if TYPE_CHECKING:
     import httpcore
@@ -31,7 +31,6 @@ _MAX_REDIRECTS = 5
 _SECONDS = 20.0
 _REDIRECTS = {301, 302, 303, 307, 308}
 _TEXT_TYPES = re.compile(r"text/|.*(json|xml|javascript|yaml|csv)", re.IGNORECASE)
-_HIDDEN_TAGS = {"script", "style", "noscript", "template", "svg"}
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -52,7 +51,7 @@ def http_tool(hosts: Sequence[str], *, allows_private: bool) -> FleetTool:
             _check(url, hosts)
             page = await _fetch(url, allows_private=allows_private)
             if page.status not in _REDIRECTS or not page.location:
-                return _shown(url, page)
+                return await asyncio.to_thread(_shown, url, page)
             url = urljoin(url, page.location)
         raise RequestError(f"{url} redirects more than {_MAX_REDIRECTS} times", param="url")
 
@@ -163,37 +162,7 @@ def _shown(url: str, page: Page) -> str:
         raise RequestError(f"{url} is {page.content_type.partition(';')[0]}, and not text", param="url")
     text = page.body.decode(errors="replace")
     if "html" in page.content_type:
-        text = _Words.of(text)
+        text = html_text(text)
     cut = f"\n[the page is over {_MAX_BYTES:,} bytes]" if len(page.body) >= _MAX_BYTES else ""
     status = "" if page.status < 300 else f"[status {page.status}]\n"
     return f"{status}{text.strip()}{cut}" or "[the page is empty]"
-
-
-class _Words(HTMLParser):
-    """The words of a page, without what is not shown, a line for each block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pieces: list[str] = []
-        self._num_hidden = 0
-
-    @classmethod
-    def of(cls, html: str) -> str:
-        """Return the words."""
-        parser = cls()
-        parser.feed(html)
-        parser.close()
-        lines = (" ".join(line.split()) for line in "".join(parser.pieces).splitlines())
-        return "\n".join(line for line in lines if line)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._num_hidden += tag in _HIDDEN_TAGS
-        if tag in {"p", "br", "div", "li", "tr", "h1", "h2", "h3", "h4", "title", "section", "article"}:
-            self.pieces.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._num_hidden = max(0, self._num_hidden - (tag in _HIDDEN_TAGS))
-
-    def handle_data(self, data: str) -> None:
-        if not self._num_hidden:
-            self.pieces.append(f"{data} ")
