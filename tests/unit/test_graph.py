@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Mapping
 
 import pytest
 from hypothesis import given
@@ -113,6 +114,26 @@ def test_failure_skips_dependents_and_spares_siblings() -> None:
         "child": ("skipped", "bad"),
         "grandchild": ("skipped", "bad"),
     }
+
+
+def test_each_edge_is_looked_at_a_few_times() -> None:
+    """A step after hundreds of others costs what its edges cost, and not all edges again for each step that ends."""
+    num_looks = 0
+
+    class Counted(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal num_looks
+            num_looks += len(self)
+            return super().__iter__()
+
+    async def work(_name: str, outputs: Mapping[str, int]) -> int:
+        return len(outputs)
+
+    first = [f"a{number}" for number in range(100)]
+    graph = {name: Counted() for name in first} | {f"b{number}": Counted(first) for number in range(100)}
+    outcomes = asyncio.run(run_graph(graph, work, max_concurrency=4))
+    assert {outcomes[name].output for name in graph if name.startswith("b")} == {100}
+    assert num_looks <= 10 * 100 * 100
 
 
 def test_cancelling_reaches_every_step() -> None:

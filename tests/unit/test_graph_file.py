@@ -62,3 +62,28 @@ def test_example_is_a_graph() -> None:
     steps = read_graph(file.read_text(), "Is this fair to the tenant?", file.parent)
     assert [step.name for step in steps] == ["read-1", "read-2", "sum", "answer"]
     assert all(Path(name).is_file() for step in steps for name in step.task.files)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"a = {'[' * 20_000}", "hundreds deep"),
+        (f"[[steps]]\nname = 'a'\n[steps.arguments{'.a' * 20_000}]\nb = 1", "hundreds deep"),
+        (
+            "".join(
+                f"[[steps]]\nname = 's{number}'\nfor_each = {['x'] * 1000}\n"
+                f"after = {[f's{before}' for before in range(number)]}\n"
+                for number in range(3)
+            ),
+            "at most 1,000,000 waits",
+        ),
+        (
+            "".join(f"[[steps]]\nname = 's{number}'\nfor_each = {['x'] * 1000}\n" for number in range(11)),
+            "10,000 steps",
+        ),
+    ],
+)
+def test_graph_that_is_a_bomb_is_refused(text: str, told: str) -> None:
+    """What is too deep or becomes too much is an error in words, before anything of that size is made."""
+    with pytest.raises(RequestError, match=told):
+        read_graph(text, "", Path())

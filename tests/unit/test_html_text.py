@@ -11,7 +11,7 @@ from pyagent.infrastructure.tools.html_text import html_text
     ("html", "text"),
     [
         ("<!DOCTYPE html><title>T &amp; t</title><p>one <b>two</b><br/>three", "T & t\none two\nthree"),
-        ('<p onclick="a=>b" title=\'c > d\'>shown</p>', "shown"),
+        ("<p onclick=\"a=>b\" title='c > d'>shown</p>", "shown"),
         ("<script>if (a<b) x = '<p>no</p>'</SCRIPT >yes<style>p {}</style>", "yes"),
         ("a<!-- <p>no -->b<!-->c<!--->d", "a b c d"),
         ("<svg/>in<svg><svg>no</svg>no</svg>out", "in out"),
@@ -26,7 +26,7 @@ def test_page_is_its_words(html: str, text: str) -> None:
     assert html_text(html) == text
 
 
-@pytest.mark.parametrize("part", ["<a ", "<a b='", "<a =", "<!--", "<!", "</", "<svg>", "<script></s", "<", "<a x=\" "])
+@pytest.mark.parametrize("part", ["<a ", "<a b='", "<a =", "<!--", "<!", "</", "<svg>", "<script></s", "<", '<a x=" '])
 def test_page_of_things_never_closed_is_read(part: str) -> None:
-    """A page that repeats what is never closed is read in one pass; each takes minutes where text is looked at again."""
+    """A page that repeats what is never closed is read in one pass; looking at text again takes minutes."""
     html_text(part * (200_000 // len(part)))

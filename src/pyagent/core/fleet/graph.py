@@ -7,6 +7,7 @@ steps after it along; the others go on. Cancelling the run cancels every step.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Generic, Literal, TypeVar
 
@@ -91,11 +92,10 @@ async def run_graph(
     """
     if max_concurrency < 1:
         raise RequestError(f"max_concurrency must be 1 or more, got {max_concurrency}", param="max_concurrency")
-    waiting = topological_order(name_to_after)
     run = _GraphRun(name_to_after, work, on_skip)
     try:
         while True:
-            waiting = run.start_ready(waiting, max_concurrency)
+            run.start_ready(max_concurrency)
             if not run.tasks:
                 break
             await asyncio.wait(run.tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -106,7 +106,7 @@ async def run_graph(
 
 
 class _GraphRun(Generic[T]):
-    """The steps under way and the outcomes so far."""
+    """The steps under way and the outcomes so far. Each edge is looked at once, when the step before it has ended."""
 
     def __init__(
         self,
@@ -117,29 +117,42 @@ class _GraphRun(Generic[T]):
         self.name_to_after = name_to_after
         self.work = work
         self.on_skip = on_skip
+        order = topological_order(name_to_after)
+        self.ready = [(place, name) for place, name in enumerate(order) if not name_to_after[name]]  # a heap
+        self.name_to_place = {name: place for place, name in enumerate(order)}
+        self.name_to_num_awaited = {name: len(set(after)) for name, after in name_to_after.items()}
+        self.name_to_next: dict[str, list[str]] = {name: [] for name in order}
+        for name in order:
+            for needed in set(name_to_after[name]):
+                self.name_to_next[needed].append(name)
         self.tasks: dict[asyncio.Task[T], str] = {}
         self.outcomes: dict[str, Outcome[T]] = {}
 
-    def start_ready(self, waiting: list[str], max_concurrency: int) -> list[str]:
-        """Start what can start, skip what never will; returns what still waits, in order."""
-        still: list[str] = []
-        for name in waiting:
-            before = [self.outcomes.get(needed) for needed in self.name_to_after[name]]
-            if cause := self._cause(name):
-                self.outcomes[name] = Outcome(state="skipped", cause=cause)
-                self.on_skip(name, cause)
-            elif None in before or len(self.tasks) >= max_concurrency:
-                still.append(name)
-            else:
-                self.tasks[asyncio.ensure_future(self._work(name))] = name
-        return still
+    def start_ready(self, max_concurrency: int) -> None:
+        """Start what can start, in order."""
+        while self.ready and len(self.tasks) < max_concurrency:
+            _, name = heapq.heappop(self.ready)
+            self.tasks[asyncio.ensure_future(self._work(name))] = name
 
-    def _cause(self, name: str) -> str | None:
-        for needed in self.name_to_after[name]:
-            outcome = self.outcomes.get(needed)
-            if outcome is not None and outcome.state != "done":
-                return outcome.cause or needed
-        return None
+    def _end(self, name: str, outcome: Outcome[T]) -> None:
+        """Keep how a step ended; what comes after it is nearer to its start, or is skipped."""
+        self.outcomes[name] = outcome
+        if outcome.state != "done":
+            self._skip_after(name)
+            return
+        for after in self.name_to_next[name]:
+            self.name_to_num_awaited[after] -= 1
+            if not self.name_to_num_awaited[after]:
+                heapq.heappush(self.ready, (self.name_to_place[after], after))
+
+    def _skip_after(self, cause: str) -> None:
+        left = [cause]
+        while left:
+            for name in self.name_to_next[left.pop()]:
+                if name not in self.outcomes:
+                    self.outcomes[name] = Outcome(state="skipped", cause=cause)
+                    self.on_skip(name, cause)
+                    left.append(name)
 
     async def _work(self, name: str) -> T:
         outputs = {needed: self.outcomes[needed].output for needed in self.name_to_after[name]}
@@ -150,11 +163,11 @@ class _GraphRun(Generic[T]):
         for task in [task for task in self.tasks if task.done()]:
             name = self.tasks.pop(task)
             if task.cancelled():
-                self.outcomes[name] = Outcome(state="cancelled")
+                self._end(name, Outcome(state="cancelled"))
             elif (error := task.exception()) is None:
-                self.outcomes[name] = Outcome(state="done", output=task.result())
+                self._end(name, Outcome(state="done", output=task.result()))
             elif isinstance(error, Exception):
-                self.outcomes[name] = Outcome(state="failed", error=error)
+                self._end(name, Outcome(state="failed", error=error))
             else:
                 raise error
 

@@ -31,6 +31,9 @@ from pyagent.core.fleet.steps import Step, as_steps
 from pyagent.core.messages import JsonObject
 
 MAX_ITEMS = 1_000
+MAX_WAITS = 1_000_000
+"""Pairs of a step and one that it comes after: 1,000 items after 1,000 others."""
+MAX_STEPS = 10_000
 _ITEM, _TASK = "{item}", "{task}"
 _PLACE = re.compile(r"\{item\}|\{task\}")
 
@@ -56,17 +59,34 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_graph(text: str, task: str, folder: Path) -> list[Step]:
     """Return the steps of a graph in TOML; files stand below the folder. Raises `RequestError` naming what is wrong."""
     try:
-        graph = msgspec.convert(tomllib.loads(text), Graph)
+        return as_steps(_steps(text, task, folder), (), None)
     except tomllib.TOMLDecodeError as error:
         raise RequestError(f"the graph is no TOML: {error}", param="graph") from error
     except msgspec.ValidationError as error:
         raise RequestError(f"the graph is wrong: {field_error(error, Graph)}", param="graph") from error
+    except RecursionError as error:
+        raise RequestError("the graph has values within values, hundreds deep", param="graph") from error
+
+
+def _steps(text: str, task: str, folder: Path) -> list[Step]:
+    graph = msgspec.convert(tomllib.loads(text), Graph)
     names = [step.name for step in graph.steps]
     if len(set(names)) < len(names):
         raise RequestError(f"a graph needs steps with different names, got {names}", param="graph")
     name_to_parts = {step.name: _names(step) for step in graph.steps}
-    steps = [made for step in graph.steps for made in _made(step, name_to_parts, task, folder)]
-    return as_steps(steps, (), None)
+    _check_size(graph.steps, name_to_parts)
+    return [made for step in graph.steps for made in _made(step, name_to_parts, task, folder)]
+
+
+def _check_size(steps: list[GraphStep], name_to_parts: dict[str, list[str]]) -> None:
+    """Refuse what a short file can ask for and no machine can hold: items after items after items."""
+    num_steps = sum(map(len, name_to_parts.values()))
+    num_waits = sum(
+        len(name_to_parts[step.name]) * len(name_to_parts.get(after, [after])) for step in steps for after in step.after
+    )
+    for what, count, most in (("steps", num_steps, MAX_STEPS), ("waits of one for another", num_waits, MAX_WAITS)):
+        if count > most:
+            raise RequestError(f"a graph has at most {most:,} {what}, this one has {count:,}", param="graph")
 
 
 def _names(step: GraphStep) -> list[str]:
