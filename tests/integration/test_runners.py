@@ -170,7 +170,7 @@ def test_loop_calls_the_loaded_runner_itself(tiny_model_path: Path, install: Ins
             model = await backend.load()
             assert type(model.runner).__name__ == "Counting"
             assert model.engine.runner is model.runner
-            await collect(backend.chat(chat("ab", max_tokens=4)))
+            await collect(backend.chat(chat("ab", max_tokens=4, ignore_eos=True)))
             assert model.runner.num_steps > 3
             for _ in range(500):
                 if not model.runner.stats().active:

@@ -76,8 +76,8 @@ FAULTS = (
     Fault(
         "short-texts-factors-are-always-taken",
         "rust_core/engine/src/config/hugging_face/rope.rs",
-        "if self.trained > original {",
-        "if !FAULT && self.trained > original {",
+        "let key = if longest > original {",
+        "let key = if !FAULT && longest > original {",
         f"{_CONSTANTS} -k longrope",
     ),
     Fault(
