@@ -17,6 +17,8 @@ from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.journal import Journal, MemoryJournal
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.core.fleet.past import Past
+from pyagent.core.fleet.people import question_id
 from pyagent.core.fleet.steps import Step
 from pyagent.core.fleet.tool_run import idempotency_key
 from pyagent.core.fleet.tools import Effect, FleetTool
@@ -313,3 +315,62 @@ async def test_death_while_a_question_ends_the_run(tmp_path: Path) -> None:
                     answer = "Ada" if "who?" in str(error) else "no"
                     _, error = await events_of(fleet.resume(fork, answers={error.question: answer}))
             assert error is None, (num_kept, error)
+
+
+async def test_cancelling_what_died_does_not_cancel_what_goes_on(tmp_path: Path) -> None:
+    """A run that was to be cancelled when its process died goes on to its end when it is resumed."""
+    folder, writing = tmp_path / "journal", SqliteJournal(tmp_path / "journal")
+    async with World().fleet(writing) as fleet:
+        seen, _ = await events_of(fleet.run(STEPS))
+    run = writing.fork(seen[0].run, writing.spec(seen[0].run), 5)
+    reading = SqliteJournal(folder)
+    reading.cancel(run)
+    assert writing.cancelled() == [run]
+    for lock in (folder / "writers").iterdir():
+        lock.unlink()  # as the kernel drops it with its process
+    reading.reopen(run)
+    assert reading.cancelled() == []
+    reading.close()
+    writing.close()
+
+
+async def test_question_that_ended_an_agent_is_no_result_of_it() -> None:
+    """An agent that a question ended, before its run's end was kept, runs again: the answer reaches it at once."""
+
+    async def curious(context: Context, task: Task) -> object:
+        return await context.ask("who?")
+
+    async def careful(context: Context, task: Task) -> object:
+        try:
+            return await context.spawn("curious", "go")
+        except NeedsAnswerError:
+            return "nobody"
+
+    journal = MemoryJournal()
+    async with World().fleet(journal, Custom("careful", careful), Custom("curious", curious)) as fleet:
+        seen, asked = await events_of(fleet.run("go", agent="careful"))
+        assert isinstance(asked, NeedsAnswerError)
+        run, asking = seen[0].run, next(event for event in seen if isinstance(event, ev.QuestionAsked))
+        kinds = [type(record.event) for record in journal.replay(run)]
+        killed = journal.fork(run, journal.spec(run), kinds.index(ev.AgentFailed) + 1)
+        journal.close_run(killed)
+        question = question_id(killed, f"{asking.step}:{asking.agent}", asking.call)
+        seen, error = await events_of(fleet.resume(killed, answers={question: "Ada"}))
+    assert error is None
+    assert isinstance(seen[-1], ev.RunFinished)
+    assert seen[-1].output == "Ada"
+
+
+async def test_open_question_of_a_fork_is_one(tmp_path: Path) -> None:
+    """A question that a fork has from its run, and asks again under its own name, is open once."""
+
+    async def curious(context: Context, task: Task) -> object:
+        return await context.ask("who?")
+
+    journal = SqliteJournal(tmp_path)
+    async with World().fleet(journal, Custom("curious", curious)) as fleet:
+        seen, _ = await events_of(fleet.run("go"))
+        journal.close_run(fork := journal.fork(seen[0].run, journal.spec(seen[0].run), len(seen)))
+        _, error = await events_of(fleet.resume(fork))
+        assert isinstance(error, NeedsAnswerError)
+        assert Past.of(journal, fork).open_questions == [error.question]

@@ -106,16 +106,22 @@ def fork(
 
 def cancel(run: Run, config: Config = None) -> None:
     """End a run, in whatever process it runs; it can be resumed."""
-    from pyagent.core.errors import DeadlineError
+    from pyagent.core.errors import DeadlineError, RequestError
 
     journal = open_journal(config)
     journal.cancel(run)
     deadline = time.monotonic() + _CANCEL_SECONDS
-    while any(row.run == run and row.state == "running" for row in journal.runs()):
+    while (state := _state(journal, run)) == "running":
         if time.monotonic() > deadline:
             raise DeadlineError(f"{run} has not ended in {_CANCEL_SECONDS:g} s; it ends when its process can")
         time.sleep(_POLL_SECONDS)
+    if state in {"done", "failed"}:
+        raise RequestError(f"{run} ended by itself before it could be cancelled: {state}", param="run", code="over")
     sys.stdout.write(f"cancelled {run}; pyagent runs resume {run} goes on with it\n")
+
+
+def _state(journal: Journal, run: str) -> str | None:
+    return next((row.state for row in journal.runs() if row.run == run), None)
 
 
 def watch(run: Run, as_json: AsJson = False, config: Config = None) -> None:

@@ -197,8 +197,9 @@ class Past:
 
     @property
     def open_questions(self) -> list[str]:
-        """The ids of the questions that were asked and not answered, in order."""
-        return [question for question, key in self._key_of_question.items() if key not in self._answers]
+        """The ids of the questions that were asked and not answered, in order; what a fork asked anew has its id."""
+        newest = {key: question for question, key in self._key_of_question.items()}
+        return [question for key, question in newest.items() if key not in self._answers]
 
     def route(self, step: str) -> RouteChosen | None:
         """Return which agent the step went to, unless that one declined."""

@@ -169,7 +169,7 @@ class SqliteJournal:
             number, writer, epoch = self._found(run)
             if writer and self._writers.is_alive(writer):
                 raise still_running(run)
-            update = "UPDATE runs SET writer = ?, state = ?, totals = NULL WHERE id = ?"
+            update = "UPDATE runs SET writer = ?, state = ?, totals = NULL, is_to_cancel = 0 WHERE id = ?"
             self._database.execute(update, (self._writers.own_name(), _OPEN, number))
         self._open[run] = _OpenRun(number, epoch)
 
