@@ -49,7 +49,8 @@ class Elsewhere:
         is_last = self.num_calls in self.deaths
         for _ in range(self._rng.randrange(4)):
             await asyncio.sleep(0)
-        making = asyncio.ensure_future(calls.make(pickle.loads(pickle.dumps(call))))
+        made = calls.make(pickle.loads(pickle.dumps(call)))
+        making = asyncio.create_task(made, context=contextvars.Context())  # what carries calls is of no run
         if is_last:
             await asyncio.sleep(0.01)  # the call is made, and its answer arrives nowhere
             if not died.done():

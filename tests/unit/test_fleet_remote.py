@@ -19,12 +19,13 @@ from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.executor import ExecutorFactory
-from pyagent.core.fleet.file_access import FileAccess, readable_path
+from pyagent.core.fleet.file_access import FileAccess, current_access, readable_path
 from pyagent.core.fleet.journal import MemoryJournal
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
 from pyagent.core.fleet.remote.calls import RunCalls
 from pyagent.core.fleet.remote.context import RemoteContext
 from pyagent.core.fleet.remote.messages import AgentCall
+from pyagent.core.fleet.tool_functions import tool
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import ChatRequest
@@ -169,6 +170,31 @@ async def test_agents_elsewhere_are_held_to_budget_and_access(tmp_path: Path) ->
     access = FileAccess.below(None)
     events, _ = await _outcome(fleet_of(Elsewhere(), Custom("all", read)), file_access=access)
     assert "read no files" in events[-1]["error"]
+
+
+async def test_calls_of_agents_elsewhere_have_the_runs_files() -> None:
+    """What an agent elsewhere has its run do, tools and agents that it spawns, reads no more than the run may."""
+    seen: list[FileAccess] = []
+
+    async def look() -> str:
+        seen.append(current_access())
+        return "looked"
+
+    async def spawned(context: Context, task: Task) -> object:
+        return await context.call_tool("look", {})
+
+    async def ask(context: Context, task: Task) -> object:
+        return [await context.call_tool("look", {}), await context.spawn("child", "look")]
+
+    fleet = Fleet(
+        ScriptedBackend(reply),
+        (Custom("all", ask), Custom("child", spawned)),
+        [tool(effect="none")(look)],
+        executor=Elsewhere(),
+    )
+    access = FileAccess.below(None)
+    await _outcome(fleet, file_access=access)
+    assert seen == [access, access]
 
 
 async def test_tool_taken_by_its_name_is_called_by_the_run() -> None:

@@ -2,7 +2,8 @@
 
 For an agent that may be begun again each call is recorded with what came of it. When it is begun again, the nth call of
 a kind with the same arguments is given what the nth one got, or waits for it: none is made twice. Calls of a beginning
-before the last are refused: that worker was given up, and may still be there.
+before the last are refused: that worker was given up, and may still be there. A call is made with the run's access to
+files, whatever task carries it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from pyagent.core.errors import AgentError
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.file_access import current_access
+from pyagent.core.fleet.file_access import current_access, grant
 from pyagent.core.fleet.model_call import TextStream
 from pyagent.core.fleet.remote.messages import AgentCall, AgentView, ToolView
 
@@ -29,6 +30,7 @@ class RunCalls:
 
     def __init__(self, context: Context, *, is_repeatable: bool) -> None:
         self._context = context
+        self._access = current_access()
         self._is_repeatable = is_repeatable
         self._attempt = 0
         self._next = 0
@@ -76,7 +78,7 @@ class RunCalls:
                 ToolView(name, one.description or "", one.parameters or {}) for name, one in definitions.items()
             ),
             trace=dict(context.trace),
-            file_access=current_access(),
+            file_access=self._access,
         )
 
     async def make(self, call: AgentCall) -> object:
@@ -140,6 +142,7 @@ class RunCalls:
             task.exception()  # the agent may be gone and never hear of it
 
     async def _made(self, call: AgentCall) -> object:
+        grant(self._access)  # of this task alone, which began where calls arrive: in no run, or in another's
         with self._context.scopes.at(call.number):
             return await self._makers[call.name](*call.args, *call.unlike)
 
