@@ -164,6 +164,31 @@ def test_folder_that_is_swapped_for_a_link_leads_nowhere(root: Path) -> None:
     assert seen <= {"inside", "refused"}
 
 
+def test_lists_have_a_file_a_line(root: Path) -> None:
+    """A name that would look like something else is not told: of two lines, with escapes, turned, or not UTF-8."""
+    for name in (b"a\n[allowed].txt", b"\x1b[2J.txt", b"\xc2\x9b2J", b"\xff.txt", "\u202etxt.exe".encode()):
+        Path(os.fsdecode(os.fsencode(root / "src") + b"/" + name)).write_text("hit")
+    (root / "src" / "\u5831\u3000\u544a \u200d.txt").write_text("hit")
+    assert call(root, "list_files", pattern="*").splitlines() == [
+        "src/a.py",
+        "src/b.txt",
+        "src/\u5831\u3000\u544a \u200d.txt",
+    ]
+    assert call(root, "search_files", text="hit") == "src/\u5831\u3000\u544a \u200d.txt:1: hit"
+
+
+def test_folders_within_folders_without_end_are_listed(root: Path) -> None:
+    """A walk into a thousand folders within each other ends, and what stands beside them is listed."""
+    before = os.open(root, os.O_RDONLY)
+    for _ in range(1_000):
+        os.mkdir("deep", dir_fd=before)
+        below = os.open("deep", os.O_RDONLY, dir_fd=before)
+        os.close(before)
+        before = below
+    os.close(before)
+    assert call(root, "list_files") == "src/a.py\nsrc/b.txt"
+
+
 def test_client_of_a_server_reads_its_folder_and_writes_nothing(root: Path, tmp_path: Path) -> None:
     """A run whose access is limited reads below its own root; without one it reads nothing; it changes no file."""
     theirs = tmp_path / "theirs"

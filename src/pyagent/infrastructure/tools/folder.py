@@ -15,12 +15,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from unicodedata import bidirectional, category
 
 from pyagent.core.errors import RequestError
 
 MAX_FILE_BYTES = 10_000_000
 MAX_ENTRIES = 50_000
 """Files and folders that a walk looks at."""
+MAX_DEPTH = 64
+"""Folders within folders that a walk goes into; each holds a descriptor."""
+_UNPLAIN = {"Cc", "Cs", "Zl", "Zp"}
+_TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -49,7 +54,11 @@ class Folder:
             os.unlink(leaf, dir_fd=folder)
 
     def files(self, name: str = ".", pattern: str = "*") -> Iterator[str]:
-        """Yield the files below a folder whose path or name fits the pattern, in order; links are passed by."""
+        """Yield the files below a folder whose path or name fits the pattern, in order.
+
+        Passed by are links, folders too deep, and names that would look like something else in a list: of several
+        lines, with control characters, or with what turns the order of letters. So are names that are not UTF-8.
+        """
         parts = _parts(name)
         with self._opened(parts, name) as folder:
             left = [MAX_ENTRIES]
@@ -160,12 +169,14 @@ def _walk(folder: int, prefix: str, left: list[int]) -> Iterator[str]:
     for entry in listed:
         if (left := _counted(left))[0] < 0:
             return
+        if not _is_plain(entry.name):
+            continue
         path = f"{prefix}/{entry.name}" if prefix else entry.name
         if entry.is_file(follow_symlinks=False):
             yield path
         elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
             folders.append(entry.name)
-    for name in folders:
+    for name in folders if prefix.count("/") < MAX_DEPTH else ():
         try:
             below = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
         except OSError:  # gone, or a link meanwhile
@@ -174,6 +185,11 @@ def _walk(folder: int, prefix: str, left: list[int]) -> Iterator[str]:
             yield from _walk(below, f"{prefix}/{name}" if prefix else name, left)
         finally:
             os.close(below)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name reads as what it is; spaces and joiners of any script do."""
+    return all(category(letter) not in _UNPLAIN and bidirectional(letter) not in _TURNING for letter in name)
 
 
 def _counted(left: list[int]) -> list[int]:
