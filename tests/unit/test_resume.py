@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -374,3 +376,26 @@ async def test_open_question_of_a_fork_is_one(tmp_path: Path) -> None:
         _, error = await events_of(fleet.resume(fork))
         assert isinstance(error, NeedsAnswerError)
         assert Past.of(journal, fork).open_questions == [error.question]
+
+
+async def test_damaged_run_is_not_resumed(tmp_path: Path) -> None:
+    """A run with a damaged record is refused, as effects after it would happen twice; it stays as it is."""
+    journal, world = SqliteJournal(tmp_path), World()
+    async with world.fleet(journal) as fleet:
+        seen, _ = await events_of(fleet.run(STEPS))
+        run = seen[0].run
+        journal.close_run(fork := journal.fork(run, journal.spec(run), num_kept := len(list(journal.replay(run))) - 2))
+        with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
+            latest = "(SELECT id FROM runs ORDER BY id DESC LIMIT 1)"
+            database.execute(
+                f"UPDATE records SET body = CAST(body || 'x' AS BLOB) WHERE id = {latest} * 4294967296 + 3"
+            )
+        notes = list(world.notes)
+        for _ in range(2):
+            _, error = await events_of(fleet.resume(fork))
+            assert isinstance(error, RequestError)
+            assert error.code == "damaged"
+            assert "from record 3 on; fork it" in str(error)
+    assert world.notes == notes
+    assert journal.num_records(fork) == num_kept
+    assert [row.state for row in journal.runs() if row.run == fork] == ["unfinished"]

@@ -66,6 +66,10 @@ class Journal(Protocol):
         """Return one record of the run; None when it is missing or damaged."""
         ...
 
+    def num_records(self, run: str) -> int:
+        """Return how many records were kept of a run, damaged ones too; a replay that gives fewer has lost some."""
+        ...
+
     def spec(self, run: str) -> RunSpec:
         """Return what the run was asked. Raises `RequestError` for an unknown run."""
         ...
@@ -137,6 +141,10 @@ class MemoryJournal:
         """Return one record of the run."""
         records = self._found(run)
         return records[number] if number < len(records) else None
+
+    def num_records(self, run: str) -> int:
+        """Return how many records there are of a run."""
+        return len(self._found(run))
 
     def spec(self, run: str) -> RunSpec:
         """Return what the run was asked."""

@@ -181,7 +181,7 @@ class Fleet:
         if any(row.run == run and row.state == "done" for row in self.journal.runs()):
             raise RequestError(f"{run} is done; fork it to run a part of it again", param="run", code="done")
         self.journal.reopen(run)
-        past = Past.of(self.journal, run)
+        past = self._past(run)
         async with aclosing(
             self._watched(run, spec, past, waits_for_answers=waits_for_answers, answers=answers)
         ) as events:
@@ -203,10 +203,18 @@ class Fleet:
             overrides[step] = Task(text=task) if isinstance(task, str) else task
         spec = msgspec.structs.replace(spec, forked_from=run, overrides=overrides)
         fork = self.journal.fork(run, spec, before)
-        past = Past.of(self.journal, fork)
+        past = self._past(fork)
         async with aclosing(self._watched(fork, spec, past, waits_for_answers=waits_for_answers)) as events:
             async for event in events:
                 yield event
+
+    def _past(self, run: str) -> Past:
+        """Return what a run that was opened did before; one that cannot be read is closed again."""
+        try:
+            return Past.of(self.journal, run)
+        except BaseException:
+            self.journal.close_run(run)
+            raise
 
     async def _watched(  # noqa: PLR0913 - what a new run, a resumed one and a fork differ in
         self,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from pyagent.core import errors
-from pyagent.core.errors import AgentError, PyAgentError, ReplayError
+from pyagent.core.errors import AgentError, PyAgentError, ReplayError, RequestError
 from pyagent.core.fleet.events import (
     AgentDeclined,
     AgentFailed,
@@ -73,10 +73,16 @@ class Past:
 
     @classmethod
     def of(cls, journal: Journal, run: str) -> Past:
-        """Read what is kept of a run."""
+        """Read what is kept of a run.
+
+        Raises `RequestError` where a record is damaged: what came after it may have had effects.
+        """
         past = cls(journal, run)
         for record in journal.replay(run):
             past._add(record)
+        if past.num_records < journal.num_records(run):
+            text = f"{run} is damaged from record {past.num_records} on; fork it from a step before that"
+            raise RequestError(text, param="run", code="damaged")
         return past
 
     # -- reading it in ------------------------------------------------------------

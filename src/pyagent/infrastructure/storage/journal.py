@@ -272,6 +272,15 @@ class SqliteJournal:
             rows = cast("list[tuple[bytes]]", self._database.rows(query, (found * RECORDS_A_RUN + number,)))
             return self._codec.decode(run, epoch, number, rows[0][0]) if rows else None
 
+    def num_records(self, run: str) -> int:
+        """Return how many records were kept of a run, damaged ones too."""
+        with _readable(self._folder):
+            number, *_ = self._found(run)
+            first = number * RECORDS_A_RUN
+            query = "SELECT MAX(id) FROM records WHERE id >= ? AND id < ?"
+            [(last,)] = cast("list[tuple[int | None]]", self._database.rows(query, (first, first + RECORDS_A_RUN)))
+        return 0 if last is None else last - first + 1
+
     def spec(self, run: str) -> RunSpec:
         """Return what the run was asked. Raises `RequestError` for an unknown run."""
         with _readable(self._folder):
