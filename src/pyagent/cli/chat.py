@@ -14,6 +14,7 @@ import typer
 
 from pyagent.cli.answer_form import Choice, Grammar, Regex, Schema, answer_form
 from pyagent.cli.options import Chain, Config, Model
+from pyagent.cli.output import for_terminal
 from pyagent.cli.startup import fetch_first_model, read_settings
 from pyagent.core.loop_thread import LoopThread
 
@@ -91,5 +92,5 @@ class Loop(LoopThread):
     def stream(self, pieces: AsyncGenerator[str, None]) -> None:
         """Write pieces as they come; Ctrl+C closes their source, and is raised once that is done."""
         for piece in self.iterate(pieces):
-            sys.stdout.write(piece)
+            sys.stdout.write(for_terminal(piece))
             sys.stdout.flush()

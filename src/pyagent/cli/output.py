@@ -13,6 +13,8 @@ import msgspec
 
 Colour = Literal["green", "red", "yellow", "cyan", "dim", "bold"]
 _CODES: dict[Colour, int] = {"green": 32, "red": 31, "yellow": 33, "cyan": 36, "dim": 2, "bold": 1}
+_OBEYED = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+_OBEYED[ord("\r")] = ""
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PLAIN_SPINNER = "|/-\\"
 
@@ -44,6 +46,15 @@ def coloured(text: str, colour: Colour) -> str:
 def printable(text: str) -> str:
     """Return a text on one line, control characters and those that turn the order of letters written out."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def for_terminal(text: str) -> str:
+    """Return a text of others as a terminal may show it: its lines, and no escape that the terminal would obey.
+
+    A model repeats what tools return, and an escape moves the cursor, writes the clipboard, hides what was asked. Where
+    standard output is no terminal the text goes out as it is.
+    """
+    return text.translate(_OBEYED) if sys.stdout.isatty() else text
 
 
 def mark(text: str, plain: str) -> str:

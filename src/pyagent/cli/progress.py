@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from pyagent.cli.output import printable
+from pyagent.cli.output import for_terminal, printable
 from pyagent.core.fleet.events import (
     AgentDeclined,
     AgentFailed,
@@ -75,7 +75,7 @@ class RunProgress:
                 self._count(event)
             case RouteChosen():
                 row = self._row(event.step, event.agent)
-                row.state, row.line, row.tail = "running", event.reason, ""
+                row.state, row.line, row.tail = "running", printable(event.reason), ""
             case Progress():
                 self._row(event.step, event.agent).line = printable(event.text)
             case HistoryCompacted():
@@ -87,7 +87,7 @@ class RunProgress:
                 self._row(event.step, event.agent).line = f"was told: {printable(event.answer)}"
             case TextDelta():
                 row = self._row(event.step, event.agent)
-                row.tail = (row.tail + event.text)[-_MAX_TAIL:]
+                row.tail = (row.tail + for_terminal(event.text))[-_MAX_TAIL:]
             case AgentStarted() | AgentFinished() | AgentFailed() | AgentDeclined():
                 self._agent(event)
             case _:
@@ -104,7 +104,7 @@ class RunProgress:
             row.state, row.output, row.totals = "done", event.output, event.totals
         else:
             error = event.error if isinstance(event, AgentFailed) else f"declines: {event.reason}"
-            row.state, row.line, row.totals = "failed", error, event.totals
+            row.state, row.line, row.totals = "failed", printable(error), event.totals
 
     def _count(self, event: ModelCalled) -> None:
         usage = event.usage
@@ -112,7 +112,7 @@ class RunProgress:
         self.cached_tokens += usage.prompt_tokens_details.cached_tokens
         self.completion_tokens += usage.completion_tokens
         for attempt in event.attempts:
-            self._row(event.step, event.agent).line = f"{attempt.backend} did not answer: {attempt.reason}"
+            self._row(event.step, event.agent).line = f"{attempt.backend} did not answer: {printable(attempt.reason)}"
 
     def _row(self, step: str, agent: str) -> Row:
         top = step.partition("/")[0]

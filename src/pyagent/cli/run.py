@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pyagent.cli.options import AsJson, Chain, Config, Files, Model, Private, Seconds
+from pyagent.cli.output import for_terminal
 from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
@@ -152,4 +153,4 @@ def _write_results(progress: RunProgress) -> None:
         text = as_text(row.output).strip()
         if len(rows) == 1 or "\n" in text or len(text) > 72:
             heading = f"\n{row.agent}:\n" if len(rows) > 1 else "\n"
-            sys.stdout.write(f"{heading}{text}\n")
+            sys.stdout.write(f"{heading}{for_terminal(text)}\n")

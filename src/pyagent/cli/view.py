@@ -108,16 +108,16 @@ class PlainView(_LineView):
         match event:
             case RouteChosen():
                 by = "" if event.how == "named" else f"by {event.how}: "
-                return f"{marked('running')} {event.agent:<12} {by}{event.reason}"
+                return f"{marked('running')} {event.agent:<12} {by}{printable(event.reason)}"
             case Progress() | QuestionAsked():
                 text = event.text if isinstance(event, Progress) else f"asks: {event.question.text}"
                 return f"  {event.agent:<12} {printable(text)}"
             case AgentFinished() if "/" not in event.step:
                 return finished_line(self.progress.rows[event.step])
             case AgentFailed() if "/" not in event.step:
-                return f"{marked('failed')} {event.agent:<12} {event.error}"
+                return f"{marked('failed')} {event.agent:<12} {printable(event.error)}"
             case AgentDeclined() if "/" not in event.step:
-                return f"  {event.agent:<12} declines: {event.reason}"
+                return f"  {event.agent:<12} declines: {printable(event.reason)}"
             case _:
                 return ""
 
@@ -208,7 +208,7 @@ def finished_line(row: Row) -> str:
     if row.state == "failed":
         return f"{marked('failed')} {row.agent:<12} {row.line}"
     text = as_text(row.output).strip()
-    first = text.partition("\n")[0]
+    first = printable(text.partition("\n")[0].rstrip())
     shown = first if len(first) <= 72 else first[:71] + "…"
     cost = ""
     if row.totals:
