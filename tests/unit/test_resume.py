@@ -399,3 +399,22 @@ async def test_damaged_run_is_not_resumed(tmp_path: Path) -> None:
     assert world.notes == notes
     assert journal.num_records(fork) == num_kept
     assert [row.state for row in journal.runs() if row.run == fork] == ["unfinished"]
+
+
+async def test_run_that_could_not_be_kept_is_not_resumed(tmp_path: Path) -> None:
+    """A run whose journal broke off while its effects went on is damaged, and resuming it is refused."""
+
+    async def noting(context: Context, task: Task) -> object:
+        with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
+            database.execute("INSERT INTO records SELECT MAX(id) + 2, x'00' FROM records")  # no room for that number
+        return [await context.call_tool("note", Note(text)) for text in ("one", "two")]
+
+    journal, world = SqliteJournal(tmp_path), World()
+    async with world.fleet(journal, Custom("noting", noting)) as fleet:
+        seen, error = await events_of(fleet.run("go"))
+        assert (error, world.notes) == (None, ["one", "two"])
+        assert [row.state for row in journal.runs()] == ["damaged"]
+        _, error = await events_of(fleet.resume(seen[0].run))
+        assert isinstance(error, RequestError)
+        assert error.code == "damaged"
+    assert world.notes == ["one", "two"]

@@ -150,8 +150,10 @@ class SqliteJournal:
     def close_run(self, run: str) -> None:
         """Nothing more comes."""
         opened = self._open.pop(run, None)
-        if opened is not None and not opened.is_broken:
+        if opened is not None:
             with suppress(sqlite3.Error):
+                if opened.is_broken:  # its effects went on without being kept
+                    self._database.execute("UPDATE runs SET state = 'damaged' WHERE id = ?", (opened.id,))
                 self._database.execute(
                     "UPDATE runs SET writer = '', is_to_cancel = 0, used_at = ? WHERE id = ?", (time.time(), opened.id)
                 )
@@ -169,6 +171,9 @@ class SqliteJournal:
             number, writer, epoch = self._found(run)
             if writer and self._writers.is_alive(writer):
                 raise still_running(run)
+            if self._database.rows("SELECT 1 FROM runs WHERE id = ? AND state = 'damaged'", (number,)):
+                text = f"{run} could not be kept to its end, and may have had effects since; fork it from a step"
+                raise RequestError(text, param="run", code="damaged")
             update = "UPDATE runs SET writer = ?, state = ?, totals = NULL, is_to_cancel = 0 WHERE id = ?"
             self._database.execute(update, (self._writers.own_name(), _OPEN, number))
         self._open[run] = _OpenRun(number, epoch)
