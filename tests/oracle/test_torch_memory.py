@@ -192,8 +192,9 @@ def test_memory_that_another_program_took_meanwhile_is_said(folder: Path) -> Non
             await backend.sleep(1)
             DeviceRunner.is_full = True
             try:
-                with pytest.raises(BackendError, match=r"than the engine has; raise .*gpu_memory_utilization"):
+                with pytest.raises(BackendError, match=r"; raise engine\.kv_cache_memory_bytes or engine\.gpu_mem"):
                     await say(backend, "a")
+                assert "kv:a" not in await held(backend)
             finally:
                 DeviceRunner.is_full = False
             assert await say(backend, "a") == first
