@@ -28,7 +28,7 @@ from pyagent.infrastructure.tools import limited
 _MAX_OUTPUT_BYTES = 200_000
 _NO_FILES = 0
 _LEFT_BYTES = 65_536
-_NOT_APART = "[this system could not separate the program from the network]"
+_NOT_APART = "[this system could not separate the program from the network and from other programs' environments]"
 
 
 @dataclass(frozen=True, slots=True)
