@@ -43,8 +43,11 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 class Journal(Protocol):
     """Keeps records of runs."""
 
-    def open_run(self, spec: RunSpec, *, is_private: bool = False) -> str:
-        """Return a new run's id, `r-7f3a`, unlike all others kept; nothing is kept of a private run."""
+    def open_run(self, spec: RunSpec, *, is_private: bool = False, name: str | None = None) -> str:
+        """Return a new run's id, `r-7f3a`, unlike all others kept; nothing is kept of a private run.
+
+        Raises `RequestError` where there is a run of the `name` that was chosen for it.
+        """
         ...
 
     def append(self, run: str, record: JournalRecord, *, is_forced: bool = False) -> None:
@@ -75,7 +78,7 @@ class Journal(Protocol):
         ...
 
     def reopen(self, run: str) -> None:
-        """Write a run again that has ended or died. Raises `RequestError` for one that is still written."""
+        """Write a run again that has ended or died. Raises `RequestError` for one that is done, or still written."""
         ...
 
     def fork(self, run: str, spec: RunSpec, before: int) -> str:
@@ -94,6 +97,14 @@ class Journal(Protocol):
         """Return the runs kept, newest first."""
         ...
 
+    def summary(self, run: str) -> RunSummary | None:
+        """Return a run's row; None when there is no such run."""
+        ...
+
+    def remove(self, run: str) -> None:
+        """Delete a run. Raises `RequestError` for an unknown one, and for one that is still written."""
+        ...
+
     def loss(self, run: str) -> str:
         """Say why not all of a run is kept; empty when all of it is."""
         ...
@@ -110,12 +121,14 @@ class MemoryJournal:
         self._open: set[str] = set()
         self._cancelled: set[str] = set()
 
-    def open_run(self, spec: RunSpec, *, is_private: bool = False) -> str:
+    def open_run(self, spec: RunSpec, *, is_private: bool = False, name: str | None = None) -> str:
         """Return a new run's id."""
         if is_private:
-            return private_run_id()
+            return name or private_run_id()
+        if name in self._records:
+            raise already_there(name)
         self._num_opened += 1
-        run = f"r-{self._num_opened:04x}"
+        run = name or f"r-{self._num_opened:04x}"
         self._records[run], self._specs[run] = [], spec
         self._open.add(run)
         while len(self._records) > self._max_runs:
@@ -156,6 +169,8 @@ class MemoryJournal:
         self._found(run)
         if run in self._open:
             raise still_running(run)
+        if (row := self._summary(run)) is not None and row.state == "done":
+            raise already_done(run)
         self._open.add(run)
 
     def fork(self, run: str, spec: RunSpec, before: int) -> str:
@@ -179,6 +194,17 @@ class MemoryJournal:
         """Return the runs kept, newest first."""
         rows = (self._summary(run) for run in reversed(self._records))
         return [row for row in rows if row]
+
+    def summary(self, run: str) -> RunSummary | None:
+        """Return a run's row."""
+        return self._summary(run) if run in self._records else None
+
+    def remove(self, run: str) -> None:
+        """Delete a run."""
+        self._found(run)
+        if run in self._open:
+            raise still_running(run)
+        del self._records[run], self._specs[run]
 
     def loss(self, run: str) -> str:
         """Say why not all of a run is kept; empty when all of it is."""
@@ -225,6 +251,18 @@ def state_of(end: RunFinished | RunFailed) -> State:
 def still_running(run: str) -> RequestError:
     """Return the error for what cannot be done with a run under way."""
     return RequestError(f"{run} is still running; cancel it first", param="run", code="still_running")
+
+
+def already_done(run: str) -> RequestError:
+    """Return the error for going on with a run that has its result."""
+    return RequestError(f"{run} is done; fork it to run a part of it again", param="run", code="done")
+
+
+def already_there(run: str) -> RequestError:
+    """Return the error for a run whose chosen id is taken."""
+    return RequestError(
+        f"there is a run {run} already; look at it, or choose another id", param="run", code="run_exists"
+    )
 
 
 def renamed(record: JournalRecord, run: str) -> JournalRecord:

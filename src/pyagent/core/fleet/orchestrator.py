@@ -18,7 +18,7 @@ from typing import Self, TypeVar, cast
 import msgspec
 
 from pyagent.core.backends import Backend, pass_hint
-from pyagent.core.errors import AgentError, BudgetError, DeadlineError, Decline, NeedsAnswerError, RequestError
+from pyagent.core.errors import AgentError, Decline, RequestError
 from pyagent.core.fleet.agent import Agent, Task, needs, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import close_all, contain_tasks
@@ -28,12 +28,9 @@ from pyagent.core.fleet.events import (
     Event,
     Question,
     RouteChosen,
-    RunEnd,
-    RunFailed,
     RunFinished,
     RunResumed,
     RunStarted,
-    StepFailure,
     StepSkipped,
 )
 from pyagent.core.fleet.executor import Executor, InProcess
@@ -46,6 +43,7 @@ from pyagent.core.fleet.limits import FleetLimits
 from pyagent.core.fleet.past import Past
 from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by_scores
 from pyagent.core.fleet.run import Run
+from pyagent.core.fleet.run_end import failed, result_of
 from pyagent.core.fleet.scores import Score, Scores
 from pyagent.core.fleet.steps import RunSpec, Step, as_steps
 from pyagent.core.fleet.tool_providers import OpenTools, ToolProvider
@@ -143,24 +141,19 @@ class Fleet:
         tenant: str = "",
         file_access: FileAccess = ALL_FILES,
         waits_for_answers: bool | None = None,
+        run_id: str | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Run a task, or a graph of steps, for a client of a tenant (`Origin`); yields what happens.
 
         With `waits_for_answers` a question to a person (`QuestionAsked`) waits for `answer`; None is as the limits say.
+        A `run_id` that was chosen has to be new.
 
         The last event is `RunFinished` with the result, or `RunFailed` with what was done, after which its error is
         raised.
         """
         self._check_open()
-        spec = RunSpec(
-            steps=tuple(as_steps(task, tuple(files), agent)),
-            timeout_seconds=timeout_seconds,
-            client=client,
-            tenant=tenant,
-            is_limited_to_root=file_access.is_limited,
-            file_root=None if file_access.root is None else str(file_access.root),
-        )
-        run_id = self.journal.open_run(spec, is_private=is_private)
+        spec = RunSpec.of(as_steps(task, tuple(files), agent), timeout_seconds, client, tenant, file_access)
+        run_id = self.journal.open_run(spec, is_private=is_private, name=run_id)
         async with aclosing(
             self._watched(run_id, spec, Past(), waits_for_answers=waits_for_answers, is_private=is_private)
         ) as events:
@@ -178,8 +171,6 @@ class Fleet:
         """
         self._check_open()
         spec = self.journal.spec(run)
-        if any(row.run == run and row.state == "done" for row in self.journal.runs()):
-            raise RequestError(f"{run} is done; fork it to run a part of it again", param="run", code="done")
         self.journal.reopen(run)
         past = self._past(run)
         async with aclosing(
@@ -264,9 +255,8 @@ class Fleet:
             await asyncio.sleep(_CANCEL_POLL_SECONDS)
             for name in self.journal.cancelled():
                 run = self._runs.get(name)
-                if run is not None and run.job is not None and not run.is_cancelled:
-                    run.is_cancelled = True
-                    run.job.cancel()
+                if run is not None:
+                    run.cancel()
 
     async def _stop_cancelling(self) -> None:
         """End `_cancel_asked` with the last run."""
@@ -277,6 +267,17 @@ class Fleet:
     def _check_open(self) -> None:
         if self._is_closed:
             raise RequestError("the fleet is closed; make another one", param="task", code="closed")
+
+    def under_way(self, run: str) -> Run | None:
+        """Return a run of this fleet that is under way; None when it is over, or of another process."""
+        return self._runs.get(run)
+
+    def cancel(self, run: str) -> None:
+        """End a run; one of another process within a second. Raises `RequestError` for one that is unknown or over."""
+        if (here := self._runs.get(run)) is None:
+            self.journal.cancel(run)
+        else:
+            here.cancel()
 
     def questions(self, run: str) -> list[Question]:
         """Return the questions of a run that wait for an answer; none of a run that is over."""
@@ -379,9 +380,9 @@ class Fleet:
             run.tools = await self._tools.get(run.deadline)
             after = {step.name: step.after for step in steps}
             outcomes = await run_graph(after, work, max_concurrency=run.max_concurrency, on_skip=skip)
-            result = _result(run, after, outcomes)
+            result = result_of(run, after, outcomes)
         except (Exception, asyncio.CancelledError) as error:
-            run.emit(_failed(run, error, outcomes, outputs))
+            run.emit(failed(run, error, outcomes, outputs))
             raise
         run.emit(RunFinished(run=run.id, output=result, totals=run.totals()))
         return result
@@ -448,64 +449,6 @@ async def _run_routed(run: Run, step: Step, task: Task, route: Route) -> object:
     budget = run.agent_budget(f"step {step.name}", None, run.budget)
     deadline = run.agent_deadline(run.deadline)
     return await run.run_agent(Context(run, route.agent, step.name, budget, deadline), task)
-
-
-def _result(run: Run, after: Mapping[str, Sequence[str]], outcomes: Mapping[str, Outcome[object]]) -> object:
-    """The output of the last step, or of each of them by name; raises the first failure, with notes of the others.
-
-    What has to end the run does, whatever its agents made of it.
-    """
-    if run.fatal is not None:
-        raise run.fatal
-    failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
-    for first in list(failed)[:1]:
-        for name, error in failed.items():
-            if name != first:
-                failed[first].add_note(f"the step {name} failed too: {error}")
-        for name, outcome in outcomes.items():
-            if outcome.cause:
-                failed[first].add_note(f"the step {name} did not run: {outcome.cause} failed before it")
-        raise failed[first]
-    for outcome in outcomes.values():
-        if outcome.state == "cancelled":
-            raise asyncio.CancelledError
-    waited_for = {needed for names in after.values() for needed in names}
-    last = {name: outcomes[name].output for name in after if name not in waited_for}
-    return next(iter(last.values())) if len(last) == 1 else last
-
-
-def _failed(
-    run: Run, error: BaseException, outcomes: Mapping[str, Outcome[object]], partial: Mapping[str, object]
-) -> RunFailed:
-    failures = tuple(
-        StepFailure(step=name, kind=type(outcome.error).__name__, error=str(outcome.error))
-        for name, outcome in outcomes.items()
-        if outcome.error is not None
-    )
-    return RunFailed(
-        run=run.id,
-        kind=type(error).__name__,
-        error=str(error) or "cancelled",
-        reason=_reason(error),
-        partial={**run.step_to_partial, **partial},
-        failures=failures,
-        skipped={name: outcome.cause for name, outcome in outcomes.items() if outcome.cause},
-        totals=run.totals(),
-    )
-
-
-def _reason(error: BaseException) -> RunEnd:
-    """Return what kind of end an error is."""
-    ends: tuple[tuple[type[BaseException], RunEnd], ...] = (
-        (BudgetError, "budget_exhausted"),
-        (NeedsAnswerError, "needs_answer"),
-        (DeadlineError, "timeout"),
-        (asyncio.CancelledError, "cancelled"),
-    )
-    for kind, end in ends:
-        if isinstance(error, kind):
-            return end
-    return "error"
 
 
 def _by_name(what: str, things: Iterable[Named]) -> dict[str, Named]:

@@ -57,6 +57,7 @@ class Run:
     agent_limits: AgentLimits
     listener: Callable[[Event], None]
     hints: RunHints
+    followers: set[Callable[[Event], None]] = field(default_factory=set[Callable[[Event], None]])
     client: str = ""
     tenant: str = ""
     is_private: bool = False
@@ -94,6 +95,20 @@ class Run:
             self.journal.append(self.id, JournalRecord(self.num_records, event), is_forced=is_forced)
             self.num_records += 1
         self.listener(event)
+        for follower in self.followers:
+            follower(event)
+
+    def cancel(self) -> None:
+        """End the run as cancelled."""
+        if self.job is not None and not self.is_cancelled:
+            self.is_cancelled = True
+            self.job.cancel()
+
+    def leave(self) -> None:
+        """End the run as the death of its process would: it is unfinished, and can be resumed."""
+        self.is_over = True
+        if self.job is not None:
+            self.job.cancel()
 
     def agent_budget(self, step: str, max_tokens: int | None, around: Budget) -> Budget:
         """Return the budget of an agent: what `budget.agent` and its caller give it, within the budget around it."""

@@ -38,6 +38,21 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     forked_from: str = ""
     overrides: dict[str, Task] = {}
 
+    @classmethod
+    def of(
+        cls, steps: Sequence[Step], timeout_seconds: float | None, client: str, tenant: str, access: FileAccess
+    ) -> RunSpec:
+        """Return what is asked with these steps for a client of a tenant."""
+        root = None if access.root is None else str(access.root)
+        return cls(
+            steps=tuple(steps),
+            timeout_seconds=timeout_seconds,
+            client=client,
+            tenant=tenant,
+            is_limited_to_root=access.is_limited,
+            file_root=root,
+        )
+
     @property
     def file_access(self) -> FileAccess:
         """Which files the run may read."""

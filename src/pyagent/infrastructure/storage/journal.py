@@ -34,6 +34,8 @@ from pyagent.core.fleet.journal import (
     JournalRecord,
     RunSummary,
     State,
+    already_done,
+    already_there,
     private_run_id,
     state_of,
     still_running,
@@ -48,6 +50,7 @@ _RUNS_BETWEEN_PRUNINGS = 32
 _MAX_LOSSES = 100
 _RECORDS_A_QUERY = 256
 _OPEN = "open"
+_SUMMARIES = "SELECT name, started_at, task, state, totals, tenant, writer FROM runs"
 
 logger = logging.getLogger("pyagent.journal")
 
@@ -89,21 +92,23 @@ class SqliteJournal:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def open_run(self, spec: RunSpec, *, is_private: bool = False) -> str:
+    def open_run(self, spec: RunSpec, *, is_private: bool = False, name: str | None = None) -> str:
         """Return a new run's id. Where the folder cannot be written, the run goes on unkept, with a warning."""
         if is_private:
-            return private_run_id()
+            return name or private_run_id()
         try:
             if self._num_opened % _RUNS_BETWEEN_PRUNINGS == 0:
                 self.prune(self._max_runs, self._max_age_days)
             self._num_opened += 1
-            return self._new_run(spec)
+            return self._new_run(spec, name=name)
         except (sqlite3.Error, OSError, RequestError) as error:
+            if getattr(error, "code", "") == "run_exists":
+                raise
             run = private_run_id()
             self._lose(run, f"{self._folder} cannot be written ({_why(error)}); set paths.data")
             return run
 
-    def _new_run(self, spec: RunSpec, epoch: float | None = None) -> str:
+    def _new_run(self, spec: RunSpec, epoch: float | None = None, name: str | None = None) -> str:
         now, writer = time.time(), self._writers.own_name()
         epoch = now if epoch is None else epoch
         row = (spec.tenant, writer, epoch, now, now, _OPEN, _encoded(spec))
@@ -111,13 +116,14 @@ class SqliteJournal:
             "INSERT INTO runs (name, tenant, writer, epoch, started_at, used_at, state, spec)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         )
+        names = (f"r-{secrets.token_hex(num_bytes)}" for num_bytes in range(2, 16))
         with self._database.transaction():
-            for num_bytes in range(2, 16):
-                name = f"r-{secrets.token_hex(num_bytes)}"
-                if not self._database.rows("SELECT 1 FROM runs WHERE name = ?", (name,)):
-                    self._open[name] = _OpenRun(self._database.execute(insert, (name, *row)), epoch)
-                    return name
-        raise AssertionError("14 random names, each longer, are all taken")
+            for chosen in [name] if name is not None else names:
+                if not self._database.rows("SELECT 1 FROM runs WHERE name = ?", (chosen,)):
+                    self._open[chosen] = _OpenRun(self._database.execute(insert, (chosen, *row)), epoch)
+                    return chosen
+        assert name is not None, "14 random names, each longer, are all taken"
+        raise already_there(name)
 
     def append(self, run: str, record: JournalRecord, *, is_forced: bool = False) -> None:
         """Keep a record. A full disk does not end the run: the journal of this run ends instead, with one warning."""
@@ -166,11 +172,13 @@ class SqliteJournal:
         self._writers.close()
 
     def reopen(self, run: str) -> None:
-        """Write a run again that has ended or died. Raises `RequestError` for one that is still written."""
+        """Write a run again that has ended or died. Raises `RequestError` for one that is done, or still written."""
         with _readable(self._folder), self._database.transaction():
             number, writer, epoch = self._found(run)
             if writer and self._writers.is_alive(writer):
                 raise still_running(run)
+            if self._database.rows("SELECT 1 FROM runs WHERE id = ? AND state = 'done'", (number,)):
+                raise already_done(run)
             if self._database.rows("SELECT 1 FROM runs WHERE id = ? AND state = 'damaged'", (number,)):
                 text = f"{run} could not be kept to its end, and may have had effects since; fork it from a step"
                 raise RequestError(text, param="run", code="damaged")
@@ -200,7 +208,8 @@ class SqliteJournal:
         """
         with _readable(self._folder), self._database.transaction():
             number, writer, _ = self._found(run)
-            state = self._state(run)
+            row = self.summary(run)
+            state = row.state if row else "damaged"
             if state not in {"running", "unfinished"}:
                 raise RequestError(f"{run} is over: {state}", param="run", code="over")
             if writer and self._writers.is_alive(writer):
@@ -298,14 +307,16 @@ class SqliteJournal:
 
     def runs(self) -> list[RunSummary]:
         """Return the runs kept, newest first."""
-        query = (
-            "SELECT name, started_at, task, state, totals, tenant, writer FROM runs ORDER BY started_at DESC, id DESC"
-        )
         with _readable(self._folder):
-            return [self._summary(row) for row in self._database.rows(query)]
+            return [
+                self._summary(row) for row in self._database.rows(f"{_SUMMARIES} ORDER BY started_at DESC, id DESC")
+            ]
 
-    def _state(self, run: str) -> State:
-        return next(row.state for row in self.runs() if row.run == run)
+    def summary(self, run: str) -> RunSummary | None:
+        """Return a run's row; None when there is no such run."""
+        with _readable(self._folder):
+            rows = self._database.rows(f"{_SUMMARIES} WHERE name = ?", (run,))
+            return self._summary(rows[0]) if rows else None
 
     def _summary(self, row: Row) -> RunSummary:
         name, started_at, task, state, totals, tenant, writer = cast(
