@@ -1,4 +1,4 @@
-"""A tool made of a function, and an assistant that uses it beside the built-in ones."""
+"""A tool made of a function, and an assistant that uses it beside a built-in one."""
 
 import asyncio
 import sys
@@ -17,7 +17,7 @@ async def opening_hours(day: str) -> str:
 
 
 async def main(question: str) -> None:
-    async with Fleet(tools=[opening_hours]) as fleet:
+    async with Fleet(tools=[opening_hours, "calculator"]) as fleet:
         task = Task(text=question, arguments={"steps": 4, "max_tokens": 64})
         print(await fleet.run_agent("assistant", task))
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyagent.core.errors import NeedsAnswerError as NeedsAnswerError
     from pyagent.core.errors import PluginError as PluginError
     from pyagent.core.errors import PyAgentError as PyAgentError
+    from pyagent.core.errors import ReplayError as ReplayError
     from pyagent.core.errors import RequestError as RequestError
     from pyagent.core.errors import UnsupportedError as UnsupportedError
     from pyagent.core.errors import WireError as WireError
@@ -51,10 +52,12 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import RouteChosen as RouteChosen
     from pyagent.core.fleet.events import RunFailed as RunFailed
     from pyagent.core.fleet.events import RunFinished as RunFinished
+    from pyagent.core.fleet.events import RunResumed as RunResumed
     from pyagent.core.fleet.events import RunStarted as RunStarted
     from pyagent.core.fleet.events import StepSkipped as StepSkipped
     from pyagent.core.fleet.events import TextDelta as TextDelta
     from pyagent.core.fleet.events import ToolCalled as ToolCalled
+    from pyagent.core.fleet.events import ToolStarted as ToolStarted
     from pyagent.core.fleet.steps import Step as Step
     from pyagent.core.fleet.tool_functions import tool as tool
     from pyagent.core.fleet.tool_run import idempotency_key as idempotency_key
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from pyagent.core.settings import Settings as Settings
     from pyagent.core.structured_output.wanted import validate_partial as validate_partial
     from pyagent.fleet import Fleet as Fleet
+    from pyagent.following import follow as follow
     from pyagent.sync import SyncChain as SyncChain
     from pyagent.sync import SyncEngine as SyncEngine
 
@@ -103,6 +107,7 @@ _NAMES = {
     "pyagent.core.settings": "Settings",
     "pyagent.core.structured_output.wanted": "validate_partial",
     "pyagent.fleet": "Fleet",
+    "pyagent.following": "follow",
     "pyagent.sync": "SyncChain SyncEngine",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

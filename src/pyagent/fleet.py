@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyagent.assembly import make_chain, make_host, make_journal
 from pyagent.core.errors import ConfigError
 from pyagent.core.fleet import orchestrator
+from pyagent.core.fleet.choosing import chosen
 from pyagent.core.fleet.containment import close_all
 from pyagent.core.fleet.executor import IN_PROCESS
 from pyagent.core.fleet.limits import AgentLimits, FleetLimits
@@ -38,6 +39,7 @@ class Fleet(orchestrator.Fleet):
     """A fleet with everything in place: `async with pyagent.Fleet() as fleet: async for event in fleet.run("...")`.
 
     Without arguments it reads `pyagent.toml` and uses the installed plugins. A backend given is the caller's to close.
+    `agents` and `tools` given are all there are; a name among them is that of an installed one, `*` is all of these.
     """
 
     def __init__(  # noqa: PLR0913 - each stands in for one thing the settings would bring
@@ -45,8 +47,8 @@ class Fleet(orchestrator.Fleet):
         settings: Settings | None = None,
         *,
         backend: Backend | None = None,
-        agents: Iterable[Agent] | None = None,
-        tools: Iterable[FleetTool] | None = None,
+        agents: Iterable[Agent | str] | None = None,
+        tools: Iterable[FleetTool | str] | None = None,
         tool_providers: Iterable[ToolProvider] | None = None,
         journal: Journal | None = None,
         host: PluginHost | None = None,
@@ -56,13 +58,14 @@ class Fleet(orchestrator.Fleet):
 
             settings = load_settings().settings
         host = make_host(settings) if host is None else host
+        tools = ["*"] if tools is None else list(tools)
         if tool_providers is None:  # tools given by hand are all there are
-            tool_providers = host.tool_providers().values() if tools is None else ()
+            tool_providers = host.tool_providers().values() if "*" in tools else ()
         self._is_backend_owned = backend is None
         super().__init__(
             make_chain(settings, host) if backend is None else backend,
-            host.agents().values() if agents is None else agents,
-            _tools(settings, host) if tools is None else tools,
+            chosen(["*"] if agents is None else agents, host.agents(), "agent"),
+            chosen(tools, _tools(settings, host), "tool"),
             tool_providers=tool_providers,
             journal=make_journal(settings) if journal is None else journal,
             limits=_limits(settings),
@@ -81,12 +84,11 @@ class Fleet(orchestrator.Fleet):
             await close_all({f"the backend {self.backend.name}": self.backend.close})
 
 
-def _tools(settings: Settings, host: PluginHost) -> list[FleetTool]:
+def _tools(settings: Settings, host: PluginHost) -> dict[str, FleetTool]:
     """Return the tools of plugins, and the built-in ones whose names are not taken by them."""
     from pyagent.infrastructure.tools.built_in import built_in_tools
 
-    brought = host.tools()
-    return [*brought.values(), *(tool for tool in built_in_tools(settings.tools) if tool.name not in brought)]
+    return {tool.name: tool for tool in built_in_tools(settings.tools)} | dict(host.tools())
 
 
 def _limits(settings: Settings) -> FleetLimits:

@@ -20,7 +20,7 @@ HistoryCompacted InvalidOutputError JsonSchemaFormat Message ModelCalled ModelEr
 PluginError Progress PyAgentError Question QuestionAnswered QuestionAsked ReplayError RequestError ResponseFormat
 RouteChosen RunFailed RunFinished RunResumed RunStarted SamplingParams Settings Step StepSkipped SyncChain
 SyncEngine Task TemperatureSchedule TextDelta Tool ToolCall ToolCalled ToolStarted UnsupportedError Usage WireError
-idempotency_key load_settings tool validate_partial __version__
+follow idempotency_key load_settings tool validate_partial __version__
 """
 
 
@@ -30,7 +30,10 @@ def test_public_names_are_pinned() -> None:
     assert all(getattr(pyagent, name) is not None for name in pyagent.__all__)
 
 
-@pytest.mark.parametrize("program", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+PROGRAMS = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "fleets").glob("*.py")])
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
 def test_examples_import_from_the_package_alone(program: Path) -> None:
     """A program needs nothing of PyAgent but its first level."""
     tree = ast.parse(program.read_text())

@@ -7,8 +7,9 @@ import select
 import sys
 from typing import TYPE_CHECKING
 
-from pyagent.cli.output import coloured, printable
+from pyagent.cli.output import coloured
 from pyagent.core.errors import RequestError
+from pyagent.core.one_line import printable
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.events import Question, QuestionAsked

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pyagent.cli.output import coloured, printable
+from pyagent.cli.output import coloured
 from pyagent.core.errors import ConfigError, InvalidOutputError, RequestError
 from pyagent.core.messages import ChatRequest, Message, SamplingParams, Usage
 from pyagent.core.nearest import did_you_mean
+from pyagent.core.one_line import printable
 
 if TYPE_CHECKING:
     from pyagent.cli.chat import Loop

@@ -43,11 +43,6 @@ def coloured(text: str, colour: Colour) -> str:
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if wants else text
 
 
-def printable(text: str) -> str:
-    """Return a text on one line, control characters and those that turn the order of letters written out."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
 def for_terminal(text: str) -> str:
     """Return a text of others as a terminal may show it: its lines, and no escape that the terminal would obey.
 

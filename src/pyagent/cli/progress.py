@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from pyagent.cli.output import for_terminal, printable
+from pyagent.cli.output import for_terminal
 from pyagent.core.fleet.events import (
     AgentDeclined,
     AgentFailed,
@@ -30,6 +30,7 @@ from pyagent.core.fleet.events import (
     TextDelta,
     Totals,
 )
+from pyagent.core.one_line import printable
 
 State = Literal["running", "done", "failed"]
 _MAX_TAIL = 400

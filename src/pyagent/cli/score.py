@@ -11,9 +11,10 @@ import typer
 
 from pyagent.cli.input import readable_files
 from pyagent.cli.options import AsJson, Chain, Config, Model
-from pyagent.cli.output import printable, write_json
+from pyagent.cli.output import write_json
 from pyagent.cli.startup import fetch_first_model, read_settings
 from pyagent.core.errors import RequestError
+from pyagent.core.one_line import printable
 
 if TYPE_CHECKING:
     from pyagent.core.settings import Settings

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol, Self
 
-from pyagent.cli.output import Colour, coloured, mark, printable, spinner, write_json_line
+from pyagent.cli.output import Colour, coloured, mark, spinner, write_json_line
 from pyagent.cli.progress import Row, RunProgress, State, as_text
 from pyagent.cli.startup import PlainFetchProgress
 from pyagent.core.fleet.events import (
@@ -21,6 +21,7 @@ from pyagent.core.fleet.events import (
     RouteChosen,
     encode_event,
 )
+from pyagent.core.one_line import printable
 from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
