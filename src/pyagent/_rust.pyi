@@ -422,3 +422,6 @@ def dequantise(type_name: str, data: bytes) -> bytes: ...  # tests and benchmark
 def analyse_code(
     paths: Sequence[str], threads: int
 ) -> list[tuple[str, float | None, list[tuple[str, int, int]], str | None]]: ...
+def nearest_rows(
+    path: str | PathLike[str], query: Sequence[float], count: int, threads: int
+) -> list[tuple[int, float]]: ...

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.backends.found import Look
     from pyagent.infrastructure.storage.journal import SqliteJournal
 
-__all__ = ["make_backend", "make_chain", "make_host", "make_journal", "make_link", "present_links"]
+__all__ = ["make_backend", "make_chain", "make_embedder", "make_host", "make_journal", "make_link", "present_links"]
 
 
 def make_host(settings: Settings) -> PluginHost:
@@ -218,3 +218,9 @@ def make_journal(settings: Settings) -> SqliteJournal:
 
     kept = settings.journal
     return SqliteJournal(settings.paths.data / "journal", max_runs=kept.max_runs, max_age_days=kept.max_age_days)
+
+
+def make_embedder(settings: Settings, host: PluginHost) -> Backend | None:
+    """Return the backend that embeds what is searched; None when search goes by words alone."""
+    entry = settings.search.embedder.strip()
+    return None if entry in {"", "off"} else make_backend(entry, settings, host)

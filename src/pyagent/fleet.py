@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyagent.assembly import make_chain, make_host, make_journal
-from pyagent.core.errors import ConfigError
+from pyagent.assembly import make_chain, make_embedder, make_host, make_journal
+from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.fleet import orchestrator
 from pyagent.core.fleet.choosing import chosen
 from pyagent.core.fleet.containment import close_all
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.fleet.tracing import Tracer
     from pyagent.core.plugins import PluginHost
+    from pyagent.core.search import SearchResult
     from pyagent.core.settings import Settings
+    from pyagent.infrastructure.storage.search.service import Search
 
 __all__ = ["Fleet"]
 
@@ -62,12 +65,15 @@ class Fleet(orchestrator.Fleet):
         if tool_providers is None:  # tools given by hand are all there are
             tool_providers = host.tool_providers().values() if "*" in tools else ()
         self._is_backend_owned = backend is None
+        journal = make_journal(settings) if journal is None else journal
+        self._embedder = make_embedder(settings, host)
+        self._search = _make_search(journal, self._embedder)
         super().__init__(
             make_chain(settings, host) if backend is None else backend,
             chosen(["*"] if agents is None else agents, host.agents(), "agent"),
-            chosen(tools, _tools(settings, host), "tool"),
+            chosen(tools, _tools(settings, host, self._search), "tool"),
             tool_providers=tool_providers,
-            journal=make_journal(settings) if journal is None else journal,
+            journal=journal,
             limits=_limits(settings),
             tracer=_make_tracer(settings.server.otlp_endpoint),
             executor=_make_executor(settings, host),
@@ -77,18 +83,41 @@ class Fleet(orchestrator.Fleet):
         self.settings = settings
         self.host = host
 
+    async def search(
+        self, query: str, *, files: Path | str | None = None, tenant: str = "", limit: int = 10
+    ) -> SearchResult:
+        """Return the passages of a tenant's past runs, or of the files below a folder, that fit best.
+
+        Raises `RequestError` for a query without words, and where the journal is in memory.
+        """
+        if self._search is None:
+            raise RequestError("only a fleet whose journal is on disk can search", param="query")
+        if files is not None:
+            return await self._search.files(query, Path(files), limit=limit)
+        return await self._search.runs(query, tenant=tenant, limit=limit)
+
     async def close(self) -> None:
         """End the runs, close the agents, and the chain when it was made here."""
         await super().close()
+        if self._embedder is not None:
+            await close_all({"the embedder": self._embedder.close})
         if self._is_backend_owned:
             await close_all({f"the backend {self.backend.name}": self.backend.close})
 
 
-def _tools(settings: Settings, host: PluginHost) -> dict[str, FleetTool]:
+def _tools(settings: Settings, host: PluginHost, search: Search | None) -> dict[str, FleetTool]:
     """Return the tools of plugins, and the built-in ones whose names are not taken by them."""
     from pyagent.infrastructure.tools.built_in import built_in_tools
 
-    return {tool.name: tool for tool in built_in_tools(settings.tools)} | dict(host.tools())
+    return {tool.name: tool for tool in built_in_tools(settings.tools, search)} | dict(host.tools())
+
+
+def _make_search(journal: Journal, embedder: Backend | None) -> Search | None:
+    """Return the search over a journal on disk; others are not searched."""
+    from pyagent.infrastructure.storage.journal import SqliteJournal
+    from pyagent.infrastructure.storage.search.service import Search
+
+    return Search(journal.search_folder, journal, embedder) if isinstance(journal, SqliteJournal) else None
 
 
 def _limits(settings: Settings) -> FleetLimits:

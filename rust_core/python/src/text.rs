@@ -1,9 +1,10 @@
-//! `analyse_code`: metrics of many Python files in one call.
+//! `analyse_code`: metrics of many Python files in one call; `nearest_rows`: search in a file of vectors.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use pyagent_text::code_metrics::{FileReport, FunctionMetrics, analyse_files};
+use pyagent_text::nearest;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -37,4 +38,19 @@ fn row((path, report): (OsString, FileReport)) -> FileRow {
         }
         Err(error) => (path, None, Vec::new(), Some(error.to_string())),
     }
+}
+
+/// Row and score of the `count` rows of a file that have the greatest dot products with `query`, greatest first.
+///
+/// The GIL is free meanwhile.
+#[pyfunction]
+pub fn nearest_rows(
+    py: Python<'_>,
+    path: PathBuf,
+    query: Vec<f32>,
+    count: usize,
+    threads: usize,
+) -> PyResult<Vec<(usize, f64)>> {
+    let found = py.detach(|| nearest::nearest_rows(&path, &query, count, threads))?;
+    Ok(found.into_iter().map(|one| (one.row, one.score)).collect())
 }

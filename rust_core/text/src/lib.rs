@@ -1,3 +1,4 @@
-//! Code metrics and text scanning. Knows nothing of Python objects, models or the network.
+//! Code metrics, text scanning and nearest-neighbour search. Knows nothing of Python objects, models or the network.
 
 pub mod code_metrics;
+pub mod nearest;

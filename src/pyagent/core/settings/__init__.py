@@ -15,7 +15,7 @@ from pyagent.core.settings.chain import Backends, ResponseCacheSettings, Rules
 from pyagent.core.settings.cluster import Cluster
 from pyagent.core.settings.engine import Engine
 from pyagent.core.settings.engine_tables import RequestClass
-from pyagent.core.settings.fleet import Budget, Fleet, Journal
+from pyagent.core.settings.fleet import Budget, Fleet, Journal, Search
 from pyagent.core.settings.program import Log, Paths, Plugins
 from pyagent.core.settings.section import ENV_PREFIX, Section, Setting, sections_in, settings_in
 from pyagent.core.settings.server import Server
@@ -61,6 +61,7 @@ class Settings(Section, frozen=True):
     plugins: Plugins = Plugins()
     paths: Paths = Paths()
     journal: Journal = Journal()
+    search: Search = Search()
     log: Log = Log()
     backends: Backends = Backends()
     cluster: Cluster = Cluster()

@@ -1,4 +1,4 @@
-"""The settings of runs: what one may use, how much of it at once, and how long it is kept."""
+"""The settings of runs: what one may use, how much of it at once, how long it is kept, and how it is found again."""
 
 from typing import Annotated, Literal
 
@@ -92,3 +92,16 @@ class Journal(Section, frozen=True):
     max_age_days: Annotated[
         float | None, Setting(NUMBER, "Days after which a run is deleted, or `unlimited`.", none="unlimited")
     ] = 90.0
+
+
+class Search(Section, frozen=True):
+    """Search over past runs and files (`pyagent search`)."""
+
+    embedder: Annotated[
+        str,
+        Setting(
+            TEXT,
+            "Backend that embeds what is searched, as a link of a chain (`ollama:nomic-embed-text`, "
+            "`openai:URL#MODEL`): the texts of runs and files are sent to it. `off` searches by words alone.",
+        ),
+    ] = "off"

@@ -1,4 +1,4 @@
-"""The journal's SQLite file: how it is opened, its tables, and its transactions.
+"""A SQLite file, the journal's or another: how it is opened, its tables, and its transactions.
 
 Write-ahead log, so that readers and a writer do not wait for each other; `synchronous = NORMAL`, so that what a
 transaction wrote survives the death of the process when it has returned, and of the machine after the next checkpoint.
@@ -13,24 +13,37 @@ import threading
 import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyagent.core.errors import RequestError
 
-_VERSION = 1
 _BUSY_SECONDS = 10.0
 _PAUSE_SECONDS = 0.02
-_SCHEMA = (
-    """CREATE TABLE IF NOT EXISTS runs (
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The tables of a file, each made where it is missing; `version` grows when what is there has to change."""
+
+    version: int
+    statements: tuple[str, ...]
+
+
+JOURNAL_SCHEMA = Schema(
+    1,
+    (
+        """CREATE TABLE IF NOT EXISTS runs (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, writer TEXT NOT NULL,
         epoch REAL NOT NULL, started_at REAL NOT NULL, used_at REAL NOT NULL, task TEXT, state TEXT NOT NULL,
         totals BLOB, is_to_cancel INTEGER NOT NULL DEFAULT 0, spec BLOB NOT NULL)""",
-    "CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS blobs (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
-    """CREATE TABLE IF NOT EXISTS uses (
+        "CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+        "CREATE TABLE IF NOT EXISTS blobs (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+        """CREATE TABLE IF NOT EXISTS uses (
         run INTEGER NOT NULL, blob INTEGER NOT NULL, PRIMARY KEY (run, blob)) WITHOUT ROWID""",
-    "CREATE INDEX IF NOT EXISTS uses_of_blob ON uses (blob)",
-    "CREATE TABLE IF NOT EXISTS shapes (id INTEGER PRIMARY KEY, names TEXT NOT NULL UNIQUE)",
+        "CREATE INDEX IF NOT EXISTS uses_of_blob ON uses (blob)",
+        "CREATE TABLE IF NOT EXISTS shapes (id INTEGER PRIMARY KEY, names TEXT NOT NULL UNIQUE)",
+    ),
 )
 Row = tuple[object, ...]
 RECORDS_A_RUN = 2**32
@@ -40,8 +53,9 @@ RECORDS_A_RUN = 2**32
 class Database:
     """A file that is opened when it is first used. `sqlite3.Error` comes out of every call as it is."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: Schema | None = None) -> None:
         self.path = path
+        self._schema = schema or JOURNAL_SCHEMA
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._depth = 0
@@ -109,7 +123,7 @@ class Database:
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
             )
             try:
-                _prepare(connection, self.path)
+                _prepare(connection, self.path, self._schema)
             except BaseException:
                 connection.close()
                 raise
@@ -117,20 +131,20 @@ class Database:
         return self._connection
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect before there are tables
     _write_ahead(connection)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA journal_size_limit = 4194304")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version not in {0, _VERSION}:
+    if version > schema.version:
         raise RequestError(f"{path} was written by another release of pyagent (version {version})", param="run")
-    if version == 0:
+    if version < schema.version:
         connection.execute("BEGIN IMMEDIATE")
-        for statement in _SCHEMA:
+        for statement in schema.statements:
             connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {_VERSION}")
+        connection.execute(f"PRAGMA user_version = {schema.version}")
         connection.execute("COMMIT")
 
 

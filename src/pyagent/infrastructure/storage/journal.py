@@ -2,6 +2,7 @@
 
     journal/runs.db     runs, records, blobs (see `database`)
     journal/writers/    a lock for each process that writes
+    journal/search/     what search has read of runs (see `search`); it loses a run with the journal
 
 A record is one transaction: it is kept when `append` returns, whatever happens to the process then. Other processes
 read beside it, and write runs of their own. A checksum tells a damaged record: replaying ends before it, with a
@@ -86,6 +87,7 @@ class SqliteJournal:
         self._codec = RecordCodec(self._database)
         self._blobs = Blobs(self._database)
         self._writers = Writers(folder / "writers")
+        self.search_folder = folder / "search"
         self._open: dict[str, _OpenRun] = {}
         self._losses: dict[str, str] = {}
         self._num_opened = 0
@@ -351,6 +353,7 @@ class SqliteJournal:
                 raise still_running(run)
             self._delete(number)
             self._database.shrink()
+        self._forget([run])
 
     def prune(self, max_runs: int | None, max_age_days: float | None) -> list[str]:
         """Delete all but the newest `max_runs` runs, and those older than `max_age_days`; return their ids."""
@@ -365,7 +368,20 @@ class SqliteJournal:
                 self._delete(number)
             if over:
                 self._database.shrink()
-        return [name for _, name, *_ in over]
+        names = [name for _, name, *_ in over]
+        self._forget(names)
+        return names
+
+    def _forget(self, runs: list[str]) -> None:
+        """Delete what search has of runs."""
+        if not (runs and self.search_folder.is_dir()):
+            return
+        from pyagent.infrastructure.storage.search.runs import forget_runs
+
+        try:
+            forget_runs(self.search_folder, runs)
+        except (sqlite3.Error, OSError, RequestError) as error:
+            logger.warning("what search has of deleted runs stays until the next search: %s", _why(error))
 
     def _delete(self, run: int) -> None:
         with self._database.transaction():

@@ -10,10 +10,11 @@ from pyagent.infrastructure.tools.files import FileTools
 
 if TYPE_CHECKING:
     from pyagent.core.settings import Tools
+    from pyagent.infrastructure.storage.search.service import Search
 
 
-def built_in_tools(settings: Tools) -> list[FleetTool]:
-    """Return the tools for files, programs and pages, as far as the settings allow them."""
+def built_in_tools(settings: Tools, search: Search | None = None) -> list[FleetTool]:
+    """Return the tools for files, programs, pages and past runs, as far as the settings allow them."""
     root = Path(settings.root).expanduser().resolve()
     files = FileTools(root)
     tools = [] if settings.files == "off" else files.reading()
@@ -29,4 +30,8 @@ def built_in_tools(settings: Tools) -> list[FleetTool]:
         from pyagent.infrastructure.tools.http import http_tool
 
         tools.append(http_tool(settings.http_hosts, allows_private=settings.http_private))
+    if search is not None:
+        from pyagent.infrastructure.tools.search import search_tools
+
+        tools += search_tools(search, None if settings.files == "off" else root)
     return tools
