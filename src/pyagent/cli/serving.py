@@ -111,7 +111,7 @@ def serve(
             gc.enable()
             door = 0 if node is None else node.door_port
             with announced(settings.paths.data, *listening.getsockname()[:2], door=door):
-                await serve_app(server, listening, settings.server, node)
+                await serve_app(server, listening, settings.server, [agents] if node is None else [agents, node])
         finally:
             if node is not None:
                 await node.stop()

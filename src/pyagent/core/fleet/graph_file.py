@@ -59,7 +59,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_graph(text: str, task: str, folder: Path) -> list[Step]:
     """Return the steps of a graph in TOML; files stand below the folder. Raises `RequestError` naming what is wrong."""
     try:
-        return as_steps(_steps(text, task, folder), (), None)
+        return graph_steps(msgspec.convert(tomllib.loads(text), Graph), task, folder)
     except tomllib.TOMLDecodeError as error:
         raise RequestError(f"the graph is no TOML: {error}", param="graph") from error
     except msgspec.ValidationError as error:
@@ -68,14 +68,14 @@ def read_graph(text: str, task: str, folder: Path) -> list[Step]:
         raise RequestError("the graph has values within values, hundreds deep", param="graph") from error
 
 
-def _steps(text: str, task: str, folder: Path) -> list[Step]:
-    graph = msgspec.convert(tomllib.loads(text), Graph)
+def graph_steps(graph: Graph, task: str, folder: Path | None) -> list[Step]:
+    """Return the steps of a graph; without a folder its files are named as they stand there."""
     names = [step.name for step in graph.steps]
     if len(set(names)) < len(names):
         raise RequestError(f"a graph needs steps with different names, got {names}", param="graph")
     name_to_parts = {step.name: _names(step) for step in graph.steps}
     _check_size(graph.steps, name_to_parts)
-    return [made for step in graph.steps for made in _made(step, name_to_parts, task, folder)]
+    return as_steps([made for step in graph.steps for made in _made(step, name_to_parts, task, folder)], (), None)
 
 
 def _check_size(steps: list[GraphStep], name_to_parts: dict[str, list[str]]) -> None:
@@ -98,7 +98,7 @@ def _names(step: GraphStep) -> list[str]:
     return [f"{step.name}-{place}" for place in range(1, len(step.for_each) + 1)]
 
 
-def _made(step: GraphStep, name_to_parts: dict[str, list[str]], task: str, folder: Path) -> list[Step]:
+def _made(step: GraphStep, name_to_parts: dict[str, list[str]], task: str, folder: Path | None) -> list[Step]:
     """Return the step, or one for each of its items."""
     after = tuple(part for name in step.after for part in name_to_parts.get(name, [name]))
     items = [""] if step.for_each is None else step.for_each
@@ -108,8 +108,9 @@ def _made(step: GraphStep, name_to_parts: dict[str, list[str]], task: str, folde
     ]
 
 
-def _task(step: GraphStep, item: str, task: str, folder: Path) -> Task:
-    files = tuple(str((folder / _filled(name, item, task)).resolve()) for name in step.files)
+def _task(step: GraphStep, item: str, task: str, folder: Path | None) -> Task:
+    names = (_filled(name, item, task) for name in step.files)
+    files = tuple(name if folder is None else str((folder / name).resolve()) for name in names)
     arguments = cast("JsonObject", _filled_all(step.arguments, item, task))
     return Task(text=_filled(step.task, item, task), files=files, arguments=arguments)
 

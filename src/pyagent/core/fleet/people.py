@@ -45,7 +45,8 @@ class OpenQuestions:
     async def answer_to(self, question: Question, deadline: Deadline) -> str:
         """Wait for the answer. Raises `NeedsAnswerError` where none can come, `DeadlineError` past it."""
         if (given := self.given.pop(question.id, None)) is not None:
-            return _checked(question, given)
+            check_answer(question, given)
+            return given
         if not self.waits:
             raise NeedsAnswerError(_unanswered(question), question=question.id, options=question.options)
         waiting = asyncio.get_running_loop().create_future()
@@ -76,7 +77,7 @@ class OpenQuestions:
         if question_id not in self._waiting:
             raise unknown_name("question", question_id, list(self._waiting))
         question, waiting = self._waiting[question_id]
-        answer = _checked(question, answer)
+        check_answer(question, answer)
         if not waiting.done():
             waiting.set_result(answer)
 
@@ -86,11 +87,11 @@ def question_id(run: str, step: str, call: str) -> str:
     return f"q-{blake2b(f'{run}/{step}/{call}'.encode(), digest_size=6).hexdigest()}"
 
 
-def _checked(question: Question, answer: str) -> str:
+def check_answer(question: Question, answer: str) -> None:
+    """Raise `RequestError` for an answer that is none of the question's options."""
     if question.options and answer not in question.options:
         text = f"the answer to {question.text!r:.200} is one of {', '.join(question.options)}, got {answer!r:.80}"
         raise RequestError(text, param="answer")
-    return answer
 
 
 def _shown(arguments: JsonObject | msgspec.Struct) -> str:

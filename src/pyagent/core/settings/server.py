@@ -81,6 +81,18 @@ class Server(Section, frozen=True):
     kept_responses_seconds: Annotated[
         float, Setting(NUMBER, "Seconds until a stored response (`/v1/responses`) expires.")
     ] = 86_400.0
+    max_runs: Annotated[
+        int,
+        Setting(COUNT, "Runs of each API key that may be under way at once (`/v1/runs`); one more gets 429."),
+    ] = 100
+    clients_may_approve: Annotated[
+        bool,
+        Setting(
+            TRUTH,
+            "Let clients' keys allow what their runs ask approval for, such as a shell command on this machine; else "
+            "an administrator's key has to, for runs of its own.",
+        ),
+    ] = False
     otlp_endpoint: Annotated[
         str | None,
         Setting(

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.events import Event, Totals
     from pyagent.core.fleet.orchestrator import Fleet
+    from pyagent.infrastructure.server.runs.background import BackgroundRuns
 
-_MAX_TASK_CHARS = 2_000_000
+MAX_TASK_CHARS = 2_000_000
 """Of a task and what was said before it: agents' rules search it, and the journal has it with every event."""
 
 
@@ -52,8 +53,9 @@ class AgentBackend:
         self.capabilities = PLAIN
         self._make_fleet = make_fleet
         self._fleet: Fleet | None = None
+        self._background: BackgroundRuns | None = None
         self._lock = threading.Lock()
-        self._file_access = FileAccess.below(files_root)
+        self.file_access = FileAccess.below(files_root)
 
     def fleet(self) -> Fleet:
         """The fleet, made when it is not; from any thread."""
@@ -62,19 +64,34 @@ class AgentBackend:
                 self._fleet = self._make_fleet()
             return self._fleet
 
-    async def _made(self) -> Fleet:
+    async def made(self) -> Fleet:
+        """The fleet, made when it is not."""
         return self._fleet or await asyncio.to_thread(self.fleet)
+
+    async def background_runs(self) -> BackgroundRuns:
+        """The runs that go on without their clients."""
+        from pyagent.infrastructure.server.runs.background import BackgroundRuns
+
+        fleet = await self.made()
+        if self._background is None:
+            self._background = BackgroundRuns(fleet)
+        return self._background
+
+    async def leave(self, grace_seconds: float) -> None:
+        """Let the runs that go on without their clients end in this time; what is left then is unfinished."""
+        if self._background is not None:
+            await self._background.leave(grace_seconds)
 
     async def models(self) -> list[ModelInfo]:
         """One model for each agent."""
-        return [ModelInfo(id=AGENT_PREFIX + name, backend=self.name) for name in (await self._made()).agents]
+        return [ModelInfo(id=AGENT_PREFIX + name, backend=self.name) for name in (await self.made()).agents]
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Run the agent; closing the iterator cancels its run."""
         from pyagent.core.fleet.events import ModelCalled
 
         name = request.model.removeprefix(AGENT_PREFIX)
-        fleet = await self._made()
+        fleet = await self.made()
         task = _task(request, name, fleet)
         run = fleet.run(
             task,
@@ -83,7 +100,7 @@ class AgentBackend:
             is_private=request.private,
             client=request.origin.client,
             tenant=request.origin.tenant,
-            file_access=self._file_access,
+            file_access=self.file_access,
         )
         attempts: list[FailedAttempt] = []
         async with aclosing(run) as events:
@@ -101,10 +118,12 @@ class AgentBackend:
 
     async def health(self) -> Health:
         """As ready as what answers them."""
-        return await (await self._made()).backend.health()
+        return await (await self.made()).backend.health()
 
     async def close(self) -> None:
-        """Close the fleet, if it was made."""
+        """Close the fleet, if it was made; runs without clients that are under way are left unfinished."""
+        if self._background is not None:
+            await self._background.leave(0.0)
         if self._fleet is not None:
             await self._fleet.close()
 
@@ -122,8 +141,8 @@ def _task(request: ChatRequest, name: str, fleet: Fleet) -> Task:
     if request.n > 1 or request.best_of is not None or request.beam is not None:
         raise RequestError(f"{request.model} is an agent, which gives one answer", param="n")
     num_chars = len(request.prompt or "") + sum(len(message.text) for message in request.messages)
-    if num_chars > _MAX_TASK_CHARS:
-        text = f"{request.model} takes up to {_MAX_TASK_CHARS} characters, with what was said before; got {num_chars}"
+    if num_chars > MAX_TASK_CHARS:
+        text = f"{request.model} takes up to {MAX_TASK_CHARS} characters, with what was said before; got {num_chars}"
         raise RequestError(text, param="messages", code="context_length_exceeded")
     if request.sampling.echo or request.sampling.prompt_logprobs is not None:
         param = "echo" if request.sampling.echo else "prompt_logprobs"

@@ -111,6 +111,14 @@ _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
+_CODE_TO_STATUS = {
+    **dict.fromkeys(("still_running", "done", "over", "damaged", "run_exists", "not_resumable"), 409),
+    "idempotency_key_reused": 422,
+    "journal_unreadable": 503,
+}
+"""What a run's state forbids, and what is no fault of the request."""
+
+
 def http_error(error: Exception) -> HttpError:
     """Map an error to its HTTP status, in this one place. A foreign one is our bug: 500, without its text."""
     found = next(((status, kind) for type_, status, kind in _STATUSES if isinstance(error, type_)), None)
@@ -123,6 +131,8 @@ def http_error(error: Exception) -> HttpError:
     code = "unsupported_parameter" if isinstance(error, UnsupportedError) else code
     if code.endswith("_not_found"):
         status = 404
+    elif code in _CODE_TO_STATUS:
+        status = _CODE_TO_STATUS[code]
     elif code == "admin_key_needed":
         status, kind = 403, "permission_error"
     elif code == "loop_detected":

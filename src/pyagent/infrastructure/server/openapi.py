@@ -29,6 +29,7 @@ from pyagent.infrastructure.server.openai.embeddings import EmbeddingsBody as Op
 from pyagent.infrastructure.server.openai.requests import ChatBody, CompletionBody
 from pyagent.infrastructure.server.responses.requests import ResponsesBody
 from pyagent.infrastructure.server.route_table import APIS
+from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, ResumeBody, RunBody
 from pyagent.infrastructure.server.service import Service, json_response
 
 BODIES: dict[str, type[msgspec.Struct]] = {
@@ -36,6 +37,11 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/completions": CompletionBody,
     "/v1/embeddings": OpenAiEmbeddingsBody,
     "/v1/responses": ResponsesBody,
+    "/v1/runs": RunBody,
+    "/v1/runs/{id}/cancel": CancelBody,
+    "/v1/runs/{id}/resume": ResumeBody,
+    "/v1/runs/{id}/fork": ForkBody,
+    "/v1/runs/{id}/answer": AnswerBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountBody,
     "/api/chat": OllamaChatBody,
@@ -55,6 +61,12 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/pyagent/cluster/forget": NodeBody,
 }
 """What is sent to each path that takes something."""
+_PARAMETERS: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {
+    ("POST", "/v1/runs"): (("header", "Idempotency-Key", "string"),),
+    ("GET", "/v1/runs"): (("query", "limit", "integer"), ("query", "after", "string")),
+    ("GET", "/v1/runs/{id}/events"): (("query", "start", "integer"), ("header", "Last-Event-ID", "integer")),
+}
+"""Where each stands, its name and its type, of what is sent beside a body and the path's `id`."""
 _OWN = {
     "/health": "what the backend itself says",
     "/v1/health": "the same",
@@ -92,7 +104,8 @@ def _described(own: tuple[tuple[str, str, str], ...]) -> bytes:
     paths: dict[str, JsonObject] = {}
     for method, path, text in documented:
         plain = path.replace(":path", "")
-        paths.setdefault(plain, {})[method.lower()] = _operation(method, plain, text, path_to_schema.get(path))
+        schema = path_to_schema.get(path) if method == "POST" else None
+        paths.setdefault(plain, {})[method.lower()] = _operation(method, plain, text, schema)
     body: JsonObject = {"openapi": "3.1.0", "info": {"title": "PyAgent", "version": __version__}, "paths": paths}
     body["security"] = [{"bearer": []}, {"key": []}]
     schemes = {
@@ -120,8 +133,14 @@ def _operation(method: str, path: str, text: str, schema: JsonObject | None) -> 
         "4XX": {"description": "What is wrong with the request, in the shape of the API."},
         "5XX": {"description": "Why nothing could answer."},
     }
+    parameters = _PARAMETERS.get((method, path), ())
     if "{id}" in path:
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        parameters = (("path", "id", "string"), *parameters)
+    if parameters:
+        operation["parameters"] = [
+            {"name": name, "in": place, "required": place == "path", "schema": {"type": kind}}
+            for place, name, kind in parameters
+        ]
     if schema is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation

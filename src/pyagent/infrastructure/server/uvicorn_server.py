@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from types import FrameType
 from typing import Protocol
 
@@ -111,7 +111,7 @@ class Complaints:
 
 
 class Leaver(Protocol):
-    """What ends besides the answers to HTTP requests: this server's part in a cluster."""
+    """What ends besides the answers to HTTP requests: runs without clients, this server's part in a cluster."""
 
     async def leave(self, grace_seconds: float) -> None:
         """Give its work to others, or end it, in this time."""
@@ -122,13 +122,13 @@ class _Server(uvicorn.Server):
     """uvicorn, except that a signal drains first, and ends `serve` by returning, not by dying of it afterwards."""
 
     def __init__(
-        self, config: uvicorn.Config, draining: DrainMiddleware, drain_seconds: float, leaver: Leaver | None
+        self, config: uvicorn.Config, draining: DrainMiddleware, drain_seconds: float, leavers: Sequence[Leaver]
     ) -> None:
         super().__init__(config)
         self._draining = draining
         self._drain_seconds = drain_seconds
         self._until = 0.0
-        self._leaver = leaver
+        self._leavers = leavers
         self._leaving: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -148,19 +148,22 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _has_left(self) -> bool:
-        if self._leaver is None:
-            return True
         if self._leaving is None:
-            self._leaving = asyncio.create_task(self._leaver.leave(max(0.0, self._until - time.monotonic())))
+            self._leaving = asyncio.create_task(self._leave(max(0.0, self._until - time.monotonic())))
         return self._leaving.done()
+
+    async def _leave(self, grace_seconds: float) -> None:
+        """Let all that ends besides requests do so, each in the same time."""
+        leaving = [leaver.leave(grace_seconds) for leaver in self._leavers]
+        for error in await asyncio.gather(*leaving, return_exceptions=True):
+            if isinstance(error, Exception):
+                logger.warning("work could not be handed over, or ended: %s", error)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the connections; what has not left by now is cut with them."""
         if self._leaving is not None:
             self._leaving.cancel()
-            for error in await asyncio.gather(self._leaving, return_exceptions=True):
-                if isinstance(error, Exception):
-                    logger.warning("the node could not hand its work over: %s", error)
+            await asyncio.gather(self._leaving, return_exceptions=True)
         await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -180,10 +183,10 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-async def serve(app: ASGIApp, listening: socket.socket, settings: Server, leaver: Leaver | None = None) -> None:
+async def serve(app: ASGIApp, listening: socket.socket, settings: Server, leavers: Sequence[Leaver] = ()) -> None:
     """Answer on the socket until a signal comes, then a while more. Call it from the main thread.
 
-    The `leaver` gets the same time as running requests.
+    The `leavers` get the same time as running requests.
     """
     from pyagent.infrastructure.server.header_timeout import bounded  # uvicorn reads h11 only now, too
 
@@ -201,4 +204,4 @@ async def serve(app: ASGIApp, listening: socket.socket, settings: Server, leaver
         server_header=False,
         timeout_graceful_shutdown=_CUT_SECONDS,
     )
-    await _Server(config, draining, settings.drain_seconds, leaver).serve(sockets=[listening])
+    await _Server(config, draining, settings.drain_seconds, leavers).serve(sockets=[listening])

@@ -60,6 +60,8 @@ class RateLimitMiddleware:
         if refused is None and client.requests is not None:
             client.requests.take(1)
 
+        if client.tokens is not None:
+            scope["state"]["take_tokens"] = client.tokens.take  # for work that goes on when the answer is over
         is_settled = False
 
         def settle() -> None:

@@ -1,0 +1,114 @@
+"""Going on with runs over HTTP: cancelled, resumed, forked, and their questions answered."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyagent.core.errors import RequestError
+from pyagent.core.fleet.events import Question
+from pyagent.core.fleet.following import follow
+from pyagent.core.fleet.people import DENY, check_answer
+from pyagent.infrastructure.server.agents import MAX_TASK_CHARS
+from pyagent.infrastructure.server.api_keys import ADMIN_KEY_NEEDED, is_admin
+from pyagent.infrastructure.server.runs.access import Runs, find_question, told_view
+from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, ResumeBody
+from pyagent.infrastructure.server.service import Service, json_response
+from pyagent.infrastructure.server.validation import decode
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+_CANCEL_SECONDS = 30.0
+
+
+async def cancel(service: Service, request: Request) -> Response:
+    """POST /v1/runs/{id}/cancel: end a run, in whatever process it runs; it can be resumed."""
+    body = await _read(service, request, CancelBody)
+    runs = await Runs.of(service, request)
+    row = runs.row_named
+    runs.background.cancel(row.run)
+    if body.wait:
+        await _wait(runs, row.run)
+    return _shown(runs, row.run)
+
+
+async def _wait(runs: Runs, run: str) -> None:
+    """Return when the run has ended, or after a time in which it should have."""
+    journal = runs.journal_of(run)
+    following = follow(journal, runs.fleet.under_way, run, journal.num_records(run))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CANCEL_SECONDS), aclosing(following) as events:
+            async for _ in events:
+                pass
+
+
+async def resume(service: Service, request: Request) -> Response:
+    """POST /v1/runs/{id}/resume: go on with a run that has no result: what is finished is not run again."""
+    body = await _read(service, request, ResumeBody)
+    runs = await Runs.of(service, request)
+    row = runs.row_named
+    spec = runs.going_on(row)
+    if body.answers:
+        view = runs.view(row)
+        for question, answer in body.answers.items():
+            _check_answer(runs, find_question(view, question), answer)
+    events = runs.fleet.resume(row.run, answers=body.answers, waits_for_answers=body.waits_for_answers)
+    return _shown(runs, await runs.begin(events, spec))
+
+
+async def fork(service: Service, request: Request) -> Response:
+    """POST /v1/runs/{id}/fork: a new run: what came before a step is kept, the step and the rest are run again."""
+    body = await _read(service, request, ForkBody)
+    runs = await Runs.of(service, request)
+    row = runs.row_named
+    spec = runs.going_on(row)
+    if len(body.task or "") > MAX_TASK_CHARS:
+        text = f"task takes up to {MAX_TASK_CHARS} characters, got {len(body.task or '')}"
+        raise RequestError(text, param="task", code="context_length_exceeded")
+    events = runs.fleet.fork(row.run, body.step, body.task, waits_for_answers=body.waits_for_answers)
+    return _shown(runs, await runs.begin(events, spec), 201)
+
+
+async def answer(service: Service, request: Request) -> Response:
+    """POST /v1/runs/{id}/answer: answer a question of a run that waits, or go on by it with one that ended with it."""
+    body = await _read(service, request, AnswerBody)
+    runs = await Runs.of(service, request)
+    row = runs.row_named
+    question = find_question(runs.view(row), body.question)
+    _check_answer(runs, question, body.answer)
+    if runs.fleet.under_way(row.run) is not None:
+        runs.fleet.answer(row.run, question.id, body.answer)
+        return _shown(runs, row.run)
+    answers = {question.id: body.answer}
+    spec = runs.going_on(row)
+    events = runs.fleet.resume(row.run, answers=answers, waits_for_answers=body.waits_for_answers)
+    return _shown(runs, await runs.begin(events, spec))
+
+
+def _check_answer(runs: Runs, question: Question, answer: str) -> None:
+    """Raise `RequestError` for an answer that the question does not take, and for a client that may not give it."""
+    check_answer(question, answer)
+    may_approve = is_admin(runs.request) or runs.service.settings.clients_may_approve
+    if question.kind == "approval" and answer != DENY and not may_approve:
+        text = (
+            "to approve lets a tool act on the server's machine, and needs an administrator's key, or "
+            "server.clients_may_approve; a client's key may deny"
+        )
+        raise RequestError(text, param="answer", code=ADMIN_KEY_NEEDED)
+
+
+async def _read(service: Service, request: Request, kind: type[Body]) -> Body:
+    """Return the body; one that is left out is empty."""
+    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+        return decode(b"{}", kind, {})
+    return await service.read(request, partial(decode, kind=kind, refused={}))
+
+
+def _shown(runs: Runs, run: str, status: int = 200) -> Response:
+    told = msgspec.json.encode(told_view(runs.view(runs.row(run))))
+    return json_response(told, status, {"location": f"/v1/runs/{run}"})
