@@ -63,7 +63,7 @@ class Fleet(orchestrator.Fleet):
         host = make_host(settings) if host is None else host
         tools = ["*"] if tools is None else list(tools)
         if tool_providers is None:  # tools given by hand are all there are
-            tool_providers = host.tool_providers().values() if "*" in tools else ()
+            tool_providers = _providers(settings, host) if "*" in tools else ()
         self._is_backend_owned = backend is None
         journal = make_journal(settings) if journal is None else journal
         self._embedder = make_embedder(settings, host)
@@ -118,6 +118,16 @@ def _make_search(journal: Journal, embedder: Backend | None) -> Search | None:
     from pyagent.infrastructure.storage.search.service import Search
 
     return Search(journal.search_folder, journal, embedder) if isinstance(journal, SqliteJournal) else None
+
+
+def _providers(settings: Settings, host: PluginHost) -> list[ToolProvider]:
+    """Return the tool providers of plugins, and the MCP servers of the settings."""
+    brought: list[ToolProvider] = [*host.tool_providers().values()]
+    if settings.mcp_servers:
+        from pyagent.infrastructure.mcp.provider import mcp_providers
+
+        brought += mcp_providers(settings.mcp_servers)
+    return brought
 
 
 def _limits(settings: Settings) -> FleetLimits:

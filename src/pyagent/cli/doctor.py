@@ -74,6 +74,7 @@ def doctor(chain: Chain = None, model: Model = None, as_json: AsJson = False, co
     _look_at_models(report, settings, options)
     asyncio.run(_look_at_backends(report, settings, host))
     asyncio.run(_look_at_cluster(report, settings))
+    asyncio.run(_look_at_mcp(report, settings))
     if as_json:
         write_json(report.findings)
     else:
@@ -283,6 +284,18 @@ async def _look_at_neighbours(report: _Report, host: PluginHost) -> None:
             report.add("nearby", program, f"runs here ({models}); add {entry!r} to `chain` to use it")
         else:
             report.note("nearby", program, f"not running at {url}")
+
+
+async def _look_at_mcp(report: _Report, settings: Settings) -> None:
+    """Which MCP servers answer; they are started for it, and ended."""
+    if not settings.mcp_servers:
+        return
+    from pyagent.cli.mcp import look_at_servers
+
+    for server in await look_at_servers(settings.mcp_servers):
+        found = f"{len(server.tools)} tools" if not server.fault else server.fault
+        advice = f"correct [mcp_servers.{server.name}]; `pyagent mcp list` tries it again"
+        report.add("mcp", server.name, found, is_well=not server.fault, advice=advice)
 
 
 def _why_kv_stays(engine: Engine) -> str:

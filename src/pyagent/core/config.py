@@ -43,6 +43,7 @@ __all__ = [
 T = TypeVar("T", bound=Section)
 
 FILE_NAME = "pyagent.toml"
+_CHILD_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _PLUGIN_OPTIONS = "plugins.options"
 _STANDARD_VARIABLES = {"server.otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT"}
 """Variables with a name of everybody's; our own for the same key goes before."""
@@ -139,6 +140,26 @@ def read_headers(link: LinkSpec) -> dict[str, str]:
             raise ConfigError(text, key="chain")
         headers[name] = value
     return headers
+
+
+def child_environment(given: Mapping[str, str], where: str) -> dict[str, str]:
+    """Return the variables of a program that is started: a few that programs need, and those given, references read.
+
+    Raises `ConfigError` without telling any value.
+    """
+    kept = {name: os.environ[name] for name in _CHILD_VARIABLES if name in os.environ}
+    return kept | read_references(given, where)
+
+
+def read_references(given: Mapping[str, str], where: str) -> dict[str, str]:
+    """Return the values, those that are `env:NAME` or `file:PATH` read; raises `ConfigError` without telling any."""
+    values: dict[str, str] = {}
+    for name, text in given.items():
+        value = read_secret(text) if text.startswith(("env:", "file:")) else text
+        if value is None:
+            raise ConfigError(f"{name} of {where} is to be {text}, which is not set", key="mcp_servers")
+        values[name] = value
+    return values
 
 
 def env_name(key: str) -> str:
@@ -254,7 +275,17 @@ def _anchored(leaves: Leaves, folder: Path) -> Leaves:
         anchored["engine.models"] = [_beside(entry, folder) for entry in cast("list[object]", models)]
     for key in [key for key in anchored if key.startswith("engine.chat_template")]:
         anchored[key] = _beside(anchored[key], folder)
+    if isinstance(servers := anchored.get("mcp_servers"), dict):
+        anchored["mcp_servers"] = {name: _started_beside(one, folder) for name, one in cast("Leaves", servers).items()}
     return anchored
+
+
+def _started_beside(server: object, folder: Path) -> object:
+    """Return an MCP server's table with its command and folder as they stand beside the file of settings."""
+    if not isinstance(server, dict):
+        return server
+    table = cast("dict[str, object]", server)
+    return table | {key: _beside(table[key], folder) for key in ("command", "cwd") if key in table}
 
 
 def _beside(entry: object, folder: Path) -> object:

@@ -1,7 +1,8 @@
 """What a model is offered to call: the fleet's tools, other agents, and a question to a person.
 
 `agent:NAME` gives an agent a task and has its result; `handoff:NAME` gives it the conversation, and its result is the
-answer; `ask_user` asks a person; `*` is every tool of the fleet, and `ask_user` where an answer can come.
+answer; `ask_user` asks a person; `*` is every tool of the fleet, and `ask_user` where an answer can come; `files__*`
+is every tool whose name begins so, as those of an MCP server do.
 """
 
 from __future__ import annotations
@@ -64,7 +65,13 @@ def offered_tools(
 def _all_named(context: Context, names: Iterable[str]) -> list[str]:
     listed: list[str] = []
     for name in names:
-        listed += _all(context) if name == ALL else [name]
+        beginning = name.removesuffix(ALL)
+        found = [name] if beginning == name else [each for each in _all(context) if each.startswith(beginning)]
+        if not found and name != ALL:
+            raise RequestError(
+                f"no tool begins with {beginning!r}; there are {', '.join(context.tools)}", param="tools"
+            )
+        listed += found
     return listed
 
 
@@ -74,7 +81,7 @@ def _all(context: Context) -> list[str]:
     names = [
         name
         for name, tool in context.run.tools.items()
-        if not (is_client and tool.needs_approval) or questions.approved & {name, ALL_TOOLS}
+        if not is_client or (tool.for_clients and (not tool.needs_approval or questions.approved & {name, ALL_TOOLS}))
     ]
     return [*names, *([ASK_USER] if questions.waits else [])]
 

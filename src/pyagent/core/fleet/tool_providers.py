@@ -32,7 +32,10 @@ class ToolProvider(Protocol):
     name: str
 
     async def open(self) -> Sequence[FleetTool]:
-        """Connect, and return the tools there are. It is cancelled after ten seconds."""
+        """Connect, and return the tools there are. It is cancelled after ten seconds.
+
+        A list that changes later is read again by each run that begins.
+        """
         ...
 
     async def close(self) -> None:
@@ -46,8 +49,11 @@ class OpenTools:
     def __init__(self, own: Mapping[str, FleetTool], providers: Iterable[ToolProvider]) -> None:
         self._own = dict(own)
         self._providers = list(providers)
-        self._opening: asyncio.Task[dict[str, FleetTool]] | None = None
+        self._opening: asyncio.Task[list[Sequence[FleetTool]]] | None = None
         self._opened: list[ToolProvider] = []
+        self._reading = asyncio.Lock()
+        self._read: list[list[FleetTool]] | None = None
+        self._tools: dict[str, FleetTool] = self._own
 
     async def get(self, deadline: Deadline) -> Mapping[str, FleetTool]:
         """Return the tools by name, after opening the providers. Raises `DeadlineError` when there is no time for it.
@@ -59,7 +65,8 @@ class OpenTools:
         if self._opening is None or self._opening.cancelled():
             # In a context of its own: what providers begin outlives the run, and must not read files in its name.
             self._opening = asyncio.create_task(self._open_all(), name="tool providers", context=ContextVariables())
-        return await deadline.bound(asyncio.shield(self._opening), "the tool providers")
+        brought = await deadline.bound(asyncio.shield(self._opening), "the tool providers")
+        return await deadline.bound(self._current(brought), "the tools of the tool providers")
 
     async def close(self) -> None:
         """Close what was opened. A provider still opening is given up."""
@@ -69,44 +76,54 @@ class OpenTools:
         opened, self._opened = self._opened, []
         await close_all({f"the tool provider {provider.name}": provider.close for provider in reversed(opened)})
 
-    async def _open_all(self) -> dict[str, FleetTool]:
+    async def _open_all(self) -> list[Sequence[FleetTool]]:
         self._opened = list(self._providers)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_tools_of(provider)) for provider in self._providers]
+        return [task.result() for task in tasks]
+
+    async def _current(self, brought: list[Sequence[FleetTool]]) -> Mapping[str, FleetTool]:
+        """Return the tools as they are now; they are checked again where a provider has changed its own."""
+        async with self._reading:
+            read = [list(tools) for tools in brought]
+            if read != self._read:
+                self._tools = await self._checked(read)
+                self._read = read
+            return self._tools
+
+    async def _checked(self, brought: list[list[FleetTool]]) -> dict[str, FleetTool]:
+        """Return all tools by name, without those whose schema is broken or whose name is taken."""
         tools = dict(self._own)
-        for provider, task in zip(self._providers, tasks, strict=True):
-            for tool in task.result():
-                if tools.setdefault(tool.name, tool) is not tool:
+        for provider, own in zip(self._providers, brought, strict=True):
+            faults = await asyncio.to_thread(_faults, own)
+            for place, tool in enumerate(own):
+                if place in faults:
+                    logger.warning("the tool provider %s: %s; the tool is left out", provider.name, faults[place])
+                elif tools.setdefault(tool.name, tool) is not tool:
                     text = "the tool provider %s brings a tool %r, whose name is taken; it is left out"
                     logger.warning(text, provider.name, tool.name)
         return tools
 
 
-async def _tools_of(provider: ToolProvider) -> list[FleetTool]:
-    """Return what a provider brings, checked; nothing, and a warning that names it, when it fails or is late."""
+async def _tools_of(provider: ToolProvider) -> Sequence[FleetTool]:
+    """Return what a provider brings; nothing, and a warning that names it, when it fails or is late."""
     what, deadline = f"the tool provider {provider.name}", Deadline.after(OPEN_SECONDS)
     try:
-        opened = await Call(what, provider.open, PyAgentError, deadline).result()
-        tools = _fleet_tools(opened)
-        faults = await deadline.bound(asyncio.to_thread(_faults, tools), what)
+        return _fleet_tools(await Call(what, provider.open, PyAgentError, deadline).result())
     except Exception as error:  # noqa: BLE001 - other people's code; the fleet works without it
         kind = "" if isinstance(error, PyAgentError) else f"{type(error).__name__}: "
         logger.warning("%s is left out, the fleet works without its tools: %s%s", what, kind, error)
         return []
-    for fault in faults.values():
-        logger.warning("%s: %s; the tool is left out", what, fault)
-    return [tool for place, tool in enumerate(tools) if place not in faults]
 
 
-def _fleet_tools(opened: object) -> list[FleetTool]:
-    """Return the tools; raises `TypeError` when that is not what was given."""
+def _fleet_tools(opened: object) -> Sequence[FleetTool]:
+    """Return the tools as they were given; raises `TypeError` when that is not what was given."""
     if not isinstance(opened, Sequence) or isinstance(opened, str | bytes):
         raise TypeError(f"it gave a {type(opened).__name__}, expected a sequence of FleetTools: {opened!r:.80}")
-    tools = list(cast("Sequence[object]", opened))
-    for tool in tools:
+    for tool in cast("Sequence[object]", opened):
         if not isinstance(tool, FleetTool):
             raise TypeError(f"it gave a {type(tool).__name__} among its tools, expected FleetTools: {tool!r:.80}")
-    return cast("list[FleetTool]", tools)
+    return cast("Sequence[FleetTool]", opened)
 
 
 def _faults(tools: Sequence[FleetTool]) -> dict[int, str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.fleet.file_access import current_access
 from pyagent.core.messages import FunctionDefinition, JsonObject, Tool
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class FleetTool:
 
     Calls of tools without `effect` are run side by side, others in the model's order. One that `needs_approval` runs
     only when a person allows it. With `takes_context` the function gets the calling agent's context too.
-    The output of one that `is_last` is the answer of the model that calls it.
+    The output of one that `is_last` is the answer of the model that calls it. One that is not `for_clients` is kept
+    from runs that a server's client begins.
 
     Raises `RequestError` for a name that is none, and for a schema of something else than an object.
     """
@@ -42,6 +44,7 @@ class FleetTool:
     needs_approval: bool = False
     takes_context: bool = False
     is_last: bool = False
+    for_clients: bool = True
 
     def __post_init__(self) -> None:
         if problem := self._problem():
@@ -65,6 +68,8 @@ class FleetTool:
 
     async def call(self, arguments: msgspec.Struct | JsonObject | str, context: Context | None = None) -> object:
         """Run it; `arguments` may be JSON text or a plain dict. Raises `RequestError` when they do not fit."""
+        if not self.for_clients and current_access().is_limited:
+            raise RequestError(f"the tool {self.name} is not for the clients of a server", param="tools")
         checked = await self.checked(arguments)
         return await (self.function(checked, context) if self.takes_context else self.function(checked))
 

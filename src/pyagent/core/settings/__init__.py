@@ -16,6 +16,7 @@ from pyagent.core.settings.cluster import Cluster
 from pyagent.core.settings.engine import Engine
 from pyagent.core.settings.engine_tables import RequestClass
 from pyagent.core.settings.fleet import Budget, Fleet, Journal, Search
+from pyagent.core.settings.mcp import MCP_SERVERS, McpServer
 from pyagent.core.settings.program import Log, Paths, Plugins
 from pyagent.core.settings.section import ENV_PREFIX, Section, Setting, sections_in, settings_in
 from pyagent.core.settings.server import Server
@@ -26,6 +27,7 @@ __all__ = [
     "Backends",
     "Cluster",
     "Engine",
+    "McpServer",
     "Plugins",
     "RequestClass",
     "ResponseCacheSettings",
@@ -51,6 +53,15 @@ class Settings(Section, frozen=True):
             "is found of `lmstudio`, `native`, `openai`, `ollama`, `copilot`, `github`.",
         ),
     ] = msgspec.field(default_factory=lambda: ["auto"])
+    mcp_servers: Annotated[
+        dict[str, McpServer],
+        Setting(
+            MCP_SERVERS,
+            "MCP servers whose tools agents may call, each a table `[mcp_servers.NAME]` with `command`, `args`, `env`, "
+            "`cwd`, or with `url`, `headers`; and `tools`, `trust`, `clients`, `timeout_seconds`, `startup_seconds` "
+            "([how](../how-to/mcp.md)).",
+        ),
+    ] = msgspec.field(default_factory=dict[str, McpServer])
     rules: Rules = Rules()
     response_cache: ResponseCacheSettings = ResponseCacheSettings()
     budget: Budget = Budget()

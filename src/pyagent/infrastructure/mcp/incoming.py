@@ -1,0 +1,103 @@
+"""What comes from a server, before the package's session has it: notifications beyond a rate are dropped.
+
+The session begins a task for each; a server that sends nothing else would have the event loop to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import Context
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, cast
+
+import anyio
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCNotification
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
+    from mcp.shared._stream_protocols import ReadStream
+
+MAX_NOTIFICATIONS = 1_000
+"""Notifications a second that are looked at. Each that is dropped costs a turn of the event loop."""
+
+
+class Wire(Protocol):
+    """A server's connection: a program's pipes, or a URL. `fault` is what is known of why it ended."""
+
+    fault: str
+
+    def streams(self) -> AbstractAsyncContextManager[TransportStreams]:
+        """Return the connection's two streams."""
+        ...
+
+    def explain(self) -> str:
+        """Return why the connection ended."""
+        ...
+
+
+@asynccontextmanager
+async def limited(wire: Wire, on_end: Callable[[], None]) -> AsyncGenerator[TransportStreams]:
+    """Yield a connection's streams, the incoming one limited; `on_end` is called when that ends."""
+    async with wire.streams() as (incoming, outgoing):
+        yield cast("ReadStream[SessionMessage | Exception]", Limited(incoming, on_end)), outgoing
+
+
+@dataclass(slots=True)
+class Limited:
+    """A stream of messages without the notifications that are too many."""
+
+    inner: ReadStream[SessionMessage | Exception]
+    on_end: Callable[[], None]
+    _second: int = 0
+    _count: int = 0
+
+    @property
+    def last_context(self) -> Context | None:
+        """The context of what sent the last message, where the stream knows it."""
+        return getattr(self.inner, "last_context", None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next message."""
+        while True:
+            try:
+                message = await self.inner.receive()
+            except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+                self.on_end()
+                raise
+            if not self._is_too_many(message):
+                return message
+            await asyncio.sleep(0)
+
+    def _is_too_many(self, message: SessionMessage | Exception) -> bool:
+        if isinstance(message, SessionMessage) and not isinstance(message.message, JSONRPCNotification):
+            return False
+        second = int(asyncio.get_running_loop().time())
+        self._count = self._count + 1 if second == self._second else 1
+        self._second = second
+        return self._count > MAX_NOTIFICATIONS
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        self.on_end()
+        await self.inner.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

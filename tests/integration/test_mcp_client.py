@@ -1,0 +1,442 @@
+"""MCP servers as tool providers of a real fleet: programs over stdio, the package's own server over stdio and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import uvicorn
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCNotification, JSONRPCResponse
+from support import mcp_server
+from support.fleets import Custom
+
+from pyagent.core.errors import BackendError, NeedsAnswerError, PyAgentError, RequestError
+from pyagent.core.fleet import events as ev
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.file_access import FileAccess
+from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.fleet.tools import FleetTool
+from pyagent.core.messages import FunctionCall, ToolCall
+from pyagent.core.settings.mcp import read_mcp_servers
+from pyagent.infrastructure.mcp import stdio
+from pyagent.infrastructure.mcp.client_tools import tool_name
+from pyagent.infrastructure.mcp.incoming import MAX_NOTIFICATIONS, Limited
+from pyagent.infrastructure.mcp.provider import mcp_providers
+from pyagent.logic.agents.assistant import AssistantAgent
+from pyagent.testing import Reply, ScriptedBackend
+from pyagent.testing.prompt_server import PromptServer
+
+SUPPORT = Path(__file__).parent.parent / "support"
+Work = Callable[[Context], Awaitable[Any]]
+
+
+def raw(mode: str, **more: object) -> dict[str, object]:
+    """A server that starts at once and speaks the protocol by hand."""
+    command = [sys.executable, "-S", "-E", str(SUPPORT / "raw_mcp_server.py"), mode]
+    return {"command": command[0], "args": command[1:], "trust": "all", "startup_seconds": 60, **more}
+
+
+def python(folder: Path, **more: object) -> dict[str, object]:
+    """The Python package's own server."""
+    arguments = {
+        "args": [str(SUPPORT / "mcp_server.py")],
+        "env": {"STUB_FOLDER": str(folder), "STUB_KEY": "env:STUB_SECRET"},
+    }
+    return {"command": sys.executable, **arguments, "trust": "all", "startup_seconds": 60, **more}
+
+
+@asynccontextmanager
+async def fleet_of(**servers: object) -> AsyncGenerator[Callable[..., Any]]:
+    """A fleet with these servers; what it gives runs a function of an agent's context."""
+    async with Fleet(ScriptedBackend([]), [], tool_providers=mcp_providers(read_mcp_servers(servers))) as fleet:
+
+        async def run(work: Work, *, is_client: bool = False, seen: list[ev.Event] | None = None) -> Any:
+            async def function(context: Context, _: Task) -> object:
+                return await work(context)
+
+            fleet.agents["worker"] = Custom("worker", function)
+            access = FileAccess.below(None) if is_client else FileAccess()
+            output: object = None
+            async for event in fleet.run("work", agent="worker", file_access=access):
+                (seen if seen is not None else []).append(event)
+                if isinstance(event, ev.RunFinished):
+                    output = event.output
+            return output
+
+        yield run
+
+
+def calling(name: str, **arguments: object) -> Work:
+    return lambda context: context.call_tool(name, arguments)
+
+
+async def names(context: Context) -> list[str]:
+    return list(context.tools)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():  # noqa: ASYNC110 - of files and processes too
+            await asyncio.sleep(0.01)
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_tools_of_the_packages_server_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over stdio: values, failures, pictures, a small environment with the secret read, a tool that is new, progress
+    and a cancellation that reaches the tool."""
+    monkeypatch.setenv("STUB_SECRET", "four")
+    monkeypatch.setenv("OTHER_SECRET", "not to be seen")
+
+    async def main() -> None:
+        async with fleet_of(stub=python(tmp_path)) as run:
+            assert await run(calling("stub__add", a=1, b=2)) == "3"
+            listed = await run(calling("stub__environment"))
+            assert "STUB_KEY" in listed
+            assert "SECRET" not in listed
+            assert await run(calling("stub__secret")) == "4"
+            assert await run(calling("stub__picture")) == "[image of image/png, about 6 bytes, which is not shown]"
+            with pytest.raises(PyAgentError, match="stub__fail failed: Error executing tool fail"):
+                await run(calling("stub__fail", why="no"))
+            with pytest.raises(RequestError, match="'b' is a required property"):
+                await run(calling("stub__add", a=1))
+            assert await run(calling("stub__long", size=300_000)) == "x" * 200_000 + "\n[cut: 100,000 characters more]"
+            assert "stub__grown" not in await run(names)
+            assert await run(calling("stub__grow")) == "grown"
+            async with asyncio.timeout(30):
+                while "stub__grown" not in await run(names):  # noqa: ASYNC110 - a run is the event
+                    await asyncio.sleep(0.01)
+            assert await run(calling("stub__grown")) == "I am new"
+            seen: list[ev.Event] = []
+            job = asyncio.create_task(run(calling("stub__slow"), seen=seen))
+            await until(lambda: any(isinstance(each, ev.Progress) and "step" in each.text for each in seen))
+            job.cancel()
+            await asyncio.wait([job])
+            await until((tmp_path / "cancelled").exists)
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncGenerator[str]:
+    """Serve an application with a lifespan on this event loop."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = PromptServer(uvicorn.Config(app, log_level=100, access_log=False, timeout_graceful_shutdown=1))
+        job = asyncio.create_task(server.serve(sockets=[listener]))
+        await until(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await job
+
+
+def test_server_behind_a_url_is_used() -> None:
+    """Over HTTP: its tools are called, and a server that is not there is named with its address alone."""
+
+    async def main() -> None:
+        async with served(mcp_server.server.streamable_http_app()) as url:
+            web = {"url": f"{url}/mcp", "trust": "annotations", "headers": {"X-Key": "k"}}
+            async with fleet_of(web=web) as run:
+                assert await run(calling("web__add", a=1, b=2)) == "3"
+                with pytest.raises(PyAgentError, match="web__fail"):
+                    await run(calling("web__fail", why="no"))
+
+    asyncio.run(main())
+
+
+def test_trust_decides_effects_and_approval() -> None:
+    """A server that is not trusted has each call allowed by a person, whatever it says of its tools."""
+
+    async def main() -> list[FleetTool]:
+        servers = {trust: raw("plain", trust=trust) for trust in ("none", "annotations", "all")}
+        providers = mcp_providers(read_mcp_servers(servers))
+        found = [tool for provider in providers for tool in await provider.open()]
+        for provider in providers:
+            await provider.close()
+        return found
+
+    found = asyncio.run(main())
+    assert [(each.name, each.effect, each.needs_approval) for each in found] == [
+        ("none__echo", "once", True),
+        ("annotations__echo", "none", False),
+        ("all__echo", "none", False),
+    ]
+
+
+def test_untrusted_call_asks_a_person_and_no_client_of_a_server() -> None:
+    """Without an answer the run ends with the question; runs of a server's clients do not have the tools."""
+
+    async def main() -> None:
+        async with fleet_of(
+            asks=raw("plain", trust="none"), ours=raw("plain"), theirs=raw("plain", clients=True)
+        ) as run:
+            with pytest.raises(NeedsAnswerError, match="may worker call asks__echo with"):
+                await run(calling("asks__echo", text="hi"))
+            with pytest.raises(RequestError, match="ours__echo is not for the clients of a server"):
+                await run(calling("ours__echo", text="hi"), is_client=True)
+            assert await run(calling("theirs__echo", text="hi"), is_client=True) == "hi"
+
+    asyncio.run(main())
+
+
+def test_change_that_a_server_announces_is_followed() -> None:
+    """`notifications/tools/list_changed` of an older protocol brings the new tool to the next run; a call has a key."""
+
+    async def main() -> None:
+        async with fleet_of(old=raw("plain")) as run:
+            assert await run(names) == ["old__echo"]
+            assert len(await run(calling("old__echo", text="key"))) == 32
+            await run(calling("old__echo", text="more"))
+            async with asyncio.timeout(30):
+                while "old__added" not in await run(names):  # noqa: ASYNC110 - a run is the event
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_only_named_tools_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    """`tools` is all that is taken of a server, and a name that it does not have is told."""
+
+    async def main() -> list[str]:
+        async with fleet_of(old=raw("plain", tools=["nonesuch"])) as run:
+            return await run(names)
+
+    assert asyncio.run(main()) == []
+    assert "it has no tool 'nonesuch', which its `tools` name" in caplog.text
+
+
+def test_model_is_offered_the_tools_of_one_server() -> None:
+    """`one__*` is every tool of the server `one`; a beginning that no tool has is refused by name."""
+    call = ToolCall(id="c", function=FunctionCall(name="one__echo", arguments='{"text":"hi"}'))
+    script = [Reply(tool_calls=(call,)), "done"]
+    backend = ScriptedBackend(script)
+
+    async def main() -> None:
+        providers = mcp_providers(read_mcp_servers({"one": raw("plain"), "two": raw("plain")}))
+        async with Fleet(backend, [AssistantAgent()], tool_providers=providers) as fleet:
+            done = await fleet.run_agent("assistant", Task(text="x", arguments={"tools": ["one__*"]}))
+            assert done.calls == ['one__echo({"text":"hi"}): hi']
+            with pytest.raises(RequestError, match="no tool begins with 'three__'; there are one__echo, two__echo"):
+                await fleet.run_agent("assistant", Task(text="x", arguments={"tools": ["three__*"]}))
+
+    asyncio.run(main())
+    offered = [[tool.function.name for tool in request.tools or []] for request in backend.requests]
+    assert offered == [["one__echo"], ["one__echo"]]
+
+
+def test_what_results_hold_is_text() -> None:
+    """Links, embedded texts and bytes, and structured content where no text says it, reach the model as text."""
+
+    async def main() -> str:
+        async with fleet_of(raw=raw("blocks")) as run:
+            return await run(calling("raw__echo", text="x"))
+
+    assert asyncio.run(main()).splitlines() == [
+        "[link to the resource notes: file:///notes]",
+        "[resource file:///a]",
+        "the text of a",
+        "[resource file:///b, about 6 bytes, which are not shown]",
+        '{"sum": 3}',
+    ]
+
+
+def test_endless_line_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that never ends its line is ended, with the reason; what it wrote is not kept."""
+    monkeypatch.setattr(stdio, "MAX_LINE_BYTES", 1 << 20)
+
+    async def main() -> None:
+        async with fleet_of(bad=raw("endless", timeout_seconds=20)) as run:
+            await run(names)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            with pytest.raises(PyAgentError, match="it sent a line of more than 1 MiB"):
+                await run(calling("bad__echo", text="x"))
+            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+    asyncio.run(main())
+
+
+def test_flood_of_notifications_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """6,000 notifications are 100 events and 200 lines of log at most, and the answer comes."""
+    seen: list[ev.Event] = []
+
+    async def main() -> None:
+        async with fleet_of(bad=raw("flood")) as run:
+            assert await run(calling("bad__echo", text="x"), seen=seen) == "x"
+
+    with caplog.at_level(logging.DEBUG, "pyagent.mcp"):
+        asyncio.run(main())
+    assert sum(isinstance(each, ev.Progress) for each in seen) <= 100
+    assert sum("says" in record.getMessage() for record in caplog.records) <= 200
+
+
+def test_notifications_beyond_a_rate_are_dropped() -> None:
+    """Of 10,000 notifications at once the package's session sees 1,000 a second; answers among them all arrive."""
+
+    async def main() -> tuple[int, int]:
+        sending, receiving = anyio.create_memory_object_stream[Any](20_000)
+        noise = JSONRPCNotification(jsonrpc="2.0", method="notifications/message")
+        for number in range(10_000):
+            sending.send_nowait(SessionMessage(noise))
+            if number % 1_000 == 0:
+                sending.send_nowait(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=number, result={})))
+        sending.close()
+        began = asyncio.get_running_loop().time()
+        seen = [each.message async for each in Limited(receiving, lambda: None)]
+        seconds = int(asyncio.get_running_loop().time() - began) + 2
+        receiving.close()
+        num_answers = sum(isinstance(each, JSONRPCResponse) for each in seen)
+        assert len(seen) - num_answers <= MAX_NOTIFICATIONS * seconds < 10_000
+        return num_answers, seconds
+
+    assert asyncio.run(main())[0] == 10
+
+
+def test_lies_about_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Names that would be equal are told apart, a broken or huge schema keeps its tool out alone, texts are cut."""
+
+    async def main() -> dict[str, FleetTool]:
+        found: dict[str, FleetTool] = {}
+
+        async def look(context: Context) -> bool:
+            found.update(context.run.tools)
+            return True
+
+        async with fleet_of(bad=raw("lies")) as run:
+            await run(look)
+        return found
+
+    found = asyncio.run(main())
+    assert len(found) == 6
+    assert {"bad__a_b", "bad__talks"} < found.keys()
+    assert all(len(name) <= 64 for name in found)
+    assert len(found["bad__talks"].description) == 8_000
+    assert "its tool 'big' cannot be offered: its schema has more than 100,000 bytes" in caplog.text
+    assert "the tool bad__broken cannot be offered" in caplog.text
+
+
+def test_failed_start_is_named_once_without_secrets(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that ends at once is named in one warning with its last words, and the others work; a call says why."""
+    monkeypatch.setenv("MCP_TEST_SECRET", "hush-hush")
+    secret = {"env": {"KEY": "env:MCP_TEST_SECRET"}}
+
+    async def main() -> None:
+        missing = {"command": "nonesuch", "trust": "all"}
+        unset = raw("plain", env={"X": "env:MCP_TEST_UNSET"})
+        servers = {"missing": missing, "unset": unset, "wrong": raw("wrong"), "good": raw("noise")}
+        async with fleet_of(fails=raw("fails", **secret), **servers) as run:
+            assert await run(names) == ["good__echo"]
+            await asyncio.sleep(1.2)  # it is tried again meanwhile
+            assert await run(calling("good__echo", text="x")) == "x"
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 4, told
+    assert any("wrong" in text and "ListToolsResult" in text for text in told), told
+    assert any("fails" in text and "exit code 1; it said: no: [redacted]" in text for text in told), told
+    assert any("its command 'nonesuch' is not found" in text for text in told), told
+    assert any("X of the MCP server unset is to be env:MCP_TEST_UNSET, which is not set" in text for text in told), told
+    assert "hush" not in caplog.text
+
+
+def test_server_that_dies_is_begun_again() -> None:
+    """A call that a server dies of says that its effect is not known; the next call has a new server."""
+
+    async def main() -> None:
+        async with fleet_of(bad=raw("dies")) as run:
+            for _ in range(2):
+                with pytest.raises(BackendError, match="ended during the call; whether the call had its effect is not"):
+                    await run(calling("bad__echo", text="x"))
+            with pytest.raises(
+                BackendError, match=r"not connected: it ended with exit code 3; it is tried again in \d s"
+            ):
+                await run(calling("bad__echo", text="x"))
+
+    asyncio.run(main())
+
+
+def test_call_without_an_answer_ends_in_time() -> None:
+    """A server that does not answer a call costs its `timeout_seconds`."""
+
+    async def main() -> None:
+        async with fleet_of(bad=raw("silent", timeout_seconds=0.2)) as run:
+            with pytest.raises(BackendError, match=r"bad: no answer within 0.2 s, the call was cancelled"):
+                await run(calling("bad__echo", text="x"))
+
+    asyncio.run(main())
+
+
+def test_all_processes_of_a_server_end_with_the_fleet() -> None:
+    """Also a server that hears neither the end of its input nor SIGTERM, and its child."""
+    processes: list[int] = []
+
+    async def look(context: Context) -> bool:
+        processes.extend(map(int, context.run.tools["bad__echo"].description.split()))
+        return True
+
+    async def main() -> float:
+        async with fleet_of(bad=raw("child")) as run:
+            await run(look)
+            assert all(map(is_alive, processes))
+            began = time.monotonic()
+        return time.monotonic() - began
+
+    assert asyncio.run(main()) < 5  # what a provider has for it
+    assert len(processes) == 2
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(is_alive, processes)), os.listdir("/proc")
+
+
+@pytest.mark.parametrize(
+    ("server", "sentence"),
+    [
+        ({"command": "x", "url": "http://h"}, "expected either `command` or `url` in the MCP server s"),
+        ({}, "expected either `command` or `url`"),
+        ({"comand": "x"}, "expected 'command' in the MCP server s, got 'comand'"),
+        ({"command": "x", "headers": {"a": "b"}}, "expected no `headers` in the MCP server s, which is started by"),
+        ({"command": "x", "env": {"A": 1}}, "expected a text, env:NAME or file:PATH for 'A', as env of"),
+        ({"url": "ftp://h"}, "expected a URL such as"),
+        ({"url": "https://user:sk-secret@h"}, "expected a URL such as"),
+        ({"url": "http://h", "headers": {"A": "sk-secret\n"}}, "expected a line of printable ASCII"),
+        ({"command": "x", "trust": "yes"}, "expected 'none', 'annotations' or 'all', as trust of"),
+        ("x", "expected a table with `command` or `url`"),
+    ],
+)
+def test_wrong_server_is_refused_in_a_sentence(server: object, sentence: str) -> None:
+    """What is wrong is named by server and key, and no secret is repeated."""
+    with pytest.raises(ValueError, match=r"^expected") as caught:
+        read_mcp_servers({"s": server})
+    assert sentence in str(caught.value)
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_names_of_tools_do_not_collide() -> None:
+    """No server's name ends or breaks at the mark between server and tool, and what is written anew gets its own."""
+    for name in ("a__b", "a_", "_a", "", "a b", "x" * 33):
+        with pytest.raises(ValueError, match="as an MCP server's name"):
+            read_mcp_servers({name: {"command": "x"}})
+    made = [tool_name("s", tool) for tool in ("a b", "a_b", "a\tb", "x" * 80, "x" * 81, "")]
+    assert len(set(made)) == len(made)
