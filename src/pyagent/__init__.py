@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import AgentStarted as AgentStarted
     from pyagent.core.fleet.events import HistoryCompacted as HistoryCompacted
     from pyagent.core.fleet.events import ModelCalled as ModelCalled
+    from pyagent.core.fleet.events import NotesRead as NotesRead
+    from pyagent.core.fleet.events import NoteTaken as NoteTaken
     from pyagent.core.fleet.events import Progress as Progress
     from pyagent.core.fleet.events import Question as Question
     from pyagent.core.fleet.events import QuestionAnswered as QuestionAnswered
@@ -95,8 +97,8 @@ _NAMES = {
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted HistoryCompacted "
-    "ModelCalled Progress Question QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunResumed "
-    "RunStarted StepSkipped TextDelta ToolCalled ToolStarted",
+    "ModelCalled NoteTaken NotesRead Progress Question QuestionAnswered QuestionAsked RouteChosen RunFailed "
+    "RunFinished RunResumed RunStarted StepSkipped TextDelta ToolCalled ToolStarted",
     "pyagent.core.fleet.steps": "Step",
     "pyagent.core.fleet.tool_run": "idempotency_key",
     "pyagent.core.fleet.tool_functions": "tool",

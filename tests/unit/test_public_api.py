@@ -16,7 +16,8 @@ NAMES = """
 Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AwayError Backend BackendError
 BudgetError CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError
 DeadlineError Decline Engine FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat GuardrailError
-HistoryCompacted InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError NeedsAnswerError PenaltySchedule
+HistoryCompacted InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError NeedsAnswerError NoteTaken
+NotesRead PenaltySchedule
 PluginError Progress PyAgentError Question QuestionAnswered QuestionAsked ReplayError RequestError ResponseFormat
 RouteChosen RunFailed RunFinished RunResumed RunStarted SamplingParams Settings Step StepSkipped SyncChain
 SyncEngine Task TemperatureSchedule TextDelta Tool ToolCall ToolCalled ToolStarted UnsupportedError Usage WireError

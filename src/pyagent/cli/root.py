@@ -34,6 +34,7 @@ COMMANDS = {
     "score": "Say how likely a model finds a text.",
     "models": "List, fetch and inspect models.",
     "runs": "Look at runs, go on with them, and delete them.",
+    "memory": "Look at what agents keep across runs, and delete it.",
     "search": "Find passages of past runs, or of files.",
     "profile": "Watch what a running server does.",
     "cache": "Look into a running server's prompt cache.",

@@ -48,11 +48,14 @@ def show(
     run: Annotated[
         str | None, typer.Argument(help="The run's id; without one the newest.", autocompletion=run_ids)
     ] = None,
+    notes: Annotated[bool, typer.Option("--notes", help="Show only the notes that agents took.")] = False,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
     """Show everything a run did, in order; where records are damaged, that."""
     import msgspec
+
+    from pyagent.core.fleet.events import NoteTaken
 
     journal = open_journal(config)
     if run is None:
@@ -63,10 +66,12 @@ def show(
     kept = journal.read(run)
     expected = 0
     for record in kept.records:
+        if notes and not isinstance(record.event, NoteTaken):
+            continue
         if as_json:
             write_json_line(msgspec.json.encode(record.event, enc_hook=str))
             continue
-        if record.number > expected:
+        if record.number > expected and not notes:
             sys.stdout.write(coloured(f"{'':8}  {record.number - expected} records are damaged\n", "red"))
         expected = record.number + 1
         sys.stdout.write(line_of(record.event) + "\n")

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ from pyagent.core.fleet.events import (
     TextDelta,
     Totals,
 )
+from pyagent.core.fleet.memory import Memory, read_notes, take_note
 from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
 from pyagent.core.fleet.past import asked_of
 from pyagent.core.fleet.people import question_id
@@ -65,6 +67,7 @@ class Context(Questions):
     usage: Tally = field(default_factory=Tally)
     last_prompt: LastPrompt | None = None
     is_over: bool = False
+    task: str = ""
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -167,6 +170,11 @@ class Context(Questions):
         """`function` of each item, side by side, in the items' order. The first failure cancels the rest."""
         parts = self.scopes.parts(function)
         return await side_by_side(self.agent, parts, enumerate(items), max_concurrency or self.run.max_concurrency)
+
+    @property
+    def memory(self) -> Memory:
+        """The notes that the run's agents share, and those that are kept across runs."""
+        return Memory(partial(take_note, self), partial(read_notes, self))
 
     # -- people -------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from pyagent.core.fleet.notes import Note, Scope
 from pyagent.core.messages import FailedAttempt, FinishReason, Message, ToolCall, Usage
 
 
@@ -182,6 +183,29 @@ class QuestionAnswered(_Event, frozen=True):
     answer: str
 
 
+class NoteTaken(_Event, frozen=True):
+    """An agent noted something for the agents of its run, or with scope `fleet` for later runs of its tenant."""
+
+    step: str
+    agent: str
+    text: str
+    importance: float = 0.5
+    expires_seconds: float | None = None
+    scope: Scope = "run"
+    call: str = ""
+    asked: str = ""
+
+
+class NotesRead(_Event, frozen=True):
+    """An agent read the notes that fit best."""
+
+    step: str
+    agent: str
+    notes: list[Note]
+    call: str = ""
+    asked: str = ""
+
+
 class HistoryCompacted(_Event, frozen=True):
     """A conversation grew too long for the model and was shortened: its prompt's tokens, about, before and after."""
 
@@ -283,6 +307,8 @@ Event = (
     | ModelCalled
     | ToolStarted
     | ToolCalled
+    | NoteTaken
+    | NotesRead
     | HistoryCompacted
     | QuestionAsked
     | QuestionAnswered

@@ -16,6 +16,7 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.fleet.events import Event, RunFailed, RunFinished, RunStarted, Totals
+from pyagent.core.fleet.long_memory import LongMemory, NotesInMemory
 from pyagent.core.fleet.steps import RunSpec
 
 State = Literal["running", "done", "failed", "needs_answer", "cancelled", "unfinished", "damaged"]
@@ -41,7 +42,12 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal(Protocol):
-    """Keeps records of runs."""
+    """Keeps records of runs. `memory` keeps notes across them."""
+
+    @property
+    def memory(self) -> LongMemory:
+        """The notes of tenants."""
+        ...
 
     def open_run(self, spec: RunSpec, *, is_private: bool = False, name: str | None = None) -> str:
         """Return a new run's id, `r-7f3a`, unlike all others kept; nothing is kept of a private run.
@@ -114,6 +120,7 @@ class MemoryJournal:
     """Keeps the last `max_runs` runs in memory."""
 
     def __init__(self, max_runs: int = 100) -> None:
+        self.memory = NotesInMemory()
         self._max_runs = max_runs
         self._num_opened = 0
         self._records: dict[str, list[JournalRecord]] = {}

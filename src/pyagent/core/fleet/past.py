@@ -24,6 +24,8 @@ from pyagent.core.fleet.events import (
     AgentStarted,
     Event,
     ModelCalled,
+    NotesRead,
+    NoteTaken,
     QuestionAnswered,
     QuestionAsked,
     RouteChosen,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
 
 CANCELLED = "cancelled"
-_RESULTS = ModelCalled | ToolCalled | ToolStarted | QuestionAnswered | AgentFinished | AgentFailed
+_RESULTS = ModelCalled | ToolCalled | ToolStarted | NotesRead | QuestionAnswered | AgentFinished | AgentFailed
 _ENDS = RunFinished | RunFailed | RunResumed
 _UNLIKE = ("at", "run", "seconds", "totals")
 _ENDS_THE_RUN = ("CancelledError", "NeedsAnswerError", "ReplayError")
@@ -58,6 +60,7 @@ class Past:
     num_records: int = 0
     num_agents: int = 0
     num_calls: int = 0
+    notes: list[NoteTaken] = field(default_factory=list[NoteTaken])
     _asked: dict[_Key, str] = field(default_factory=dict[_Key, str])
     _results: dict[_Key, int] = field(default_factory=dict[_Key, int])
     _attempts: Counter[_Key] = field(default_factory=Counter[_Key])
@@ -105,6 +108,12 @@ class Past:
                 self._forget_failures()
             case ModelCalled() | ToolCalled() | ToolStarted() | QuestionAsked():
                 self._add_call(event, record)
+            case NoteTaken():
+                self.notes.append(event)
+                self._begin((event.step, event.agent, event.call), event.asked)
+            case NotesRead():
+                self._begin((event.step, event.agent, event.call), event.asked)
+                self._results[event.step, event.agent, event.call] = record.number
             case QuestionAnswered() if event.question in self._key_of_question:
                 self._answers[self._key_of_question[event.question]] = event.answer
             case _:
@@ -184,6 +193,11 @@ class Past:
         """Return what a tool returned for this call."""
         event = self._result(context, call)
         return event if isinstance(event, ToolCalled) else None
+
+    def notes_read(self, context: Context, call: str) -> NotesRead | None:
+        """Return the notes that this call read."""
+        event = self._result(context, call)
+        return event if isinstance(event, NotesRead) else None
 
     def num_attempts(self, context: Context, call: str) -> int:
         """Return how often a tool with an effect was begun for this call."""

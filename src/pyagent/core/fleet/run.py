@@ -29,6 +29,7 @@ from pyagent.core.fleet.guardrails import Guardrail, check
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
 from pyagent.core.fleet.limits import AgentLimits
+from pyagent.core.fleet.memory import RunNotes
 from pyagent.core.fleet.past import Past, asked_of, fault_of, is_restorable, restored, restored_error
 from pyagent.core.fleet.people import OpenQuestions
 from pyagent.core.fleet.slots import Slots
@@ -67,6 +68,7 @@ class Run:
     guardrails: Sequence[Guardrail] = ()
     questions: OpenQuestions = field(default_factory=OpenQuestions)
     slots: Slots = field(init=False)
+    notes: RunNotes = field(init=False)
     usage: Tally = field(default_factory=Tally)
     step_to_partial: dict[str, object] = field(default_factory=dict[str, object])
     past: Past = field(default_factory=Past)
@@ -81,6 +83,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.max_concurrency)
+        self.notes = RunNotes(self.past.notes)
         self.num_records = self.past.num_records
 
     def emit(self, event: Event, *, is_forced: bool = False) -> None:
@@ -143,6 +146,7 @@ class Run:
         name, parent = context.agent, context.parent
         agent = self.agent(name)
         task = checked_task(agent, task)
+        context.task = task.title
         self._count_agent(context)
         asked, parent_step = asked_of("agent", name, task), parent.step if parent else None
         self.past.check(context, "", f"the task {task.title!r:.80}", asked)

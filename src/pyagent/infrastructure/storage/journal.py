@@ -2,6 +2,7 @@
 
     journal/runs.db     runs, records, blobs (see `database`)
     journal/writers/    a lock for each process that writes
+    journal/notes.db    what agents keep across runs (see `notes`)
     journal/search/     what search has read of runs (see `search`); it loses a run with the journal
 
 A record is one transaction: it is kept when `append` returns, whatever happens to the process then. Other processes
@@ -44,6 +45,7 @@ from pyagent.core.fleet.journal import (
 from pyagent.core.fleet.steps import RunSpec
 from pyagent.infrastructure.storage.blobs import Blobs
 from pyagent.infrastructure.storage.database import RECORDS_A_RUN, Database, Row
+from pyagent.infrastructure.storage.notes import SqliteNotes
 from pyagent.infrastructure.storage.record_codec import RecordCodec
 from pyagent.infrastructure.storage.writers import Writers
 
@@ -88,6 +90,7 @@ class SqliteJournal:
         self._blobs = Blobs(self._database)
         self._writers = Writers(folder / "writers")
         self.search_folder = folder / "search"
+        self.memory = SqliteNotes(folder / "notes.db")
         self._open: dict[str, _OpenRun] = {}
         self._losses: dict[str, str] = {}
         self._num_opened = 0
@@ -171,6 +174,7 @@ class SqliteJournal:
         for run in list(self._open):
             self.close_run(run)
         self._database.close()
+        self.memory.close()
         self._writers.close()
 
     def reopen(self, run: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.infrastructure.tools.files import FileTools
+from pyagent.infrastructure.tools.memory import memory_tools
 
 if TYPE_CHECKING:
     from pyagent.core.settings import Tools
@@ -30,6 +31,7 @@ def built_in_tools(settings: Tools, search: Search | None = None) -> list[FleetT
         from pyagent.infrastructure.tools.http import http_tool
 
         tools.append(http_tool(settings.http_hosts, allows_private=settings.http_private))
+    tools += memory_tools()
     if search is not None:
         from pyagent.infrastructure.tools.search import search_tools
 

@@ -18,6 +18,7 @@ from typing import Any
 from pyagent.core.errors import AgentError
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.file_access import current_access, grant
+from pyagent.core.fleet.memory import read_notes, take_note
 from pyagent.core.fleet.model_call import TextStream
 from pyagent.core.fleet.remote.messages import AgentCall, AgentView, ToolView
 
@@ -48,6 +49,8 @@ class RunCalls:
             "keep": self._keep,
             "progress": self._progress,
             "phase_ended": self._phase_ended,
+            "note": self._note,
+            "notes": partial(read_notes, context),
             "stream": self._stream,
             "piece": self._piece,
             "close_stream": self._close_stream,
@@ -168,6 +171,9 @@ class RunCalls:
 
     async def _phase_ended(self, name: str, error: str | None, seconds: float) -> object:
         return self._context.phase_ended(name, seconds, error)
+
+    async def _note(self, spec: Any) -> object:
+        return take_note(self._context, spec)
 
     async def _stream(self, messages: Any, sampling: Any) -> object:
         self._streams.append(self._context.stream(messages, sampling=sampling))

@@ -17,6 +17,8 @@ from pyagent.core.errors import AgentError
 from pyagent.core.fleet.agent import Agent, Task, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.file_access import grant
+from pyagent.core.fleet.memory import Memory
+from pyagent.core.fleet.notes import Notes, NoteSpec
 from pyagent.core.fleet.questions import DEFAULT_SAMPLING, LastPrompt, Prompt, Questions, as_messages, side_by_side
 from pyagent.core.fleet.remote.messages import AgentCall, AgentView
 from pyagent.core.fleet.scopes import Scopes
@@ -188,6 +190,17 @@ class RemoteContext(Questions):
         parts = self.scopes.parts(function)
         return await side_by_side(self.agent, parts, enumerate(items), max_concurrency or self.view.max_concurrency)
 
+    @property
+    def memory(self) -> Memory:
+        """The notes that the run's agents share, and those that are kept across runs."""
+        return Memory(self._take_note, self._read_notes)
+
+    def _take_note(self, spec: NoteSpec) -> None:
+        self._tell("note", spec, number=self.scopes.next_call())
+
+    async def _read_notes(self, tokens: int, about: str | None) -> Notes:
+        return cast("Notes", await self._call("notes", tokens, about))
+
     # -- people -------------------------------------------------------------------------------------------------------
 
     async def ask(self, text: str, *, options: Sequence[str] = (), kind: QuestionKind = "question") -> str:
@@ -239,9 +252,9 @@ class RemoteContext(Questions):
         await self.check_open()
         return await self.carry(self._numbered(name, args, number=number))
 
-    def _tell(self, name: str, *args: object, unlike: tuple[object, ...] = ()) -> None:
+    def _tell(self, name: str, *args: object, unlike: tuple[object, ...] = (), number: str = "") -> None:
         """Send without waiting; `settle` waits until all of it has arrived."""
-        told = asyncio.ensure_future(self.carry(self._numbered(name, args, unlike)))
+        told = asyncio.ensure_future(self.carry(self._numbered(name, args, unlike, number)))
         self._told.add(told)
 
     def _numbered(
