@@ -24,7 +24,17 @@ from hypothesis import strategies as st
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.events import ModelCalled, Progress, RunFailed, RunFinished, RunStarted, ToolCalled, Totals
+from pyagent.core.fleet.events import (
+    AgentFinished,
+    AgentStarted,
+    ModelCalled,
+    Progress,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    ToolCalled,
+    Totals,
+)
 from pyagent.core.fleet.journal import JournalRecord
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.fleet.steps import RunSpec, Step
@@ -318,6 +328,40 @@ def test_conversation_grows_by_what_is_new(tmp_path: Path) -> None:
     last = list(journal.replay(fork))[-1].event
     assert isinstance(last, ModelCalled)
     assert last.messages == messages[:30]
+
+
+def test_step_that_does_nothing_takes_little_room(tmp_path: Path) -> None:
+    """A spawned agent's two records take less than 115 bytes of the file, its own place in it included."""
+    journal = SqliteJournal(tmp_path)
+    run, totals = journal.open_run(SPEC), Totals(seconds=0.001)
+
+    def size_after(first: int, last: int) -> int:
+        for step in range(first, last):
+            path = f"loop/{step}.noop"
+            started = AgentStarted(run=run, step=path, agent="noop", task=f"{step}", parent="loop", asked="12345678")
+            finished = AgentFinished(run=run, step=path, agent="noop", output=step, totals=totals)
+            journal.append(run, JournalRecord(2 * step, started))
+            journal.append(run, JournalRecord(2 * step + 1, finished))
+        with closing(sqlite3.connect(tmp_path / "runs.db")) as database:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return (tmp_path / "runs.db").stat().st_size
+
+    grown = -size_after(0, 500) + size_after(500, 1_500)
+    journal.close()
+    assert grown / 1_000 < 115
+    assert size_after(0, 0) / 1_500 < 130  # with all that an empty journal has
+
+
+def test_records_between_large_ones_are_kept_in_order(tmp_path: Path) -> None:
+    """Records that are one statement and those that bring blobs, forced ones too, come back as they were written."""
+    journal = SqliteJournal(tmp_path)
+    run = journal.open_run(SPEC)
+    texts = [f"{number} " + "word " * (300 if number % 3 else 1) for number in range(30)]
+    for number, text in enumerate(texts):
+        event = Progress(run=run, step="a", agent="a", text=text)
+        journal.append(run, JournalRecord(number, event), is_forced=number % 7 == 0)
+    journal.close()
+    assert _texts(SqliteJournal(tmp_path), run) == texts
 
 
 def test_processes_and_threads_write_at_once(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ the type of `Task.arguments`. The fleet checks both, so that nothing malformed s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast, get_type_hints
 
 import msgspec
@@ -101,8 +102,17 @@ def arguments_type(agent: Agent) -> type[object] | None:
 
 def output_type(agent: Agent) -> object:
     """Return the type `run` says it returns; `object` when it does not say."""
+    run = agent.run
     try:
-        return cast("object", get_type_hints(agent.run).get("return", object))
+        return _returned_type(cast("Callable[..., object]", getattr(run, "__func__", run)))
+    except TypeError:  # a callable that has no hash
+        return object
+
+
+@lru_cache(maxsize=1024)  # annotations are evaluated as code: a third of a step of an agent that does nothing
+def _returned_type(function: Callable[..., object]) -> object:
+    try:
+        return cast("object", get_type_hints(function).get("return", object))
     except (NameError, TypeError, AttributeError):  # an annotation that only a type checker can resolve
         return object
 

@@ -20,6 +20,9 @@ from pyagent.core.errors import RequestError
 
 _BUSY_SECONDS = 10.0
 _PAUSE_SECONDS = 0.02
+_PAGE_BYTES = 2048
+"""A record is some 50 bytes, and each transaction writes the page it goes to: half of SQLite's own page."""
+_LOG_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +135,13 @@ class Database:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect before there are tables
+    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # this and the next take effect before there are tables
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     _write_ahead(connection)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA secure_delete = ON")
-    connection.execute("PRAGMA journal_size_limit = 4194304")
+    connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_BYTES // _PAGE_BYTES}")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > schema.version:
         raise RequestError(f"{path} was written by another release of pyagent (version {version})", param="run")

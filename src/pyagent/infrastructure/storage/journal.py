@@ -54,6 +54,9 @@ _MAX_LOSSES = 100
 _RECORDS_A_QUERY = 256
 _OPEN = "open"
 _SUMMARIES = "SELECT name, started_at, task, state, totals, tenant, writer FROM runs"
+_INSERT = "INSERT INTO records VALUES (?, ?)"
+_NOTED = RunStarted | RunFinished | RunFailed
+"""Events that the run's row tells of, too."""
 
 logger = logging.getLogger("pyagent.journal")
 
@@ -136,11 +139,7 @@ class SqliteJournal:
         if opened is None or opened.is_broken:
             return
         try:
-            with self._database.transaction(is_forced=is_forced):
-                body = self._codec.encode(opened.id, opened.epoch, record.event)
-                place = opened.id * RECORDS_A_RUN + record.number
-                self._database.execute("INSERT INTO records VALUES (?, ?)", (place, body))
-                self._note(opened.id, record)
+            self._keep(opened, record, is_forced=is_forced)
         except sqlite3.Error as error:
             opened.is_broken = True
             self._codec.forget()
@@ -148,6 +147,19 @@ class SqliteJournal:
             if record.number == 0:
                 with suppress(sqlite3.Error):
                     self._delete(opened.id)  # there is nothing to show
+
+    def _keep(self, opened: _OpenRun, record: JournalRecord, *, is_forced: bool) -> None:
+        """Insert a record in one transaction, which for most is the statement's own: BEGIN and COMMIT cost as much."""
+        event, place = record.event, opened.id * RECORDS_A_RUN + record.number
+        if not is_forced and not isinstance(event, _NOTED):
+            small = self._codec.encode_small(opened.epoch, event)
+            if small is not None:
+                self._database.execute(_INSERT, (place, small))
+                return
+        with self._database.transaction(is_forced=is_forced):
+            body = self._codec.encode(opened.id, opened.epoch, event)
+            self._database.execute(_INSERT, (place, body))
+            self._note(opened.id, record)
 
     def _note(self, run: int, record: JournalRecord) -> None:
         """Keep in the run's row what a list of runs shows of it."""

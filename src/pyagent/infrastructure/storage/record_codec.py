@@ -29,6 +29,8 @@ _TICKS = 1_000_000
 _SECONDS = "seconds"
 _STRUCT, _BLOB, _CHAIN, _JSON, _NAMED = 1, 2, 3, 4, 5
 _SKIPPED = ("run",)
+_SIMPLE = frozenset((str, int, bool, type(None)))
+"""Types of values that are kept as they are."""
 _Shape = tuple[int, tuple[str, ...], tuple[object, ...], tuple[int, ...]]
 """A type's number, the names of its fields, their defaults, and the places of its floats."""
 
@@ -47,6 +49,17 @@ class RecordCodec:
 
     def encode(self, run: int, epoch: float, event: Event) -> bytes:
         """Return an event's record; what is large goes to the blobs of the run, in the transaction under way."""
+        values, body = self._encoded(epoch, event)
+        if len(body) > _INLINE_BYTES:
+            body = self._encoder.encode([values[0], *(self._outlined(run, value) for value in values[1:])])
+        return _checked(body)
+
+    def encode_small(self, epoch: float, event: Event) -> bytes | None:
+        """Return the record of an event that needs no blob, as most do; else None."""
+        _, body = self._encoded(epoch, event)
+        return None if len(body) > _INLINE_BYTES else _checked(body)
+
+    def _encoded(self, epoch: float, event: Event) -> tuple[list[object], bytes]:
         values = self._values(event)
         values[1] = round((event.at - epoch) * _TICKS)
         try:
@@ -54,14 +67,15 @@ class RecordCodec:
         except Exception:  # noqa: BLE001 - outputs are of other people's types
             values = [_carried(value) for value in values]
             body = self._encoder.encode(values)
-        if len(body) > _INLINE_BYTES:
-            body = self._encoder.encode([values[0], *(self._outlined(run, value) for value in values[1:])])
-        return zlib.crc32(body).to_bytes(_CHECK_BYTES) + body
+        return values, body
 
     def _values(self, struct: msgspec.Struct) -> list[object]:
         """Return a struct's shape and its values, without those at the end that have their defaults."""
         shape, names, defaults, zeros = self._shape(type(struct))
-        values = [_plain(name, getattr(struct, name), self._values) for name in names]
+        values = [
+            value if type(value := getattr(struct, name)) in _SIMPLE else _plain(name, value, self._values)
+            for name in names
+        ]
         for place in zeros:
             values[place] = values[place] or 0  # a number of one byte, where 0.0 is of nine
         while values and _is_same(values[-1], defaults[len(values) - 1]):
@@ -138,6 +152,10 @@ class RecordCodec:
         if isinstance(seconds := fields.get(_SECONDS), int):
             fields[_SECONDS] = seconds / _TICKS
         return {"event": tag, **fields} if tag else fields
+
+
+def _checked(body: bytes) -> bytes:
+    return zlib.crc32(body).to_bytes(_CHECK_BYTES) + body
 
 
 def _plain(name: str, value: object, values_of: Callable[[msgspec.Struct], list[object]]) -> object:
