@@ -45,7 +45,7 @@ async def run_remote(agent: Agent, task: Task, view: AgentView, ask: Ask) -> obj
     """Return what an agent returns for a task of a run that is elsewhere; what it said until then has arrived."""
     grant(view.file_access)
     continue_trace(view.trace)
-    context = RemoteContext(view, ask)
+    context = RemoteContext(view, ask, task=task.title)
     try:
         return await agent.run(cast("Context", context), task)
     except asyncio.CancelledError:
@@ -103,6 +103,7 @@ class RemoteContext(Questions):
     budget: Budget = field(init=False)
     last_prompt: LastPrompt | None = None
     is_over: bool = False
+    task: str = ""
     scopes: Scopes = field(default_factory=Scopes)
     _num_calls: int = 0
     _told: set[asyncio.Future[object]] = field(default_factory=set[asyncio.Future[object]])
