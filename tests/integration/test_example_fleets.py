@@ -307,3 +307,163 @@ def test_test_writer_ends_on_random_weights(tmp_path: Path) -> None:
     written = write_tests(FLEETS / "samples" / "project" / "shop.py", tmp_path / "test_shop.py")
     assert {case.name for case in written.cases} <= {"slug", "median"}
     assert set(written.left_out) >= {"load", "price"}
+
+
+# -- translator -------------------------------------------------------------------------------------------------------
+
+
+def translated(script: Callable[[ChatRequest], str] | None, text: str, rounds: int = 1) -> Any:
+    backend = None if script is None else ScriptedBackend(script)
+    return asyncio.run(example("translator").main(text, "German", rounds, backend=backend))
+
+
+def test_translators_debate_and_a_judge_decides() -> None:
+    """Each translator sees the other's version; what is left apart goes to the judge."""
+    asked: list[str] = []
+
+    def script(request: ChatRequest) -> str:
+        asked.append(text := request.messages[-1].text)
+        if "Which German is better" in text:
+            return "second"
+        style = "wörtlich" if "word by word" in request.messages[0].text else "frei"
+        return f"{style} {'neu' if 'Another wrote' in text else 'alt'} 7"
+
+    done = translated(script, "At 7.\n\nAt seven, 7.")
+    assert [(each.text, each.why, each.is_doubtful) for each in done.paragraphs] == [
+        ("frei neu 7", "the judge took the second", False)
+    ] * 2
+    assert sum("Another wrote: frei alt 7" in text for text in asked) == 2
+
+
+def test_translation_that_lost_a_number_does_not_win() -> None:
+    """Exact faults outrank the judge; where both are at fault, or the judge says nothing, a person is told."""
+
+    def loses(request: ChatRequest) -> str:
+        return "Um 7 Uhr" if "word by word" in request.messages[0].text else "Um acht Uhr"
+
+    [kept] = translated(loses, "At 7.").paragraphs
+    assert (kept.text, kept.why, kept.is_doubtful) == ("Um 7 Uhr", "it lost 7", False)
+    [both] = translated(lambda _: "At 7.", "At 7.").paragraphs
+    assert (both.is_doubtful, both.why) == (True, "both are at fault: it is the text itself")
+    [silent] = translated(lambda request: f"no. {len(request.messages[0].text)}", "Hello.", 0).paragraphs
+    assert silent.is_doubtful
+    with pytest.raises(PyAgentError, match="rounds must be an integer >= 0"):
+        translated(lambda _: "x", "Hello.", -1)
+
+
+@pytest.mark.usefixtures("random_chain")
+def test_translator_ends_on_random_weights() -> None:
+    """Every paragraph has a text and a reason."""
+    done = translated(None, "Go.\n\nStay 3.")
+    assert [each.source for each in done.paragraphs] == ["Go.", "Stay 3."]
+    assert all(each.text and each.why for each in done.paragraphs)
+
+
+# -- watch folder -----------------------------------------------------------------------------------------------------
+
+
+def watch(folder: Path, output: Path, backend: ScriptedBackend | None = None, seconds: float = 0) -> Any:
+    return asyncio.run(example("watch_folder").main(folder, output, seconds, backend=backend))
+
+
+def test_folder_is_summarised_as_it_changes(tmp_path: Path) -> None:
+    """Each text is summarised once, and again when it changes; others are left alone."""
+    inbox, output = tmp_path / "inbox", tmp_path / "inbox" / "summaries"
+    inbox.mkdir()
+    (inbox / "a.txt").write_text("The boat left. " * 20)
+    (inbox / "picture.png").write_bytes(b"\x89PNG")
+    (inbox / "empty.txt").touch()
+    known = watch(inbox, output, ScriptedBackend(["The boat left early."]))
+    assert list(known.files) == ["a.txt"]
+    assert (output / "a.txt.summary.txt").read_text() == "The boat left early."
+    backend = ScriptedBackend(["It came back."])
+    watch(inbox, output, backend)
+    assert backend.requests == []
+    (inbox / "a.txt").write_text("The boat came back. " * 20)
+    watch(inbox, output, backend)
+    assert (output / "a.txt.summary.txt").read_text() == "It came back."
+
+
+def test_folder_is_watched_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that comes later is found by the same program."""
+    fleet = example("watch_folder")
+    monkeypatch.setattr(fleet, "POLL_SECONDS", 0.01)
+    (tmp_path / "a.txt").write_text("One boat. " * 20)
+
+    def script(_: ChatRequest) -> str:
+        if not (tmp_path / "b.txt").exists():
+            (tmp_path / "b.txt").write_text("Two boats. " * 20)
+        return "A boat."
+
+    async def main() -> None:
+        watching = asyncio.create_task(fleet.main(tmp_path, tmp_path / "out", None, backend=ScriptedBackend(script)))
+        while not (tmp_path / "out" / "b.txt.summary.txt").exists():
+            assert not watching.done()
+            await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_text_that_fails_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is no text is not read again and again, and the others are summarised."""
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "b.txt").write_text("One boat. " * 20)
+    known = watch(tmp_path, tmp_path / "out", ScriptedBackend(["A boat."]))
+    assert [how for _, how in known.files.values()][1] == "done"
+    assert "a.txt is not text in UTF-8" in capsys.readouterr().out
+    (tmp_path / "out" / ".known.json").write_text("{")
+    assert list(watch(tmp_path, tmp_path / "out", ScriptedBackend(["A boat."])).files) == ["a.txt", "b.txt"]
+
+
+@pytest.mark.usefixtures("random_chain")
+def test_watch_folder_ends_on_random_weights(tmp_path: Path) -> None:
+    """Each text has a summary or a reason."""
+    known = watch(FLEETS / "samples" / "notes", tmp_path / "out")
+    assert len(known.files) == 4
+
+
+# -- nightly report ---------------------------------------------------------------------------------------------------
+
+LOG = FLEETS / "samples" / "server.log"
+DAY = date(2026, 11, 22)
+
+
+def report(folder: Path, backend: ScriptedBackend | None = None, log: Path = LOG, **given: Any) -> Any:
+    return asyncio.run(example("nightly_report").main(log, DAY, folder, backend=backend, **given))
+
+
+def test_report_has_the_facts(tmp_path: Path) -> None:
+    """Lines and errors are counted and compared with the day before; the words stand above them."""
+    written = report(tmp_path, ScriptedBackend(["Payments timed out 3 times. The disk"]), code=FLEETS)
+    text = (tmp_path / "2026-11-22.md").read_text()
+    assert text == written.text
+    assert text.startswith("# 2026-11-22\n\nPayments timed out 3 times.\n\n- 18 lines, 4 errors, more by 3 than")
+    assert "- new: disk: N % full (1 times)" in text
+    assert "- again: payment: timeout after N s (3 times)" in text
+    assert "functions of" in text
+
+
+def test_report_lets_no_number_through(tmp_path: Path) -> None:
+    """Words with a number that is not counted are left out."""
+    assert "(no words tonight" in report(tmp_path, ScriptedBackend(["There were 77 errors."])).text
+
+
+def test_report_of_a_night_goes_on_and_ends_once(tmp_path: Path) -> None:
+    """A night whose model was down goes on where it was; a night that is done is not run again."""
+    with pytest.raises(PyAgentError):
+        report(tmp_path, ScriptedBackend([]))
+    written = report(tmp_path, ScriptedBackend(["All calm."]))
+    assert "All calm." in written.text
+    with pytest.raises(PyAgentError, match="is done") as raised:
+        report(tmp_path, ScriptedBackend([]))
+    assert getattr(raised.value, "code", "") == "done"
+    with pytest.raises(PyAgentError, match="has no lines of 2026-11-22"):
+        report(tmp_path, ScriptedBackend([]), FLEETS / "samples" / "orders.csv")
+
+
+@pytest.mark.usefixtures("random_chain")
+def test_nightly_report_ends_on_random_weights(tmp_path: Path) -> None:
+    """The facts are the same, whatever the model says."""
+    assert "- 18 lines, 4 errors" in report(tmp_path).text
