@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test busy-test oracle schemas clients peers ray cluster soak chaos cluster-chaos run-kills hostile function-calls slow gpu mutations check format bench docs lock wheel clean
+.PHONY: help install demo test busy-test oracle schemas clients peers ray cluster soak chaos cluster-chaos run-kills hostile function-calls slow gpu mutations check check-style check-types check-rust format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 16
@@ -133,14 +133,21 @@ slow: .venv/.dev  ## Tests that take long (soaks, chaos)
 mutations: .venv/.dev  ## Put faults in on purpose; a test must notice each (builds the extension once)
 	@$(BIN)/python tests/mutations/run.py
 
+# The parts do not wait for each other, and each leaves a core idle for a while: so two at once.
 check: .venv/.docs  ## Format, lint, types, import rules, clippy, Rust tests, docs
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync check-rust check-types check-style docs
+
+check-style: .venv/.dev
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
-	@$(BIN)/basedpyright
 	@$(BIN)/lint-imports
+
+check-types: .venv/.dev
+	@$(BIN)/basedpyright
+
+check-rust:
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets --quiet -- -D warnings
 	@cargo test --workspace --quiet
-	@$(MAKE) --no-print-directory docs
 
 format:  ## Format everything
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix . && cargo fmt --all
