@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import AgentFailed as AgentFailed
     from pyagent.core.fleet.events import AgentFinished as AgentFinished
     from pyagent.core.fleet.events import AgentStarted as AgentStarted
+    from pyagent.core.fleet.events import FailureTolerated as FailureTolerated
     from pyagent.core.fleet.events import HistoryCompacted as HistoryCompacted
+    from pyagent.core.fleet.events import LoopEnded as LoopEnded
     from pyagent.core.fleet.events import ModelCalled as ModelCalled
     from pyagent.core.fleet.events import NotesRead as NotesRead
     from pyagent.core.fleet.events import NoteTaken as NoteTaken
@@ -56,10 +58,14 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import RunFinished as RunFinished
     from pyagent.core.fleet.events import RunResumed as RunResumed
     from pyagent.core.fleet.events import RunStarted as RunStarted
+    from pyagent.core.fleet.events import StepRetried as StepRetried
     from pyagent.core.fleet.events import StepSkipped as StepSkipped
     from pyagent.core.fleet.events import TextDelta as TextDelta
     from pyagent.core.fleet.events import ToolCalled as ToolCalled
     from pyagent.core.fleet.events import ToolStarted as ToolStarted
+    from pyagent.core.fleet.step_options import Repeat as Repeat
+    from pyagent.core.fleet.step_options import Retries as Retries
+    from pyagent.core.fleet.step_options import StepBudget as StepBudget
     from pyagent.core.fleet.steps import Step as Step
     from pyagent.core.fleet.tool_functions import tool as tool
     from pyagent.core.fleet.tool_run import idempotency_key as idempotency_key
@@ -96,9 +102,11 @@ _NAMES = {
     "pyagent.core.flat_logprobs": "FlatLogprobs",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
-    "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted HistoryCompacted "
-    "ModelCalled NoteTaken NotesRead Progress Question QuestionAnswered QuestionAsked RouteChosen RunFailed "
-    "RunFinished RunResumed RunStarted StepSkipped TextDelta ToolCalled ToolStarted",
+    "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted "
+    "FailureTolerated HistoryCompacted LoopEnded ModelCalled NoteTaken NotesRead Progress Question "
+    "QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunResumed RunStarted StepRetried "
+    "StepSkipped TextDelta ToolCalled ToolStarted",
+    "pyagent.core.fleet.step_options": "Repeat Retries StepBudget",
     "pyagent.core.fleet.steps": "Step",
     "pyagent.core.fleet.tool_run": "idempotency_key",
     "pyagent.core.fleet.tool_functions": "tool",

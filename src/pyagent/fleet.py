@@ -142,6 +142,7 @@ def _limits(settings: Settings) -> FleetLimits:
         fleet_seconds=budget.fleet.seconds,
         fleet_usd=budget.fleet.usd,
         max_concurrency=settings.fleet.max_concurrency,
+        max_runs=settings.fleet.max_runs,
         waits_for_answers=settings.fleet.questions == "wait",
     )
 

@@ -134,3 +134,25 @@ def test_graph_is_run(environment: dict[str, str], caller: str, tmp_path: Path) 
     graph.write_text("steps = 1")
     wrong = pyagent("run", "x", "--graph", str(graph), env=environment)
     assert (wrong.returncode, "the graph is wrong" in wrong.stderr) == (1, True)
+
+
+def test_graph_is_shown(environment: dict[str, str], tmp_path: Path) -> None:
+    """`run --graph --show` writes the graph as a tree or for Mermaid and runs nothing; without a graph it says so."""
+    graph = tmp_path / "graph.toml"
+    graph.write_text(
+        '[[steps]]\nname = "find"\nagent = "assistant"\ntask = "{task}"\nretries = { max = 2 }\n'
+        '[[steps]]\nname = "fix"\nafter = ["find"]\nwhen = "find != \\"no\\""\n'
+        'repeat = { max = 3, until = "exists write" }\n[[steps.steps]]\nname = "write"\ntask = "write"\n'
+    )
+    tree = pyagent("run", "look", "--graph", str(graph), "--show", "tree", env=environment)
+    assert tree.stdout.splitlines() == [
+        "find  assistant · look · 2 retries",
+        'fix   group of 1 · after find · when find != "no" · repeat until exists write, at most 3 rounds',
+        "    write  the agent that the router finds · write",
+    ]
+    chart = pyagent("run", "look", "--graph", str(graph), "--show", "mermaid", env=environment).stdout
+    assert chart.startswith('flowchart TD\n    s0["find · assistant · 2 retries"]\n    subgraph s1["fix ·')
+    assert '    s0 -->|"find != &quot;no&quot;"| s1\n' in chart
+    assert json.loads(pyagent("runs", "list", "--json", env=environment).stdout) == []
+    wrong = pyagent("run", "look", "--show", "tree", env=environment)
+    assert (wrong.returncode, "--graph FILE names one" in wrong.stderr) == (2, True)

@@ -303,6 +303,8 @@ def test_remote_context_has_what_a_context_has() -> None:
         "trace",
         "totals",
         "phase_ended",
+        "urgency",
+        "rank",
         "_pieces",
     }
     for name, member in vars(Context).items():

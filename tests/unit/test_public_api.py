@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[2]
 NAMES = """
 Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AwayError Backend BackendError
 BudgetError CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError
-DeadlineError Decline Engine FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat GuardrailError
-HistoryCompacted InvalidOutputError JsonSchemaFormat Message ModelCalled ModelError NeedsAnswerError NoteTaken
-NotesRead PenaltySchedule
-PluginError Progress PyAgentError Question QuestionAnswered QuestionAsked ReplayError RequestError ResponseFormat
-RouteChosen RunFailed RunFinished RunResumed RunStarted SamplingParams Settings Step StepSkipped SyncChain
-SyncEngine Task TemperatureSchedule TextDelta Tool ToolCall ToolCalled ToolStarted UnsupportedError Usage WireError
-follow idempotency_key load_settings tool validate_partial __version__
+DeadlineError Decline Engine FailureTolerated FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat
+GuardrailError HistoryCompacted InvalidOutputError JsonSchemaFormat LoopEnded Message ModelCalled ModelError
+NeedsAnswerError NoteTaken NotesRead PenaltySchedule PluginError Progress PyAgentError Question QuestionAnswered
+QuestionAsked Repeat ReplayError RequestError ResponseFormat Retries RouteChosen RunFailed RunFinished RunResumed
+RunStarted SamplingParams Settings Step StepBudget StepRetried StepSkipped SyncChain SyncEngine Task
+TemperatureSchedule TextDelta Tool ToolCall ToolCalled ToolStarted UnsupportedError Usage WireError follow
+idempotency_key load_settings tool validate_partial __version__
 """
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from pyagent.cli.graph import GraphForm, read_graph_file, write_graph
 from pyagent.cli.options import AsJson, Chain, Config, Files, Model, Private, Seconds
 from pyagent.cli.output import for_terminal
 from pyagent.cli.startup import read_settings
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.events import Event
     from pyagent.core.fleet.steps import Step
+    from pyagent.core.fleet.urgency import Urgency
     from pyagent.fleet import Fleet
 
 app = typer.Typer(add_completion=False)
@@ -34,6 +36,16 @@ def run(
         Path | None,
         typer.Option("--graph", metavar="FILE", help="Run the steps of a TOML file; TASK fills their {task}."),
     ] = None,
+    show: Annotated[
+        GraphForm | None,
+        typer.Option("--show", help="Write the graph instead of running it: as a tree, or for Mermaid."),
+    ] = None,
+    priority: Annotated[
+        int, typer.Option("--priority", help="Lower goes first where more want to go on than may; also in the engine.")
+    ] = 0,
+    request_class: Annotated[
+        str, typer.Option("--request-class", metavar="NAME", help="The queue of the engine that its requests wait in.")
+    ] = "",
     chain: Chain = None,
     model: Model = None,
     private: Private = False,
@@ -45,12 +57,16 @@ def run(
 
     from pyagent.cli.event_loop import run_to_end
     from pyagent.cli.input import readable_files, text_or_input
+    from pyagent.core.fleet.urgency import Urgency
     from pyagent.fleet import Fleet
 
     settings = read_settings(config, chain, model)
     with readable_files(file or []) as files:
         text = text_or_input(task or "", has_more=bool(files or graph))
-        steps = None if graph is None else _read_graph(graph, text)
+        steps = None if graph is None else read_graph_file(graph, text)
+        if show is not None:
+            write_graph(steps, show)
+            return
         if steps is None and not (text.strip() or files):
             raise typer.BadParameter("the task is empty: say what is to be done, or name a file", param_hint="TASK")
 
@@ -64,22 +80,10 @@ def run(
                     timeout_seconds=seconds,
                     is_private=private,
                     as_json=as_json,
+                    urgency=Urgency(priority, request_class),
                 )
 
         run_to_end(work())
-
-
-def _read_graph(file: Path, task: str) -> list[Step]:
-    from pyagent.core.errors import RequestError
-    from pyagent.core.fleet.graph_file import read_graph
-
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"{file} cannot be read: {error.strerror}", param="graph") from error
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{file} is not text in UTF-8", param="graph") from error
-    return read_graph(text, task, file.parent)
 
 
 async def watch(
@@ -91,6 +95,7 @@ async def watch(
     timeout_seconds: float | None = None,
     is_private: bool = False,
     as_json: bool = False,
+    urgency: Urgency | None = None,
 ) -> None:
     """Run `task` on `fleet`, showing what happens; then its result and what it took, also when it fails."""
     run = fleet.run(
@@ -100,6 +105,8 @@ async def watch(
         timeout_seconds=timeout_seconds,
         is_private=is_private,
         waits_for_answers=waits_for_answers(as_json=as_json),
+        priority=urgency.priority if urgency else 0,
+        request_class=urgency.request_class if urgency else "",
     )
     await show_run(fleet, run, as_json=as_json)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pyagent.cli.graph import GraphForm, write_graph
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import Colour, coloured, write_json, write_json_line
 from pyagent.cli.run_control import add_commands
@@ -64,6 +65,9 @@ def show(
             sys.stdout.write("no runs yet: pyagent run TASK\n")
             return
     kept = journal.read(run)
+    if not as_json and len(steps := journal.spec(run).steps) > 1:
+        write_graph(steps, GraphForm.TREE)
+        sys.stdout.write("\n")
     expected = 0
     for record in kept.records:
         if notes and not isinstance(record.event, NoteTaken):

@@ -19,6 +19,8 @@ from pyagent.core.fleet.events import (
     Progress,
     QuestionAsked,
     RouteChosen,
+    StepRetried,
+    StepSkipped,
     encode_event,
 )
 from pyagent.core.one_line import printable
@@ -120,7 +122,7 @@ class PlainView(_LineView):
             case AgentDeclined() if "/" not in event.step:
                 return f"  {event.agent:<12} declines: {printable(event.reason)}"
             case _:
-                return ""
+                return step_line(event)
 
 
 class LiveView:
@@ -202,6 +204,16 @@ def live_line(row: Row, seconds: float) -> str:
 def stopped_line(row: Row) -> str:
     """Return a row that was stopped before it was over."""
     return f"{marked('failed')} {row.agent:<12} stopped: {row.line}"
+
+
+def step_line(event: Event) -> str:
+    """Return a line about a step that is tried again, or does not run; of other events an empty one."""
+    if isinstance(event, StepRetried):
+        return f"  {event.step} failed and is tried again in {event.seconds:.1f} s: {printable(event.error)}"
+    if not isinstance(event, StepSkipped):
+        return ""
+    why = f"not so: {event.condition}" if event.condition else f"{event.cause} failed or did not run"
+    return f"  {event.step} is skipped, {printable(why)}"
 
 
 def finished_line(row: Row) -> str:

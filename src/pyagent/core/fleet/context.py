@@ -39,6 +39,7 @@ from pyagent.core.fleet.scopes import Scopes
 from pyagent.core.fleet.tally import Tally
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS, ToolLoop
 from pyagent.core.fleet.tool_run import ToolRun
+from pyagent.core.fleet.urgency import NOT_URGENT, Rank, Urgency
 from pyagent.core.messages import JsonObject, Message, ResponseFormat, SamplingParams
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.structured_output.wanted import Schema, Wanted
@@ -69,6 +70,7 @@ class Context(Questions):
     is_over: bool = False
     task: str = ""
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    urgency: Urgency = NOT_URGENT
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +158,7 @@ class Context(Questions):
         step = f"{self.step}/{call}.{agent}"
         budget = self.run.agent_budget(step, max_tokens, self.budget)
         deadline = self.run.agent_deadline(self.deadline, timeout_seconds)
-        child = Context(self.run, agent, step, budget, deadline, parent=self)
+        child = Context(self.run, agent, step, budget, deadline, parent=self, urgency=self.urgency)
         with self.run.hints.away(self.session, f"agent {agent}"):
             try:
                 task = Task(text=task) if isinstance(task, str) else task
@@ -231,6 +233,11 @@ class Context(Questions):
     def tenant(self) -> str:
         """Whose run it is."""
         return self.run.tenant
+
+    @property
+    def rank(self) -> Rank:
+        """Its calls' place in the queue for the run's slots."""
+        return self.urgency.rank(self.deadline)
 
     @property
     def session(self) -> str:

@@ -256,10 +256,40 @@ class AgentDeclined(_Event, frozen=True):
 
 
 class StepSkipped(_Event, frozen=True):
-    """A step of the run's graph did not run; `cause` is the step that failed before it."""
+    """A step of the run's graph did not run: the step `cause` before it failed or did not run, or `condition` is false.
+
+    The condition is the step's own `when`.
+    """
 
     step: str
     cause: str
+    condition: str = ""
+
+
+class StepRetried(_Event, frozen=True):
+    """A step failed for the `attempt`th time and is tried again after so many seconds; `failed` names its agents."""
+
+    step: str
+    attempt: int
+    kind: str
+    error: str
+    failed: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+class FailureTolerated(_Event, frozen=True):
+    """A step begins though the agents of steps before it, `failed`, failed: its `join` is `any` or `done`."""
+
+    step: str
+    failed: tuple[str, ...]
+
+
+class LoopEnded(_Event, frozen=True):
+    """A step was repeated so many rounds; whether its `until` is met, or the rounds were used up."""
+
+    step: str
+    rounds: int
+    is_met: bool
 
 
 class StepFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,6 +344,9 @@ Event = (
     | QuestionAnswered
     | StepFinished
     | StepSkipped
+    | StepRetried
+    | FailureTolerated
+    | LoopEnded
     | AgentFinished
     | AgentFailed
     | AgentDeclined

@@ -16,8 +16,8 @@ class AgentLimits(msgspec.Struct, frozen=True, kw_only=True):
 class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one run may use, each of its agents, and all runs of the fleet together. None is no limit.
 
-    `fleet_seconds` begin with the first run. `waits_for_answers`: a question to a person waits for `Fleet.answer`; else
-    it ends the run.
+    `fleet_seconds` begin with the first run. `max_runs` go on at once, others wait for their turn.
+    `waits_for_answers`: a question to a person waits for `Fleet.answer`; else it ends the run.
     """
 
     run_tokens: int | None = None
@@ -29,4 +29,5 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     fleet_seconds: float | None = None
     fleet_usd: float | None = None
     max_concurrency: int = 8
+    max_runs: int | None = None
     waits_for_answers: bool = False

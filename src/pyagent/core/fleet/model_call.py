@@ -186,7 +186,7 @@ class ModelCall:
         reservation = self.context.budget.reserve(num_prompt + max_tokens, self._price(max_tokens))
         started, fault = time.perf_counter(), CANCELLED
         try:
-            async with self.context.run.slots.slot() as slot:
+            async with self.context.run.slots.slot(self.context.rank) as slot:
                 started = time.perf_counter()
                 async with aclosing(self._stream(max_tokens)) as deltas:
                     async for delta in deltas:
@@ -226,6 +226,8 @@ class ModelCall:
             sampling=msgspec.structs.replace(self.sampling, max_tokens=max_tokens),
             timeout_seconds=None if isinf(deadline.at) else deadline.remaining_seconds,
             private=run.is_private,
+            priority=self.context.urgency.priority,
+            request_class=self.context.urgency.request_class,
             session=self.context.session,
             whole=self.whole,
             origin=Origin(tenant=run.tenant, client=run.client, agent=self.context.agent, run=run.id),

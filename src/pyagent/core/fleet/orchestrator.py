@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -18,11 +19,10 @@ from typing import Self, TypeVar, cast
 import msgspec
 
 from pyagent.core.backends import Backend, pass_hint
-from pyagent.core.errors import AgentError, Decline, RequestError
+from pyagent.core.errors import AgentError, RequestError
 from pyagent.core.fleet.agent import Agent, Task, needs, unknown_name
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import close_all, contain_tasks
-from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.events import (
     AgentStarted,
     Event,
@@ -31,24 +31,26 @@ from pyagent.core.fleet.events import (
     RunFinished,
     RunResumed,
     RunStarted,
-    StepSkipped,
 )
 from pyagent.core.fleet.executor import Executor, InProcess
 from pyagent.core.fleet.file_access import ALL_FILES, FileAccess, grant
-from pyagent.core.fleet.graph import Outcome, run_graph, topological_order
+from pyagent.core.fleet.graph import Outcome, topological_order
+from pyagent.core.fleet.graph_run import GraphRun, Place
 from pyagent.core.fleet.guardrails import Guardrail
 from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
 from pyagent.core.fleet.limits import FleetLimits
 from pyagent.core.fleet.past import Past
-from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by_scores
+from pyagent.core.fleet.routed_step import Means
 from pyagent.core.fleet.run import Run
-from pyagent.core.fleet.run_end import failed, result_of
-from pyagent.core.fleet.scores import Score, Scores
+from pyagent.core.fleet.run_end import failed, result_of_run
+from pyagent.core.fleet.scores import Scores
+from pyagent.core.fleet.slots import Slots
 from pyagent.core.fleet.steps import RunSpec, Step, as_steps
 from pyagent.core.fleet.tool_providers import OpenTools, ToolProvider
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.fleet.tracing import NoTracer, Tracer
+from pyagent.core.fleet.urgency import Urgency
 from pyagent.core.fleet.watchdog import Watchdog
 from pyagent.core.messages import Hint
 from pyagent.core.resilience.deadline import Deadline
@@ -99,6 +101,7 @@ class Fleet:
         self._durations = Durations()
         self._scores = Scores(self.agents)
         self._start_order = _start_order(self.agents)
+        self._run_slots = Slots(limits.max_runs or sys.maxsize)
         self._jobs: set[asyncio.Task[object]] = set()
         self._runs: dict[str, Run] = {}
         self._watchdog = Watchdog()
@@ -142,17 +145,21 @@ class Fleet:
         file_access: FileAccess = ALL_FILES,
         waits_for_answers: bool | None = None,
         run_id: str | None = None,
+        priority: int = 0,
+        request_class: str = "",
     ) -> AsyncGenerator[Event, None]:
         """Run a task, or a graph of steps, for a client of a tenant (`Origin`); yields what happens.
 
         With `waits_for_answers` a question to a person (`QuestionAsked`) waits for `answer`; None is as the limits say.
-        A `run_id` that was chosen has to be new.
+        A `run_id` that was chosen has to be new. Where more runs want to go on than may (`fleet.max_runs`), the lowest
+        `priority` is first, then the earliest deadline; its requests to models have both, and the request class.
 
         The last event is `RunFinished` with the result, or `RunFailed` with what was done, after which its error is
         raised.
         """
         self._check_open()
         spec = RunSpec.of(as_steps(task, tuple(files), agent), timeout_seconds, client, tenant, file_access)
+        spec = msgspec.structs.replace(spec, priority=priority, request_class=request_class)
         run_id = self.journal.open_run(spec, is_private=is_private, name=run_id)
         async with aclosing(
             self._watched(run_id, spec, Past(), waits_for_answers=waits_for_answers, is_private=is_private)
@@ -365,55 +372,19 @@ class Fleet:
         if run.past.num_records:
             kept = run.past
             run.emit(RunResumed(run=run.id, num_agents=kept.num_agents, num_calls=kept.num_calls))
-        outputs: dict[str, object] = {}
-
-        async def work(name: str, results: Mapping[str, object]) -> object:
-            with run.tracer.span(f"step {name}", {"pyagent.step": name}, {}):
-                outputs[name] = await self._run_step(run, name_to_step[name], results)
-            return outputs[name]
-
-        def skip(name: str, cause: str) -> None:
-            run.emit(StepSkipped(run=run.id, step=name, cause=cause))
-
         outcomes: dict[str, Outcome[object]] = {}
+        graph = GraphRun(run, self._scores)
         try:
-            run.tools = await self._tools.get(run.deadline)
-            after = {step.name: step.after for step in steps}
-            outcomes = await run_graph(after, work, max_concurrency=run.max_concurrency, on_skip=skip)
-            result = result_of(run, after, outcomes)
+            urgency = Urgency(spec.priority, spec.request_class)
+            async with self._run_slots.slot(urgency.rank(run.deadline), run.deadline):
+                run.tools = await self._tools.get(run.deadline)
+                await graph.steps(steps, Place(Means(run.budget, run.deadline, urgency)), outcomes)
+            result = result_of_run(run, steps, outcomes)
         except (Exception, asyncio.CancelledError) as error:
-            run.emit(failed(run, error, outcomes, outputs))
+            run.emit(failed(run, error, outcomes, graph.outputs))
             raise
         run.emit(RunFinished(run=run.id, output=result, totals=run.totals()))
         return result
-
-    async def _run_step(self, run: Run, step: Step, results: Mapping[str, object]) -> object:
-        """Return the result of the agent that takes the step's task; those that decline hand it on."""
-        task = run.overrides.get(step.name, step.task)
-        task = msgspec.structs.replace(task, results=dict(results)) if results else task
-        if (fixed := fixed_route(run.agents, step.agent)) is not None:
-            try:
-                return await _run_routed(run, step, task, fixed)
-            except Decline as error:
-                raise RequestError(f"{fixed.agent} declines: {error}", param="task", code="declined") from error
-        declined = run.past.declined(step.name)
-        route = _kept_route(run, step)
-        scores = {} if route is not None else await self._scores.of(task)
-        while True:
-            route = route or await _next_route(run, step, task, scores, declined)
-            try:
-                return await _run_routed(run, step, task, route)
-            except Decline as error:
-                declined[route.agent] = str(error)
-                route, scores = None, scores or await self._scores.of(task)
-
-
-def _kept_route(run: Run, step: Step) -> Route | None:
-    """Return the route that was chosen before the run was resumed, if its agent is still there."""
-    kept = run.past.route(step.name)
-    if kept is None or kept.agent not in run.agents:
-        return None
-    return Route(agent=kept.agent, how=kept.how, reason=kept.reason, score=kept.score)
 
 
 def _beginning_of(journal: Journal, run: str, step: str) -> int:
@@ -425,30 +396,6 @@ def _beginning_of(journal: Journal, run: str, step: str) -> int:
             if record.event.step == step:
                 return record.number
     raise unknown_name("step", step, list(steps))
-
-
-async def _next_route(
-    run: Run, step: Step, task: Task, scores: Mapping[str, Score | None], declined: Mapping[str, str]
-) -> Route:
-    """Return the agent to hand the task to, `declined` ones being out; a model is asked when no score is sure."""
-    route = route_by_scores(scores, declined)
-    if isinstance(route, Route):
-        return route
-    context = Context(run, "router", step.name, run.budget, run.deadline)
-    try:
-        return await choose_route(context, task, {name: run.agents[name] for name in route})
-    finally:
-        run.usage.add(context.usage)
-
-
-async def _run_routed(run: Run, step: Step, task: Task, route: Route) -> object:
-    chosen = RouteChosen(
-        run=run.id, step=step.name, agent=route.agent, how=route.how, reason=route.reason, score=route.score
-    )
-    run.emit(chosen)
-    budget = run.agent_budget(f"step {step.name}", None, run.budget)
-    deadline = run.agent_deadline(run.deadline)
-    return await run.run_agent(Context(run, route.agent, step.name, budget, deadline), task)
 
 
 def _by_name(what: str, things: Iterable[Named]) -> dict[str, Named]:

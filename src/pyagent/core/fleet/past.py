@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
@@ -23,6 +24,7 @@ from pyagent.core.fleet.events import (
     AgentFinished,
     AgentStarted,
     Event,
+    FailureTolerated,
     ModelCalled,
     NotesRead,
     NoteTaken,
@@ -32,6 +34,7 @@ from pyagent.core.fleet.events import (
     RunFailed,
     RunFinished,
     RunResumed,
+    StepRetried,
     ToolCalled,
     ToolStarted,
 )
@@ -71,6 +74,7 @@ class Past:
     _agent_of_step: dict[str, str] = field(default_factory=dict[str, str])
     _parent_of_step: dict[str, str] = field(default_factory=dict[str, str])
     _failures: list[_Key] = field(default_factory=list[_Key])
+    _handled: set[str] = field(default_factory=set[str])
     _num_begun: dict[_Key, int] = field(default_factory=dict[_Key, int])
     _told: Counter[bytes] = field(default_factory=Counter[bytes])
 
@@ -104,22 +108,27 @@ class Past:
                 self.num_agents += 1
             case AgentFailed() if event.kind not in _ENDS_THE_RUN:
                 self._keep_failure((event.step, event.agent, ""), record.number)
+            case StepRetried() | FailureTolerated():
+                self._handled.update(event.failed)
             case RunFailed():
                 self._forget_failures()
             case ModelCalled() | ToolCalled() | ToolStarted() | QuestionAsked():
                 self._add_call(event, record)
-            case NoteTaken():
-                self.notes.append(event)
-                self._begin((event.step, event.agent, event.call), event.asked)
-            case NotesRead():
-                self._begin((event.step, event.agent, event.call), event.asked)
-                self._results[event.step, event.agent, event.call] = record.number
+            case NoteTaken() | NotesRead():
+                self._add_note(event, record.number)
             case QuestionAnswered() if event.question in self._key_of_question:
                 self._answers[self._key_of_question[event.question]] = event.answer
             case _:
                 pass
         if not isinstance(event, _RESULTS | _ENDS) or not _is_usable(record):
             self._told[_said(event)] += 1
+
+    def _add_note(self, event: NoteTaken | NotesRead, number: int) -> None:
+        self._begin((event.step, event.agent, event.call), event.asked)
+        if isinstance(event, NoteTaken):
+            self.notes.append(event)
+        else:
+            self._results[event.step, event.agent, event.call] = number
 
     def _add_agent(self, event: AgentStarted) -> None:
         self._agent_of_step[event.step] = event.agent
@@ -150,7 +159,7 @@ class Past:
     def _forget_failures(self) -> None:
         """Forget the failures that the run ended with, so that they are tried again: no agent went on after them."""
         for key in self._failures:
-            if not self._went_on(key):
+            if key[0] not in self._handled and not self._went_on(key):
                 self._results.pop(key, None)
         self._failures.clear()
 
@@ -229,6 +238,10 @@ class Past:
     def declined(self, step: str) -> dict[str, str]:
         """Return the agents that declined a step's task, with their reasons."""
         return dict(self._declined.get(step, {}))
+
+    def is_handled(self, failed: Collection[str]) -> bool:
+        """Return whether the run went on after the failures of these steps, which then are part of what happened."""
+        return not self._handled.isdisjoint(failed)
 
     def _result(self, context: Context, call: str) -> Event | None:
         number = self._results.get((context.step, context.agent, call))

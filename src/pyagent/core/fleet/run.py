@@ -147,7 +147,8 @@ class Run:
         agent = self.agent(name)
         task = checked_task(agent, task)
         context.task = task.title
-        self._count_agent(context)
+        if parent is not None:
+            self._count_agent(context)
         asked, parent_step = asked_of("agent", name, task), parent.step if parent else None
         self.past.check(context, "", f"the task {task.title!r:.80}", asked)
         self.emit(
@@ -158,6 +159,8 @@ class Run:
         except LookupError:  # it has to run
             pass
         try:
+            if parent is None:  # how a step fails is recorded, whatever it is: steps may go on after that
+                self._count_agent(context)
             await check(self.guardrails, "check_task", context, task)
             output = checked_output(agent, await self._call(agent, context, task))
             await check(self.guardrails, "check_output", context, output)
@@ -202,6 +205,7 @@ class Run:
             except (TypeError, ValueError) as error:  # its type changed
                 raise LookupError(context.step) from error
         context.is_over = True
+        self.num_agents += context.parent is None
         context.budget.count(outcome.totals, self.budget)
         (context.parent.usage if context.parent else self.usage).add(outcome.totals)
         self.listener(outcome)

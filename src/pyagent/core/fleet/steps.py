@@ -11,16 +11,34 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.file_access import FileAccess
-from pyagent.core.fleet.graph import topological_order
+from pyagent.core.fleet.step_checks import check_steps
+from pyagent.core.fleet.step_options import Join, Repeat, Retries, StepBudget
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of a run's graph. Without an agent the router finds one; `after` names the steps whose results it gets."""
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node of a run's graph. Without an agent the router finds one; `after` names the steps whose results it gets.
+
+    With `steps` it is a group, a graph in the graph, whose result is that of its last step. `when` is a condition on
+    the results of the steps before it, `join` what it waits for. `for_each` is a list, or names one in a result
+    (`{find.items}`): the step runs for each item, `{item}` in its task being that; its result is the list of theirs.
+    Priority (lower goes first) and request class are for its requests to the engine; None is the run's.
+    `deadline_seconds` begin with the step, and bound it with all its items, rounds and tries.
+    """
 
     name: str
-    task: Task
+    task: Task = Task()
     agent: str | None = None
     after: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    when: str = ""
+    join: Join = "all"
+    for_each: str | tuple[str, ...] | None = None
+    repeat: Repeat | None = None
+    retries: Retries | None = None
+    priority: int | None = None
+    request_class: str | None = None
+    deadline_seconds: float | None = None
+    budget: StepBudget | None = None
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,6 +55,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     file_root: str | None = None
     forked_from: str = ""
     overrides: dict[str, Task] = {}
+    priority: int = 0
+    request_class: str = ""
 
     @classmethod
     def of(
@@ -77,10 +97,5 @@ def as_steps(task: str | Task | Sequence[Step], files: tuple[str, ...], agent: s
     for step in steps:
         if not isinstance(cast("object", step), Step):
             raise RequestError(f"a run takes steps, got a {type(step).__name__}", param="steps")
-        if not step.name or "/" in step.name:
-            raise RequestError(f"a step needs a name without a slash, got {step.name!r}", param="steps")
-    names = [step.name for step in steps]
-    if len(set(names)) < len(names):
-        raise RequestError(f"a run needs steps with different names, got {names}", param="steps")
-    topological_order({step.name: step.after for step in steps})
+    check_steps(steps)
     return steps

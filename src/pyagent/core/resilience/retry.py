@@ -80,12 +80,15 @@ class RetryPolicy:
         if not transient or retry >= self.num_retries:
             return None
         asked = min(map(_asked_seconds, transient))
-        wait = asked + self._jittered(retry, before, draw)
+        wait = asked + self.backoff_seconds(retry, draw, before=before)
         if asked > self.max_seconds or wait >= deadline.remaining_seconds or not budget.spend():
             return None
         return wait
 
-    def _jittered(self, retry: int, before: float, draw: Callable[[float, float], float]) -> float:
+    def backoff_seconds(
+        self, retry: int, draw: Callable[[float, float], float] = random.uniform, *, before: float = 0.0
+    ) -> float:
+        """Return the wait before retry number `retry` (from 0), when the last one was `before`."""
         if self.jitter == "decorrelated":
             return min(self.max_seconds, draw(self.base_seconds, max(self.base_seconds, 3 * before)))
         most = min(self.max_seconds, self.base_seconds * 2.0**retry)

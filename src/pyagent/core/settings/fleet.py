@@ -69,6 +69,15 @@ class Fleet(Section, frozen=True):
     """The fleet of agents."""
 
     max_concurrency: Annotated[int, Setting(COUNT, "Steps of one run that may run at once.")] = 8
+    max_runs: Annotated[
+        int | None,
+        Setting(
+            COUNT,
+            "Runs of one fleet (a server's, say) that may go on at once, or `unlimited`. Others wait: the lowest "
+            "priority goes first, then the earliest deadline.",
+            none="unlimited",
+        ),
+    ] = None
     questions: Annotated[
         Literal["end", "wait"],
         Setting(

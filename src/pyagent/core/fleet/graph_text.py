@@ -1,0 +1,108 @@
+"""A graph to look at: as lines of a tree, and as Mermaid's flowchart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pyagent.core.fleet.graph import topological_order
+from pyagent.core.fleet.step_options import StepBudget
+from pyagent.core.fleet.steps import Step
+
+_MAX_TITLE = 60
+
+
+def tree_lines(steps: Sequence[Step], indent: str = "") -> Iterator[str]:
+    """Return a line for each step in the order they can run, the steps of a group below it."""
+    width = max(len(step.name) for step in steps)
+    for step in _in_order(steps):
+        about = " · ".join((*_task_words(step), *_option_words(step)))
+        yield f"{indent}{step.name:<{width}}  {about}".rstrip()
+        if step.steps:
+            yield from tree_lines(step.steps, f"{indent}    ")
+
+
+def mermaid_lines(steps: Sequence[Step]) -> Iterator[str]:
+    """Return the lines of a Mermaid flowchart: groups as subgraphs, conditions on the edges."""
+    yield "flowchart TD"
+    name_to_id = {step.name: f"s{number}" for number, step in enumerate(_all_of(steps))}
+    yield from _mermaid_nodes(steps, name_to_id, "    ")
+    for step in _all_of(steps):
+        label = f"|{_quoted(step.when)}|" if step.when else ""
+        for before in step.after:
+            yield f"    {name_to_id[before]} -->{label} {name_to_id[step.name]}"
+
+
+def _mermaid_nodes(steps: Sequence[Step], name_to_id: dict[str, str], indent: str) -> Iterator[str]:
+    for step in _in_order(steps):
+        words = [step.name, *([step.agent] if step.agent else []), *_loop_words(step)]
+        label = _quoted(" · ".join(words))
+        if not step.steps:
+            yield f"{indent}{name_to_id[step.name]}[{label}]"
+            continue
+        yield f"{indent}subgraph {name_to_id[step.name]}[{label}]"
+        yield from _mermaid_nodes(step.steps, name_to_id, f"{indent}    ")
+        yield f"{indent}end"
+
+
+def _all_of(steps: Sequence[Step]) -> Iterator[Step]:
+    for step in _in_order(steps):
+        yield step
+        yield from _all_of(step.steps)
+
+
+def _in_order(steps: Sequence[Step]) -> list[Step]:
+    name_to_step = {step.name: step for step in steps}
+    return [name_to_step[name] for name in topological_order({step.name: step.after for step in steps})]
+
+
+def _task_words(step: Step) -> Iterator[str]:
+    if step.steps:
+        yield f"group of {len(step.steps)}"
+        return
+    yield step.agent or "the agent that the router finds"
+    title = " ".join((step.task.title or ", ".join(step.task.files)).split())
+    if title:
+        yield title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 1]}…"
+
+
+def _option_words(step: Step) -> Iterator[str]:
+    if step.after:
+        names = ", ".join(step.after[:5]) + (f" and {len(step.after) - 5} more" if len(step.after) > 5 else "")
+        yield f"after {names}" if step.join == "all" else f"after {step.join} of {names}"
+    if step.when:
+        yield f"when {step.when}"
+    yield from _loop_words(step)
+    if step.priority is not None:
+        yield f"priority {step.priority}"
+    if step.request_class:
+        yield f"class {step.request_class}"
+    if step.deadline_seconds is not None:
+        yield f"within {step.deadline_seconds:g} s"
+    if step.budget is not None:
+        yield f"at most {', '.join(_budget_words(step.budget))}"
+
+
+def _budget_words(budget: StepBudget) -> Iterator[str]:
+    if budget.tokens is not None:
+        yield f"{budget.tokens:,} tokens"
+    if budget.usd is not None:
+        yield f"${budget.usd:g}"
+    if budget.seconds is not None:
+        yield f"{budget.seconds:g} s a try"
+
+
+def _loop_words(step: Step) -> Iterator[str]:
+    if step.for_each is not None:
+        yield f"for each of {step.for_each.strip('{}') if isinstance(step.for_each, str) else len(step.for_each)}"
+    if step.repeat is not None:
+        until = f" until {step.repeat.until}" if step.repeat.until else ""
+        yield f"repeat{until}, at most {step.repeat.max} rounds"
+    if step.retries is not None:
+        yield f"{step.retries.max} retries"
+
+
+def _quoted(text: str) -> str:
+    """Return a label: Mermaid's sign for a quotation mark is an entity, and what begins one is escaped."""
+    for sign, entity in (("&", "&amp;"), ("#", "&num;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(sign, entity)
+    return f'"{" ".join(text.split())}"'

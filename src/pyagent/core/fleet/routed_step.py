@@ -1,0 +1,90 @@
+"""A step's task goes to an agent: the one that is named, or that the router finds; one that declines hands it on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyagent.core.errors import Decline, RequestError
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.budget import Budget
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.events import RouteChosen
+from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by_scores
+from pyagent.core.fleet.run import Run
+from pyagent.core.fleet.scores import Score, Scores
+from pyagent.core.fleet.urgency import Urgency
+from pyagent.core.resilience.deadline import Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a step may use, and how urgent it is. `seconds` are for each agent."""
+
+    budget: Budget
+    deadline: Deadline
+    urgency: Urgency
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedStep:
+    """A step's task on its way: its path, the agent that is named, and what it may use."""
+
+    path: str
+    agent: str | None
+    task: Task
+    means: Means
+
+
+async def run_routed(run: Run, scores: Scores, step: RoutedStep) -> object:
+    """Return the result of the agent that takes the step's task."""
+    if (fixed := fixed_route(run.agents, step.agent)) is not None:
+        try:
+            return await _run_agent(run, step, fixed)
+        except Decline as error:
+            raise RequestError(f"{fixed.agent} declines: {error}", param="task", code="declined") from error
+    declined = run.past.declined(step.path)
+    route = _kept_route(run, step.path)
+    scored = {} if route is not None else await scores.of(step.task)
+    while True:
+        route = route or await _next_route(run, step, scored, declined)
+        try:
+            return await _run_agent(run, step, route)
+        except Decline as error:
+            declined[route.agent] = str(error)
+            route, scored = None, scored or await scores.of(step.task)
+
+
+def _kept_route(run: Run, path: str) -> Route | None:
+    """Return the route that was chosen before the run was resumed, if its agent is still there."""
+    kept = run.past.route(path)
+    if kept is None or kept.agent not in run.agents:
+        return None
+    return Route(agent=kept.agent, how=kept.how, reason=kept.reason, score=kept.score)
+
+
+async def _next_route(
+    run: Run, step: RoutedStep, scores: Mapping[str, Score | None], declined: Mapping[str, str]
+) -> Route:
+    """Return the agent to hand the task to, `declined` ones being out; a model is asked when no score is sure."""
+    route = route_by_scores(scores, declined)
+    if isinstance(route, Route):
+        return route
+    means = step.means
+    context = Context(run, "router", step.path, means.budget, means.deadline, urgency=means.urgency)
+    try:
+        return await choose_route(context, step.task, {name: run.agents[name] for name in route})
+    finally:
+        run.usage.add(context.usage)
+
+
+async def _run_agent(run: Run, step: RoutedStep, route: Route) -> object:
+    chosen = RouteChosen(
+        run=run.id, step=step.path, agent=route.agent, how=route.how, reason=route.reason, score=route.score
+    )
+    run.emit(chosen)
+    means = step.means
+    budget = run.agent_budget(f"step {step.path}", None, means.budget)
+    deadline = run.agent_deadline(means.deadline, means.seconds)
+    return await run.run_agent(Context(run, route.agent, step.path, budget, deadline, urgency=means.urgency), step.task)
