@@ -115,10 +115,19 @@ def pyagent_server(model: Path, *, context: int, settings: dict[str, str] | None
     return Server([program, "serve", "--model", str(model), "--port", str(port)], port, "/ready", environment)
 
 
-def llama_cpp_server(python: Path, model: Path, template: Path, *, context: int, slots: int, threads: int) -> Server:
+def llama_cpp_server(
+    python: Path,
+    model: Path,
+    template: Path,
+    *,
+    context: int,
+    slots: int,
+    threads: int,
+    options: Mapping[str, object] | None = None,
+) -> Server:
     """llama.cpp's own server of the wheel xllamacpp, which `python` has; `template` is a file with a chat template."""
-    port = free_port()
-    words = [python, Path(__file__).with_name("llama_worker.py"), model, template, port, context, slots, threads]
+    port, more = free_port(), json.dumps(dict(options or {}))
+    words = [python, Path(__file__).with_name("llama_worker.py"), model, template, port, context, slots, threads, more]
     return Server([str(word) for word in words], port, "/health", {})
 
 
