@@ -250,13 +250,23 @@ def _prefill_seconds(bench: Bench) -> float:
 
 
 def rows_of_invariance(bench: Bench) -> list[Row]:
-    """What `engine.batch_invariant` costs: another runner on the same weights, in turns with the first."""
+    """What `engine.batch_invariant` costs."""
+    return _beside_usual(bench, "batch-invariant", dataclasses.replace(bench.options, batch_invariant=True))
+
+
+def rows_of_compile(bench: Bench) -> list[Row]:
+    """What `engine.compile` gains."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _beside_usual(bench, "compiled", dataclasses.replace(bench.options, compile_folder=folder))
+
+
+def _beside_usual(bench: Bench, what: str, options: RunnerOptions) -> list[Row]:
+    """Rates with other options, by another runner on the same weights, in turns with the usual one."""
     setup = bench.setup
     num_tokens = max(setup.prompt, max(setup.batches) * (128 + setup.decode_steps + 16))
     kv_bytes = 2 * num_tokens * setup.shape.kv_bytes(setup.dtype.itemsize)
-    options = dataclasses.replace(bench.options, batch_invariant=True, kv_bytes=kv_bytes)
     usual = bench.runner
-    fixed = TorchRunner(bench.folder, options, bench.step)
+    other = TorchRunner(bench.folder, dataclasses.replace(options, kv_bytes=kv_bytes), bench.step)
     measures: dict[str, Callable[[], float]] = {
         f"decode, {batch}": partial(bench.decode, batch, 128, setup.decode_steps) for batch in setup.batches
     }
@@ -264,14 +274,14 @@ def rows_of_invariance(bench: Bench) -> list[Row]:
     rows: list[Row] = []
     try:
         for name, seconds in measures.items():
-            took: dict[TorchRunner, list[float]] = {usual: [], fixed: []}
-            for bench.runner in (usual, fixed) * 3:
+            took: dict[TorchRunner, list[float]] = {usual: [], other: []}
+            for bench.runner in (usual, other) * 3:
                 took[bench.runner].append(seconds())
-            share = statistics.median(took[usual]) / statistics.median(took[fixed])
-            rows.append(Row(f"batch-invariant: {name}", f"{share:.2f} of the usual rate", share=f"{share:.2f}"))
+            share = statistics.median(took[usual]) / statistics.median(took[other])
+            rows.append(Row(f"{what}: {name}", f"{share:.2f} of the usual rate", share=f"{share:.2f}"))
     finally:
         bench.runner = usual
-        fixed.close()
+        other.close()
     return rows
 
 
@@ -384,6 +394,7 @@ PARTS = (
     rows_of_prefill,
     rows_of_launches,
     rows_of_invariance,
+    rows_of_compile,
     rows_of_serving,
     rows_of_kernels,
     rows_of_transformers,

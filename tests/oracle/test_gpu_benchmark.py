@@ -41,5 +41,6 @@ def test_every_row_of_the_gpu_benchmark_is_measured() -> None:
         "serving",
         "beside transformers",
         "invariant",
+        "compiled",
     ):
         assert name in names

@@ -31,16 +31,17 @@ class RunnerOptions:
     """How to load a model: what the settings say of every runner.
 
     `threads` are those that compute (0: one for each core), `kv_bytes` the most that KV memory may take (None: the
-    runner chooses), `kv_dtype` its data type, `dtype` that of products ("auto": the runner chooses both), `isa`
-    the instruction set (None: the best), `quantization` whether weights stay quantised as a file has them ("auto": the
+    runner chooses), `kv_dtype` its data type, `dtype` that of products ("auto": the runner chooses both), `isa` the
+    instruction set (None: the best), `quantization` whether weights stay quantised as a file has them ("auto": the
     runner chooses), `attention` the backends that may compute attention. With `batch_invariant` a token's logits are
-    the same bits in any batch and chunk. `eviction` makes the order in which cached KV is given up; `prefix_hash` names
-    cached prefixes. A model is divided among `tensor_parallel_size * pipeline_parallel_size` devices; `num_sharing`
-    engines see the same ones, which runners of GPUs refuse above 1, as those of each copy are to be its own. A runner
-    of several processes calls `when_lost` with the reason, from any thread, when one of them ends or is at a step for
-    `hang_seconds`, and raises `RunnerLostError` in what needs them from then on. `rank_executor` starts such processes
-    (None: the runner itself). Of a GPU's memory the engine may take `gpu_memory_utilization`. `architectures` are
-    plugins' by name, of models that a runner itself does not know.
+    the same bits in any batch and chunk. With a `compile_folder`, what helps when compiled is, and is kept there.
+    `eviction` makes the order in which cached KV is given up; `prefix_hash` names cached prefixes. A model is divided
+    among `tensor_parallel_size * pipeline_parallel_size` devices; `num_sharing` engines see the same ones, which
+    runners of GPUs refuse above 1, as those of each copy are to be its own. A runner of several processes calls
+    `when_lost` with the reason, from any thread, when one of them ends or is at a step for `hang_seconds`, and raises
+    `RunnerLostError` in what needs them from then on. `rank_executor` starts such processes (None: the runner itself).
+    Of a GPU's memory the engine may take `gpu_memory_utilization`. `architectures` are plugins' by name, of models that
+    a runner itself does not know.
     """
 
     threads: int = 0
@@ -51,6 +52,7 @@ class RunnerOptions:
     quantization: Quantization = "auto"
     attention: AttentionChoice = AUTO_ATTENTION
     batch_invariant: bool = False
+    compile_folder: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     num_sharing: int = 1

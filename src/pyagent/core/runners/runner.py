@@ -191,6 +191,42 @@ class DividedRunner(Protocol):
         ...
 
 
+class CompiledFunctionStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How a function of a model's steps was compiled (`engine.compile`).
+
+    It was compiled `num_compiles` times in `seconds`, `num_cached` of which an earlier start had kept, and is taken
+    from `from_rows` rows on (None: it is computed eagerly, because of `fault`, or because no gain was measured).
+    `recompiles` counts those while serving, by the guard that failed.
+    """
+
+    name: str
+    num_compiles: int = 0
+    num_cached: int = 0
+    seconds: float = 0.0
+    from_rows: int | None = None
+    recompiles: dict[str, int] = {}
+    fault: str = ""
+
+
+class CompileStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner compiled and captured: functions, and steps in graphs of which `num_replays` were taken again."""
+
+    functions: list[CompiledFunctionStats] = []
+    num_graphs: int = 0
+    num_captures: int = 0
+    capture_seconds: float = 0.0
+    num_replays: int = 0
+
+
+@runtime_checkable
+class CompilingRunner(Protocol):
+    """A runner that compiles or captures steps."""
+
+    def compile_stats(self) -> CompileStats | None:
+        """Return what was compiled and captured; None where nothing is to be. Any thread."""
+        ...
+
+
 @runtime_checkable
 class AttendingRunner(Protocol):
     """A runner whose attention has several backends."""

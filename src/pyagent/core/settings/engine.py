@@ -106,6 +106,15 @@ class Engine(Section, frozen=True):
             "into chunks. The `cpu` runner's always are; the `torch` runner computes slower for it.",
         ),
     ] = False
+    compile: Annotated[
+        Literal["off", "on"],
+        Setting(
+            choice("off", "on"),
+            "Whether the `torch` runner compiles what lies between a model's products (torch.compile) when it is "
+            "loaded: `on` takes each compiled function where it is measured to be quicker, and keeps it in "
+            "`compiled` of the data folder for the next start.",
+        ),
+    ] = "off"
     max_num_seqs: Annotated[int, Setting(COUNT, "Largest number of sequences in the running batch.")] = 64
     max_num_batched_tokens: Annotated[
         int, Setting(COUNT, "Largest number of tokens in one step; longer prompts are prefilled in chunks.")

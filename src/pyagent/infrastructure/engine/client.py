@@ -22,7 +22,7 @@ from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, CapacityError, DeadlineError, MovedError, UnsupportedError
 from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
-from pyagent.core.runners.runner import AttendingRunner, DividedRunner, RankStats
+from pyagent.core.runners.runner import AttendingRunner, CompileStats, CompilingRunner, DividedRunner, RankStats
 from pyagent.core.structured_output.form_size import is_short
 from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.core.withdrawal import Withdrawal
@@ -58,9 +58,9 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     loaded again by their next request. `load_seconds` is what loading each model took by phase. `num_arriving`
     requests, with prompts of `num_arriving_tokens`, are in no model's queue yet: they wait for a load, for KV from
     elsewhere, or for a process. `ranks` says how the processes are that a model is divided among, `attention` which
-    backend computes attention where a runner has several. `num_waves` counts the times in which processes of it had
-    something to do. Of an engine with several `copies` each is told, too; then counts and bytes are those of all,
-    percentiles and rates those of the slowest.
+    backend computes attention where a runner has several, `compilation` what was compiled and captured.
+    `num_waves` counts the times in which processes of it had something to do. Of an engine with several
+    `copies` each is told, too; then counts and bytes are those of all, percentiles and rates those of the slowest.
     """
 
     state: str
@@ -79,6 +79,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     kv_moves: dict[str, KvMoveStats] = {}
     ranks: dict[str, list[RankStats]] = {}
     attention: dict[str, str] = {}
+    compilation: dict[str, CompileStats] = {}
     faults: dict[str, str] = {}
     load_seconds: dict[str, dict[str, float]] = {}
     num_waves: int = 0
@@ -294,6 +295,9 @@ class LocalEngine(Shared):
             kv_moves=self.kv.stats(),
             ranks={name: ranks for name, model in self.models.loaded().items() if (ranks := _ranks(model.runner))},
             attention={name: runner.attention for name, runner in self._attending().items()},
+            compilation={
+                name: stats for name, model in self.models.loaded().items() if (stats := _compilation(model.runner))
+            },
             faults={name: model.engine.fault for name, model in self.models.loaded().items() if model.engine.fault},
         )
 
@@ -391,6 +395,10 @@ def _info(name: str, model: LoadedModel) -> ModelInfo:
 
 def _ranks(runner: ModelRunner) -> list[RankStats]:
     return runner.ranks() if isinstance(runner, DividedRunner) else []
+
+
+def _compilation(runner: ModelRunner) -> CompileStats | None:
+    return runner.compile_stats() if isinstance(runner, CompilingRunner) else None
 
 
 async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _T:

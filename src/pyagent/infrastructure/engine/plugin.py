@@ -151,6 +151,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
             quantization=engine.quantization,
             isa=None if engine.isa == "auto" else engine.isa,
             batch_invariant=engine.batch_invariant,
+            compile_folder=str(settings.paths.data / "compiled") if engine.compile == "on" else None,
             attention=pick_attention(engine.attention, parts.attention_backends()),
             tensor_parallel_size=engine.tensor_parallel_size,
             pipeline_parallel_size=engine.pipeline_parallel_size,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from pyagent.core.runners.runner import RankStats
+    from pyagent.core.runners.runner import CompileStats, RankStats
     from pyagent.infrastructure.engine.client import EngineState
     from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats
 
@@ -56,6 +56,7 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     yield from _steps(stats)
     yield from _pages(stats)
     yield from _ranks({(model, copy): ranks for copy, state in copies for model, ranks in state.ranks.items()})
+    yield from _compilation({(model, copy): of for copy, state in copies for model, of in state.compilation.items()})
     yield from _kv_moves({(model, copy): moved for copy, state in copies for model, moved in state.kv_moves.items()})
 
 
@@ -176,6 +177,30 @@ def _ranks(ranks: Mapping[_Engine, Sequence[RankStats]]) -> Iterator[Metric]:
     ):
         rows = [((*key, str(one.rank)), getattr(one, field)) for key, each in ranks.items() for one in each]
         yield _gauge(name, text, ("model", "engine", "rank"), rows)
+
+
+def _compilation(compiled: Mapping[_Engine, CompileStats]) -> Iterator[Metric]:
+    for name, text, field in (
+        ("compiles", "Compilations of a function of the model's steps, those read from disk included.", "num_compiles"),
+        ("compile_seconds", "Seconds that compiling a function of the model's steps took.", "seconds"),
+    ):
+        rows = [((*key, one.name), getattr(one, field)) for key, of in compiled.items() for one in of.functions]
+        yield _counter(name, text, ("model", "engine", "function"), rows)
+    recompiles = [
+        ((*key, one.name), sum(one.recompiles.values())) for key, of in compiled.items() for one in of.functions
+    ]
+    yield _counter(
+        "recompiles",
+        "Compilations of a function while requests were served, each of which made steps wait.",
+        ("model", "engine", "function"),
+        recompiles,
+    )
+    for name, text, field in (
+        ("graph_captures", "Steps captured in CUDA graphs.", "num_captures"),
+        ("graph_capture_seconds", "Seconds that capturing steps in CUDA graphs took.", "capture_seconds"),
+        ("graph_replays", "Steps computed by a captured CUDA graph.", "num_replays"),
+    ):
+        yield _counter(name, text, ("model", "engine"), [(key, getattr(of, field)) for key, of in compiled.items()])
 
 
 def _rows(named: Mapping[str, float], *first: str) -> list[_Row]:

@@ -36,6 +36,7 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
         },
         load_seconds={name: phases for state in states for name, phases in state.load_seconds.items()},
         attention={name: backend for state in states for name, backend in state.attention.items()},
+        compilation={name: stats for state in states for name, stats in state.compilation.items()},
         faults={name: fault for state in states for name, fault in state.faults.items()},
         copies=list(states),
     )

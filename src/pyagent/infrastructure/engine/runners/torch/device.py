@@ -20,7 +20,8 @@ class Target(NamedTuple):
 
     `keeps_quantised` is whether weights that a file has quantised stay so, by the trial of their products: what is said
     of a model counts on it. Of a GPU's memory the engine may take `memory_share`, as far as other programs leave it.
-    `is_batch_invariant` is whether a row's bits may not depend on the rows beside it.
+    `is_batch_invariant` is whether a row's bits may not depend on the rows beside it. With a `compile_folder` stages
+    are compiled.
     """
 
     device: torch.device
@@ -29,6 +30,7 @@ class Target(NamedTuple):
     keeps_quantised: bool = False
     memory_share: float = 0.9
     is_batch_invariant: bool = False
+    compile_folder: str | None = None
 
     @property
     def is_gpu(self) -> bool:
@@ -74,7 +76,8 @@ def target_of(options: RunnerOptions, rank: int = 0, *, sees_one: bool = False) 
     kv_dtype = KV_DTYPES.get(options.kv_dtype, dtype)
     is_invariant = options.batch_invariant
     keeps_quantised = keeps_quantised and not is_invariant and choose_products(device, dtype) is not None
-    return Target(device, dtype, kv_dtype, keeps_quantised, options.gpu_memory_utilization, is_invariant)
+    share, folder = options.gpu_memory_utilization, options.compile_folder
+    return Target(device, dtype, kv_dtype, keeps_quantised, share, is_invariant, folder)
 
 
 def _check_invariant(options: RunnerOptions) -> None:
@@ -85,6 +88,9 @@ def _check_invariant(options: RunnerOptions) -> None:
     if options.quantization == "keep":
         text = "engine.quantization is keep, whose products depend on the number of rows"
         raise ConfigError(f"{text}; set auto, or engine.batch_invariant to false", key="engine.quantization")
+    if options.compile_folder is not None:
+        text = "engine.compile is on, whose code computes other bits for other numbers of rows"
+        raise ConfigError(f"{text}; set off, or engine.batch_invariant to false", key="engine.compile")
 
 
 def check_gpus(options: RunnerOptions, num_gpus: int) -> None:

@@ -83,7 +83,7 @@ class StepGraphs:
         self._compute = compute
         self._graphs: OrderedDict[GraphKey, Replay] = OrderedDict()
         self._asked = Counter[GraphKey]()
-        self.num_replayed = 0
+        self.num_replayed = self.num_captured = 0
         self.capture_seconds = 0.0
 
     def __len__(self) -> int:
@@ -128,6 +128,7 @@ class StepGraphs:
         self._graphs[key] = self._capture(lambda: self._compute(key))
         while len(self._graphs) > _MOST_GRAPHS:
             self._graphs.popitem(last=False)
+        self.num_captured += 1
         self.capture_seconds += time.perf_counter() - start
 
     def give_up(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from pyagent.infrastructure.engine.runners.torch.attention.choice import (
     choose_invariant_attention,
 )
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
+from pyagent.infrastructure.engine.runners.torch.compiled.stages import CompiledStages
 from pyagent.infrastructure.engine.runners.torch.device import Target
 from pyagent.infrastructure.engine.runners.torch.device_batch import BatchShape, DeviceBatch
 from pyagent.infrastructure.engine.runners.torch.graphs import Capture, GraphKey, StepGraphs
@@ -54,6 +56,8 @@ class RankModel:
         self.times.add(progress.phases())
         self.batch_shape = BatchShape.of(step, self.config.context_length, len(self.layers.tables))
         self.graphs: StepGraphs | None = None
+        self.compiled: CompiledStages | None = None
+        self._most_rows = step.num_tokens
         self._num_threads = num_threads
         self._thread: int | None = None
 
@@ -78,8 +82,23 @@ class RankModel:
                 self._set_threads()
                 stages = choose_invariant_stages(stages, trial)
             chosen = self._chosen(attention)
+        if target.compile_folder is not None:
+            stages = self.compiled = CompiledStages(stages)
         self.attention, self._stages, self._ranks = chosen.name, stages, ranks
         self._decoder = self._make_decoder(self.layers, stages, chosen.attend, ranks)
+        if self.compiled is not None and target.compile_folder is not None:
+            with self.times.phase("compile"):
+                self._compile(self.compiled, Path(target.compile_folder))
+
+    def _compile(self, stages: CompiledStages, folder: Path) -> None:
+        """Compile what a step of padding asks of the stages."""
+        from pyagent.infrastructure.engine.runners.torch.compiled.choice import compile_stages
+
+        self._set_threads()  # part of what compiled code is for
+        step = GraphKey(2, 1, (0,) * len(self.layers.tables))
+        with self.batch.without_rows():
+            compile_stages(stages, lambda: self._decode(step), folder, self._most_rows)
+        self.kv.empty_pages(range(self.spare_page))
 
     def use_attention(self, choice: AttentionChoice) -> None:
         """Compute attention otherwise from the next step on. Raises `ConfigError` where the backend named cannot."""

@@ -20,7 +20,7 @@ from pyagent.core.errors import CapacityError, ConfigError, ModelError
 from pyagent.core.runners.attention import KEY
 from pyagent.core.runners.batch import Batch, StepOutput
 from pyagent.core.runners.factory import DeviceMemory, KvReservation, LargestStep, ModelNeeds, RunnerOptions
-from pyagent.core.runners.runner import RankStats, RunnerInfo, StepMemoryError
+from pyagent.core.runners.runner import CompileStats, RankStats, RunnerInfo, StepMemoryError
 from pyagent.infrastructure.engine.load_times import LoadTimes
 from pyagent.infrastructure.engine.runners.choice import pick_attention
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
@@ -251,6 +251,23 @@ class TorchRunner(PagedRunner):
         """Return how each rank is; none where the model is on one device."""
         workers = self._workers
         return [] if workers is None else workers.stats()
+
+    def compile_stats(self) -> CompileStats | None:
+        """Return what was compiled and captured on this rank; None where nothing is to be."""
+        model = vars(self).get("_model")  # a closed runner has none
+        if model is None or (model.graphs is None and model.compiled is None):
+            return None
+        graphs, compiled = model.graphs, model.compiled
+        functions = [] if compiled is None else [function.stats for function in compiled.functions]
+        if graphs is None:
+            return CompileStats(functions=functions)
+        return CompileStats(
+            functions=functions,
+            num_graphs=len(graphs),
+            num_captures=graphs.num_captured,
+            capture_seconds=round(graphs.capture_seconds, 3),
+            num_replays=graphs.num_replayed,
+        )
 
     def release(self, sequence_id: int) -> None:
         """End a sequence; what it computed may be found again as a prefix."""
