@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test busy-test oracle schemas clients peers ray cluster soak chaos cluster-chaos run-kills hostile function-calls slow gpu mutations check check-style check-types check-rust format bench docs lock wheel clean
+.PHONY: help install demo test busy-test oracle schemas clients peers ray cluster soak chaos cluster-chaos run-kills replace-kills hostile function-calls slow gpu mutations check check-style check-types check-rust format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 16
@@ -123,6 +123,9 @@ cluster-chaos: .venv/.dev  ## A quarter of an hour of killed, paused and parted 
 
 run-kills: .venv/.dev  ## Kill runs with -9 two hundred times, resume them, and compare them with one left alone
 	@$(BIN)/python benchmarks/run_kills.py
+
+replace-kills: .venv/.dev  ## Kill `pyagent replace` with -9 a hundred times over CPython's library, and take each change back
+	@$(BIN)/python benchmarks/replace_kills.py
 
 hostile: .venv/.dev  ## Each known way to stall or end the server, beside a client that must be answered
 	@$(BIN)/python benchmarks/hostile_tour.py

@@ -56,6 +56,13 @@ class Texts:
     def merges_by_score(self, made: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]: ...
 
 @final
+class Replacer:
+    def __new__(
+        cls, pattern: str, replacement: str, *, is_regex: bool = False, ignore_case: bool = False
+    ) -> Replacer: ...
+    def replace(self, text: str, max_bytes: int, max_seconds: float) -> tuple[str, int] | None: ...
+
+@final
 class PoolStats:
     @property
     def num_pages(self) -> int: ...

@@ -109,7 +109,9 @@ def _tools(settings: Settings, host: PluginHost, search: Search | None) -> dict[
     """Return the tools of plugins, and the built-in ones whose names are not taken by them."""
     from pyagent.infrastructure.tools.built_in import built_in_tools
 
-    return {tool.name: tool for tool in built_in_tools(settings.tools, search)} | dict(host.tools())
+    return {tool.name: tool for tool in built_in_tools(settings.tools, settings.paths.data, search)} | dict(
+        host.tools()
+    )
 
 
 def _make_search(journal: Journal, embedder: Backend | None) -> Search | None:

@@ -13,6 +13,7 @@ import pytest
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.file_access import FileAccess, grant
 from pyagent.core.fleet.tools import FleetTool
+from pyagent.infrastructure.tools.changes import ChangeStore
 from pyagent.infrastructure.tools.files import FileTools
 from pyagent.infrastructure.tools.folder import Folder
 
@@ -28,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def tools_of(root: Path) -> dict[str, FleetTool]:
-    files = FileTools(root)
+    files = FileTools(root, ChangeStore(root.parent / "changes"))
     return {tool.name: tool for tool in [*files.reading(), *files.writing()]}
 
 
@@ -87,34 +88,22 @@ def test_edit_that_is_not_plain_changes_nothing(root: Path) -> None:
     assert (root / "src" / "a.py").read_text() == "z z"
 
 
-def test_replacing_in_many_files_is_previewed_and_all_or_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A preview writes nothing; when one file cannot be written, those before it are put back."""
+def test_replacing_in_many_files_is_previewed_and_undone(root: Path) -> None:
+    """A preview writes nothing; the change is kept on the disk, and undone by other tools of the same folder alone."""
     (root / "src" / "c.py").write_text("one\n")
     shown = call(root, "replace_in_files", old="one", new="1", preview=True)
     assert shown.count("-one\n+1") == 2
     assert (root / "src" / "c.py").read_text() == "one\n"
-    tools = tools_of(root)
-    call(tools, "replace_in_files", old="one", new="1", pattern="*.py")
-    assert (root / "src" / "c.py").read_text() == "1\n"
-    call(tools, "undo_change", change="c1")
+    told = call(root, "replace_in_files", old="(o)ne", new="${1}1", regex=True, pattern="*.py")
+    assert "src/c.py: 1" in told
+    assert (root / "src" / "c.py").read_text() == "o1\n"
+    change = told.split("undo_change takes ")[1].split()[0]
+    other = FileTools(root / "src", ChangeStore(root.parent / "changes"))
+    with pytest.raises(RequestError, match="no change"):
+        asyncio.run(other.undo_change(change))
+    assert call(root, "undo_change", change=change) == "put back 2 files"
     assert (root / "src" / "c.py").read_text() == "one\n"
-    (root / "zz").mkdir()
-    (root / "zz" / "d.py").write_text("one\n")
-    written: list[str] = []
-
-    class Failing(Folder):
-        def write(self, name: str, text: str) -> bool:
-            written.append(name)
-            if name == "zz/d.py" and text == "1\n":
-                raise RequestError("the disk is full", param="path")
-            return super().write(name, text)
-
-    failing = FileTools(root)
-    failing._folder = failing._writable = lambda: Failing(root)  # type: ignore[method-assign]
-    with pytest.raises(RequestError, match="disk is full"):
-        asyncio.run(failing.replace_in_files("one", "1"))
-    assert "zz/d.py" in written
-    assert (root / "src" / "c.py").read_text() == "one\n"
+    assert call(root, "replace_in_files", old="nowhere", new="x") == "[no file has it]"
 
 
 @pytest.mark.parametrize(

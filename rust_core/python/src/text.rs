@@ -1,12 +1,49 @@
-//! `analyse_code`: metrics of many Python files in one call; `nearest_rows`: search in a file of vectors.
+//! `analyse_code`: metrics of many Python files in one call. `Replacer`: matches of a pattern, replaced.
+//! `nearest_rows`: search in a file of vectors.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use pyagent_text::code_metrics::{FileReport, FunctionMetrics, analyse_files};
 use pyagent_text::nearest;
+use pyagent_text::replace::{self, Bounds};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+
+/// A pattern and what takes the place of its matches; `ValueError` says what is wrong with them.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct Replacer(replace::Replacer);
+
+#[pymethods]
+impl Replacer {
+    #[new]
+    #[pyo3(signature = (pattern, replacement, *, is_regex = false, ignore_case = false))]
+    fn new(pattern: &str, replacement: &str, is_regex: bool, ignore_case: bool) -> PyResult<Self> {
+        replace::Replacer::new(pattern, replacement, is_regex, ignore_case)
+            .map(Self)
+            .map_err(value_error)
+    }
+
+    /// The text with all matches replaced, and how many there were; None without a match. The GIL is free meanwhile.
+    fn replace(
+        &self,
+        py: Python<'_>,
+        text: PyBackedStr,
+        max_bytes: usize,
+        max_seconds: f64,
+    ) -> PyResult<Option<(String, usize)>> {
+        let time = Duration::try_from_secs_f64(max_seconds)
+            .map_err(|_| PyValueError::new_err(format!("max_seconds: expected a time, got {max_seconds}")))?;
+        py.detach(|| self.0.replace(&text, Bounds { bytes: max_bytes, time }))
+            .map_err(value_error)
+    }
+}
+
+fn value_error(error: replace::ReplaceError) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
 
 /// Name, line and complexity.
 type FunctionRow = (String, usize, u32);

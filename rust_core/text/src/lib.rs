@@ -1,4 +1,6 @@
-//! Code metrics, text scanning and nearest-neighbour search. Knows nothing of Python objects, models or the network.
+//! Code metrics, text scanning and replacing, nearest-neighbour search. Knows nothing of Python objects, models or the
+//! network.
 
 pub mod code_metrics;
 pub mod nearest;
+pub mod replace;

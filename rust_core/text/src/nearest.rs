@@ -56,7 +56,10 @@ pub fn nearest_rows(path: &Path, query: &[f32], count: usize, threads: usize) ->
             .map(|part| (part * share, num_rows.min((part + 1) * share)))
             .map(|(first, end)| scope.spawn(move || scan(path, query, count, first, end)))
             .collect();
-        parts.into_iter().map(|part| part.join().unwrap_or_else(|_| Err(io::Error::other("a scan ended")))).collect()
+        parts
+            .into_iter()
+            .map(|part| part.join().unwrap_or_else(|_| Err(io::Error::other("a scan ended"))))
+            .collect()
     });
     let mut nearest = Vec::new();
     for part in found {
@@ -82,7 +85,14 @@ fn scan(path: &Path, query: &[f32], count: usize, first: usize, end: usize) -> i
         let piece = &mut piece[..num_rows * row_bytes];
         file.read_exact(piece)?;
         for (place, bytes) in piece.chunks_exact(row_bytes).enumerate() {
-            keep(&mut heap, count, Neighbour { row: row + place, score: dot(bytes, &query) });
+            keep(
+                &mut heap,
+                count,
+                Neighbour {
+                    row: row + place,
+                    score: dot(bytes, &query),
+                },
+            );
         }
         row += num_rows;
     }
@@ -137,9 +147,7 @@ mod tests {
     }
 
     fn plainly(rows: &[Vec<f32>], query: &[f32], count: usize) -> Vec<usize> {
-        let score = |row: &Vec<f32>| -> f64 {
-            row.iter().zip(query).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-        };
+        let score = |row: &Vec<f32>| -> f64 { row.iter().zip(query).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum() };
         let mut order: Vec<usize> = (0..rows.len()).filter(|&row| !rows[row][0].is_nan()).collect();
         order.sort_by(|&a, &b| score(&rows[b]).total_cmp(&score(&rows[a])).then(a.cmp(&b)));
         order.truncate(count);
@@ -171,13 +179,18 @@ mod tests {
     /// Several threads find what one finds, and half a row at the end is none.
     #[test]
     fn threads_and_a_torn_end_change_nothing() {
-        let rows: Vec<Vec<f32>> = (0..10_000).map(|n| vec![(n % 977) as f32, 1.0, (n % 31) as f32]).collect();
+        let rows: Vec<Vec<f32>> = (0..10_000)
+            .map(|n| vec![(n % 977) as f32, 1.0, (n % 31) as f32])
+            .collect();
         let mut file = written(&rows);
         file.write_all(&[1, 2, 3]).unwrap();
         file.flush().unwrap();
         let query = [0.5, 1.0, 2.0];
         let alone = nearest_rows(file.path(), &query, 10, 1).unwrap();
         assert_eq!(alone, nearest_rows(file.path(), &query, 10, 3).unwrap());
-        assert_eq!(alone.iter().map(|one| one.row).collect::<Vec<_>>(), plainly(&rows, &query, 10));
+        assert_eq!(
+            alone.iter().map(|one| one.row).collect::<Vec<_>>(),
+            plainly(&rows, &query, 10)
+        );
     }
 }

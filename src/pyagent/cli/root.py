@@ -31,6 +31,7 @@ COMMANDS = {
     "demo": "Watch three agents solve a mixed task.",
     "doctor": "Say what this machine can do and what is missing.",
     "bench": "Measure tokens per second.",
+    "replace": "Search and replace in many files, all or none, with undo.",
     "score": "Say how likely a model finds a text.",
     "models": "List, fetch and inspect models.",
     "runs": "Look at runs, go on with them, and delete them.",

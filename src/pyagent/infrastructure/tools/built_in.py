@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyagent.core.fleet.tools import FleetTool
+from pyagent.infrastructure.tools.changes import ChangeStore
 from pyagent.infrastructure.tools.files import FileTools
 from pyagent.infrastructure.tools.memory import memory_tools
 
@@ -14,10 +15,17 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.storage.search.service import Search
 
 
-def built_in_tools(settings: Tools, search: Search | None = None) -> list[FleetTool]:
-    """Return the tools for files, programs, pages and past runs, as far as the settings allow them."""
+CHANGES = "changes"
+"""The folder below `paths.data` that keeps what changes of many files replaced."""
+
+
+def built_in_tools(settings: Tools, data: Path, search: Search | None = None) -> list[FleetTool]:
+    """Return the tools for files, programs, pages and past runs, as far as the settings allow them.
+
+    `data` is `paths.data`.
+    """
     root = Path(settings.root).expanduser().resolve()
-    files = FileTools(root)
+    files = FileTools(root, ChangeStore(data / CHANGES))
     tools = [] if settings.files == "off" else files.reading()
     if settings.files == "write":
         tools += files.writing()

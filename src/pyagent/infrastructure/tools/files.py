@@ -1,13 +1,12 @@
 """Tools for files below one folder: read, list, search; write, edit, replace in many, and undo.
 
-A run of a server's client reads below the server's `files_root` and changes nothing. What a change replaced is kept in
-memory, for `undo_change`, as long as the program runs.
+A run of a server's client reads below the server's `files_root` and changes nothing. What a change replaced is kept for
+`undo_change`: of one file in memory, as long as the program runs; of many on the disk (`changes`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
@@ -20,6 +19,9 @@ from pyagent.core.errors import RequestError
 from pyagent.core.fleet.file_access import current_access
 from pyagent.core.fleet.tool_functions import tool
 from pyagent.core.fleet.tools import FleetTool
+from pyagent.infrastructure.tools.bulk_replace import Plan, Replacement, prepare, preview
+from pyagent.infrastructure.tools.changes import ChangeStore
+from pyagent.infrastructure.tools.difference import difference
 from pyagent.infrastructure.tools.folder import Folder
 
 T = TypeVar("T")
@@ -30,6 +32,8 @@ _MAX_MATCHES = 200
 _MAX_SEARCHED = 200_000_000
 _MAX_CHANGES = 50
 _MAX_KEPT_BYTES = 64_000_000
+_MAX_SHOWN_LINES = 60
+_MAX_SHOWN_FILES = 200
 
 Name = Annotated[str, msgspec.Meta(description="A path below the folder, as src/main.py.", min_length=1)]
 Glob = Annotated[str, msgspec.Meta(description="Names or paths to take, as *.py or src/*.py.")]
@@ -48,10 +52,11 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class FileTools:
-    """The tools of one folder. `changes` may be undone, newest first."""
+    """The tools of one folder; changes may be undone, newest first. `store` keeps those of many files."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, store: ChangeStore) -> None:
         self._root = root
+        self._store = store
         self._changes: OrderedDict[str, Change] = OrderedDict()
         self._num_changes = 0
 
@@ -133,18 +138,22 @@ class FileTools:
         """Replace a text in a file; it must be there once, unless all are to be replaced."""
         return await _aside(lambda: self._change({path: self._edited(path, old, new, replace_all=replace_all)}))
 
-    async def replace_in_files(
+    async def replace_in_files(  # noqa: PLR0913, PLR0917 - what a model may say
         self,
         old: Annotated[str, msgspec.Meta(description="The text to replace, letter by letter.", min_length=1)],
         new: str,
         path: str = ".",
         pattern: Glob = "*",
+        regex: Annotated[bool, msgspec.Meta(description="old is a regular expression, and new may have $1.")] = False,
         preview: Annotated[bool, msgspec.Meta(description="Only show what would change.")] = False,
     ) -> str:
         """Replace a text wherever it stands in the files below a folder; a file that fails leaves all as they were."""
-        return await _aside(lambda: self._replaced(old, new, path, pattern, preview=preview))
+        wanted = Replacement(pattern=old, replacement=new, is_regex=regex)
+        return await _aside(lambda: self._replaced(wanted, path, pattern, is_shown=preview))
 
-    async def undo_change(self, change: Annotated[str, msgspec.Meta(description="The change's id, as c1.")]) -> str:
+    async def undo_change(
+        self, change: Annotated[str, msgspec.Meta(description="The change's id, as it was told.")]
+    ) -> str:
         """Put the files of a change back as they were before it."""
         return await _aside(lambda: self._undone(change))
 
@@ -158,28 +167,18 @@ class FileTools:
             raise RequestError(text, param="old")
         return text.replace(old, new)
 
-    def _replaced(self, old: str, new: str, path: str, pattern: str, *, preview: bool) -> str:
-        folder = self._writable()
-        texts = self._with(old, folder, path, pattern)
-        changed = {name: text.replace(old, new) for name, text in texts.items()}
-        if not changed:
+    def _replaced(self, wanted: Replacement, path: str, pattern: str, *, is_shown: bool) -> str:
+        folder, lines = self._writable(), list[str]()
+        targets = ((folder.root, name) for name in folder.files(path, pattern))
+        if is_shown:
+            preview(wanted, targets, lambda text: lines.extend(text.splitlines()[: _MAX_SHOWN_LINES + 2]))
+            more = [f"[{len(lines) - _MAX_LINES} more lines]"] if len(lines) > _MAX_LINES else []
+            return "\n".join([*lines[:_MAX_LINES], *more]) or "[no file has it]"
+        plan = prepare(wanted, targets, self._store)
+        if not plan.change:
             return "[no file has it]"
-        if preview:
-            return "\n".join(_difference(name, texts[name], text) for name, text in changed.items())
-        return self._change(changed)
-
-    def _with(self, old: str, folder: Folder, path: str, pattern: str) -> dict[str, str]:
-        """Return the files that have a text; raises `RequestError` when that is too much at once."""
-        texts, num_read, num_kept = dict[str, str](), 0, 0
-        for name in folder.files(path, pattern):
-            text = _text_or_nothing(folder, name)
-            num_read += len(text)
-            if old in text:
-                texts[name] = text
-                num_kept += len(text)
-            if num_read > _MAX_SEARCHED or num_kept > _MAX_KEPT_BYTES:
-                raise RequestError("that is too much at once: give a folder or a pattern", param="path")
-        return texts
+        self._store.apply(plan.change)
+        return _told(plan, folder)
 
     def _change(self, name_to_text: dict[str, str]) -> str:
         """Write the files, all or none; return what was done, with the id to undo it by."""
@@ -198,11 +197,17 @@ class FileTools:
         self._changes[change] = Change(before, dict(name_to_text))
         while len(self._changes) > _MAX_CHANGES or (len(self._changes) > 1 and self._kept_bytes() > _MAX_KEPT_BYTES):
             self._changes.popitem(last=False)
-        shown = [_difference(name, before[name] or "", text) for name, text in name_to_text.items()]
+        shown = [
+            difference(name, before[name] or "", text, context=1, max_lines=_MAX_SHOWN_LINES)
+            for name, text in name_to_text.items()
+        ]
         return "\n".join([f"changed {len(before)} files; undo_change takes {change} back", *shown])
 
     def _undone(self, change: str) -> str:
         folder = self._writable()
+        if change.startswith("r") and all(file.root == str(folder.root) for file in self._store.change(change).files):
+            self._store.undo(change)
+            return f"put back {len(self._store.change(change).files)} files"
         if change not in self._changes:
             there = ", ".join(self._changes) or "none"
             raise RequestError(f"there is no change {change!r} to undo; there are {there}", param="change")
@@ -238,6 +243,16 @@ async def _aside(work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
+def _told(plan: Plan, folder: Folder) -> str:
+    """Say what was replaced, with the id to undo it by."""
+    lines = [f"changed {len(plan.files)} files; undo_change takes {plan.change} back"]
+    root = Path(folder.root)
+    for file in plan.files[:_MAX_SHOWN_FILES]:
+        note = f" ({file.note})" if file.note else ""
+        lines.append(f"{Path(file.path).relative_to(root)}: {file.num_matches}{note}")
+    return "\n".join(lines)
+
+
 def _text_or_nothing(folder: Folder, name: str) -> str:
     try:
         return folder.read(name)
@@ -261,9 +276,3 @@ def _put_back(folder: Folder, before: dict[str, str | None]) -> None:
             folder.remove(name)
         else:
             folder.write(name, text)
-
-
-def _difference(name: str, old: str, new: str) -> str:
-    """Return what changed in a file, in the form of `diff -u`."""
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), name, name, lineterm="", n=1)
-    return "\n".join(islice(lines, 60))

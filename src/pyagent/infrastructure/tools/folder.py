@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from unicodedata import bidirectional, category
 
 from pyagent.core.errors import RequestError
+from pyagent.infrastructure.tools.whole_file import replace_at, status_at
 
 MAX_FILE_BYTES = 10_000_000
 MAX_ENTRIES = 50_000
@@ -38,33 +39,63 @@ class Folder:
 
     def read(self, name: str) -> str:
         """Return a file's text."""
+        try:
+            return self.read_bytes(name).decode()
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{name!r} is not text in UTF-8", param="path") from error
+
+    def read_bytes(self, name: str) -> bytes:
+        """Return what a file holds."""
         with self._parent(name) as (folder, leaf):
             return _read_at(folder, leaf, name)
 
-    def write(self, name: str, text: str) -> bool:
-        """Replace a file's text, or make the file, whole or not at all; return whether it was there."""
+    def num_names(self, name: str) -> int:
+        """Return how many names (hard links) a file has."""
+        with self._parent(name) as (folder, leaf), _told(name):
+            return os.stat(leaf, dir_fd=folder, follow_symlinks=False).st_nlink
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file's text, or make the file, whole or not at all."""
+        self.write_bytes(name, text.encode(errors="replace"), secrets.token_hex(6))
+
+    def write_bytes(self, name: str, data: bytes, mark: str, *, is_folder_synced: bool = True) -> None:
+        """Replace what a file holds, or make the file. What is written beside it has the mark in its name."""
         with self._parent(name, makes=True) as (folder, leaf):
-            mode = _mode_of(folder, leaf, name)
-            _write_at(folder, leaf, text, mode)
-            return mode is not None
+            _check_file(folder, leaf, name)
+            with _told(name):
+                replace_at(folder, leaf, data, _partial(leaf, mark), is_folder_synced=is_folder_synced)
+
+    def clear(self, name: str, mark: str) -> None:
+        """Remove what a write with this mark left beside a file when its process was killed."""
+        with suppress(RequestError), self._parent(name) as (folder, leaf), suppress(OSError):
+            os.unlink(_partial(leaf, mark), dir_fd=folder)
+
+    def sync(self, name: str) -> None:
+        """Wait until the names in the folder of a file are on the disk."""
+        with self._parent(name) as (folder, _), _told(name):
+            os.fsync(folder)
 
     def remove(self, name: str) -> None:
         """Remove a file."""
         with self._parent(name) as (folder, leaf), _told(name):
             os.unlink(leaf, dir_fd=folder)
 
-    def files(self, name: str = ".", pattern: str = "*") -> Iterator[str]:
+    def files(self, name: str = ".", pattern: str = "*", *, most: int | None = None) -> Iterator[str]:
         """Yield the files below a folder whose path or name fits the pattern, in order.
+
+        A walk ends after `MAX_ENTRIES` files and folders; with `most` one that has more is refused instead.
 
         Passed by are links, folders too deep, and names that would look like something else in a list: of several
         lines, with control characters, or with what turns the order of letters. So are names that are not UTF-8.
         """
         parts = _parts(name)
         with self._opened(parts, name) as folder:
-            left = [MAX_ENTRIES]
+            left = [MAX_ENTRIES if most is None else most]
             for path in _walk(folder, "/".join(parts), left):
-                if pattern in {"*", "**"} or fnmatch(path, pattern) or fnmatch(PurePosixPath(path).name, pattern):
+                if fits(path, pattern):
                     yield path
+            if most is not None and left[0] < 0:
+                raise RequestError(f"{name!r} has over {most:,} files and folders: name a part of it", param="path")
 
     @contextmanager
     def _opened(self, parts: list[str], name: str, *, makes: bool = False) -> Generator[int]:
@@ -94,6 +125,11 @@ class Folder:
             yield folder, parts[-1]
 
 
+def fits(path: str, pattern: str) -> bool:
+    """Return whether a file's path or name fits a pattern."""
+    return pattern in {"*", "**"} or fnmatch(path, pattern) or fnmatch(PurePosixPath(path).name, pattern)
+
+
 def _parts(name: str) -> list[str]:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
@@ -113,7 +149,7 @@ def _told(name: str) -> Generator[None]:
         raise RequestError(f"{name!r} cannot be opened: {error.strerror}", param="path") from error
 
 
-def _read_at(folder: int, leaf: str, name: str) -> str:
+def _read_at(folder: int, leaf: str, name: str) -> bytes:
     with _told(name):
         descriptor = os.open(leaf, _FILE_FLAGS, dir_fd=folder)
     with os.fdopen(descriptor, "rb") as file:
@@ -123,42 +159,18 @@ def _read_at(folder: int, leaf: str, name: str) -> str:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise RequestError(f"{name!r} is over {MAX_FILE_BYTES:,} bytes", param="path")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{name!r} is not text in UTF-8", param="path") from error
+    return data
 
 
-def _mode_of(folder: int, leaf: str, name: str) -> int | None:
-    """Return the mode of a file that is to be replaced; None when there is none. A link or a folder is refused."""
-    try:
-        status = os.stat(leaf, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(status.st_mode):
+def _check_file(folder: int, leaf: str, name: str) -> None:
+    """Refuse to replace what is no file: a link, a folder, a device."""
+    status = status_at(folder, leaf)
+    if status is not None and not stat.S_ISREG(status.st_mode):
         raise RequestError(f"{name!r} is not a file, and is left as it is", param="path")
-    return stat.S_IMODE(status.st_mode)
 
 
-def _write_at(folder: int, leaf: str, text: str, mode: int | None) -> None:
-    """Write beside the file, then put it in its place: a reader sees the old text or the new, also after a crash."""
-    partial = f".{leaf[:100]}.{secrets.token_hex(6)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with _told(leaf):
-        descriptor = os.open(partial, flags, 0o666 if mode is None else mode, dir_fd=folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text.encode(errors="replace"))
-                file.flush()
-                if mode is not None:
-                    os.fchmod(descriptor, mode)
-                os.fsync(descriptor)
-            os.rename(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(partial, dir_fd=folder)
-            raise
-        os.fsync(folder)
+def _partial(leaf: str, mark: str) -> str:
+    return f".{leaf[:60]}.{mark}"
 
 
 def _walk(folder: int, prefix: str, left: list[int]) -> Iterator[str]:
