@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from support.fleets import Custom, echo, fleet_of
 
 from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError
@@ -22,6 +23,7 @@ from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.observability.metrics import AnswerWatch, Histogram, ServerStats, render
+from pyagent.infrastructure.server.agents import AgentBackend
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import Reply, ScriptedBackend, serve
 
@@ -129,7 +131,9 @@ def test_every_figure_is_documented(tiny_model_path: Path) -> None:
         "tiny", lambda: tiny_model_path, EngineOptions(RunnerOptions(threads=1, kv_bytes=1 << 20))
     )
     chain = Chain([backend], response_cache=ResponseCache(ResponseStore(1000, 60)))
-    with serve(create_app(chain)) as url, httpx.Client(base_url=url, timeout=60) as http:
+    agents = AgentBackend(lambda: fleet_of(Custom("echo", echo)))
+    agents.fleet()
+    with serve(create_app(chain, agents=agents)) as url, httpx.Client(base_url=url, timeout=60) as http:
         body = {"messages": HI, "max_tokens": 3, "ignore_eos": True}
         timings = http.post("/v1/chat/completions", json=body).json()["usage"]["timings"]
         state = http.get("/pyagent/engine").json()

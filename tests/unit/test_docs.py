@@ -159,6 +159,15 @@ def test_mentioned_commands_exist(page: Path, command_of: Callable[[list[str]], 
         assert not unknown
 
 
+def test_event_reference_is_whole_and_current() -> None:
+    """docs/reference/events.md is what docs/event_reference.py prints: each event by its kind, and when it comes."""
+    page, reference = (DOCS / "reference/events.md").read_text(), script("event_reference")
+    assert page == reference.render(), "run .venv/bin/python docs/event_reference.py > docs/reference/events.md"
+    for kind in reference.kinds():
+        _, _, told = page.partition(f"## `{kind.__struct_config__.tag}` (`{kind.__name__}`)\n\n")
+        assert len(told.partition("\n")[0].split()) > 4, f"{kind.__name__} does not say when it comes"
+
+
 def test_command_line_page_is_current():
     """docs/reference/cli.md is what docs/cli_reference.py prints."""
     assert (DOCS / "reference/cli.md").read_text() == script("cli_reference").render()

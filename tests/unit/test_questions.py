@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from support.elsewhere import Elsewhere
 from support.fleets import Custom, events_of, fleet_of
@@ -14,7 +15,12 @@ from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.core.fleet.tools import FleetTool
 from pyagent.testing import ScriptedBackend
+
+
+class Command(msgspec.Struct):
+    text: str
 
 
 async def choose(context: Context, task: Task) -> object:
@@ -125,3 +131,32 @@ def test_agent_that_ended_asks_nothing() -> None:
             await kept[0].ask("Still?")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_chars", [50_000, 200_000])
+def test_a_call_is_approved_whole_or_not_at_all(num_chars: int) -> None:
+    """A person sees every letter of what is approved; a call too long to be read is refused, and the agent is told."""
+    text, done = "x" * num_chars + "; rm -rf /", list[str]()
+
+    async def shell(arguments: Command) -> str:
+        done.append(arguments.text)
+        return "did it"
+
+    async def call(context: Context, task: Task) -> object:
+        return await context.call_tool("shell", Command(text))
+
+    async def main() -> tuple[list[ev.Event], Exception | None]:
+        tool = FleetTool("shell", "does it", Command, shell, needs_approval=True)
+        fleet = Fleet(ScriptedBackend(()), [Custom("call", call)], [tool])
+        return await events_of(fleet, "go", waits_for_answers=False)
+
+    events, error = asyncio.run(main())
+    asked = [event.question.text for event in events if isinstance(event, ev.QuestionAsked)]
+    if num_chars < 100_000:
+        assert isinstance(error, NeedsAnswerError)
+        assert text in asked[0]
+    else:
+        assert isinstance(error, RequestError)
+        assert "200,021 characters of arguments" in str(error)
+        assert not asked
+    assert not done

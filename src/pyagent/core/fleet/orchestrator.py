@@ -44,6 +44,7 @@ from pyagent.core.fleet.past import Past
 from pyagent.core.fleet.routed_step import Means
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.run_end import failed, result_of_run
+from pyagent.core.fleet.run_stats import RunStats
 from pyagent.core.fleet.scores import Scores
 from pyagent.core.fleet.slots import Slots
 from pyagent.core.fleet.steps import RunSpec, Step, as_steps
@@ -104,6 +105,7 @@ class Fleet:
         self._run_slots = Slots(limits.max_runs or sys.maxsize)
         self._jobs: set[asyncio.Task[object]] = set()
         self._runs: dict[str, Run] = {}
+        self.stats = RunStats()
         self._watchdog = Watchdog()
         self._canceller: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -255,6 +257,7 @@ class Fleet:
             await self._stop_cancelling()
             run.hints.end()
             self.journal.close_run(run.id)
+            self.stats.run_ended(run, spec)
 
     async def _cancel_asked(self) -> None:
         """Cancel the runs that somebody asks the journal to, which may be another process, while there are runs."""
@@ -274,6 +277,11 @@ class Fleet:
     def _check_open(self) -> None:
         if self._is_closed:
             raise RequestError("the fleet is closed; make another one", param="task", code="closed")
+
+    @property
+    def num_running(self) -> int:
+        """How many runs are under way."""
+        return len(self._runs)
 
     def under_way(self, run: str) -> Run | None:
         """Return a run of this fleet that is under way; None when it is over, or of another process."""
@@ -352,6 +360,7 @@ class Fleet:
             is_private=is_private,
             past=past,
             overrides=spec.overrides,
+            stats=self.stats,
         )
 
     def _hint(self, hint: Hint, *, is_private: bool) -> None:
@@ -381,9 +390,9 @@ class Fleet:
                 await graph.steps(steps, Place(Means(run.budget, run.deadline, urgency)), outcomes)
             result = result_of_run(run, steps, outcomes)
         except (Exception, asyncio.CancelledError) as error:
-            run.emit(failed(run, error, outcomes, graph.outputs))
+            run.finish(failed(run, error, outcomes, graph.outputs))
             raise
-        run.emit(RunFinished(run=run.id, output=result, totals=run.totals()))
+        run.finish(RunFinished(run=run.id, output=result, totals=run.totals()))
         return result
 
 

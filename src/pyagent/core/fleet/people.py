@@ -7,6 +7,8 @@ socket: who answers calls `answer`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 ALLOW, ALWAYS, DENY = "allow", "always", "deny"
 ALL_TOOLS = "*"
-_MAX_SHOWN_CHARACTERS = 4_000
+_MAX_SHOWN_CHARACTERS = 100_000
+"""Of a call that a person is to approve: it is shown whole, as what is left out is what would do harm."""
 
 
 @dataclass(slots=True)
@@ -37,7 +40,9 @@ class OpenQuestions:
 
     waits: bool = False
     approved: set[str] = field(default_factory=set[str])
+    num_effects: int = 0
     given: dict[str, str] = field(default_factory=dict[str, str])
+    _effects_over: asyncio.Event = field(default_factory=asyncio.Event)
     _waiting: dict[str, tuple[Question, asyncio.Future[str]]] = field(
         default_factory=dict[str, tuple[Question, asyncio.Future[str]]]
     )
@@ -48,6 +53,7 @@ class OpenQuestions:
             check_answer(question, given)
             return given
         if not self.waits:
+            await deadline.bound(self._settled(), f"the effects under way, before it is asked: {question.text:.200}")
             raise NeedsAnswerError(_unanswered(question), question=question.id, options=question.options)
         waiting = asyncio.get_running_loop().create_future()
         self._waiting[question.id] = question, waiting
@@ -56,11 +62,35 @@ class OpenQuestions:
         finally:
             del self._waiting[question.id]
 
+    @contextmanager
+    def effect(self) -> Generator[None]:
+        """While an effect is under way no question ends the run: the effect's outcome would be unknown."""
+        self.num_effects += 1
+        try:
+            yield
+        finally:
+            self.num_effects -= 1
+            if not self.num_effects:
+                self._effects_over.set()
+
+    async def _settled(self) -> None:
+        """Return when no effect is under way, and those that began beside the question are over."""
+        await asyncio.sleep(0)
+        while self.num_effects:
+            self._effects_over.clear()
+            await self._effects_over.wait()
+
     async def approve(self, context: Context, tool: str, arguments: JsonObject | msgspec.Struct) -> None:
         """Return when the tool may run; raises `RequestError` when a person denies it."""
         if self.approved & {tool, ALL_TOOLS}:
             return
-        text = f"may {context.agent} call {tool} with {_shown(arguments)}?"
+        shown = msgspec.json.encode(arguments, enc_hook=str).decode()
+        if len(shown) > _MAX_SHOWN_CHARACTERS:
+            told = (
+                f"{len(shown):,} characters of arguments; {_MAX_SHOWN_CHARACTERS:,} are the most that a person is asked"
+            )
+            raise RequestError(f"{tool} needs a person's approval, and has {told} to read", param="tool", code="denied")
+        text = f"may {context.agent} call {tool} with {shown}?"
         answer = await context.ask(text, options=(ALLOW, ALWAYS, DENY), kind="approval")
         if answer == DENY:
             raise RequestError(f"a person denied this call of {tool}", param="tool", code="denied")
@@ -92,13 +122,6 @@ def check_answer(question: Question, answer: str) -> None:
     if question.options and answer not in question.options:
         text = f"the answer to {question.text!r:.200} is one of {', '.join(question.options)}, got {answer!r:.80}"
         raise RequestError(text, param="answer")
-
-
-def _shown(arguments: JsonObject | msgspec.Struct) -> str:
-    """Return arguments as a person is to judge them: whole, or with how much of them is not shown."""
-    text = msgspec.json.encode(arguments, enc_hook=str).decode()
-    num_left = len(text) - _MAX_SHOWN_CHARACTERS
-    return text if num_left <= 0 else f"{text[:_MAX_SHOWN_CHARACTERS]} [and {num_left:,} characters that are not shown]"
 
 
 def _unanswered(question: Question) -> str:

@@ -23,7 +23,17 @@ from pyagent.core.fleet.agent import Agent, Task, checked_output, checked_task, 
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.containment import GRACE_SECONDS, Call
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.events import AgentDeclined, AgentFailed, AgentFinished, AgentStarted, Event, TextDelta, Totals
+from pyagent.core.fleet.events import (
+    AgentDeclined,
+    AgentFailed,
+    AgentFinished,
+    AgentStarted,
+    Event,
+    RunFailed,
+    RunFinished,
+    TextDelta,
+    Totals,
+)
 from pyagent.core.fleet.executor import Executor, InProcess
 from pyagent.core.fleet.guardrails import Guardrail, check
 from pyagent.core.fleet.hints import RunHints
@@ -32,6 +42,7 @@ from pyagent.core.fleet.limits import AgentLimits
 from pyagent.core.fleet.memory import RunNotes
 from pyagent.core.fleet.past import Past, asked_of, fault_of, is_restorable, restored, restored_error
 from pyagent.core.fleet.people import OpenQuestions
+from pyagent.core.fleet.run_stats import RunStats
 from pyagent.core.fleet.slots import Slots
 from pyagent.core.fleet.tally import Tally
 from pyagent.core.fleet.tools import FleetTool
@@ -58,6 +69,7 @@ class Run:
     agent_limits: AgentLimits
     listener: Callable[[Event], None]
     hints: RunHints
+    stats: RunStats = field(default_factory=RunStats)
     followers: set[Callable[[Event], None]] = field(default_factory=set[Callable[[Event], None]])
     client: str = ""
     tenant: str = ""
@@ -78,6 +90,8 @@ class Run:
     is_cancelled: bool = False
     num_records: int = 0
     num_agents: int = 0
+    agent_names: set[str] = field(default_factory=set[str])
+    end: RunFinished | RunFailed | None = None
     is_over: bool = False
     started_at: float = field(default_factory=time.perf_counter)
 
@@ -100,6 +114,12 @@ class Run:
         self.listener(event)
         for follower in self.followers:
             follower(event)
+
+    def finish(self, end: RunFinished | RunFailed) -> None:
+        """Tell how the run ends; one that is over already was left, and has no end."""
+        if not self.is_over:
+            self.end = end
+        self.emit(end)
 
     def cancel(self) -> None:
         """End the run as cancelled."""
@@ -226,6 +246,7 @@ class Run:
         if context.deadline.is_past:
             raise DeadlineError(f"the deadline passed before the agent {name} could start")
         self.num_agents += 1
+        self.agent_names.add(name)
 
     async def _call(self, agent: Agent, context: Context, task: Task) -> object:
         """Return what the agent returns. A spawned agent has less time to end than the one that waits for it."""

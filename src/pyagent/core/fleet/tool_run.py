@@ -8,7 +8,7 @@ key), and asks a person where it might (`once`): it is never guessed.
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -28,6 +28,7 @@ from pyagent.core.messages import JsonObject
 if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
 
+_MAX_SHOWN_CHARACTERS = 2_000
 HAPPENED, HAPPENED_NOT = "yes", "no"
 _key: ContextVar[str] = ContextVar("the idempotency key of the tool's call under way", default="")
 
@@ -105,8 +106,12 @@ class ToolRun:
 
     async def _has_happened(self, attempt: int) -> bool:
         shown = msgspec.json.encode(self.arguments, enc_hook=str).decode()
+        if num_left := len(shown[_MAX_SHOWN_CHARACTERS:]):
+            run = self.context.run.id
+            left = f"and {num_left:,} characters more, which `pyagent runs show {run} --json` has in `tool_started`"
+            shown = f"{shown[:_MAX_SHOWN_CHARACTERS]} [{left}]"
         text = (
-            f"{self.context.agent} was interrupted while it called {self.tool.name} with {shown:.2000}; "
+            f"{self.context.agent} was interrupted while it called {self.tool.name} with {shown}; "
             f"did that happen? {HAPPENED_NOT} runs it again"
         )
         with self.context.scopes.within(f"{self.call}.effect{attempt}"):
@@ -145,6 +150,7 @@ class ToolRun:
                 context.run.hints.away(context.session, f"tool {name}"),
                 context.run.tracer.span(f"execute_tool {name}", attributes, context.trace),
                 context.scopes.within(self.call),
+                self._settling(),
             ):
                 # A tool with a context takes slots by what it calls; holding one here, it could wait for itself.
                 async with nullcontext() if self.tool.takes_context else context.run.slots.slot():
@@ -163,6 +169,11 @@ class ToolRun:
         finally:
             self._tell(output, time.perf_counter() - started, error_text, fault)
         return output
+
+    def _settling(self) -> AbstractContextManager[None]:
+        """Hold back questions that would end the run, unless the tool may ask one itself: its calls are kept."""
+        has_effect = self.tool.effect != "none" and not self.tool.takes_context
+        return self.context.run.questions.effect() if has_effect else nullcontext()
 
     def _contained(self) -> Call:
         return Call(

@@ -8,12 +8,12 @@ hundred are counted as `other`.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pyagent.core.histogram import Histogram
 from pyagent.core.messages import ChatDelta, Usage
 
 if TYPE_CHECKING:
@@ -23,31 +23,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _MAX_MODELS = 100
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Counts of values by upper bound, and their sum."""
-
-    bounds: tuple[float, ...]
-    counts: list[int] = field(init=False)
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
-
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Return the cumulative counts, as Prometheus has them."""
-        names, num_below, rows = [*map(repr, self.bounds), "+Inf"], 0, list[tuple[str, float]]()
-        for name, count in zip(names, self.counts, strict=True):
-            num_below += count
-            rows.append((name, num_below))
-        return rows
 
 
 _Labels = tuple[str, ...]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,8 @@ from pyagent.core.messages import (
 from pyagent.core.nearest import did_you_mean
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.events import Event, Totals
     from pyagent.core.fleet.orchestrator import Fleet
@@ -67,6 +69,13 @@ class AgentBackend:
     async def made(self) -> Fleet:
         """The fleet, made when it is not."""
         return self._fleet or await asyncio.to_thread(self.fleet)
+
+    def metrics(self) -> Iterator[Metric]:
+        """Return the metrics of the fleet's runs; none before it is made."""
+        from pyagent.infrastructure.observability.run_metrics import collect_runs
+
+        if self._fleet is not None:
+            yield from collect_runs(self._fleet.stats, self._fleet.num_running)
 
     async def background_runs(self) -> BackgroundRuns:
         """The runs that go on without their clients."""

@@ -27,6 +27,7 @@ from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
 from pyagent.infrastructure.server.admin_routes import EngineRoutes, engine_links
+from pyagent.infrastructure.server.agents import AgentBackend
 from pyagent.infrastructure.server.api_keys import ApiKey, check_admin, is_admin, tenant_of
 from pyagent.infrastructure.server.cluster_routes import ClusterNode, ClusterRoutes
 from pyagent.infrastructure.server.endpoints import Routed, route
@@ -89,6 +90,8 @@ async def _metrics(service: Service, request: Request) -> Response:
         from pyagent.infrastructure.observability.cluster_metrics import collect_cluster
 
         collected += collect_cluster(service.node.status())
+    if isinstance(service.agents, AgentBackend):
+        collected += service.agents.metrics()
     if isinstance(service.backend, Chain):
         collected += collect_links(service.backend.link_states())
         if service.backend.response_cache is not None:
