@@ -34,7 +34,7 @@ def test_a_run_goes_on_without_its_client(server: RunServer, http: httpx.Client)
     assert answer.status_code == 201
     assert answer.headers["location"] == f"/v1/runs/{run['id']}"
     assert (run["object"], run["state"], run["output"], run["error"]) == ("run", "running", None, None)
-    assert run["steps"] == [{"name": "gate", "task": "bread", "agent": "gate", "after": []}]
+    assert run["steps"] == [{"name": "gate", "task": "bread", "agent": "gate", "after": [], "steps": []}]
     server.world.may_go.set()
     with server.client() as other:
         whole = ended(other, run["id"])
@@ -49,7 +49,7 @@ def test_steps_stand_as_in_a_graphs_file(http: httpx.Client) -> None:
         {"name": "each", "agent": "echo", "task": "{task} {item}", "for_each": ["a", "b"]},
         {"name": "last", "agent": "echo", "task": "end", "after": ["each"]},
     ]
-    run = http.post("/v1/runs", json={"task": "go", "steps": steps}).json()
+    run = http.post("/v1/runs", json={"task": "go", "steps": steps, "priority": -1}).json()
     assert [(step["name"], step["task"]) for step in run["steps"]] == [
         ("each-1", "go a"),
         ("each-2", "go b"),
@@ -279,6 +279,9 @@ def test_a_key_has_so_many_runs_at_once(tmp_path: Path) -> None:
         ({"task": "x", "timeout_seconds": 0}, "timeout_seconds", "above 0"),
         ({"task": "x", "steps": [{"name": "a", "task": "y"}], "agent": "echo"}, "agent", "in the steps"),
         ({"task": "x", "steps": []}, "steps", "at least one step"),
+        ({"task": "x", "steps": [{"name": "g", "steps": [{"name": "a", "agent": "ecco"}]}]}, "agent", "'echo'"),
+        ({"task": "x", "request_class": "x" * 257}, "request_class", "256 characters"),
+        ({"task": "x", "priority": 2**40}, "priority", "at most"),
         ({"task": "x", "steps": [{"name": "a", "task": "y", "after": ["b"]}]}, None, "does not exist"),
         ({"task": "x" * 2_000_001}, "task", "2000000 characters"),
         ({"task": "x" * 1_000_001, "steps": [{"name": "a", "task": "{task}{task}"}]}, "task", "2000000 characters"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -10,18 +10,19 @@ import msgspec
 from pyagent.core.fleet.events import Question, QuestionAnswered, QuestionAsked, RunFailed, RunFinished, Totals
 from pyagent.core.fleet.following import Records
 from pyagent.core.fleet.journal import JournalRecord, RunSummary, State
-from pyagent.core.fleet.steps import RunSpec
+from pyagent.core.fleet.steps import RunSpec, Step
 
 _MAY_WAIT = ("running", "needs_answer", "unfinished")
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """A step as it was asked for."""
+    """A step as it was asked for; a group has `steps`."""
 
     name: str
     task: str = ""
     agent: str | None = None
     after: tuple[str, ...] = ()
+    steps: tuple[StepView, ...] = ()
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,21 +70,26 @@ def view_of(journal: Readable, row: RunSummary) -> RunView:
         state=row.state,
         task=row.task,
         started_at=row.started_at,
-        steps=tuple(
-            StepView(
-                name=step.name,
-                task=spec.overrides.get(step.name, step.task).title,
-                agent=step.agent,
-                after=tuple(step.after),
-            )
-            for step in spec.steps
-        ),
+        steps=_steps(spec.steps, spec),
         num_events=num_events,
         output=end.output if isinstance(end, RunFinished) else None,
         error=end if isinstance(end, RunFailed) else None,
         questions=tuple(open_questions(journal.replay(row.run))) if row.state in _MAY_WAIT else (),
         totals=row.totals,
         forked_from=spec.forked_from or None,
+    )
+
+
+def _steps(steps: Sequence[Step], spec: RunSpec) -> tuple[StepView, ...]:
+    return tuple(
+        StepView(
+            name=step.name,
+            task=spec.overrides.get(step.name, step.task).title,
+            agent=step.agent,
+            after=tuple(step.after),
+            steps=_steps(step.steps, spec),
+        )
+        for step in steps
     )
 
 

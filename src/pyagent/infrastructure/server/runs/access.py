@@ -27,6 +27,7 @@ from pyagent.infrastructure.server.agents import AgentBackend
 from pyagent.infrastructure.server.api_keys import tenant_of
 from pyagent.infrastructure.server.errors import without_folders
 from pyagent.infrastructure.server.runs.background import BackgroundRuns, TakeTokens
+from pyagent.infrastructure.server.runs.requests import all_steps
 from pyagent.infrastructure.server.service import Service
 
 
@@ -78,10 +79,11 @@ class Runs:
 
     def check_steps(self, steps: Sequence[Step]) -> None:
         """Raise `RequestError` for an agent that there is not, and for a file that the caller may not read."""
+        steps = list(all_steps(steps))
         for step in steps:
             if step.agent is not None and step.agent not in self.fleet.agents:
                 raise unknown_name("agent", step.agent, list(self.fleet.agents))
-        files = [file for step in steps for file in step.task.files]
+        files = [file for step in steps if step.for_each is None for file in step.task.files]
         contextvars.copy_context().run(self._check_files, files)
 
     def _check_files(self, files: Sequence[str]) -> None:

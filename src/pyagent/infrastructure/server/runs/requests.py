@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from pyagent.core.fleet.graph_file import Graph, GraphStep, graph_steps
 from pyagent.core.fleet.journal import PRIVATE_PREFIX
 from pyagent.core.fleet.steps import Step, as_steps
 from pyagent.infrastructure.server.agents import MAX_TASK_CHARS
+from pyagent.infrastructure.server.validation import check_name
 
 _MAX_KEY_CHARS = 256
 _MAX_NUMBER = 2**31
@@ -31,6 +33,8 @@ class RunBody(msgspec.Struct, forbid_unknown_fields=True):
     steps: list[GraphStep] | None = None
     private: bool = False
     timeout_seconds: float | None = None
+    priority: int = 0
+    request_class: str = ""
     waits_for_answers: bool | None = None
     stream: bool = False
     on_disconnect: Literal["continue", "cancel"] = "continue"
@@ -43,30 +47,33 @@ class RunBody(msgspec.Struct, forbid_unknown_fields=True):
         if self.on_disconnect == "cancel" and not self.stream:
             text = "on_disconnect=cancel needs stream=true: nothing else of this run is a connection"
             raise RequestError(text, param="on_disconnect")
-        self._check_size()
+        if abs(self.priority) > _MAX_NUMBER:
+            raise RequestError(f"priority is at most {_MAX_NUMBER}, got {self.priority}", param="priority")
+        check_name("request_class", self.request_class)
+        _check_size(len(self.task))
         if self.steps is None:
             task = Task(text=self.task, arguments=self.arguments)
             return as_steps(task, tuple(self.files), self.agent)
         if self.agent or self.files or self.arguments:
             param = "agent" if self.agent else "files" if self.files else "arguments"
             raise RequestError("with steps, agents, files and arguments stand in the steps", param=param)
-        return graph_steps(Graph(self.steps), self.task, None)
-
-    def _check_size(self) -> None:
-        """Refuse a run whose steps together say more than an agent is told: `{task}` and `{item}` repeat texts."""
-        num_chars = len(self.task) + sum(_num_chars(step, self.task) for step in self.steps or ())
-        if num_chars > MAX_TASK_CHARS:
-            text = (
-                f"a run takes up to {MAX_TASK_CHARS} characters, the tasks of all its steps together; got {num_chars}"
-            )
-            raise RequestError(text, param="task", code="context_length_exceeded")
+        steps = graph_steps(Graph(self.steps), self.task, None)
+        _check_size(sum(len(step.task.text) for step in all_steps(steps)))
+        return steps
 
 
-def _num_chars(step: GraphStep, task: str) -> int:
-    """Return about how many characters a step has when its places are filled."""
-    text, items = msgspec.json.encode(step).decode(), step.for_each or [""]
-    filled = len(text) + text.count("{task}") * len(task)
-    return filled * len(items) + text.count("{item}") * sum(map(len, items))
+def _check_size(num_chars: int) -> None:
+    """Refuse a run whose steps together say more than one agent is told."""
+    if num_chars > MAX_TASK_CHARS:
+        text = f"a run takes up to {MAX_TASK_CHARS} characters, the tasks of all its steps together; got {num_chars}"
+        raise RequestError(text, param="task", code="context_length_exceeded")
+
+
+def all_steps(steps: Sequence[Step]) -> Iterator[Step]:
+    """Return steps with those of their groups."""
+    for step in steps:
+        yield step
+        yield from all_steps(step.steps)
 
 
 class CancelBody(msgspec.Struct, forbid_unknown_fields=True):

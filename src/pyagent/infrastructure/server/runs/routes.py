@@ -30,6 +30,7 @@ async def create(service: Service, request: Request) -> Response:
     body = await service.read(request, partial(decode, kind=RunBody, refused={}))
     runs, steps = await Runs.of(service, request), body.as_steps()
     spec = RunSpec.of(steps, body.timeout_seconds, runs.tenant, runs.tenant, runs.access)
+    spec = msgspec.structs.replace(spec, priority=body.priority, request_class=body.request_class)
     key = request.headers.get("idempotency-key")
     run = kept = _of_key(runs, spec, key, is_private=body.private)
     if run is None:
@@ -66,6 +67,8 @@ async def _begin(runs: Runs, spec: RunSpec, body: RunBody, run: str | None) -> s
         file_access=runs.access,
         waits_for_answers=body.waits_for_answers,
         run_id=run,
+        priority=spec.priority,
+        request_class=spec.request_class,
     )
     try:
         return await runs.begin(events, spec, run)
