@@ -151,14 +151,12 @@ class SqliteJournal:
     def _keep(self, opened: _OpenRun, record: JournalRecord, *, is_forced: bool) -> None:
         """Insert a record in one transaction, which for most is the statement's own: BEGIN and COMMIT cost as much."""
         event, place = record.event, opened.id * RECORDS_A_RUN + record.number
-        if not is_forced and not isinstance(event, _NOTED):
-            small = self._codec.encode_small(opened.epoch, event)
-            if small is not None:
-                self._database.execute(_INSERT, (place, small))
-                return
+        draft = self._codec.draft(opened.epoch, event)
+        if draft.is_small and not is_forced and not isinstance(event, _NOTED):
+            self._database.execute(_INSERT, (place, self._codec.record(opened.id, draft)))
+            return
         with self._database.transaction(is_forced=is_forced):
-            body = self._codec.encode(opened.id, opened.epoch, event)
-            self._database.execute(_INSERT, (place, body))
+            self._database.execute(_INSERT, (place, self._codec.record(opened.id, draft)))
             self._note(opened.id, record)
 
     def _note(self, run: int, record: JournalRecord) -> None:

@@ -3,9 +3,10 @@
     checksum | [shape, value, value, ...]        a shape is a kind of event and the names of its fields, kept once
 
 A record is a list in MessagePack behind a CRC-32; fields at its end that have their defaults are left out, and so is
-the run; times are microseconds, `at` since the run's epoch. A shape belongs to the database: fields may come and go
-between releases. Values over 256 bytes are blobs, lists of structs chains of blobs. What MessagePack cannot carry is
-carried as JSON, or named in its place, and the record is then not exact.
+the run; an agent and its parent are 0 where the step names them; times are microseconds, `at` since the run's epoch. A
+shape belongs to the database: fields may come and go between releases. Values over 256 bytes are blobs, lists of
+structs chains of blobs. What MessagePack cannot carry is carried as JSON, or named in its place, and the record is then
+not exact.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from msgspec.msgpack import Ext
@@ -31,8 +32,23 @@ _STRUCT, _BLOB, _CHAIN, _JSON, _NAMED = 1, 2, 3, 4, 5
 _SKIPPED = ("run",)
 _SIMPLE = frozenset((str, int, bool, type(None)))
 """Types of values that are kept as they are."""
+_STEP, _AGENT, _PARENT = 2, 3, "parent"
+_STEP_AND_AGENT = ("step", "agent")
+"""Second and third in each event that has both, after the shape and the time."""
 _Shape = tuple[int, tuple[str, ...], tuple[object, ...], tuple[int, ...]]
 """A type's number, the names of its fields, their defaults, and the places of its floats."""
+
+
+class Draft(NamedTuple):
+    """An event's values, and all of them as one body; `is_small` bodies are records as they are."""
+
+    values: list[object]
+    body: bytes
+
+    @property
+    def is_small(self) -> bool:
+        """Whether no value has to be put elsewhere."""
+        return len(self.body) <= _INLINE_BYTES
 
 
 class RecordCodec:
@@ -47,27 +63,26 @@ class RecordCodec:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def encode(self, run: int, epoch: float, event: Event) -> bytes:
-        """Return an event's record; what is large goes to the blobs of the run, in the transaction under way."""
-        values, body = self._encoded(epoch, event)
-        if len(body) > _INLINE_BYTES:
-            body = self._encoder.encode([values[0], *(self._outlined(run, value) for value in values[1:])])
-        return _checked(body)
-
-    def encode_small(self, epoch: float, event: Event) -> bytes | None:
-        """Return the record of an event that needs no blob, as most do; else None."""
-        _, body = self._encoded(epoch, event)
-        return None if len(body) > _INLINE_BYTES else _checked(body)
-
-    def _encoded(self, epoch: float, event: Event) -> tuple[list[object], bytes]:
+    def draft(self, epoch: float, event: Event) -> Draft:
+        """Return an event as it is encoded before large values are put elsewhere."""
+        kind = type(event)
         values = self._values(event)
         values[1] = round((event.at - epoch) * _TICKS)
+        _leave_out_names(self._shape_of_type[kind][1], values)
         try:
             body = self._encoder.encode(values)
         except Exception:  # noqa: BLE001 - outputs are of other people's types
             values = [_carried(value) for value in values]
             body = self._encoder.encode(values)
-        return values, body
+        return Draft(values, body)
+
+    def record(self, run: int, draft: Draft) -> bytes:
+        """Return a draft's record; what is large goes to the blobs of the run, in the transaction under way."""
+        body = draft.body
+        if not draft.is_small:
+            shape, *values = draft.values
+            body = self._encoder.encode([shape, *(self._outlined(run, value) for value in values)])
+        return zlib.crc32(body).to_bytes(_CHECK_BYTES) + body
 
     def _values(self, struct: msgspec.Struct) -> list[object]:
         """Return a struct's shape and its values, without those at the end that have their defaults."""
@@ -119,7 +134,7 @@ class RecordCodec:
             return None
         try:
             values = self._read(body, named)
-            fields: dict[str, Any] = {**self._named(cast("Sequence[object]", values)), "run": run}
+            fields = _with_names({**self._named(cast("Sequence[object]", values)), "run": run})
             fields["at"] = epoch + fields["at"] / _TICKS
             return JournalRecord(number, msgspec.convert(fields, Event), is_exact=not named)
         except (ValueError, TypeError, LookupError, RecursionError):  # msgspec's are ValueErrors
@@ -154,8 +169,34 @@ class RecordCodec:
         return {"event": tag, **fields} if tag else fields
 
 
-def _checked(body: bytes) -> bytes:
-    return zlib.crc32(body).to_bytes(_CHECK_BYTES) + body
+def _leave_out_names(names: Sequence[str], values: list[object]) -> None:
+    """Put 0 for the agent and the parent where the step says them: `loop/4.noop` is `noop`'s, in `loop`."""
+    if len(values) <= _AGENT or names[_STEP - 1 : _AGENT] != _STEP_AND_AGENT:
+        return
+    step = values[_STEP]
+    if not isinstance(step, str):
+        return
+    if values[_AGENT] == _agent_in(step):
+        values[_AGENT] = 0
+    for place, name in enumerate(names[: len(values) - 1], 1):
+        if name == _PARENT and values[place] == _parent_in(step):
+            values[place] = 0
+
+
+def _with_names(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's fields with the names that `_leave_out_names` left out."""
+    for name, find in (("agent", _agent_in), (_PARENT, _parent_in)):
+        if type(fields.get(name)) is int:
+            fields[name] = find(fields["step"])
+    return fields
+
+
+def _agent_in(step: str) -> str:
+    return step.rpartition(".")[2]
+
+
+def _parent_in(step: str) -> str:
+    return step.rpartition("/")[0]
 
 
 def _plain(name: str, value: object, values_of: Callable[[msgspec.Struct], list[object]]) -> object:
