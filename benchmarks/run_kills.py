@@ -1,8 +1,9 @@
 """Kill a run with -9 at random moments, resume it each time, and compare it with one that was left alone.
 
-A run has steps with models, tools of each effect, spawned agents and approvals. After each death it is resumed by a new
-process; questions whether a tool had its effect are answered from what the tool really did. In the end the journal has
-to equal that of an uninterrupted run, and no effect may have happened twice, or never.
+A run is a graph with a map, a loop, tries again, a condition and a failure that is gone on after; its agents use
+models, tools of each effect, other agents and approvals. After each death it is resumed by a new process; questions
+whether a tool had its effect are answered from what the tool really did. In the end the journal has to equal that of
+an uninterrupted run, and no effect may have happened twice, or never.
 
     make run-kills                                          200 deaths of runs of 500 steps
     python benchmarks/run_kills.py --kills 20 --steps 100
@@ -26,12 +27,14 @@ from typing import Any
 
 import msgspec
 
-from pyagent.core.errors import NeedsAnswerError
+from pyagent.core.errors import BackendError, NeedsAnswerError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
 from pyagent.core.fleet.past import Past
+from pyagent.core.fleet.step_options import Repeat, Retries
+from pyagent.core.fleet.steps import Step
 from pyagent.core.fleet.tool_run import idempotency_key
 from pyagent.core.fleet.tools import Effect, FleetTool
 from pyagent.infrastructure.storage.journal import SqliteJournal
@@ -39,12 +42,30 @@ from pyagent.testing import ScriptedBackend
 
 _LONGEST_LIFE_SECONDS = 0.12
 _STEPS_AN_APPROVAL = 100
+_NUM_CHUNKS = 10
+_NUM_ROUNDS = 3
+_DEATHS = frozenset({"NeedsAnswerError", "CancelledError"})
+"""Kinds of failures that only an open question leaves behind."""
 
 
 class Text(msgspec.Struct):
     """What the tools take."""
 
     text: str
+
+
+class Divide:
+    """Divides the work."""
+
+    name = "divide"
+    description = "divides work"
+
+    async def run(self, context: Context, task: Task) -> list[list[int]]:
+        """Return the numbers of the parts, in chunks."""
+        await context.generate(f"divide {task.text}")
+        numbers = list(range(int(task.text)))
+        size = max(1, len(numbers) // _NUM_CHUNKS)
+        return [numbers[start : start + size] for start in range(0, len(numbers), size)]
 
 
 class Worker:
@@ -55,8 +76,8 @@ class Worker:
     needs = ("part",)
 
     async def run(self, context: Context, task: Task) -> int:
-        """Do as many parts as the task says, two side by side."""
-        numbers = range(int(task.text))
+        """Do the parts that the task lists, two side by side."""
+        numbers: list[int] = json.loads(task.text)
         return sum(await context.map(lambda n: self._part(context, n), numbers, max_concurrency=2))
 
     async def _part(self, context: Context, number: int) -> int:
@@ -80,6 +101,79 @@ class Part:
         await context.call_tool("put", Text(task.text))
         await context.call_tool("append", Text(task.text))
         return len(said)
+
+
+class Round:
+    """One round of a loop: how many there were."""
+
+    name = "round"
+    description = "counts rounds"
+
+    async def run(self, context: Context, task: Task) -> dict[str, int]:
+        """Return one more than the round before, having written it once."""
+        before = task.results.get("round", {"number": 0})
+        number = before["number"] + 1 if isinstance(before, dict) else 1
+        await context.call_tool("append", Text(f"round {context.step}"))
+        await context.spawn("part", f"r{number}")
+        return {"number": number}
+
+
+class Flaky:
+    """Fails until its third try."""
+
+    name = "flaky"
+    description = "fails twice"
+
+    async def run(self, context: Context, task: Task) -> str:
+        """Fail after an effect, or return what a model says."""
+        said = await context.generate(f"flaky {context.step}")
+        await context.call_tool("append", Text(context.step))
+        if not context.step.endswith("~3"):
+            raise BackendError("down for now", backend="flaky")
+        return said
+
+
+class Broken:
+    """Fails after an effect."""
+
+    name = "broken"
+    description = "fails"
+
+    async def run(self, context: Context, task: Task) -> str:
+        """Fail."""
+        await context.call_tool("put", Text(context.step))
+        raise ValueError("broken")
+
+
+def graph(num_steps: int) -> list[Step]:
+    """Return the graph of a run: a map of loops, a loop, tries again, and branches taken and not."""
+    retries = Retries(max=3, seconds=0.01)
+    return [
+        Step(name="divide", agent="divide", task=Task(text=f"{num_steps}")),
+        Step(name="chunk", agent="worker", task=Task(text="{item}"), after=("divide",), for_each="{divide}"),
+        Step(
+            name="rounds",
+            after=("divide",),
+            repeat=Repeat(max=9, until=f"round.number >= {_NUM_ROUNDS}"),
+            steps=(
+                Step(name="before", agent="part", task=Task(text="b")),
+                Step(name="round", agent="round", task=Task(text="go")),
+                Step(name="later", agent="part", task=Task(text="l"), after=("round",), when="round.number > 1"),
+            ),
+        ),
+        Step(name="flaky", agent="flaky", task=Task(text="go"), retries=retries),
+        Step(name="broken", agent="broken", task=Task(text="go"), after=("divide",)),
+        Step(name="never", agent="part", task=Task(text="n"), after=("divide",), when="exists divide[100000]"),
+        Step(
+            name="mend",
+            agent="part",
+            task=Task(text="m"),
+            after=("broken", "never", "flaky"),
+            join="done",
+            when="failed broken and skipped never and done flaky",
+        ),
+        Step(name="end", agent="part", task=Task(text="e"), after=("chunk", "rounds", "mend")),
+    ]
 
 
 def lines_of(file: Path) -> list[str]:
@@ -114,8 +208,9 @@ async def work(folder: Path, num_steps: int, run: str, answers: dict[str, str]) 
     backend = ScriptedBackend(lambda request: f"answer to {request.messages[-1].text}")
     tools = make_tools(folder / "effects")
     limits = FleetLimits(run_agents=10**9)
-    async with Fleet(backend, [Worker(), Part()], tools, journal=journal, limits=limits) as fleet:
-        events = fleet.resume(run, answers=answers) if run else fleet.run(f"{num_steps}", agent="worker")
+    agents = [Divide(), Worker(), Part(), Round(), Flaky(), Broken()]
+    async with Fleet(backend, agents, tools, journal=journal, limits=limits) as fleet:
+        events = fleet.resume(run, answers=answers) if run else fleet.run(graph(num_steps))
         try:
             async for event in events:
                 if isinstance(event, ev.RunStarted):
@@ -182,7 +277,12 @@ class Killer:
     def story(self) -> Counter[str]:
         """Return what the run's records say, without what only tells of deaths and questions."""
         journal = SqliteJournal(self.folder / "journal")
-        told = Counter(line for record in journal.replay(self.run) if (line := _line(record.event)))
+        told = Counter[str]()
+        for record in journal.replay(self.run):
+            line = _line(record.event)
+            # A failure may be told again: one beside an open question is tried again from what its calls gave.
+            told[line] = 1 if isinstance(record.event, ev.AgentFailed) else told[line] + 1
+        del told[""]
         journal.close()
         return told
 
@@ -194,10 +294,11 @@ class Killer:
 def _line(event: ev.Event) -> str:
     """Return an event without times and names of runs; nothing for what a death adds."""
     fields: dict[str, Any] = msgspec.to_builtins(event, enc_hook=str)
-    is_of_death = isinstance(event, ev.RunResumed | ev.RunFailed | ev.AgentFailed | ev.QuestionAsked)
+    is_of_death = isinstance(event, ev.RunResumed | ev.RunFailed | ev.QuestionAsked)
+    is_of_death |= isinstance(event, ev.AgentFailed) and event.kind in _DEATHS
     if is_of_death or isinstance(event, ev.QuestionAnswered) or fields.get("attempt", 1) > 1:
         return ""
-    if isinstance(event, ev.ToolCalled) and event.error == "cancelled":
+    if isinstance(event, ev.ToolCalled | ev.ModelCalled) and event.error == "cancelled":
         return ""
     return repr(
         {name: value for name, value in fields.items() if name not in {"run", "at", "seconds", "totals", "key"}}

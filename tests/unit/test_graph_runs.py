@@ -625,6 +625,61 @@ def test_a_resumed_run_keeps_the_failures_it_went_on_after() -> None:
     assert [event.output for event in seen if isinstance(event, ev.RunFinished)] == ["after 2"]
 
 
+@pytest.mark.parametrize(("tokens", "is_resumable"), [(None, True), (600, False)])
+def test_what_ends_the_run_is_not_gone_on_after(tokens: int | None, *, is_resumable: bool) -> None:
+    """A spent budget of the run ends it whatever joins after it, and is no lasting failure; a step's own is one."""
+
+    async def ask(context: Context, task: Task) -> object:
+        return await context.generate(task.text)
+
+    async def main() -> None:
+        journal, limits = MemoryJournal(), FleetLimits(run_tokens=600 if is_resumable else None)
+        backend = ScriptedBackend(lambda _: "w " * 200)
+        steps = [
+            step("a", "ask"),
+            step("b", "ask", ["a"], budget=StepBudget(tokens=100) if tokens else None),
+            step("c", after=["b"], join="done"),
+        ]
+        seen, error = await events_of(
+            Fleet(backend, [*AGENTS, Custom("ask", ask)], journal=journal, limits=limits), steps
+        )
+        assert (error is None) is not is_resumable
+        assert ("c" in started(seen)) is not is_resumable
+        if is_resumable:
+            assert not [event for event in seen if isinstance(event, ev.FailureTolerated)]
+            fleet = Fleet(backend, [*AGENTS, Custom("ask", ask)], journal=journal)
+            seen, error = await _whole(fleet.resume(seen[0].run))
+            assert error is None
+            assert {"b", "c"} <= set(started(seen))
+
+    asyncio.run(main())
+
+
+def test_a_question_ends_the_run_before_what_joins() -> None:
+    """A step that would go on after any end does not begin while a question is open."""
+
+    async def ask(context: Context, task: Task) -> object:
+        return await context.ask("now?")
+
+    async def main() -> None:
+        fleet = fleet_of(*AGENTS, Custom("ask", ask))
+        steps = [
+            step("a", "ask"),
+            step("b", after=["a"], join="done"),
+            step("d", after=["a"]),
+            step("c", after=["a"], join="done", when="failed a"),
+        ]
+        seen, error = await events_of(fleet, steps)
+        assert isinstance(error, NeedsAnswerError)
+        assert started(seen) == ["a"]
+        assert not [event for event in seen if isinstance(event, ev.StepSkipped)]
+        seen, error = await _whole(fleet.resume(seen[0].run, answers={error.question: "yes"}))
+        assert error is None
+        assert [event.step for event in seen if isinstance(event, ev.StepSkipped)] == ["c"]
+
+    asyncio.run(main())
+
+
 def test_a_question_in_a_loop_waits_and_goes_on() -> None:
     """A round that asks a person ends the run with the question, and goes on with the answer."""
 

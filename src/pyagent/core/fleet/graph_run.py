@@ -15,7 +15,7 @@ from typing import cast
 
 import msgspec
 
-from pyagent.core.errors import CapacityError, RequestError
+from pyagent.core.errors import BudgetError, CapacityError, DeadlineError, RequestError
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.condition_values import Seen, as_data
 from pyagent.core.fleet.conditions import is_met, read_reference
@@ -63,11 +63,13 @@ class GraphRun:
         name_to_step = {step.name: step for step in steps}
 
         async def work(name: str, results: Mapping[str, object]) -> object:
+            self._check_goes_on([name_to_step[each] for each in name_to_step[name].after], outcomes)
             return await self._step(name_to_step[name], results, place, outcomes)
 
         def skip(name: str, cause: str) -> None:
-            path, cause = name + place.marks, cause + place.marks
-            self.run.emit(StepSkipped(run=self.run.id, step=path, cause=cause))
+            if self.run.fatal is None:  # else it is put off: the resumed run runs it
+                path, cause = name + place.marks, cause + place.marks
+                self.run.emit(StepSkipped(run=self.run.id, step=path, cause=cause))
 
         await run_graph(
             {step.name: step.after for step in steps},
@@ -78,6 +80,17 @@ class GraphRun:
             name_to_rank={step.name: _rank(step, place) for step in steps},
             outcomes=outcomes,
         )
+
+    def _check_goes_on(self, befores: Sequence[Step], outcomes: Mapping[str, Outcome[object]]) -> None:
+        """Raise what ends the run: no step begins after it, and no `join` goes on after that."""
+        if self.run.fatal is not None:
+            raise self.run.fatal
+        if self.run.deadline.is_past:
+            raise DeadlineError("the run's deadline passed before the step could begin")
+        for step in befores:
+            error = outcomes[step.name].error
+            if isinstance(error, BudgetError) and not _has_budget(step):
+                raise error
 
     async def _step(
         self, step: Step, results: Mapping[str, object], place: Place, outcomes: Mapping[str, Outcome[object]]
@@ -198,6 +211,11 @@ def _rank(step: Step, place: Place) -> tuple[float, float]:
     """Return the place in the queue of steps that could begin: by priority, then by deadline."""
     priority = place.means.urgency.within(step.priority, None).priority
     return (priority, float("inf") if step.deadline_seconds is None else step.deadline_seconds)
+
+
+def _has_budget(step: Step) -> bool:
+    """Return whether it may be a budget of its own, and not the run's, that a step was stopped by."""
+    return step.budget is not None or any(map(_has_budget, step.steps))
 
 
 def _means(step: Step, place: Place, path: str) -> Means:
