@@ -29,6 +29,7 @@ from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, Arrivals, LifeCycle, Shared, State
+from pyagent.infrastructure.engine.memory.garbage import GarbageStats, GarbageWatch
 from pyagent.infrastructure.engine.models.answer_grammars import at_once
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.prompt_logprobs import PromptReport
@@ -58,9 +59,10 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     loaded again by their next request. `load_seconds` is what loading each model took by phase. `num_arriving`
     requests, with prompts of `num_arriving_tokens`, are in no model's queue yet: they wait for a load, for KV from
     elsewhere, or for a process. `ranks` says how the processes are that a model is divided among, `attention` which
-    backend computes attention where a runner has several, `compilation` what was compiled and captured.
-    `num_waves` counts the times in which processes of it had something to do. Of an engine with several
-    `copies` each is told, too; then counts and bytes are those of all, percentiles and rates those of the slowest.
+    backend computes attention where a runner has several, `compilation` what was compiled and captured. `garbage` tells
+    of the process's garbage collections. `num_waves` counts the times in which processes of it had something to do. Of
+    an engine with several `copies` each is told, too; then counts and bytes are those of all, percentiles and rates
+    those of the slowest.
     """
 
     state: str
@@ -82,6 +84,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     compilation: dict[str, CompileStats] = {}
     faults: dict[str, str] = {}
     load_seconds: dict[str, dict[str, float]] = {}
+    garbage: GarbageStats = GarbageStats()
     num_waves: int = 0
     copies: list[EngineState] = []
 
@@ -159,6 +162,8 @@ class LocalEngine(Shared):
         self.models = models
         self.kv = kv or KvMoves()
         models.when_loaded(self.kv.loaded)
+        self.garbage = GarbageWatch()
+        self.garbage.start()
         self.life = LifeCycle()
         self.arrivals = Arrivals()
         self._hints = ThreadPoolExecutor(1, thread_name_prefix="pyagent-hints")
@@ -298,6 +303,7 @@ class LocalEngine(Shared):
             compilation={
                 name: stats for name, model in self.models.loaded().items() if (stats := _compilation(model.runner))
             },
+            garbage=self.garbage.stats,
             faults={name: model.engine.fault for name, model in self.models.loaded().items() if model.engine.fault},
         )
 
@@ -363,6 +369,7 @@ class LocalEngine(Shared):
         """Give up a share of the engine; with the last one, what runs is aborted and the models are unloaded."""
         if not self.give_up():
             return
+        self.garbage.stop()
         self.life.become(State.STOPPED)
         self._hints.shutdown(wait=False, cancel_futures=True)
         self._preparing.shutdown(wait=False, cancel_futures=True)

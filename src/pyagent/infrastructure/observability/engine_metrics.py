@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from pyagent.core.runners.runner import CompileStats, RankStats
     from pyagent.infrastructure.engine.client import EngineState
+    from pyagent.infrastructure.engine.memory.garbage import GarbageStats
     from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats
 
 _Row = tuple[tuple[str, ...], float]
@@ -52,6 +53,7 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     yield _counter(
         "waves", "Times in which engine processes had something to do, one after another.", (), [((), waves)]
     )
+    yield from _garbage({copy: state.garbage for copy, state in copies})
     yield from _requests(stats)
     yield from _steps(stats)
     yield from _pages(stats)
@@ -201,6 +203,23 @@ def _compilation(compiled: Mapping[_Engine, CompileStats]) -> Iterator[Metric]:
         ("graph_replays", "Steps computed by a captured CUDA graph.", "num_replays"),
     ):
         yield _counter(name, text, ("model", "engine"), [(key, getattr(of, field)) for key, of in compiled.items()])
+
+
+def _garbage(garbage: Mapping[str, GarbageStats]) -> Iterator[Metric]:
+    for name, text, field in (
+        ("gc_collections", "Python garbage collections in the engine's process.", "num_collections"),
+        ("gc_pause_seconds", "Seconds that garbage collections stopped the engine's Python threads.", "pause_seconds"),
+    ):
+        yield _counter(name, text, ("engine",), [((copy,), getattr(one, field)) for copy, one in garbage.items()])
+    for name, text, field in (
+        (
+            "gc_longest_pause_seconds",
+            "Seconds of the longest garbage collection in the engine's process.",
+            "longest_pause_seconds",
+        ),
+        ("gc_frozen_objects", "Objects that the garbage collector leaves alone in the engine's process.", "num_frozen"),
+    ):
+        yield _gauge(name, text, ("engine",), [((copy,), getattr(one, field)) for copy, one in garbage.items()])
 
 
 def _rows(named: Mapping[str, float], *first: str) -> list[_Row]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import threading
 import time
@@ -26,6 +25,7 @@ from pyagent.core.errors import CapacityError, ConfigError, ModelError
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.kv_moves.fingerprint import find_weights
 from pyagent.infrastructure.engine.load_times import LoadTimes, told
+from pyagent.infrastructure.engine.memory.garbage import collect_frozen, freeze_heap
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
@@ -208,6 +208,7 @@ class ModelPool:
             entry.model, entry.held, entry.loading = model, held, None
         if self._when_loaded is not None:
             self._when_loaded(entry.name, model)
+        freeze_heap()
         loading.set_result(model)
 
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
@@ -356,7 +357,7 @@ class ModelPool:
             held, entry.held = entry.held, []
         _close(model, entry.name)
         del model  # the memory is free when nothing refers to the model, not even in a cycle
-        gc.collect()
+        collect_frozen()
         _rust.trim_memory()
         self._give_back(held)
         with self._lock:

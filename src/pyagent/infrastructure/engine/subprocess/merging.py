@@ -10,6 +10,7 @@ import msgspec
 
 from pyagent.core.prompt_cache import CachePages, CacheQuery, CacheQueryResult, ModelCache, ViewCache
 from pyagent.infrastructure.engine.client import EngineState
+from pyagent.infrastructure.engine.memory.garbage import GarbageStats
 from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats, Percentiles, PoolCounts, SlowStep
 
 _S = TypeVar("_S", bound=msgspec.Struct)
@@ -38,6 +39,12 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
         attention={name: backend for state in states for name, backend in state.attention.items()},
         compilation={name: stats for state in states for name, stats in state.compilation.items()},
         faults={name: fault for state in states for name, fault in state.faults.items()},
+        garbage=GarbageStats(
+            num_collections=sum(state.garbage.num_collections for state in states),
+            pause_seconds=sum(state.garbage.pause_seconds for state in states),
+            longest_pause_seconds=max(state.garbage.longest_pause_seconds for state in states),
+            num_frozen=sum(state.garbage.num_frozen for state in states),
+        ),
         copies=list(states),
     )
 
