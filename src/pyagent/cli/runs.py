@@ -14,6 +14,7 @@ from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import Colour, coloured, write_json, write_json_line
 from pyagent.cli.run_control import add_commands
 from pyagent.cli.run_journal import Run, cut, line_of, open_journal, run_ids
+from pyagent.cli.run_stats import stats
 from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
@@ -150,4 +151,5 @@ def prune(
     sys.stdout.write(f"deleted {len(deleted)} runs\n")
 
 
+app.command()(stats)
 add_commands(app)

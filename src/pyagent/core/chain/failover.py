@@ -28,6 +28,7 @@ from pyagent.core.chain.failures import (
     is_passed_by,
     kind_of,
     reason_of,
+    with_attempts,
 )
 from pyagent.core.chain.hedging import Race
 from pyagent.core.chain.link import Admission, Link, Refusal
@@ -255,7 +256,7 @@ class Failover:
             self._num_tokens = max(self._num_tokens, error.num_tokens, error.limit + 1)
         self.passed(attempt, error)
         if self.deadline.is_past or not is_passed_by(error):
-            raise error
+            raise with_attempts(error, self._all)
         if isinstance(error, MovedError):
             if self.reroute is None:
                 raise error
@@ -281,7 +282,7 @@ class Failover:
         """Return the error of a request that no link answered."""
         if self.away_error is not None and all(map(is_of_one_link, self.errors)):
             return self.away_error
-        return error_of_all(self.errors, self._all)
+        return with_attempts(error_of_all(self.errors, self._all), self._all)
 
     def _take_failed(self) -> list[FailedAttempt]:
         """Return the failed attempts that the caller has not been told of yet."""

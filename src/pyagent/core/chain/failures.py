@@ -37,6 +37,7 @@ NOT_TRANSFERABLE = "not_transferable"
 """The code of a request that a link cannot be sent at all."""
 _OF_ONE_LINK = frozenset({"model_not_found", "loop_detected", NO_LINK, NOT_TRANSFERABLE})
 """Codes of refusals that say nothing of another link, nor of the request."""
+_ATTEMPTS = "_chain_attempts"
 _AWAY_SECONDS = 5.0
 """When to ask again for the model of a node that is away: a restarted one is back within seconds."""
 
@@ -164,6 +165,17 @@ def error_of_all(errors: Sequence[Exception], attempts: Sequence[FailedAttempt])
     wrapped = BackendError(message, backend="chain", retryable=any(getattr(e, "retryable", False) for e in errors))
     wrapped.__cause__ = errors[-1] if errors else None
     return wrapped
+
+
+def with_attempts(error: Exception, attempts: Sequence[FailedAttempt]) -> Exception:
+    """Return the error with the attempts that led to it, for `attempts_of`."""
+    vars(error)[_ATTEMPTS] = tuple(attempts)
+    return error
+
+
+def attempts_of(error: Exception) -> Sequence[FailedAttempt]:
+    """Return which links did not answer, where a chain raised the error."""
+    return cast("Sequence[FailedAttempt]", vars(error).get(_ATTEMPTS, ()))
 
 
 def is_passed_by(error: Exception) -> bool:

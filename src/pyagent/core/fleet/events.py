@@ -113,6 +113,7 @@ class ModelCalled(_Event, frozen=True):
     call: str = ""
     asked: str = ""
     fault: dict[str, object] = {}
+    model: str = ""
 
 
 class ToolStarted(_Event, frozen=True):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from pyagent.core.chain.failures import attempts_of
 from pyagent.core.errors import BackendError, DeadlineError
 from pyagent.core.fleet.budget import Reservation
 from pyagent.core.fleet.containment import contained
@@ -153,7 +154,13 @@ class ModelCall:
 
     def _kept(self, kept: ModelCalled) -> ChatDelta:
         """Return an answer from the journal as one piece; raise what was raised instead of it."""
-        delta = ChatDelta(content=kept.answer, usage=kept.usage, backend=kept.backend, finish_reason=kept.finish_reason)
+        delta = ChatDelta(
+            content=kept.answer,
+            usage=kept.usage,
+            backend=kept.backend,
+            finish_reason=kept.finish_reason,
+            model=kept.model,
+        )
         self._note(delta)
         self.tool_calls = list(kept.tool_calls)
         totals = _totals(kept.usage, kept.usage.cost_usd or 0.0)
@@ -196,7 +203,7 @@ class ModelCall:
             fault = None
         except Exception as error:
             fault = str(error) or type(error).__name__
-            self._fault = fault_of(error)
+            self._fault, self.attempts = fault_of(error), list(attempts_of(error)) or self.attempts
             raise
         finally:
             self._settle(reservation, num_prompt, time.perf_counter() - started, fault)
@@ -286,6 +293,7 @@ class ModelCall:
                 call=self.call,
                 asked=self._asked,
                 fault=self._fault,
+                model=self.model,
             )
         )
 

@@ -11,9 +11,10 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from pyagent.core.errors import RequestError
@@ -27,26 +28,35 @@ _LOG_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The tables of a file, each made where it is missing; `version` grows when what is there has to change."""
+    """The tables of a file, each made where it is missing; `version` grows when what is there has to change.
+
+    `changes` are the statements that bring a file to a version from the one before.
+    """
 
     version: int
     statements: tuple[str, ...]
+    changes: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, "tuple[str, ...]"])
 
 
 JOURNAL_SCHEMA = Schema(
-    1,
+    2,
     (
         """CREATE TABLE IF NOT EXISTS runs (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, writer TEXT NOT NULL,
         epoch REAL NOT NULL, started_at REAL NOT NULL, used_at REAL NOT NULL, task TEXT, state TEXT NOT NULL,
-        totals BLOB, is_to_cancel INTEGER NOT NULL DEFAULT 0, spec BLOB NOT NULL)""",
+        totals BLOB, is_to_cancel INTEGER NOT NULL DEFAULT 0, spec BLOB NOT NULL,
+        num_rolled INTEGER NOT NULL DEFAULT 0)""",
         "CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, body BLOB NOT NULL)",
         "CREATE TABLE IF NOT EXISTS blobs (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
         """CREATE TABLE IF NOT EXISTS uses (
         run INTEGER NOT NULL, blob INTEGER NOT NULL, PRIMARY KEY (run, blob)) WITHOUT ROWID""",
         "CREATE INDEX IF NOT EXISTS uses_of_blob ON uses (blob)",
         "CREATE TABLE IF NOT EXISTS shapes (id INTEGER PRIMARY KEY, names TEXT NOT NULL UNIQUE)",
+        """CREATE TABLE IF NOT EXISTS rollups (
+        tenant TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, grain INTEGER NOT NULL, start INTEGER NOT NULL,
+        body BLOB NOT NULL, PRIMARY KEY (tenant, kind, key, grain, start)) WITHOUT ROWID""",
     ),
+    {2: ("ALTER TABLE runs ADD COLUMN num_rolled INTEGER NOT NULL DEFAULT 0",)},
 )
 Row = tuple[object, ...]
 RECORDS_A_RUN = 2**32
@@ -147,7 +157,10 @@ def _prepare(connection: sqlite3.Connection, path: Path, schema: Schema) -> None
         raise RequestError(f"{path} was written by another release of pyagent (version {version})", param="run")
     if version < schema.version:
         connection.execute("BEGIN IMMEDIATE")
-        for statement in schema.statements:
+        changes = (
+            [schema.changes.get(number, ()) for number in range(version + 1, schema.version + 1)] if version else []
+        )
+        for statement in (*schema.statements, *chain.from_iterable(changes)):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {schema.version}")
         connection.execute("COMMIT")

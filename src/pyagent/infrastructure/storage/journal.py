@@ -19,7 +19,7 @@ import secrets
 import sqlite3
 import time
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +42,13 @@ from pyagent.core.fleet.journal import (
     state_of,
     still_running,
 )
+from pyagent.core.fleet.rollups import OBSERVED, Kind, RollupRow
 from pyagent.core.fleet.steps import RunSpec
 from pyagent.infrastructure.storage.blobs import Blobs
 from pyagent.infrastructure.storage.database import RECORDS_A_RUN, Database, Row
 from pyagent.infrastructure.storage.notes import SqliteNotes
 from pyagent.infrastructure.storage.record_codec import RecordCodec
+from pyagent.infrastructure.storage.rollups import Rollups
 from pyagent.infrastructure.storage.writers import Writers
 
 _RUNS_BETWEEN_PRUNINGS = 32
@@ -65,7 +67,9 @@ logger = logging.getLogger("pyagent.journal")
 class _OpenRun:
     id: int
     epoch: float
+    tenant: str = ""
     is_broken: bool = False
+    num_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,15 @@ class KeptRun:
         return not self.missing
 
 
+class JournalSize(msgspec.Struct, frozen=True, kw_only=True):
+    """How much room runs take: as JSON lines, as `runs export` writes them, and in the journal's file."""
+
+    num_runs: int
+    num_records: int
+    json_bytes: int
+    file_bytes: int
+
+
 class SqliteJournal:
     """Runs in `folder`, which is made when the first run is opened; None keeps runs of any number or age."""
 
@@ -91,6 +104,7 @@ class SqliteJournal:
         self._database = Database(folder / "runs.db")
         self._codec = RecordCodec(self._database)
         self._blobs = Blobs(self._database)
+        self._rollups = Rollups(self._database)
         self._writers = Writers(folder / "writers")
         self.search_folder = folder / "search"
         self.memory = SqliteNotes(folder / "notes.db")
@@ -128,7 +142,7 @@ class SqliteJournal:
         with self._database.transaction():
             for chosen in [name] if name is not None else names:
                 if not self._database.rows("SELECT 1 FROM runs WHERE name = ?", (chosen,)):
-                    self._open[chosen] = _OpenRun(self._database.execute(insert, (chosen, *row)), epoch)
+                    self._open[chosen] = _OpenRun(self._database.execute(insert, (chosen, *row)), epoch, spec.tenant)
                     return chosen
         assert name is not None, "14 random names, each longer, are all taken"
         raise already_there(name)
@@ -140,6 +154,9 @@ class SqliteJournal:
             return
         try:
             self._keep(opened, record, is_forced=is_forced)
+            opened.num_records = record.number + 1
+            if type(record.event) in OBSERVED and self._rollups.take(opened.id, record.event):
+                self._rollups.flush(opened.id, opened.tenant, opened.num_records)
         except sqlite3.Error as error:
             opened.is_broken = True
             self._codec.forget()
@@ -172,7 +189,9 @@ class SqliteJournal:
         """Nothing more comes."""
         opened = self._open.pop(run, None)
         if opened is not None:
-            with suppress(sqlite3.Error):
+            with suppress(sqlite3.Error), self._database.transaction():
+                if opened.num_records:
+                    self._rollups.flush(opened.id, opened.tenant, opened.num_records)
                 if opened.is_broken:  # its effects went on without being kept
                     self._database.execute("UPDATE runs SET state = 'damaged' WHERE id = ?", (opened.id,))
                 self._database.execute(
@@ -200,7 +219,8 @@ class SqliteJournal:
                 raise RequestError(text, param="run", code="damaged")
             update = "UPDATE runs SET writer = ?, state = ?, totals = NULL, is_to_cancel = 0 WHERE id = ?"
             self._database.execute(update, (self._writers.own_name(), _OPEN, number))
-        self._open[run] = _OpenRun(number, epoch)
+            tenant = self._count(number)
+        self._open[run] = _OpenRun(number, epoch, tenant)
 
     def fork(self, run: str, spec: RunSpec, before: int) -> str:
         """Return a new run's id, open, which begins with the records of `run` before a number."""
@@ -215,6 +235,7 @@ class SqliteJournal:
                 "UPDATE runs SET task = (SELECT task FROM runs WHERE id = ?) WHERE id = ?", (number, new)
             )
             self._blobs.share(number, new)
+            self._rollups.begin(new, before)
         return fork
 
     def cancel(self, run: str) -> None:
@@ -357,6 +378,46 @@ class SqliteJournal:
             raise unknown_name("run", run, names)
         return cast("tuple[int, str, float]", rows[0])
 
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def rollups(
+        self, kinds: Sequence[Kind], *, since: float = 0.0, tenant: str | None = None, is_complete: bool = True
+    ) -> list[RollupRow]:
+        """Return what runs did by window, deleted runs too. Unless `is_complete`, what waits to be counted is not."""
+        with _readable(self._folder):
+            if is_complete and self._database.exists:
+                for opened in self._open.values():
+                    self._rollups.flush(opened.id, opened.tenant, opened.num_records)
+                for number, writer in self._rollups.behind():
+                    if not (writer and self._writers.is_alive(writer)):
+                        with self._database.transaction():
+                            self._count(number)
+            return self._rollups.rows(kinds, since, tenant)
+
+    def size(self) -> JournalSize:
+        """Read all runs, and return how much room they take."""
+        num_records = json_bytes = 0
+        runs = self.runs()
+        for row in runs:
+            for record in self.read(row.run).records:
+                num_records += 1
+                json_bytes += len(msgspec.json.encode(record, enc_hook=str)) + 1
+        with _readable(self._folder):
+            pages = self._database.rows("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+        file_bytes = cast("int", pages[0][0]) if pages else 0
+        return JournalSize(num_runs=len(runs), num_records=num_records, json_bytes=json_bytes, file_bytes=file_bytes)
+
+    def _count(self, run: int) -> str:
+        """Count the records of a run that its process left out; return its tenant."""
+        [(name, epoch, tenant)] = cast(
+            "list[tuple[str, float, str]]",
+            self._database.rows("SELECT name, epoch, tenant FROM runs WHERE id = ?", (run,)),
+        )
+        start = self._rollups.num_rolled(run)
+        found = self._pages(name, run * RECORDS_A_RUN, epoch, start)
+        self._rollups.catch_up(run, tenant, found)
+        return tenant
+
     # -- deleting ------------------------------------------------------------------------------------------------------
 
     def remove(self, run: str) -> None:
@@ -380,6 +441,8 @@ class SqliteJournal:
             over = [run for run in old if not (run[3] and self._writers.is_alive(run[3]))]
             for number, *_ in over:
                 self._delete(number)
+            if self._database.exists:
+                self._rollups.compact(time.time())
             if over:
                 self._database.shrink()
         names = [name for _, name, *_ in over]
@@ -399,6 +462,9 @@ class SqliteJournal:
 
     def _delete(self, run: int) -> None:
         with self._database.transaction():
+            if self._database.rows("SELECT 1 FROM runs WHERE id = ?", (run,)):
+                self._count(run)
+            self._rollups.drop(run)
             self._blobs.release(run)
             first = run * RECORDS_A_RUN
             self._database.execute("DELETE FROM records WHERE id >= ? AND id < ?", (first, first + RECORDS_A_RUN))
