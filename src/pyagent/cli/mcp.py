@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from pyagent.cli.options import AsJson, Config
+from pyagent.cli.options import AsJson, Chain, Config, Model, Port
 from pyagent.cli.output import coloured, mark, write_json
 from pyagent.cli.startup import read_settings
 from pyagent.core.one_line import printable
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from pyagent.core.settings import McpServer
     from pyagent.infrastructure.mcp.provider import McpProvider
 
-app = typer.Typer(add_completion=False, help="List the MCP servers whose tools agents use.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, help="List the MCP servers whose tools agents use, or be one.", no_args_is_help=True
+)
 _MAX_SHOWN = 100
+DEFAULT_PORT = 8322
+"""Where `pyagent mcp serve --http` listens; `pyagent serve` has the port beside it."""
 
 
 class FoundTool(msgspec.Struct, frozen=True):
@@ -42,7 +46,35 @@ class FoundServer(msgspec.Struct, frozen=True):
 
 @app.callback()
 def group() -> None:
-    """List the MCP servers whose tools agents use."""
+    """List the MCP servers whose tools agents use, or be one."""
+
+
+@app.command("serve")
+def serve_agents(
+    agent: Annotated[
+        list[str] | None, typer.Option("--agent", metavar="NAME", help="An agent to offer; all without it.")
+    ] = None,
+    tool: Annotated[
+        list[str] | None, typer.Option("--tool", metavar="NAME", help="A tool to offer besides. May be repeated.")
+    ] = None,
+    http: Annotated[bool, typer.Option("--http", help="Answer at http://HOST:PORT/mcp instead of a program.")] = False,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on, with --http.")] = None,
+    port: Port = None,
+    chain: Chain = None,
+    model: Model = None,
+    config: Config = None,
+) -> None:
+    """Offer agents and tools to MCP clients: to the program that starts this, or over HTTP."""
+    from pyagent.cli.event_loop import run_to_end
+    from pyagent.cli.mcp_serving import serve_http, serve_program
+
+    given = [f"--{name}" for name, value in (("host", host), ("port", port)) if value is not None]
+    if given and not http:
+        raise typer.BadParameter(f"{given[0]} is for --http")
+    flags = {"server__host": host, "server__port": port if port is not None or not http else DEFAULT_PORT}
+    settings = read_settings(config, chain, model, **flags)
+    serve = serve_http if http else serve_program
+    run_to_end(serve(settings, agent or ["*"], tool or []))
 
 
 @app.command("list")
