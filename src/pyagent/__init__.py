@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import TextDelta as TextDelta
     from pyagent.core.fleet.events import ToolCalled as ToolCalled
     from pyagent.core.fleet.events import ToolStarted as ToolStarted
+    from pyagent.core.fleet.journal import RunSummary as RunSummary
+    from pyagent.core.fleet.replay_check import ReplayReport as ReplayReport
+    from pyagent.core.fleet.run_view import RunView as RunView
     from pyagent.core.fleet.step_options import Repeat as Repeat
     from pyagent.core.fleet.step_options import Retries as Retries
     from pyagent.core.fleet.step_options import StepBudget as StepBudget
@@ -89,6 +92,7 @@ if TYPE_CHECKING:
     from pyagent.following import follow as follow
     from pyagent.sync import SyncChain as SyncChain
     from pyagent.sync import SyncEngine as SyncEngine
+    from pyagent.sync import SyncFleet as SyncFleet
 
 __version__ = "0.1.0"
 
@@ -106,6 +110,9 @@ _NAMES = {
     "FailureTolerated HistoryCompacted LoopEnded ModelCalled NoteTaken NotesRead Progress Question "
     "QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunResumed RunStarted StepRetried "
     "StepSkipped TextDelta ToolCalled ToolStarted",
+    "pyagent.core.fleet.journal": "RunSummary",
+    "pyagent.core.fleet.replay_check": "ReplayReport",
+    "pyagent.core.fleet.run_view": "RunView",
     "pyagent.core.fleet.step_options": "Repeat Retries StepBudget",
     "pyagent.core.fleet.steps": "Step",
     "pyagent.core.fleet.tool_run": "idempotency_key",
@@ -118,7 +125,7 @@ _NAMES = {
     "pyagent.core.structured_output.wanted": "validate_partial",
     "pyagent.fleet": "Fleet",
     "pyagent.following": "follow",
-    "pyagent.sync": "SyncChain SyncEngine",
+    "pyagent.sync": "SyncChain SyncEngine SyncFleet",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]

@@ -6,25 +6,33 @@ What is given by hand is used as it is; what is not comes from the settings.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from pyagent.assembly import make_chain, make_embedder, make_host, make_journal
 from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.fleet import orchestrator
+from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.fleet.choosing import chosen
 from pyagent.core.fleet.containment import close_all
 from pyagent.core.fleet.executor import IN_PROCESS
+from pyagent.core.fleet.following import follow
 from pyagent.core.fleet.limits import AgentLimits, FleetLimits
+from pyagent.core.fleet.run_view import RunView, view_of
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.trace_context import missing_packages
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
     from pyagent.core.fleet.agent import Agent
+    from pyagent.core.fleet.events import Event
     from pyagent.core.fleet.executor import Executor
-    from pyagent.core.fleet.journal import Journal
+    from pyagent.core.fleet.journal import Journal, RunSummary
+    from pyagent.core.fleet.replay_check import ReplayReport
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.fleet.tracing import Tracer
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from pyagent.core.search import SearchResult
     from pyagent.core.settings import Settings
     from pyagent.infrastructure.storage.search.service import Search
+    from pyagent.sync import SyncFleet
 
 __all__ = ["Fleet"]
 
@@ -82,6 +91,18 @@ class Fleet(orchestrator.Fleet):
         )
         self.settings = settings
         self.host = host
+        self._sync: SyncFleet | None = None
+
+    def __enter__(self) -> SyncFleet:
+        """Return the fleet for a program without an event loop: its methods wait."""
+        from pyagent.sync import SyncFleet
+
+        self._sync = SyncFleet(self)
+        return self._sync
+
+    def __exit__(self, *_: object) -> None:
+        if self._sync is not None:
+            self._sync.close()
 
     async def search(
         self, query: str, *, files: Path | str | None = None, tenant: str = "", limit: int = 10
@@ -95,6 +116,45 @@ class Fleet(orchestrator.Fleet):
         if files is not None:
             return await self._search.files(query, Path(files), limit=limit)
         return await self._search.runs(query, tenant=tenant, limit=limit)
+
+    def runs(self) -> list[RunSummary]:
+        """Return the runs that the journal has, newest first."""
+        return self.journal.runs()
+
+    def show(self, run: str) -> RunView:
+        """Return a run at a glance: its state, steps, result or error, and the questions that it waits with.
+
+        Raises `RequestError` for a run that is unknown.
+        """
+        view = view_of(self.journal, self._row(run))
+        here = self.under_way(run) is not None
+        return msgspec.structs.replace(view, questions=tuple(self.questions(run))) if here else view
+
+    async def events(self, run: str, start: int = 0) -> AsyncGenerator[Event, None]:
+        """Yield a run's events from the number `start` on, and those that come, until it no longer runs.
+
+        The run may be over, under way in this fleet, or in another process; the reader may leave at any time. Pieces
+        of text come only while they are new. Raises `RequestError` for a run that is unknown.
+        """
+        following = follow(self.journal, self.under_way, self._row(run).run, start)
+        async with aclosing(following) as followed:
+            async for _, event in followed:
+                if event is not None:
+                    yield event
+
+    async def check_replay(self, run: str) -> ReplayReport:
+        """Run the agents' code again on what the journal has of a run, and return the first difference.
+
+        No model is asked and no tool called. Raises `RequestError` for a run that is neither done nor failed.
+        """
+        from pyagent.core.fleet.replay_check import check_replay
+
+        return await check_replay(self, self._row(run).run)
+
+    def _row(self, run: str) -> RunSummary:
+        if (row := self.journal.summary(run)) is None:
+            raise unknown_name("run", run, [row.run for row in self.journal.runs()])
+        return row
 
     async def close(self) -> None:
         """End the runs, close the agents, and the chain when it was made here."""

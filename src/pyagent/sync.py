@@ -1,4 +1,4 @@
-"""`pyagent.Chain` and `pyagent.Engine` for programs without an event loop: the same words, each waits for its result.
+"""`pyagent.Chain`, `pyagent.Engine` and `pyagent.Fleet` for programs without an event loop: each call waits.
 
 Logic is theirs alone: here calls are handed to an event loop in a thread. Safe from any thread.
 """
@@ -6,7 +6,7 @@ Logic is theirs alone: here calls are handed to an event loop in a thread. Safe 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 from pyagent.core.loop_thread import LoopThread
@@ -17,11 +17,17 @@ if TYPE_CHECKING:
 
     from pyagent.chains import Asked, Chain, Engine
     from pyagent.core.backends import Answer
+    from pyagent.core.fleet.agent import Task
+    from pyagent.core.fleet.events import Event
+    from pyagent.core.fleet.journal import RunSummary
+    from pyagent.core.fleet.run_view import RunView
+    from pyagent.core.fleet.steps import Step
     from pyagent.core.messages import ChatDelta, JsonObject, SamplingParams
     from pyagent.core.response_format import GrammarFormat
     from pyagent.core.structured_output.wanted import Schema
+    from pyagent.fleet import Fleet
 
-__all__ = ["SyncChain", "SyncEngine"]
+__all__ = ["SyncChain", "SyncEngine", "SyncFleet"]
 
 T = TypeVar("T")
 
@@ -107,3 +113,85 @@ class SyncEngine(SyncChain):
     def load(self) -> None:
         """Load the model now. Raises `ModelError` saying what is wrong with its file."""
         self._loop.run(self._engine.load())
+
+
+class SyncFleet:
+    """A fleet whose methods wait: `with pyagent.Fleet() as fleet: for event in fleet.run("..."): ...`.
+
+    A run goes on in its own thread while its events are read, and ends when their generator is closed.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._loop = LoopThread("pyagent-sync")
+        self._closing = threading.Lock()
+
+    def run(  # noqa: PLR0913 - as of `Fleet.run`
+        self,
+        task: str | Task | Sequence[Step],
+        *,
+        files: Sequence[str] = (),
+        agent: str | None = None,
+        timeout_seconds: float | None = None,
+        is_private: bool = False,
+        waits_for_answers: bool | None = None,
+    ) -> Generator[Event, None, None]:
+        """Yield what happens while a task, or a graph of steps, is run; raises what the run ends with."""
+        run = self._fleet.run(
+            task,
+            files=files,
+            agent=agent,
+            timeout_seconds=timeout_seconds,
+            is_private=is_private,
+            waits_for_answers=waits_for_answers,
+        )
+        return self._loop.iterate(run)
+
+    def resume(
+        self, run: str, *, answers: Mapping[str, str] | None = None, waits_for_answers: bool | None = None
+    ) -> Generator[Event, None, None]:
+        """Go on with a run that has not finished; `answers` are by its questions' ids."""
+        return self._loop.iterate(self._fleet.resume(run, answers=answers, waits_for_answers=waits_for_answers))
+
+    def fork(
+        self, run: str, step: str, task: Task | str | None = None, *, waits_for_answers: bool | None = None
+    ) -> Generator[Event, None, None]:
+        """Run a step of a run again, and what comes after it, with another task for it if one is given."""
+        return self._loop.iterate(self._fleet.fork(run, step, task, waits_for_answers=waits_for_answers))
+
+    def runs(self) -> list[RunSummary]:
+        """Return the runs that the journal has, newest first."""
+        return self._made(self._fleet.runs)
+
+    def show(self, run: str) -> RunView:
+        """Return a run at a glance. Raises `RequestError` for one that is unknown."""
+        return self._made(lambda: self._fleet.show(run))
+
+    def events(self, run: str, start: int = 0) -> Generator[Event, None, None]:
+        """Yield a run's events from a number on until it ends, also of one that another process runs."""
+        return self._loop.iterate(self._fleet.events(run, start))
+
+    def cancel(self, run: str) -> None:
+        """End a run. Raises `RequestError` for one that is unknown or over."""
+        self._made(lambda: self._fleet.cancel(run))
+
+    def answer(self, run: str, question: str, answer: str) -> None:
+        """Answer a question of a run under way. Raises `RequestError` where none waits, or it takes other answers."""
+        self._made(lambda: self._fleet.answer(run, question, answer))
+
+    def close(self) -> None:
+        """End the runs and close the fleet. Safe to call twice."""
+        with self._closing:
+            if self._loop.is_open:
+                try:
+                    self._loop.run(self._fleet.close())
+                finally:
+                    self._loop.close()
+
+    def _made(self, make: Callable[[], T]) -> T:
+        """Return what is made in the fleet's own thread."""
+
+        async def made() -> T:
+            return make()
+
+        return self._loop.run(made())

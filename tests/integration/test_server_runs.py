@@ -284,7 +284,7 @@ def test_a_key_has_so_many_runs_at_once(tmp_path: Path) -> None:
         ({"task": "x", "priority": 2**40}, "priority", "at most"),
         ({"task": "x", "steps": [{"name": "a", "task": "y", "after": ["b"]}]}, None, "does not exist"),
         ({"task": "x" * 2_000_001}, "task", "2000000 characters"),
-        ({"task": "x" * 1_000_001, "steps": [{"name": "a", "task": "{task}{task}"}]}, "task", "2000000 characters"),
+        ({"task": "x" * 1_000_001, "steps": [{"name": "a", "task": "{task}{task}"}]}, "task", "1,000,000 characters"),
         ({"task": "x", "files": ["a.txt"], "agent": "reader"}, "path", "read no files"),
     ],
 )

@@ -140,7 +140,7 @@ async def show_run(fleet: Fleet, run: AsyncGenerator[Event, None], *, as_json: b
                             await answer_at_terminal(fleet, event)
         outcome = "done"
         if not as_json:
-            _write_results(view.progress)
+            write_results(view.progress)
     except asyncio.CancelledError:
         outcome = "interrupted"
         raise
@@ -151,7 +151,7 @@ async def show_run(fleet: Fleet, run: AsyncGenerator[Event, None], *, as_json: b
             sys.stdout.flush()
 
 
-def _write_results(progress: RunProgress) -> None:
+def write_results(progress: RunProgress) -> None:
     """Write the whole results of the steps, where a row had no room for them."""
     from pyagent.cli.progress import as_text
 

@@ -11,6 +11,7 @@ import typer
 
 from pyagent.cli.options import AsJson, Chain, Config, Model
 from pyagent.cli.run_journal import Run, line_of, open_journal
+from pyagent.cli.run_replay import replay
 from pyagent.cli.startup import read_settings
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _CANCEL_SECONDS = 30.0
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of this module to `pyagent runs`."""
-    for command in (resume, fork, cancel, watch):
+    for command in (resume, fork, cancel, watch, replay):
         app.command()(command)
 
 

@@ -16,9 +16,10 @@ from pyagent.cli.run_control import add_commands
 from pyagent.cli.run_journal import Run, cut, line_of, open_journal, run_ids
 from pyagent.cli.run_stats import stats
 from pyagent.cli.startup import read_settings
+from pyagent.core.one_line import printable
 
 if TYPE_CHECKING:
-    from pyagent.infrastructure.storage.journal import KeptRun
+    from pyagent.infrastructure.storage.journal import KeptRun, SqliteJournal
 
 app = typer.Typer(add_completion=False, help="Look at runs, go on with them, and delete them.", no_args_is_help=True)
 
@@ -80,7 +81,26 @@ def show(
             sys.stdout.write(coloured(f"{'':8}  {record.number - expected} records are damaged\n", "red"))
         expected = record.number + 1
         sys.stdout.write(line_of(record.event) + "\n")
+    if not as_json and not notes:
+        _write_questions(journal, run)
     _warn_of_damage(run, kept)
+
+
+def _write_questions(journal: SqliteJournal, run: str) -> None:
+    """Write what a run waits for a person to answer, whole, and how to answer it."""
+    from pyagent.core.fleet.run_view import view_of
+
+    if (row := journal.summary(run)) is None or not (questions := view_of(journal, row).questions):
+        return
+    for question in questions:
+        options = f" [{'/'.join(map(printable, question.options))}]" if question.options else ""
+        sys.stdout.write(f"\n{coloured('asks', 'yellow')} ({question.id}): {printable(question.text)}{options}\n")
+        answer = f"{question.id}=ANSWER" if len(questions) > 1 else "ANSWER"
+        if row.state != "running":
+            sys.stdout.write(f"answer it: pyagent runs resume {run} --answer {answer}\n")
+    if row.state == "running":
+        url = f"POST /v1/runs/{run}/answer"
+        sys.stdout.write(f"answer it at the terminal or by the program that runs it; of a server by {url}\n")
 
 
 def _warn_of_damage(run: str, kept: KeptRun) -> None:

@@ -1,0 +1,174 @@
+"""Checks that the agents' code still does what a run's journal says: it runs again, answered by the journal alone.
+
+No model is asked and no tool is called: what the code asks for that it did not ask for then is the first difference. A
+run that passes can be resumed and forked after a change of the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+import msgspec
+
+from pyagent.core.capabilities import PLAIN
+from pyagent.core.errors import PyAgentError, ReplayError, RequestError
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.events import (
+    AgentFailed,
+    AgentFinished,
+    Event,
+    QuestionAsked,
+    RunFailed,
+    RunFinished,
+    RunResumed,
+)
+from pyagent.core.fleet.journal import Journal, JournalRecord, MemoryJournal
+from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.fleet.people import ALL_TOOLS
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, JsonObject, ModelInfo
+
+_ENDS = AgentFinished | AgentFailed | RunFinished | RunFailed | RunResumed
+
+
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found: the first difference, or none; how many agents ran again, and calls the journal answered."""
+
+    run: str
+    difference: str = ""
+    step: str = ""
+    num_agents: int = 0
+    num_calls: int = 0
+
+
+async def check_replay(fleet: Fleet, run: str) -> ReplayReport:
+    """Run a run's code again, with the agents and tools of a fleet, on what the journal has.
+
+    Raises `RequestError` for a run that is unknown, or has not ended by itself.
+    """
+    row = fleet.journal.summary(run)
+    if row is not None and row.state not in {"done", "failed"}:
+        text = f"{run} is {row.state}; only a run that is done or failed can be checked"
+        raise RequestError(text, param="run", code="not_over")
+    records = list(fleet.journal.replay(run))
+    journal, refused = _without_ends(fleet.journal, run, records), list[ReplayError]()
+    again = Fleet(
+        _NoModel(refused),
+        fleet.agents.values(),
+        fleet.tools.values(),
+        journal=journal,
+        limits=fleet.limits,
+        approved_tools=[ALL_TOOLS],
+        guardrails=[_NoTool(refused)],
+    )
+    events, error = await _events_of(again.resume(run))
+    error = refused[0] if refused else error  # whatever the agent made of it
+    difference, step = _difference([record.event for record in records], events, error)
+    return ReplayReport(
+        run=run,
+        difference=difference,
+        step=step,
+        num_agents=sum(isinstance(event, AgentFinished | AgentFailed) for event in events),
+        num_calls=sum(event.num_calls for event in events if isinstance(event, RunResumed)),
+    )
+
+
+def _without_ends(journal: Journal, run: str, records: list[JournalRecord]) -> MemoryJournal:
+    """Return a journal of the run whose agents have not ended, so that they run again."""
+    kept = MemoryJournal()
+    kept.open_run(journal.spec(run), name=run)
+    left = (record for record in records if not isinstance(record.event, _ENDS))
+    for number, record in enumerate(left):
+        kept.append(run, msgspec.structs.replace(record, number=number))
+    kept.close_run(run)
+    return kept
+
+
+async def _events_of(run: AsyncGenerator[Event, None]) -> tuple[list[Event], Exception | None]:
+    events: list[Event] = []
+    try:
+        async with aclosing(run):
+            async for event in run:
+                events.append(event)  # noqa: PERF401 - what came before an error counts
+    except PyAgentError as error:
+        return events, error
+    return events, None
+
+
+def _difference(then: list[Event], now: list[Event], error: Exception | None) -> tuple[str, str]:
+    """Return the first difference and its step; empty when there is none."""
+    if isinstance(error, ReplayError):
+        return str(error), error.step
+    asked_then = {event.question.id for event in then if isinstance(event, QuestionAsked)}
+    for event in now:
+        if isinstance(event, QuestionAsked) and event.question.id not in asked_then:
+            return f"{event.agent} asks a person what it did not ask: {event.question.text:.200}", event.step
+    outputs = _outputs(then)
+    for event in now:
+        if isinstance(event, AgentFinished) and event.step in outputs:
+            if _plain(event.output) != outputs[event.step]:
+                return f"{event.agent} gives another result: {_plain(event.output)!r:.200}", event.step
+        elif isinstance(event, AgentFailed) and event.step in outputs:
+            return f"{event.agent} fails: {event.error:.400}", event.step
+    has_failed = isinstance(then[-1], RunFailed)
+    if error is not None and not has_failed:
+        return f"the run fails: {error!s:.400}", ""
+    return ("the run failed, and would not now", "") if error is None and has_failed else ("", "")
+
+
+def _outputs(events: list[Event]) -> Mapping[str, object]:
+    """Return what each step's agent gave, by the step."""
+    return {event.step: _plain(event.output) for event in events if isinstance(event, AgentFinished)}
+
+
+def _plain(output: object) -> object:
+    return msgspec.to_builtins(output, enc_hook=str)
+
+
+class _NoTool:
+    """A guardrail that is only met by calls that the journal does not answer."""
+
+    name = "replay"
+
+    def __init__(self, refused: list[ReplayError]) -> None:
+        self._refused = refused
+
+    async def check_call(self, context: Context, tool: str, arguments: JsonObject | msgspec.Struct) -> str:
+        """Refuse: no tool is called."""
+        text = f"{context.agent} calls the tool {tool} in {context.step}, which it did not when the run was made"
+        self._refused.append(ReplayError(text, agent=context.agent, step=context.step, call=""))
+        return "no tool is called while a run is checked"
+
+
+class _NoModel:
+    """A backend that is only asked for what the journal does not answer."""
+
+    name = "replay"
+    capabilities = PLAIN
+
+    def __init__(self, refused: list[ReplayError]) -> None:
+        self._refused = refused
+
+    async def models(self) -> list[ModelInfo]:
+        """None."""
+        return []
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
+        """Refuse: no model is asked."""
+        agent = request.origin.agent
+        text = f"{agent} asks a model for an answer that it did not ask for when the run was made"
+        self._refused.append(ReplayError(text, agent=agent, step="", call=""))
+        for error in self._refused[-1:]:
+            raise error
+        yield ChatDelta()
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Raise `ReplayError`: no model is asked."""
+        raise ReplayError("no model embeds while a run is checked", agent="", step="", call="")
+
+    async def health(self) -> Health:
+        """Ready."""
+        return Health(is_ready=True)
+
+    async def close(self) -> None:
+        """Nothing to close."""
