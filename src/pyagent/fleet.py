@@ -205,6 +205,7 @@ def _limits(settings: Settings) -> FleetLimits:
         fleet_usd=budget.fleet.usd,
         max_concurrency=settings.fleet.max_concurrency,
         max_runs=settings.fleet.max_runs,
+        plan=settings.fleet.plan,
         waits_for_answers=settings.fleet.questions == "wait",
     )
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyagent.cli.progress import RunProgress
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.events import Event
+    from pyagent.core.fleet.planner import Planning
     from pyagent.core.fleet.steps import Step
     from pyagent.core.fleet.urgency import Urgency
     from pyagent.fleet import Fleet
@@ -36,6 +37,13 @@ def run(
         Path | None,
         typer.Option("--graph", metavar="FILE", help="Run the steps of a TOML file; TASK fills their {task}."),
     ] = None,
+    plan: Annotated[
+        bool | None,
+        typer.Option("--plan/--no-plan", help="A model first makes a graph of agents for the task; see fleet.plan."),
+    ] = None,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="Plan, and show the plan: accept, edit or refuse it before it runs.")
+    ] = False,
     show: Annotated[
         GraphForm | None,
         typer.Option("--show", help="Write the graph instead of running it: as a tree, or for Mermaid."),
@@ -81,6 +89,7 @@ def run(
                     is_private=private,
                     as_json=as_json,
                     urgency=Urgency(priority, request_class),
+                    plan="ask" if confirm else plan,
                 )
 
         run_to_end(work())
@@ -96,6 +105,7 @@ async def watch(
     is_private: bool = False,
     as_json: bool = False,
     urgency: Urgency | None = None,
+    plan: bool | Planning | None = None,
 ) -> None:
     """Run `task` on `fleet`, showing what happens; then its result and what it took, also when it fails."""
     run = fleet.run(
@@ -107,6 +117,7 @@ async def watch(
         waits_for_answers=waits_for_answers(as_json=as_json),
         priority=urgency.priority if urgency else 0,
         request_class=urgency.request_class if urgency else "",
+        plan=plan,
     )
     await show_run(fleet, run, as_json=as_json)
 

@@ -149,8 +149,10 @@ class ToolCalled(_Event, frozen=True):
     is_restorable: bool = True
 
 
-QuestionKind = Literal["question", "approval", "effect"]
-"""What a person is asked: for words, whether an unsafe tool may run, or whether an interrupted tool had its effect."""
+QuestionKind = Literal["question", "approval", "effect", "plan"]
+"""What a person is asked: for words, whether an unsafe tool may run, whether an interrupted tool had its effect, or
+whether a plan may run.
+"""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

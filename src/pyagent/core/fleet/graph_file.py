@@ -72,8 +72,11 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: list[GraphStep]
 
 
-def read_graph(text: str, task: str, folder: Path) -> list[Step]:
-    """Return the steps of a graph in TOML; files stand below the folder. Raises `RequestError` naming what is wrong."""
+def read_graph(text: str, task: str, folder: Path | None) -> list[Step]:
+    """Return the steps of a graph in TOML; files stand below the folder; without one they are named as they are there.
+
+    Raises `RequestError` naming what is wrong.
+    """
     try:
         return graph_steps(msgspec.convert(tomllib.loads(text), Graph), task, folder)
     except tomllib.TOMLDecodeError as error:

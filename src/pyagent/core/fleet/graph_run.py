@@ -22,13 +22,15 @@ from pyagent.core.fleet.conditions import is_met, read_reference
 from pyagent.core.fleet.events import FailureTolerated, LoopEnded, StepRetried, StepSkipped
 from pyagent.core.fleet.graph import Outcome, Skip, run_graph
 from pyagent.core.fleet.places import Filling
+from pyagent.core.fleet.planner import NAME as PLANNER
+from pyagent.core.fleet.planner import Plan, Planner, checked_plan
 from pyagent.core.fleet.routed_step import Means, RoutedStep, run_routed
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.run_end import result_of
 from pyagent.core.fleet.scores import Scores
 from pyagent.core.fleet.step_checks import MAX_ITEMS
 from pyagent.core.fleet.step_options import Retries
-from pyagent.core.fleet.steps import Step
+from pyagent.core.fleet.steps import RunSpec, Step
 from pyagent.core.resilience.retry import RetryPolicy
 
 _LONGEST_WAIT_SECONDS = 60.0
@@ -57,6 +59,20 @@ class GraphRun:
     scores: Scores
     outputs: dict[str, object] = field(default_factory=dict[str, object])
     _failed_paths: dict[Exception, tuple[str, ...]] = field(default_factory=dict[Exception, tuple[str, ...]])
+
+    async def planned(self, spec: RunSpec, place: Place) -> Sequence[Step]:
+        """Return the steps that the planner makes of the run's one task, or that task where it makes none."""
+        run, task = self.run, spec.steps[0].task
+        if PLANNER in run.agents:
+            text = f"planning needs the name {PLANNER}, which an agent of the fleet has; rename it, or do not plan"
+            raise RequestError(text, param="plan")
+        names = list(run.agents)
+        planner = Planner(tuple(run.agents.values()), asks=spec.plan == "ask")
+        run.agents = {**run.agents, PLANNER: planner}
+        step = RoutedStep(PLANNER, PLANNER, task, place.means)
+        plan = cast("Plan", await run_routed(run, self.scores, step))
+        run.agents = {name: run.agents[name] for name in names}
+        return checked_plan(plan.graph, task.text, names) if plan.graph else spec.steps
 
     async def steps(self, steps: Sequence[Step], place: Place, outcomes: dict[str, Outcome[object]]) -> None:
         """Run the steps of a graph, or of a group; `outcomes` is filled as they end."""

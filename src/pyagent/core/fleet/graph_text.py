@@ -1,7 +1,8 @@
-"""A graph to look at: as lines of a tree, and as Mermaid's flowchart. Pure."""
+"""A graph to look at: as lines of a tree, as Mermaid's flowchart, and as TOML. Pure."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 from pyagent.core.fleet.graph import topological_order
@@ -30,6 +31,33 @@ def mermaid_lines(steps: Sequence[Step]) -> Iterator[str]:
         label = f"|{_quoted(step.when)}|" if step.when else ""
         for before in step.after:
             yield f"    {name_to_id[before]} -->{label} {name_to_id[step.name]}"
+
+
+def toml_of(steps: Sequence[Step]) -> str:
+    """Return plain steps as TOML that `graph_file` reads: names, agents, tasks, files, and what comes after what."""
+    return "\n".join(_toml_of(step) for step in steps)
+
+
+def _toml_of(step: Step) -> str:
+    pairs = {
+        "name": step.name,
+        "agent": step.agent,
+        "after": step.after,
+        "task": step.task.text,
+        "files": step.task.files,
+    }
+    lines = (f"{key} = {_toml_value(value)}\n" for key, value in pairs.items() if value)
+    return "[[steps]]\n" + "".join(lines)
+
+
+def _toml_value(value: str | Sequence[str]) -> str:
+    """Return a value as TOML: JSON's texts are its own, but for DEL and halves of surrogate pairs."""
+    text = value.encode(errors="replace").decode() if isinstance(value, str) else [_toml_value(each) for each in value]
+    return (
+        json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        if isinstance(text, str)
+        else f"[{', '.join(text)}]"
+    )
 
 
 def _mermaid_nodes(steps: Sequence[Step], name_to_id: dict[str, str], indent: str) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -17,6 +19,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one run may use, each of its agents, and all runs of the fleet together. None is no limit.
 
     `fleet_seconds` begin with the first run. `max_runs` go on at once, others wait for their turn.
+    `plan`: whether tasks are planned that do not say so themselves.
     `waits_for_answers`: a question to a person waits for `Fleet.answer`; else it ends the run.
     """
 
@@ -31,3 +34,4 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int = 8
     max_runs: int | None = None
     waits_for_answers: bool = False
+    plan: Literal["off", "auto", "ask"] = "off"

@@ -41,6 +41,7 @@ from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
 from pyagent.core.fleet.limits import FleetLimits
 from pyagent.core.fleet.past import Past
+from pyagent.core.fleet.planner import Planning, planning_of
 from pyagent.core.fleet.routed_step import Means
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.run_end import failed, result_of_run
@@ -149,12 +150,14 @@ class Fleet:
         run_id: str | None = None,
         priority: int = 0,
         request_class: str = "",
+        plan: bool | Planning | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Run a task, or a graph of steps, for a client of a tenant (`Origin`); yields what happens.
 
         With `waits_for_answers` a question to a person (`QuestionAsked`) waits for `answer`; None is as the limits say.
         A `run_id` that was chosen has to be new. Where more runs want to go on than may (`fleet.max_runs`), the lowest
-        `priority` is first, then the earliest deadline; its requests to models have both, and the request class.
+        `priority` is first, then the earliest deadline; its requests to models have both, and the request class. With
+        `plan` a model first makes a graph of agents; `ask` shows it to a person before; None is as the limits say.
 
         The last event is `RunFinished` with the result, or `RunFailed` with what was done, after which its error is
         raised.
@@ -162,6 +165,7 @@ class Fleet:
         self._check_open()
         spec = RunSpec.of(as_steps(task, tuple(files), agent), timeout_seconds, client, tenant, file_access)
         spec = msgspec.structs.replace(spec, priority=priority, request_class=request_class)
+        spec = msgspec.structs.replace(spec, plan=planning_of(plan, self.limits.plan, spec.steps))
         run_id = self.journal.open_run(spec, is_private=is_private, name=run_id)
         async with aclosing(
             self._watched(run_id, spec, Past(), waits_for_answers=waits_for_answers, is_private=is_private)
@@ -387,7 +391,9 @@ class Fleet:
             urgency = Urgency(spec.priority, spec.request_class)
             async with self._run_slots.slot(urgency.rank(run.deadline), run.deadline):
                 run.tools = await self._tools.get(run.deadline)
-                await graph.steps(steps, Place(Means(run.budget, run.deadline, urgency)), outcomes)
+                place = Place(Means(run.budget, run.deadline, urgency))
+                steps = spec.steps if spec.plan == "off" else await graph.planned(spec, place)
+                await graph.steps(steps, place, outcomes)
             result = result_of_run(run, steps, outcomes)
         except (Exception, asyncio.CancelledError) as error:
             run.finish(failed(run, error, outcomes, graph.outputs))

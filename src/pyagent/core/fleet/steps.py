@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -57,6 +57,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     overrides: dict[str, Task] = {}
     priority: int = 0
     request_class: str = ""
+    plan: Literal["off", "auto", "ask"] = "off"
 
     @classmethod
     def of(

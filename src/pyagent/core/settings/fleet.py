@@ -69,6 +69,14 @@ class Fleet(Section, frozen=True):
     """The fleet of agents."""
 
     max_concurrency: Annotated[int, Setting(COUNT, "Steps of one run that may run at once.")] = 8
+    plan: Annotated[
+        Literal["off", "auto", "ask"],
+        Setting(
+            choice("off", "auto", "ask"),
+            "Whether a model first makes a graph of agents for a task that is for no agent by name: `auto` runs the "
+            "plan, `ask` shows it to a person before, who accepts, changes or refuses it.",
+        ),
+    ] = "off"
     max_runs: Annotated[
         int | None,
         Setting(
