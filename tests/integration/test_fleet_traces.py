@@ -100,7 +100,7 @@ def test_a_run_is_traced_down_to_tools_and_models(monkeypatch: pytest.MonkeyPatc
 
     with collecting(monkeypatch) as (collector, settings):
         asyncio.run(main(settings))
-        names = ("run", "step parent", "invoke_agent parent", "invoke_agent child", "execute_tool nop")
+        names = ("invoke_workflow", "step parent", "invoke_agent parent", "invoke_agent child", "execute_tool nop")
         run, step, parent, child, tool = collector.named(*names)
         for inner, outer in ((step, run), (parent, step), (child, parent), (tool, parent)):
             assert inner.parent_span_id == outer.span_id
@@ -123,7 +123,7 @@ def test_failures_are_errors_without_text(monkeypatch: pytest.MonkeyPatch) -> No
 
     with collecting(monkeypatch) as (collector, settings):
         asyncio.run(main(settings))
-        for span in collector.named("run", "step failing", "invoke_agent failing"):
+        for span in collector.named("invoke_workflow", "step failing", "invoke_agent failing"):
             assert attributes(span)["error.type"] == "AgentError"
     assert "secret" not in str(collector.spans)
 
@@ -137,7 +137,7 @@ def test_a_run_over_http_joins_the_trace_of_its_request(monkeypatch: pytest.Monk
             body = {"model": "agent:parent", "messages": [{"role": "user", "content": "go"}]}
             assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
             asyncio.run(agents.close())
-            request, run, agent = collector.named("POST /v1/chat/completions", "run", "invoke_agent parent")
+            request, run, agent = collector.named("POST /v1/chat/completions", "invoke_workflow", "invoke_agent parent")
             assert run.parent_span_id == request.span_id
             assert agent.trace_id == request.trace_id
 
@@ -159,7 +159,7 @@ def test_the_command_line_is_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert settings.otlp_endpoint is not None
         done = _pyagent(tmp_path, settings.otlp_endpoint)
         assert (done.returncode, "391" in done.stdout) == (0, True), done.stderr
-        collector.named("run", "step math", "invoke_agent math")
+        collector.named("invoke_workflow", "step math", "invoke_agent math")
 
 
 def test_a_collector_that_is_gone_costs_no_answer(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ class GraphRun:
         try:
             task = self.run.overrides.get(path) or place.filling.of_task(step.task)
             task = msgspec.structs.replace(task, results=dict(place.given)) if place.given else task
-            with self.run.tracer.span(f"step {path}", {"pyagent.step": path}, {}), self.run.stats.step():
+            with self.run.span(f"step {path}", {"pyagent.step": path}), self.run.stats.step():
                 routed = RoutedStep(path, step.agent, task, place.means)
                 self.outputs[path] = await run_routed(self.run, self.scores, routed)
         except Exception as error:

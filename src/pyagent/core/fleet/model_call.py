@@ -17,6 +17,7 @@ from pyagent.core.fleet.budget import Reservation
 from pyagent.core.fleet.containment import contained
 from pyagent.core.fleet.events import ModelCalled, Totals
 from pyagent.core.fleet.past import CANCELLED, asked_of, fault_of, restored_error
+from pyagent.core.fleet.tracing import OpenSpan
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -143,14 +144,28 @@ class ModelCall:
         asked: dict[str, str | int | float | list[str]] = {
             "gen_ai.operation.name": "chat",
             "gen_ai.agent.name": self.context.agent,
+            "pyagent.step": self.context.step,
+            "pyagent.call": self.call,
             "gen_ai.request.max_tokens": self.sampling.max_tokens or DEFAULT_MAX_TOKENS,
             "gen_ai.request.temperature": self.sampling.temperature,
         }
-        with self.context.run.tracer.span("chat", asked, self.context.trace) as note:
-            async with aclosing(self._counted()) as deltas:
-                async for delta in deltas:
-                    yield delta
-            note(self._answered())
+        with self.context.run.span("chat", asked, self.context.trace) as span:
+            try:
+                async with aclosing(self._counted()) as deltas:
+                    async for delta in deltas:
+                        yield delta
+            finally:
+                self._tell(span)
+
+    def _tell(self, span: OpenSpan) -> None:
+        """Tell the call's span what came of it; a peer tells of its own engine."""
+        for attempt in self.attempts:
+            span.link_failed(attempt)
+        if self.finish_reason is not None:
+            span.note(self._answered())
+        timings = None if self.usage is None or self.backend.startswith("peer") else self.usage.timings
+        if timings is not None:
+            span.engine_worked(timings)
 
     def _kept(self, kept: ModelCalled) -> ChatDelta:
         """Return an answer from the journal as one piece; raise what was raised instead of it."""

@@ -371,7 +371,7 @@ class Fleet:
         pass_hint(self.backend, msgspec.structs.replace(hint, private=is_private) if is_private else hint)
 
     async def _execute(self, run: Run, spec: RunSpec) -> object:
-        with run.tracer.span("run", {"pyagent.run": run.id}, {}):
+        with run.span("invoke_workflow", {"gen_ai.operation.name": "invoke_workflow", "pyagent.run": run.id}):
             return await self._run_steps(run, spec)
 
     async def _run_steps(self, run: Run, spec: RunSpec) -> object:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from pyagent.core.backends import Backend
 from pyagent.core.errors import (
@@ -46,10 +48,11 @@ from pyagent.core.fleet.run_stats import RunStats
 from pyagent.core.fleet.slots import Slots
 from pyagent.core.fleet.tally import Tally
 from pyagent.core.fleet.tools import FleetTool
-from pyagent.core.fleet.tracing import NoTracer, Tracer
+from pyagent.core.fleet.tracing import Attributes, NoTracer, OpenSpan, Tracer
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.trace_context import trace_headers
 
+NO_PARENT: Mapping[str, str] = MappingProxyType({})
 MAX_DEPTH = 16
 """How deep agents may spawn agents."""
 
@@ -153,12 +156,18 @@ class Run:
         """Return what the run used so far."""
         return self.usage.totals(time.perf_counter() - self.started_at)
 
+    def span(
+        self, name: str, attributes: Attributes, parent: Mapping[str, str] = NO_PARENT
+    ) -> AbstractContextManager[OpenSpan]:
+        """Open a span of this run, which is the conversation that OpenTelemetry groups spans by."""
+        return self.tracer.span(name, {**attributes, "gen_ai.conversation.id": self.id}, parent)
+
     async def run_agent(self, context: Context, task: Task) -> object:
         """Return the checked result of the context's agent. What it raises that is not ours becomes an `AgentError`."""
         attributes = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": context.agent}
         attributes["pyagent.step"] = context.step
         parent: Mapping[str, str] = context.parent.trace if context.parent else {}
-        with self.tracer.span(f"invoke_agent {context.agent}", attributes, parent):
+        with self.span(f"invoke_agent {context.agent}", attributes, parent):
             context.trace = trace_headers()
             return await self._run_agent(context, task)
 

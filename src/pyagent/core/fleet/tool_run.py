@@ -145,10 +145,10 @@ class ToolRun:
         error_text: str | None = CANCELLED
         try:
             attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name}
-            attributes["pyagent.step"] = context.step
+            attributes |= {"gen_ai.tool.type": "function", "pyagent.step": context.step, "pyagent.call": self.call}
             with (
                 context.run.hints.away(context.session, f"tool {name}"),
-                context.run.tracer.span(f"execute_tool {name}", attributes, context.trace),
+                context.run.span(f"execute_tool {name}", attributes, context.trace),
                 context.scopes.within(self.call),
                 self._settling(),
             ):

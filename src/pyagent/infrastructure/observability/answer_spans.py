@@ -12,12 +12,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pyagent.core.messages import ChatDelta, ChatRequest, FailedAttempt, Resumption, Timings, Usage
+from pyagent.core.messages import ChatDelta, ChatRequest, FailedAttempt, Resumption, Usage
 from pyagent.core.trace_context import trace_headers
+from pyagent.infrastructure.observability.engine_spans import tell_engine
 from pyagent.infrastructure.observability.tracing import current, make_provider, tracer_of
 
 
@@ -108,21 +108,8 @@ def _tell_link(tracer: Tracer, span: Span, answer: AnswerTrace, asked: ChatReque
     )
     timings = None if last.usage is None or provider == "peer" else last.usage.timings  # a peer tells of its engine
     if timings is not None and timings.total_seconds:
-        _tell_engine(tracer, set_span_in_context(link), timings, answer.ended)
+        tell_engine(tracer, set_span_in_context(link), timings, answer.ended)
     link.end(answer.ended)
-
-
-def _tell_engine(tracer: Tracer, link: Context, timings: Timings, ended: int) -> None:
-    """Make the engine's span, with those of its phases, counted back from the answer's end."""
-    begun = ended - _nanoseconds(timings.total_seconds)
-    queued = begun + _nanoseconds(timings.queue_seconds)
-    first_token = begun + _nanoseconds(timings.first_token_seconds)
-    attributes = {"pyagent.preemptions": timings.num_preemptions}
-    engine = tracer.start_span("engine", link, attributes=attributes, start_time=begun)
-    phases = (("queue", begun, queued), ("prefill", queued, first_token), ("decode", first_token, ended))
-    for name, start, end in phases:
-        tracer.start_span(name, set_span_in_context(engine), start_time=start).end(end)
-    engine.end(ended)
 
 
 def _asked_attributes(asked: ChatRequest) -> dict[str, str | int | float]:
@@ -143,7 +130,3 @@ def _usage_attributes(usage: Usage) -> dict[str, int]:
         "gen_ai.usage.output_tokens": usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.prompt_tokens_details.cached_tokens,
     }
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)

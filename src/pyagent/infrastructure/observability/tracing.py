@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pyagent import __version__
-from pyagent.core.fleet.tracing import Attributes, Note
+from pyagent.core.fleet.tracing import Attributes, OpenSpan
+from pyagent.core.messages import FailedAttempt, Timings
 from pyagent.core.trace_context import continued_trace, trace_headers
+from pyagent.infrastructure.observability.engine_spans import tell_engine
 
 
 def make_provider(endpoint: str, *, shuts_down_on_exit: bool = True) -> TracerProvider:
@@ -62,6 +66,30 @@ def note_error(span: Span, kind: str) -> None:
     span.set_status(StatusCode.ERROR)
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenSpan:
+    """A fleet's span until it ends."""
+
+    tracer: Tracer
+    span: Span
+    name: str
+
+    def note(self, attributes: Attributes) -> None:
+        """Add attributes; a model that is named becomes a part of the span's name."""
+        self.span.set_attributes(attributes)
+        if model := attributes.get("gen_ai.response.model"):
+            self.span.update_name(f"{self.name} {model}")
+
+    def link_failed(self, attempt: FailedAttempt) -> None:
+        """Add an event, by the link's name and the kind of its failure."""
+        self.span.add_event("pyagent.link_failed", {"pyagent.backend": attempt.backend, "pyagent.kind": attempt.kind})
+
+    def engine_worked(self, timings: Timings) -> None:
+        """Add the engine's span, with those of its phases."""
+        if timings.total_seconds:
+            tell_engine(self.tracer, set_span_in_context(self.span), timings, time.time_ns())
+
+
 class FleetTracer:
     """A fleet's spans. What is open is the trace of this context, which backends pass on."""
 
@@ -70,18 +98,13 @@ class FleetTracer:
         self._tracer = tracer_of(self._provider)
 
     @contextmanager
-    def span(self, name: str, attributes: Attributes, parent: Mapping[str, str]) -> Generator[Note]:
+    def span(self, name: str, attributes: Attributes, parent: Mapping[str, str]) -> Generator[OpenSpan]:
         """A span while it is open; its parent's headers, else those of this context, say what it belongs to."""
         outer = TraceContextTextMapPropagator().extract(dict(parent) or trace_headers())
-        span = self._tracer.start_span(name, outer, attributes=attributes)
-
-        def note(more: Attributes) -> None:
-            span.set_attributes(more)
-            if model := more.get("gen_ai.response.model"):
-                span.update_name(f"{name} {model}")
-
+        kind = SpanKind.CLIENT if attributes.get("gen_ai.operation.name") == "chat" else SpanKind.INTERNAL
+        span = self._tracer.start_span(name, outer, kind, attributes)
         with current(span):
-            yield note
+            yield _OpenSpan(self._tracer, span, name)
 
     async def close(self) -> None:
         """Send what is left, in a thread that the program's end does not wait for: a collector may be gone."""
