@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.chat_templates import STYLES, byte_level_tokenizer
 
 from pyagent.core.messages import CacheMiss, FunctionDefinition, Message, Tool
 from pyagent.infrastructure.engine.sessions.cache_miss import explain_miss
 from pyagent.infrastructure.engine.sessions.prompt_normalization import normalize
 from pyagent.infrastructure.engine.sessions.sessions import Sessions
+from pyagent.infrastructure.engine.sessions.turns import RenderedText, Turn
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 BLOCK = 16
@@ -43,6 +48,20 @@ class Talks:
 
 def num_common(left: list[int], right: list[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=4), st.lists(st.integers(0, 2), max_size=30)
+)
+def test_common_prefix_of_a_conversation(segments: list[list[int]], tokens: list[int]) -> None:
+    """The common prefix of a conversation's turns and a prompt is what comparing token by token finds."""
+    turn: Turn | None = None
+    for segment in segments:
+        turn = Turn(b"", turn, array("I", segment), 0, b"", RenderedText.of(""))
+    assert turn is not None
+    whole = [token for segment in segments for token in segment]
+    for asked in (tokens, whole, [*whole, *tokens], whole[: len(tokens)] + tokens):
+        assert turn.num_common(array("I", asked)) == num_common(whole, asked)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,9 @@ def explain_miss(prompt: Prompt, num_cached: int, block_tokens: int, tokenizer: 
     if num_cached >= usable or not turns:
         return None
     tokens = array("I", prompt.tokens)
-    nearest = max(turns, key=lambda turn: turn.num_common(tokens))
-    common = nearest.num_common(tokens)
+    lengths = [turn.num_common(tokens) for turn in turns]
+    common = max(lengths)
+    nearest = turns[lengths.index(common)]
     is_changed = num_cached >= min(common // block_tokens * block_tokens, usable)
     is_near = common >= block_tokens or nearest is prompt.own
     if is_changed and not (is_near and num_cached <= common < nearest.num_tokens):
@@ -50,8 +51,9 @@ def _excerpt(tokenizer: ModelTokenizer, tokens: Sequence[int]) -> str:
 
 def _source(prompt: Prompt, position: int, tokenizer: ModelTokenizer) -> tuple[str, bool]:
     """Return what the token at `position` was rendered from, and whether that is the text of a message."""
-    text = tokenizer.shown(prompt.tokens)
-    at, end = len(tokenizer.shown(prompt.tokens[:position])), 0
+    pieces = tokenizer.shown_pieces(prompt.tokens)
+    text = b"".join(pieces).decode(errors="replace")
+    at, end = len(b"".join(pieces[:position]).decode(errors="replace")), 0
     for place, message in zip(prompt.normalized.places, prompt.normalized.messages, strict=True):
         needle = message.text.strip()
         start = text.find(needle, end) if needle else -1

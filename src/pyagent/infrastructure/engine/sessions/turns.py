@@ -80,14 +80,25 @@ class Turn:
         for segment in (turn.tokens for turn in reversed([*self.lineage()])):
             part = tokens[start : start + len(segment)]
             if part != segment:
-                pairs = enumerate(zip(part, segment, strict=False))
-                return start + next((at for at, (left, right) in pairs if left != right), len(part))
+                return start + _num_equal(part, segment)
             start += len(segment)
         return start
 
     def all_tokens(self) -> list[int]:
         """Return the tokens from the conversation's start."""
         return [token for turn in reversed([*self.lineage()]) for token in turn.tokens]
+
+
+def _num_equal(left: array[int], right: array[int]) -> int:
+    """Return the length of the common prefix by halves, which arrays compare at once: token by token takes 0.1 ms."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def conversation_keys(

@@ -11,19 +11,20 @@ import codecs
 from pyagent.core.tokenizers import Tokenizer
 
 
-class TokenBytes:
-    """The bytes of each token of a tokenizer, remembered as they are asked for. Control tokens have none."""
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each token of a tokenizer, remembered as they are asked for. Control tokens have none.
+
+    A dict, so that the lookup of a known token, made for each token of each answer, calls no Python.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
         self._special = {token: name for name, token in tokenizer.special_tokens.items()}
-        self._known: dict[int, bytes] = {}
         self.has_leading_space = tokenizer.has_leading_space
 
-    def __getitem__(self, token: int) -> bytes:
-        found = self._known.get(token)
-        if found is None:
-            found = self._known[token] = self._tokenizer.token_bytes(token)
+    def __missing__(self, token: int) -> bytes:
+        found = self[token] = self._tokenizer.token_bytes(token)
         return found
 
     def special(self, token: int) -> str:

@@ -254,8 +254,12 @@ class ModelTokenizer:
 
     def shown(self, tokens: Iterable[int]) -> str:
         """The text of tokens with control tokens written out, for showing."""
-        data = (self._token_bytes[token] or self._token_bytes.special(token).encode() for token in tokens)
-        return b"".join(data).decode(errors="replace")
+        return b"".join(self.shown_pieces(tokens)).decode(errors="replace")
+
+    def shown_pieces(self, tokens: Iterable[int]) -> list[bytes]:
+        """The bytes of each token with control tokens written out, for showing."""
+        token_bytes = self._token_bytes
+        return [token_bytes[token] or token_bytes.special(token).encode() for token in tokens]
 
     def is_control(self, token: int) -> bool:
         """Whether a token is a control token, which is left out of an answer's text."""
