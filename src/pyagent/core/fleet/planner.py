@@ -1,4 +1,4 @@
-"""The planner: a model makes a graph of the fleet's agents for a task that nobody gave a graph for.
+"""The planner: a model makes a graph of the fleet's agents for a task that came without one.
 
 The model is held to a JSON schema in which a step names agents that exist and steps before it, so that no plan is
 circular. What it gives becomes a graph in TOML, which a person may be shown, and change. The planner is an agent of the
