@@ -46,7 +46,10 @@ def _work(tree: Path, changes: Path) -> None:
     store = ChangeStore(changes)
     sys.stdout.write("begun\n")
     sys.stdout.flush()
-    store.apply(prepare(_WANTED, targets_of([tree]), store).change)
+    change = prepare(_WANTED, targets_of([tree]), store).change
+    sys.stdout.write("prepared\n")
+    sys.stdout.flush()
+    store.apply(change)
 
 
 def library(folder: Path) -> Path:
@@ -74,7 +77,8 @@ def _run(folder: Path, num_kills: int, generator: random.Random) -> None:
     deaths: Counter[str] = Counter()
     num_new = 0
     while sum(deaths.values()) - deaths["had ended"] < num_kills:
-        done = _one_death(tree, changes, generator.uniform(0, whole_seconds * 1.2))
+        is_late = generator.random() < 0.7
+        done = _one_death(tree, changes, generator.uniform(0, whole_seconds - prepared), is_late=is_late)
         now = _read(tree)
         torn = [name for name in old if now.get(name) not in {old[name], new[name]}]
         assert not torn, f"neither old nor new: {torn[:5]}"
@@ -87,12 +91,14 @@ def _run(folder: Path, num_kills: int, generator: random.Random) -> None:
     print("every undo gave the original bytes, and left nothing beside them")
 
 
-def _one_death(tree: Path, changes: Path, seconds: float) -> bool:
-    """Start a replacement, and kill it so long after it begins; return whether it had ended."""
+def _one_death(tree: Path, changes: Path, seconds: float, *, is_late: bool) -> bool:
+    """Kill a replacement so long after it begins, or has written down what it will do; return whether it had ended."""
     program = [sys.executable, __file__, "--work", str(tree), str(changes)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, env=os.environ) as process:
         assert process.stdout is not None
         process.stdout.readline()
+        if is_late:
+            process.stdout.readline()
         time.sleep(seconds)
         process.kill()
         return process.wait() != -signal.SIGKILL

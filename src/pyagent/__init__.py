@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import AgentFailed as AgentFailed
     from pyagent.core.fleet.events import AgentFinished as AgentFinished
     from pyagent.core.fleet.events import AgentStarted as AgentStarted
+    from pyagent.core.fleet.events import AnswerDoubted as AnswerDoubted
     from pyagent.core.fleet.events import FailureTolerated as FailureTolerated
     from pyagent.core.fleet.events import HistoryCompacted as HistoryCompacted
     from pyagent.core.fleet.events import LoopEnded as LoopEnded
@@ -106,7 +107,7 @@ _NAMES = {
     "pyagent.core.flat_logprobs": "FlatLogprobs",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
-    "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted "
+    "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted AnswerDoubted "
     "FailureTolerated HistoryCompacted LoopEnded ModelCalled NoteTaken NotesRead Progress Question "
     "QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunResumed RunStarted StepRetried "
     "StepSkipped TextDelta ToolCalled ToolStarted",

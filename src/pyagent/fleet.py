@@ -18,7 +18,9 @@ from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.fleet import orchestrator
 from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.fleet.choosing import chosen
+from pyagent.core.fleet.confidence import ConfidencePolicy
 from pyagent.core.fleet.containment import close_all
+from pyagent.core.fleet.doubt_words import LANGUAGES
 from pyagent.core.fleet.executor import IN_PROCESS
 from pyagent.core.fleet.following import follow
 from pyagent.core.fleet.limits import AgentLimits, FleetLimits
@@ -207,6 +209,23 @@ def _limits(settings: Settings) -> FleetLimits:
         max_runs=settings.fleet.max_runs,
         plan=settings.fleet.plan,
         waits_for_answers=settings.fleet.questions == "wait",
+        confidence=_confidence(settings),
+    )
+
+
+def _confidence(settings: Settings) -> ConfidencePolicy:
+    given = settings.fleet.confidence
+    if unknown := [name for name in given.languages if name not in LANGUAGES]:
+        hint = did_you_mean(unknown[0], LANGUAGES, f"there are {', '.join(LANGUAGES)}")
+        raise ConfigError(f"there are no words of doubt in {unknown[0]!r}; {hint}", key="fleet.confidence.languages")
+    return ConfidencePolicy(
+        act=given.act,
+        languages=tuple(given.languages),
+        max_phrases=given.max_phrases,
+        min_probability=given.min_probability,
+        max_entropy=given.max_entropy,
+        min_agreement=given.min_agreement,
+        asks_logprobs=given.logprobs,
     )
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar, overload
 from pyagent.core.errors import AgentError
 from pyagent.core.fleet.events import (
     AgentFailed,
+    AnswerDoubted,
     Event,
     HistoryCompacted,
     Progress,
@@ -67,6 +68,8 @@ def line_of(event: Event) -> str:
             line = f"  {event.agent}: {event.text}"
         case HistoryCompacted():
             line = f"  {event.agent}: shortened the conversation to {event.tokens_after:,} tokens"
+        case AnswerDoubted():
+            line = f"  {event.agent} is not sure: {event.reason}"
         case QuestionAsked():
             return f"  {event.agent} asks: {printable(event.question.text)}"
         case AgentFailed():

@@ -13,8 +13,8 @@ from pyagent import ConfigError, Engine, ModelError, RequestError
 
 ROOT = Path(__file__).parents[2]
 NAMES = """
-Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AwayError Backend BackendError
-BudgetError CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError
+Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AnswerDoubted AwayError Backend
+BackendError BudgetError CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError
 DeadlineError Decline Engine FailureTolerated FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat
 GuardrailError HistoryCompacted InvalidOutputError JsonSchemaFormat LoopEnded Message ModelCalled ModelError
 NeedsAnswerError NoteTaken NotesRead PenaltySchedule PluginError Progress PyAgentError Question QuestionAnswered

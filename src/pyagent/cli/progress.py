@@ -17,6 +17,7 @@ from pyagent.core.fleet.events import (
     AgentFailed,
     AgentFinished,
     AgentStarted,
+    AnswerDoubted,
     Event,
     HistoryCompacted,
     ModelCalled,
@@ -82,6 +83,8 @@ class RunProgress:
             case HistoryCompacted():
                 text = f"shortened the conversation: {event.tokens_before:,} to {event.tokens_after:,} tokens"
                 self._row(event.step, event.agent).line = text
+            case AnswerDoubted():
+                self._row(event.step, event.agent).line = f"not sure: {printable(event.reason)}"
             case QuestionAsked():
                 self._row(event.step, event.agent).line = f"asks: {printable(event.question.text)}"
             case QuestionAnswered():

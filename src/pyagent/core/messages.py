@@ -157,7 +157,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     `answer_prefix` it begins, after that, with text generated elsewhere, as a part of the answer. Neither is repeated
     in the deltas, and only backends that can continue an answer (`capabilities.assistant_prefix`) get them. `whole`:
     the caller reads the answer when it is complete, so that a chain may validate it, and begin it anew with another
-    link; deltas before a `restart` are void. `is_movable`: the chain that sends it can ask another node, so an engine
+    link; deltas before a `restart` are void. `after_link` names a link of the chain: only those after
+    it are asked. `is_movable`: the chain that sends it can ask another node, so an engine
     may give it back while it waits (`MovedError`).
     """
 
@@ -189,6 +190,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     assistant_prefix: str = ""
     answer_prefix: str = ""
     whole: bool = False
+    after_link: str = ""
     is_movable: bool = False
 
 

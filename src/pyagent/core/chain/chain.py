@@ -32,7 +32,7 @@ from pyagent.core.chain.failover import Failover
 from pyagent.core.chain.failures import away_error, no_model_error, no_node_error
 from pyagent.core.chain.link import Link
 from pyagent.core.chain.listing import ModelLists
-from pyagent.core.chain.ordering import Weights, asks_for_abilities, error_of_none, is_absence, why_not
+from pyagent.core.chain.ordering import Weights, after, asks_for_abilities, error_of_none, is_absence, why_not
 from pyagent.core.chain.routed_links import RoutedLinks
 from pyagent.core.chain.router import Router
 from pyagent.core.chain.settings import LinkSettings
@@ -275,6 +275,7 @@ class Chain:
         if not self._links and self.router is None:
             raise BackendError("the chain is empty: set `chain` in pyagent.toml", backend=self.name, retryable=False)
         request, links = self._named(request)
+        links = after(links, request.after_link)
         reasons = [why_not(link, request, self.private, is_there=link.name == taker) for link in links]
         eligible = [link for link, reason in zip(links, reasons, strict=True) if not reason]
         if not eligible:

@@ -23,6 +23,12 @@ def asks_for_abilities(request: ChatRequest) -> bool:
     return _wants_several(request) or bool(request.assistant_prefix or request.answer_prefix)
 
 
+def after(links: Sequence[Link], name: str) -> list[Link]:
+    """Return the links after the last one of that name; all where there is none."""
+    places = [place for place, link in enumerate(links) if name and link.name == name]
+    return list(links[places[-1] + 1 :] if places else links)
+
+
 def _wants_several(request: ChatRequest) -> bool:
     return request.n > 1 or request.best_of is not None or request.beam is not None
 
@@ -48,6 +54,9 @@ def is_absence(reason: str) -> bool:
 
 def error_of_none(request: ChatRequest, reasons: Sequence[tuple[str, str]], private: Sequence[str]) -> RequestError:
     """Return the error of a request that no link may see; `reasons` has each link's name and why."""
+    if not reasons and request.after_link:
+        text = f"the chain has no link after {request.after_link}"
+        return RequestError(text, param="model", code=NO_LINK)
     kinds = {reason for _, reason in reasons if not is_absence(reason)}
     if kinds == {_ONE_ANSWER}:
         text = "no link of the chain gives several answers to a request; `native` does"

@@ -20,6 +20,8 @@ import msgspec
 from pyagent.core.errors import AgentError, BackendError, Decline, NeedsAnswerError, RequestError
 from pyagent.core.fleet.agent import Task, unknown_name
 from pyagent.core.fleet.budget import Budget
+from pyagent.core.fleet.confidence import Confidence, DoubtAct
+from pyagent.core.fleet.doubts import doubted, marked, reconsidered
 from pyagent.core.fleet.events import (
     Progress,
     Question,
@@ -118,6 +120,7 @@ class Context(Questions):
                 if delta.content:
                     self.run.emit(TextDelta(run=self.run.id, step=self.step, agent=self.agent, text=delta.content))
                     yield delta.content
+        marked(call)
 
     async def answer(
         self, messages: list[Message], response_format: ResponseFormat | None, sampling: SamplingParams
@@ -125,7 +128,16 @@ class Context(Questions):
         """Return the model's whole answer to a conversation."""
         call = ModelCall(self, messages, response_format, sampling, whole=True)
         await call.finish()
-        return call.completion
+        return (await reconsidered(call)).completion
+
+    @property
+    def reconsiders(self) -> bool:
+        """Whether doubtful answers are asked again: an agent that can, reads them whole then."""
+        return self.run.limits.confidence.act in {"retry", "escalate"}
+
+    async def doubts(self, agreement: float) -> DoubtAct | None:
+        """Say how far several answers to one question agree, from 0 to 1; return what is to be done, if anything."""
+        return doubted(self, Confidence(agreement=agreement))
 
     # -- tools and other agents ---------------------------------------------------------------------------------------
 
@@ -171,7 +183,9 @@ class Context(Questions):
     ) -> list[R]:
         """`function` of each item, side by side, in the items' order. The first failure cancels the rest."""
         parts = self.scopes.parts(function)
-        return await side_by_side(self.agent, parts, enumerate(items), max_concurrency or self.run.max_concurrency)
+        return await side_by_side(
+            self.agent, parts, enumerate(items), max_concurrency or self.run.limits.max_concurrency
+        )
 
     @property
     def memory(self) -> Memory:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from pyagent.core.fleet.confidence import Confidence, DoubtAct
 from pyagent.core.fleet.notes import Note, Scope
 from pyagent.core.messages import FailedAttempt, FinishReason, Message, ToolCall, Usage
 
@@ -96,7 +97,8 @@ class ModelCalled(_Event, frozen=True):
 
     A `finish_reason` of `length` means that the answer was cut at its `max_tokens`, or at the model's context length.
     `tool_calls` are those that the answer asks for. A resumed run finds the answer by `call`, the number among its
-    agent's calls, and `asked`, a hash of the question; `fault` has the error's class and facts.
+    agent's calls, and `asked`, a hash of the question; `fault` has the error's class and facts. `confidence` is how
+    sure the answer is.
     """
 
     step: str
@@ -114,6 +116,22 @@ class ModelCalled(_Event, frozen=True):
     asked: str = ""
     fault: dict[str, object] = {}
     model: str = ""
+    confidence: Confidence | None = None
+
+
+class AnswerDoubted(_Event, frozen=True):
+    """An answer is doubtful (`reason`), and what is done about that (`act`); `call` is its `ModelCalled`'s.
+
+    Without a `call` it is of several answers, which an agent compared.
+    """
+
+    step: str
+    agent: str
+    reason: str
+    act: DoubtAct
+    confidence: Confidence
+    backend: str = ""
+    call: str = ""
 
 
 class ToolStarted(_Event, frozen=True):
@@ -338,6 +356,7 @@ Event = (
     | Progress
     | TextDelta
     | ModelCalled
+    | AnswerDoubted
     | ToolStarted
     | ToolCalled
     | NoteTaken

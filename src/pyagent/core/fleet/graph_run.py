@@ -90,7 +90,7 @@ class GraphRun:
         await run_graph(
             {step.name: step.after for step in steps},
             work,
-            max_concurrency=self.run.max_concurrency,
+            max_concurrency=self.run.limits.max_concurrency,
             on_skip=skip,
             name_to_join={step.name: step.join for step in steps},
             name_to_rank={step.name: _rank(step, place) for step in steps},
@@ -135,7 +135,7 @@ class GraphRun:
 
         names = [str(number) for number in range(1, len(items) + 1)]
         nothing: dict[str, tuple[str, ...]] = dict.fromkeys(names, ())
-        outcomes = await run_graph(nothing, work, max_concurrency=self.run.max_concurrency)
+        outcomes = await run_graph(nothing, work, max_concurrency=self.run.limits.max_concurrency)
         self._raise_first(outcomes)
         return [outcome.output for outcome in outcomes.values()]
 

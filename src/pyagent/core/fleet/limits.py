@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from pyagent.core.fleet.confidence import ConfidencePolicy
+
 
 class AgentLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one agent may use, with those that it spawns. None is no limit."""
@@ -21,6 +23,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     `fleet_seconds` begin with the first run. `max_runs` go on at once, others wait for their turn.
     `plan`: whether tasks are planned that do not say so themselves.
     `waits_for_answers`: a question to a person waits for `Fleet.answer`; else it ends the run.
+    `confidence` says which answers are doubtful, and what is done about them.
     """
 
     run_tokens: int | None = None
@@ -35,3 +38,4 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_runs: int | None = None
     waits_for_answers: bool = False
     plan: Literal["off", "auto", "ask"] = "off"
+    confidence: ConfidencePolicy = ConfidencePolicy()

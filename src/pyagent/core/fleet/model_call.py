@@ -14,6 +14,7 @@ import msgspec
 from pyagent.core.chain.failures import attempts_of
 from pyagent.core.errors import BackendError, DeadlineError
 from pyagent.core.fleet.budget import Reservation
+from pyagent.core.fleet.confidence import TOP_LOGPROBS, Confidence, TokenStats
 from pyagent.core.fleet.containment import contained
 from pyagent.core.fleet.events import ModelCalled, Totals
 from pyagent.core.fleet.past import CANCELLED, asked_of, fault_of, restored_error
@@ -53,6 +54,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """A model's whole answer, how it ended, what it used, and the tools it called on the way.
 
     `output` is the answer read by its schema; or, `is_handed_over`, what the agent gave that the model handed over to.
+    `confidence` is how sure the answer is, and `doubt` why it is doubtful; empty when it is not.
     """
 
     text: str
@@ -61,6 +63,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     tool_results: tuple[ToolResult, ...] = ()
     output: object = None
     is_handed_over: bool = False
+    confidence: Confidence | None = None
+    doubt: str = ""
 
     @property
     def is_cut(self) -> bool:
@@ -91,6 +95,11 @@ class TextStream:
         return self.call.finish_reason
 
     @property
+    def doubt(self) -> str:
+        """Why the answer is doubtful, once it is over; empty when it is not."""
+        return self.call.completion.doubt
+
+    @property
     def is_cut(self) -> bool:
         """Whether it ended at `max_tokens` or at the model's context length, not by itself."""
         return self.finish_reason == "length"
@@ -107,6 +116,7 @@ class ModelCall:
     whole: bool = False
     tools: Sequence[Tool] = ()
     tool_choice: Literal["none", "required"] | None = None
+    after_link: str = ""
     pieces: list[str] = field(default_factory=list[str])
     usage: Usage | None = None
     backend: str = ""
@@ -118,6 +128,8 @@ class ModelCall:
     _fault: dict[str, object] = field(default_factory=dict[str, object], init=False)
     _joiner: ToolCallJoiner = field(default_factory=ToolCallJoiner, init=False)
     attempts: list[FailedAttempt] = field(default_factory=list[FailedAttempt])
+    tokens: TokenStats = field(default_factory=TokenStats, init=False)
+    confidence: Confidence | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.call = self.context.scopes.next_call()
@@ -131,7 +143,13 @@ class ModelCall:
     @property
     def completion(self) -> Completion:
         """The whole answer, once it is there."""
-        return Completion(text="".join(self.pieces), finish_reason=self.finish_reason, usage=self.usage or Usage())
+        return Completion(
+            text="".join(self.pieces),
+            finish_reason=self.finish_reason,
+            usage=self.usage or Usage(),
+            confidence=self.confidence,
+            doubt=self.context.run.limits.confidence.doubt(self.confidence),
+        )
 
     async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
         """The answer as the backend streams it, or as it was given before the run was resumed."""
@@ -178,6 +196,7 @@ class ModelCall:
         )
         self._note(delta)
         self.tool_calls = list(kept.tool_calls)
+        self.confidence = kept.confidence
         totals = _totals(kept.usage, kept.usage.cost_usd or 0.0)
         self.context.budget.count(totals, self.context.run.budget)
         self.context.usage.add(totals)
@@ -245,15 +264,22 @@ class ModelCall:
             response_format=self.response_format,
             tools=list(self.tools),
             tool_choice=self.tool_choice,
-            sampling=msgspec.structs.replace(self.sampling, max_tokens=max_tokens),
+            sampling=self._sampling(max_tokens),
             timeout_seconds=None if isinf(deadline.at) else deadline.remaining_seconds,
             private=run.is_private,
             priority=self.context.urgency.priority,
             request_class=self.context.urgency.request_class,
             session=self.context.session,
             whole=self.whole,
+            after_link=self.after_link,
             origin=Origin(tenant=run.tenant, client=run.client, agent=self.context.agent, run=run.id),
         )
+
+    def _sampling(self, max_tokens: int) -> SamplingParams:
+        sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens)
+        if self.context.run.limits.confidence.asks_logprobs and sampling.top_logprobs is None:
+            return msgspec.structs.replace(sampling, top_logprobs=TOP_LOGPROBS)
+        return sampling
 
     def _price(self, max_tokens: int) -> float:
         """Return the most USD that the call may cost; not looked up where no budget is of money."""
@@ -267,7 +293,9 @@ class ModelCall:
             self.pieces.clear()
             self.tool_calls.clear()
             self._joiner = ToolCallJoiner()
+            self.tokens = TokenStats()
         self.pieces.append(delta.content)
+        self.tokens.add(delta.logprobs)
         self.tool_calls += self._joiner.push(delta.tool_calls)
         if delta.finish_reason:
             self.tool_calls += self._joiner.finish(delta.finish_reason)
@@ -291,6 +319,8 @@ class ModelCall:
         context.usage.add(_totals(usage, reservation.usd if usd is None else usd))
         if self.finish_reason == "length":
             context.progress(f"an answer was cut after {usage.completion_tokens} tokens")
+        if fault is None:
+            self.confidence = self._seen()
         context.run.emit(
             ModelCalled(
                 run=context.run.id,
@@ -309,8 +339,16 @@ class ModelCall:
                 asked=self._asked,
                 fault=self._fault,
                 model=self.model,
+                confidence=self.confidence,
             )
         )
+
+    def _seen(self) -> Confidence | None:
+        """Return how sure the answer is; None for calls of tools, and where it is not looked at."""
+        policy, text = self.context.run.limits.confidence, "".join(self.pieces)
+        if policy.act == "off" or self.tool_calls or not text.strip():
+            return None
+        return policy.seen_in(text, is_prose=self.response_format is None, tokens=self.tokens)
 
 
 def _totals(usage: Usage, usd: float) -> Totals:

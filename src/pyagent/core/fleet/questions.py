@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from pyagent.core.errors import AgentError
+from pyagent.core.fleet.confidence import DoubtAct
 from pyagent.core.fleet.containment import contained
 from pyagent.core.fleet.model_call import Completion
 from pyagent.core.messages import JsonObject, Message, ResponseFormat, SamplingParams
@@ -52,6 +53,15 @@ class Questions(ABC):
     @abstractmethod
     def tenant(self) -> str:
         """Whose run it is."""
+
+    @property
+    @abstractmethod
+    def reconsiders(self) -> bool:
+        """Whether doubtful answers are asked again."""
+
+    @abstractmethod
+    async def doubts(self, agreement: float) -> DoubtAct | None:
+        """Say how far several answers agree; return what is to be done about it."""
 
     @abstractmethod
     async def answer(

@@ -40,7 +40,7 @@ from pyagent.core.fleet.executor import Executor, InProcess
 from pyagent.core.fleet.guardrails import Guardrail, check
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
-from pyagent.core.fleet.limits import AgentLimits
+from pyagent.core.fleet.limits import FleetLimits
 from pyagent.core.fleet.memory import RunNotes
 from pyagent.core.fleet.past import Past, asked_of, fault_of, is_restorable, restored, restored_error
 from pyagent.core.fleet.people import OpenQuestions
@@ -67,9 +67,7 @@ class Run:
     journal: Journal
     budget: Budget
     deadline: Deadline
-    max_concurrency: int
-    max_agents: int
-    agent_limits: AgentLimits
+    limits: FleetLimits
     listener: Callable[[Event], None]
     hints: RunHints
     stats: RunStats = field(default_factory=RunStats)
@@ -99,7 +97,7 @@ class Run:
     started_at: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.slots = Slots(self.max_concurrency)
+        self.slots = Slots(self.limits.max_concurrency)
         self.notes = RunNotes(self.past.notes)
         self.num_records = self.past.num_records
 
@@ -138,12 +136,12 @@ class Run:
 
     def agent_budget(self, step: str, max_tokens: int | None, around: Budget) -> Budget:
         """Return the budget of an agent: what `budget.agent` and its caller give it, within the budget around it."""
-        given = [most for most in (max_tokens, self.agent_limits.tokens) if most is not None]
-        return Budget(step, min(given, default=None), around, self.agent_limits.usd, "budget.agent")
+        given = [most for most in (max_tokens, self.limits.agent.tokens) if most is not None]
+        return Budget(step, min(given, default=None), around, self.limits.agent.usd, "budget.agent")
 
     def agent_deadline(self, around: Deadline, timeout_seconds: float | None = None) -> Deadline:
         """Return the deadline of an agent that begins now."""
-        given = [seconds for seconds in (timeout_seconds, self.agent_limits.seconds) if seconds is not None]
+        given = [seconds for seconds in (timeout_seconds, self.limits.agent.seconds) if seconds is not None]
         return around.sooner(min(given)) if given else around
 
     def agent(self, name: str) -> Agent:
@@ -247,10 +245,9 @@ class Run:
         name = context.agent
         if context.depth > MAX_DEPTH:
             raise AgentError(f"{name} is spawned {MAX_DEPTH} agents deep; is it spawning itself?", agent=name)
-        if self.num_agents >= self.max_agents:
-            text = (
-                f"the run has started {self.max_agents} agents and may not start {name}; is one spawning without end?"
-            )
+        if self.num_agents >= self.limits.run_agents:
+            most = self.limits.run_agents
+            text = f"the run has started {most} agents and may not start {name}; is one spawning without end?"
             raise BudgetError(f"{text} budget.run.agents raises the limit", resource="agents")
         if context.deadline.is_past:
             raise DeadlineError(f"the deadline passed before the agent {name} could start")

@@ -19,6 +19,7 @@ import msgspec
 from pyagent.core.emulation.fulfil import summed
 from pyagent.core.errors import AgentError, BudgetError, ContextOverflowError, NeedsAnswerError, PyAgentError
 from pyagent.core.fleet.agent import text_of
+from pyagent.core.fleet.doubts import reconsidered
 from pyagent.core.fleet.events import HistoryCompacted
 from pyagent.core.fleet.history import compacted
 from pyagent.core.fleet.model_call import Completion, ModelCall, ToolResult
@@ -80,6 +81,7 @@ class ToolLoop:
             self._usage.append(call.usage)
             calls = without_cut(call.tool_calls, call.finish_reason)
             if not calls:
+                call = await self._reconsidered(call)
                 if (completion := await self._read(call.completion)) is not None:
                     return self._completion(completion)
                 continue
@@ -95,6 +97,12 @@ class ToolLoop:
             self.messages += _conversation(call.completion.text, calls, results)
             self.context.keep({"text": call.completion.text, "calls": self._results})
             num_rounds += 1
+
+    async def _reconsidered(self, call: ModelCall) -> ModelCall:
+        second = await reconsidered(call)
+        if second is not call:
+            self._usage.append(second.usage)
+        return second
 
     async def _read(self, completion: Completion) -> Completion | None:
         """Return the answer, read; None when it does not fit and is to be given again. A second misfit is an error."""

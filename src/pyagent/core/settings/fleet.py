@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT, choice
+from pyagent.core.settings.confidence import Confidence
 from pyagent.core.settings.section import Section, Setting
 
 
@@ -97,6 +98,7 @@ class Fleet(Section, frozen=True):
     executor: Annotated[
         str, Setting(TEXT, "Where agents run: `in-process`, or what a plugin brings, such as `ray`.")
     ] = "in-process"
+    confidence: Confidence = Confidence()
 
 
 class Journal(Section, frozen=True):

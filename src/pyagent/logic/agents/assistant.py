@@ -97,7 +97,9 @@ async def _conversation(task: Task) -> list[Message]:
 def _assisted(completion: Completion) -> Assisted:
     calls = [f"{each.tool}({each.arguments}): {each.text}" for each in completion.tool_results]
     calls = [call if len(call) <= _MAX_SHOWN_CHARACTERS else f"{call[:_MAX_SHOWN_CHARACTERS]}..." for call in calls]
-    note = "the model was cut off: it had more to say" if completion.is_cut else ""
+    cut = "the model was cut off: it had more to say" if completion.is_cut else ""
+    doubt = f"this is not sure: {completion.doubt}" if completion.doubt else ""
+    note = "; ".join(filter(None, [cut, doubt]))
     return Assisted(answer=completion.text.strip(), output=completion.output, calls=calls, note=note)
 
 

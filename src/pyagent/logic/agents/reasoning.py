@@ -97,12 +97,17 @@ class ReasoningAgent:
         question = "\n\n".join([*results, *(passage.text for passage in found), task.text])
         if strategy == "chain-of-thought":
             thought = await chain_of_thought(context, question)
-            note = _CUT if thought.is_cut else ""
+            note = _note(thought.is_cut, thought.doubt)
             return Reasoned(answer=thought.answer, strategy=strategy, steps=thought.steps, note=note)
         num_samples = _DEFAULT_SAMPLES if options.samples is None else options.samples
         consensus = await self_consistency(context, question, num_samples=num_samples, seed=options.seed or 0)
         steps = next(thought.steps for thought in consensus.samples if thought.answer == consensus.answer)
         return Reasoned(answer=consensus.answer, strategy=strategy, steps=steps, votes=consensus.votes, quotes=found)
+
+
+def _note(is_cut: bool, doubt: str) -> str:
+    """Say what is to be known of an answer."""
+    return "; ".join(filter(None, [_CUT if is_cut else "", f"this is not sure: {doubt}" if doubt else ""]))
 
 
 async def _with_tools(

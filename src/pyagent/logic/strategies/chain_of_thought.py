@@ -19,30 +19,36 @@ _STEP = re.compile(r"^\W*(?:step\s+)?\d{1,2}\W", re.IGNORECASE)
 
 
 class Thought(msgspec.Struct, frozen=True):
-    """The steps written down, and the answer they came to; `is_cut` when the model had more to say."""
+    """The steps written down, and the answer they came to.
+
+    `is_cut` when the model had more to say; `doubt` is why the answer is doubtful.
+    """
 
     steps: list[str]
     answer: str
     is_cut: bool = False
+    doubt: str = ""
 
 
 async def chain_of_thought(
     context: Context, question: str, *, sampling: SamplingParams = GREEDY, is_shown: bool = True
 ) -> Thought:
-    """Return one line of thought. `is_shown` streams it to the run's watchers."""
-    if is_shown:
+    """Return one line of thought. `is_shown` streams it to the run's watchers, unless it may be asked again."""
+    doubt = ""
+    if is_shown and not context.reconsiders:
         stream = context.stream(question, system=SYSTEM, sampling=sampling)
         text, is_cut = "".join([piece async for piece in stream]), stream.is_cut
+        doubt = stream.doubt
     else:
         completion = await context.complete(question, system=SYSTEM, sampling=sampling)
-        text, is_cut = completion.text, completion.is_cut
+        text, is_cut, doubt = completion.text, completion.is_cut, completion.doubt
     if not text.strip():
         raise AgentError("the model's answer is empty", agent=context.agent)
     thought = read_thought(text)
     if thought.answer:
-        return thought
+        return msgspec.structs.replace(thought, doubt=doubt)
     if not _are_steps(thought.steps):  # a model that answers at once has answered, in the layout it chose
-        return Thought([], text.strip(), is_cut=is_cut)
+        return Thought([], text.strip(), is_cut=is_cut, doubt=doubt)
     short = msgspec.structs.replace(sampling, max_tokens=_ANSWER_TOKENS)
     messages = [
         Message("system", SYSTEM),
@@ -51,7 +57,8 @@ async def chain_of_thought(
         Message("user", "Give only the final answer, without steps."),
     ]
     answer = await context.generate(messages, sampling=short)
-    return Thought(thought.steps, read_thought(answer).answer or answer.strip().splitlines()[0], is_cut=is_cut)
+    last = read_thought(answer).answer or answer.strip().splitlines()[0]
+    return Thought(thought.steps, last, is_cut=is_cut, doubt=doubt)
 
 
 def _are_steps(lines: Sequence[str]) -> bool:

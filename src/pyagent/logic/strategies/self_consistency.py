@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.fleet.confidence import agreement
 from pyagent.core.fleet.context import Context
 from pyagent.core.messages import SamplingParams
 from pyagent.logic.strategies.chain_of_thought import Thought, chain_of_thought
@@ -25,9 +26,17 @@ class Consensus(msgspec.Struct, frozen=True, kw_only=True):
     votes: dict[str, int]
     samples: list[Thought]
 
+    @property
+    def agreement(self) -> float:
+        """The part of the answers that say the same as the winner."""
+        return agreement([*self.votes.values()])
+
 
 async def self_consistency(context: Context, question: str, *, num_samples: int = 5, seed: int = 0) -> Consensus:
-    """Ask `num_samples` times, with seeds from `seed` on, side by side, and let the answers vote."""
+    """Ask `num_samples` times, with seeds from `seed` on, side by side, and let the answers vote.
+
+    Where they do not agree, and doubtful answers are asked again, it asks as often once more.
+    """
     if not 1 <= num_samples <= MAX_SAMPLES:
         raise RequestError(f"samples goes from 1 to {MAX_SAMPLES}, got {num_samples}", param="samples")
 
@@ -38,7 +47,12 @@ async def self_consistency(context: Context, question: str, *, num_samples: int 
     context.progress(f"{num_samples} lines of thought in parallel")
     with context.phase(f"{num_samples} samples"):
         samples = await context.map(sample, range(seed, seed + num_samples))
-    return vote(samples)
+    consensus = vote(samples)
+    if num_samples > 1 and await context.doubts(consensus.agreement) in {"retry", "escalate"}:
+        with context.phase(f"{num_samples} samples more, as they do not agree"):
+            samples += await context.map(sample, range(seed + num_samples, seed + 2 * num_samples))
+        consensus = vote(samples)
+    return consensus
 
 
 def vote(samples: Sequence[Thought]) -> Consensus:

@@ -49,6 +49,7 @@ class RunCalls:
             "keep": self._keep,
             "progress": self._progress,
             "phase_ended": self._phase_ended,
+            "doubts": context.doubts,
             "note": self._note,
             "notes": partial(read_notes, context),
             "stream": self._stream,
@@ -74,7 +75,7 @@ class RunCalls:
             attempt=self._attempt,
             tenant=run.tenant,
             session=context.session,
-            max_concurrency=run.max_concurrency,
+            max_concurrency=run.limits.max_concurrency,
             seconds=context.deadline.remaining_seconds if context.deadline.is_set else None,
             left_tokens=context.budget.left_tokens,
             tools=tuple(
@@ -82,6 +83,7 @@ class RunCalls:
             ),
             trace=dict(context.trace),
             file_access=self._access,
+            reconsiders=context.reconsiders,
         )
 
     async def make(self, call: AgentCall) -> object:
@@ -180,12 +182,12 @@ class RunCalls:
         return len(self._streams) - 1
 
     async def _piece(self, number: int, _: int) -> object:
-        """Return the next piece of a stream, as a tuple of one; at its end why it ended."""
+        """Return the next piece of a stream, as a tuple of one; at its end how it ended."""
         stream = self._streams[number]
         try:
             return (await anext(stream),)
         except StopAsyncIteration:
-            return stream.finish_reason
+            return {"finish_reason": stream.finish_reason, "doubt": stream.doubt}
 
     async def _close_stream(self, number: int) -> object:
         return await self._streams[number].aclose()

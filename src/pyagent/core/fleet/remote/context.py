@@ -6,10 +6,10 @@ It has what `Context` has, and reads and checks answers where the agent is, as t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -29,6 +29,7 @@ from pyagent.core.structured_output.wanted import Schema, Wanted, json_schema_of
 from pyagent.core.trace_context import continue_trace
 
 if TYPE_CHECKING:
+    from pyagent.core.fleet.confidence import DoubtAct
     from pyagent.core.fleet.context import Context
     from pyagent.core.fleet.events import QuestionKind
     from pyagent.core.fleet.model_call import Completion
@@ -63,6 +64,7 @@ class RemoteStream:
     next: Callable[[int], Awaitable[object]]
     stop: Callable[[], Awaitable[object]]
     finish_reason: FinishReason | None = None
+    doubt: str = ""
     _num_read: int = 0
     _is_over: bool = False
 
@@ -76,7 +78,8 @@ class RemoteStream:
         if isinstance(got, tuple | list):
             self._num_read += 1
             return cast("Sequence[str]", got)[0]
-        self._is_over, self.finish_reason = True, cast("FinishReason | None", got)
+        self._is_over, end = True, cast("Mapping[str, Any]", got)
+        self.finish_reason, self.doubt = end["finish_reason"], end["doubt"]
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
@@ -120,6 +123,15 @@ class RemoteContext(Questions):
     ) -> Completion:
         """Return the model's whole answer to a conversation."""
         return cast("Completion", await self._call("answer", messages, response_format, sampling))
+
+    @property
+    def reconsiders(self) -> bool:
+        """Whether doubtful answers are asked again."""
+        return self.view.reconsiders
+
+    async def doubts(self, agreement: float) -> DoubtAct | None:
+        """Say how far several answers agree; return what is to be done about it."""
+        return cast("DoubtAct | None", await self._call("doubts", agreement))
 
     async def complete(  # noqa: PLR0913 - ways to say what is wanted
         self,

@@ -35,6 +35,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[ToolView, ...]
     trace: Mapping[str, str]
     file_access: FileAccess
+    reconsiders: bool = False
 
 
 class AgentCall(msgspec.Struct, frozen=True):
