@@ -55,6 +55,15 @@ def test_setting_that_a_model_cannot_follow_is_to_be_corrected(
     assert (finding["is_well"], finding["advice"]) == (False, "correct engine.tensor_parallel_size"), finding
 
 
+def test_a_wrong_setting_is_told_once(environment: dict[str, str]) -> None:
+    """The link that it keeps from being made names it, and the advice is the setting, not the chain."""
+    env = environment | {"PYAGENT_ENGINE__ATTENTION": "nonsense", "PYAGENT_CHAIN": '["native"]'}
+    told = pyagent("doctor", env=env).stdout
+    assert told.count("no plugin brings the attention backend 'nonsense'") == 1
+    assert "native           waits for engine.attention, which is wrong (runner, above)" in told
+    assert "correct engine.attention in pyagent.toml" in told
+
+
 def test_advice_names_a_link_only_where_one_answers(chain: str, environment: dict[str, str]) -> None:
     """A link that is down is told which link answers meanwhile; alone, to be started or replaced."""
     away = "openai:http://127.0.0.1:9/v1"

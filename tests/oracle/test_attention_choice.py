@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from support.reference_decoder import write_family
 from pyagent.assembly import make_host
 from pyagent.core.errors import ConfigError, PluginError
 from pyagent.core.runners.attention import Attend, AttentionBackend, AttentionChoice, AttentionShape
-from pyagent.core.runners.factory import RunnerOptions
+from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine.runners.choice import pick_attention
 from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
@@ -25,6 +27,7 @@ from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKE
 from pyagent.infrastructure.engine.runners.torch.device import target_of
 from pyagent.infrastructure.engine.runners.torch.models import open_model
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Shard
+from pyagent.infrastructure.engine.runners.torch.runner import needs_of
 from pyagent.plugin import hookimpl
 
 pytestmark = pytest.mark.oracle
@@ -195,3 +198,47 @@ def test_flex_attention_follows_the_users_mask(window: int | None) -> None:
         weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
         expected = torch.einsum("hgqk,khd->qhgd", weights, values.nan_to_num()).flatten(1, 2)
         torch.testing.assert_close(result[start : start + new].double(), expected, atol=1e-5, rtol=0)
+
+
+def test_windows_of_one_step_do_not_share_what_they_see() -> None:
+    """Layers of different windows compute the same step by turns; each sees its own keys."""
+    q, cache, batch = make_inputs([1, 1, 1], [90, 41, 17], Heads(4, 2, 16))
+    attend = CpuAttend()
+    for window in (None, 20, None, 33):
+        expected = plain.attend(q, cache, batch, 0.25, window, None)
+        torch.testing.assert_close(attend(q, cache, batch, 0.25, window, None), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_invariant", "said"),
+    [
+        ("flashinfer", False, "cannot be used here: flashinfer-python is not installed"),
+        ("flashinfer", True, "no form for engine.batch_invariant"),
+        ("flex", True, "no form for engine.batch_invariant; set it to auto, triton or torch"),
+        ("flex", False, None),
+        ("torch", True, None),
+        ("auto", True, None),
+    ],
+)
+def test_what_loading_would_refuse_is_said_of_the_estimate(
+    name: str, is_invariant: bool, said: str | None, tmp_path: Path
+) -> None:
+    """`pyagent doctor` asks for the estimate: a backend that loading would refuse is named there."""
+    if name == "flashinfer" and find_spec("flashinfer") is not None:
+        pytest.skip("FlashInfer is installed")
+    write_family(tmp_path, "qwen3")
+    attention = pick_attention(name, {backend.name: backend for backend in BACKENDS})
+    options = RunnerOptions(attention=attention, batch_invariant=is_invariant, dtype="f32")
+    if said is None:
+        assert needs_of(tmp_path, options, LargestStep(16, 2)).weight_bytes > 0
+        return
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        needs_of(tmp_path, options, LargestStep(16, 2))
+
+
+def test_a_plugins_backend_is_refused_for_ranks_before_they_start(tmp_path: Path) -> None:
+    """The processes of other ranks have no plugins: that is said of the estimate too."""
+    write_family(tmp_path, "qwen3")
+    options = RunnerOptions(attention=choice_with(Brought(scaled(1.0)), "mine"), tensor_parallel_size=2, dtype="f32")
+    with pytest.raises(ConfigError, match="which the processes of other ranks do not have"):
+        needs_of(tmp_path, options, LargestStep(16, 2))

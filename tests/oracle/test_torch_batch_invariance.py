@@ -22,6 +22,7 @@ from pyagent.core.runners.batch import Batch
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.torch import sampling
 from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
+from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_invariant_attention
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.attention_backends import (
     FlexAttention,
@@ -172,6 +173,22 @@ def test_trial_finds_no_bit_that_depends_on_the_batch() -> None:
 def test_trial_finds_attention_that_depends_on_the_batch(form: Any) -> None:
     """Torch's own attention, and kernels of which some queries take one and some another, are found out."""
     assert "differ" in str(trial_of(window=70).variance(form))
+
+
+class WithoutKeeping(PlainAttention):
+    """A backend that says it has a form for the mode, which depends on the batch."""
+
+    name = "careless"
+
+    def open_invariant(self, shape: AttentionShape) -> Any:
+        return sdpa.attend
+
+
+def test_backend_that_does_not_keep_its_word_is_refused() -> None:
+    """What computes the right numbers in other bits for other batches is an error that says where they differ."""
+    careless = AttentionChoice((WithoutKeeping(),), is_auto=False)
+    with pytest.raises(ConfigError, match=r"no attention is right \(careless: with window .* differ"):
+        choose_invariant_attention(careless, trial_of(window=70))
 
 
 @pytest.mark.parametrize("backend", [SdpaAttention(), FlexAttention()])

@@ -232,12 +232,23 @@ async def _look_at_backends(report: _Report, settings: Settings, host: PluginHos
     advice = others if ready else "start it, or put a link that is there into `chain`, such as `native`"
     for name, health in rows:
         if isinstance(health, PyAgentError):
-            report.add("chain", name, str(health), is_well=False, advice="correct `chain` in pyagent.toml")
+            found, correct = _link_fault(report, health)
+            report.add("chain", name, found, is_well=False, advice=correct)
         else:
             found = ("ready" if health.is_ready else "not ready") + (f": {health.detail}" if health.detail else "")
             report.add("chain", name, found, is_well=health.is_ready, advice=advice)
     await _look_at_server(report, settings)
     await _look_at_neighbours(report, host)
+
+
+def _link_fault(report: _Report, error: PyAgentError) -> tuple[str, str]:
+    """Return why a link cannot be made, and what to do; a setting that was found wrong before is only named again."""
+    from pyagent.core.errors import ConfigError
+
+    key = error.key if isinstance(error, ConfigError) else None
+    before = [finding.name for finding in report.findings if not finding.is_well and finding.found == str(error)]
+    found = f"waits for {key}, which is wrong ({before[0]}, above)" if key and before else str(error)
+    return found, f"correct {key or '`chain`'} in pyagent.toml"
 
 
 async def _look_at_server(report: _Report, settings: Settings) -> None:

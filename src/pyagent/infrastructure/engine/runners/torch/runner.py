@@ -24,7 +24,8 @@ from pyagent.core.runners.runner import CompileStats, RankStats, RunnerInfo, Ste
 from pyagent.infrastructure.engine.load_times import LoadTimes
 from pyagent.infrastructure.engine.runners.choice import pick_attention
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
-from pyagent.infrastructure.engine.runners.torch.attention.choice import choice_told, told_of
+from pyagent.infrastructure.engine.runners.torch.attention.choice import check_attention, choice_told, told_of
+from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
 from pyagent.infrastructure.engine.runners.torch.device import drop_variables, target_of
 from pyagent.infrastructure.engine.runners.torch.fused_sampling import choose_sampling
@@ -48,13 +49,20 @@ logger = logging.getLogger(__name__)
 
 
 def needs_of(path: Path, options: RunnerOptions, step: LargestStep) -> ModelNeeds:
-    """Return what a model will take of this machine's memory. Raises `ModelError` where a GPU lacks room."""
+    """Return what a model will take of this machine's memory.
+
+    Raises `ModelError` where a GPU lacks room, `ConfigError` for settings that loading it would refuse.
+    """
     target = target_of(options)
     model = open_model(path, options.architectures, step.num_positions)
     config = model.config
     layers = KvLayers.of(config.windows, options.pipeline_parallel_size)
     parts = [ModelPart.of(config, shard) for shard in shards_of(options)]
     sizes = [Sizes.of(model, part, layers, step, target) for part in parts]
+    if len(parts) > 1:
+        told_of(options.attention)
+    shape = AttentionTrial.of(config, parts[0], target).shape
+    check_attention(options.attention, shape, is_invariant=target.is_batch_invariant)
     if target.is_gpu:
         max(sizes).check_fit(target, path)
     return ModelNeeds(

@@ -13,6 +13,7 @@ from pyagent.core.runners.attention import (
     KEY,
     AttentionBackend,
     AttentionChoice,
+    AttentionShape,
     ChoosyAttentionBackend,
     InvariantAttentionBackend,
 )
@@ -30,13 +31,35 @@ class ChosenAttention(NamedTuple):
     attend: Attend
 
 
+def check_attention(choice: AttentionChoice, shape: AttentionShape, *, is_invariant: bool) -> None:
+    """Raise `ConfigError` where the backend that is named cannot compute a model's attention here. Tries nothing."""
+    if is_invariant:
+        _invariant_forms(choice)
+    if not choice.is_auto:
+        _named(choice, shape)
+
+
+def _named(choice: AttentionChoice, shape: AttentionShape) -> AttentionBackend:
+    (named,) = choice.backends
+    if (reason := named.unavailable_reason(shape)) is not None:
+        raise ConfigError(f"{KEY} is {named.name}, which cannot be used here: {reason}", key=KEY)
+    return named
+
+
+def _invariant_forms(choice: AttentionChoice) -> list[InvariantAttentionBackend]:
+    backends = BACKENDS if choice.is_auto else choice.backends
+    forms = [backend for backend in backends if isinstance(backend, InvariantAttentionBackend)]
+    if not forms:
+        text = f"{KEY} is {choice.backends[0].name}, which has no form for engine.batch_invariant"
+        raise ConfigError(f"{text}; set it to auto, triton or torch", key=KEY)
+    return forms
+
+
 @torch.inference_mode()
 def choose_attention(choice: AttentionChoice, trial: AttentionTrial) -> ChosenAttention:
     """Return what computes a model's attention, with its name. Raises `ConfigError` where the one named cannot."""
     if not choice.is_auto:
-        (named,) = choice.backends
-        if (reason := named.unavailable_reason(trial.shape)) is not None:
-            raise ConfigError(f"{KEY} is {named.name}, which cannot be used here: {reason}", key=KEY)
+        named = _named(choice, trial.shape)
         return ChosenAttention(named.name, named.open(trial.shape))
     if trial.device.type != "cuda":
         return ChosenAttention(*next(_usable(BACKENDS, trial)))  # in their order: a CPU is for tests
@@ -49,13 +72,8 @@ def choose_invariant_attention(choice: AttentionChoice, trial: AttentionTrial) -
 
     Raises `ConfigError` for a backend named that has none, or where none is found right.
     """
-    backends = BACKENDS if choice.is_auto else choice.backends
-    forms = [backend for backend in backends if isinstance(backend, InvariantAttentionBackend)]
-    if not forms:
-        text = f"{KEY} is {choice.backends[0].name}, which has no form for engine.batch_invariant"
-        raise ConfigError(f"{text}; set it to auto, triton or torch", key=KEY)
     faults: list[str] = []
-    for backend in forms:
+    for backend in _invariant_forms(choice):
         fault = backend.unavailable_reason(trial.shape)
         if fault is None and choice.is_auto and isinstance(backend, ChoosyAttentionBackend):
             fault = backend.passed_over_reason(trial.shape)
