@@ -39,10 +39,10 @@ class Caller:
 
 @dataclass(slots=True)
 class CalledRun:
-    """One run, begun at once. `next` gives its events; after the last it raises the run's error."""
+    """One run; without an agent the router chooses. `next` gives its events, and raises its error after the last."""
 
     fleet: Fleet
-    agent: str
+    agent: str | None
     task: Task
     caller: Caller
     can_ask: bool
@@ -52,7 +52,7 @@ class CalledRun:
 
     def begin(self) -> None:
         """Begin."""
-        self.job = asyncio.create_task(self._pump(), name=f"run of {self.agent} for a caller")
+        self.job = asyncio.create_task(self._pump(), name="run for a caller")
 
     async def next(self) -> Event | None:
         """Return the next event, None after the last. Raises what the run ended with, after its `RunFailed`."""

@@ -93,6 +93,14 @@ class Server(Section, frozen=True):
             "an administrator's key has to, for runs of its own.",
         ),
     ] = False
+    a2a: Annotated[
+        bool,
+        Setting(
+            TRUTH,
+            "Take tasks from agents of other programs by A2A: `POST /a2a`, and the card that names this server's "
+            "agents, which anyone who reaches the server may read.",
+        ),
+    ] = False
     otlp_endpoint: Annotated[
         str | None,
         Setting(

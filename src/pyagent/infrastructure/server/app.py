@@ -155,6 +155,10 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
         *ClusterRoutes(node, settings).routes(),
         *(_own_route(service, path, function) for path, function in _OWN.items()),
     ]
+    if settings.a2a and isinstance(agents, AgentBackend):
+        from pyagent.infrastructure.a2a.mount import a2a_routes
+
+        routes += a2a_routes(agents, settings)
     app: ASGIApp = Routed(Router(routes))
     if settings.requests_per_minute or settings.tokens_per_minute:
         from pyagent.infrastructure.server.middleware.rate_limit import RateLimitMiddleware

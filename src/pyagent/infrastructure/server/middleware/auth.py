@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyagent.infrastructure.server.api_keys import ApiKey, is_loopback, key_of
 from pyagent.infrastructure.server.errors import ANTHROPIC_PATH, SHUTTING_DOWN, HttpError, refusal
 
-OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ready"})
-"""Paths that need no key: they tell nothing a port scan does not."""
+AGENT_CARD_PATH = "/.well-known/agent-card.json"
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ready", AGENT_CARD_PATH})
+"""Paths that need no key: they tell nothing a port scan does not, or, as the card, what is there only on demand."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 

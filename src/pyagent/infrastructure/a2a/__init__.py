@@ -1,0 +1,5 @@
+"""A2A, the Agent2Agent protocol, by the official package: agents of other programs give tasks to ours.
+
+The package `a2a-sdk` is an extra, and imported by the first request; the server has the routes only where `server.a2a`
+is set.
+"""
