@@ -25,6 +25,7 @@ from pyagent.core.fleet.executor import IN_PROCESS
 from pyagent.core.fleet.following import follow
 from pyagent.core.fleet.limits import AgentLimits, FleetLimits
 from pyagent.core.fleet.run_view import RunView, view_of
+from pyagent.core.fleet.tool_providers import OPEN_SECONDS
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.trace_context import missing_packages
 
@@ -190,7 +191,7 @@ def _providers(settings: Settings, host: PluginHost) -> list[ToolProvider]:
     if settings.mcp_servers:
         from pyagent.infrastructure.mcp.provider import mcp_providers
 
-        brought += mcp_providers(settings.mcp_servers)
+        brought += mcp_providers(settings.mcp_servers, wait_seconds=OPEN_SECONDS - 1)
     return brought
 
 

@@ -100,6 +100,23 @@ def is_alive(process_id: int) -> bool:
         return False
 
 
+def test_slow_server_goes_on_and_brings_its_tools_later() -> None:
+    """A fleet does not wait for ever for a server, and does not give it up: later runs have its tools."""
+
+    async def main() -> None:
+        [provider] = mcp_providers(read_mcp_servers({"slow": raw("plain")}), wait_seconds=0.0)
+        async with Fleet(ScriptedBackend([]), [Custom("worker", _names)], tool_providers=[provider]) as fleet:
+            assert await fleet.run_agent("worker", "x") == []
+            await until(lambda: bool(provider.tools))
+            assert await fleet.run_agent("worker", "x") == ["slow__echo"]
+
+    asyncio.run(main())
+
+
+async def _names(context: Context, _: Task) -> object:
+    return list(context.tools)
+
+
 def test_tools_of_the_packages_server_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over stdio: values, failures, pictures, a small environment with the secret read, a tool that is new, progress
     and a cancellation that reaches the tool."""

@@ -6,6 +6,8 @@ Imports the package `mcp` when the first server is opened, in a thread: that tak
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -20,12 +22,13 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.mcp.connection import Connection
     from pyagent.infrastructure.mcp.incoming import Wire
 
+logger = logging.getLogger("pyagent.mcp")
 _PARTS = ("connection", "client_tools", "http", "stdio")
 
 
-def mcp_providers(servers: Mapping[str, McpServer]) -> list[McpProvider]:
-    """Return a provider for each server, not opened."""
-    return [McpProvider(f"mcp:{name}", name, server) for name, server in servers.items()]
+def mcp_providers(servers: Mapping[str, McpServer], *, wait_seconds: float = math.inf) -> list[McpProvider]:
+    """Return a provider for each server, not opened. Opening returns after `wait_seconds`; a slow server goes on."""
+    return [McpProvider(f"mcp:{name}", name, server, wait_seconds) for name, server in servers.items()]
 
 
 @dataclass(slots=True)
@@ -35,11 +38,24 @@ class McpProvider:
     name: str
     server_name: str
     server: McpServer
+    wait_seconds: float = math.inf
     tools: list[FleetTool] = field(default_factory=list[FleetTool])
     connection: Connection | None = None
+    _beginning: asyncio.Task[None] | None = None
 
     async def open(self) -> Sequence[FleetTool]:
         """Connect; return the tools there are, which may be none yet. Raises `ConfigError` without the package."""
+        self._beginning = asyncio.create_task(self._begin(), name=f"start of the MCP server {self.server_name}")
+        seconds = None if math.isinf(self.wait_seconds) else self.wait_seconds
+        is_begun, _ = await asyncio.wait([self._beginning], timeout=seconds)
+        if is_begun:
+            await self._beginning
+        else:
+            self._beginning.add_done_callback(self._tell_fault)
+        return self.tools
+
+    async def _begin(self) -> None:
+        """Begin the connection; the package alone takes seconds to import where a machine is busy."""
         await asyncio.to_thread(load_package)
         from pyagent.infrastructure.mcp.client_tools import ServerTools
         from pyagent.infrastructure.mcp.connection import Connection
@@ -53,10 +69,16 @@ class McpProvider:
         )
         made = ServerTools(self.server_name, self.server, connection)
         await connection.open()
-        return self.tools
+
+    def _tell_fault(self, beginning: asyncio.Task[None]) -> None:
+        if not beginning.cancelled() and (error := beginning.exception()) is not None:
+            logger.warning("the MCP server %s brings no tools: %s", self.server_name, error)
 
     async def close(self) -> None:
         """End the connection, and the server's program."""
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.wait([self._beginning])
         if self.connection is not None:
             await self.connection.close()
 
