@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 from support.tiny_model import write_tiny_model
 
-from pyagent import AgentError, ChatRequest, PyAgentError
-from pyagent.testing import ScriptedBackend
+from pyagent import AgentError, ChatRequest, PyAgentError, ToolCall
+from pyagent.core.messages import FunctionCall
+from pyagent.testing import Reply, ScriptedBackend
 
 FLEETS = Path(__file__).parents[2] / "examples" / "fleets"
 
@@ -467,3 +468,106 @@ def test_report_of_a_night_goes_on_and_ends_once(tmp_path: Path) -> None:
 def test_nightly_report_ends_on_random_weights(tmp_path: Path) -> None:
     """The facts are the same, whatever the model says."""
     assert "- 18 lines, 4 errors" in report(tmp_path).text
+
+
+# -- two models -------------------------------------------------------------------------------------------------------
+
+
+def classified(
+    small: Callable[[ChatRequest], str], larger: ScriptedBackend, *messages: str, tokens: int = 10_000
+) -> list[Any]:
+    fleet = example("two_models")
+    settings = fleet.settings_for("", tokens=tokens)
+    backends = (ScriptedBackend(small), larger)
+    return asyncio.run(fleet.main(list(messages), fleet.settings_for(""), settings, backends))
+
+
+def wavering(request: ChatRequest) -> str:
+    """Return the kind that stands first in the question, unless a refund is asked for."""
+    text = request.messages[-1].text
+    return "refund" if "money" in text else text.partition("about: ")[2].partition(" or ")[0]
+
+
+def test_doubtful_answers_go_to_the_larger_model() -> None:
+    """A small model that contradicts itself is not believed; one that is sure is not asked about again."""
+    larger = ScriptedBackend(lambda _: "technical")
+    sure, unsure = classified(wavering, larger, "I want my money back.", "It is black.")
+    assert (sure.kind, sure.by, sure.is_doubtful) == ("refund", "small", False)
+    assert (unsure.kind, unsure.by, unsure.is_doubtful) == ("technical", "larger", False)
+    assert len(larger.requests) == 1
+
+
+def test_larger_model_has_a_budget_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """When it is used up, what is left is the small model's, marked as doubtful, and the larger is not asked again."""
+    larger = ScriptedBackend(lambda _: "technical")
+    answers = classified(wavering, larger, "It is black.", "It is white.", "It is red.", "It is blue.", tokens=60)
+    assert [answer.is_doubtful for answer in answers][-1]
+    assert len(larger.requests) < 3
+    assert capsys.readouterr().out.count("the larger model does not answer") == 1
+
+
+def test_small_model_without_an_answer_is_not_sure() -> None:
+    """An answer that is no kind goes on; where the larger one has none either, the message is `other`, doubtful."""
+    [answer] = classified(lambda _: "hm", ScriptedBackend(lambda _: "hm"), "It is black.")
+    assert (answer.kind, answer.by, answer.is_doubtful) == ("other", "small", True)
+
+
+@pytest.mark.usefixtures("random_chain")
+def test_two_models_end_on_random_weights() -> None:
+    """Each message has a kind, by one model or the other."""
+    fleet = example("two_models")
+    settings = fleet.settings_for("")
+    answers = asyncio.run(fleet.main(fleet.messages_in(FLEETS / "samples" / "messages.txt")[:2], settings, settings))
+    assert {answer.kind for answer in answers} <= set(fleet.KINDS)
+
+
+# -- MCP-only assistant -----------------------------------------------------------------------------------------------
+
+
+def call(number: int, name: str, **arguments: object) -> ToolCall:
+    return ToolCall(id=f"c{number}", function=FunctionCall(name=f"pantry__{name}", arguments=json.dumps(arguments)))
+
+
+def test_assistant_works_with_a_server_alone(tmp_path: Path) -> None:
+    """It looks without a question, takes only what a person allows, and is offered nothing but the server's tools."""
+    stock, asked = tmp_path / "pantry.json", list[str]()
+    look, take = call(1, "how_much", item="sugar"), {"item": "sugar", "grams": 100}
+    replies = (Reply(tool_calls=(look, call(2, "take", **take))), Reply(tool_calls=(call(3, "take", **take),)))
+    fleet, backend = example("mcp_assistant"), ScriptedBackend([*replies, '{"answer": "300 grams are left."}'])
+
+    def second_time(question: Any) -> str:
+        assert not stock.exists()
+        asked.append(question.text)
+        return "deny" if len(asked) == 1 else "allow"
+
+    settings = fleet.settings_for("pantry", stock)
+    done = asyncio.run(fleet.main("Take 100 grams of sugar.", settings, second_time, "pantry", backend))
+    assert "There are 400 grams of sugar." in done.calls[0]
+    assert "denied" in done.calls[1]
+    assert "Took 100 grams of sugar; 300 grams are left." in done.calls[2]
+    assert json.loads(stock.read_text())["sugar"] == 300
+    assert str(done).splitlines()[0] == "300 grams are left."
+    assert len(asked) == 2
+    assert "pantry__take" in asked[0]
+    offered = {tool.function.name for tool in backend.requests[0].tools}
+    assert offered == {"pantry__how_much", "pantry__list_items", "pantry__take"}
+
+
+def test_assistant_names_a_server_that_is_not_there(tmp_path: Path) -> None:
+    """The program ends before it starts anything."""
+    with pytest.raises(SystemExit, match=r"no \[mcp_servers.nope\]"):
+        example("mcp_assistant").settings_for("nope", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("random_chain")
+def test_mcp_assistant_ends_on_random_weights(tmp_path: Path) -> None:
+    """No call has an effect that was not allowed; the answer has its form, or the run says why not."""
+    fleet = example("mcp_assistant")
+    settings = fleet.settings_for("pantry", tmp_path / "pantry.json")
+    try:
+        done = asyncio.run(fleet.main("Take 100 grams of sugar.", settings, lambda _: "deny", "pantry"))
+        assert 1 <= len(done.output["answer"]) <= 160
+    except AgentError as error:
+        assert "does not fit" in str(error)  # noqa: PT017 - it may also succeed
+    assert not (tmp_path / "pantry.json").exists()
