@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -193,3 +194,20 @@ def test_what_cannot_stay_quantised_is_said(
     assert not isinstance(layer.down, GroupedLinear)
     assert isinstance(layer.qkv, GroupedLinear)
     assert "dequantised 2 matrices that cannot stay quantised as they are, blk.0.attn_output first" in caplog.text
+
+
+def test_zero_points_that_are_not_the_middle_count_in_a_symmetric_file(tmp_path: Path) -> None:
+    """Files that call themselves symmetric have zero points all the same: what they say is followed, not the name."""
+    model = write_quantised(tmp_path, "gptq-order")
+    file = model.path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    for name, told in header.items():
+        if name.endswith("down_proj.qzeros"):
+            first, end = (start + offset for offset in told["data_offsets"])
+            assert set(data[first:end]) == {0x77}  # the middle of 4 bits, less one
+            data[first:end] = b"\x66" * (end - first)
+    file.write_bytes(data)
+    moved, plain = (weights_of(path).layers[0].down(torch.eye(FFN)) for path in (model.path, model.plain_path))
+    assert bool((moved > plain).all())  # each number by its scale
