@@ -6,6 +6,7 @@ What is given by hand is used as it is; what is not comes from the settings.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyagent.assembly import make_chain, make_embedder, make_host, make_journal
+from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.fleet import orchestrator
 from pyagent.core.fleet.agent import unknown_name
@@ -24,6 +26,7 @@ from pyagent.core.fleet.doubt_words import LANGUAGES
 from pyagent.core.fleet.executor import IN_PROCESS
 from pyagent.core.fleet.following import follow
 from pyagent.core.fleet.limits import AgentLimits, FleetLimits
+from pyagent.core.fleet.reliability import LOOK_BACK_SECONDS, failing, failure_rates
 from pyagent.core.fleet.run_view import RunView, view_of
 from pyagent.core.fleet.tool_providers import OPEN_SECONDS
 from pyagent.core.nearest import did_you_mean
@@ -36,12 +39,14 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.executor import Executor
     from pyagent.core.fleet.journal import Journal, RunSummary
     from pyagent.core.fleet.replay_check import ReplayReport
+    from pyagent.core.fleet.rollups import Kind
     from pyagent.core.fleet.tool_providers import ToolProvider
     from pyagent.core.fleet.tools import FleetTool
     from pyagent.core.fleet.tracing import Tracer
     from pyagent.core.plugins import PluginHost
     from pyagent.core.search import SearchResult
     from pyagent.core.settings import Settings
+    from pyagent.infrastructure.storage.journal import SqliteJournal
     from pyagent.infrastructure.storage.search.service import Search
     from pyagent.sync import SyncFleet
 
@@ -94,6 +99,7 @@ class Fleet(orchestrator.Fleet):
         )
         self.settings = settings
         self.host = host
+        self._recall()
         self._sync: SyncFleet | None = None
 
     def __enter__(self) -> SyncFleet:
@@ -106,6 +112,23 @@ class Fleet(orchestrator.Fleet):
     def __exit__(self, *_: object) -> None:
         if self._sync is not None:
             self._sync.close()
+
+    def _recall(self) -> None:
+        """Begin with what the journal knows of links and agents that failed lately."""
+        from pyagent.infrastructure.storage.journal import SqliteJournal
+
+        if not isinstance(self.journal, SqliteJournal):
+            return
+        now = time.time()
+        try:
+            agents = _recent_failures(self.journal, "agent", now)
+            links = _recent_failures(self.journal, "link", now)
+        except RequestError as error:  # the first run says so, too
+            logger.debug("what failed lately is not known: %s", error)
+            return
+        self._scores.fail_until = {name: self._scores.clock() + seconds for name, seconds in agents.items()}
+        if isinstance(self.backend, Chain):
+            self.backend.recall(links)
 
     async def search(
         self, query: str, *, files: Path | str | None = None, tenant: str = "", limit: int = 10
@@ -166,6 +189,11 @@ class Fleet(orchestrator.Fleet):
             await close_all({"the embedder": self._embedder.close})
         if self._is_backend_owned:
             await close_all({f"the backend {self.backend.name}": self.backend.close})
+
+
+def _recent_failures(journal: SqliteJournal, kind: Kind, now: float) -> dict[str, float]:
+    rows = journal.rollups([kind], since=now - LOOK_BACK_SECONDS, is_complete=False)
+    return failing(failure_rates(rows, now))
 
 
 def _tools(settings: Settings, host: PluginHost, search: Search | None) -> dict[str, FleetTool]:

@@ -34,6 +34,7 @@ _NEIGHBOURS = (
 )
 """Programs that often run on the same machine, at the addresses they use by default."""
 _MAX_DOORS = 8
+_MAX_RUN_FINDINGS = 5
 _MIN_MEMORY_BYTES = 2_000_000_000
 
 
@@ -74,6 +75,7 @@ def doctor(chain: Chain = None, model: Model = None, as_json: AsJson = False, co
     _look_at_models(report, settings, options)
     asyncio.run(_look_at_backends(report, settings, host))
     asyncio.run(_look_at_cluster(report, settings))
+    _look_at_runs(report, settings)
     asyncio.run(_look_at_mcp(report, settings))
     if as_json:
         write_json(report.findings)
@@ -205,6 +207,24 @@ def _fault_in_model(store: ModelStore, name: str, path: Path, options: EngineOpt
     except PyAgentError as error:
         return error
     return None
+
+
+def _look_at_runs(report: _Report, settings: Settings) -> None:
+    """Say what the numbers of past runs show: agents, tools and links that got slow or fail."""
+    import time
+
+    from pyagent.assembly import make_journal
+    from pyagent.core.errors import RequestError
+    from pyagent.infrastructure.observability.alerts import look_at
+
+    try:
+        found = look_at(make_journal(settings), time.time())
+    except RequestError as error:
+        report.add("runs", "journal", str(error), is_well=False, advice="set paths.data to a folder of your own")
+        return
+    for one in found[:_MAX_RUN_FINDINGS]:
+        is_well = one.level == "info"
+        report.add("runs", one.level, one.text, is_well=is_well, advice="`pyagent runs stats --findings` has more")
 
 
 async def _look_at_backends(report: _Report, settings: Settings, host: PluginHost) -> None:

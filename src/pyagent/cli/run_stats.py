@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pyagent.cli.options import AsJson, Config
-from pyagent.cli.output import coloured, for_terminal, write_json
+from pyagent.cli.output import Colour, coloured, for_terminal, write_json
 from pyagent.cli.run_journal import cut, open_journal
 from pyagent.core.sizes import format_bytes
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _WINDOW = re.compile(r"(\d{1,4})([mhd])")
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 _MAX_WINDOW_SECONDS = 365 * 86_400
+_LEVEL_COLOURS: dict[str, Colour] = {"info": "dim", "warning": "yellow", "critical": "red"}
 
 
 def window_seconds(text: str) -> int:
@@ -43,6 +44,9 @@ def stats(
     last: Annotated[int, typer.Option("--last", metavar="N", min=1, max=10_000, help="Windows to look back.")] = 24,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only this tenant's runs.")] = None,
     size: Annotated[bool, typer.Option("--size", help="Say instead how much room the journal takes.")] = False,
+    findings: Annotated[
+        bool, typer.Option("--findings", help="Say instead what is odd: slow, dear or failing.")
+    ] = False,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
@@ -52,6 +56,9 @@ def stats(
     seconds, journal = window_seconds(window), open_journal(config)
     if size:
         _show_size(journal, as_json=as_json)
+        return
+    if findings:
+        _show_findings(journal, as_json=as_json)
         return
     now = time.time()
     since = (now // seconds - last + 1) * seconds
@@ -77,6 +84,21 @@ def _write(rows: list[StatsRow]) -> None:
             f"{coloured(failed, 'red') if row.failures else failed} "
             f"{' '.join(f'{value:>8.2f}' for value in times)}  {row.tokens.sum:>9.0f} {row.usd.sum:>8.4f}\n"
         )
+
+
+def _show_findings(journal: SqliteJournal, *, as_json: bool) -> None:
+    from pyagent.infrastructure.observability.alerts import look_at
+
+    found = look_at(journal, time.time())
+    if as_json:
+        write_json(found)
+        return
+    for one in found:
+        level = coloured(f"{one.level:<8}", _LEVEL_COLOURS[one.level])
+        trend = f"{one.trend:+.0%} an hour" if one.trend else "no trend"
+        sys.stdout.write(f"{level}  {for_terminal(one.text)}  (z {one.z_score:.1f}, {trend})\n")
+    if not found:
+        sys.stdout.write("nothing odd in the last seven days\n")
 
 
 def _show_size(journal: SqliteJournal, *, as_json: bool) -> None:

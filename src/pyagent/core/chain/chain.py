@@ -17,7 +17,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -380,6 +380,15 @@ class Chain:
     def names(self) -> list[str]:
         """Return the names of the links that are there now; each is a chain entry, too."""
         return [link.name for link in self._present()]
+
+    def recall(self, failing: Mapping[str, float]) -> None:
+        """Begin with the breakers of these links open, each for so many seconds, as an earlier process saw them fail.
+
+        They are probed after that, and used meanwhile where no other link is left.
+        """
+        for link in self._own:
+            if link.name in failing:
+                link.breaker.recall(failing[link.name], "failed in most of its last calls, before this start")
 
     def link_states(self) -> list[LinkState]:
         """Return the state and the counters of each link; of `auto`, those found now or asked before."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
@@ -40,9 +41,15 @@ class Score(float):
 
 @dataclass(slots=True)
 class Scores:
-    """Asks the agents of one fleet, and remembers those whose `score` hung or was complained of."""
+    """Asks the agents of one fleet, and remembers those whose `score` hung or was complained of.
+
+    Agents that `fail_until` a time of the clock come after those of equal score: ties go by the order of what `of`
+    returns.
+    """
 
     agents: Mapping[str, Agent]
+    fail_until: Mapping[str, float] = field(default_factory=dict[str, float])
+    clock: Callable[[], float] = time.monotonic
     _hung: set[str] = field(default_factory=set[str])
     _warned: set[str] = field(default_factory=set[str])
 
@@ -55,10 +62,13 @@ class Scores:
         }
         if calls:
             await asyncio.wait(calls.values(), timeout=SCORE_SECONDS)
-        scores: dict[str, Score | None] = dict.fromkeys(self.agents)
+        scores: dict[str, Score | None] = dict.fromkeys(sorted(self.agents, key=self._is_failing))
         for name, call in calls.items():
             scores[name] = self._settled(name, call)
         return scores | dict.fromkeys(self._hung, Score(0))
+
+    def _is_failing(self, name: str) -> bool:
+        return self.fail_until.get(name, float("-inf")) > self.clock()
 
     def _settled(self, name: str, call: asyncio.Future[tuple[object, BaseException | None]]) -> Score | None:
         if not call.done():

@@ -109,6 +109,13 @@ class Breaker:
             self._open_seconds = min(grown, self.policy.max_open_seconds)
             self._turn(open_until=self.clock() + self._open_seconds)
 
+    def recall(self, seconds: float, reason: str) -> None:
+        """Begin open, for at most the policy's longest time, as what is called failed before this process began."""
+        if self._open_until is None:
+            self.reason = reason
+            self._open_seconds = self.policy.open_seconds
+            self._turn(open_until=self.clock() + min(seconds, self.policy.max_open_seconds))
+
     def renew(self) -> None:
         """Close it: what is called was started anew, and what failed before says nothing of it."""
         self._open_seconds = 0.0

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.events import Event, Totals
     from pyagent.core.fleet.orchestrator import Fleet
+    from pyagent.infrastructure.observability.alerts import Alerts
     from pyagent.infrastructure.server.runs.background import BackgroundRuns
 
 MAX_TASK_CHARS = 2_000_000
@@ -56,6 +57,7 @@ class AgentBackend:
         self._make_fleet = make_fleet
         self._fleet: Fleet | None = None
         self._background: BackgroundRuns | None = None
+        self._alerts: Alerts | None = None
         self._lock = threading.Lock()
         self.file_access = FileAccess.below(files_root)
 
@@ -72,10 +74,16 @@ class AgentBackend:
 
     def metrics(self) -> Iterator[Metric]:
         """Return the metrics of the fleet's runs; none before it is made."""
+        from pyagent.infrastructure.observability.alerts import Alerts
         from pyagent.infrastructure.observability.run_metrics import collect_runs
+        from pyagent.infrastructure.storage.journal import SqliteJournal
 
         if self._fleet is not None:
             yield from collect_runs(self._fleet.stats, self._fleet.num_running)
+            if self._alerts is None:
+                journal = self._fleet.journal
+                self._alerts = Alerts(journal if isinstance(journal, SqliteJournal) else None)
+            yield from self._alerts.collect()
 
     async def background_runs(self) -> BackgroundRuns:
         """The runs that go on without their clients."""
