@@ -110,7 +110,7 @@ def test_a_letter_that_the_encoding_lacks_leaves_the_file(store: ChangeStore, tm
 def test_mode_attributes_and_hard_links(store: ChangeStore, root: Path) -> None:
     """The new file has the old one's mode and attributes; another name of it keeps the old text, which is told."""
     file = root / "f00.txt"
-    file.chmod(0o751)
+    file.chmod(0o766)
     try:
         os.setxattr(file, "user.note", b"mine")
         has_attributes = True
@@ -119,7 +119,7 @@ def test_mode_attributes_and_hard_links(store: ChangeStore, root: Path) -> None:
     os.link(file, root / "z.txt")
     plan = replaced(store, Replacement(pattern="old", replacement="new"), file)
     assert "2 names" in plan.files[0].note
-    assert file.stat().st_mode & 0o777 == 0o751
+    assert file.stat().st_mode & 0o777 == 0o766
     assert not has_attributes or os.getxattr(file, "user.note") == b"mine"
     assert (root / "z.txt").read_bytes().startswith(b"old")
 

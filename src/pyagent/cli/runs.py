@@ -13,6 +13,7 @@ from pyagent.cli.graph import GraphForm, write_graph
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import Colour, coloured, write_json, write_json_line
 from pyagent.cli.run_control import add_commands
+from pyagent.cli.run_gate import gate
 from pyagent.cli.run_journal import Run, cut, line_of, open_journal, run_ids
 from pyagent.cli.run_stats import stats
 from pyagent.cli.startup import read_settings
@@ -173,3 +174,4 @@ def prune(
 
 app.command()(stats)
 add_commands(app)
+app.command()(gate)
