@@ -7,14 +7,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.fleets import Custom, events_of
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import collect
 from pyagent.core.config import load_settings
 from pyagent.core.errors import ConfigError, RequestError
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.events import ModelCalled
+from pyagent.core.fleet.steps import Step
 from pyagent.core.messages import ChatRequest, Message, Origin, SamplingParams
 from pyagent.core.plugins import PluginHost
 from pyagent.core.settings import Settings
+from pyagent.fleet import Fleet
 
 
 def settings_with(model: Path, queues: dict[str, object]) -> Settings:
@@ -44,6 +50,26 @@ def test_requests_of_each_class_are_answered_and_an_unknown_class_is_refused(tin
                 await collect(chain.chat(request_of("batch")))
         finally:
             await chain.close()
+
+    asyncio.run(main())
+
+
+def test_class_of_a_step_reaches_the_engine(tiny_model_path: Path) -> None:
+    """What a step's agent asks waits in the queue of the step's class: one that the engine has not fails the step."""
+    settings = settings_with(tiny_model_path, {"urgent": {"policy": "priority"}})
+
+    async def ask(context: Context, task: Task) -> object:
+        return await context.generate("hi", sampling=SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+
+    async def main() -> None:
+        async with Fleet(settings, agents=[Custom("ask", ask)]) as fleet:
+            steps = [Step(name="a", agent="ask", task=Task(text="x"), request_class="urgent", priority=-2)]
+            seen, error = await events_of(fleet, steps)
+            assert error is None
+            assert any(isinstance(event, ModelCalled) and event.error is None for event in seen)
+            _, error = await events_of(fleet, [msgspec.structs.replace(steps[0], request_class="batch")])
+            assert isinstance(error, RequestError)
+            assert "the classes are urgent, default" in str(error)
 
     asyncio.run(main())
 

@@ -250,7 +250,7 @@ DOWN = BackendError("down", backend="b")
 
 def test_a_failed_step_is_tried_again() -> None:
     """Each try has its own path and is told with its wait; the result is that of the one that goes well."""
-    retries = Retries(max=2, seconds=0.001)
+    retries = Retries(max=2, seconds=0.02)
     seen, output, error = ran([step("a", "flaky", retries=retries)], _flaky(DOWN, DeadlineError("late")))
     assert error is None
     assert output == "after 3"
@@ -260,6 +260,9 @@ def test_a_failed_step_is_tried_again() -> None:
         ("a", 1, "BackendError", ("a",)),
         ("a~2", 2, "DeadlineError", ("a~2",)),
     ]
+    begun = [event.at for event in seen if isinstance(event, ev.AgentStarted)][1:]
+    waits = [(event.seconds, at - event.at) for event, at in zip(retried, begun, strict=True)]
+    assert all(0.01 <= seconds <= waited * 1.1 for seconds, waited in waits)
 
 
 @pytest.mark.parametrize(
@@ -651,6 +654,28 @@ def test_what_ends_the_run_is_not_gone_on_after(tokens: int | None, *, is_resuma
             seen, error = await _whole(fleet.resume(seen[0].run))
             assert error is None
             assert {"b", "c"} <= set(started(seen))
+
+    asyncio.run(main())
+
+
+def test_a_wait_that_was_begun_is_not_waited_again() -> None:
+    """A run that died while a step waited for its next try begins that try at once when it is resumed."""
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        flaky = Flaky(DOWN)
+        retries = Retries(max=1, seconds=50.0)
+        run = Fleet(ScriptedBackend(()), [Custom("flaky", flaky.run)], journal=journal)
+        async for event in (events := run.run([step("a", "flaky", retries=retries)])):
+            if isinstance(event, ev.StepRetried):
+                break
+        kept = list(journal.replay(event.run))
+        journal.close_run(fork := journal.fork(event.run, journal.spec(event.run), len(kept)))
+        await events.aclose()
+        async with asyncio.timeout(20):
+            _, error = await _whole(run.resume(fork))
+        assert error is None
+        assert flaky.num_runs == 2
 
     asyncio.run(main())
 

@@ -126,7 +126,7 @@ def _loop_words(step: Step) -> Iterator[str]:
         until = f" until {step.repeat.until}" if step.repeat.until else ""
         yield f"repeat{until}, at most {step.repeat.max} rounds"
     if step.retries is not None:
-        yield f"{step.retries.max} retries"
+        yield "1 retry" if step.retries.max == 1 else f"{step.retries.max} retries"
 
 
 def _quoted(text: str) -> str:
