@@ -204,6 +204,24 @@ def test_resumed_run_reads_what_it_read(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_deleted_note_does_not_come_back_with_a_resumed_run(tmp_path: Path) -> None:
+    """A note across runs that a person deleted is not kept again when the run that took it goes on."""
+    journal = SqliteJournal(tmp_path)
+
+    async def work() -> None:
+        async with _fleet(journal) as fleet:
+            run = (await _events(fleet.run(STEPS)))[0].run
+        num_records = journal.num_records(run)
+        journal.close_run(fork := journal.fork(run, journal.spec(run), num_records - 3))
+        journal.memory.clear("")
+        async with _fleet(journal) as fleet:
+            seen = await _events(fleet.resume(fork))
+        assert any(isinstance(event, ev.NoteTaken) and event.scope == "fleet" for event in seen)
+        assert journal.memory.notes("") == []
+
+    asyncio.run(work())
+
+
 def test_resumed_agent_that_notes_otherwise_is_told(tmp_path: Path) -> None:
     """An agent whose code changed what it notes ends the run with `ReplayError`."""
     journal, texts = SqliteJournal(tmp_path), iter(["one", "two"])
