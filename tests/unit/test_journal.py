@@ -378,6 +378,18 @@ def test_records_between_large_ones_are_kept_in_order(tmp_path: Path) -> None:
     assert _texts(SqliteJournal(tmp_path), run) == texts
 
 
+def test_record_that_is_not_kept_leaves_no_large_value(tmp_path: Path) -> None:
+    """A record and its large values are one transaction: where the record fails, they are not kept either."""
+    journal = SqliteJournal(tmp_path)
+    run = journal.open_run(SPEC)
+    for number, text in ((0, "begun"), (1, "first " * 300), (1, "second " * 300)):
+        journal.append(run, JournalRecord(number, Progress(run=run, step="a", agent="a", text=text)))
+    assert journal.loss(run)
+    journal.close()
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as database:
+        assert database.execute("SELECT COUNT(*) FROM blobs").fetchone() == (1,)
+
+
 def test_processes_and_threads_write_at_once(tmp_path: Path) -> None:
     """Several writers beside each other and a reader lose nothing."""
     code = _WRITER.replace("10**9", "300").replace("* 7919 % 60_000", "")
