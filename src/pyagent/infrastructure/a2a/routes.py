@@ -64,7 +64,7 @@ class A2aEndpoint:
         self._dispatcher = JsonRpcDispatcher(handler, _Callers(settings))
 
     async def card(self, request: Request) -> Response:
-        """GET /.well-known/agent-card.json: what agents there are, for whoever asks."""
+        """GET /.well-known/agent-card.json: what agents there are, also without a key."""
         url = str(request.base_url).rstrip("/") + self._path
         return JSONResponse(agent_card_to_dict(_card(self._agents, url)))
 
