@@ -93,7 +93,9 @@ def _replace(store: ChangeStore, wanted: Replacement, paths: list[Path], *, is_a
     from pyagent.infrastructure.tools.bulk_replace import prepare, targets_of
 
     if not (is_allowed or sys.stdin.isatty()):
-        raise RequestError("nobody can be asked here: --dry-run shows what would change, --yes replaces", param="yes")
+        raise RequestError(
+            "there is no terminal to ask at: --dry-run shows what would change, --yes replaces", param="yes"
+        )
     plan = prepare(wanted, targets_of(paths), store)
     if not plan.change:
         _tell(plan, is_listed=False)

@@ -1,7 +1,7 @@
 """Search and replace in many files: what would change, and the change.
 
-A plan reads each file once and writes down what it held and what it is to hold (`changes`); the files are touched by
-nobody before that is on the disk. What is not text, too long or a link is left alone and told.
+A plan reads each file once and writes down what it held and what it is to hold (`changes`); no file is touched
+before that is on the disk. What is not text, too long or a link is left alone and told.
 """
 
 from __future__ import annotations
