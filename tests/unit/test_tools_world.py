@@ -101,16 +101,17 @@ def test_programs_are_for_people_at_this_machine(tmp_path: Path) -> None:
 
 
 def test_settings_say_which_tools_there_are(tmp_path: Path) -> None:
-    """By default files alone, and those that change them ask; nothing that runs programs or reaches the network."""
+    """By default files and notes; tools that change files ask. None runs programs or reaches the network."""
 
     def names(**settings: Any) -> list[str]:
         return [tool.name for tool in built_in_tools(Tools(root=tmp_path, **settings), tmp_path)]
 
     reading, writing = ["read_file", "list_files", "search_files"], ["write_file", "edit_file", "replace_in_files"]
-    assert names() == [*reading, *writing, "undo_change"]
-    assert names(files="read") == reading
-    assert names(files="off") == []
-    assert names(files="off", shell=True, python=True, http_hosts=["*"]) == ["shell", "python", "http_get"]
+    notes = ["remember", "recall"]
+    assert names() == [*reading, *writing, "undo_change", *notes]
+    assert names(files="read") == [*reading, *notes]
+    assert names(files="off") == notes
+    assert names(files="off", shell=True, python=True, http_hosts=["*"]) == ["shell", "python", "http_get", *notes]
     unsafe = {tool.name for tool in built_in_tools(Tools(root=tmp_path), tmp_path) if tool.needs_approval}
     assert unsafe == {*writing, "undo_change"}
 

@@ -68,7 +68,7 @@ def show(
             sys.stdout.write("no runs yet: pyagent run TASK\n")
             return
     kept = journal.read(run)
-    if not as_json and len(steps := journal.spec(run).steps) > 1:
+    if not (as_json or notes) and len(steps := journal.spec(run).steps) > 1:
         write_graph(steps, GraphForm.TREE)
         sys.stdout.write("\n")
     expected = 0
