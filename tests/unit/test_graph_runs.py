@@ -291,6 +291,20 @@ def test_a_group_is_tried_again_as_one() -> None:
     assert started(seen) == ["one", "two", "one~2", "two~2"]
 
 
+def test_tries_in_tries_have_paths_of_their_own() -> None:
+    """A step's second try in its group's first is not its first in the group's second: each is resumed as itself."""
+    retries = Retries(max=1, seconds=0)
+    group = Step(name="both", steps=(step("one"), step("two", "flaky", ["one"], retries=retries)), retries=retries)
+    outer = Step(name="outer", steps=(group,), retries=retries)
+    seen, output, error = ran([group], _flaky(DOWN, DOWN))
+    assert (error, output) == (None, "after 3")
+    assert started(seen) == ["one~1", "two~1", "two~1~2", "one~2", "two~2"]
+    seen, output, error = ran([outer], _flaky(*[DOWN] * 7))
+    assert (error, output) == (None, "after 8")
+    assert max(Counter(started(seen)).values()) == 1
+    assert started(seen)[-1] == "two~2~2~2"
+
+
 def test_a_step_has_a_budget_and_a_deadline_of_its_own() -> None:
     """Tokens of all its rounds count together; its time is its own, and other steps go on."""
 

@@ -166,9 +166,13 @@ class GraphRun:
         return output
 
     async def _tries(self, step: Step, place: Place) -> tuple[object, Seen]:
-        """Return the result of the first try that does not fail, and what its steps gave."""
+        """Return the result of the first try that does not fail, and what its steps gave.
+
+        The first has no mark, unless steps within have tries of their own: `~2` would be theirs or this one's.
+        """
+        is_marked = step.retries is not None and any(map(_is_retried, step.steps))
         for number in count(1):
-            try_place = place if number == 1 else place.at(f"~{number}")
+            try_place = place.at(f"~{number}") if number > 1 or is_marked else place
             try:
                 return await self._once(step, try_place)
             except Exception as error:
@@ -227,6 +231,11 @@ def _rank(step: Step, place: Place) -> tuple[float, float]:
     """Return the place in the queue of steps that could begin: by priority, then by deadline."""
     priority = place.means.urgency.within(step.priority, None).priority
     return (priority, float("inf") if step.deadline_seconds is None else step.deadline_seconds)
+
+
+def _is_retried(step: Step) -> bool:
+    """Return whether it or a step in it may be tried again: then the first try of a group around it is marked, too."""
+    return step.retries is not None or any(map(_is_retried, step.steps))
 
 
 def _has_budget(step: Step) -> bool:
