@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyagent.core.errors import PyAgentError as PyAgentError
     from pyagent.core.errors import ReplayError as ReplayError
     from pyagent.core.errors import RequestError as RequestError
+    from pyagent.core.errors import StalledError as StalledError
     from pyagent.core.errors import UnsupportedError as UnsupportedError
     from pyagent.core.errors import WireError as WireError
     from pyagent.core.flat_logprobs import FlatLogprobs as FlatLogprobs
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import RunFinished as RunFinished
     from pyagent.core.fleet.events import RunResumed as RunResumed
     from pyagent.core.fleet.events import RunStarted as RunStarted
+    from pyagent.core.fleet.events import ScoreReported as ScoreReported
     from pyagent.core.fleet.events import StepRetried as StepRetried
     from pyagent.core.fleet.events import StepSkipped as StepSkipped
     from pyagent.core.fleet.events import TextDelta as TextDelta
@@ -103,14 +105,14 @@ _NAMES = {
     "pyagent.core.config": "load_settings",
     "pyagent.core.errors": "AgentError AwayError BackendError BudgetError CapacityError ClusterError ConfigError "
     "ContextOverflowError DeadlineError Decline GuardrailError InvalidOutputError ModelError NeedsAnswerError "
-    "PluginError PyAgentError ReplayError RequestError UnsupportedError WireError",
+    "PluginError PyAgentError ReplayError RequestError StalledError UnsupportedError WireError",
     "pyagent.core.flat_logprobs": "FlatLogprobs",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted AnswerDoubted "
     "FailureTolerated HistoryCompacted LoopEnded ModelCalled NoteTaken NotesRead Progress Question "
-    "QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunResumed RunStarted StepRetried "
-    "StepSkipped TextDelta ToolCalled ToolStarted",
+    "QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunResumed RunStarted ScoreReported "
+    "StepRetried StepSkipped TextDelta ToolCalled ToolStarted",
     "pyagent.core.fleet.journal": "RunSummary",
     "pyagent.core.fleet.replay_check": "ReplayReport",
     "pyagent.core.fleet.run_view": "RunView",

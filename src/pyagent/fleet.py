@@ -28,6 +28,7 @@ from pyagent.core.fleet.following import follow
 from pyagent.core.fleet.limits import AgentLimits, FleetLimits
 from pyagent.core.fleet.reliability import LOOK_BACK_SECONDS, failing, failure_rates
 from pyagent.core.fleet.run_view import RunView, view_of
+from pyagent.core.fleet.stalls import StallPolicy
 from pyagent.core.fleet.tool_providers import OPEN_SECONDS
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.trace_context import missing_packages
@@ -239,6 +240,7 @@ def _limits(settings: Settings) -> FleetLimits:
         plan=settings.fleet.plan,
         waits_for_answers=settings.fleet.questions == "wait",
         confidence=_confidence(settings),
+        stalls=StallPolicy(max_repeats=settings.fleet.stalls.repeats, max_flat_scores=settings.fleet.stalls.scores),
     )
 
 

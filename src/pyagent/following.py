@@ -21,6 +21,7 @@ from pyagent.core.fleet.events import (
     RunFinished,
     RunResumed,
     RunStarted,
+    ScoreReported,
     StepSkipped,
 )
 from pyagent.core.one_line import printable
@@ -70,6 +71,8 @@ def line_of(event: Event) -> str:
             line = f"  {event.agent}: shortened the conversation to {event.tokens_after:,} tokens"
         case AnswerDoubted():
             line = f"  {event.agent} is not sure: {event.reason}"
+        case ScoreReported():
+            line = f"  {event.agent} reports a score of {event.score:g}"
         case QuestionAsked():
             return f"  {event.agent} asks: {printable(event.question.text)}"
         case AgentFailed():

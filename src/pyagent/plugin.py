@@ -26,6 +26,7 @@ from pyagent.core.errors import (
     PyAgentError,
     RequestError,
     RunnerLostError,
+    StalledError,
     UnsupportedError,
     WireError,
 )
@@ -428,6 +429,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "Settings",
+    "StalledError",
     "StepOutput",
     "TagDialect",
     "Task",

@@ -15,6 +15,7 @@
     │   └── BudgetError    the run's budget is spent
     ├── DeadlineError      the caller's deadline passed
     ├── ReplayError        a resumed run's agent asks for something else than before: its code changed
+    ├── StalledError       a run's calls only repeat, or its scores stay as they are: it gets nowhere
     ├── NeedsAnswerError   a person: the run asks something, and has to be told before it can go on
     ├── BackendError       a backend failed: names it and whether trying again can help
     │   ├── UnsupportedError   it cannot do what the request asks; another may
@@ -159,6 +160,10 @@ class BudgetError(CapacityError):
 
 class DeadlineError(PyAgentError):
     """The caller's deadline passed before the work was done."""
+
+
+class StalledError(PyAgentError):
+    """A run gets nowhere: its calls only repeat, or its scores stay as they are."""
 
 
 class NeedsAnswerError(PyAgentError):

@@ -28,6 +28,7 @@ from pyagent.core.fleet.events import (
     QuestionAnswered,
     QuestionAsked,
     QuestionKind,
+    ScoreReported,
     StepFinished,
     TextDelta,
     Totals,
@@ -38,6 +39,7 @@ from pyagent.core.fleet.past import asked_of
 from pyagent.core.fleet.people import question_id
 from pyagent.core.fleet.questions import DEFAULT_SAMPLING, LastPrompt, Prompt, Questions, as_messages, side_by_side
 from pyagent.core.fleet.scopes import Scopes
+from pyagent.core.fleet.stability import checked_score
 from pyagent.core.fleet.tally import Tally
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS, ToolLoop
 from pyagent.core.fleet.tool_run import ToolRun
@@ -227,6 +229,15 @@ class Context(Questions):
         """Keep what the agent has so far: a run that fails tells it in `RunFailed.partial`. The last counts."""
         self.run.step_to_partial[self.step] = partial
 
+    def report(self, score: float) -> None:
+        """Say how good what the agent has is, more being better: a run whose scores stay as they are is ended.
+
+        Raises `StalledError` when it has stalled before, `RequestError` for what is no finite number.
+        """
+        self.run.check_goes_on()
+        event = ScoreReported(run=self.run.id, step=self.step, agent=self.agent, score=checked_score(score))
+        self.run.emit(event)
+
     def phase_ended(self, name: str, seconds: float, error: str | None) -> None:
         """Show that a part of the work is over; an agent elsewhere has timed its own."""
         ended = StepFinished(run=self.run.id, step=self.step, agent=self.agent, name=name, seconds=seconds, error=error)
@@ -237,8 +248,7 @@ class Context(Questions):
 
         What ends the run is raised again, for agents that go on after it.
         """
-        if self.run.fatal is not None:
-            raise self.run.fatal
+        self.run.check_goes_on()
         if self.is_over or self.run.is_over:
             await asyncio.sleep(_PAUSE_SECONDS)  # it may ask again and again, and the event loop is everybody's
             raise AgentError(f"{self.agent} goes on after its end", agent=self.agent)

@@ -134,6 +134,14 @@ class AnswerDoubted(_Event, frozen=True):
     call: str = ""
 
 
+class ScoreReported(_Event, frozen=True):
+    """An agent says how good what it has is (`Context.report`); more is better."""
+
+    step: str
+    agent: str
+    score: float
+
+
 class ToolStarted(_Event, frozen=True):
     """A tool with an effect is about to run, for the `attempt`th time; without a `ToolCalled` its outcome is unknown.
 
@@ -328,7 +336,7 @@ class RunFinished(_Event, frozen=True):
     totals: Totals
 
 
-RunEnd = Literal["error", "budget_exhausted", "needs_answer", "timeout", "cancelled"]
+RunEnd = Literal["error", "budget_exhausted", "needs_answer", "timeout", "stalled", "cancelled"]
 
 
 class RunFailed(_Event, frozen=True):
@@ -357,6 +365,7 @@ Event = (
     | TextDelta
     | ModelCalled
     | AnswerDoubted
+    | ScoreReported
     | ToolStarted
     | ToolCalled
     | NoteTaken

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from pyagent.core.fleet.confidence import ConfidencePolicy
+from pyagent.core.fleet.stalls import StallPolicy
 
 
 class AgentLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +25,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     `plan`: whether tasks are planned that do not say so themselves.
     `waits_for_answers`: a question to a person waits for `Fleet.answer`; else it ends the run.
     `confidence` says which answers are doubtful, and what is done about them.
+    `stalls` says when a run has stalled.
     """
 
     run_tokens: int | None = None
@@ -39,3 +41,4 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     waits_for_answers: bool = False
     plan: Literal["off", "auto", "ask"] = "off"
     confidence: ConfidencePolicy = ConfidencePolicy()
+    stalls: StallPolicy = StallPolicy()

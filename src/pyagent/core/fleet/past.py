@@ -48,7 +48,7 @@ CANCELLED = "cancelled"
 _RESULTS = ModelCalled | ToolCalled | ToolStarted | NotesRead | QuestionAnswered | AgentFinished | AgentFailed
 _ENDS = RunFinished | RunFailed | RunResumed
 _UNLIKE = ("at", "run", "seconds", "totals")
-_ENDS_THE_RUN = ("CancelledError", "NeedsAnswerError", "ReplayError")
+_ENDS_THE_RUN = ("CancelledError", "NeedsAnswerError", "ReplayError", "StalledError")
 """Kinds of failures that no agent goes on after, so that they are tried again wherever the process died."""
 _OF_FAULT = ("kind", "message")
 _Key = tuple[str, str, str]

@@ -20,6 +20,7 @@ from pyagent.core.errors import (
     DeadlineError,
     Decline,
     PyAgentError,
+    StalledError,
 )
 from pyagent.core.fleet.agent import Agent, Task, checked_output, checked_task, output_type, unknown_name
 from pyagent.core.fleet.budget import Budget
@@ -46,6 +47,7 @@ from pyagent.core.fleet.past import Past, asked_of, fault_of, is_restorable, res
 from pyagent.core.fleet.people import OpenQuestions
 from pyagent.core.fleet.run_stats import RunStats
 from pyagent.core.fleet.slots import Slots
+from pyagent.core.fleet.stalls import Stalls
 from pyagent.core.fleet.tally import Tally
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.fleet.tracing import Attributes, NoTracer, OpenSpan, Tracer
@@ -82,6 +84,7 @@ class Run:
     questions: OpenQuestions = field(default_factory=OpenQuestions)
     slots: Slots = field(init=False)
     notes: RunNotes = field(init=False)
+    stalls: Stalls = field(init=False)
     usage: Tally = field(default_factory=Tally)
     step_to_partial: dict[str, object] = field(default_factory=dict[str, object])
     past: Past = field(default_factory=Past)
@@ -99,6 +102,7 @@ class Run:
     def __post_init__(self) -> None:
         self.slots = Slots(self.limits.max_concurrency)
         self.notes = RunNotes(self.past.notes)
+        self.stalls = Stalls(self.limits.stalls)
         self.num_records = self.past.num_records
 
     def emit(self, event: Event, *, is_forced: bool = False) -> None:
@@ -112,6 +116,7 @@ class Run:
         if not isinstance(event, TextDelta) and not self.past.is_told(event):
             self.journal.append(self.id, JournalRecord(self.num_records, event), is_forced=is_forced)
             self.num_records += 1
+            self.stalls.add(event)
         self.listener(event)
         for follower in self.followers:
             follower(event)
@@ -121,6 +126,13 @@ class Run:
         if not self.is_over:
             self.end = end
         self.emit(end)
+
+    def check_goes_on(self) -> None:
+        """Raise what ends the run; a run that has stalled ends when it goes on, not with its last call."""
+        if self.fatal is None and self.stalls.reason:
+            self.fatal = StalledError(f"the run has stalled: {self.stalls.reason}")
+        if self.fatal is not None:
+            raise self.fatal
 
     def cancel(self) -> None:
         """End the run as cancelled."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from pyagent.core.errors import BudgetError, DeadlineError, NeedsAnswerError
+from pyagent.core.errors import BudgetError, DeadlineError, NeedsAnswerError, StalledError
 from pyagent.core.fleet.events import RunEnd, RunFailed, StepFailure
 from pyagent.core.fleet.graph import Outcome
 from pyagent.core.fleet.run import Run
@@ -81,6 +81,7 @@ def _reason(error: BaseException) -> RunEnd:
         (BudgetError, "budget_exhausted"),
         (NeedsAnswerError, "needs_answer"),
         (DeadlineError, "timeout"),
+        (StalledError, "stalled"),
         (asyncio.CancelledError, "cancelled"),
     )
     for kind, end in ends:

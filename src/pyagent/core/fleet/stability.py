@@ -12,9 +12,18 @@ from statistics import fmean, pvariance
 
 import msgspec
 
+from pyagent.core.errors import RequestError
+
 MIN_STANDARD_ERRORS = 3.0
 MIN_SCORES = 3
 """Scores that a trend needs: a line through two fits always."""
+
+
+def checked_score(score: object) -> float:
+    """Return a score as a number; raises `RequestError` for what is none."""
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise RequestError(f"a score is a finite number, got {score!r:.80}", param="score")
+    return float(score)
 
 
 class Trend(msgspec.Struct, frozen=True):

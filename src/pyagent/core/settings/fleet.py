@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT, choice
 from pyagent.core.settings.confidence import Confidence
 from pyagent.core.settings.section import Section, Setting
+from pyagent.core.settings.stalls import Stalls
 
 
 class RunBudget(Section, frozen=True):
@@ -99,6 +100,7 @@ class Fleet(Section, frozen=True):
         str, Setting(TEXT, "Where agents run: `in-process`, or what a plugin brings, such as `ray`.")
     ] = "in-process"
     confidence: Confidence = Confidence()
+    stalls: Stalls = Stalls()
 
 
 class Journal(Section, frozen=True):

@@ -20,6 +20,7 @@ from pyagent.core.errors import (
     NeedsAnswerError,
     PyAgentError,
     RequestError,
+    StalledError,
     UnsupportedError,
 )
 from pyagent.core.messages import JsonObject
@@ -106,6 +107,7 @@ _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (DeadlineError, 504, "timeout_error"),
     (UnsupportedError, 400, "invalid_request_error"),
     (BackendError, 502, "backend_error"),
+    (StalledError, 502, "stalled_error"),
     (AgentError, 502, "agent_error"),
     (PyAgentError, 500, "server_error"),
 )

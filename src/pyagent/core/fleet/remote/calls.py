@@ -49,6 +49,7 @@ class RunCalls:
             "keep": self._keep,
             "progress": self._progress,
             "phase_ended": self._phase_ended,
+            "report": self._report,
             "doubts": context.doubts,
             "note": self._note,
             "notes": partial(read_notes, context),
@@ -173,6 +174,9 @@ class RunCalls:
 
     async def _phase_ended(self, name: str, error: str | None, seconds: float) -> object:
         return self._context.phase_ended(name, seconds, error)
+
+    async def _report(self, score: float) -> object:
+        return self._context.report(score)
 
     async def _note(self, spec: Any) -> object:
         return take_note(self._context, spec)

@@ -22,6 +22,7 @@ from pyagent.core.fleet.notes import Notes, NoteSpec
 from pyagent.core.fleet.questions import DEFAULT_SAMPLING, LastPrompt, Prompt, Questions, as_messages, side_by_side
 from pyagent.core.fleet.remote.messages import AgentCall, AgentView
 from pyagent.core.fleet.scopes import Scopes
+from pyagent.core.fleet.stability import checked_score
 from pyagent.core.fleet.tool_calls import MAX_ROUNDS
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.resilience.deadline import Deadline
@@ -229,6 +230,10 @@ class RemoteContext(Questions):
     def keep(self, partial: object) -> None:
         """Keep what the agent has so far."""
         self._tell("keep", partial)
+
+    def report(self, score: float) -> None:
+        """Say how good what the agent has is."""
+        self._tell("report", checked_score(score))
 
     def phase_ended(self, name: str, seconds: float, error: str | None) -> None:
         """Show that a part of the work is over."""
