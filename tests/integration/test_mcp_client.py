@@ -9,7 +9,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import anyio
 import pytest
 import uvicorn
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCNotification, JSONRPCResponse
+from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from support import mcp_server
 from support.fleets import Custom
 
@@ -33,7 +33,7 @@ from pyagent.core.messages import FunctionCall, ToolCall
 from pyagent.core.settings.mcp import read_mcp_servers
 from pyagent.infrastructure.mcp import stdio
 from pyagent.infrastructure.mcp.client_tools import tool_name
-from pyagent.infrastructure.mcp.incoming import MAX_NOTIFICATIONS, Limited
+from pyagent.infrastructure.mcp.incoming import MAX_NOTIFICATIONS, MAX_REQUESTS, Answering, Limited
 from pyagent.infrastructure.mcp.provider import mcp_providers
 from pyagent.logic.agents.assistant import AssistantAgent
 from pyagent.testing import Reply, ScriptedBackend
@@ -305,6 +305,67 @@ def test_flood_of_notifications_is_bounded(caplog: pytest.LogCaptureFixture) -> 
     assert sum("says" in record.getMessage() for record in caplog.records) <= 200
 
 
+def test_requests_beyond_those_that_are_answered_are_dropped() -> None:
+    """Of 1,000 pings at once the package's session sees 100, and as many more as it has answered."""
+
+    async def main() -> tuple[int, int]:
+        sending, receiving = anyio.create_memory_object_stream[Any](2_000)
+        to_server, answers = anyio.create_memory_object_stream[Any](2_000)
+        answering = Answering(to_server)
+        limited = Limited(receiving, lambda: None, answering)
+
+        async def num_seen() -> int:
+            for number in range(1_000):
+                sending.send_nowait(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=number, method="ping")))
+            sending.send_nowait(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=-1, result={})))
+            count = 0
+            while isinstance((await limited.receive()).message, JSONRPCRequest):
+                count += 1
+            return count
+
+        first = await num_seen()
+        for number in range(30):
+            await answering.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=number, result={})))
+        second = await num_seen()
+        for stream in (sending, receiving, to_server, answers):
+            stream.close()
+        return first, second
+
+    assert asyncio.run(main()) == (MAX_REQUESTS, 30)
+
+
+def test_noise_of_a_program_leaves_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line that is no message waits for a turn of the event loop; of standard error little is looked at."""
+    turns: list[int] = []
+    num_turns, num_struck = 0, 0
+    parsed, strike_text = stdio._parsed, stdio.strike_text
+
+    async def count_turns() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    def count_struck(text: str, known: Sequence[str] = ()) -> str:
+        nonlocal num_struck
+        num_struck += 1
+        return strike_text(text, known)
+
+    async def main() -> None:
+        says = "import sys; sys.stderr.write('a\\n' * 20_000); sys.stdout.write('\\n' * 200)"
+        program = stdio.Program("noisy", [sys.executable, "-S", "-c", says], {}, None, ())
+        ticking = asyncio.create_task(count_turns())
+        async with program.streams() as (incoming, _):
+            assert [message async for message in incoming] == []
+        ticking.cancel()
+
+    monkeypatch.setattr(stdio, "_parsed", lambda line: turns.append(num_turns) or parsed(line))
+    monkeypatch.setattr(stdio, "strike_text", count_struck)
+    asyncio.run(main())
+    assert len(turns) == len(set(turns)) == 200
+    assert num_struck < 3_000
+
+
 def test_notifications_beyond_a_rate_are_dropped() -> None:
     """Of 10,000 notifications at once the package's session sees 1,000 a second; answers among them all arrive."""
 
@@ -317,7 +378,7 @@ def test_notifications_beyond_a_rate_are_dropped() -> None:
                 sending.send_nowait(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=number, result={})))
         sending.close()
         began = asyncio.get_running_loop().time()
-        seen = [each.message async for each in Limited(receiving, lambda: None)]
+        seen = [each.message async for each in Limited(receiving, lambda: None, Answering(sending))]
         seconds = int(asyncio.get_running_loop().time() - began) + 2
         receiving.close()
         num_answers = sum(isinstance(each, JSONRPCResponse) for each in seen)

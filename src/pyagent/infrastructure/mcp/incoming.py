@@ -1,6 +1,8 @@
-"""What comes from a server, before the package's session has it: notifications beyond a rate are dropped.
+"""What comes from a server, before the package's session has it: notifications and requests that are too many are
+dropped.
 
-The session begins a task for each; a server that sends nothing else would have the event loop to itself.
+The session begins a task for each. A server that sends nothing else would have the event loop to itself; one that asks
+and never reads an answer would have tasks wait until the memory is full.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import anyio
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCNotification
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
-    from mcp.shared._stream_protocols import ReadStream
+    from mcp.shared._stream_protocols import ReadStream, WriteStream
 
 MAX_NOTIFICATIONS = 1_000
 """Notifications a second that are looked at. Each that is dropped costs a turn of the event loop."""
+MAX_REQUESTS = 100
+"""Requests of a server, such as pings, that are under way at once. Those beyond are dropped."""
 
 
 class Wire(Protocol):
@@ -43,15 +47,43 @@ class Wire(Protocol):
 async def limited(wire: Wire, on_end: Callable[[], None]) -> AsyncGenerator[TransportStreams]:
     """Yield a connection's streams, the incoming one limited; `on_end` is called when that ends."""
     async with wire.streams() as (incoming, outgoing):
-        yield cast("ReadStream[SessionMessage | Exception]", Limited(incoming, on_end)), outgoing
+        answering = Answering(outgoing)
+        yield cast("ReadStream[SessionMessage | Exception]", Limited(incoming, on_end, answering)), answering
+
+
+@dataclass(slots=True)
+class Answering:
+    """A stream of messages to a server, which counts the requests of the server that are not answered yet."""
+
+    inner: WriteStream[SessionMessage]
+    num_requests: int = 0
+
+    async def send(self, item: SessionMessage, /) -> None:
+        """Send a message."""
+        await self.inner.send(item)
+        if isinstance(item.message, JSONRPCResponse | JSONRPCError):
+            self.num_requests -= 1
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self.inner.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
 
 @dataclass(slots=True)
 class Limited:
-    """A stream of messages without the notifications that are too many."""
+    """A stream of messages without the notifications and requests that are too many."""
 
     inner: ReadStream[SessionMessage | Exception]
     on_end: Callable[[], None]
+    answering: Answering
     _second: int = 0
     _count: int = 0
 
@@ -73,6 +105,10 @@ class Limited:
             await asyncio.sleep(0)
 
     def _is_too_many(self, message: SessionMessage | Exception) -> bool:
+        if isinstance(message, SessionMessage) and isinstance(message.message, JSONRPCRequest):
+            is_asked = self.answering.num_requests < MAX_REQUESTS
+            self.answering.num_requests += is_asked
+            return not is_asked
         if isinstance(message, SessionMessage) and not isinstance(message.message, JSONRPCNotification):
             return False
         second = int(asyncio.get_running_loop().time())

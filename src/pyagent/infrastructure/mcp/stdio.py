@@ -30,6 +30,9 @@ MAX_LINE_BYTES = 8 << 20
 _MAX_LOGGED_CHARACTERS = 500
 _MAX_LOGGED_LINES = 2_000
 _GRACE_SECONDS = 1.0
+_NOISE_SECONDS = 0.001
+"""Pause after a line that is no message, and after a piece of standard error: a program that writes nothing else would
+have the event loop to itself."""
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
@@ -107,6 +110,8 @@ class Program:
             while line := await self._line(process.stdout):
                 if message := _parsed(line):
                     await to_session.send(message)
+                else:
+                    await asyncio.sleep(_NOISE_SECONDS)
 
     async def _line(self, stdout: asyncio.StreamReader) -> bytes:
         """Return the next line; empty at the end, which a line that is too long is."""
@@ -134,12 +139,17 @@ class Program:
         assert process.stderr is not None
         num_lines = 0
         while piece := await process.stderr.read(65_536):
-            for line in piece.decode(errors="replace").splitlines():
-                if text := _plain(strike_text(line, self.secrets)):
-                    num_lines += 1
-                    self._said.append(text)
-                    if num_lines <= _MAX_LOGGED_LINES:
-                        logger.debug("the MCP server %s: %s", self.name, text)
+            lines = [line for line in piece.decode(errors="replace").splitlines() if line.strip()]
+            num_logged = min(len(lines), _MAX_LOGGED_LINES - num_lines)
+            num_lines += num_logged
+            for line in lines[:num_logged]:
+                logger.debug("the MCP server %s: %s", self.name, self._struck(line))
+            for line in lines[-1:]:
+                self._said.append(self._struck(line))
+            await asyncio.sleep(_NOISE_SECONDS)
+
+    def _struck(self, line: str) -> str:
+        return _plain(strike_text(line, self.secrets))
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         """End the program's process group; it has a second to end by itself, and another after SIGTERM."""
