@@ -21,7 +21,7 @@ from support.command_line import COMMAND, fresh_environment
 from support.fleets import Custom
 from support.server import keys
 
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.file_access import FileAccess, current_access
@@ -368,6 +368,9 @@ def test_http_refuses_pages_other_hosts_and_others_sessions() -> None:
             assert (await http.post(f"{url}/mcp", json=listing, headers=session | other)).status_code == 404
             big = await http.post(f"{url}/mcp", content=b"x" * (5 << 20), headers=own)
             assert big.status_code == 413
+        with pytest.raises(ConfigError, match="every page of the web"):
+            async with served(fleet_of(), Server(allowed_origins=["*"])):
+                pass
 
     asyncio.run(main())
 

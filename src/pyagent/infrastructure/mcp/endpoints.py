@@ -17,7 +17,7 @@ from pyagent.core.fleet.file_access import FileAccess
 from pyagent.core.settings import Server as ServerSettings
 from pyagent.infrastructure.called_runs import Caller
 from pyagent.infrastructure.mcp.serving import AgentServer
-from pyagent.infrastructure.server.api_keys import ApiKey
+from pyagent.infrastructure.server.api_keys import ApiKey, check_origins
 from pyagent.infrastructure.server.errors import refusal
 from pyagent.infrastructure.server.middleware.auth import AuthMiddleware, send_error
 
@@ -50,7 +50,11 @@ async def serve_stdio(fleet: Fleet, offers: Mapping[str, Offer]) -> None:
 async def http_app(
     fleet: Fleet, offers: Mapping[str, Offer], settings: ServerSettings, keys: Sequence[ApiKey]
 ) -> AsyncGenerator[ASGIApp]:
-    """Yield the application that answers at /mcp, behind the keys and the origins of the server's settings."""
+    """Yield the application that answers at /mcp, behind the keys and the origins of the server's settings.
+
+    Raises `ConfigError` where every page of the web could use it without a key.
+    """
+    check_origins(settings.allowed_origins, has_keys=bool(keys))
     files = FileAccess.below(settings.files_root)
 
     def caller_of(context: ServerRequestContext[Any]) -> Caller:

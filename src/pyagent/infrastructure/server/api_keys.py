@@ -59,6 +59,13 @@ def read_keys(settings: Server) -> list[ApiKey]:
     return keys
 
 
+def check_origins(origins: Sequence[str], *, has_keys: bool) -> None:
+    """Raise `ConfigError` where every page of the web could use a server that asks for no key."""
+    if "*" in origins and not has_keys:
+        text = "every page of the web may use this server; name origins, or set server.api_keys_file"
+        raise ConfigError(text, key="server.allowed_origins")
+
+
 def _keys_in(file: Path, setting: str, *, is_admin: bool) -> Iterator[ApiKey]:
     try:
         lines = file.read_bytes().splitlines()

@@ -28,7 +28,7 @@ from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
 from pyagent.infrastructure.server.admin_routes import EngineRoutes, engine_links
 from pyagent.infrastructure.server.agents import AgentBackend
-from pyagent.infrastructure.server.api_keys import ApiKey, check_admin, is_admin, tenant_of
+from pyagent.infrastructure.server.api_keys import ApiKey, check_admin, check_origins, is_admin, tenant_of
 from pyagent.infrastructure.server.cluster_routes import ClusterNode, ClusterRoutes
 from pyagent.infrastructure.server.endpoints import Routed, route
 from pyagent.infrastructure.server.errors import without_folders
@@ -177,9 +177,7 @@ def _shared(app: ASGIApp, origins: Sequence[str], *, has_keys: bool) -> ASGIApp:
     """Return the application for pages of these origins too; before the guard, since browsers ask without a key."""
     from starlette.middleware.cors import CORSMiddleware
 
-    if "*" in origins and not has_keys:
-        text = "every page of the web may use this server; name origins, or set server.api_keys_file"
-        raise ConfigError(text, key="server.allowed_origins")
+    check_origins(origins, has_keys=has_keys)
     told = ("x-request-id", "request-id", "retry-after")
     return CORSMiddleware(app, origins, allow_methods=("*",), allow_headers=("*",), expose_headers=told, max_age=600)
 
