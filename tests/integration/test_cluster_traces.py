@@ -123,7 +123,7 @@ def test_run_of_an_agent_on_a_peer_is_in_the_trace(tmp_path: Path, monkeypatch: 
 
     with collecting(monkeypatch) as (collector, settings):
         asyncio.run(work(settings))
-        names = ("POST /v1/chat/completions", "peer chat", "run", "invoke_agent asker", "chat far")
+        names = ("POST /v1/chat/completions", "peer chat", "invoke_workflow", "invoke_agent asker", "chat far")
         request, peer, run, agent, *_ = collector.named(*names)
     assert (peer.parent_span_id, run.parent_span_id) == (request.span_id, peer.span_id)
     assert [span.name for span in below(collector, agent)] == ["chat far"]

@@ -104,7 +104,7 @@ def test_check_of_a_chain_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, *, ha
 
     texts, turns = asyncio.run(main())
     assert texts == [LONG, LONG]
-    assert turns > 10
+    assert turns > 4  # a held loop has one turn or two a time
     assert cache is None or (cache.stats().num_hits, cache.stats().num_misses) == (1, 1)
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from pyagent.cli.config import app, render_settings_reference
 from pyagent.core.config import Settings, leaf_settings, load_settings, project_file, read_secret
 from pyagent.core.errors import ConfigError
+from pyagent.core.secrets import strike_out, strike_text
 from pyagent.core.setting_kinds import parse_size
 
 ROOT = Path(__file__).parents[2]
@@ -365,3 +366,11 @@ def test_a_key_written_into_the_settings_is_never_shown(tmp_path: Path, text: st
         told = f"{result.output}{result.exception}"
         assert "chain" in told or "server" in told or "backends" in told
         assert "squeamish" not in told
+
+
+def test_secrets_among_a_programs_arguments_are_struck() -> None:
+    """A flag that goes by a secret's name hides its value, joined to it or after it; a reference and others stay."""
+    arguments = ["--api-key=hunter2", "--token", "hunter2", "-y", "--max-tokens=5", "--password", "env:X", "--key"]
+    struck = ["--api-key=[redacted]", "--token", "[redacted]", "-y", "--max-tokens=5", "--password", "env:X", "--key"]
+    assert strike_out({"args": arguments}) == {"args": struck}
+    assert strike_text("serve --db_password hunter2 --n 3") == "serve --db_password [redacted] --n 3"

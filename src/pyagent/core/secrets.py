@@ -17,6 +17,7 @@ _LOOKS = (
     re.compile(r"\b()(?:sk|hf|ghp|gho|xox[bp])[-_][A-Za-z0-9:_-]{8,}"),
     re.compile(r"(?<=://)()[^\s/@]+(?=@)"),
     re.compile(r"(?i)([?&](?:api[_-]?key|key|access_token|token|secret|password|sig|signature)=)[^\s&#'\"]+"),
+    re.compile(r"(?i)(--(?:[\w-]{0,40}[_-])?(?:api[_-]?key|key|token|secret|password|passwd)[= ])[^\s'\"]+"),
 )
 _MAX_DEPTH = 6
 
@@ -52,5 +53,11 @@ def strike_out(value: object, name: str = "", *, depth: int = 0) -> object:
         entries = cast("Mapping[object, object]", value)
         return {strike_text(str(key)): strike_out(inner, str(key), depth=depth + 1) for key, inner in entries.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [strike_out(inner, depth=depth + 1) for inner in cast("list[object]", value)]
+        return _struck_items(list(cast("Iterable[object]", value)), depth + 1)
     return strike_text(value if isinstance(value, str) else str(value))
+
+
+def _struck_items(items: list[object], depth: int) -> list[object]:
+    """Return the items without secrets; what stands after a flag is its value, as in `--api-key`, `VALUE`."""
+    flags = ["", *(item[2:] if isinstance(item, str) and item.startswith("--") else "" for item in items)]
+    return [strike_out(item, flag, depth=depth) for item, flag in zip(items, flags, strict=False)]
