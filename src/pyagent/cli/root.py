@@ -32,6 +32,7 @@ COMMANDS = {
     "doctor": "Say what this machine can do and what is missing.",
     "bench": "Measure tokens per second.",
     "replace": "Search and replace in many files, all or none, with undo.",
+    "change": "Check a patch in a copy, and keep it when it passes.",
     "score": "Say how likely a model finds a text.",
     "models": "List, fetch and inspect models.",
     "runs": "Look at runs, go on with them, and delete them.",

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pyagent.core.setting_kinds import NUMBER, PATH, SIZE, TEXTS, TRUTH, choice
+from pyagent.core.setting_kinds import NUMBER, PATH, SIZE, TEXT, TEXTS, TRUTH, choice
 from pyagent.core.settings.section import Section, Setting
 
 
@@ -29,6 +29,25 @@ class Tools(Section, frozen=True):
         bool,
         Setting(TRUTH, "Whether agents may run Python programs, each allowed by a person; never for a client."),
     ] = False
+    changes: Annotated[
+        bool,
+        Setting(
+            TRUTH,
+            "Whether agents may propose patches (`propose_change`), each allowed by a person, and kept when checks in "
+            "a copy pass; never for a client. Needs `tools.files = write`.",
+        ),
+    ] = False
+    change_test: Annotated[
+        str, Setting(TEXT, "Shell command that has to pass in the copy before a proposed patch is kept.")
+    ] = ""
+    protect: Annotated[
+        list[str],
+        Setting(
+            TEXTS,
+            "Files and folders, by name or path, that no proposed patch changes (`tests`, `*.toml`); `pyagent.toml` "
+            "and `.git` always.",
+        ),
+    ] = []
     network: Annotated[bool, Setting(TRUTH, "Whether programs that agents run may use the network.")] = False
     seconds: Annotated[float, Setting(NUMBER, "Seconds that a program run by an agent may take.")] = 60.0
     memory: Annotated[int, Setting(SIZE, "Memory that a program run by an agent may take.", shown="1GiB")] = 1 << 30

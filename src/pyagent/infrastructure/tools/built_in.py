@@ -13,6 +13,7 @@ from pyagent.infrastructure.tools.memory import memory_tools
 if TYPE_CHECKING:
     from pyagent.core.settings import Tools
     from pyagent.infrastructure.storage.search.service import Search
+    from pyagent.infrastructure.tools.programs import ProgramLimits
 
 
 CHANGES = "changes"
@@ -25,14 +26,17 @@ def built_in_tools(settings: Tools, data: Path, search: Search | None = None) ->
     `data` is `paths.data`.
     """
     root = Path(settings.root).expanduser().resolve()
-    files = FileTools(root, ChangeStore(data / CHANGES))
+    store = ChangeStore(data / CHANGES)
+    files = FileTools(root, store)
     tools = [] if settings.files == "off" else files.reading()
     if settings.files == "write":
         tools += files.writing()
-    if settings.shell or settings.python:
+    has_changes = settings.changes and settings.files == "write"
+    if settings.shell or settings.python or has_changes:
         from pyagent.infrastructure.tools.programs import ProgramLimits, python_tool, shell_tool
 
         limits = ProgramLimits(settings.seconds, settings.memory, uses_network=settings.network)
+        tools += [_propose_change(root, store, limits, settings)] if has_changes else []
         tools += [shell_tool(root, limits)] if settings.shell else []
         tools += [python_tool(limits)] if settings.python else []
     if settings.http_hosts:
@@ -45,3 +49,9 @@ def built_in_tools(settings: Tools, data: Path, search: Search | None = None) ->
 
         tools += search_tools(search, None if settings.files == "off" else root)
     return tools
+
+
+def _propose_change(root: Path, store: ChangeStore, limits: ProgramLimits, settings: Tools) -> FleetTool:
+    from pyagent.infrastructure.tools.propose_change import propose_change_tool
+
+    return propose_change_tool(root, store, limits, test=settings.change_test, protected=settings.protect)

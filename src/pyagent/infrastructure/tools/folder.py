@@ -152,10 +152,10 @@ def _told(name: str) -> Generator[None]:
 def _read_at(folder: int, leaf: str, name: str) -> bytes:
     with _told(name):
         descriptor = os.open(leaf, _FILE_FLAGS, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # `fdopen` of a folder fails, and leaves it open
+        os.close(descriptor)
+        raise RequestError(f"{name!r} is not a file", param="path")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise RequestError(f"{name!r} is not a file", param="path")
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise RequestError(f"{name!r} is over {MAX_FILE_BYTES:,} bytes", param="path")
