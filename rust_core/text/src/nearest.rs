@@ -43,7 +43,7 @@ impl PartialOrd for Neighbour {
 ///
 /// Those of opening and reading the file.
 pub fn nearest_rows(path: &Path, query: &[f32], count: usize, threads: usize) -> io::Result<Vec<Neighbour>> {
-    let row_bytes = query.len() * size_of::<f32>();
+    let row_bytes = size_of_val(query);
     if row_bytes == 0 || count == 0 {
         return Ok(Vec::new());
     }
@@ -72,7 +72,7 @@ pub fn nearest_rows(path: &Path, query: &[f32], count: usize, threads: usize) ->
 
 /// Return the nearest of the rows from `first` up to `end`; the heap's top is the farthest of them.
 fn scan(path: &Path, query: &[f32], count: usize, first: usize, end: usize) -> io::Result<BinaryHeap<Neighbour>> {
-    let row_bytes = query.len() * size_of::<f32>();
+    let row_bytes = size_of_val(query);
     let rows_a_piece = (PIECE_BYTES / row_bytes).max(1);
     let query: Vec<f64> = query.iter().copied().map(f64::from).collect();
     let mut file = File::open(path)?;
