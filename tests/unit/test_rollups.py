@@ -35,10 +35,20 @@ from pyagent.core.fleet.events import (
 )
 from pyagent.core.fleet.journal import JournalRecord
 from pyagent.core.fleet.orchestrator import Fleet
-from pyagent.core.fleet.rollups import ACCURACY, KINDS, Measure, Observation, Rollup, observations_of, stats_of
+from pyagent.core.fleet.reliability import failing, failure_rates
+from pyagent.core.fleet.rollups import (
+    ACCURACY,
+    KINDS,
+    Measure,
+    Observation,
+    Rollup,
+    RollupRow,
+    observations_of,
+    stats_of,
+)
 from pyagent.core.fleet.steps import RunSpec, Step
 from pyagent.core.messages import FailedAttempt, Usage
-from pyagent.infrastructure.storage.database import Database
+from pyagent.infrastructure.storage.database import JOURNAL_SCHEMA, Database, prepare
 from pyagent.infrastructure.storage.journal import SqliteJournal
 from pyagent.infrastructure.storage.rollups import OTHER_KEY, Rollups
 from pyagent.testing import Reply, ScriptedBackend
@@ -190,6 +200,36 @@ def test_journal_of_an_earlier_release_is_counted(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
         database.executescript("DROP TABLE rollups; ALTER TABLE runs DROP COLUMN num_rolled; PRAGMA user_version = 1")
     assert SqliteJournal(tmp_path).rollups(["tool"])[0].rollup.count == 1
+
+
+class Overtaken(sqlite3.Connection):
+    """Finds, when it may write, that another has just brought the file up to date."""
+
+    def execute(self, sql: str, *values: object) -> sqlite3.Cursor:  # type: ignore[override]
+        if sql == "BEGIN IMMEDIATE":
+            [(_, _, path)] = super().execute("PRAGMA database_list").fetchall()
+            Database(Path(path)).execute("SELECT num_rolled FROM runs")
+        return super().execute(sql, *values)
+
+
+def test_processes_bring_an_earlier_file_up_to_date_at_once(tmp_path: Path) -> None:
+    """One that waited while another added what is new does not add it again."""
+    journal = SqliteJournal(tmp_path)
+    _write(journal, [_tool(1)])
+    journal.close()
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
+        database.executescript("ALTER TABLE runs DROP COLUMN num_rolled; PRAGMA user_version = 1")
+    with closing(sqlite3.connect(tmp_path / "runs.db", factory=Overtaken, isolation_level=None)) as late:
+        prepare(late, tmp_path / "runs.db", JOURNAL_SCHEMA)
+    assert len(SqliteJournal(tmp_path).runs()) == 1
+
+
+def test_failures_of_a_clock_that_was_set_back_say_nothing() -> None:
+    """They would count as new until that time comes, and keep an agent out of the choice for as long."""
+    failed = Rollup(count=20, failures=20, last_at=BASE)
+    rows = [RollupRow(tenant="", kind="agent", key="a", start=int(BASE), grain=300, rollup=failed)]
+    assert failing(failure_rates(rows, BASE - 10.0))
+    assert not failing(failure_rates(rows, BASE - 3_600.0))
 
 
 def test_growth_is_bounded(tmp_path: Path) -> None:

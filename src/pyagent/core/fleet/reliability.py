@@ -17,13 +17,17 @@ LOOK_BACK_SECONDS = 8 * HALF_LIFE_SECONDS
 _TRUST = 2.0
 """Successes that everything begins with: it takes three failures in a row to count as failing."""
 _FAILING = 0.5
+_MAX_AHEAD_SECONDS = 60.0
 
 
 def failure_rates(rows: Iterable[RollupRow], now: float) -> dict[str, tuple[float, float]]:
     """Return, by key, the weights of recent failures and of all recent calls; each halves in ten minutes."""
     weights: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for row in rows:
-        at = min(row.rollup.last_at or row.start, now)
+        at = row.rollup.last_at or row.start
+        if at > now + _MAX_AHEAD_SECONDS:  # of a clock that has been set back: it would count as new for as long
+            continue
+        at = min(at, now)
         weight = 0.5 ** ((now - at) / HALF_LIFE_SECONDS)
         failed, called = weights[row.key]
         weights[row.key] = failed + weight * row.rollup.failures, called + weight * row.rollup.count

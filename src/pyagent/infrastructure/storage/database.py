@@ -136,7 +136,7 @@ class Database:
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
             )
             try:
-                _prepare(connection, self.path, self._schema)
+                prepare(connection, self.path, self._schema)
             except BaseException:
                 connection.close()
                 raise
@@ -144,7 +144,8 @@ class Database:
         return self._connection
 
 
-def _prepare(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
+def prepare(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
+    """Set a connection up, and bring the file to the schema's version."""
     connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # this and the next take effect before there are tables
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     _write_ahead(connection)
@@ -157,6 +158,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, schema: Schema) -> None
         raise RequestError(f"{path} was written by another release of pyagent (version {version})", param="run")
     if version < schema.version:
         connection.execute("BEGIN IMMEDIATE")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have been first
         changes = (
             [schema.changes.get(number, ()) for number in range(version + 1, schema.version + 1)] if version else []
         )
