@@ -98,6 +98,18 @@ def test_condition_on_unlike_values_is_an_error(text: str, told: str) -> None:
     assert text in str(caught.value)
 
 
+_DEEP: list[object] = []
+for _ in range(5_000):
+    _DEEP = [_DEEP]
+
+
+@pytest.mark.parametrize("value", [_DEEP, {(1, 2): 3}, "\ud800"], ids=["deep", "odd key", "half a pair"])
+def test_a_result_that_json_cannot_have_is_an_error_in_words(value: object) -> None:
+    """Whatever an agent gave, a condition on it is decided or says why it cannot be."""
+    with pytest.raises(RequestError, match="cannot be decided"):
+        is_met("a > 1", Seen({"a": value}, {"a": "done"}))
+
+
 def test_steps_of_a_condition_are_known() -> None:
     """All names that a condition looks at are found, in lists, tests and brackets too."""
     assert steps_in(read_condition("a.b == c and (not failed d or exists e.f) or g in [1]")) == set("acdeg")

@@ -68,6 +68,8 @@ def test_example_is_a_graph() -> None:
     ("text", "told"),
     [
         (f"a = {'[' * 20_000}", "hundreds deep"),
+        (f"[[steps]]\nname = 'a'\npriority = {'9' * 5_000}", "the graph cannot be read"),
+        (f"[[steps]]\nname = 'a'\npriority = {'9' * 400}", "priority is a number from"),
         (f"[[steps]]\nname = 'a'\n[steps.arguments{'.a' * 20_000}]\nb = 1", "hundreds deep"),
         (
             "".join(

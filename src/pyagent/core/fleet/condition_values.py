@@ -137,8 +137,11 @@ def steps_in(condition: Value) -> set[str]:
 
 
 def as_data(value: object) -> object:
-    """Return a result as JSON has it."""
-    return msgspec.to_builtins(value, enc_hook=str, str_keys=True)
+    """Return a result as JSON has it; raises `RequestError` for one that JSON cannot have."""
+    try:
+        return msgspec.to_builtins(value, enc_hook=str, str_keys=True)
+    except (TypeError, RecursionError) as error:
+        raise RequestError(f"a result of type {type(value).__name__} cannot be looked into: {error}") from error
 
 
 def _part(value: object, key: str | int) -> object:
@@ -188,5 +191,8 @@ def _is_in(part: object, whole: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = msgspec.json.encode(value).decode()
+    try:
+        text = msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # halves of surrogate pairs
+        text = repr(value)
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -92,7 +92,9 @@ class TokenStats(msgspec.Struct):
         for entry in entries:
             if entry.logprob is not None and math.isfinite(entry.logprob):
                 self.num_tokens += 1
-                self.logprobs += entry.logprob
+                self.logprobs += min(
+                    0.0, entry.logprob
+                )  # some servers' are above, and of one far above there is no exp
             if entry.top_logprobs:
                 self.num_entropies += 1
                 self.entropies += entropy([logprob for _, logprob in entry.top_logprobs])
@@ -113,7 +115,7 @@ def entropy(logprobs: Sequence[float]) -> float:
 
     Of all tokens it is exact; of some it is at most that of all.
     """
-    known = [logprob for logprob in logprobs if math.isfinite(logprob)]
+    known = [min(0.0, logprob) for logprob in logprobs if math.isfinite(logprob)]
     probabilities = [math.exp(logprob) for logprob in known]
     rest = 1.0 - math.fsum(probabilities)
     total = -math.fsum(one * logprob for one, logprob in zip(probabilities, known, strict=True))

@@ -83,6 +83,8 @@ def read_graph(text: str, task: str, folder: Path | None) -> list[Step]:
         raise RequestError(f"the graph is no TOML: {error}", param="graph") from error
     except msgspec.ValidationError as error:
         raise RequestError(f"the graph is wrong: {field_error(error, Graph)}", param="graph") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise RequestError(f"the graph cannot be read: {error}", param="graph") from error
     except RecursionError as error:
         raise RequestError("the graph has values within values, hundreds deep", param="graph") from error
 

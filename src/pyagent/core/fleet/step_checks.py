@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from math import isfinite
 from typing import TYPE_CHECKING, cast
 
 from pyagent.core.errors import RequestError
@@ -109,5 +108,5 @@ def _check_numbers(step: Step) -> None:
 
 
 def _check_between(what: str, number: float | None, least: float, most: float) -> None:
-    if number is not None and not (isfinite(number) and least <= number <= most):
+    if number is not None and not least <= number <= most:
         raise RequestError(f"{what} is a number from {least:,} to {most:,}, got {number}", param="steps")
