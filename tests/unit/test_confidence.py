@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyagent.core.chain.chain import Chain
-from pyagent.core.errors import ConfigError
+from pyagent.core.errors import ConfigError, DeadlineError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.confidence import ConfidencePolicy, TokenStats, agreement, entropy
 from pyagent.core.fleet.doubt_words import MAX_CHARACTERS, doubt_words
 from pyagent.core.fleet.limits import FleetLimits
 from pyagent.core.fleet.orchestrator import Fleet
-from pyagent.core.messages import TokenLogprob
+from pyagent.core.messages import ChatRequest, TokenLogprob
 from pyagent.core.settings import Settings
 from pyagent.fleet import Fleet as WholeFleet
 from pyagent.logic.agents.assistant import AssistantAgent
@@ -230,6 +230,27 @@ def test_asking_again_stays_within_the_budget() -> None:
 
     assert asyncio.run(answered()) == "Maybe."
     assert len(backend.requests) == 1
+
+
+def test_a_second_answer_that_comes_too_late_leaves_the_first() -> None:
+    """A deadline that passes while the model is asked again does not take away what it had said."""
+    replies = iter(["Maybe."])
+
+    def reply(_request: ChatRequest) -> str:
+        for text in replies:
+            return text
+        raise DeadlineError("no answer in time")
+
+    output, events = run(ScriptedBackend(reply), "why?", act="retry")
+    assert str(output).startswith("Maybe.")
+    assert any(isinstance(event, ev.Progress) and "no answer in time" in event.text for event in events)
+
+
+def test_probabilities_above_one_are_certainty() -> None:
+    """What a server says of its tokens is data: a number that no probability can be breaks nothing."""
+    stats = TokenStats()
+    stats.add([TokenLogprob(token="a", logprob=1e6, top_logprobs=[("a", 1e6)])])
+    assert (stats.mean_logprob, stats.mean_entropy) == (0.0, 0.0)
 
 
 class Asker:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyagent.core.errors import BackendError, CapacityError, RequestError
+from pyagent.core.errors import BackendError, CapacityError, DeadlineError, RequestError
 from pyagent.core.fleet.confidence import Confidence, DoubtAct
 from pyagent.core.fleet.events import AnswerDoubted
 from pyagent.core.fleet.model_call import ModelCall
@@ -34,7 +34,7 @@ async def reconsidered(call: ModelCall) -> ModelCall:
         second = _second(call, act)
     try:
         await second.finish()
-    except (CapacityError, BackendError, RequestError) as error:
+    except (CapacityError, DeadlineError, BackendError, RequestError) as error:
         context.progress(f"the doubtful answer stands: {error}")
         return call
     still = policy.doubt(second.confidence)
