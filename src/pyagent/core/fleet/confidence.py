@@ -92,9 +92,7 @@ class TokenStats(msgspec.Struct):
         for entry in entries:
             if entry.logprob is not None and math.isfinite(entry.logprob):
                 self.num_tokens += 1
-                self.logprobs += min(
-                    0.0, entry.logprob
-                )  # some servers' are above, and of one far above there is no exp
+                self.logprobs += min(0.0, entry.logprob)  # some servers' are above, and of one far above is no exp
             if entry.top_logprobs:
                 self.num_entropies += 1
                 self.entropies += entropy([logprob for _, logprob in entry.top_logprobs])
