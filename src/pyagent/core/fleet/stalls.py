@@ -93,7 +93,11 @@ class Stalls:
 
     def _add(self, *what: object, repeats: str = "") -> None:
         """Count a call that `repeats` by its agent; what is seen the first time is new."""
-        key = blake2b(msgspec.msgpack.encode(what, enc_hook=repr), digest_size=16).digest()
+        try:
+            told = msgspec.msgpack.encode(what, enc_hook=repr)
+        except (TypeError, ValueError, RecursionError):  # circles, half surrogates: a tool may give anything
+            told = repr(what).encode(errors="replace")
+        key = blake2b(told, digest_size=16).digest()
         is_new = key not in self._seen
         self._seen[key] = None
         self._seen.move_to_end(key)
