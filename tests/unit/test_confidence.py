@@ -18,7 +18,7 @@ from pyagent.core.fleet.confidence import ConfidencePolicy, TokenStats, agreemen
 from pyagent.core.fleet.doubt_words import MAX_CHARACTERS, doubt_words
 from pyagent.core.fleet.limits import FleetLimits
 from pyagent.core.fleet.orchestrator import Fleet
-from pyagent.core.messages import ChatRequest, TokenLogprob
+from pyagent.core.messages import ChatRequest, SamplingParams, TokenLogprob
 from pyagent.core.settings import Settings
 from pyagent.fleet import Fleet as WholeFleet
 from pyagent.logic.agents.assistant import AssistantAgent
@@ -217,6 +217,20 @@ def test_a_doubtful_answer_goes_to_the_next_link() -> None:
     assert str(output).startswith("I'm not sure.")
     assert len(alone.requests) == 1
     assert any(isinstance(event, ev.Progress) and "no link after small" in event.text for event in events)
+
+
+def test_one_of_several_answers_is_only_marked() -> None:
+    """An answer sampled with a seed is not asked again: how far several agree says more."""
+
+    class Seeded(Asker):
+        async def run(self, context: object, task: object) -> str:
+            sampling = SamplingParams(seed=1)
+            return str(await context.generate("question", sampling=sampling))  # type: ignore[attr-defined]
+
+    backend = ScriptedBackend(["Maybe.", "Sure."])
+    output, events = run(backend, "x", Seeded(), act="retry")
+    assert (output, len(backend.requests)) == ("Maybe.", 1)
+    assert [act for act, _ in doubts_of(events)] == ["mark"]
 
 
 def test_asking_again_stays_within_the_budget() -> None:

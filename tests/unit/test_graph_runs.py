@@ -330,6 +330,23 @@ def test_a_step_has_a_budget_and_a_deadline_of_its_own() -> None:
         assert [event.kind for event in seen if isinstance(event, ev.AgentFailed)] == ["DeadlineError"]
 
 
+@pytest.mark.parametrize("budget", [StepBudget(tokens=10**6), StepBudget(seconds=60.0)], ids=["tokens", "seconds"])
+def test_a_budget_of_a_step_is_within_the_runs(budget: StepBudget) -> None:
+    """What a step may use is no more than the run may; one that bounds its time alone is not what ended it."""
+
+    async def ask(context: Context, task: Task) -> object:
+        return await context.generate("x" * 30)
+
+    steps = [step("a", "ask", repeat=Repeat(max=5), budget=budget), step("b", after=["a"], join="done")]
+    model = ScriptedBackend(lambda _: "w " * 10)
+    fleet = Fleet(model, [*AGENTS, Custom("ask", ask)], limits=FleetLimits(run_tokens=540))
+    seen, error = asyncio.run(events_of(fleet, steps))
+    told = [event.error for event in seen if isinstance(event, ev.AgentFailed)]
+    assert len(told) == 1
+    assert " is 540 tokens" in told[0]
+    assert isinstance(error, BudgetError) is (budget.tokens is None)
+
+
 def test_priority_and_class_of_a_step_reach_its_requests() -> None:
     """A step's requests, and those of agents it spawns, have its priority and class; others have the run's."""
     backend = ScriptedBackend(lambda request: "x")

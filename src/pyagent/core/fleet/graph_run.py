@@ -240,7 +240,9 @@ def _is_retried(step: Step) -> bool:
 
 def _has_budget(step: Step) -> bool:
     """Return whether it may be a budget of its own, and not the run's, that a step was stopped by."""
-    return step.budget is not None or any(map(_has_budget, step.steps))
+    budget = step.budget
+    has_own = budget is not None and (budget.tokens, budget.usd) != (None, None)
+    return has_own or any(map(_has_budget, step.steps))
 
 
 def _means(step: Step, place: Place, path: str) -> Means:
