@@ -243,7 +243,9 @@ def test_submit_refuses_when_too_many_wait_or_the_engine_is_closed() -> None:
     from pyagent.core.errors import CapacityError
 
     engine = Engine(CountingRunner(num_blocks=4), SchedulerLimits(max_num_waiting=0))
-    with pytest.raises(CapacityError, match="0 requests wait already") as caught:
+    with pytest.raises(
+        CapacityError, match=r"0 requests wait already, as many as may \(engine\.max_num_waiting\); try again"
+    ) as caught:
         engine.submit(Client(1, [1], 1).request)
     assert caught.value.retry_after_seconds == 0.5
     engine.close()

@@ -119,6 +119,14 @@ class Engine(Section, frozen=True):
     max_num_batched_tokens: Annotated[
         int, Setting(COUNT, "Largest number of tokens in one step; longer prompts are prefilled in chunks.")
     ] = 512
+    max_num_waiting: Annotated[
+        int,
+        Setting(
+            COUNT,
+            "Largest number of requests that may wait for the engine of a model, in all request classes together; one "
+            "more gets 429 with `Retry-After`, and a chain asks its next link.",
+        ),
+    ] = 4096
     decode_latency_ms: Annotated[
         float | None,
         auto(

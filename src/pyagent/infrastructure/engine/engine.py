@@ -90,7 +90,8 @@ class Engine:
             num_waiting = len(self._inbox) + self.scheduler.queues.num_waiting
             if num_waiting >= self.scheduler.limits.max_num_waiting:
                 seconds = self._retry_seconds(num_waiting)
-                text = f"{num_waiting} requests wait already; try again in {seconds:.1f} s"
+                most = "as many as may (engine.max_num_waiting)"
+                text = f"{num_waiting} requests wait already, {most}; try again in {seconds:.1f} s"
                 raise CapacityError(text, retry_after_seconds=seconds)
             self._inbox.append(request)
             if self._thread is None:

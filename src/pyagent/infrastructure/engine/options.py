@@ -33,7 +33,7 @@ class SchedulerLimits:
 
     max_num_seqs: int = _DEFAULTS.max_num_seqs
     max_num_batched_tokens: int = _DEFAULTS.max_num_batched_tokens
-    max_num_waiting: int = 4096
+    max_num_waiting: int = _DEFAULTS.max_num_waiting
     decode_latency: float | None = None
     kv_settings: tuple[str, ...] = ("engine.memory",)
 

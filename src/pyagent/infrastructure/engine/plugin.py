@@ -167,6 +167,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         limits=SchedulerLimits(
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_waiting=engine.max_num_waiting,
             decode_latency=None if engine.decode_latency_ms is None else engine.decode_latency_ms / 1000,
         ),
         max_model_len=engine.max_model_len,
