@@ -1,4 +1,5 @@
-"""The math agent: exact answers by sympy, in a process of its own with bounded time and memory.
+"""The math agent: exact answers, by sympy in a process of its own with bounded time and memory where it takes more
+than arithmetic.
 
 A question is read by a grammar into a typed action. A problem told in words the model may write as an expression, with
 just the numbers and operations of the question; how it read the question is shown, and never called exact. What can be
@@ -121,7 +122,6 @@ class MathAgent:
     async def _told_in_words(self, context: Context, text: str) -> Solved:
         """Let the model write the expression; declines when that is not what the question says."""
         context.progress("not an expression as it stands: the model writes it as one")
-        self._sandbox.prestart()
         sampling = SamplingParams(temperature=0.0, max_tokens=64)
         try:
             written = await context.generate(_REWRITE.format(text=text), schema=_form(text), sampling=sampling)

@@ -23,6 +23,7 @@ import msgspec
 
 from pyagent.core.errors import AgentError, RequestError
 from pyagent.logic.agents.math.actions import Action, Solved
+from pyagent.logic.agents.math.arithmetic import solved_at_once
 from pyagent.logic.agents.math.worker import Question, WorkerResult
 
 _START_SECONDS = 60.0
@@ -41,7 +42,12 @@ class Sandbox:
             self._idle.put(None)
 
     async def compute(self, action: Action) -> Solved:
-        """Return the answer. Raises `RequestError` for a question without one, `AgentError` when a bound is hit."""
+        """Return the answer. Raises `RequestError` for a question without one, `AgentError` when a bound is hit.
+
+        Plain arithmetic is answered here, without a worker.
+        """
+        if known := solved_at_once(action):
+            return known
         left = threading.Event()
         try:
             return await asyncio.to_thread(self._compute, action, left)
@@ -70,15 +76,6 @@ class Sandbox:
         if reply.result is None:
             raise AgentError(f"math cannot compute this: {reply.failed}", agent="math")
         return reply.result
-
-    def prestart(self) -> None:
-        """Start a worker now, if none is idle, for a question that will come."""
-        with contextlib.suppress(queue.Empty):
-            worker = self._idle.get_nowait()
-            try:
-                worker = worker if worker is not None and worker.is_alive else _Worker(self._memory_bytes)
-            finally:
-                self._idle.put(worker)
 
     async def close(self) -> None:
         """End the workers that are idle; a busy one ends with its question."""
