@@ -98,7 +98,7 @@ function-calls: .peers/.bfcl  ## 200 function calls of two small models, beside 
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs; check the torch runner's types
 	@.oracle/bin/basedpyright --project tests/oracle/pyrightconfig.json --pythonpath .oracle/bin/python
-	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -n 2 --dist worksteal -m oracle tests/oracle
+	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -n 2 --dist worksteal -m 'oracle and not slow' tests/oracle
 
 .cache/json-schema-suite: .venv/.dev
 	@echo "fetching jsonschema's sdist, which carries the JSON-Schema-Test-Suite (once, into .cache)"
@@ -130,8 +130,9 @@ replace-kills: .venv/.dev  ## Kill `pyagent replace` with -9 a hundred times ove
 hostile: .venv/.dev  ## Each known way to stall or end the server, beside a client that must be answered
 	@$(BIN)/python benchmarks/hostile_tour.py
 
-slow: .venv/.dev  ## Tests that take long (soaks, chaos)
-	@$(BIN)/python -m pytest -q -m slow
+slow: .oracle/.installed  ## Tests that take long (soaks, chaos, ranks that are killed, kernels compiled for a GPU)
+	@$(BIN)/python -m pytest -q -m 'slow and not oracle'
+	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -n 2 -m 'slow and oracle' tests/oracle
 
 mutations: .venv/.dev  ## Put faults in on purpose; a test must notice each (builds the extension once)
 	@$(BIN)/python tests/mutations/run.py

@@ -22,7 +22,7 @@ from pyagent._rust import analyse_code
 pytestmark = pytest.mark.oracle
 
 # Radon tokenizes a statement again for each of its lines: files with long tables take it minutes. Mccabe is slow too.
-MAX_BYTES = 20_000
+MAX_BYTES = 12_000
 MIN_FILES = 500
 
 

@@ -25,6 +25,7 @@ def test_rows_of_kernels_are_measured() -> None:
     assert len({row.name for row in rows}) == len(rows) >= 14
 
 
+@pytest.mark.slow
 def test_every_row_of_the_gpu_benchmark_is_measured() -> None:
     """`--tiny` measures all rows that a machine without a GPU has, transformers' too."""
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_engine.py"), "--tiny"]

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.oracle
 
 TEXT = Path(__file__).parents[2] / "src/pyagent/cli/demo_text.txt"
 WINDOW = 500
-NUM_POSITIONS = 2_000
 
 
 def our_logits(model: _rust.CpuModel, windows: list[list[int]]):
@@ -163,8 +162,8 @@ def load_dequantised(path: Path):
     return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32, **options).eval()
 
 
-def agreement(path: Path) -> tuple[float, float, float]:
-    """Over 2,000 positions of real text: share with cosine > 0.999, smallest cosine, share with the same best token."""
+def agreement(path: Path, num_positions: int) -> tuple[float, float, float]:
+    """Over positions of real text: share with cosine > 0.999, smallest cosine, share with the same best token."""
     import numpy as np
     import torch
 
@@ -172,8 +171,8 @@ def agreement(path: Path) -> tuple[float, float, float]:
 
     model = _rust.CpuModel.load(path, threads=2, kv_bytes=1 << 28)
     tokenizer = ModelTokenizer.load(path, vocab_size=model.info()["vocab_size"])
-    ids = tokenizer.encode_text(TEXT.read_text(encoding="utf-8"))[:NUM_POSITIONS]
-    windows = [ids[start : start + WINDOW] for start in range(0, NUM_POSITIONS, WINDOW)]
+    ids = tokenizer.encode_text(TEXT.read_text(encoding="utf-8"))[:num_positions]
+    windows = [ids[start : start + WINDOW] for start in range(0, num_positions, WINDOW)]
     reference = load_dequantised(path)
     cosines, same = list[float](), list[bool]()
     for window in windows:  # 500 positions of Gemma's logits are half a gigabyte
@@ -185,10 +184,13 @@ def agreement(path: Path) -> tuple[float, float, float]:
     return float((np.array(cosines) > 0.999).mean()), float(min(cosines)), float(np.mean(same))
 
 
-@pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
-def test_real_models_agree_with_transformers_on_dequantised_weights(model: str, request: pytest.FixtureRequest) -> None:
-    """SmolLM2 Q4_1, Gemma 3 270M Q4_K_M: cosine > 0.999 on > 98 % of 2,000 positions, the same argmax on > 98 %."""
-    close, cosine, same = agreement(request.getfixturevalue(model))
+# Gemma's 262,144 logits of a position take transformers and numpy ten times as long as SmolLM2's.
+@pytest.mark.parametrize(("model", "num_positions"), [("smollm2_path", 2_000), ("gemma3_path", 500)])
+def test_real_models_agree_with_transformers_on_dequantised_weights(
+    model: str, num_positions: int, request: pytest.FixtureRequest
+) -> None:
+    """SmolLM2 Q4_1, Gemma 3 270M Q4_K_M: cosine > 0.999 on > 98 % of the positions, the same argmax on > 98 %."""
+    close, cosine, same = agreement(request.getfixturevalue(model), num_positions)
     print(f"{model}: cosine > 0.999 on {close:.2%}, at least {cosine:.6f}; same argmax {same:.2%}")
     assert close > 0.98
     assert cosine > 0.9  # at single positions, what happens to a rounding error is chance

@@ -158,6 +158,7 @@ def test_smollm2_ids_are_those_of_transformers(smollm2_path: Path) -> None:
         assert ids_of(ours, text) == theirs.encode(text, add_special_tokens=False), text
 
 
+@pytest.mark.slow
 def test_gemma3_ids_are_those_of_transformers(gemma3_path: Path) -> None:
     """Gemma 3's ids equal transformers' on the same texts."""
     ours, _ = load(gemma3_path)

@@ -55,6 +55,7 @@ async def answers(path: Path, data: Path, compiles: str) -> tuple[list[str], Com
         return [one.text for one in told], next(iter((await backend.engine_state()).compilation.values()), None)
 
 
+@pytest.mark.slow
 def test_a_model_says_the_same_compiled(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All functions of a step, taken from two rows on, give the eager model's answers; none is compiled again."""
     eager, nothing = asyncio.run(answers(tiny_model_path, tmp_path, "off"))

@@ -142,6 +142,7 @@ def test_two_processes_say_so_again_after_one_was_lost(
     assert not ranks_of(os.getpid())
 
 
+@pytest.mark.slow
 def test_answers_go_on_when_a_rank_is_killed_or_hangs(tiny_model_path: Path, capfd: Any) -> None:
     """As the engine has a process of its own then: another one takes over, and the rank is named.
 
@@ -250,6 +251,7 @@ def pyagent_register_rank_executors():
 """
 
 
+@pytest.mark.slow
 def test_plugin_starts_ranks(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that a plugin's executor starts answer, and end with the engine's process, though no child of it."""
     install(monkeypatch, tmp_path, "mine", EXECUTOR, "rank_executors")

@@ -371,6 +371,7 @@ def test_torch_runner_refuses_what_it_lacks_by_name(tiny_model_path: Path, setti
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_models_show_tells_what_fits_the_torch_runner(tiny_model_path: Path, tmp_path: Path) -> None:
     """Types of KV that the runner lacks are left out; the others say whether the model fits."""
     (tmp_path / "pyagent.toml").write_text('[engine]\nrunner = "torch"\n')

@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.oracle
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_hopper_without_spilling() -> None:
     """Machine code for compute capability 9.0: attention multiplies on matrix units, and no register spills."""
     program = [sys.executable, "-m", "support.dry_gpu", "--capability", "90"]
