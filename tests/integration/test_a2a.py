@@ -27,7 +27,7 @@ from a2a.types import (
     Task as RemoteTask,
 )
 from a2a.utils.errors import A2AError
-from support.fleets import Custom
+from support.fleets import Custom, Work
 from support.server import Model, keys
 
 from pyagent.core.fleet.agent import Task
@@ -59,21 +59,6 @@ async def choose(context: Context, task: Task) -> object:
 
 async def who(context: Context, task: Task) -> object:
     return f"{context.tenant} {current_access().is_limited}"
-
-
-class Work:
-    """An agent that works until it is cancelled."""
-
-    def __init__(self) -> None:
-        self.begun, self.ended = asyncio.Event(), asyncio.Event()
-
-    async def __call__(self, context: Context, task: Task) -> object:
-        self.begun.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            self.ended.set()
-        return "done"
 
 
 def fleet_of(work: Work | None = None) -> Fleet:

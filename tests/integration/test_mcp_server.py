@@ -18,7 +18,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 from support.command_line import COMMAND, fresh_environment
-from support.fleets import Custom
+from support.fleets import Custom, Work
 from support.server import keys
 
 from pyagent.core.errors import ConfigError, RequestError
@@ -67,21 +67,6 @@ async def who(context: Context, task: Task) -> object:
 
 async def fall(context: Context, task: Task) -> object:
     raise RuntimeError("a bug of the agent's")
-
-
-class Work:
-    """An agent that works until it is cancelled."""
-
-    def __init__(self) -> None:
-        self.begun, self.ended = asyncio.Event(), asyncio.Event()
-
-    async def __call__(self, context: Context, task: Task) -> object:
-        self.begun.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            self.ended.set()
-        return "done"
 
 
 @tool(effect="none")

@@ -27,6 +27,21 @@ class Custom:
         return await self.function(context, task)
 
 
+class Work:
+    """What an agent does that works until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, context: Context, task: Task) -> object:
+        self.begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self.ended.set()
+        return "done"
+
+
 async def echo(context: Context, task: Task) -> object:
     return f"{task.text}!"
 
