@@ -23,8 +23,8 @@ from pyagent.core.fleet.choosing import chosen
 from pyagent.core.fleet.confidence import ConfidencePolicy
 from pyagent.core.fleet.containment import close_all
 from pyagent.core.fleet.doubt_words import LANGUAGES
+from pyagent.core.fleet.event_reader import read_events
 from pyagent.core.fleet.executor import IN_PROCESS
-from pyagent.core.fleet.following import follow
 from pyagent.core.fleet.limits import AgentLimits, FleetLimits
 from pyagent.core.fleet.reliability import LOOK_BACK_SECONDS, failing, failure_rates
 from pyagent.core.fleet.run_view import RunView, view_of
@@ -163,9 +163,9 @@ class Fleet(orchestrator.Fleet):
         The run may be over, under way in this fleet, or in another process; the reader may leave at any time. Pieces
         of text come only while they are new. Raises `RequestError` for a run that is unknown.
         """
-        following = follow(self.journal, self.under_way, self._row(run).run, start)
-        async with aclosing(following) as followed:
-            async for _, event in followed:
+        reading = read_events(self.journal, self.under_way, self._row(run).run, start)
+        async with aclosing(reading) as events:
+            async for _, event in events:
                 if event is not None:
                     yield event
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from pyagent.core.fleet.event_reader import Records
 from pyagent.core.fleet.events import Question, QuestionAnswered, QuestionAsked, RunFailed, RunFinished, Totals
-from pyagent.core.fleet.following import Records
 from pyagent.core.fleet.journal import JournalRecord, RunSummary, State
 from pyagent.core.fleet.steps import RunSpec, Step
 

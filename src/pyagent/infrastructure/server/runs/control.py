@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyagent.core.errors import RequestError
+from pyagent.core.fleet.event_reader import read_events
 from pyagent.core.fleet.events import Question
-from pyagent.core.fleet.following import follow
 from pyagent.core.fleet.people import DENY, check_answer
 from pyagent.infrastructure.server.agents import MAX_TASK_CHARS
 from pyagent.infrastructure.server.api_keys import ADMIN_KEY_NEEDED, is_admin
@@ -40,9 +40,9 @@ async def cancel(service: Service, request: Request) -> Response:
 async def _wait(runs: Runs, run: str) -> None:
     """Return when the run has ended, or after a time in which it should have."""
     journal = runs.journal_of(run)
-    following = follow(journal, runs.fleet.under_way, run, journal.num_records(run))
+    reading = read_events(journal, runs.fleet.under_way, run, journal.num_records(run))
     with suppress(TimeoutError):
-        async with asyncio.timeout(_CANCEL_SECONDS), aclosing(following) as events:
+        async with asyncio.timeout(_CANCEL_SECONDS), aclosing(reading) as events:
             async for _ in events:
                 pass
 

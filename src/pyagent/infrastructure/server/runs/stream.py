@@ -15,7 +15,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from pyagent.core.fleet.following import follow
+from pyagent.core.fleet.event_reader import read_events
 from pyagent.core.fleet.journal import RunSummary
 from pyagent.infrastructure.server.errors import HttpError
 from pyagent.infrastructure.server.runs.access import Runs, told_event
@@ -30,9 +30,9 @@ async def server_sent(
 ) -> AsyncGenerator[bytes, None]:
     """Yield a run's events from a number on until it ends; `cancels` it when the reader goes before."""
     journal, has_ended = runs.journal_of(row.run), False
-    following = follow(journal, runs.fleet.under_way, row.run, start, quiet_seconds=heartbeat_seconds)
+    reading = read_events(journal, runs.fleet.under_way, row.run, start, quiet_seconds=heartbeat_seconds)
     try:
-        async with aclosing(following) as events:
+        async with aclosing(reading) as events:
             async for number, event in events:
                 yield _HEARTBEAT if event is None else _event(told_event(event), number)
         has_ended = True

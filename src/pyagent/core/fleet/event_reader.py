@@ -26,7 +26,7 @@ _ROUNDING_SECONDS = 1e-5
 
 
 class Records(Protocol):
-    """The part of a journal that is followed."""
+    """The part of a journal that is read."""
 
     def replay(self, run: str, start: int = 0) -> Iterator[JournalRecord]:
         """Return the run's records from `start` on."""
@@ -37,7 +37,7 @@ class Records(Protocol):
         ...
 
 
-class Followed(NamedTuple):
+class NumberedEvent(NamedTuple):
     """An event with its number in the run; None for a piece of text, which has none. Without an event: nothing came."""
 
     number: int | None
@@ -59,20 +59,20 @@ class _Hearing:
             self.has_records = True
         self.came.set()
 
-    def texts_before(self, at: float) -> Iterator[Followed]:
+    def texts_before(self, at: float) -> Iterator[NumberedEvent]:
         """Take the texts that came before a time."""
         while self.texts and self.texts[0].at <= at:
-            yield Followed(None, self.texts.popleft())
+            yield NumberedEvent(None, self.texts.popleft())
 
 
-async def follow(
+async def read_events(
     records: Records,
     under_way: Callable[[str], Run | None],
     run: str,
     start: int = 0,
     *,
     quiet_seconds: float = float("inf"),
-) -> AsyncGenerator[Followed, None]:
+) -> AsyncGenerator[NumberedEvent, None]:
     """Yield a run's events from the number `start` on, and those that come, until it is not running.
 
     `under_way` gives the run where it is this process's. When nothing came for `quiet_seconds`, that is yielded.
@@ -87,27 +87,27 @@ async def follow(
             row = records.summary(run)
             hearing.came.clear()
             hearing.has_records = False
-            async for followed in _kept(records, run, start, hearing):
+            async for numbered in _kept(records, run, start, hearing):
                 heard_at = time.monotonic()
-                if followed.number is not None:
-                    start = followed.number + 1
-                yield followed
+                if numbered.number is not None:
+                    start = numbered.number + 1
+                yield numbered
             if hearing.has_records:
                 continue
-            for followed in hearing.texts_before(float("inf")):
+            for numbered in hearing.texts_before(float("inf")):
                 heard_at = time.monotonic()
-                yield followed
+                yield numbered
             if row is None or row.state != "running":
                 return
             await _wait(hearing)
             if time.monotonic() - heard_at > quiet_seconds:
                 heard_at = time.monotonic()
-                yield Followed(None, None)
+                yield NumberedEvent(None, None)
     finally:
         _move(hearing, here, None)
 
 
-async def _kept(records: Records, run: str, start: int, hearing: _Hearing) -> AsyncGenerator[Followed, None]:
+async def _kept(records: Records, run: str, start: int, hearing: _Hearing) -> AsyncGenerator[NumberedEvent, None]:
     """Yield what the journal has from a number on, with the texts between."""
     if (row := records.summary(run)) is None:
         return
@@ -116,7 +116,7 @@ async def _kept(records: Records, run: str, start: int, hearing: _Hearing) -> As
         for record in page:
             for text in hearing.texts_before(record.event.at + _ROUNDING_SECONDS):
                 yield text
-            yield Followed(record.number, record.event)
+            yield NumberedEvent(record.number, record.event)
 
 
 def _move(hearing: _Hearing, here: Run | None, there: Run | None) -> None:
