@@ -103,7 +103,7 @@ def test_a_step_has_a_budget_and_a_deadline_of_its_own() -> None:
 
 @pytest.mark.parametrize("budget", [StepBudget(tokens=10**6), StepBudget(seconds=60.0)], ids=["tokens", "seconds"])
 def test_a_budget_of_a_step_is_within_the_runs(budget: StepBudget) -> None:
-    """What a step may use is no more than the run may; one that bounds its time alone is not what ended it."""
+    """What a step may use is no more than the run may; where the run's is spent no join goes on."""
 
     async def ask(context: Context, task: Task) -> object:
         return await context.generate("x" * 30)
@@ -115,7 +115,8 @@ def test_a_budget_of_a_step_is_within_the_runs(budget: StepBudget) -> None:
     told = [event.error for event in seen if isinstance(event, ev.AgentFailed)]
     assert len(told) == 1
     assert " is 540 tokens" in told[0]
-    assert isinstance(error, BudgetError) is (budget.tokens is None)
+    assert isinstance(error, BudgetError)
+    assert error.setting == "budget.run"
 
 
 def test_priority_and_class_of_a_step_reach_its_requests() -> None:

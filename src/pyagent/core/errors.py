@@ -151,11 +151,12 @@ class MovedError(CapacityError):
 
 
 class BudgetError(CapacityError):
-    """A budget would be exceeded. `resource` is tokens or seconds."""
+    """A budget would be exceeded. `resource` is tokens, usd or agents; `setting` names the budget, where it has one."""
 
-    def __init__(self, message: str, *, resource: str) -> None:
+    def __init__(self, message: str, *, resource: str, setting: str = "") -> None:
         super().__init__(message)
         self.resource = resource
+        self.setting = setting
 
 
 class DeadlineError(PyAgentError):

@@ -67,12 +67,14 @@ class Budget:
                 f"the budget of {self.name} is {self.max_tokens:,} tokens, {left_tokens:,} of them are left, "
                 f"and the next call may need {num_tokens:,}; raise {self.setting}.tokens or ask for less",
                 resource="tokens",
+                setting=self.setting,
             )
         if left_usd is not None and usd > left_usd:
             raise BudgetError(
                 f"the budget of {self.name} is ${self.max_usd:g}, ${left_usd:.6f} of it is left, and the next call may "
                 f"cost ${usd:.6f}; raise {self.setting}.usd or ask for less",
                 resource="usd",
+                setting=self.setting,
             )
 
     def count(self, totals: Totals, run: Budget) -> None:

@@ -105,7 +105,7 @@ class GraphRun:
             raise DeadlineError("the run's deadline passed before the step could begin")
         for step in befores:
             error = outcomes[step.name].error
-            if isinstance(error, BudgetError) and not _has_budget(step):
+            if isinstance(error, BudgetError) and error.setting not in _own_budgets(step):
                 raise error
 
     async def _step(
@@ -238,11 +238,14 @@ def _is_retried(step: Step) -> bool:
     return step.retries is not None or any(map(_is_retried, step.steps))
 
 
-def _has_budget(step: Step) -> bool:
-    """Return whether it may be a budget of its own, and not the run's, that a step was stopped by."""
-    budget = step.budget
-    has_own = budget is not None and (budget.tokens, budget.usd) != (None, None)
-    return has_own or any(map(_has_budget, step.steps))
+def _own_budgets(step: Step) -> set[str]:
+    """Return what the budgets of a step and those in it are called in a `BudgetError`."""
+    own = set[str]() if step.budget is None else {_budget_name(step)}
+    return own.union(*map(_own_budgets, step.steps))
+
+
+def _budget_name(step: Step) -> str:
+    return f"{step.name}.budget"
 
 
 def _means(step: Step, place: Place, path: str) -> Means:
@@ -250,7 +253,7 @@ def _means(step: Step, place: Place, path: str) -> Means:
     deadline = means.deadline if step.deadline_seconds is None else means.deadline.sooner(step.deadline_seconds)
     seconds = means.seconds
     if step.budget is not None:
-        budget = Budget(f"the step {path}", step.budget.tokens, budget, step.budget.usd, f"{step.name}.budget")
+        budget = Budget(f"the step {path}", step.budget.tokens, budget, step.budget.usd, _budget_name(step))
         given = [each for each in (seconds, step.budget.seconds) if each is not None]
         seconds = min(given, default=None)
     return Means(budget, deadline, means.urgency.within(step.priority, step.request_class), seconds)
