@@ -67,6 +67,7 @@ class Past:
     _asked: dict[_Key, str] = field(default_factory=dict[_Key, str])
     _results: dict[_Key, int] = field(default_factory=dict[_Key, int])
     _attempts: Counter[_Key] = field(default_factory=Counter[_Key])
+    _effect_keys: dict[_Key, str] = field(default_factory=dict[_Key, str])
     _answers: dict[_Key, str] = field(default_factory=dict[_Key, str])
     _key_of_question: dict[str, _Key] = field(default_factory=dict[str, _Key])
     _routes: dict[str, RouteChosen] = field(default_factory=dict[str, RouteChosen])
@@ -143,6 +144,7 @@ class Past:
         self._begin(key, event.asked)
         if isinstance(event, ToolStarted):
             self._attempts[key] += 1
+            self._effect_keys.setdefault(key, event.key)
         elif isinstance(event, QuestionAsked):
             self._key_of_question[event.question.id] = key
         elif event.error != CANCELLED:
@@ -211,6 +213,10 @@ class Past:
     def num_attempts(self, context: Context, call: str) -> int:
         """Return how often a tool with an effect was begun for this call."""
         return self._attempts[context.step, context.agent, call]
+
+    def effect_key(self, context: Context, call: str) -> str:
+        """Return the idempotency key that a tool was begun with for this call, perhaps by the run this is a fork of."""
+        return self._effect_keys.get((context.step, context.agent, call), "")
 
     def outcome(self, context: Context) -> AgentFinished | AgentFailed | None:
         """Return how an agent ended; None when it has to run (again)."""

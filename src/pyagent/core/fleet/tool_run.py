@@ -136,7 +136,8 @@ class ToolRun:
     def _key(self) -> str:
         context = self.context
         name = f"{context.run.id}/{context.step}/{context.agent}/{self.call}"
-        return blake2b(name.encode(), digest_size=16).hexdigest()
+        begun_with = context.run.past.effect_key(context, self.call)
+        return begun_with or blake2b(name.encode(), digest_size=16).hexdigest()
 
     async def _run(self) -> object:
         context, name = self.context, self.tool.name
