@@ -18,6 +18,7 @@ from pyagent.core.fleet.confidence import ConfidencePolicy, TokenStats, agreemen
 from pyagent.core.fleet.doubt_words import MAX_CHARACTERS, doubt_words
 from pyagent.core.fleet.limits import FleetLimits
 from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.fleet.tool_functions import tool
 from pyagent.core.messages import ChatRequest, SamplingParams, TokenLogprob
 from pyagent.core.settings import Settings
 from pyagent.fleet import Fleet as WholeFleet
@@ -217,6 +218,26 @@ def test_a_doubtful_answer_goes_to_the_next_link() -> None:
     assert str(output).startswith("I'm not sure.")
     assert len(alone.requests) == 1
     assert any(isinstance(event, ev.Progress) and "no link after small" in event.text for event in events)
+
+
+def test_a_second_answer_calls_no_tools() -> None:
+    """A model with tools that is asked again gets the same tools, and may call none: the calls are over."""
+
+    @tool(effect="none")
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    class Looks(Asker):
+        async def run(self, context: object, task: object) -> str:
+            return str((await context.complete("question", tools=["look"])).text)  # type: ignore[attr-defined]
+
+    backend = ScriptedBackend(["Maybe.", "Sure."])
+    limits = FleetLimits(confidence=ConfidencePolicy(act="retry"))
+    fleet = Fleet(backend, [Looks()], [look], limits=limits)
+    assert asyncio.run(fleet.run_agent("asker", "x")) == "Sure."
+    assert [request.tool_choice for request in backend.requests] == [None, "none"]
+    assert backend.requests[0].tools == backend.requests[1].tools
 
 
 def test_one_of_several_answers_is_only_marked() -> None:

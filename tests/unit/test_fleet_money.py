@@ -11,10 +11,11 @@ from support.fleets import Custom, events_of
 
 from pyagent.core.chain.chain import Chain
 from pyagent.core.chain.settings import LinkSettings, Price
-from pyagent.core.errors import BackendError, BudgetError
+from pyagent.core.errors import AgentError, BackendError, BudgetError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.journal import MemoryJournal
 from pyagent.core.fleet.limits import AgentLimits, FleetLimits
 from pyagent.core.fleet.orchestrator import Fleet, Step
 from pyagent.core.fleet.tool_functions import tool
@@ -178,3 +179,32 @@ def test_answer_that_breaks_off_costs_what_was_reserved() -> None:
     fleet = Fleet(chain, [Custom("stubborn", stubborn)], limits=FleetLimits(run_usd=0.5))
     with pytest.raises(BudgetError, match="raise budget"):
         asyncio.run(fleet.run_agent("stubborn", "x"))
+
+
+def test_what_was_spent_before_counts_when_a_run_goes_on() -> None:
+    """Neither the calls of agents that had finished nor those of one that had not are free in the resumed run."""
+    faults = [ValueError("once")]
+
+    async def ask(context: Context, task: Task) -> object:
+        return await context.generate("a b c", sampling=SamplingParams(max_tokens=4))
+
+    async def again(context: Context, task: Task) -> object:
+        await ask(context, task)
+        for fault in faults:
+            faults.clear()
+            raise fault
+        return await ask(context, task)
+
+    steps = [Step(name="a", agent="ask", task=Task(text="go")), Step(name="b", agent="again", after=("a",))]
+
+    async def main() -> None:
+        one = chain_of(priced(lambda _: "one two three four"))
+        agents = [Custom("ask", ask), Custom("again", again)]
+        async with Fleet(one, agents, limits=FleetLimits(run_usd=0.11), journal=MemoryJournal()) as fleet:
+            seen, error = await events_of(fleet, steps)
+            assert isinstance(error, AgentError)
+            with pytest.raises(BudgetError, match=r"\$0\.024000 of it is left"):
+                async for _ in fleet.resume(seen[0].run):
+                    pass
+
+    asyncio.run(main())

@@ -17,6 +17,7 @@ from pyagent.core.config import load_settings
 from pyagent.core.errors import AgentError, ConfigError, Decline, RequestError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.confidence import ConfidencePolicy, DoubtAct
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.executor import ExecutorFactory
 from pyagent.core.fleet.file_access import FileAccess, current_access, readable_path
@@ -104,6 +105,11 @@ async def everything(context: Context, task: Task) -> object:
     return [named, again, wrong, said.text, "".join(pieces), noted, tool, child, parts, seen]
 
 
+async def votes(context: Context, task: Task) -> object:
+    """Tell of answers that do not agree, and of some that do."""
+    return [context.reconsiders, await context.doubts(0.1), await context.doubts(0.9)]
+
+
 async def small(context: Context, task: Task) -> object:
     context.progress(task.text)
     return f"child: {await context.generate(task.text)}"
@@ -126,6 +132,17 @@ async def test_elsewhere_events_and_journal_are_the_same() -> None:
     there = await _outcome(fleet_of(Elsewhere(), *agents(), run_tokens=100_000))
     assert here[0][-1]["event"] == "run_finished", here[0][-1]
     assert there == here
+
+
+@pytest.mark.parametrize("act", ["retry", "mark"])
+async def test_elsewhere_doubts_are_those_of_the_run(act: DoubtAct) -> None:
+    """An agent elsewhere is told what its run does about doubtful answers, and they are told as beside it."""
+    policy = ConfidencePolicy(act=act)
+    here = await _outcome(fleet_of(None, Custom("all", votes), confidence=policy))
+    there = await _outcome(fleet_of(Elsewhere(), Custom("all", votes), confidence=policy))
+    assert there == here
+    assert there[0][-1]["output"] == [act == "retry", act, None]
+    assert [event["reason"] for event in there[0] if event["event"] == "answer_doubted"] == ["10% of the answers agree"]
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 7, 11, 16, 22])

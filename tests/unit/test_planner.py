@@ -92,6 +92,18 @@ async def test_a_task_is_planned_and_run() -> None:
     assert asked.response_format is not None
 
 
+async def test_the_planner_is_no_agent_for_others() -> None:
+    """An agent of the plan cannot spawn the planner, which would plan without end."""
+
+    async def spawn(context: Context, task: Task) -> object:
+        return await context.spawn("planner", "more")
+
+    model = ScriptedBackend([json.dumps({"step_1": {"agent": "spawn", "task": "x"}})])
+    _, error = await events_of(Fleet(model, [Custom("spawn", spawn)]).run("x", plan=True))
+    assert isinstance(error, RequestError)
+    assert "no agent 'planner'" in str(error)
+
+
 async def test_a_plan_is_held_to_what_there_is() -> None:
     """The schema names the agents there are and, for each step, the steps before it: no plan is circular."""
     schema = cast("Any", plan_schema(["a", "b"]))

@@ -15,6 +15,7 @@ from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.core.fleet.steps import Step
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.testing import ScriptedBackend
 
@@ -53,6 +54,23 @@ def test_question_is_answered_by_its_id(executor: Elsewhere | None) -> None:
     assert output == ["one", "two"]
     assert [question.text for question in asked] == ["First?", "Second?"]
     assert len({question.id for question in asked}) == 2
+
+
+def test_questions_of_all_runs_have_ids_of_their_own() -> None:
+    """What is asked at the same place of two runs, or of two steps of one, are two questions."""
+    fleet = fleet_of(Custom("twice", ask_twice), waits_for_answers=True)
+    steps = [Step(name=name, agent="twice", task=Task(text="go")) for name in ("a", "b")]
+
+    async def asked(task: str | list[Step]) -> list[str]:
+        ids: list[str] = []
+        async for event in fleet.run(task):
+            if isinstance(event, ev.QuestionAsked):
+                ids.append(event.question.id)
+                fleet.answer(event.run, event.question.id, "yes")
+        return ids
+
+    ids = [*asyncio.run(asked("go")), *asyncio.run(asked("go")), *asyncio.run(asked(steps))]
+    assert len(set(ids)) == len(ids) == 8
 
 
 def test_answer_must_be_one_of_the_options() -> None:

@@ -16,9 +16,10 @@ from pyagent.core.errors import NeedsAnswerError, RequestError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.journal import Journal, MemoryJournal
+from pyagent.core.fleet.journal import Journal, JournalRecord, MemoryJournal
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.fleet.tools import FleetTool
+from pyagent.infrastructure.storage.database import Database
 from pyagent.infrastructure.storage.journal import SqliteJournal
 from pyagent.testing import ScriptedBackend
 
@@ -151,3 +152,32 @@ async def test_a_child_that_its_parent_cancels_stays_cancelled() -> None:
     assert isinstance(last, ev.RunFinished), last
     assert last.output == "END"
     assert world.notes == ["meanwhile", "end", "end"]
+
+
+class Forcing(MemoryJournal):
+    """A journal that notes which events it was to force to the disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forced: list[type[ev.Event]] = []
+
+    def append(self, run: str, record: JournalRecord, *, is_forced: bool = False) -> None:
+        if is_forced:
+            self.forced.append(type(record.event))
+        super().append(run, record, is_forced=is_forced)
+
+
+async def test_what_is_to_be_done_is_on_the_disk_before_it_is_done(tmp_path: Path) -> None:
+    """The intent of each effect is forced, and nothing else, which would cost a disk's time; SQLite waits for it."""
+
+    async def note(context: Context, task: Task) -> object:
+        return [await context.call_tool("note", Note(text)) for text in "ab"]
+
+    journal = Forcing()
+    await World().fleet(journal, Custom("work", note)).run_agent("work", "go")
+    assert journal.forced == [ev.ToolStarted, ev.ToolStarted]
+    database = Database(tmp_path / "runs.db")
+    with database.transaction(is_forced=True):
+        assert database.rows("PRAGMA synchronous") == [(2,)]  # FULL
+    assert database.rows("PRAGMA synchronous") == [(1,)]
+    database.close()
