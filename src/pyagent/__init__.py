@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import Question as Question
     from pyagent.core.fleet.events import QuestionAnswered as QuestionAnswered
     from pyagent.core.fleet.events import QuestionAsked as QuestionAsked
+    from pyagent.core.fleet.events import RateLimited as RateLimited
     from pyagent.core.fleet.events import RouteChosen as RouteChosen
     from pyagent.core.fleet.events import RunFailed as RunFailed
     from pyagent.core.fleet.events import RunFinished as RunFinished
@@ -111,8 +112,8 @@ _NAMES = {
     "pyagent.core.fleet.context": "Context",
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted AnswerDoubted "
     "FailureTolerated HistoryCompacted LoopEnded ModelCalled NoteTaken NotesRead Progress Question "
-    "QuestionAnswered QuestionAsked RouteChosen RunFailed RunFinished RunResumed RunStarted ScoreReported "
-    "StepRetried StepSkipped TextDelta ToolCalled ToolStarted",
+    "QuestionAnswered QuestionAsked RateLimited RouteChosen RunFailed RunFinished RunResumed RunStarted "
+    "ScoreReported StepRetried StepSkipped TextDelta ToolCalled ToolStarted",
     "pyagent.core.fleet.journal": "RunSummary",
     "pyagent.core.fleet.replay_check": "ReplayReport",
     "pyagent.core.fleet.run_view": "RunView",

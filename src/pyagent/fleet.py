@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,9 @@ from pyagent.core.fleet.reliability import LOOK_BACK_SECONDS, failing, failure_r
 from pyagent.core.fleet.run_view import RunView, view_of
 from pyagent.core.fleet.stalls import StallPolicy
 from pyagent.core.fleet.tool_providers import OPEN_SECONDS
+from pyagent.core.fleet.turns import Rates
 from pyagent.core.nearest import did_you_mean
+from pyagent.core.rates import Rate, read_bucket_rate
 from pyagent.core.trace_context import missing_packages
 
 if TYPE_CHECKING:
@@ -101,6 +103,10 @@ class Fleet(orchestrator.Fleet):
         self.settings = settings
         self.host = host
         self._recall()
+        for name in settings.fleet.rates.agents:
+            if name not in self.agents:
+                hint = did_you_mean(name, self.agents, f"there are {', '.join(self.agents)}")
+                logger.warning("fleet.rates.agents has a rate for %r, which is no agent here; %s", name, hint)
         self._sync: SyncFleet | None = None
 
     def __enter__(self) -> SyncFleet:
@@ -241,7 +247,12 @@ def _limits(settings: Settings) -> FleetLimits:
         waits_for_answers=settings.fleet.questions == "wait",
         confidence=_confidence(settings),
         stalls=StallPolicy(max_repeats=settings.fleet.stalls.repeats, max_flat_scores=settings.fleet.stalls.scores),
+        rates=Rates(agents=_rates(settings.fleet.rates.agents), tools=_rates(settings.fleet.rates.tools)),
     )
+
+
+def _rates(given: Mapping[str, str]) -> dict[str, Rate]:
+    return {name: read_bucket_rate(text) for name, text in given.items()}
 
 
 def _confidence(settings: Settings) -> ConfidencePolicy:

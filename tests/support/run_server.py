@@ -131,7 +131,7 @@ def run_server(
     """Serve a fleet whose journal is in a folder; at the end its runs are left as they are."""
     world = world or World()
     journal = SqliteJournal(folder)
-    agents = AgentBackend(lambda: world.fleet(journal, tracer), root)
+    agents = AgentBackend(lambda: world.fleet(journal, tracer), root, settings.run_rate)
     secrets = keys(ALICE, BOB, admin=ADMIN) if has_keys else []
     app = _Loop(create_app(ScriptedBackend([]), agents=agents, api_keys=secrets, settings=settings))
     with serve(app) as url:

@@ -24,6 +24,7 @@ from pyagent.core.fleet.events import (
     Progress,
     QuestionAnswered,
     QuestionAsked,
+    RateLimited,
     RouteChosen,
     RunFailed,
     RunFinished,
@@ -80,15 +81,8 @@ class RunProgress:
                 row.state, row.line, row.tail = "running", printable(event.reason), ""
             case Progress():
                 self._row(event.step, event.agent).line = printable(event.text)
-            case HistoryCompacted():
-                text = f"shortened the conversation: {event.tokens_before:,} to {event.tokens_after:,} tokens"
-                self._row(event.step, event.agent).line = text
-            case AnswerDoubted():
-                self._row(event.step, event.agent).line = f"not sure: {printable(event.reason)}"
-            case QuestionAsked():
-                self._row(event.step, event.agent).line = f"asks: {printable(event.question.text)}"
-            case QuestionAnswered():
-                self._row(event.step, event.agent).line = f"was told: {printable(event.answer)}"
+            case RateLimited() | HistoryCompacted() | AnswerDoubted() | QuestionAsked() | QuestionAnswered():
+                self._row(event.step, event.agent).line = _line_of(event)
             case TextDelta():
                 row = self._row(event.step, event.agent)
                 row.tail = (row.tail + for_terminal(event.text))[-_MAX_TAIL:]
@@ -145,6 +139,27 @@ class RunProgress:
         rate = (self.prompt_tokens + self.completion_tokens) / max(seconds, 1e-6)
         share = self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
         return f"{rate:,.0f} tok/s · prefix cache {share:.0%}"
+
+
+def _line_of(
+    event: RateLimited | HistoryCompacted | AnswerDoubted | QuestionAsked | QuestionAnswered,
+) -> str:
+    match event:
+        case RateLimited():
+            return waits_for_rate(event)
+        case HistoryCompacted():
+            return f"shortened the conversation: {event.tokens_before:,} to {event.tokens_after:,} tokens"
+        case AnswerDoubted():
+            return f"not sure: {printable(event.reason)}"
+        case QuestionAsked():
+            return f"asks: {printable(event.question.text)}"
+        case QuestionAnswered():
+            return f"was told: {printable(event.answer)}"
+
+
+def waits_for_rate(event: RateLimited) -> str:
+    """Return what is shown of a wait for a turn."""
+    return f"waits {event.seconds:.1f} s for the rate of {printable(event.what)}, {event.rate}"
 
 
 def as_text(output: object) -> str:

@@ -82,7 +82,7 @@ def serve(
 
         return Fleet(settings, backend=backend, host=plugins)
 
-    agents = AgentBackend(make_fleet, settings.server.files_root)
+    agents = AgentBackend(make_fleet, settings.server.files_root, settings.server.run_rate)
     # The model loads while the server's modules are imported: each takes about as long as the other.
     threading.Thread(target=_load, args=(backend, agents, settings), name="pyagent-first-model", daemon=True).start()
 

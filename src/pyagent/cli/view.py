@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol, Self
 
 from pyagent.cli.output import Colour, coloured, mark, spinner, write_json_line
-from pyagent.cli.progress import Row, RunProgress, State, as_text
+from pyagent.cli.progress import Row, RunProgress, State, as_text, waits_for_rate
 from pyagent.cli.startup import PlainFetchProgress
 from pyagent.core.fleet.events import (
     AgentDeclined,
@@ -18,6 +18,7 @@ from pyagent.core.fleet.events import (
     Event,
     Progress,
     QuestionAsked,
+    RateLimited,
     RouteChosen,
     StepRetried,
     StepSkipped,
@@ -207,7 +208,9 @@ def stopped_line(row: Row) -> str:
 
 
 def step_line(event: Event) -> str:
-    """Return a line about a step that is tried again, or does not run; of other events an empty one."""
+    """Return a line about a step that waits, is tried again, or does not run; of other events an empty one."""
+    if isinstance(event, RateLimited):
+        return f"  {event.step} {waits_for_rate(event)}"
     if isinstance(event, StepRetried):
         return f"  {event.step} failed and is tried again in {event.seconds:.1f} s: {printable(event.error)}"
     if not isinstance(event, StepSkipped):

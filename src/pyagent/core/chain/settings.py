@@ -16,10 +16,9 @@ from pyagent.core.backends import LinkSpec, ServerSetting
 from pyagent.core.chain.conditions import Condition
 from pyagent.core.errors import ConfigError
 from pyagent.core.nearest import nearest
+from pyagent.core.rates import Rate, read_rate
 from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT, TRUTH, Kind, number, read_table
 
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
-_RATE = r"(\d+) ?/ ?(s|min|h|day)(?: burst (\d+))?( window)?( per client)?"
 _PERCENTILE = r"p(\d\d(?:\.\d)?)"
 _KEY = r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)"  # compiled when needed: most starts need none of these
 _HEADER_NAME = r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}"  # RFC 9110, 5.6.2
@@ -29,17 +28,6 @@ _OWN_HEADERS = (
     *("host", "te", "traceparent", "tracestate", "trailer", "transfer-encoding", "upgrade", "user-agent"),
 )
 """Headers that a link's HTTP client sets itself."""
-
-
-class Rate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`count` requests in `seconds`: by a bucket that holds `burst`, or exactly, in a sliding window."""
-
-    count: int
-    seconds: float
-    burst: int = 0
-    kind: Literal["bucket", "window"] = "bucket"
-    is_per_client: bool = False
-    text: str = ""
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -148,23 +136,7 @@ def _read_rates(value: object) -> dict[str, object]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
         raise ValueError('expected a rate such as "60/min", or a list of them')  # noqa: TRY004 - as above
-    return {"rates": tuple(_read_rate(text) for text in cast("list[object]", texts))}
-
-
-def _read_rate(text: object) -> Rate:
-    match = re.fullmatch(_RATE, " ".join(text.split())) if isinstance(text, str) and len(text) < 80 else None
-    if match is None or not int(match[1]):
-        raise ValueError(f'expected a rate such as "60/min", "10/s burst 20", "500/h window per client", got {text!r}')
-    if match[3] and match[4]:
-        raise ValueError(f"expected either a burst or a window, got {text!r}")
-    return Rate(
-        count=int(match[1]),
-        seconds=_SECONDS[match[2]],
-        burst=int(match[3] or match[1]),
-        kind="window" if match[4] else "bucket",
-        is_per_client=bool(match[5]),
-        text=match[0],
-    )
+    return {"rates": tuple(read_rate(text) for text in cast("list[object]", texts))}
 
 
 def _read_concurrency(value: object) -> dict[str, object]:

@@ -176,7 +176,7 @@ class Context(Questions):
         with self.run.hints.away(self.session, f"agent {agent}"):
             try:
                 task = Task(text=task) if isinstance(task, str) else task
-                return await self.run.run_agent(child, self.run.overrides.get(step, task))
+                return await self.run.run_agent(child, self.run.overrides.get(step, task), self.deadline)
             except Decline as error:  # the child's, not this agent's own
                 raise RequestError(f"{agent} declines: {error}", param="task", code="declined") from error
 

@@ -76,6 +76,16 @@ class AgentStarted(_Event, frozen=True):
     asked: str = ""
 
 
+class RateLimited(_Event, frozen=True):
+    """An agent or a call waits about so many seconds for its turn: `what` (an agent, a tool, a step) has a `rate`."""
+
+    step: str
+    agent: str
+    what: str
+    rate: str
+    seconds: float = 0.0
+
+
 class Progress(_Event, frozen=True):
     """A line an agent shows while it works: `8 parts in parallel`."""
 
@@ -361,6 +371,7 @@ Event = (
     | RunResumed
     | RouteChosen
     | AgentStarted
+    | RateLimited
     | Progress
     | TextDelta
     | ModelCalled

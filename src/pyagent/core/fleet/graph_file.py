@@ -59,11 +59,12 @@ class GraphStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_class: str | None = None
     deadline_seconds: float | None = None
     budget: StepBudget | None = None
+    rate: str = ""
 
     @property
     def items(self) -> list[str] | None:
-        """The items for which the file has steps of their own; None when it is one step."""
-        return self.for_each if isinstance(self.for_each, list) and not self.steps else None
+        """The items for which the file has steps of their own; None when it is one step, as where they share a rate."""
+        return self.for_each if isinstance(self.for_each, list) and not (self.steps or self.rate) else None
 
 
 class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,6 +145,7 @@ class _Reader:
                 request_class=step.request_class,
                 deadline_seconds=step.deadline_seconds,
                 budget=step.budget,
+                rate=step.rate,
             )
 
     def _task_of(self, step: GraphStep, filling: Filling) -> Task:

@@ -31,6 +31,7 @@ from pyagent.core.fleet.scores import Scores
 from pyagent.core.fleet.step_checks import MAX_ITEMS
 from pyagent.core.fleet.step_options import Retries
 from pyagent.core.fleet.steps import RunSpec, Step
+from pyagent.core.rates import read_bucket_rate
 from pyagent.core.resilience.retry import RetryPolicy
 
 _LONGEST_WAIT_SECONDS = 60.0
@@ -203,7 +204,7 @@ class GraphRun:
             task = self.run.overrides.get(path) or place.filling.of_task(step.task)
             task = msgspec.structs.replace(task, results=dict(place.given)) if place.given else task
             with self.run.span(f"step {path}", {"pyagent.step": path}), self.run.stats.step():
-                routed = RoutedStep(path, step.agent, task, place.means)
+                routed = RoutedStep(path, step.agent, task, place.means, step.name)
                 self.outputs[path] = await run_routed(self.run, self.scores, routed)
         except Exception as error:
             self._failed_paths[error] = (path,)
@@ -256,7 +257,8 @@ def _means(step: Step, place: Place, path: str) -> Means:
         budget = Budget(f"the step {path}", step.budget.tokens, budget, step.budget.usd, _budget_name(step))
         given = [each for each in (seconds, step.budget.seconds) if each is not None]
         seconds = min(given, default=None)
-    return Means(budget, deadline, means.urgency.within(step.priority, step.request_class), seconds)
+    rate = read_bucket_rate(step.rate) if step.rate else None
+    return Means(budget, deadline, means.urgency.within(step.priority, step.request_class), seconds, rate)
 
 
 def _items_of(step: Step, seen: Seen) -> Sequence[object]:

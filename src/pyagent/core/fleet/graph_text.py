@@ -106,6 +106,8 @@ def _option_words(step: Step) -> Iterator[str]:
         yield f"class {step.request_class}"
     if step.deadline_seconds is not None:
         yield f"within {step.deadline_seconds:g} s"
+    if step.rate:
+        yield f"rate {step.rate}"
     if step.budget is not None:
         yield f"at most {', '.join(_budget_words(step.budget))}"
 

@@ -17,6 +17,8 @@ from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.fleet.events import Event, RunFailed, RunFinished, RunStarted, Totals
 from pyagent.core.fleet.long_memory import LongMemory, NotesInMemory
+from pyagent.core.fleet.rate_store import RatesInMemory, RateStore
+from pyagent.core.fleet.request_keys import KeysInMemory, RequestKeys
 from pyagent.core.fleet.steps import RunSpec
 
 State = Literal["running", "done", "failed", "needs_answer", "cancelled", "unfinished", "damaged"]
@@ -47,6 +49,16 @@ class Journal(Protocol):
     @property
     def memory(self) -> LongMemory:
         """The notes of tenants."""
+        ...
+
+    @property
+    def keys(self) -> RequestKeys:
+        """The idempotency keys of requests that went on with runs."""
+        ...
+
+    @property
+    def rates(self) -> RateStore:
+        """The levels of rates."""
         ...
 
     def open_run(self, spec: RunSpec, *, is_private: bool = False, name: str | None = None) -> str:
@@ -87,8 +99,11 @@ class Journal(Protocol):
         """Write a run again that has ended or died. Raises `RequestError` for one that is done, or still written."""
         ...
 
-    def fork(self, run: str, spec: RunSpec, before: int) -> str:
-        """Return a new run's id, open, which begins with the records of `run` before a number."""
+    def fork(self, run: str, spec: RunSpec, before: int, name: str | None = None) -> str:
+        """Return a new run's id, open, which begins with the records of `run` before a number.
+
+        Raises `RequestError` where there is a run of the `name` that was chosen for it.
+        """
         ...
 
     def cancel(self, run: str) -> None:
@@ -121,6 +136,8 @@ class MemoryJournal:
 
     def __init__(self, max_runs: int = 100) -> None:
         self.memory = NotesInMemory()
+        self.keys = KeysInMemory()
+        self.rates = RatesInMemory()
         self._max_runs = max_runs
         self._num_opened = 0
         self._records: dict[str, list[JournalRecord]] = {}
@@ -141,6 +158,7 @@ class MemoryJournal:
         while len(self._records) > self._max_runs:
             oldest = next(iter(self._records))
             del self._records[oldest], self._specs[oldest]
+            self.keys.forget(oldest)
         return run
 
     def append(self, run: str, record: JournalRecord, *, is_forced: bool = False) -> None:
@@ -180,10 +198,10 @@ class MemoryJournal:
             raise already_done(run)
         self._open.add(run)
 
-    def fork(self, run: str, spec: RunSpec, before: int) -> str:
+    def fork(self, run: str, spec: RunSpec, before: int, name: str | None = None) -> str:
         """Return a new run's id, which begins with the records of `run` before a number."""
         records = self._found(run)[:before]
-        fork = self.open_run(spec)
+        fork = self.open_run(spec, name=name)
         self._records[fork] = [renamed(record, fork) for record in records]
         return fork
 
@@ -212,6 +230,7 @@ class MemoryJournal:
         if run in self._open:
             raise still_running(run)
         del self._records[run], self._specs[run]
+        self.keys.forget(run)
 
     def loss(self, run: str) -> str:
         """Say why not all of a run is kept; empty when all of it is."""

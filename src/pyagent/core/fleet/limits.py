@@ -8,6 +8,7 @@ import msgspec
 
 from pyagent.core.fleet.confidence import ConfidencePolicy
 from pyagent.core.fleet.stalls import StallPolicy
+from pyagent.core.fleet.turns import Rates
 
 
 class AgentLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +26,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     `plan`: whether tasks are planned that do not say so themselves.
     `waits_for_answers`: a question to a person waits for `Fleet.answer`; else it ends the run.
     `confidence` says which answers are doubtful, and what is done about them.
-    `stalls` says when a run has stalled.
+    `stalls` says when a run has stalled. `rates` say how often agents and tools may begin.
     """
 
     run_tokens: int | None = None
@@ -42,3 +43,4 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     plan: Literal["off", "auto", "ask"] = "off"
     confidence: ConfidencePolicy = ConfidencePolicy()
     stalls: StallPolicy = StallPolicy()
+    rates: Rates = Rates()

@@ -48,10 +48,11 @@ from pyagent.core.fleet.run_end import failed, result_of_run
 from pyagent.core.fleet.run_stats import RunStats
 from pyagent.core.fleet.scores import Scores
 from pyagent.core.fleet.slots import Slots
-from pyagent.core.fleet.steps import RunSpec, Step, as_steps
+from pyagent.core.fleet.steps import RunSpec, Step, as_steps, forked
 from pyagent.core.fleet.tool_providers import OpenTools, ToolProvider
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.fleet.tracing import NoTracer, Tracer
+from pyagent.core.fleet.turns import Turns
 from pyagent.core.fleet.urgency import Urgency
 from pyagent.core.fleet.watchdog import Watchdog
 from pyagent.core.messages import Hint
@@ -107,6 +108,7 @@ class Fleet:
         self._jobs: set[asyncio.Task[object]] = set()
         self._runs: dict[str, Run] = {}
         self.stats = RunStats()
+        self._turns = Turns(limits.rates, self.journal.rates, self.stats.rates)
         self._watchdog = Watchdog()
         self._canceller: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -193,20 +195,22 @@ class Fleet:
                 yield event
 
     async def fork(
-        self, run: str, step: str, task: Task | str | None = None, *, waits_for_answers: bool | None = None
+        self,
+        run: str,
+        step: str,
+        task: Task | str | None = None,
+        *,
+        waits_for_answers: bool | None = None,
+        run_id: str | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Run a run's beginning no more, and what came from a step on again, with another task for it if one is given.
 
-        The new run has the records of the old one before the step began. Raises `RequestError` for a step that the run
-        has not.
+        The new run has the records of the old one before the step began. A `run_id` that was chosen for it has to be
+        new. Raises `RequestError` for a step that the run has not.
         """
         self._check_open()
-        spec, before = self.journal.spec(run), _beginning_of(self.journal, run, step)
-        overrides = dict(spec.overrides)
-        if task is not None:
-            overrides[step] = Task(text=task) if isinstance(task, str) else task
-        spec = msgspec.structs.replace(spec, forked_from=run, overrides=overrides)
-        fork = self.journal.fork(run, spec, before)
+        spec, before = forked(self.journal.spec(run), run, step, task), _beginning_of(self.journal, run, step)
+        fork = self.journal.fork(run, spec, before, run_id)
         past = self._past(fork)
         async with aclosing(self._watched(fork, spec, past, waits_for_answers=waits_for_answers)) as events:
             async for event in events:
@@ -362,6 +366,7 @@ class Fleet:
             is_private=is_private,
             past=past,
             overrides=spec.overrides,
+            turns=self._turns,
             stats=self.stats,
         )
 

@@ -13,35 +13,40 @@ from pyagent.core.fleet.events import RouteChosen
 from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by_scores
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.scores import Score, Scores
+from pyagent.core.fleet.turns import StepTurn
 from pyagent.core.fleet.urgency import Urgency
+from pyagent.core.rates import Rate
 from pyagent.core.resilience.deadline import Deadline
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a step may use, and how urgent it is. `seconds` are for each agent."""
+    """What a step may use, how urgent it is, and how often it may begin. `seconds` are for each agent."""
 
     budget: Budget
     deadline: Deadline
     urgency: Urgency
     seconds: float | None = None
+    rate: Rate | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedStep:
-    """A step's task on its way: its path, the agent that is named, and what it may use."""
+    """A step's task on its way: its path, the agent that is named, and what it may use. `name` is the step's own."""
 
     path: str
     agent: str | None
     task: Task
     means: Means
+    name: str = ""
 
 
 async def run_routed(run: Run, scores: Scores, step: RoutedStep) -> object:
     """Return the result of the agent that takes the step's task."""
+    turn = None if step.means.rate is None else StepTurn(step.name or step.path, step.means.rate)
     if (fixed := fixed_route(run.agents, step.agent)) is not None:
         try:
-            return await _run_agent(run, step, fixed)
+            return await _run_agent(run, step, fixed, turn)
         except Decline as error:
             raise RequestError(f"{fixed.agent} declines: {error}", param="task", code="declined") from error
     declined = run.past.declined(step.path)
@@ -50,7 +55,7 @@ async def run_routed(run: Run, scores: Scores, step: RoutedStep) -> object:
     while True:
         route = route or await _next_route(run, step, scored, declined)
         try:
-            return await _run_agent(run, step, route)
+            return await _run_agent(run, step, route, turn)
         except Decline as error:
             declined[route.agent] = str(error)
             route, scored = None, scored or await scores.of(step.task)
@@ -79,7 +84,7 @@ async def _next_route(
         run.usage.add(context.usage)
 
 
-async def _run_agent(run: Run, step: RoutedStep, route: Route) -> object:
+async def _run_agent(run: Run, step: RoutedStep, route: Route, turn: StepTurn | None) -> object:
     chosen = RouteChosen(
         run=run.id, step=step.path, agent=route.agent, how=route.how, reason=route.reason, score=route.score
     )
@@ -87,4 +92,5 @@ async def _run_agent(run: Run, step: RoutedStep, route: Route) -> object:
     means = step.means
     budget = run.agent_budget(f"step {step.path}", None, means.budget)
     deadline = run.agent_deadline(means.deadline, means.seconds)
-    return await run.run_agent(Context(run, route.agent, step.path, budget, deadline, urgency=means.urgency), step.task)
+    context = Context(run, route.agent, step.path, budget, deadline, urgency=means.urgency)
+    return await run.run_agent(context, step.task, means.deadline, turn)

@@ -51,6 +51,7 @@ from pyagent.core.fleet.stalls import Stalls
 from pyagent.core.fleet.tally import Tally
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.fleet.tracing import Attributes, NoTracer, OpenSpan, Tracer
+from pyagent.core.fleet.turns import StepTurn, Turns
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.trace_context import trace_headers
 
@@ -72,6 +73,7 @@ class Run:
     limits: FleetLimits
     listener: Callable[[Event], None]
     hints: RunHints
+    turns: Turns
     stats: RunStats = field(default_factory=RunStats)
     followers: set[Callable[[Event], None]] = field(default_factory=set[Callable[[Event], None]])
     client: str = ""
@@ -172,16 +174,20 @@ class Run:
         """Open a span of this run, which is the conversation that OpenTelemetry groups spans by."""
         return self.tracer.span(name, {**attributes, "gen_ai.conversation.id": self.id}, parent)
 
-    async def run_agent(self, context: Context, task: Task) -> object:
-        """Return the checked result of the context's agent. What it raises that is not ours becomes an `AgentError`."""
+    async def run_agent(self, context: Context, task: Task, around: Deadline, turn: StepTurn | None = None) -> object:
+        """Return the checked result of the context's agent. What it raises that is not ours becomes an `AgentError`.
+
+        Where it has a rate, or its step has (`turn`), it begins when its turn comes, which has to be before the
+        deadline `around` it.
+        """
         attributes = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": context.agent}
         attributes["pyagent.step"] = context.step
         parent: Mapping[str, str] = context.parent.trace if context.parent else {}
         with self.span(f"invoke_agent {context.agent}", attributes, parent):
             context.trace = trace_headers()
-            return await self._run_agent(context, task)
+            return await self._run_agent(context, task, around, turn)
 
-    async def _run_agent(self, context: Context, task: Task) -> object:
+    async def _run_agent(self, context: Context, task: Task, around: Deadline, turn: StepTurn | None) -> object:
         name, parent = context.agent, context.parent
         agent = self.agent(name)
         task = checked_task(agent, task)
@@ -198,6 +204,7 @@ class Run:
         except LookupError:  # it has to run
             pass
         try:
+            await self._wait_for_turn(context, around, turn)
             if parent is None:  # how a step fails is recorded, whatever it is: steps may go on after that
                 self._count_agent(context)
             await check(self.guardrails, "check_task", context, task)
@@ -251,6 +258,13 @@ class Run:
         if isinstance(outcome, AgentFailed):
             raise restored_error(outcome.fault, outcome.error, context.agent)
         return output
+
+    async def _wait_for_turn(self, context: Context, around: Deadline, turn: StepTurn | None) -> None:
+        started = time.perf_counter()
+        await self.turns.of_agent(context, around, turn)
+        waited = time.perf_counter() - started
+        context.started_at += waited
+        context.deadline = context.deadline.later(waited, around)
 
     def _count_agent(self, context: Context) -> None:
         """Raise when the run starts agents without end: too deep, too many, or past its deadline."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pyagent.core.fleet.events import RunFailed
 from pyagent.core.fleet.journal import state_of
 from pyagent.core.fleet.steps import RunSpec
+from pyagent.core.fleet.turns import RateStats
 from pyagent.core.histogram import Histogram
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class RunStats:
 
     ended: Counter[str] = field(default_factory=Counter[str])
     step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_SECONDS))
+    rates: RateStats = field(default_factory=RateStats)
 
     @contextmanager
     def step(self) -> Generator[None]:

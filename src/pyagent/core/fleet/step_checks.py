@@ -11,6 +11,7 @@ from pyagent.core.fleet.condition_values import steps_in
 from pyagent.core.fleet.conditions import read_condition, read_reference
 from pyagent.core.fleet.graph import topological_order
 from pyagent.core.fleet.step_options import Repeat, Retries, StepBudget
+from pyagent.core.rates import read_bucket_rate
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.steps import Step
@@ -68,6 +69,7 @@ def _check(step: Step, known: set[str], depth: int) -> None:
     elif step.for_each is not None and not 0 < len(step.for_each) <= MAX_ITEMS:
         raise RequestError(f"for_each takes 1 to {MAX_ITEMS} items, got {len(step.for_each)}", param="steps")
     _check_numbers(step)
+    _check_rate(step)
     if step.repeat is not None and step.repeat.until:
         own = {step.name, *(inner.name for inner in step.steps)}
         _check_looks(steps_in(read_condition(step.repeat.until)), known | own, "repeat.until", step)
@@ -105,6 +107,17 @@ def _check_numbers(step: Step) -> None:
         _check_between("budget.usd", step.budget.usd, 0, 10**9)
         _check_between("budget.seconds", step.budget.seconds, 0, _MAX_SECONDS)
     _check_between("priority", step.priority, -(2**31), 2**31)
+
+
+def _check_rate(step: Step) -> None:
+    if not step.rate:
+        return
+    if step.steps:
+        raise RequestError("a step with steps of its own has no rate; give it to the first of them", param="steps")
+    try:
+        read_bucket_rate(step.rate)
+    except ValueError as error:
+        raise RequestError(f"rate: {error}", param="steps") from error
 
 
 def _check_between(what: str, number: float | None, least: float, most: float) -> None:

@@ -22,7 +22,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     the results of the steps before it, `join` what it waits for. `for_each` is a list, or names one in a result
     (`{find.items}`): the step runs for each item, `{item}` in its task being that; its result is the list of theirs.
     Priority (lower goes first) and request class are for its requests to the engine; None is the run's.
-    `deadline_seconds` begin with the step, and bound it with all its items, rounds and tries.
+    `deadline_seconds` begin with the step, and bound it with all its items, rounds and tries. `rate` (`30/minute`)
+    is how often its agent may begin, for all of these together.
     """
 
     name: str
@@ -39,12 +40,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_class: str | None = None
     deadline_seconds: float | None = None
     budget: StepBudget | None = None
+    rate: str = ""
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run as it was asked for: `client` and `tenant` say by whom, the files it may read are below `file_root`.
 
-    Of a fork, `overrides` has the tasks that steps get instead of what they were given, by the steps' paths.
+    Of a fork, `forked_at` is the step from which on it runs again, and `overrides` has the tasks that steps get instead
+    of what they were given, by the steps' paths.
     """
 
     steps: tuple[Step, ...]
@@ -54,6 +57,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_limited_to_root: bool = False
     file_root: str | None = None
     forked_from: str = ""
+    forked_at: str = ""
     overrides: dict[str, Task] = {}
     priority: int = 0
     request_class: str = ""
@@ -78,6 +82,14 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def file_access(self) -> FileAccess:
         """Which files the run may read."""
         return FileAccess(self.is_limited_to_root, None if self.file_root is None else Path(self.file_root))
+
+
+def forked(spec: RunSpec, run: str, step: str, task: Task | str | None) -> RunSpec:
+    """Return what a fork of a run is asked from a step on, with another task for it if one is given."""
+    overrides = dict(spec.overrides)
+    if task is not None:
+        overrides[step] = Task(text=task) if isinstance(task, str) else task
+    return msgspec.structs.replace(spec, forked_from=run, forked_at=step, overrides=overrides)
 
 
 def as_steps(task: str | Task | Sequence[Step], files: tuple[str, ...], agent: str | None) -> list[Step]:

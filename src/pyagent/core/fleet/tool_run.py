@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast, get_type_hints
 
 import msgspec
 
-from pyagent.core.errors import AgentError, PyAgentError, ReplayError
+from pyagent.core.errors import AgentError, DeadlineError, PyAgentError, ReplayError
 from pyagent.core.fleet.containment import Call
 from pyagent.core.fleet.events import ToolCalled, ToolStarted, Totals
 from pyagent.core.fleet.guardrails import check
@@ -64,6 +64,7 @@ class ToolRun:
         if attempt > 1 and self.tool.effect == "once" and await self._has_happened(attempt):
             self._tell(None, 0.0, None)
             return None
+        await self._wait_for_turn()
         if self.tool.effect != "none":
             self._intend(attempt)
         return await self._run()
@@ -116,6 +117,14 @@ class ToolRun:
         )
         with self.context.scopes.within(f"{self.call}.effect{attempt}"):
             return await self.context.ask(text, options=(HAPPENED, HAPPENED_NOT), kind="effect") == HAPPENED
+
+    async def _wait_for_turn(self) -> None:
+        """Wait where the tool has a rate; a turn that comes too late is a failed call, on which the agent may go on."""
+        try:
+            await self.context.run.turns.of_tool(self.context, self.tool.name)
+        except DeadlineError as error:
+            self._tell(None, 0.0, str(error), fault_of(error))
+            raise
 
     def _intend(self, attempt: int) -> None:
         context = self.context

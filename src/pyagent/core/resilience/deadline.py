@@ -54,6 +54,10 @@ class Deadline:
         """This deadline, or the moment `seconds` from now if that comes first."""
         return Deadline(min(self.at, self.clock() + seconds), self.clock)
 
+    def later(self, seconds: float, most: Deadline) -> Deadline:
+        """This deadline put off, at most until that of `most`."""
+        return Deadline(min(self.at + seconds, most.at), self.clock)
+
     async def bound(self, work: Awaitable[T], what: str) -> T:
         """Await `work` until the deadline; past it, cancel it and raise `DeadlineError` naming `what` took too long."""
         if math.isinf(self.at):

@@ -2,8 +2,11 @@
 
 from typing import Annotated, Literal
 
+import msgspec
+
 from pyagent.core.setting_kinds import COUNT, NUMBER, TEXT, choice
 from pyagent.core.settings.confidence import Confidence
+from pyagent.core.settings.rates import RATES
 from pyagent.core.settings.section import Section, Setting
 from pyagent.core.settings.stalls import Stalls
 
@@ -67,6 +70,27 @@ class Budget(Section, frozen=True):
     fleet: FleetBudget = FleetBudget()
 
 
+class FleetRates(Section, frozen=True):
+    """How often agents and tools may begin: token buckets that all runs share, also after a restart."""
+
+    agents: Annotated[
+        dict[str, str],
+        Setting(
+            RATES,
+            'How often agents may begin, by name: `researcher = "30/minute"` or `"10/s burst 20"`. What has no turn '
+            "yet waits, the most urgent first.",
+        ),
+    ] = msgspec.field(default_factory=dict[str, str])
+    tools: Annotated[
+        dict[str, str],
+        Setting(
+            RATES,
+            'How often tools may be called, by name: `fetch_url = "2/s"`; `"github__*"` is all tools that begin so, '
+            "together.",
+        ),
+    ] = msgspec.field(default_factory=dict[str, str])
+
+
 class Fleet(Section, frozen=True):
     """The fleet of agents."""
 
@@ -101,6 +125,7 @@ class Fleet(Section, frozen=True):
     ] = "in-process"
     confidence: Confidence = Confidence()
     stalls: Stalls = Stalls()
+    rates: FleetRates = FleetRates()
 
 
 class Journal(Section, frozen=True):

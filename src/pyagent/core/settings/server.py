@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pyagent.core.setting_kinds import COUNT, NUMBER, PATH, SIZE, TEXT, TEXTS, TRUTH, URL, whole
+from pyagent.core.settings.rates import RATE
 from pyagent.core.settings.section import Section, Setting
 
 
@@ -85,6 +86,15 @@ class Server(Section, frozen=True):
         int,
         Setting(COUNT, "Runs of each API key that may be under way at once (`/v1/runs`); one more gets 429."),
     ] = 100
+    run_rate: Annotated[
+        str | None,
+        Setting(
+            RATE,
+            "How many runs each API key may begin, such as `30/minute` or `5/h burst 2`, by `/v1/runs`, a request for "
+            "`agent:NAME`, or A2A; one more gets 429 with `Retry-After`. It holds over a restart.",
+            none="unlimited",
+        ),
+    ] = None
     clients_may_approve: Annotated[
         bool,
         Setting(

@@ -19,7 +19,7 @@ from a2a.server.tasks import TaskUpdater
 from a2a.types import Message, TaskState
 from google.protobuf.json_format import MessageToDict
 
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.fleet.agent import Task, text_of, unknown_name
 from pyagent.core.fleet.events import AgentStarted, Event, Progress, Question, QuestionAsked, RunFinished
 from pyagent.core.messages import JsonObject
@@ -52,6 +52,7 @@ class RunExecutor(AgentExecutor):
 
     fleet: Callable[[], Awaitable[Fleet]]
     max_runs: int
+    count_run: Callable[[str], Awaitable[None]]
     _waiting: dict[str, _Waiting] = field(default_factory=dict[str, _Waiting])
     _tenant_to_count: Counter[str] = field(default_factory=Counter[str])
     _ending: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
@@ -64,7 +65,7 @@ class RunExecutor(AgentExecutor):
             await event_queue.enqueue_event(new_task_from_user_message(context.message))
         try:
             run = await self._run(context, caller)
-        except RequestError as error:
+        except (RequestError, CapacityError) as error:
             await updater.reject(_said(updater, told_error(error, "the task", caller)))
             return
         await updater.start_work()
@@ -93,6 +94,7 @@ class RunExecutor(AgentExecutor):
             raise unknown_name("agent", str(agent), list(fleet.agents))
         if not isinstance(arguments, dict):
             raise RequestError("the message's metadata needs a table as `arguments`", param="message")
+        await self.count_run(caller.tenant)
         run = CalledRun(fleet, agent, Task(text=text, arguments=cast("JsonObject", arguments)), caller, can_ask=True)
         self._tenant_to_count[caller.tenant] += 1
         run.begin()

@@ -56,7 +56,7 @@ class A2aEndpoint:
         self._settings = settings
         self._path = path
         handler = DefaultRequestHandler(
-            RunExecutor(agents.made, settings.max_runs),
+            RunExecutor(agents.made, settings.max_runs, agents.count_run),
             LastTasks(),
             _card(self._agents, path),
             interrupted_task_timeout=WAIT_SECONDS,

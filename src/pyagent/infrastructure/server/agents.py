@@ -33,6 +33,7 @@ from pyagent.core.messages import (
     Usage,
 )
 from pyagent.core.nearest import did_you_mean
+from pyagent.infrastructure.server.run_rate import RunRate
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -50,8 +51,13 @@ MAX_TASK_CHARS = 2_000_000
 class AgentBackend:
     """A `Backend` whose models are the fleet's agents."""
 
-    def __init__(self, make_fleet: Callable[[], Fleet], files_root: Path | None = None) -> None:
-        """`make_fleet` is called once; the fleet is closed with the backend. Agents read what is below `files_root`."""
+    def __init__(
+        self, make_fleet: Callable[[], Fleet], files_root: Path | None = None, run_rate: str | None = None
+    ) -> None:
+        """`make_fleet` is called once; the fleet is closed with the backend. Agents read what is below `files_root`.
+
+        Each tenant may begin runs by `run_rate`.
+        """
         self.name = "agents"
         self.capabilities = PLAIN
         self._make_fleet = make_fleet
@@ -60,6 +66,7 @@ class AgentBackend:
         self._alerts: Alerts | None = None
         self._lock = threading.Lock()
         self.file_access = FileAccess.below(files_root)
+        self._run_rate = RunRate.of(run_rate)
 
     def fleet(self) -> Fleet:
         """The fleet, made when it is not; from any thread."""
@@ -71,6 +78,10 @@ class AgentBackend:
     async def made(self) -> Fleet:
         """The fleet, made when it is not."""
         return self._fleet or await asyncio.to_thread(self.fleet)
+
+    async def count_run(self, tenant: str) -> None:
+        """Count a run that a tenant begins. Raises `CapacityError` for one too many (`server.run_rate`)."""
+        self._run_rate.take((await self.made()).journal.rates, tenant)
 
     def metrics(self) -> Iterator[Metric]:
         """Return the metrics of the fleet's runs; none before it is made."""
@@ -110,6 +121,7 @@ class AgentBackend:
         name = request.model.removeprefix(AGENT_PREFIX)
         fleet = await self.made()
         task = _task(request, name, fleet)
+        await self.count_run(request.origin.tenant)
         run = fleet.run(
             task,
             agent=name,

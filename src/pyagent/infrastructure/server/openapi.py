@@ -61,8 +61,12 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/pyagent/cluster/forget": NodeBody,
 }
 """What is sent to each path that takes something."""
+_KEYED = (("header", "Idempotency-Key", "string"),)
 _PARAMETERS: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {
-    ("POST", "/v1/runs"): (("header", "Idempotency-Key", "string"),),
+    ("POST", "/v1/runs"): _KEYED,
+    ("POST", "/v1/runs/{id}/resume"): _KEYED,
+    ("POST", "/v1/runs/{id}/fork"): _KEYED,
+    ("POST", "/v1/runs/{id}/answer"): _KEYED,
     ("GET", "/v1/runs"): (("query", "limit", "integer"), ("query", "after", "string")),
     ("GET", "/v1/runs/{id}/events"): (("query", "start", "integer"), ("header", "Last-Event-ID", "integer")),
 }

@@ -39,7 +39,7 @@ class Schema:
 
 
 JOURNAL_SCHEMA = Schema(
-    2,
+    3,
     (
         """CREATE TABLE IF NOT EXISTS runs (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, writer TEXT NOT NULL,
@@ -55,6 +55,8 @@ JOURNAL_SCHEMA = Schema(
         """CREATE TABLE IF NOT EXISTS rollups (
         tenant TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, grain INTEGER NOT NULL, start INTEGER NOT NULL,
         body BLOB NOT NULL, PRIMARY KEY (tenant, kind, key, grain, start)) WITHOUT ROWID""",
+        """CREATE TABLE IF NOT EXISTS request_keys (
+        key TEXT PRIMARY KEY, asked TEXT NOT NULL, run INTEGER NOT NULL) WITHOUT ROWID""",
     ),
     {2: ("ALTER TABLE runs ADD COLUMN num_rolled INTEGER NOT NULL DEFAULT 0",)},
 )

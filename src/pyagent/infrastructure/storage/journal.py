@@ -3,6 +3,7 @@
     journal/runs.db     runs, records, blobs (see `database`)
     journal/writers/    a lock for each process that writes
     journal/notes.db    what agents keep across runs (see `notes`)
+    journal/rates.db    the levels of rates (see `rates`)
     journal/search/     what search has read of runs (see `search`); it loses a run with the journal
 
 A record is one transaction: it is kept when `append` returns, whatever happens to the process then. Other processes
@@ -47,7 +48,9 @@ from pyagent.core.fleet.steps import RunSpec
 from pyagent.infrastructure.storage.blobs import Blobs
 from pyagent.infrastructure.storage.database import RECORDS_A_RUN, Database, Row
 from pyagent.infrastructure.storage.notes import SqliteNotes
+from pyagent.infrastructure.storage.rates import SqliteRates
 from pyagent.infrastructure.storage.record_codec import RecordCodec
+from pyagent.infrastructure.storage.request_keys import SqliteRequestKeys
 from pyagent.infrastructure.storage.rollups import Rollups
 from pyagent.infrastructure.storage.writers import Writers
 
@@ -108,6 +111,8 @@ class SqliteJournal:
         self._writers = Writers(folder / "writers")
         self.search_folder = folder / "search"
         self.memory = SqliteNotes(folder / "notes.db")
+        self.keys = SqliteRequestKeys(self._database)
+        self.rates = SqliteRates(folder / "rates.db")
         self._open: dict[str, _OpenRun] = {}
         self._losses: dict[str, str] = {}
         self._num_opened = 0
@@ -204,6 +209,7 @@ class SqliteJournal:
             self.close_run(run)
         self._database.close()
         self.memory.close()
+        self.rates.close()
         self._writers.close()
 
     def reopen(self, run: str) -> None:
@@ -222,11 +228,11 @@ class SqliteJournal:
             tenant = self._count(number)
         self._open[run] = _OpenRun(number, epoch, tenant)
 
-    def fork(self, run: str, spec: RunSpec, before: int) -> str:
+    def fork(self, run: str, spec: RunSpec, before: int, name: str | None = None) -> str:
         """Return a new run's id, open, which begins with the records of `run` before a number."""
         with _readable(self._folder), self._database.transaction():
             number, _, epoch = self._found(run)
-            fork = self._new_run(spec, epoch)
+            fork = self._new_run(spec, epoch, name)
             new = self._open[fork].id
             first = number * RECORDS_A_RUN
             copied = "INSERT INTO records SELECT id + ?, body FROM records WHERE id >= ? AND id < ?"
@@ -466,6 +472,7 @@ class SqliteJournal:
                 self._count(run)
             self._rollups.drop(run)
             self._blobs.release(run)
+            self._database.execute("DELETE FROM request_keys WHERE run = ?", (run,))
             first = run * RECORDS_A_RUN
             self._database.execute("DELETE FROM records WHERE id >= ? AND id < ?", (first, first + RECORDS_A_RUN))
             self._database.execute("DELETE FROM runs WHERE id = ?", (run,))

@@ -36,7 +36,7 @@ class Runs:
     """The runs of a server, for one caller."""
 
     background: BackgroundRuns
-    access: FileAccess
+    agents: AgentBackend
     tenant: str
     service: Service
     request: Request
@@ -47,7 +47,12 @@ class Runs:
         agents = service.agents
         if not isinstance(agents, AgentBackend):
             raise RequestError("this server has no fleet, and so no runs", code="no_fleet")
-        return cls(await agents.background_runs(), agents.file_access, tenant_of(request), service, request)
+        return cls(await agents.background_runs(), agents, tenant_of(request), service, request)
+
+    @property
+    def access(self) -> FileAccess:
+        """Which files runs of clients may read."""
+        return self.agents.file_access
 
     @property
     def fleet(self) -> Fleet:
@@ -94,6 +99,7 @@ class Runs:
     async def begin(self, events: AsyncGenerator[Event, None], spec: RunSpec, run: str | None = None) -> str:
         """Begin a run, or go on with one; return its id. Its trace is the request's, its tokens are its key's."""
         self.background.check_room(self.tenant, self.service.settings.max_runs)
+        await self.agents.count_run(self.tenant)
         state = self.request.scope["state"]
         continue_trace(cast("dict[str, str] | None", state.get("trace_headers")) or self.request.headers)
         take = cast("TakeTokens | None", state.get("take_tokens"))  # of the rate limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TypeVar
@@ -13,11 +14,13 @@ from starlette.responses import Response
 
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.event_reader import read_events
-from pyagent.core.fleet.events import Question
+from pyagent.core.fleet.events import Event, Question
 from pyagent.core.fleet.people import DENY, check_answer
+from pyagent.core.fleet.steps import forked
 from pyagent.infrastructure.server.agents import MAX_TASK_CHARS
 from pyagent.infrastructure.server.api_keys import ADMIN_KEY_NEEDED, is_admin
 from pyagent.infrastructure.server.runs.access import Runs, find_question, told_view
+from pyagent.infrastructure.server.runs.idempotency import begin_once, go_on_once
 from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, ResumeBody
 from pyagent.infrastructure.server.service import Service, json_response
 from pyagent.infrastructure.server.validation import decode
@@ -52,13 +55,18 @@ async def resume(service: Service, request: Request) -> Response:
     body = await _read(service, request, ResumeBody)
     runs = await Runs.of(service, request)
     row = runs.row_named
-    spec = runs.going_on(row)
-    if body.answers:
-        view = runs.view(row)
-        for question, answer in body.answers.items():
-            _check_answer(runs, find_question(view, question), answer)
-    events = runs.fleet.resume(row.run, answers=body.answers, waits_for_answers=body.waits_for_answers)
-    return _shown(runs, await runs.begin(events, spec))
+
+    async def work() -> None:
+        spec = runs.going_on(row)
+        if body.answers:
+            view = runs.view(row)
+            for question, answer in body.answers.items():
+                _check_answer(runs, find_question(view, question), answer)
+        events = runs.fleet.resume(row.run, answers=body.answers, waits_for_answers=body.waits_for_answers)
+        await runs.begin(events, spec)
+
+    await go_on_once(runs, row.run, body, work)
+    return _shown(runs, row.run)
 
 
 async def fork(service: Service, request: Request) -> Response:
@@ -66,12 +74,16 @@ async def fork(service: Service, request: Request) -> Response:
     body = await _read(service, request, ForkBody)
     runs = await Runs.of(service, request)
     row = runs.row_named
-    spec = runs.going_on(row)
+    spec = forked(runs.going_on(row), row.run, body.step, body.task)
     if len(body.task or "") > MAX_TASK_CHARS:
         text = f"task takes up to {MAX_TASK_CHARS} characters, got {len(body.task or '')}"
         raise RequestError(text, param="task", code="context_length_exceeded")
-    events = runs.fleet.fork(row.run, body.step, body.task, waits_for_answers=body.waits_for_answers)
-    return _shown(runs, await runs.begin(events, spec), 201)
+
+    def events(run: str | None) -> AsyncGenerator[Event, None]:
+        return runs.fleet.fork(row.run, body.step, body.task, waits_for_answers=body.waits_for_answers, run_id=run)
+
+    run, is_new = await begin_once(runs, spec, events)
+    return _shown(runs, run, 201 if is_new else 200)
 
 
 async def answer(service: Service, request: Request) -> Response:
@@ -79,15 +91,19 @@ async def answer(service: Service, request: Request) -> Response:
     body = await _read(service, request, AnswerBody)
     runs = await Runs.of(service, request)
     row = runs.row_named
-    question = find_question(runs.view(row), body.question)
-    _check_answer(runs, question, body.answer)
-    if runs.fleet.under_way(row.run) is not None:
-        runs.fleet.answer(row.run, question.id, body.answer)
-        return _shown(runs, row.run)
-    answers = {question.id: body.answer}
-    spec = runs.going_on(row)
-    events = runs.fleet.resume(row.run, answers=answers, waits_for_answers=body.waits_for_answers)
-    return _shown(runs, await runs.begin(events, spec))
+
+    async def work() -> None:
+        question = find_question(runs.view(row), body.question)
+        _check_answer(runs, question, body.answer)
+        if runs.fleet.under_way(row.run) is not None:
+            runs.fleet.answer(row.run, question.id, body.answer)
+            return
+        spec, answers = runs.going_on(row), {question.id: body.answer}
+        events = runs.fleet.resume(row.run, answers=answers, waits_for_answers=body.waits_for_answers)
+        await runs.begin(events, spec)
+
+    await go_on_once(runs, row.run, body, work)
+    return _shown(runs, row.run)
 
 
 def _check_answer(runs: Runs, question: Question, answer: str) -> None:

@@ -112,11 +112,15 @@ def chosen_id(key: str | None, tenant: str, *, is_private: bool) -> str | None:
     """
     if key is None:
         return None
+    return f"{PRIVATE_PREFIX if is_private else 'r-'}{key_hash(key, tenant)}"
+
+
+def key_hash(key: str, tenant: str) -> str:
+    """Return what stands for a tenant's idempotency key. Raises `RequestError` for a key that is none."""
     if not (0 < len(key) <= _MAX_KEY_CHARS and key.isascii() and key.isprintable()):
         text = f"Idempotency-Key takes 1 to {_MAX_KEY_CHARS} printable ASCII characters, got {len(key)}"
         raise RequestError(text, param="Idempotency-Key")
-    digest = blake2b(f"{tenant}\0{key}".encode(), digest_size=12).hexdigest()
-    return f"{PRIVATE_PREFIX if is_private else 'r-'}{digest}"
+    return blake2b(f"{tenant}\0{key}".encode(), digest_size=12).hexdigest()
 
 
 def event_number(start: str | None, last_id: str | None) -> int:

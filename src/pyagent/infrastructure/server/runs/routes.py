@@ -12,10 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyagent.core.errors import RequestError
+from pyagent.core.fleet.events import Event
 from pyagent.core.fleet.journal import RunSummary, still_running
 from pyagent.core.fleet.steps import RunSpec
 from pyagent.infrastructure.server.runs.access import Runs, told_event, told_view
-from pyagent.infrastructure.server.runs.requests import RunBody, chosen_id, event_number
+from pyagent.infrastructure.server.runs.idempotency import begin_once
+from pyagent.infrastructure.server.runs.requests import RunBody, event_number
 from pyagent.infrastructure.server.runs.stream import MEDIA_TYPE, failed, server_sent
 from pyagent.infrastructure.server.service import Service, json_response
 from pyagent.infrastructure.server.streaming import EventStream
@@ -31,34 +33,19 @@ async def create(service: Service, request: Request) -> Response:
     runs, steps = await Runs.of(service, request), body.as_steps()
     spec = RunSpec.of(steps, body.timeout_seconds, runs.tenant, runs.tenant, runs.access)
     spec = msgspec.structs.replace(spec, priority=body.priority, request_class=body.request_class)
-    key = request.headers.get("idempotency-key")
-    run = kept = _of_key(runs, spec, key, is_private=body.private)
-    if run is None:
-        runs.check_steps(steps)
-        run = await _begin(runs, spec, body, chosen_id(key, runs.tenant, is_private=body.private))
+    run, is_new = await begin_once(runs, spec, partial(_events, runs, spec, body), is_private=body.private)
     row, where = runs.row(run), f"/v1/runs/{run}"
     if not body.stream:
-        return json_response(_told(runs, row), 201 if kept is None else 200, {"location": where})
+        return json_response(_told(runs, row), 201 if is_new else 200, {"location": where})
     sent = server_sent(runs, row, 0, cancels=body.on_disconnect == "cancel")
     stream = EventStream(sent, MEDIA_TYPE, failed)
     stream.headers["content-location"] = where
     return stream
 
 
-def _of_key(runs: Runs, spec: RunSpec, key: str | None, *, is_private: bool) -> str | None:
-    """Return the run that was begun by this key; None where none was. Raises `RequestError` when it was another."""
-    for was_private in (is_private, not is_private):
-        run = chosen_id(key, runs.tenant, is_private=was_private)
-        if run is not None and (journal := runs.journal_of(run)).summary(run) is not None:
-            if was_private == is_private and msgspec.json.encode(journal.spec(run)) == msgspec.json.encode(spec):
-                return run
-            text = f"this Idempotency-Key began another run, {run}; choose a new key for each run"
-            raise RequestError(text, param="Idempotency-Key", code="idempotency_key_reused")
-    return None
-
-
-async def _begin(runs: Runs, spec: RunSpec, body: RunBody, run: str | None) -> str:
-    events = runs.fleet.run(
+def _events(runs: Runs, spec: RunSpec, body: RunBody, run: str | None) -> AsyncGenerator[Event, None]:
+    runs.check_steps(spec.steps)
+    return runs.fleet.run(
         spec.steps,
         timeout_seconds=spec.timeout_seconds,
         is_private=body.private,
@@ -70,12 +57,6 @@ async def _begin(runs: Runs, spec: RunSpec, body: RunBody, run: str | None) -> s
         priority=spec.priority,
         request_class=spec.request_class,
     )
-    try:
-        return await runs.begin(events, spec, run)
-    except RequestError as error:
-        if error.code == "run_exists" and run is not None:  # another server of this journal was quicker
-            return run
-        raise
 
 
 async def list_runs(service: Service, request: Request) -> Response:
