@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from support.fleets import Custom, echo, events_of, fleet_of
 
-from pyagent.core.errors import Decline, RequestError
+from pyagent.core.errors import Decline, NeedsAnswerError, RequestError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.run_view import view_of
 from pyagent.core.fleet.scores import Score
 from pyagent.core.messages import ChatRequest
 
@@ -136,6 +137,61 @@ def test_model_routes_when_no_score_is_sure() -> None:
     assert request.response_format is not None
     assert request.response_format.choice == ["one", "two"]
     assert "does one" in request.messages[-1].text
+
+
+def test_a_person_chooses_where_the_limits_say_so() -> None:
+    """With `route="ask"` a person is asked among the agents that no score speaks for, and no model is."""
+
+    async def main(*agents: Custom, task: str = "hi") -> tuple[list[ev.Event], list[ev.Question], int]:
+        fleet = fleet_of(*agents, route="ask")
+        seen: list[ev.Event] = []
+        asked: list[ev.Question] = []
+        async for event in fleet.run(task, waits_for_answers=True):
+            seen.append(event)
+            if isinstance(event, ev.QuestionAsked):
+                asked.append(event.question)
+                fleet.answer(event.run, event.question.id, "two")
+        return seen, asked, len(fleet.backend.requests)  # type: ignore[attr-defined]
+
+    seen, [question], num_requests = asyncio.run(main(Custom("one", echo), Custom("two", echo), _scoring("no", 0.0)))
+    assert (_routes(seen), num_requests) == ([("two", "person")], 0)
+    assert question.options == ("one", "two")
+    assert question.text.startswith("Which agent is to do the task 'hi'?\n- one: does one")
+    seen, asked, _ = asyncio.run(main(_scoring("one", 0.9), Custom("two", echo)))
+    assert (_routes(seen), asked) == ([("one", "score")], [])
+    seen, asked, _ = asyncio.run(main(Custom("one", echo), Custom("two", echo), task="what does one say"))
+    assert (_routes(seen), asked) == ([("one", "score")], [])
+
+
+def test_a_route_that_a_person_chose_is_kept() -> None:
+    """A run that ended with the router's question goes on with the answer, and is not asked again."""
+    fleet = fleet_of(Custom("one", echo), Custom("two", echo), route="ask")
+
+    async def main() -> list[ev.Event]:
+        before, error = await events_of(fleet, "hi")
+        assert isinstance(error, NeedsAnswerError)
+        [question] = [event.question for event in before if isinstance(event, ev.QuestionAsked)]
+        return [event async for event in fleet.resume(before[0].run, answers={question.id: "one"})]
+
+    after = asyncio.run(main())
+    assert _routes(after) == [("one", "person")]
+    assert isinstance(after[-1], ev.RunFinished)
+
+
+def test_a_runs_intent_is_in_its_view() -> None:
+    """What the first task was taken for is told with how and how surely, and is none before it is known."""
+    fleet = fleet_of(_scoring("sum", lambda task: Score(0.8, "has a plus sign")), Custom("other", echo))
+    seen, _ = asyncio.run(events_of(fleet, "1+1"))
+    row = fleet.journal.summary(seen[0].run)
+    assert row is not None
+    intent = view_of(fleet.journal, row).intent
+    assert intent is not None
+    assert (intent.agent, intent.how, intent.score, intent.reason) == ("sum", "score", 0.8, "has a plus sign")
+    asks = fleet_of(Custom("one", echo), Custom("two", echo), route="ask")
+    before, _ = asyncio.run(events_of(asks, "hi"))
+    waiting = asks.journal.summary(before[0].run)
+    assert waiting is not None
+    assert view_of(asks.journal, waiting).intent is None
 
 
 def test_score_of_zero_rules_an_agent_out() -> None:

@@ -111,7 +111,8 @@ class PlainView(_LineView):
     def _line(self, event: Event) -> str:
         match event:
             case RouteChosen():
-                by = "" if event.how == "named" else f"by {event.how}: "
+                sure = "" if event.score is None else f" {event.score:.2g}"
+                by = "" if event.how == "named" else f"by {event.how}{sure}: "
                 return f"{marked('running')} {event.agent:<12} {by}{printable(event.reason)}"
             case Progress() | QuestionAsked():
                 text = event.text if isinstance(event, Progress) else f"asks: {event.question.text}"

@@ -57,11 +57,14 @@ class RunResumed(_Event, frozen=True):
 
 
 class RouteChosen(_Event, frozen=True):
-    """The router picked an agent. `how`: the caller named it, by its score, a model chose, or there is no other."""
+    """The router picked an agent: what it took the task for, its intent.
+
+    `how`: the caller named it, by its `score`, a model or a person chose, or there is no other.
+    """
 
     step: str
     agent: str
-    how: Literal["named", "score", "model", "only"]
+    how: Literal["named", "score", "model", "person", "only"]
     reason: str
     score: float | None = None
 

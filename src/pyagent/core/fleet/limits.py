@@ -24,6 +24,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     `fleet_seconds` begin with the first run. `max_runs` go on at once, others wait for their turn.
     `plan`: whether tasks are planned that do not say so themselves.
+    `route`: who chooses the agent of a task that no agent is sure of, a model or a person.
     `waits_for_answers`: a question to a person waits for `Fleet.answer`; else it ends the run.
     `confidence` says which answers are doubtful, and what is done about them.
     `stalls` says when a run has stalled. `rates` say how often agents and tools may begin.
@@ -41,6 +42,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_runs: int | None = None
     waits_for_answers: bool = False
     plan: Literal["off", "auto", "ask"] = "off"
+    route: Literal["auto", "ask"] = "auto"
     confidence: ConfidencePolicy = ConfidencePolicy()
     stalls: StallPolicy = StallPolicy()
     rates: Rates = Rates()

@@ -2,8 +2,8 @@
 
 Scores come first because they cost nothing and can be explained (`core.fleet.scores`): the highest wins, ties by the
 agents' order. When none is sure, the one whose name the task has gets it (`Write a haiku`); else a model chooses by
-description, constrained to the names, among those that did not score 0. An agent that declines after all is out, and
-the rest are asked in the same way.
+description, constrained to the names, among those that did not score 0, or a person does where the limits say so. An
+agent that declines after all is out, and the rest are asked in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Route(msgspec.Struct, frozen=True):
     """The agent chosen, how, and the reason to show."""
 
     agent: str
-    how: Literal["named", "score", "model", "only"]
+    how: Literal["named", "score", "model", "person", "only"]
     reason: str
     score: float | None = None
 
@@ -68,11 +68,15 @@ def route_by_scores(scores: Mapping[str, Score | None], declined: Mapping[str, s
 
 
 async def choose_route(context: Context, task: Task, candidates: Mapping[str, Agent]) -> Route:
-    """Return the one candidate that the task names; else let the model choose by the descriptions."""
+    """Return the one candidate that the task names; else let a person or the model choose by the descriptions."""
     named = [name for name in candidates if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", task.text, re.IGNORECASE)]
     if len(named) == 1:
         return Route(named[0], "score", "the task has its name")
     described = "\n".join(f"- {name}: {agent.description}" for name, agent in candidates.items())
+    if context.run.limits.route == "ask":
+        question = f"Which agent is to do the task {task.title!r}?\n{described}"
+        name = await context.ask(question, options=list(candidates))
+        return Route(name, "person", f"a person chose it among {', '.join(candidates)}")
     text = task.text if len(task.text) <= _MAX_SHOWN_CHARACTERS else task.text[:_MAX_SHOWN_CHARACTERS] + " ..."
     files = f"\nFiles: {', '.join(task.files[:5])}" if task.files else ""
     prompt = f"Specialists:\n{described}\n\nTask: {text}{files}\n\nSpecialist:"

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Protocol
 
 import msgspec
 
 from pyagent.core.fleet.event_reader import Records
-from pyagent.core.fleet.events import Question, QuestionAnswered, QuestionAsked, RunFailed, RunFinished, Totals
+from pyagent.core.fleet.events import (
+    Question,
+    QuestionAnswered,
+    QuestionAsked,
+    RouteChosen,
+    RunFailed,
+    RunFinished,
+    Totals,
+)
 from pyagent.core.fleet.journal import JournalRecord, RunSummary, State
 from pyagent.core.fleet.steps import RunSpec, Step
 
 _MAY_WAIT = ("running", "needs_answer", "unfinished")
+_NUM_FIRST = 64
+"""Records among which a run's first route is looked for: before it there is at most the router's own question."""
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +39,7 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """A run. `output` is its result; `error` how it ended without one; `questions` are those that wait for an answer.
 
+    `intent` is what its first task was taken for: the agent, how it was chosen, and how sure that was (`score`).
     `num_events` is how many events the journal has of it: following it from there on gives what is new.
     """
 
@@ -36,6 +48,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     started_at: float
     steps: tuple[StepView, ...] = ()
+    intent: RouteChosen | None = None
     num_events: int = 0
     output: object = None
     error: RunFailed | None = None
@@ -65,12 +78,14 @@ def view_of(journal: Readable, row: RunSummary) -> RunView:
     spec, num_events = journal.spec(row.run), journal.num_records(row.run)
     last = journal.record(row.run, num_events - 1) if num_events and row.state != "running" else None
     end = None if last is None else last.event
+    first = (record.event for record in islice(journal.replay(row.run), _NUM_FIRST))
     return RunView(
         id=row.run,
         state=row.state,
         task=row.task,
         started_at=row.started_at,
         steps=_steps(spec.steps, spec),
+        intent=next((event for event in first if isinstance(event, RouteChosen)), None),
         num_events=num_events,
         output=end.output if isinstance(end, RunFinished) else None,
         error=end if isinstance(end, RunFailed) else None,

@@ -103,6 +103,14 @@ class Fleet(Section, frozen=True):
             "plan, `ask` shows it to a person before, who accepts, changes or refuses it.",
         ),
     ] = "off"
+    route: Annotated[
+        Literal["auto", "ask"],
+        Setting(
+            choice("auto", "ask"),
+            "Which agent gets a task that names none and that no agent's score is sure of: `auto` lets a model choose, "
+            "`ask` asks a person.",
+        ),
+    ] = "auto"
     max_runs: Annotated[
         int | None,
         Setting(
