@@ -45,8 +45,8 @@ async def normalized(backend: NativeBackend) -> PoolStats:
     return pool.stats()
 
 
-def test_native_server_answers_200_clients_at_once(tiny_model_path: Path) -> None:
-    """200 concurrent requests, half of them streamed, are all answered; then every block is free."""
+def test_native_server_answers_60_clients_at_once(tiny_model_path: Path) -> None:
+    """60 concurrent requests, half of them streamed, are all answered; then every block is free."""
 
     async def work() -> None:
         async with asked(tiny_model_path) as (backend, client):
@@ -61,8 +61,8 @@ def test_native_server_answers_200_clients_at_once(tiny_model_path: Path) -> Non
                 whole = await client.chat.completions.create(model="tiny", messages=asking(number), max_tokens=12)
                 return whole.choices[0].finish_reason
 
-            reasons = await asyncio.gather(*(one(number) for number in range(200)))
-            assert len(reasons) == 200
+            reasons = await asyncio.gather(*(one(number) for number in range(60)))
+            assert len(reasons) == 60
             assert set(reasons) <= {"stop", "length"}
             stats = await normalized(backend)
             assert stats.free == stats.num_pages
