@@ -142,6 +142,15 @@ def test_entropy_of_all_tokens_is_exact_and_of_some_at_most_that(logits: list[fl
     assert entropy(logprobs[:2]) <= exact + 1e-9
 
 
+def test_one_plain_word_of_doubt_is_enough() -> None:
+    """An answer that says once that it does not know is doubtful however long it is; one `maybe` in it is not."""
+    policy, rest = ConfidencePolicy(), "It is a fuse. " * 50
+    assert "'i do not know'" in policy.doubt(
+        policy.seen_in(f"{rest}I do not know.", is_prose=True, tokens=TokenStats())
+    )
+    assert policy.doubt(policy.seen_in(f"{rest}Maybe not.", is_prose=True, tokens=TokenStats())) == ""
+
+
 def test_probabilities_make_doubt() -> None:
     """A low probability and a high entropy on average are doubt; tokens without numbers are passed over."""
     stats, policy = TokenStats(), ConfidencePolicy()

@@ -9,12 +9,13 @@ from contextlib import aclosing
 import pytest
 from support.fleets import Custom, ask, echo, events_of, fleet_of, sleep_long
 
-from pyagent.core.errors import BudgetError, DeadlineError
+from pyagent.core.errors import AgentError, BudgetError, DeadlineError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.core.fleet.run import MAX_DEPTH
 from pyagent.core.fleet.steps import Step
 from pyagent.core.messages import ChatRequest
 from pyagent.testing import Reply, ScriptedBackend
@@ -64,6 +65,20 @@ def test_spawned_agent_has_its_own_limit_inside_the_run() -> None:
 
     with pytest.raises(BudgetError, match=r"parent/1\.ask is 100 tokens"):
         asyncio.run(fleet_of(Custom("parent", parent), Custom("ask", ask)).run_agent("parent", "go"))
+
+
+def test_an_agent_that_spawns_itself_ends() -> None:
+    """Agents within agents have a bound of their own, which names the agent that goes too deep."""
+    depths: list[int] = []
+
+    async def again(context: Context, task: Task) -> object:
+        depths.append(context.depth)
+        return await context.spawn("again", task.text)
+
+    _, error = asyncio.run(events_of(fleet_of(Custom("again", again), run_agents=50), "go"))
+    assert isinstance(error, AgentError)
+    assert f"again is spawned {MAX_DEPTH} agents deep" in str(error)
+    assert depths == list(range(MAX_DEPTH + 1))
 
 
 def test_deadline_is_passed_down_and_kept() -> None:

@@ -149,6 +149,19 @@ def test_deleted_runs_leave_nothing(tmp_path: Path) -> None:
     assert _search(journal, "lease", embedder).num_vectors == 0
 
 
+def test_runs_deleted_while_the_index_was_away_are_not_found(tmp_path: Path) -> None:
+    """What an index still has of a run that is gone, such as one from a backup, is dropped with the next search."""
+    journal = SqliteJournal(tmp_path)
+    gone = _run(journal, "zyzzyva cat", "x")
+    _run(journal, "quixotic lease", "y")
+    assert _sources(_search(journal, "zyzzyva")) == [gone]
+    away = journal.search_folder.rename(tmp_path / "away")
+    journal.remove(gone)
+    away.rename(journal.search_folder)
+    assert _search(journal, "zyzzyva").hits == []
+    assert not _holds(journal.search_folder, b"zyzzyva")
+
+
 def test_private_runs_are_never_there(tmp_path: Path) -> None:
     """A private run has no records, so nothing of it is found or embedded."""
     journal = SqliteJournal(tmp_path)

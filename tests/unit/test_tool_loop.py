@@ -15,13 +15,14 @@ from pyagent.core.errors import ContextOverflowError, NeedsAnswerError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.history import CLEARED
+from pyagent.core.fleet.history import CLEARED, compacted
 from pyagent.core.fleet.journal import MemoryJournal
 from pyagent.core.fleet.model_call import Completion
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.fleet.tool_functions import tool
 from pyagent.core.fleet.tools import FleetTool
-from pyagent.core.messages import ChatRequest, FunctionCall, ToolCall
+from pyagent.core.messages import ChatRequest, FunctionCall, Message, ToolCall
+from pyagent.core.token_estimate import estimated_prompt_tokens
 from pyagent.testing import Reply, ScriptedBackend
 
 
@@ -242,6 +243,23 @@ def test_long_conversation_is_compacted_once_in_a_while() -> None:
     assert last[0].text == "go"
     assert last[-1].text.startswith("page 23")
     assert any(message.text == CLEARED for message in last)
+
+
+@pytest.mark.parametrize("max_tokens", [6_000, 2_500, 400])
+def test_a_compaction_spares_the_beginning_and_the_newest_results(max_tokens: int) -> None:
+    """Whatever has to go, the system's and the user's words stay, and older results go before the last."""
+    told = [Message("system", "be brief"), Message("user", "the task")]
+    messages = list(told)
+    for number in range(12):
+        call = ToolCall(id=f"c{number}", function=FunctionCall("page", f'{{"number": {number}}}'))
+        result = Message("tool", f"page {number} " + "x" * 2_000, name="page", tool_call_id=call.id)
+        messages += [Message("assistant", None, tool_calls=[call]), result]
+    shorter = compacted(messages, 2, [], max_tokens)
+    assert estimated_prompt_tokens(shorter, []) <= max_tokens
+    assert shorter[:2] == told
+    assert shorter[-1].text.startswith("page 11 x")
+    is_cleared = [message.text == CLEARED for message in shorter if message.role == "tool"]
+    assert is_cleared == sorted(is_cleared, reverse=True)
 
 
 def test_conversation_too_long_for_the_model_is_shortened_and_asked_again() -> None:

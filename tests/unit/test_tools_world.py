@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import time
 from pathlib import Path
@@ -178,6 +179,22 @@ def test_private_addresses_and_other_hosts_are_not_reached() -> None:
         ):
             with pytest.raises(RequestError):
                 asyncio.run(one.call({"url": target}))
+
+
+def test_name_with_one_private_address_is_refused() -> None:
+    """A name that has a public address beside a private one is refused, whichever comes first."""
+    get = http_tool(["both.test"], allows_private=False)
+
+    async def main(*addresses: str) -> object:
+        async def both(*_: Any, **__: Any) -> Any:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
+
+        asyncio.get_running_loop().getaddrinfo = both  # type: ignore[method-assign]
+        return await get.call({"url": "http://both.test/"})
+
+    for addresses in (("8.8.8.8", "10.0.0.1"), ("10.0.0.1", "8.8.8.8")):
+        with pytest.raises(RequestError, match=r"10\.0\.0\.1, which is not public"):
+            asyncio.run(main(*addresses))
 
 
 def test_name_is_looked_up_once() -> None:
