@@ -212,7 +212,7 @@ async def test_unknown_outcome_of_an_effect(effect: Effect, answer: str, num_not
     assert len(world.notes) == num_notes
     started = [record.event for record in journal.replay(killed) if isinstance(record.event, ev.ToolStarted)]
     assert [event.attempt for event in started] == [1, 2][: len(started)]
-    assert {event.key for event in started} == set(world.keys)
+    assert len({event.key for event in started} | set(world.keys)) == 1  # the fork repeats it as the run began it
 
 
 async def test_failure_is_tried_again_and_one_gone_on_from_is_not() -> None:
