@@ -1,9 +1,10 @@
 """Kill a run with -9 at random moments, resume it each time, and compare it with one that was left alone.
 
 A run is a graph with a map, a loop, tries again, a condition and a failure that is gone on after; its agents use
-models, tools of each effect, other agents and approvals. After each death it is resumed by a new process; questions
-whether a tool had its effect are answered from what the tool really did. In the end the journal has to equal that of
-an uninterrupted run, and no effect may have happened twice, or never.
+models, tools of each effect, other agents, approvals and notes, ask again in doubt, and let a model call tools and an
+agent and hand over to one. After each death it is resumed by a new process; questions whether a tool had its effect are
+answered from what the tool really did. In the end the journal and the notes kept across runs have to equal those of an
+uninterrupted run, and no effect may have happened twice, or never.
 
     make run-kills                                          200 deaths of runs of 500 steps
     python benchmarks/run_kills.py --kills 20 --steps 100
@@ -30,6 +31,7 @@ import msgspec
 from pyagent.core.errors import BackendError, NeedsAnswerError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.confidence import ConfidencePolicy
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
 from pyagent.core.fleet.past import Past
@@ -37,8 +39,9 @@ from pyagent.core.fleet.step_options import Repeat, Retries
 from pyagent.core.fleet.steps import Step
 from pyagent.core.fleet.tool_run import idempotency_key
 from pyagent.core.fleet.tools import Effect, FleetTool
+from pyagent.core.messages import ChatRequest, FunctionCall, ToolCall
 from pyagent.infrastructure.storage.journal import SqliteJournal
-from pyagent.testing import ScriptedBackend
+from pyagent.testing import Reply, ScriptedBackend
 
 _LONGEST_LIFE_SECONDS = 0.12
 _STEPS_AN_APPROVAL = 100
@@ -110,10 +113,11 @@ class Round:
     description = "counts rounds"
 
     async def run(self, context: Context, task: Task) -> dict[str, int]:
-        """Return one more than the round before, having written it once."""
-        before = task.results.get("round", {"number": 0})
-        number = before["number"] + 1 if isinstance(before, dict) else 1
+        """Return the round's number, having written it once."""
+        number = int(context.step.partition("#")[2])
         await context.call_tool("append", Text(f"round {context.step}"))
+        context.memory.note(f"round {number}")
+        context.memory.note(f"kept of round {number}", scope="fleet")
         await context.spawn("part", f"r{number}")
         return {"number": number}
 
@@ -145,6 +149,41 @@ class Broken:
         raise ValueError("broken")
 
 
+class Loop:
+    """Lets a model call tools and an agent, and hand over."""
+
+    name = "loop"
+    description = "loops"
+    needs = ("part",)
+
+    async def run(self, context: Context, task: Task) -> str:
+        """Return what the agent gives that the model hands over to, and the notes of the rounds."""
+        tools = ["look", "put", "append", "agent:part", "handoff:part"]
+        completion = await context.complete("loop", tools=tools)
+        notes = await context.memory.top(tokens=10_000)
+        return f"{completion.text} {sorted(note.text for note in notes.notes)}"
+
+
+_ROUNDS_OF_CALLS: tuple[tuple[tuple[str, str], ...], ...] = (
+    (("look", '{"text": "l1"}'), ("append", '{"text": "l1"}'), ("append", '{"text": "l2"}')),
+    (("agent_part", '{"task": "a1"}'), ("agent_part", '{"task": "a2"}')),
+    (("put", '{"text": "l3"}'), ("append", '{"text": "l4"}')),
+    (("transfer_to_part", '{"task": "h1"}'),),
+)
+
+
+def reply(request: ChatRequest) -> Reply | str:
+    """Answer as the request says: with the next round of calls, in doubt where a 7 is asked for, or plainly."""
+    text = request.messages[-1].text
+    if request.tools:
+        number = sum(message.role == "assistant" for message in request.messages)
+        made = [FunctionCall(name, arguments) for name, arguments in _ROUNDS_OF_CALLS[number]]
+        return Reply(text="", tool_calls=tuple(ToolCall(id=f"c{n}", function=each) for n, each in enumerate(made)))
+    if text.startswith("You seem unsure"):
+        return "it is so"
+    return f"maybe {text}" if text.endswith("7") else f"answer to {text}"
+
+
 def graph(num_steps: int) -> list[Step]:
     """Return the graph of a run: a map of loops, a loop, tries again, and branches taken and not."""
     retries = Retries(max=3, seconds=0.01)
@@ -172,7 +211,8 @@ def graph(num_steps: int) -> list[Step]:
             join="done",
             when="failed broken and skipped never and done flaky",
         ),
-        Step(name="end", agent="part", task=Task(text="e"), after=("chunk", "rounds", "mend")),
+        Step(name="loop", agent="loop", task=Task(text="go"), after=("rounds",)),
+        Step(name="end", agent="part", task=Task(text="e"), after=("chunk", "loop", "mend")),
     ]
 
 
@@ -205,11 +245,10 @@ def make_tools(effects: Path) -> list[FleetTool]:
 async def work(folder: Path, num_steps: int, run: str, answers: dict[str, str]) -> None:
     """Run or resume; say which run it is, and whether it ended or asks."""
     journal = SqliteJournal(folder / "journal")
-    backend = ScriptedBackend(lambda request: f"answer to {request.messages[-1].text}")
     tools = make_tools(folder / "effects")
-    limits = FleetLimits(run_agents=10**9)
-    agents = [Divide(), Worker(), Part(), Round(), Flaky(), Broken()]
-    async with Fleet(backend, agents, tools, journal=journal, limits=limits) as fleet:
+    limits = FleetLimits(run_agents=10**9, confidence=ConfidencePolicy(act="retry"))
+    agents = [Divide(), Worker(), Part(), Round(), Flaky(), Broken(), Loop()]
+    async with Fleet(ScriptedBackend(reply), agents, tools, journal=journal, limits=limits) as fleet:
         events = fleet.resume(run, answers=answers) if run else fleet.run(graph(num_steps))
         try:
             async for event in events:
@@ -290,10 +329,19 @@ class Killer:
         """Return how often each effect happened."""
         return Counter(lines_of(self.folder / "effects"))
 
+    def kept_notes(self) -> list[str]:
+        """Return the notes that are kept across runs."""
+        journal = SqliteJournal(self.folder / "journal")
+        notes = sorted(note.text for note in journal.memory.notes(""))
+        journal.close()
+        return notes
+
 
 def _line(event: ev.Event) -> str:
     """Return an event without times and names of runs; nothing for what a death adds."""
     fields: dict[str, Any] = msgspec.to_builtins(event, enc_hook=str)
+    if isinstance(event, ev.NotesRead):
+        fields["notes"] = sorted(note.text for note in event.notes)
     is_of_death = isinstance(event, ev.RunResumed | ev.RunFailed | ev.QuestionAsked)
     is_of_death |= isinstance(event, ev.AgentFailed) and event.kind in _DEATHS
     if is_of_death or isinstance(event, ev.QuestionAnswered) or fields.get("attempt", 1) > 1:
@@ -327,6 +375,7 @@ def kill_runs(num_kills: int, num_steps: int, seed: int) -> tuple[int, int, int]
             effects = killer.effects()
             assert max(effects.values()) == 1, f"seed {seed}: an effect happened twice"
             assert len(effects) == len(plain.effects()), f"seed {seed}: an effect is missing"
+            assert killer.kept_notes() == plain.kept_notes(), f"seed {seed}: the notes kept across runs differ"
     return totals["kills"], totals["runs"], totals["questions"]
 
 
