@@ -11,6 +11,8 @@ from pyagent.core.eviction import EvictionPolicy
 
 __version__: str
 
+_Likelihood = tuple[float, list[tuple[int, float]], float | None]
+
 class ModelFileError(Exception): ...
 
 class OutOfBlocks(Exception):
@@ -243,13 +245,15 @@ class SamplerState:
         logit_bias: Sequence[tuple[int, float]] = ...,
         seed: int = 0,
         num_logprobs: int = 0,
+        has_entropy: bool = False,
     ) -> SamplerState: ...
     @property
     def reads_prompt(self) -> bool: ...
     def plain_params(
         self,
     ) -> (
-        tuple[float, int, float, float, float, float, float, int, int, list[tuple[int, float]], list[int] | None] | None
+        tuple[float, int, float, float, float, float, float, int, int, list[tuple[int, float]], list[int] | None, bool]
+        | None
     ): ...
     def seen_tokens(self) -> list[tuple[int, int]]: ...
     def distribution(self, logits: Sequence[float], step: int = 0) -> list[tuple[int, float]]: ...  # tests only
@@ -307,7 +311,7 @@ class CpuModel:
         scores: dict[int, PromptScores] = ...,
         process: Callable[[LogitsRows], dict[int, str]] | None = None,
         processed: AbstractSet[int] = ...,
-    ) -> tuple[list[int], dict[int, tuple[float, list[tuple[int, float]]]], dict[int, str]]: ...
+    ) -> tuple[list[int], dict[int, _Likelihood], dict[int, str]]: ...
     def logits(self) -> bytes: ...  # tests and benchmarks only
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
     def swap_out(self, pages: Sequence[int]) -> SwapHandle: ...
@@ -405,7 +409,7 @@ def sample_logits(
     *,
     process: Callable[[LogitsRows], dict[int, str]] | None = None,
     processed: AbstractSet[int] = ...,
-) -> tuple[list[int], dict[int, tuple[float, list[tuple[int, float]]]], dict[int, str]]: ...
+) -> tuple[list[int], dict[int, _Likelihood], dict[int, str]]: ...
 def available_cores() -> int: ...
 def cpu_features() -> CpuFeatures: ...
 

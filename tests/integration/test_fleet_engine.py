@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import aclosing
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pyagent
 from pyagent.core.config import load_settings
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.events import ModelCalled, RouteChosen, RunFinished, TextDelta
+from pyagent.core.fleet.events import AnswerDoubted, Event, ModelCalled, RouteChosen, RunFinished, TextDelta
 from pyagent.core.messages import SamplingParams
 from pyagent.core.settings import Settings
 from pyagent.logic.agents.summarize import Summary
@@ -31,6 +32,14 @@ class PetAgent:
     async def run(self, context: Context, task: Task) -> Pet:
         sampling = SamplingParams(temperature=0.0, max_tokens=100)
         return await context.generate(task.text, schema=Pet, sampling=sampling)
+
+
+class Talker:
+    name = "talker"
+    description = "Talks."
+
+    async def run(self, context: Context, task: Task) -> str:
+        return await context.generate(task.text, sampling=SamplingParams(temperature=0.0, max_tokens=8))
 
 
 class Chooser:
@@ -58,6 +67,30 @@ def test_choice_holds_for_any_model(tiny: Settings) -> None:
             assert await fleet.run_agent("chooser", "Which?") in {"red", "green", "blue"}
 
     asyncio.run(main())
+
+
+def test_a_doubtful_answer_is_escalated_by_the_engines_entropy(tiny_model_path: Path, tmp_path: Path) -> None:
+    """The engine tells the whole entropy; where that is too much the chain's next link is asked the same, once."""
+    second = tmp_path / "second.gguf"
+    second.symlink_to(tiny_model_path)
+    told = {"act": "escalate", "logprobs": True, "min_probability": 1e-9, "max_entropy": 1.0}
+    overrides = {"chain": [f"native:{tiny_model_path}", f"native:{second}"], "paths.data": str(tmp_path)}
+    settings = load_settings(overrides=overrides | {f"fleet.confidence.{key}": value for key, value in told.items()})
+
+    async def main() -> list[Event]:
+        async with pyagent.Fleet(settings.settings, agents=[Talker()]) as fleet:
+            return [event async for event in fleet.run("Say something.")]
+
+    events = asyncio.run(main())
+    calls = [event for event in events if isinstance(event, ModelCalled)]
+    doubts = [event for event in events if isinstance(event, AnswerDoubted)]
+    assert [Path(call.backend.removeprefix("native:")) for call in calls] == [tiny_model_path, second]
+    assert [doubt.act for doubt in doubts] == ["escalate", "mark"]
+    assert doubts[0].reason.startswith("the model hesitates between ")
+    confidence = doubts[0].confidence
+    assert not confidence.is_entropy_bound
+    assert confidence.entropy is not None
+    assert 1.0 < confidence.entropy <= math.log(512)
 
 
 @pytest.mark.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -139,6 +140,52 @@ def test_draws_of_one_answer_are_independent(
                 fifths[index] += part / (high - low)
     assert sum(fifths) == pytest.approx(8 * 60)
     assert all(0.13 < count / sum(fifths) < 0.27 for count in fifths), fifths
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, {"temperature": 2.0, "top_k": 3}, {"logit_bias": {"5": -100}}]
+)
+def test_entropy_is_the_models_own_in_float64(sampling: dict[str, Any], url: str, logits: list[float]) -> None:
+    """Over HTTP, to 1e-5: of all tokens before temperature and filters, and after what excludes or penalises some."""
+    (choice,) = completed(url, max_tokens=2, logprobs=0, return_entropy=True, seed=4, **sampling)
+    biases = {int(token): bias for token, bias in sampling.get("logit_bias", {}).items()}
+    shares = softmax([logit + biases.get(token, 0.0) for token, logit in enumerate(logits)])
+    exact = -math.fsum(share * math.log(share) for share in shares if share)
+    first, second = choice["logprobs"]["token_entropies"]
+    assert first == pytest.approx(exact, abs=1e-5)
+    assert 0 < second != first
+
+
+def test_entropy_is_told_where_it_is_asked_for(url: str) -> None:
+    """Chats have it beside each log probability, whole and streamed, and no number without it is another."""
+    body = {
+        "messages": [{"role": "user", "content": PROMPT}],
+        "logprobs": True,
+        "top_logprobs": 20,
+        "max_tokens": 3,
+        "ignore_eos": True,
+        "allowed_token_ids": [*range(60, 80)],
+        "temperature": 0,
+    }
+
+    def entries(**more: Any) -> list[dict[str, Any]]:
+        reply = httpx.post(f"{url}/v1/chat/completions", json=body | more, timeout=120)
+        assert reply.status_code == 200, reply.text
+        if not more.get("stream"):
+            return reply.json()["choices"][0]["logprobs"]["content"]
+        pieces = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+        told = [choice["logprobs"] for piece in pieces for choice in piece["choices"] if choice.get("logprobs")]
+        return [entry for one in told for entry in one["content"]]
+
+    whole = entries(return_entropy=True)
+    for entry in whole:
+        told = [rival["logprob"] for rival in entry["top_logprobs"]]
+        assert len(told) == 20
+        assert entry["entropy"] == pytest.approx(-math.fsum(math.exp(one) * one for one in told), abs=1e-5)
+    assert entries(return_entropy=True, stream=True) == whole
+    assert entries() == [{name: entry[name] for name in entry if name != "entropy"} for entry in whole]
+    alone = httpx.post(f"{url}/v1/chat/completions", json=body | {"logprobs": False, "return_entropy": True})
+    assert alone.status_code == 400
 
 
 def place_of(token: int, shares: list[float]) -> tuple[float, float]:

@@ -143,6 +143,7 @@ def test_server_refuses_several_answers_where_nobody_gives_them() -> None:
         ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+        ({"return_entropy": True}, "return_entropy", "ask for logprobs too"),
         ({"logprobs": True, "top_logprobs": 50}, "top_logprobs", "between 0 and 20"),
         ({"logit_bias": {"cat": 1}}, "logit_bias", "token ids"),
         ({"logit_bias": {"1": 1000}}, "logit_bias", "between -100"),

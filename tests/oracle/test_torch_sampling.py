@@ -31,11 +31,11 @@ PARAMS: list[dict[str, Any]] = [
     {"top_k": 1},
     {"temperature": 5.0, "logit_bias": [(3, 4.5), (9, -100.0), (11, -2.0)]},
     {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.7},
-    {"temperature": 0.0, "repetition_penalty": 2.0, "num_logprobs": 3},
-    {"temperature": 4.0, "allowed_tokens": [2, 5, 7, 1400], "num_logprobs": 6},
+    {"temperature": 0.0, "repetition_penalty": 2.0, "num_logprobs": 3, "has_entropy": True},
+    {"temperature": 4.0, "allowed_tokens": [2, 5, 7, 1400], "num_logprobs": 6, "has_entropy": True},
     {"num_logprobs": 1, "frequency_penalty": -0.5, "top_k": 40},
     # What the device lacks.
-    {"typical_p": 0.6},
+    {"typical_p": 0.6, "num_logprobs": 1, "has_entropy": True},
     {"mirostat": 2},
     {"presence_penalty": 1.0, "repeat_last_n": 4},
 ]
@@ -83,11 +83,27 @@ def test_tokens_are_the_cpu_kernels(spread: float) -> None:
         expected = _rust.sample_logits(logits.data, on_cpu, [step] * len(PARAMS), masks)
         assert (found.tokens, found.errors) == (expected[0], {})
         assert found.likelihoods.keys() == expected[1].keys()
-        for row, (logprob, top) in expected[1].items():
+        for row, (logprob, top, entropy) in expected[1].items():
             assert found.likelihoods[row].logprob == pytest.approx(logprob, abs=1e-5)
+            assert found.likelihoods[row].entropy == (entropy and pytest.approx(entropy, abs=1e-5))
             assert [token for token, _ in found.likelihoods[row].top] == [token for token, _ in top]
             values = [value for _, value in top]
             assert [value for _, value in found.likelihoods[row].top] == pytest.approx(values, abs=1e-5)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 8.0, 2000.0])
+def test_entropy_is_that_of_the_logits_in_float64(spread: float) -> None:
+    """To 1e-4 on the device, also of large logits and of rows with most tokens excluded; never below 0."""
+    logits = rows_of(7, spread) + spread
+    logits[::2, 3:] = -np.inf
+    exact = logits.astype(np.float64)
+    exact = np.exp(exact - exact.max(1, keepdims=True))
+    exact /= exact.sum(1, keepdims=True)
+    expected = -np.sum(exact * np.log(np.where(exact > 0, exact, 1)), 1)
+    rows = torch.from_numpy(logits).to(DEVICE)
+    found = sampling.entropies(rows, sampling.log_sums(rows)).cpu().numpy()
+    assert np.abs(found - expected).max() < 1e-4
+    assert found.min() > -1e-6
 
 
 def test_a_row_is_sampled_as_if_it_were_alone() -> None:

@@ -297,6 +297,31 @@ def test_probabilities_above_one_are_certainty() -> None:
     assert (stats.mean_logprob, stats.mean_entropy) == (0.0, 0.0)
 
 
+def test_the_entropy_a_backend_tells_counts_and_a_bound_says_so() -> None:
+    """What is told is taken as it is; where only the likeliest tokens are, the reason says `at least`."""
+    told, bounded = TokenStats(), TokenStats()
+    flat = [("a", math.log(0.02))] * 20
+    told.add([TokenLogprob("a", -0.1, flat, entropy=3.0), TokenLogprob("b", -0.1, flat, entropy=4.0)])
+    bounded.add([TokenLogprob("a", -0.1, flat, entropy=3.0), TokenLogprob("b", -0.1, flat)])
+    assert (told.mean_entropy, told.is_bounded) == (3.5, False)
+    assert bounded.is_bounded
+    assert bounded.mean_entropy == pytest.approx((3.0 + entropy([logprob for _, logprob in flat])) / 2)
+    policy = ConfidencePolicy()
+    assert policy.doubt(policy.seen_in("x", is_prose=True, tokens=told)) == (
+        "the model hesitates between 33 tokens on average"
+    )
+    assert "between at least 11 tokens" in policy.doubt(policy.seen_in("x", is_prose=True, tokens=bounded))
+
+
+@pytest.mark.parametrize("hostile", [math.nan, math.inf, -1e9, 1e308])
+def test_an_entropy_that_cannot_be_breaks_nothing(hostile: float) -> None:
+    """A peer's number is data: what no distribution can have is cut or passed over, and the doubt is in words."""
+    stats = TokenStats()
+    stats.add([TokenLogprob("a", 0.0, [("a", 0.0)], entropy=hostile)])
+    policy = ConfidencePolicy()
+    assert len(policy.doubt(policy.seen_in("x", is_prose=True, tokens=stats))) < 100
+
+
 class Asker:
     name = "asker"
     description = "asks"
@@ -343,7 +368,7 @@ def test_the_settings_are_those_of_the_run() -> None:
     assert given_settings.fleet.confidence.act == "mark"
     backend = ScriptedBackend(["Yes."])
     run(backend, "x?", asks_logprobs=True)
-    assert backend.requests[0].sampling.top_logprobs == 20
+    assert (backend.requests[0].sampling.top_logprobs, backend.requests[0].sampling.return_entropy) == (20, True)
     backend = ScriptedBackend(["Yes."])
     run(backend, "x?")
     assert backend.requests[0].sampling.top_logprobs is None

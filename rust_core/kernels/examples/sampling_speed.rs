@@ -124,6 +124,15 @@ fn main() {
                 ..plain()
             },
         ),
+        (
+            "greedy, 5 logprobs, entropy",
+            SamplingParams {
+                temperature: 0.0,
+                num_logprobs: 5,
+                has_entropy: true,
+                ..plain()
+            },
+        ),
         ("temperature 1", plain()),
         ("top-k 40", SamplingParams { top_k: 40, ..plain() }),
         ("top-p 0.95", SamplingParams { top_p: 0.95, ..plain() }),

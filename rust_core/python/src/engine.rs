@@ -52,6 +52,7 @@ type PlainParams = (
     usize,
     Vec<(u32, f32)>,
     Option<Vec<u32>>,
+    bool,
 );
 
 /// One request's sampling parameters and token counts; samples depend only on them, the step and the logits.
@@ -89,7 +90,7 @@ impl SamplerState {
                 xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta repetition_penalty frequency_penalty
                 presence_penalty repeat_last_n penalty_decay penalty_warmup penalty_tokens penalty_end penalty_cosine
                 no_repeat_ngram_size dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_breakers bad_words
-                bad_words_penalty bad_words_tokens allowed_tokens logit_bias seed num_logprobs);
+                bad_words_penalty bad_words_tokens allowed_tokens logit_bias seed num_logprobs has_entropy);
         }
         let params = params
             .checked()
@@ -101,7 +102,8 @@ impl SamplerState {
     }
 
     /// The parameters of a sampler that is plain (`SamplingParams::is_plain`): temperature, top-k, top-p, min-p, the
-    /// penalties for repetition, frequency and presence, seed, log probabilities to report, biases, allowed tokens.
+    /// penalties for repetition, frequency and presence, seed, log probabilities to report, biases, allowed tokens, and
+    /// whether to report the entropy.
     fn plain_params(&self, py: Python<'_>) -> PyResult<Option<PlainParams>> {
         let state = self.lock(py)?;
         let params = state.params();
@@ -118,6 +120,7 @@ impl SamplerState {
                 params.num_logprobs,
                 params.logit_bias.clone(),
                 params.allowed_tokens.clone(),
+                params.has_entropy,
             )
         }))
     }
@@ -272,8 +275,11 @@ impl CpuModel {
     }
 }
 
+/// A sampled token's log-probability, the likeliest tokens with theirs, and the entropy where it was asked for.
+pub(crate) type Likelihood = (f32, Vec<(u32, f32)>, Option<f32>);
+
 /// The tokens sampled; for some segments their likelihoods, and for some what is wrong.
-pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, (f32, Vec<(u32, f32)>)>, HashMap<usize, String>);
+pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, Likelihood>, HashMap<usize, String>);
 
 #[pymethods]
 impl CpuModel {

@@ -78,7 +78,8 @@ fn sample_rows(values: &mut [f32], asked: &[Asked], process: Option<&Py<PyAny>>)
             Ok(sampled) => {
                 outcome.tokens[row] = sampled.token;
                 if let Some(logprob) = sampled.logprob {
-                    outcome.likelihoods.insert(row, (logprob, sampled.top_logprobs));
+                    let likelihood = (logprob, sampled.top_logprobs, sampled.entropy);
+                    outcome.likelihoods.insert(row, likelihood);
                 }
             }
             Err(reason) => {

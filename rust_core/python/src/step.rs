@@ -19,7 +19,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::cache::BlockPool;
-use crate::engine::engine_error;
+use crate::engine::{Likelihood, engine_error};
 use crate::logits_rows::process_rows;
 
 /// What a step computes: one segment for a sequence.
@@ -46,7 +46,7 @@ pub(crate) struct Asked {
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) tokens: Vec<u32>,
-    pub(crate) likelihoods: HashMap<usize, (f32, Vec<(u32, f32)>)>,
+    pub(crate) likelihoods: HashMap<usize, Likelihood>,
     pub(crate) errors: HashMap<usize, String>,
 }
 
@@ -335,10 +335,13 @@ impl Step<'_> {
                     token,
                     logprob,
                     top_logprobs,
+                    entropy,
                 }) => {
                     self.outcome.tokens[segment] = token;
                     if let Some(logprob) = logprob {
-                        self.outcome.likelihoods.insert(segment, (logprob, top_logprobs));
+                        self.outcome
+                            .likelihoods
+                            .insert(segment, (logprob, top_logprobs, entropy));
                     }
                 }
                 Err(error) => {

@@ -87,7 +87,7 @@ TOKEN_FIELDS: Abilities = frozenset(
 SOFT: Abilities = frozenset(
     {
         *("temperature", "top_p", "top_k", "min_p", "seed", "thinking_token_budget"),
-        *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+        *("repetition_penalty", "frequency_penalty", "presence_penalty", "return_entropy"),
     }
 ) | (
     FURTHER_SAMPLING

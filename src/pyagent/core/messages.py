@@ -324,7 +324,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """A token's log probability, and those of the likeliest tokens at its position; None for a text's first token.
 
     `text_offset` is where in the answer's text the token begins, where that is known. With `flat_logprobs` neither it
-    nor a text is told: `flat` has the token's id and log probability and those of the likeliest, packed.
+    nor a text is told: `flat` has the token's id and log probability and those of the likeliest, packed. With
+    `return_entropy`, `entropy` in nats is that of all tokens at its position; None where the backend does not know it.
     """
 
     token: str
@@ -332,6 +333,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     top_logprobs: list[tuple[str, float]] = []
     text_offset: int | None = None
     flat: bytes = b""
+    entropy: float | None = None
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

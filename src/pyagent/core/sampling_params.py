@@ -50,6 +50,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
       `return_tokens_as_token_ids` tokens stand there as `token_id:` and their id, as many share a text (vLLM's).
     - With `flat_logprobs` both come as packed numbers by token id, which `Answer.flat_logprobs()` reads: for programs
       that ask for many (vLLM's; `Engine` alone has it, the HTTP APIs do not).
+    - With `return_entropy` the entropy stands beside each, in nats, of all tokens that could have been sampled there:
+      from the same logits as the log probabilities, which are those after penalties and masks and before temperature
+      and filters (ours).
     - `prompt_logprobs` asks for the log probability of each token of the prompt, with so many of the likeliest beside
       it. With `echo` the answer begins with the prompt's text, and its `logprobs` with those of the prompt's tokens;
       only then `max_tokens` may be 0.
@@ -106,6 +109,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     top_logprobs: int | None = None
     flat_logprobs: bool = False
+    return_entropy: bool = False
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     skip_special_tokens: bool = True
@@ -178,6 +182,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if self.flat_logprobs and (self.top_logprobs is None or self.echo):
             lacks = "needs top_logprobs" if self.top_logprobs is None else "cannot be combined with echo"
             raise RequestError(f"flat_logprobs {lacks}", param="flat_logprobs")
+        if self.return_entropy and self.top_logprobs is None:
+            raise RequestError("return_entropy needs log probabilities: ask for logprobs too", param="return_entropy")
         for name in _ABOVE_ZERO:
             if getattr(self, name) == 0:
                 raise RequestError(f"{name} must be greater than 0, got 0", param=name)

@@ -3,7 +3,7 @@
 //! The order is part of the contract: logit bias, penalties (repetition, then frequency, then presence), n-grams, DRY, bad
 //! words, allowed tokens, mask, processors from outside, temperature (scheduled, dynamic), top-n-sigma, epsilon, eta, top-k, top-h,
 //! typical, top-p, min-p, XTC, sample. Each filter sees the probabilities of what those before it keep, as if they were all. Mirostat takes the
-//! place of all filters. Log-probabilities are those after the mask and the processors, at temperature 1.
+//! place of all filters. Log-probabilities and the entropy are those after the mask and the processors, at temperature 1.
 //!
 //! One idea carries all filters: tokens are ranked by logit, ties by the lower id, and each filter keeps a range of that
 //! ranking: those by threshold without ranking anything, the others with as much of it as they need. The sample walks the
@@ -49,6 +49,8 @@ pub struct Sampled {
     pub logprob: Option<f32>,
     /// The most likely tokens with their log-probabilities, best first.
     pub top_logprobs: Vec<(u32, f32)>,
+    /// The entropy in nats of the distribution that these are of; `None` unless it was asked for.
+    pub entropy: Option<f32>,
 }
 
 /// Why no token can be sampled from a row.
@@ -177,8 +179,9 @@ impl SamplerState {
     }
 
     fn draw(&mut self, logits: &[f32], best: u32, step: u64) -> Sampled {
-        let logprobs = self.params.num_logprobs > 0;
-        let report = logprobs.then(|| self.ranking.log_probabilities(logits, best, self.params.num_logprobs));
+        let (num_logprobs, has_entropy) = (self.params.num_logprobs, self.params.has_entropy);
+        let report =
+            (num_logprobs > 0).then(|| self.ranking.log_probabilities(logits, best, num_logprobs, has_entropy));
         let temperature = schedule::temperature(&self.params, step);
         let token = if temperature == 0.0 {
             best
@@ -190,11 +193,13 @@ impl SamplerState {
                 token,
                 logprob: Some(report.of(logits[token as usize])),
                 top_logprobs: report.top,
+                entropy: report.entropy,
             },
             None => Sampled {
                 token,
                 logprob: None,
                 top_logprobs: Vec::new(),
+                entropy: None,
             },
         }
     }

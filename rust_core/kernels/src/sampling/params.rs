@@ -89,6 +89,8 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Report this many log-probabilities, and that of the sampled token; 0 reports none and computes none.
     pub num_logprobs: usize,
+    /// With log-probabilities, report the entropy of the distribution that they are of.
+    pub has_entropy: bool,
 }
 
 impl Default for SamplingParams {
@@ -138,6 +140,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             seed: 0,
             num_logprobs: 0,
+            has_entropy: false,
         }
     }
 }
@@ -178,6 +181,7 @@ impl SamplingParams {
             logit_bias: self.logit_bias.clone(),
             seed: self.seed,
             num_logprobs: self.num_logprobs,
+            has_entropy: self.has_entropy,
             ..Self::default()
         };
         *self == plain

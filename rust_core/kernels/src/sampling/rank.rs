@@ -21,6 +21,7 @@ const RANK_MORE: usize = 16;
 /// Log-probabilities of a row.
 pub(super) struct Report {
     pub(super) top: Vec<(u32, f32)>,
+    pub(super) entropy: Option<f32>,
     greatest: f32,
     log_sum: f64,
 }
@@ -89,14 +90,16 @@ impl Ranking {
         self.ranked.iter().map(|key| token_of(*key)).collect()
     }
 
-    /// Log-probabilities of a row at temperature 1, with the `count` best tokens.
-    pub(super) fn log_probabilities(&mut self, logits: &[f32], best: u32, count: usize) -> Report {
-        let weighed = self.weighed(logits, best, 1.0);
+    /// Log-probabilities of a row at temperature 1, with the `count` best tokens; the entropy comes of the same pass.
+    pub(super) fn log_probabilities(&mut self, logits: &[f32], best: u32, count: usize, has_entropy: bool) -> Report {
+        let row = self.weighed(logits, best, 1.0).row(0.0, has_entropy);
         self.rank(logits, count);
         let mut report = Report {
             top: Vec::new(),
-            greatest: weighed.greatest,
-            log_sum: weighed.mass().ln(),
+            // Rounding may leave a row of one token with less than nothing.
+            entropy: has_entropy.then(|| row.entropy().max(0.0) as f32),
+            greatest: row.weighed.greatest,
+            log_sum: row.mass().ln(),
         };
         let entry = |key: &u64| (token_of(*key), report.of(logits[token_of(*key) as usize]));
         report.top = self.ranked.iter().map(entry).collect();

@@ -36,7 +36,7 @@ impl Scorer {
         let logit = *logit_of(logits, token)?;
         let num_better = logits.iter().filter(|other| **other > logit).count();
         let num_equal = logits[..token as usize].iter().filter(|other| **other == logit).count();
-        let report = self.ranking.log_probabilities(logits, best, num_top);
+        let report = self.ranking.log_probabilities(logits, best, num_top, false);
         Ok(TokenScore {
             logprob: report.of(logit),
             rank: (1 + num_better + num_equal) as u32,

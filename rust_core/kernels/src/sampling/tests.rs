@@ -349,6 +349,53 @@ fn logprobs_are_of_the_masked_row_at_temperature_one() {
     }
 }
 
+/// The entropy is that of the whole row after penalties and mask, at temperature 1, to 1e-5 on every instruction set; asking for it
+/// changes no other number, and it is not computed otherwise.
+#[test]
+fn entropy_is_of_the_masked_row_at_temperature_one() {
+    for (vocab, seed) in [(1, 1), (15, 2), (17, 3), (3000, 8), (49_152, 9)] {
+        let row: Vec<f32> = logits(vocab, seed).iter().map(|x| x * (seed as f32) / 4.0).collect();
+        let mask: Vec<u32> = (0..vocab.div_ceil(32) as u32)
+            .map(|i| 0x5555_5555_u32.rotate_left(i % 2))
+            .collect();
+        let allowed = |i: usize| mask[i / 32] >> (i % 32) & 1 == 1;
+        let probabilities = reference(&params(), &row, allowed);
+        let exact: f64 = probabilities.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum();
+        let asked = |has_entropy, temperature| SamplingParams {
+            temperature,
+            top_k: 3,
+            num_logprobs: 5,
+            has_entropy,
+            ..params()
+        };
+        for isa in Isa::available() {
+            let sample = |params| {
+                let mut sampler = sampler(params);
+                sampler.ranking = Ranking::new(isa);
+                sampler.sample(&mut row.clone(), Some(&mask), 3).unwrap()
+            };
+            for temperature in [0.0, 0.3, 2.0] {
+                let (with, without) = (sample(asked(true, temperature)), sample(asked(false, temperature)));
+                let entropy = f64::from(with.entropy.unwrap());
+                assert!(
+                    (entropy - exact).abs() < 1e-5,
+                    "{entropy} is not {exact} of {vocab} on {isa:?}"
+                );
+                assert!(entropy >= 0.0);
+                assert_eq!(Sampled { entropy: None, ..with }, without);
+            }
+        }
+    }
+    let silent = SamplingParams {
+        has_entropy: true,
+        ..params()
+    };
+    assert_eq!(
+        sampler(silent).sample(&mut logits(9, 1), None, 0).unwrap().entropy,
+        None
+    );
+}
+
 /// A sample is a function of seed, step and logits: neither earlier samples nor another request change it.
 #[test]
 fn samples_depend_on_seed_step_and_logits_alone() {

@@ -17,15 +17,19 @@ from pyagent.core.messages import TokenLogprob
 DoubtAct = Literal["off", "mark", "retry", "escalate"]
 """What is done about a doubtful answer: nothing is even looked at; it is said; it is asked again; another model is."""
 TOP_LOGPROBS = 20
-"""Likeliest tokens that are asked for at each place; the rest counts as one token in the entropy."""
+"""Likeliest tokens that are asked for at each place: from a backend that does not tell the entropy, a bound of it."""
+
+
+_MOST_ENTROPY = 20.0
+"""No vocabulary has e^20 tokens; what a peer tells may be anything."""
 
 
 class Confidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an answer shows of how sure it is. What could not be seen is None.
 
     `phrases` of doubt, `num_strong` of them strong; `mean_logprob` of its tokens in nats, `entropy` on average over
-    them, of the likeliest tokens and the rest as one: at most what it is over all; `agreement`, the part of several
-    answers that say the same.
+    them: as the backend told it, or, where `is_entropy_bound`, at least so much, by the likeliest tokens and the rest
+    as one; `agreement`, the part of several answers that say the same.
     """
 
     phrases: tuple[str, ...] = ()
@@ -33,6 +37,7 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_words: int = 0
     mean_logprob: float | None = None
     entropy: float | None = None
+    is_entropy_bound: bool = False
     agreement: float | None = None
 
 
@@ -64,7 +69,8 @@ class ConfidencePolicy(msgspec.Struct, frozen=True, kw_only=True):
         if seen.mean_logprob is not None and math.exp(seen.mean_logprob) < self.min_probability:
             return f"its tokens have a probability of {math.exp(seen.mean_logprob):.0%} on average"
         if seen.entropy is not None and seen.entropy > self.max_entropy:
-            return f"the model hesitates between {math.exp(seen.entropy):.0f} tokens on average"
+            least = "at least " if seen.is_entropy_bound else ""
+            return f"the model hesitates between {least}{math.exp(seen.entropy):.0f} tokens on average"
         return ""
 
     def seen_in(self, text: str, *, is_prose: bool, tokens: TokenStats) -> Confidence:
@@ -76,6 +82,7 @@ class ConfidencePolicy(msgspec.Struct, frozen=True, kw_only=True):
             num_words=words.num_words,
             mean_logprob=tokens.mean_logprob,
             entropy=tokens.mean_entropy,
+            is_entropy_bound=tokens.is_bounded,
         )
 
 
@@ -86,6 +93,7 @@ class TokenStats(msgspec.Struct):
     logprobs: float = 0.0
     num_entropies: int = 0
     entropies: float = 0.0
+    is_bounded: bool = False
 
     def add(self, entries: Sequence[TokenLogprob]) -> None:
         """Count tokens; those without a number are passed over."""
@@ -93,9 +101,13 @@ class TokenStats(msgspec.Struct):
             if entry.logprob is not None and math.isfinite(entry.logprob):
                 self.num_tokens += 1
                 self.logprobs += min(0.0, entry.logprob)  # some servers' are above, and of one far above is no exp
-            if entry.top_logprobs:
+            if entry.entropy is not None and math.isfinite(entry.entropy):
+                self.num_entropies += 1
+                self.entropies += min(max(0.0, entry.entropy), _MOST_ENTROPY)
+            elif entry.top_logprobs:
                 self.num_entropies += 1
                 self.entropies += entropy([logprob for _, logprob in entry.top_logprobs])
+                self.is_bounded = True
 
     @property
     def mean_logprob(self) -> float | None:

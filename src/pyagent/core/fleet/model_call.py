@@ -277,9 +277,10 @@ class ModelCall:
 
     def _sampling(self, max_tokens: int) -> SamplingParams:
         sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens)
-        if self.context.run.limits.confidence.asks_logprobs and sampling.top_logprobs is None:
-            return msgspec.structs.replace(sampling, top_logprobs=TOP_LOGPROBS)
-        return sampling
+        if not self.context.run.limits.confidence.asks_logprobs:
+            return sampling
+        num_top = TOP_LOGPROBS if sampling.top_logprobs is None else sampling.top_logprobs
+        return msgspec.structs.replace(sampling, top_logprobs=num_top, return_entropy=True)
 
     def _price(self, max_tokens: int) -> float:
         """Return the most USD that the call may cost; not looked up where no budget is of money."""

@@ -59,10 +59,11 @@ class Batch:
 
 
 class Likelihood(NamedTuple):
-    """A sampled token's log probability, and the likeliest tokens with theirs."""
+    """A sampled token's log probability, the likeliest tokens with theirs, and the entropy where it was asked for."""
 
     logprob: float
     top: list[tuple[int, float]]
+    entropy: float | None = None
 
 
 @dataclass(slots=True)

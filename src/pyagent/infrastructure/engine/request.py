@@ -401,7 +401,7 @@ class Request:
             return ()
         if self.params.flat_logprobs:
             entries = [(token, likelihood.logprob), *likelihood.top[: self.params.top_logprobs]]
-            return (TokenLogprob("", likelihood.logprob, flat=pack(entries)),)
+            return (TokenLogprob("", likelihood.logprob, flat=pack(entries), entropy=likelihood.entropy),)
         name = token_by_id if self.params.return_tokens_as_token_ids else self.tokenizer.token_text
         top = [(name(other), logprob) for other, logprob in likelihood.top[: self.params.top_logprobs]]
-        return (TokenLogprob(name(token), likelihood.logprob, top, place),)
+        return (TokenLogprob(name(token), likelihood.logprob, top, place, entropy=likelihood.entropy),)

@@ -194,13 +194,14 @@ class ChatFormat:
             said = self._limits.by_effort.get(effort, self._limits.num_tokens)
         return None if said is None or said < 0 else said
 
-    def thinking_budget(self, asked: AnswerFormat, num_logprobs: int | None) -> ThinkingBudget | None:
-        """Return the bound of an answer's reasoning; of the tokens that end it, so many log probabilities are told."""
+    def thinking_budget(self, asked: AnswerFormat, sampled: SamplingParams) -> ThinkingBudget | None:
+        """Return the bound of an answer's reasoning; of the tokens that end it, as much is told as of the others."""
         if asked.thinking_budget is None or asked.dialect is None or asked.dialect.reasoning is None:
             return None
         ending = asked.dialect.reasoning.ending(has_tools=bool(asked.callable_tools))
         tokens = self._tokenizer.encode_continuation(self._limits.message + ending)
-        sampler = make_sampler(SamplingParams(temperature=0, top_logprobs=num_logprobs), self._tokenizer)
+        told = SamplingParams(temperature=0, top_logprobs=sampled.top_logprobs, return_entropy=sampled.return_entropy)
+        sampler = make_sampler(told, self._tokenizer)
         return ThinkingBudget(asked.thinking_budget, tuple(tokens), sampler, asked.dialect.spans_reasoning)
 
     def is_open(self, tokens: Sequence[int]) -> bool:

@@ -230,7 +230,7 @@ class InputProcessor:
             reasoning_ids=chat_format.reasoning_ids if may_think else frozenset(),
             opener_ids=chat_format.opener_ids(called) if grammar is not None and called else frozenset(),
             spans_reasoning=called is not None and called.spans_reasoning,
-            thinking=None if is_begun else chat_format.thinking_budget(answer_format, sampled.top_logprobs),
+            thinking=None if is_begun else chat_format.thinking_budget(answer_format, sampled),
             on_output=on_output,
             origin=request.origin,
             priority=request.priority,

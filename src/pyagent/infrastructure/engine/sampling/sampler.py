@@ -91,6 +91,7 @@ def make_sampler(
             logit_bias=list(params.logit_bias.items()),
             seed=seed,
             num_logprobs=0 if params.top_logprobs is None else max(1, params.top_logprobs),
+            has_entropy=params.return_entropy,
         )
     except ValueError as error:
         raise RequestError(str(error), param=str(error).partition(" ")[0]) from error

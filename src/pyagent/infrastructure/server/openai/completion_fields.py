@@ -100,6 +100,7 @@ class CompletionFields(FormatFields, forbid_unknown_fields=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_entropy: bool | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
@@ -162,6 +163,7 @@ class CompletionFields(FormatFields, forbid_unknown_fields=True, kw_only=True):
             SamplingParams(
                 max_tokens=max_tokens,
                 top_logprobs=top_logprobs,
+                return_entropy=bool(self.return_entropy),
                 stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 logit_bias=_token_ids(self.logit_bias or {}),

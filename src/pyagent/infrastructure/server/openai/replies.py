@@ -190,6 +190,7 @@ def _chat_logprobs(entries: list[TokenLogprob]) -> JsonObject | None:
         "content": [
             _logprob(entry.token, entry.logprob)
             | {"top_logprobs": [_logprob(token, logprob) for token, logprob in entry.top_logprobs]}
+            | ({} if entry.entropy is None else {"entropy": entry.entropy})
             for entry in entries
         ],
         "refusal": None,
@@ -234,9 +235,11 @@ def _text_logprobs(entries: list[TokenLogprob], num_before: int = 0) -> JsonObje
     offsets = [
         end if entry.text_offset is None else entry.text_offset for entry, end in zip(entries, ends, strict=False)
     ]
+    entropies = [entry.entropy for entry in entries]
     return {
         "tokens": [entry.token for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
         "top_logprobs": [_by_text(entry) for entry in entries],
         "text_offset": offsets,
+        **({"token_entropies": entropies} if any(entropy is not None for entropy in entropies) else {}),
     }

@@ -49,7 +49,7 @@ class LaunchedStep:
         self._finish = finish
         tensors: list[Tensor] = []
         if sampled is not None:
-            tensors = [sampled.tokens, sampled.faults, *(sampled.report[2:] if sampled.report else ())]
+            tensors = [sampled.tokens, sampled.faults, *(sampled.report[3:] if sampled.report else ())]
         self._wait = copies.start(tensors)
 
     def result(self) -> StepOutput:
@@ -72,9 +72,14 @@ def _told(fault: int, vocab_size: int) -> str:
     return f"the logit of token {fault} is not finite: the model's output is broken"
 
 
-def _likelihoods(report: Report, logprobs: Tensor, tops: Tensor, top_logprobs: Tensor) -> dict[int, Likelihood]:
+def _likelihoods(
+    report: Report, logprobs: Tensor, tops: Tensor, top_logprobs: Tensor, entropies: Tensor
+) -> dict[int, Likelihood]:
     rows = zip(report.rows, report.counts, logprobs.tolist(), tops.tolist(), top_logprobs.tolist(), strict=True)
-    return {
+    found = {
         row: Likelihood(logprob, [one for one in zip(tokens[:count], values, strict=False) if one[1] > -math.inf])
         for row, count, logprob, tokens, values in rows
     }
+    for row, is_asked, entropy in zip(report.rows, report.has_entropy, entropies.tolist(), strict=False):
+        found[row] = found[row]._replace(entropy=entropy if is_asked else None)
+    return found

@@ -32,6 +32,7 @@ class Params(NamedTuple):
     num_logprobs: int
     logit_bias: list[tuple[int, float]]
     allowed_tokens: list[int] | None
+    has_entropy: bool = False
 
     @property
     def has_penalties(self) -> bool:

@@ -28,13 +28,18 @@ if TYPE_CHECKING:
 
 
 class Report(NamedTuple):
-    """Log probabilities of rows: of the token sampled [r], and of the likeliest [r, K], of which `counts` count."""
+    """Log probabilities of rows: of the token sampled [r], and of the likeliest [r, K], of which `counts` count.
+
+    `entropies` [r] count where `has_entropy`; there are none [0] where no row has.
+    """
 
     rows: list[int]
     counts: list[int]
+    has_entropy: list[bool]
     logprobs: Tensor
     top_tokens: Tensor
     top_logprobs: Tensor
+    entropies: Tensor
 
 
 @dataclass(slots=True)
@@ -133,6 +138,7 @@ class _Plan:
         self._fused = None if kernel is None else FusedRows(kernel, len(samplers), params, of_rows, device)
         self._reported = [row for row, one in params.items() if one.num_logprobs]
         self._num_logprobs = [params[row].num_logprobs for row in self._reported]
+        self._has_entropy = [params[row].has_entropy for row in self._reported]
 
     def followed_by(self, samplers: list[SamplerState], sequence_ids: list[int]) -> _Plan:
         """Return the plan of the next step's samplers."""
@@ -195,11 +201,13 @@ class _Plan:
             return None
         places = to_device(np.array(self._reported, np.int64), self._device)
         rows = logits.index_select(0, places)
-        log_sums = sampling.log_sums(rows)[:, None]
+        log_sums = sampling.log_sums(rows)
         best = sampling.best_tokens(rows, min(max(self._num_logprobs), self._vocab_size))
         own = tokens.index_select(0, places)[:, None]
-        logprobs = [(rows.gather(1, ids).double() - log_sums).float() for ids in (own, best)]
-        return Report(self._reported, self._num_logprobs, logprobs[0][:, 0], best, logprobs[1])
+        logprobs = [(rows.gather(1, ids).double() - log_sums[:, None]).float() for ids in (own, best)]
+        entropies = sampling.entropies(rows, log_sums) if any(self._has_entropy) else log_sums[:0]
+        found = logprobs[0][:, 0], best, logprobs[1], entropies
+        return Report(self._reported, self._num_logprobs, self._has_entropy, *found)
 
 
 class _Seen:

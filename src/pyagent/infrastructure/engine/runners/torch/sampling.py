@@ -112,6 +112,14 @@ def log_sums(logits: Tensor) -> Tensor:
     return sums.log() + logits.amax(1).double()
 
 
+def entropies(logits: Tensor, log_sums: Tensor) -> Tensor:
+    """Return float64 [m]: the entropy in nats of rows that have a greatest logit, by the `log_sums` of these."""
+    greatest = logits.amax(1, keepdim=True)
+    # The two numbers are large where the logits are, their difference is not.
+    log_masses = (log_sums[:, None] - greatest.double()).float()
+    return torch.special.entr((logits - greatest - log_masses).exp_()).sum(1, dtype=torch.float64)
+
+
 def faults_of(logits: Tensor) -> Tensor:
     """Return int64 [m]: -1 for rows that can be sampled, else a token that has no number, or V without any."""
     greatest, token = logits.max(1)  # NaN counts as the greatest
