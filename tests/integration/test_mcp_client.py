@@ -488,6 +488,29 @@ def test_all_processes_of_a_server_end_with_the_fleet() -> None:
     assert not any(map(is_alive, processes)), os.listdir("/proc")
 
 
+def test_program_is_reaped_though_its_end_is_cancelled() -> None:
+    """A program whose end is interrupted, as by Ctrl+C, is killed and taken in, and leaves no warning of Python's."""
+    program = stdio.Program("s", [sys.executable, "-S", "-c", "import time; time.sleep(60)"], os.environ, None, ())
+
+    async def main() -> str:
+        begun = asyncio.Event()
+
+        async def use() -> None:
+            async with program.streams():
+                begun.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(use())
+        await begun.wait()
+        task.cancel()
+        await asyncio.sleep(0.02)  # its end has begun, and is broken off
+        task.cancel()
+        await asyncio.wait([task])
+        return program.explain()
+
+    assert asyncio.run(main()) == "it ended with signal SIGKILL"
+
+
 @pytest.mark.parametrize(
     ("server", "sentence"),
     [

@@ -77,9 +77,9 @@ class Program:
                     pipe.cancel()
                 for stream in (to_session, incoming, outgoing, from_session):
                     stream.close()
-                _close_pipes(process)
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait(pipes)
+                with anyio.CancelScope(shield=True):
+                    await _reap(process)  # here, as its end may have been cancelled: it is never reaped else
+                    await asyncio.wait(pipes)
 
     def explain(self) -> str:
         """Return why the program's connection ended: what is known of its end, and its last words."""
@@ -192,6 +192,14 @@ async def _has_ended(process: asyncio.subprocess.Process) -> bool:
 def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
+
+
+async def _reap(process: asyncio.subprocess.Process) -> None:
+    """Take in the end of a program that was killed, and let go of its pipes."""
+    try:
+        await _has_ended(process)
+    finally:
+        _close_pipes(process)
 
 
 def _close_pipes(process: asyncio.subprocess.Process) -> None:
