@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -51,30 +50,6 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     num_passages: int
     num_vectors: int
     note: str = ""
-
-
-class SearchIndex(Protocol):
-    """Passages of documents by name, with their words and vectors: what one tenant, or one folder, has."""
-
-    def put(self, name: str, stamp: str, passages: Sequence[Passage]) -> None:
-        """Replace a document's passages; those that are equal keep their vectors. `stamp` says what it was made of."""
-        ...
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Delete documents, so that nothing of their text is left on disk."""
-        ...
-
-    def stamps(self) -> dict[str, str]:
-        """Return the documents there are, each with its stamp."""
-        ...
-
-    def by_words(self, query: str, limit: int) -> list[int]:
-        """Return the passages that fit the words best, by number."""
-        ...
-
-    def by_vector(self, vector: Sequence[float], limit: int) -> list[int]:
-        """Return the passages whose vectors are nearest, exactly, by number."""
-        ...
 
 
 def passages_of(text: str, place: int = 0, *, is_lined: bool = False) -> Iterator[Passage]:

@@ -15,7 +15,6 @@ from pyagent.core.fleet.containment import Call
 if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
 
-CHECKS = ("check_task", "check_call", "check_output")
 Check = Literal["check_task", "check_call", "check_output"]
 _WHAT: dict[Check, str] = {"check_task": "task", "check_call": "arguments", "check_output": "output"}
 
