@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyagent.core.backends import Answer as Answer
     from pyagent.core.backends import Backend as Backend
     from pyagent.core.config import load_settings as load_settings
+    from pyagent.core.errors import AgentAwayError as AgentAwayError
     from pyagent.core.errors import AgentError as AgentError
     from pyagent.core.errors import AwayError as AwayError
     from pyagent.core.errors import BackendError as BackendError
@@ -104,9 +105,9 @@ _NAMES = {
     "pyagent.chains": "Chain Engine",
     "pyagent.core.backends": "Answer Backend",
     "pyagent.core.config": "load_settings",
-    "pyagent.core.errors": "AgentError AwayError BackendError BudgetError CapacityError ClusterError ConfigError "
-    "ContextOverflowError DeadlineError Decline GuardrailError InvalidOutputError ModelError NeedsAnswerError "
-    "PluginError PyAgentError ReplayError RequestError StalledError UnsupportedError WireError",
+    "pyagent.core.errors": "AgentAwayError AgentError AwayError BackendError BudgetError CapacityError ClusterError "
+    "ConfigError ContextOverflowError DeadlineError Decline GuardrailError InvalidOutputError ModelError "
+    "NeedsAnswerError PluginError PyAgentError ReplayError RequestError StalledError UnsupportedError WireError",
     "pyagent.core.flat_logprobs": "FlatLogprobs",
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",

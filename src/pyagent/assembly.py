@@ -23,12 +23,22 @@ from pyagent.core.resilience.spend_limit import SpendLimit
 from pyagent.core.secrets import strike_text
 
 if TYPE_CHECKING:
+    from pyagent.core.fleet.agent import Agent
     from pyagent.core.response_cache.cache import ResponseCache
     from pyagent.core.settings import ResponseCacheSettings, Settings
     from pyagent.infrastructure.backends.found import Look
     from pyagent.infrastructure.storage.journal import SqliteJournal
 
-__all__ = ["make_backend", "make_chain", "make_embedder", "make_host", "make_journal", "make_link", "present_links"]
+__all__ = [
+    "make_agents",
+    "make_backend",
+    "make_chain",
+    "make_embedder",
+    "make_host",
+    "make_journal",
+    "make_link",
+    "present_links",
+]
 
 
 def make_host(settings: Settings) -> PluginHost:
@@ -218,6 +228,20 @@ def make_journal(settings: Settings) -> SqliteJournal:
 
     kept = settings.journal
     return SqliteJournal(settings.paths.data / "journal", max_runs=kept.max_runs, max_age_days=kept.max_age_days)
+
+
+def make_agents(settings: Settings, host: PluginHost) -> dict[str, Agent]:
+    """Return the agents of plugins, and those elsewhere by the settings. Raises `ConfigError` for two of a name."""
+    agents = dict(host.agents())
+    if settings.a2a.agents:
+        from pyagent.infrastructure.a2a.remote_agent import a2a_agents
+
+        for agent in a2a_agents(settings.a2a.agents):
+            if agent.name in agents:
+                text = f"there is an agent {agent.name} here; give the one elsewhere another name"
+                raise ConfigError(f"a2a.agents.{agent.name}: {text}", key="a2a.agents")
+            agents[agent.name] = agent
+    return agents
 
 
 def make_embedder(settings: Settings, host: PluginHost) -> Backend | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pyagent.assembly import make_chain, make_embedder, make_host, make_journal
+from pyagent.assembly import make_agents, make_chain, make_embedder, make_host, make_journal
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.fleet import orchestrator
@@ -90,7 +90,7 @@ class Fleet(orchestrator.Fleet):
         self._search = _make_search(journal, self._embedder)
         super().__init__(
             make_chain(settings, host) if backend is None else backend,
-            chosen(["*"] if agents is None else agents, host.agents(), "agent"),
+            chosen(["*"] if agents is None else agents, make_agents(settings, host), "agent"),
             chosen(tools, _tools(settings, host, self._search), "tool"),
             tool_providers=tool_providers,
             journal=journal,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-import uvicorn
 from a2a.client import ClientConfig, create_client
 from a2a.helpers.proto_helpers import get_artifact_text, get_message_text, new_text_message
 from a2a.types import (
@@ -27,19 +25,15 @@ from a2a.types import (
     Task as RemoteTask,
 )
 from a2a.utils.errors import A2AError
+from support.a2a import served
 from support.fleets import Custom, Work
-from support.server import Model, keys
 
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.file_access import current_access
 from pyagent.core.fleet.orchestrator import Fleet
-from pyagent.core.settings import Server
 from pyagent.infrastructure.a2a import executor
-from pyagent.infrastructure.server.agents import AgentBackend
-from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import ScriptedBackend
-from pyagent.testing.prompt_server import PromptServer
 
 KEYS = ("sk-0123456789abcdef", "sk-fedcba9876543210")
 
@@ -64,26 +58,6 @@ async def who(context: Context, task: Task) -> object:
 def fleet_of(work: Work | None = None) -> Fleet:
     agents = [Custom("shout", shout, arguments=Loud), Custom("choose", choose), Custom("who", who)]
     return Fleet(ScriptedBackend([]), [*agents, Custom("work", work or Work())])
-
-
-@asynccontextmanager
-async def served(fleet: Fleet, secrets: Sequence[str] = (), **settings: Any) -> AsyncGenerator[str]:
-    """Serve a fleet on this event loop; gives the URL."""
-    agents = AgentBackend(lambda: fleet)
-    app = create_app(Model(), agents=agents, api_keys=keys(*secrets), settings=Server(**{"a2a": True} | settings))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_level=100, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-        server = PromptServer(config)
-        job = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            async with asyncio.timeout(30):
-                while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-                    await asyncio.sleep(0.005)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await job
-            await agents.close()
 
 
 @asynccontextmanager

@@ -13,15 +13,16 @@ from pyagent import ConfigError, Engine, ModelError, RequestError
 
 ROOT = Path(__file__).parents[2]
 NAMES = """
-Agent AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AnswerDoubted AwayError Backend
-BackendError BudgetError CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context ContextOverflowError
-DeadlineError Decline Engine FailureTolerated FlatLogprobs Fleet FleetTool FunctionDefinition GrammarFormat
-GuardrailError HistoryCompacted InvalidOutputError JsonSchemaFormat LoopEnded Message ModelCalled ModelError
-NeedsAnswerError NoteTaken NotesRead PenaltySchedule PluginError Progress PyAgentError Question QuestionAnswered
-QuestionAsked RateLimited Repeat ReplayError ReplayReport RequestError ResponseFormat Retries RouteChosen RunFailed
-RunFinished RunResumed RunStarted RunSummary RunView SamplingParams ScoreReported Settings StalledError Step StepBudget
-StepRetried StepSkipped SyncChain SyncEngine SyncFleet Task TemperatureSchedule TextDelta Tool ToolCall ToolCalled
-ToolStarted UnsupportedError Usage WireError follow idempotency_key load_settings tool validate_partial __version__
+Agent AgentAwayError AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AnswerDoubted AwayError
+Backend BackendError BudgetError CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context
+ContextOverflowError DeadlineError Decline Engine FailureTolerated FlatLogprobs Fleet FleetTool FunctionDefinition
+GrammarFormat GuardrailError HistoryCompacted InvalidOutputError JsonSchemaFormat LoopEnded Message ModelCalled
+ModelError NeedsAnswerError NoteTaken NotesRead PenaltySchedule PluginError Progress PyAgentError Question
+QuestionAnswered QuestionAsked RateLimited Repeat ReplayError ReplayReport RequestError ResponseFormat Retries
+RouteChosen RunFailed RunFinished RunResumed RunStarted RunSummary RunView SamplingParams ScoreReported Settings
+StalledError Step StepBudget StepRetried StepSkipped SyncChain SyncEngine SyncFleet Task TemperatureSchedule TextDelta
+Tool ToolCall ToolCalled ToolStarted UnsupportedError Usage WireError follow idempotency_key load_settings tool
+validate_partial __version__
 """
 
 

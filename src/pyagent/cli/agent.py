@@ -19,9 +19,10 @@ app = typer.Typer(add_completion=False)
 
 def _agent_names(incomplete: str) -> list[str]:
     """Return the names of agents for the shell to complete."""
-    from pyagent.assembly import make_host
+    from pyagent.assembly import make_agents, make_host
 
-    return [name for name in make_host(read_settings()).agents() if name.startswith(incomplete)]
+    settings = read_settings()
+    return [name for name in make_agents(settings, make_host(settings)) if name.startswith(incomplete)]
 
 
 @app.command(
@@ -47,7 +48,7 @@ def agent(
     `pyagent agent NAME --help` lists them. Without words the task is read from standard input.
     """
 
-    from pyagent.assembly import make_host
+    from pyagent.assembly import make_agents, make_host
     from pyagent.cli.agent_options import help_of, task_of
     from pyagent.cli.event_loop import run_to_end
     from pyagent.cli.input import readable_files
@@ -63,7 +64,7 @@ def agent(
         return
     settings = read_settings(config, chain, model)
     host = make_host(settings)
-    agents = host.agents()
+    agents = make_agents(settings, host)
     if name is None:
         _list(list(agents.values()), as_json=as_json)
         return

@@ -22,6 +22,7 @@
     │   └── RunnerLostError    what an engine's runner computes with is gone, KV included
     ├── WireError          another process of PyAgent's: its message cannot be read, or it is of another version
     └── AgentError         an agent failed: names it
+        └── AgentAwayError     it is elsewhere and took no task: the router asks the next
 
 Every message says what was wrong, what was expected and what to do. Facts are attributes. Foreign errors are
 mapped once, at the border, with ``raise ... from``.
@@ -243,3 +244,7 @@ class AgentError(PyAgentError):
     def __init__(self, message: str, *, agent: str) -> None:
         super().__init__(message)
         self.agent = agent
+
+
+class AgentAwayError(AgentError):
+    """One elsewhere cannot be reached, or does not take the task, which has not begun: the router asks the next."""

@@ -1,11 +1,11 @@
-"""A step's task goes to an agent: the one that is named, or that the router finds; one that declines hands it on."""
+"""A step's task goes to an agent: the one named, or that the router finds; one that declines or is away hands it on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyagent.core.errors import Decline, RequestError
+from pyagent.core.errors import AgentAwayError, Decline, RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context
@@ -56,7 +56,7 @@ async def run_routed(run: Run, scores: Scores, step: RoutedStep) -> object:
         route = route or await _next_route(run, step, scored, declined)
         try:
             return await _run_agent(run, step, route, turn)
-        except Decline as error:
+        except (Decline, AgentAwayError) as error:
             declined[route.agent] = str(error)
             route, scored = None, scored or await scores.of(step.task)
 

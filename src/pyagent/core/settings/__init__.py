@@ -11,6 +11,7 @@ import msgspec
 
 from pyagent.core.chain.settings import LinkSettings, links_of, read_links
 from pyagent.core.setting_kinds import Kind
+from pyagent.core.settings.a2a import A2a
 from pyagent.core.settings.chain import Backends, ResponseCacheSettings, Rules
 from pyagent.core.settings.cluster import Cluster
 from pyagent.core.settings.engine import Engine
@@ -62,6 +63,7 @@ class Settings(Section, frozen=True):
             "([how](../how-to/mcp.md)).",
         ),
     ] = msgspec.field(default_factory=dict[str, McpServer])
+    a2a: A2a = A2a()
     rules: Rules = Rules()
     response_cache: ResponseCacheSettings = ResponseCacheSettings()
     budget: Budget = Budget()
