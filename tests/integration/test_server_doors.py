@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import httpx
@@ -66,7 +67,13 @@ def test_server_beyond_loopback_needs_keys(tmp_path: Path) -> None:
             read_keys(here)
         assert KEY not in str(caught.value)
     file.write_text(f"# laptop\n{KEY}\r\nann {KEY}2\n")
-    assert read_keys(open_to_all) == [ApiKey("key 1", KEY.encode()), ApiKey("ann", f"{KEY}2".encode())]
+    [unnamed, ann] = read_keys(open_to_all)
+    assert (unnamed.secret, ann) == (KEY.encode(), ApiKey("ann", f"{KEY}2".encode()))
+    assert re.fullmatch("key [0-9a-f]{8}", unnamed.name)
+    file.write_text(f"{KEY}3\n{KEY}\n")
+    [before, after] = read_keys(open_to_all)
+    assert after == unnamed, "a tenant goes by its key, not by the place of the key"
+    assert before.name != unnamed.name
     assert KEY not in repr(read_keys(open_to_all))
     admins = tmp_path / "admins"
     admins.write_text(f"root {KEY}3\n")

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ from pyagent.core.fleet.events import (
     ToolCalled,
     Totals,
 )
-from pyagent.core.fleet.journal import JournalRecord
+from pyagent.core.fleet.journal import JournalRecord, MemoryJournal, fair_share
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.fleet.steps import RunSpec, Step
 from pyagent.core.fleet.tools import FleetTool
@@ -292,6 +293,32 @@ def test_old_runs_go_by_number_and_age(tmp_path: Path) -> None:
     assert {row.run for row in journal.runs()} == {runs[4], started}
 
 
+def test_one_tenants_runs_push_out_its_own(tmp_path: Path) -> None:
+    """A tenant that begins many runs loses its oldest, and no tenant of fewer loses any; in memory, too."""
+    for journal in (SqliteJournal(tmp_path), MemoryJournal(6)):
+        runs: dict[str, list[str]] = {}
+        for tenant in ["quiet"] * 2 + ["loud"] * 20:
+            run = journal.open_run(msgspec.structs.replace(SPEC, tenant=tenant))
+            journal.append(run, JournalRecord(0, RunStarted(run=run, task="t", at=1.0)))
+            journal.close_run(run)
+            runs.setdefault(tenant, []).append(run)
+        if isinstance(journal, SqliteJournal):
+            journal.prune(6, None)
+        assert {row.run for row in journal.runs()} == {*runs["quiet"], *runs["loud"][-4:]}
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=20), st.integers(0, 25))
+def test_shares_of_a_journal_are_fair(tenants: list[str], most: int) -> None:
+    """As many are kept as may be; no tenant has more than one over another that loses some, and each its newest."""
+    kept = fair_share(tenants, most)
+    assert sum(kept) == min(most, len(tenants))
+    flags = {tenant: [flag for flag, other in zip(kept, tenants, strict=True) if other == tenant] for tenant in tenants}
+    for each in flags.values():
+        assert each == sorted(each, reverse=True)
+        if not all(each):
+            assert all(sum(other) <= sum(each) + 1 for other in flags.values())
+
+
 def test_removing_a_run(tmp_path: Path) -> None:
     """A run is deleted with every byte of what it held; an unknown one and one that is still written are refused."""
     journal = SqliteJournal(tmp_path)
@@ -413,7 +440,7 @@ _WRITER = """
 import sys
 from pathlib import Path
 from pyagent.core.fleet.events import Progress
-from pyagent.core.fleet.journal import JournalRecord
+from pyagent.core.fleet.journal import JournalRecord, MemoryJournal, fair_share
 from pyagent.core.fleet.steps import RunSpec
 from pyagent.infrastructure.storage.journal import SqliteJournal
 journal = SqliteJournal(Path(sys.argv[1]))

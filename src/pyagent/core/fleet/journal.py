@@ -8,7 +8,8 @@ How records are stored is `infrastructure.storage.journal`'s business; `MemoryJo
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -131,8 +132,22 @@ class Journal(Protocol):
         ...
 
 
+def fair_share(tenants: Sequence[str], most: int) -> list[bool]:
+    """Return which of some runs are kept where `most` may be, by their tenants, newest first.
+
+    Each tenant has its newest, then each its second: no tenant's runs push out those of one that has fewer.
+    """
+    num_of = Counter[str]()
+    places: list[tuple[int, int]] = []
+    for index, tenant in enumerate(tenants):
+        places.append((num_of[tenant], index))
+        num_of[tenant] += 1
+    kept = {index for _, index in sorted(places)[: max(0, most)]}
+    return [index in kept for index in range(len(tenants))]
+
+
 class MemoryJournal:
-    """Keeps the last `max_runs` runs in memory."""
+    """Keeps the last `max_runs` runs in memory, shared fairly by tenants, and those under way."""
 
     def __init__(self, max_runs: int = 100) -> None:
         self.memory = NotesInMemory()
@@ -155,11 +170,18 @@ class MemoryJournal:
         run = name or f"r-{self._num_opened:04x}"
         self._records[run], self._specs[run] = [], spec
         self._open.add(run)
-        while len(self._records) > self._max_runs:
-            oldest = next(iter(self._records))
-            del self._records[oldest], self._specs[oldest]
-            self.keys.forget(oldest)
+        if len(self._records) > self._max_runs:
+            self._drop_old()
         return run
+
+    def _drop_old(self) -> None:
+        """Drop runs that are over, as many as are too many."""
+        newest_first = list(reversed(self._records))
+        kept = fair_share([self._specs[run].tenant for run in newest_first], self._max_runs)
+        for run, is_kept in zip(newest_first, kept, strict=True):
+            if not is_kept and run not in self._open:
+                del self._records[run], self._specs[run]
+                self.keys.forget(run)
 
     def append(self, run: str, record: JournalRecord, *, is_forced: bool = False) -> None:
         """Keep a record."""

@@ -141,7 +141,12 @@ class Journal(Section, frozen=True):
 
     max_runs: Annotated[
         int | None,
-        Setting(COUNT, "Number of past runs kept, the oldest deleted first, or `unlimited`.", none="unlimited"),
+        Setting(
+            COUNT,
+            "Number of past runs kept, the oldest deleted first, or `unlimited`. The keys of a server share it fairly: "
+            "one that begins many runs loses its own.",
+            none="unlimited",
+        ),
     ] = 1_000
     max_age_days: Annotated[
         float | None, Setting(NUMBER, "Days after which a run is deleted, or `unlimited`.", none="unlimited")

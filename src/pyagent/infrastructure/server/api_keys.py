@@ -1,7 +1,8 @@
 """API keys: who calls, whose text it is, and who may run the server.
 
 Two kinds. A client's key asks for answers; an administrator's may drain, sleep and wake the engines, fetch models,
-share prompts between all keys and forget all kept answers. A key's name is its tenant: nothing that is computed, kept
+share prompts between all keys and forget all kept answers. A key's name is its tenant, and one without gets a name made
+from the key, which is the same wherever it stands in its file: nothing that is computed, kept
 or remembered for one is used for or shown to another, administrators included. Where no keys are configured, any
 client that reaches the server is an administrator, and there is one tenant.
 
@@ -16,6 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -29,6 +31,8 @@ ADMIN_KEY_NEEDED = "admin_key_needed"
 """The code of the error that a client's key gets where an administrator's is needed."""
 _NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LEAST_CHARS = 16
+_MARK_BYTES = 4
+"""Of the digest that names a key without a name: enough to tell keys apart, too little to tell a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +79,20 @@ def _keys_in(file: Path, setting: str, *, is_admin: bool) -> Iterator[ApiKey]:
     keys = [(number, words) for number, words in numbered if words and not words[0].startswith(b"#")]
     if not keys:
         raise ConfigError(f"{file} holds no API key; write one a line", key=setting)
-    for count, (number, (*name, secret)) in enumerate(keys, 1):
+    for number, (*name, secret) in keys:
         if len(name) > 1 or (name and not _NAME.fullmatch(name[0])):
             text = f"line {number} of {file} is not `KEY` or `NAME KEY`; a name has letters, digits, . _ and -"
             raise ConfigError(text, key=setting)
         if len(secret) < _LEAST_CHARS:
             text = f"the API key in line {number} of {file} is shorter than {_LEAST_CHARS} characters"
             raise ConfigError(text, key=setting)
-        yield ApiKey(name[0].decode() if name else f"{'admin' if is_admin else 'key'} {count}", secret, is_admin)
+        yield ApiKey(name[0].decode() if name else _name_of(secret, is_admin=is_admin), secret, is_admin)
+
+
+def _name_of(secret: bytes, *, is_admin: bool) -> str:
+    """Return the name of a key without one. It has a space, as no given name does."""
+    mark = blake2b(secret, digest_size=_MARK_BYTES, person=b"pyagent tenant").hexdigest()
+    return f"{'admin' if is_admin else 'key'} {mark}"
 
 
 def key_of(headers: dict[bytes, bytes], keys: Sequence[ApiKey]) -> ApiKey | None:

@@ -11,6 +11,7 @@ read beside it, and write runs of their own. A checksum tells a damaged record: 
 warning. A journal that cannot be written never stops a run: what is lost is warned of, and `loss` says why.
 
 Old runs are deleted when new ones begin, by number and age; never one whose writer lives. Their space is given back.
+Tenants share the number fairly: one that begins many loses its own.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from pyagent.core.fleet.journal import (
     State,
     already_done,
     already_there,
+    fair_share,
     private_run_id,
     state_of,
     still_running,
@@ -439,11 +441,11 @@ class SqliteJournal:
     def prune(self, max_runs: int | None, max_age_days: float | None) -> list[str]:
         """Delete all but the newest `max_runs` runs, and those older than `max_age_days`; return their ids."""
         with _readable(self._folder):
-            rows = self._database.rows("SELECT id, name, used_at, writer FROM runs ORDER BY used_at DESC, id DESC")
-            runs = cast("list[tuple[int, str, float, str]]", rows)
+            query = "SELECT id, name, used_at, writer, tenant FROM runs ORDER BY used_at DESC, id DESC"
+            runs = cast("list[tuple[int, str, float, str, str]]", self._database.rows(query))
             since = float("-inf") if max_age_days is None else time.time() - max_age_days * 86_400
-            kept = len(runs) if max_runs is None else max_runs
-            old = [run for place, run in enumerate(runs) if place >= kept or run[2] < since]
+            kept = fair_share([run[4] for run in runs], len(runs) if max_runs is None else max_runs)
+            old = [run for run, is_kept in zip(runs, kept, strict=True) if not is_kept or run[2] < since]
             over = [run for run in old if not (run[3] and self._writers.is_alive(run[3]))]
             for number, *_ in over:
                 self._delete(number)
