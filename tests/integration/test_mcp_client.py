@@ -334,6 +334,38 @@ def test_requests_beyond_those_that_are_answered_are_dropped() -> None:
     assert asyncio.run(main()) == (MAX_REQUESTS, 30)
 
 
+def test_requests_that_their_server_cancels_give_way_to_others() -> None:
+    """What a server cancelled is never answered, and counts no longer; an id that waits already is not taken again."""
+
+    async def main() -> list[int]:
+        sending, receiving = anyio.create_memory_object_stream[Any](2_000)
+        to_server, answers = anyio.create_memory_object_stream[Any](1)
+        limited = Limited(receiving, lambda: None, Answering(to_server))
+
+        async def num_seen(*messages: JSONRPCRequest | JSONRPCNotification) -> int:
+            for message in (*messages, JSONRPCResponse(jsonrpc="2.0", id=-1, result={})):
+                sending.send_nowait(SessionMessage(message))
+            count = 0
+            while not isinstance(message := (await limited.receive()).message, JSONRPCResponse):
+                count += isinstance(message, JSONRPCRequest)
+            return count
+
+        def ping(number: int | str) -> JSONRPCRequest:
+            return JSONRPCRequest(jsonrpc="2.0", id=number, method="ping")
+
+        def cancel(number: object) -> JSONRPCNotification:
+            return JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params={"requestId": number})
+
+        seen = [await num_seen(*(ping(number) for _ in range(2) for number in range(200)))]
+        seen.append(await num_seen(*(cancel(number) for number in (0, 1, "2", 500, None, 1)), cancel([])))
+        seen.append(await num_seen(*(ping(number) for number in range(300, 320)), ping("300")))
+        for stream in (sending, receiving, to_server, answers):
+            stream.close()
+        return seen
+
+    assert asyncio.run(main()) == [MAX_REQUESTS, 0, 3]
+
+
 def test_noise_of_a_program_leaves_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line that is no message waits for a turn of the event loop; of standard error little is looked at."""
     turns: list[int] = []

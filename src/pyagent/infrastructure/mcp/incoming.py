@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
@@ -27,6 +27,7 @@ MAX_NOTIFICATIONS = 1_000
 """Notifications a second that are looked at. Each that is dropped costs a turn of the event loop."""
 MAX_REQUESTS = 100
 """Requests of a server, such as pings, that are under way at once. Those beyond are dropped."""
+_CANCELLED = "notifications/cancelled"
 
 
 class Wire(Protocol):
@@ -53,16 +54,29 @@ async def limited(wire: Wire, on_end: Callable[[], None]) -> AsyncGenerator[Tran
 
 @dataclass(slots=True)
 class Answering:
-    """A stream of messages to a server, which counts the requests of the server that are not answered yet."""
+    """A stream of messages to a server, which knows the requests of the server that are not answered yet."""
 
     inner: WriteStream[SessionMessage]
-    num_requests: int = 0
+    _under_way: set[str] = field(default_factory=set[str])
 
     async def send(self, item: SessionMessage, /) -> None:
         """Send a message."""
         await self.inner.send(item)
         if isinstance(item.message, JSONRPCResponse | JSONRPCError):
-            self.num_requests -= 1
+            self._under_way.discard(str(item.message.id))
+
+    def takes(self, request: JSONRPCRequest) -> bool:
+        """Return whether a request is to be answered; one with an id that waits already is not: no id counts twice."""
+        key = str(request.id)
+        is_taken = key not in self._under_way and len(self._under_way) < MAX_REQUESTS
+        if is_taken:
+            self._under_way.add(key)
+        return is_taken
+
+    def note(self, notification: JSONRPCNotification) -> None:
+        """Hear that a request was cancelled: the package's session ends its work and answers nothing."""
+        if notification.method == _CANCELLED:
+            self._under_way.discard(str((notification.params or {}).get("requestId")))
 
     async def aclose(self) -> None:
         """Close the stream."""
@@ -105,16 +119,19 @@ class Limited:
             await asyncio.sleep(0)
 
     def _is_too_many(self, message: SessionMessage | Exception) -> bool:
-        if isinstance(message, SessionMessage) and isinstance(message.message, JSONRPCRequest):
-            is_asked = self.answering.num_requests < MAX_REQUESTS
-            self.answering.num_requests += is_asked
-            return not is_asked
-        if isinstance(message, SessionMessage) and not isinstance(message.message, JSONRPCNotification):
+        inner = message.message if isinstance(message, SessionMessage) else None
+        if isinstance(inner, JSONRPCRequest):
+            return not self.answering.takes(inner)
+        if isinstance(inner, JSONRPCResponse | JSONRPCError):
             return False
         second = int(asyncio.get_running_loop().time())
         self._count = self._count + 1 if second == self._second else 1
         self._second = second
-        return self._count > MAX_NOTIFICATIONS
+        if self._count > MAX_NOTIFICATIONS:
+            return True
+        if isinstance(inner, JSONRPCNotification):
+            self.answering.note(inner)
+        return False
 
     async def aclose(self) -> None:
         """Close the stream."""
