@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import resource
@@ -176,6 +177,42 @@ def test_server_behind_a_url_is_used() -> None:
                 assert await run(calling("web__add", a=1, b=2)) == "3"
                 with pytest.raises(PyAgentError, match="web__fail"):
                     await run(calling("web__fail", why="no"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_answers_of_a_url_that_are_nested_deep_are_read(kind: str) -> None:
+    """One schema that is too deep for the package hides its tool alone, as a document and as an event."""
+    deep = {"type": "object"}
+    for _ in range(120):
+        deep = {"type": "object", "properties": {"a": deep}}
+    tools = [{"name": name, "inputSchema": schema} for name, schema in (("deep", deep), ("plain", {"type": "object"}))]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        request = json.loads((await receive())["body"] or b"{}")
+        known = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {},
+                "serverInfo": {"name": "s", "version": "1"},
+            },
+            "tools/list": {"tools": tools},
+        }
+        if request.get("method") not in known:
+            status, body = 405 if scope["method"] == "GET" else 400 if "id" in request else 202, b""
+        else:
+            answer = {"jsonrpc": "2.0", "id": request["id"], "result": known[request["method"]]}
+            status, body = 200, json.dumps(answer).encode()
+            body = body if kind == "application/json" else b"event: message\r\ndata: " + body + b"\r\n\r\n"
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]})
+        await send({"type": "http.response.body", "body": body})
+
+    async def main() -> None:
+        async with served(app) as url, fleet_of(web={"url": url, "startup_seconds": 60}) as run:
+            assert await run(names) == ["web__plain"]
 
     asyncio.run(main())
 
@@ -435,8 +472,9 @@ def test_lies_about_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None
         return found
 
     found = asyncio.run(main())
-    assert len(found) == 6
-    assert {"bad__a_b", "bad__talks"} < found.keys()
+    assert len(found) == 8
+    assert {"bad__a_b", "bad__talks", "bad__deep70"} < found.keys()
+    assert "the tool bad__deep150 cannot be offered" in caplog.text
     assert all(len(name) <= 64 for name in found)
     assert len(found["bad__talks"].description) == 8_000
     assert "its tool 'big' cannot be offered: its schema has more than 100,000 bytes" in caplog.text

@@ -15,7 +15,17 @@ TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required"
 TOOLS = [
     {"name": "echo", "description": "Give back a text.", "inputSchema": TEXT, "annotations": {"readOnlyHint": True}}
 ]
+
+
+def nested(depth):
+    schema = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
 LIES = [
+    *({"name": f"deep{depth}", "inputSchema": nested(depth)} for depth in (30, 70, 90, 150)),
     *({"name": name, "inputSchema": {"type": "object"}} for name in ("a b", "a_b", "a\tb", "x" * 200, "")),
     {"name": "broken", "inputSchema": {"type": "object", "properties": {"a": {"type": "nonsense"}}}},
     {"name": "big", "inputSchema": {"type": "object", "description": "x" * 200_000}},

@@ -1,4 +1,4 @@
-"""A server behind a URL: the package's transport, with answers bounded and the last refusal remembered."""
+"""A server behind a URL: the transport of the package, with bounded answers and the last refusal remembered."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
+from pyagent.infrastructure.mcp.nesting import shallow
+
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
@@ -19,6 +21,7 @@ MAX_ANSWER_BYTES = 8 << 20
 _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 300.0
 _REFUSAL = 400
+_DATA = b"data:"
 
 
 @dataclass(slots=True)
@@ -58,24 +61,45 @@ class Site:
             self.fault = "it packs its answers, which it was asked not to"  # a megabyte may unpack to a gigabyte
             raise httpx2.StreamError(self.fault)
         is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        if not is_events and isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = _Bounded(response.stream)
+        if isinstance(response.stream, httpx2.AsyncByteStream):
+            response.stream = (_Events if is_events else _Document)(response.stream)
 
 
-class _Bounded(httpx2.AsyncByteStream):
-    """An answer's bytes; more than the bound is an error."""
+class _Document(httpx2.AsyncByteStream):
+    """One JSON document: no longer than the bound, and nested no deeper than the package reads."""
 
     def __init__(self, inner: httpx2.AsyncByteStream) -> None:
         self._inner = inner
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        num_bytes = 0
+        document = bytearray()
         async for piece in self._inner:
-            num_bytes += len(piece)
-            if num_bytes > MAX_ANSWER_BYTES:
+            document += piece
+            if len(document) > MAX_ANSWER_BYTES:
                 raise httpx2.StreamError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
-            yield piece
+        yield shallow(bytes(document))
 
     async def aclose(self) -> None:
         """Close it."""
         await self._inner.aclose()
+
+
+class _Events(_Document):
+    """A stream of events, a whole line at a time, of which those with data are such documents."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        begun = bytearray()
+        async for piece in self._inner:
+            end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
+            begun += piece[:end]
+            if end:
+                yield b"".join(map(_shallow_line, bytes(begun).splitlines(keepends=True)))
+                begun.clear()
+            begun += piece[end:]
+            if len(begun) > MAX_ANSWER_BYTES:
+                raise httpx2.StreamError(f"an event of more than {MAX_ANSWER_BYTES >> 20} MiB")
+        yield bytes(begun)
+
+
+def _shallow_line(line: bytes) -> bytes:
+    return _DATA + shallow(line[len(_DATA) :]) if line.startswith(_DATA) else line

@@ -22,6 +22,7 @@ from mcp_types import jsonrpc_message_adapter
 
 from pyagent.core.errors import BackendError
 from pyagent.core.secrets import strike_text
+from pyagent.infrastructure.mcp.nesting import shallow
 from pyagent.infrastructure.processes import describe_exit
 
 logger = logging.getLogger("pyagent.mcp")
@@ -171,7 +172,7 @@ def _start_fault(command: str, error: OSError | ValueError) -> str:
 def _parsed(line: bytes) -> SessionMessage | None:
     """Return a line's message; None for one that is none, such as what a program prints besides."""
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        return SessionMessage(jsonrpc_message_adapter.validate_json(shallow(line), by_name=False))
     except ValueError:
         return None
 
