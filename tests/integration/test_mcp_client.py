@@ -25,6 +25,7 @@ from support.fleets import Custom
 
 from pyagent.core.errors import BackendError, NeedsAnswerError, PyAgentError, RequestError
 from pyagent.core.fleet import events as ev
+from pyagent.core.fleet import tool_providers
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.file_access import FileAccess
@@ -48,6 +49,12 @@ def raw(mode: str, **more: object) -> dict[str, object]:
     """A server that starts at once and speaks the protocol by hand."""
     command = [sys.executable, "-S", "-E", str(SUPPORT / "raw_mcp_server.py"), mode]
     return {"command": command[0], "args": command[1:], "trust": "all", "startup_seconds": 60, **more}
+
+
+@pytest.fixture(autouse=True)
+def _time_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet goes on without a server that is not there after ten seconds, and a busy machine may take longer."""
+    monkeypatch.setattr(tool_providers, "OPEN_SECONDS", 60.0)
 
 
 def python(folder: Path, **more: object) -> dict[str, object]:
