@@ -160,7 +160,7 @@ docs: .venv/.docs  ## Build the documentation site into site/, warnings are erro
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # not --quiet: that hides warnings from --strict too
 
 bench: .venv/.dev  ## The speed claims that need nothing else
-	@for script in start plugin_start code_health scheduler_overhead kv_quality cpu_engine chain_cost; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	@for script in start plugin_start plugin_calls code_health scheduler_overhead kv_quality cpu_engine chain_cost; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 wheel: .venv/.dev  ## Build the wheel into dist/
 	@$(BIN)/maturin build --release --quiet --out dist

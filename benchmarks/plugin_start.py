@@ -23,7 +23,7 @@ LIMIT_SECONDS = 0.150
 START = """
 from pyagent.core.plugins import PluginHost
 from types import SimpleNamespace
-host = PluginHost.discover(SimpleNamespace(disable=["math"], order=[]))
+host = PluginHost.discover(SimpleNamespace(disable=["math"], order=[], options={}, load_seconds=60))
 host.tools()
 states = [info.state for info in host.plugins() if info.name.startswith("bench")]
 print(len(states), states.count("idle"))

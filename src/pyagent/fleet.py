@@ -10,14 +10,13 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from pyagent.assembly import make_agents, make_chain, make_embedder, make_host, make_journal
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import ConfigError, RequestError
-from pyagent.core.fleet import orchestrator
 from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.fleet.choosing import chosen
 from pyagent.core.fleet.confidence import ConfidencePolicy
@@ -27,6 +26,7 @@ from pyagent.core.fleet.event_reader import read_events
 from pyagent.core.fleet.executor import IN_PROCESS
 from pyagent.core.fleet.limits import AgentLimits, FleetLimits
 from pyagent.core.fleet.reliability import LOOK_BACK_SECONDS, failing, failure_rates
+from pyagent.core.fleet.renewal import RenewableFleet
 from pyagent.core.fleet.run_view import RunView, view_of
 from pyagent.core.fleet.stalls import StallPolicy
 from pyagent.core.fleet.tool_providers import OPEN_SECONDS
@@ -58,7 +58,15 @@ __all__ = ["Fleet"]
 logger = logging.getLogger(__name__)
 
 
-class Fleet(orchestrator.Fleet):
+class _Given(NamedTuple):
+    """What a program gave to its fleet; None is what the plugins bring."""
+
+    agents: list[Agent | str]
+    tools: list[FleetTool | str]
+    tool_providers: list[ToolProvider] | None
+
+
+class Fleet(RenewableFleet):
     """A fleet with everything in place: `async with pyagent.Fleet() as fleet: async for event in fleet.run("...")`.
 
     Without arguments it reads `pyagent.toml` and uses the installed plugins. A backend given is the caller's to close.
@@ -81,18 +89,21 @@ class Fleet(orchestrator.Fleet):
 
             settings = load_settings().settings
         host = make_host(settings) if host is None else host
-        tools = ["*"] if tools is None else list(tools)
-        if tool_providers is None:  # tools given by hand are all there are
-            tool_providers = _providers(settings, host) if "*" in tools else ()
+        self._given = given = _Given(
+            ["*"] if agents is None else list(agents),
+            ["*"] if tools is None else list(tools),
+            None if tool_providers is None else list(tool_providers),
+        )
+        self._brought = host.tool_providers() if self._opens_providers else {}
         self._is_backend_owned = backend is None
         journal = make_journal(settings) if journal is None else journal
         self._embedder = make_embedder(settings, host)
         self._search = _make_search(journal, self._embedder)
         super().__init__(
             make_chain(settings, host) if backend is None else backend,
-            chosen(["*"] if agents is None else agents, make_agents(settings, host), "agent"),
-            chosen(tools, _tools(settings, host, self._search), "tool"),
-            tool_providers=tool_providers,
+            chosen(given.agents, make_agents(settings, host), "agent"),
+            chosen(given.tools, _tools(settings, host, self._search), "tool"),
+            tool_providers=self._providers(settings),
             journal=journal,
             limits=_limits(settings),
             tracer=_make_tracer(settings.server.otlp_endpoint),
@@ -108,6 +119,30 @@ class Fleet(orchestrator.Fleet):
                 hint = did_you_mean(name, self.agents, f"there are {', '.join(self.agents)}")
                 logger.warning("fleet.rates.agents has a rate for %r, which is no agent here; %s", name, hint)
         self._sync: SyncFleet | None = None
+
+    async def renew(self) -> None:
+        """Have runs that begin from now on use what the plugins bring now; runs under way keep what they have."""
+        given, host = self._given, self.host
+        agents = chosen(given.agents, make_agents(self.settings, host), "agent")
+        tools = chosen(given.tools, _tools(self.settings, host, self._search), "tool")
+        brought = host.tool_providers() if self._opens_providers else {}
+        is_same, self._brought = brought == self._brought, brought
+        await self.replace(
+            {agent.name: agent for agent in agents},
+            {tool.name: tool for tool in tools},
+            host.guardrails().values(),
+            None if is_same else self._providers(self.settings),
+        )
+
+    @property
+    def _opens_providers(self) -> bool:
+        """Whether tools come from providers of plugins: tools given by hand are all there are."""
+        return self._given.tool_providers is None and "*" in self._given.tools
+
+    def _providers(self, settings: Settings) -> list[ToolProvider]:
+        if self._opens_providers:
+            return _providers(settings, self._brought)
+        return self._given.tool_providers or []
 
     def __enter__(self) -> SyncFleet:
         """Return the fleet for a program without an event loop: its methods wait."""
@@ -220,9 +255,9 @@ def _make_search(journal: Journal, embedder: Backend | None) -> Search | None:
     return Search(journal.search_folder, journal, embedder) if isinstance(journal, SqliteJournal) else None
 
 
-def _providers(settings: Settings, host: PluginHost) -> list[ToolProvider]:
+def _providers(settings: Settings, of_plugins: Mapping[str, ToolProvider]) -> list[ToolProvider]:
     """Return the tool providers of plugins, and the MCP servers of the settings."""
-    brought: list[ToolProvider] = [*host.tool_providers().values()]
+    brought: list[ToolProvider] = [*of_plugins.values()]
     if settings.mcp_servers:
         from pyagent.infrastructure.mcp.provider import mcp_providers
 

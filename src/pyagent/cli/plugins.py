@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from pyagent.cli.options import AsJson, Config
+from pyagent.cli.output import for_terminal
+from pyagent.cli.server_calls import call_server
 
 if TYPE_CHECKING:
     from pyagent.core.found_plugin import PluginInfo
     from pyagent.core.plugins import PluginHost
 
-app = typer.Typer(add_completion=False, help="List and inspect plugins.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="List, load and write plugins.", no_args_is_help=True)
+Url = Annotated[str | None, typer.Option("--url", help="The server; without it your own that runs.")]
+_SHOWN_SECONDS = 0.0005
 
 
 @app.command("list")
-def list_plugins(config: Config = None, as_json: AsJson = False) -> None:
+def list_plugins(
+    config: Config = None,
+    as_json: AsJson = False,
+    timings: Annotated[
+        bool, typer.Option("--timings", help="Show the time of each import and hook, slowest plugin first.")
+    ] = False,
+) -> None:
     """Load every plugin and show what it brings, or why it is not used."""
     host = _loaded_host(config)
+    if timings and not as_json:
+        _write_timings(host.plugins())
+        return
     if as_json:
         typer.echo(json.dumps([_as_json(host, info) for info in host.plugins()]))
         return
@@ -57,6 +71,48 @@ def show(name: str, config: Config = None, as_json: AsJson = False) -> None:
         text = _text(value)
         if text:
             typer.echo(f"{key:<13} {text}")
+
+
+@app.command()
+def reload(name: str, url: Url = None, config: Config = None, as_json: AsJson = False) -> None:
+    """Load a plugin anew in a running server; what is under way ends with what it began with."""
+    body = call_server("POST", "/pyagent/plugins/reload", url, config, {"plugin": name})
+    if as_json:
+        typer.echo(body)
+        return
+    told = json.loads(body)
+    info = told["plugin"]
+    spent = _milliseconds(info["load_seconds"])
+    typer.echo(for_terminal(f"{info['name']} {info['version'] or '-'} is loaded in {spent}"))
+    for noun, who in told["used_by"].items():
+        typer.echo(for_terminal(f"{noun} {', '.join(info['provides'][noun]) or '(none)'}: used by {who}"))
+
+
+@app.command()
+def unload(name: str, url: Url = None, config: Config = None, as_json: AsJson = False) -> None:
+    """Take a plugin out of a running server until it is loaded anew, or the server starts anew."""
+    body = call_server("POST", "/pyagent/plugins/unload", url, config, {"plugin": name})
+    if as_json:
+        typer.echo(body)
+        return
+    typer.echo(f"{json.loads(body)['plugin']['name']} is out of use; runs under way end with it")
+
+
+def _write_timings(infos: Sequence[PluginInfo]) -> None:
+    """Show what loading costs: the import, then each hook that was called."""
+    costs = [(info.load_seconds + sum(info.hook_seconds.values()), info) for info in infos]
+    width = max((len(info.name) for info in infos), default=0)
+    for seconds, info in sorted(costs, key=lambda cost: -cost[0]):
+        slow = {noun: spent for noun, spent in info.hook_seconds.items() if spent > _SHOWN_SECONDS}
+        hooks = [f"{noun} {_milliseconds(spent)}" for noun, spent in slow.items()]
+        parts = ", ".join([f"import {_milliseconds(info.load_seconds)}", *hooks])
+        state = "" if info.state == "loaded" else f"  {info.state}"
+        typer.echo(f"{info.name:<{width}}  {_milliseconds(seconds):>10}  {parts}{state}")
+    typer.echo(f"{'all':<{width}}  {_milliseconds(sum(seconds for seconds, _ in costs)):>10}")
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
 
 
 def _text(value: object) -> str:

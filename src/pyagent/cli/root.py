@@ -42,7 +42,7 @@ COMMANDS = {
     "cache": "Look into a running server's prompt cache.",
     "chain": "Explain and test the backends that are tried.",
     "config": "Show the settings and where they come from.",
-    "plugins": "List and inspect plugins.",
+    "plugins": "List, load and write plugins.",
     "mcp": "List the MCP servers whose tools agents use, or be one.",
     "completion": "Print the completion script of a shell.",
     "help": "Show the help of a command.",

@@ -88,10 +88,12 @@ def serve(
 
     from pyagent.infrastructure.server.app import create_app
     from pyagent.infrastructure.server.uvicorn_server import serve as serve_app
+    from pyagent.reloading import PluginReloader
 
     node = make_node(settings, backend, agents) if is_node else None
 
     async def work() -> None:
+        reloader = PluginReloader(settings, plugins, backend, agents)
         try:
             if node is not None:
                 await node.start()
@@ -103,6 +105,7 @@ def serve(
                 emulates=settings.backends.unsupported == "emulate",
                 settings=settings.server,
                 node=node,
+                plugins=reloader,
             )
             is_json = settings.log.format == "json"
             said = start_text(address(listening), backend.names, origins, is_json=is_json)
@@ -116,6 +119,7 @@ def serve(
             if node is not None:
                 await node.stop()
             await agents.close()
+            await reloader.close()
             await backend.close()
 
     run_to_end(work(), watches_sockets=is_node)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from pyagent.core.entry_points import missing_package_sentence
 from pyagent.core.hooks import PROJECT_NAME
 from pyagent.core.plugin_checks import module_of
-from pyagent.core.plugin_watch import named_when_slow
+from pyagent.core.plugin_watch import in_time, named_when_slow
+
+T = TypeVar("T")
 
 PluginState = Literal["idle", "loaded", "disabled", "quarantined"]
 
@@ -27,6 +30,7 @@ class PluginInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: PluginState
     reason: str = ""
     load_seconds: float = 0.0
+    hook_seconds: dict[str, float] = {}
     is_builtin: bool = False
     modules: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
@@ -55,6 +59,8 @@ class FoundPlugin:
     state: PluginState = "idle"
     reason: str = ""
     load_seconds: float = 0.0
+    hook_seconds: dict[str, float] = field(default_factory=dict[str, float])
+    asked: set[str] = field(default_factory=set[str])
 
     @property
     def is_builtin(self) -> bool:
@@ -81,3 +87,7 @@ class FoundPlugin:
     def watched(self, doing: str) -> AbstractContextManager[None]:
         """Have it named when it takes long, unless it is built in."""
         return nullcontext() if self.is_builtin else named_when_slow(self.name, doing)
+
+    def in_time(self, doing: str, limit_seconds: float, work: Callable[[], T]) -> T:
+        """Return what its code returns; `TimeoutError` when that takes too long. What is built in is trusted to end."""
+        return work() if self.is_builtin else in_time(self.name, doing, limit_seconds, work)

@@ -6,8 +6,8 @@ What it says of itself in `capabilities` is passed on, the functions there being
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AsyncExitStack, contextmanager
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
@@ -31,6 +31,7 @@ class GuardedBackend:
     def __init__(self, backend: Backend) -> None:
         """Take a backend that `core.plugin_checks` found right."""
         self.name = backend.name
+        self.num_running = 0
         self._backend = backend
         self.capabilities = self._contained(cast("Capabilities", capabilities_of(backend)))
 
@@ -68,6 +69,7 @@ class GuardedBackend:
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Return the backend's answer."""
         async with AsyncExitStack() as stack:
+            stack.enter_context(self._counted())
             stack.enter_context(contained(self._what, self._error))
             stream = cast("object", self._backend.chat(request))
             if not hasattr(stream, "__aiter__"):
@@ -83,7 +85,7 @@ class GuardedBackend:
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Return the backend's vectors."""
-        with contained(self._what, self._error):
+        with self._counted(), contained(self._what, self._error):
             return await self._backend.embed(request)
 
     async def health(self) -> Health:
@@ -100,6 +102,14 @@ class GuardedBackend:
     async def close(self) -> None:
         """Close it; a backend that fails to or hangs is named in a warning."""
         await close_all({self._what: self._backend.close})
+
+    @contextmanager
+    def _counted(self) -> Generator[None]:
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
 
     @property
     def _what(self) -> str:

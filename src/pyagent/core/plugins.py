@@ -1,10 +1,11 @@
 """The plugin host: finds plugins by metadata, imports them when needed, and keeps the broken ones out.
 
 The only registry in PyAgent. Built-ins come through the package's own entry points, by the same path as everybody's.
-Invariants: a plugin that fails at import, registration, in a hook or by what it returns is *quarantined* (named, logged
-once, listed with the reason) and the program goes on; the first plugin in the order wins a contested name, and the
-clash is listed. The order: plugins registered by hand, then `plugins.order`, then pluggy's tryfirst, the rest, and
-trylast; within each of these the built-ins, then the others by name. Knows nothing of config files or sockets.
+Invariants: a plugin that fails or does not end at import, registration, in a hook or by what it returns is
+*quarantined* (named, logged once, listed with the reason) and the program goes on; the first plugin in the order wins a
+contested name, and the clash is listed; one that is loaded anew is used only when all of it is right. The order:
+plugins registered by hand, then `plugins.order`, then pluggy's tryfirst, the rest, and trylast; within each of these
+the built-ins, then the others by name. Knows nothing of config files or sockets.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import Distribution
 from typing import TYPE_CHECKING, Protocol, cast
 
 import pluggy
 
+from pyagent.core.contributions import Contribution, Contributions, Rank
 from pyagent.core.entry_points import (
     distribution_name,
     distribution_version,
@@ -27,6 +28,7 @@ from pyagent.core.entry_points import (
 from pyagent.core.errors import PluginError
 from pyagent.core.found_plugin import Clash, FoundPlugin, PluginInfo
 from pyagent.core.hooks import PROJECT_NAME, HookSpecs
+from pyagent.core.nearest import did_you_mean
 from pyagent.core.plugin_checks import (
     NOUNS,
     PREFIX,
@@ -38,6 +40,7 @@ from pyagent.core.plugin_checks import (
     unknown_noun,
 )
 from pyagent.core.plugin_guards import first_of, guarded_items
+from pyagent.core.plugin_modules import put_back, take_modules
 
 if TYPE_CHECKING:
     from pyagent.core.backends import BackendFactory
@@ -59,6 +62,8 @@ if TYPE_CHECKING:
     from pyagent.core.tokenizers import TokenizerFactory
 
 logger = logging.getLogger("pyagent.plugins")
+LOAD_SECONDS = 60.0
+"""How long a plugin may take to import, and to answer a hook."""
 
 
 class PluginOptions(Protocol):
@@ -79,19 +84,22 @@ class PluginOptions(Protocol):
         """Options of plugins, by their names."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class _Contribution:
-    plugin: FoundPlugin
-    rank: tuple[float, int, bool, int, str]
-    items: Mapping[str, object]
+    @property
+    def load_seconds(self) -> float:
+        """How long a plugin may take to import, and to answer a hook."""
+        ...
 
 
 class PluginHost:
     """Holds the plugins. `discover` reads metadata; `backends`, `agents` and `tools` import what they need."""
 
     def __init__(
-        self, *, disable: Iterable[str] = (), order: Iterable[str] = (), with_options: Iterable[str] = ()
+        self,
+        *,
+        disable: Iterable[str] = (),
+        order: Iterable[str] = (),
+        with_options: Iterable[str] = (),
+        load_seconds: float = LOAD_SECONDS,
     ) -> None:
         self._manager = pluggy.PluginManager(PROJECT_NAME)
         self._manager.add_hookspecs(HookSpecs)
@@ -99,15 +107,21 @@ class PluginHost:
         self._with_options = frozenset(with_options)
         self._order = {name: position for position, name in enumerate(order)}
         self._plugins: dict[str, FoundPlugin] = {}
-        self._contributions: dict[str, list[_Contribution]] = {noun: [] for noun in NOUNS}
-        self._asked: set[tuple[str, str]] = set()
-        self._clashes: dict[Clash, None] = {}
+        self._contributions = Contributions.of(NOUNS)
+        self._open_nouns = set(NOUNS)
+        self._load_seconds = load_seconds
+        self._tried: FoundPlugin | None = None
         self._lock = threading.RLock()
 
     @classmethod
     def discover(cls, options: PluginOptions) -> PluginHost:
         """Find the installed plugins by their metadata; nothing is imported."""
-        host = cls(disable=options.disable, order=options.order, with_options=options.options)
+        host = cls(
+            disable=options.disable,
+            order=options.order,
+            with_options=options.options,
+            load_seconds=options.load_seconds,
+        )
         for entry, distribution in installed_entry_points():
             host._add_entry(entry.name, entry.value, distribution)
         return host
@@ -127,12 +141,14 @@ class PluginHost:
                 self._register_object(entry, name, plugin)
                 entry.state = "loaded"
             self._plugins[name] = entry
+            self._open_nouns.update(NOUNS)
 
     def backends(self) -> dict[str, BackendFactory]:
         """Backend factories by scheme; one that fails when a link is made gives way to the next that brings it."""
         with self._lock:
             found = cast("dict[str, BackendFactory]", self._collect("backends"))
-            in_order = [cast("dict[str, BackendFactory]", one.items) for one in self._in_order("backends")]
+            brought = self._contributions.in_order("backends")
+            in_order = [cast("dict[str, BackendFactory]", one.items) for one in brought]
             return {scheme: first_of([items[scheme] for items in in_order if scheme in items]) for scheme in found}
 
     def queue_policies(self) -> dict[str, QueuePolicyFactory]:
@@ -182,15 +198,19 @@ class PluginHost:
     def agents(self) -> dict[str, Agent]:
         """Return agents by name. A plugin whose agent needs an unknown agent, or itself in a circle, is quarantined."""
         with self._lock:
-            while True:
-                agents = cast("dict[str, Agent]", self._collect("agents"))
-                owners = self._owners("agents")
-                name_to_needs = {name: tuple(getattr(agent, "needs", ())) for name, agent in agents.items()}
-                problem = needs_problem(name_to_needs, [name for name, owner in owners.items() if owner.is_builtin])
-                if problem is None:
-                    return agents
-                at_fault = [plugin for name, plugin in owners.items() if name in problem[0]]
-                self._quarantine(max(at_fault, key=lambda plugin: not plugin.is_builtin), problem[1])
+            while (fault := self._needs_fault()) is not None:
+                self._quarantine(*fault)
+            return cast("dict[str, Agent]", self._collect("agents"))
+
+    def _needs_fault(self) -> tuple[FoundPlugin, str] | None:
+        """Return a plugin whose agents cannot have what they need, and why; None when there is none."""
+        agents, owners = self._collect("agents"), self._contributions.owners("agents")
+        name_to_needs = {name: tuple(getattr(agent, "needs", ())) for name, agent in agents.items()}
+        problem = needs_problem(name_to_needs, [name for name, owner in owners.items() if owner.is_builtin])
+        if problem is None:
+            return None
+        at_fault = [plugin for name, plugin in owners.items() if name in problem[0]]
+        return max(at_fault, key=lambda plugin: not plugin.is_builtin), problem[1]
 
     def tools(self) -> dict[str, FleetTool]:
         """Return tools by name."""
@@ -229,11 +249,111 @@ class PluginHost:
 
     def clashes(self) -> list[Clash]:
         """Names that two plugins bring, for the nouns collected so far."""
-        return list(self._clashes)
+        return self._contributions.clashes()
 
     def unknown_names(self) -> list[str]:
         """Names in `plugins.order`, `plugins.disable` and of tables `plugins.NAME` that no plugin has."""
         return sorted((self._disabled | self._order.keys() | self._with_options) - self._plugins.keys())
+
+    # -- while the program runs --------------------------------------------------------------------------------------
+
+    def reload(self, name: str) -> PluginInfo:
+        """Import a plugin anew, as it is installed now, and use it; also one that was installed meanwhile.
+
+        Raises `PluginError` when the new one is not right: the one before is then used on.
+        """
+        with self._lock:
+            self.agents()  # what is wrong with others is settled before
+            old, fresh = self._plugins.get(name), self._found_again(name)
+            targets = [*fresh.noun_to_target.values(), *(old.noun_to_target.values() if old else ())]
+            modules = take_modules(targets)
+            taken = self._contributions.withdraw(old) if old else {}
+            if old is not None:
+                self._unregister(old)
+            try:
+                self._try_out(fresh)
+            except BaseException:
+                put_back(modules, targets)
+                self._use_again(name, old)
+                self._contributions.restore(taken)
+                raise
+            finally:
+                self._tried = None
+            return self._info(fresh)
+
+    def unload(self, name: str) -> PluginInfo:
+        """Take a plugin out of use until `reload`; what still runs of it goes on.
+
+        Raises `PluginError` for built-in ones, those that others need, and guardrails: nothing is to pass unseen.
+        """
+        with self._lock:
+            plugin = self._checked(name)
+            if "guardrails" in plugin.noun_to_target or self._contributions.by(plugin, "guardrails"):
+                text = f"the plugin {name!r} brings guardrails, which a running program keeps"
+                raise PluginError(f"{text}; disable it in plugins.disable, and start anew", plugin=name)
+            self.agents()
+            taken = self._contributions.withdraw(plugin)
+            if (fault := self._needs_fault()) is not None:
+                self._contributions.restore(taken)
+                raise PluginError(f"the plugin {name!r} is needed: of {fault[0].name} {fault[1]}", plugin=name)
+            self._unregister(plugin)
+            take_modules(plugin.noun_to_target.values())
+            plugin.target_to_object.clear()
+            plugin.state = "disabled"
+            plugin.reason = "unloaded while the program ran; `pyagent plugins reload` loads it"
+            return self._info(plugin)
+
+    def _checked(self, name: str) -> FoundPlugin:
+        """Return a plugin that may be taken out while the program runs."""
+        if name not in self._plugins:
+            hint = did_you_mean(name, self._plugins, "`pyagent plugins list` shows those that are installed")
+            raise PluginError(f"there is no plugin {name!r}; {hint}", plugin=name)
+        plugin = self._plugins[name]
+        if plugin.is_builtin or plugin.is_by_hand:
+            how = "comes with PyAgent" if plugin.is_builtin else "was registered by the program"
+            raise PluginError(f"the plugin {name!r} {how}; it changes only when the program starts anew", plugin=name)
+        if name in self._disabled:
+            raise PluginError(f"the plugin {name!r} is disabled by plugins.disable; take it out of there", plugin=name)
+        return plugin
+
+    def _found_again(self, name: str) -> FoundPlugin:
+        """Return a plugin as the installed packages have it now, not loaded."""
+        old = self._plugins.get(name)
+        found = PluginHost()
+        for entry, distribution in installed_entry_points():
+            found._add_entry(entry.name, entry.value, distribution)
+        if name not in found._plugins:
+            self._checked(name)
+            text = f"the plugin {name!r} is no longer installed; `pyagent plugins unload {name}` takes it out"
+            raise PluginError(text, plugin=name)
+        fresh = found._plugins[name]
+        if old is not None or fresh.is_builtin:
+            self._checked(name)
+        fresh.index = len(self._plugins) if old is None else old.index
+        return fresh
+
+    def _try_out(self, fresh: FoundPlugin) -> None:
+        """Use a plugin, with all that it brings; raises `PluginError` saying why not."""
+        self._plugins[fresh.name] = self._tried = fresh
+        for noun in NOUNS:
+            self._bring(fresh, noun)
+        if fresh.is_open and (fault := self._needs_fault()) is not None:
+            self._quarantine(fresh, fault[1])
+        if not fresh.is_open:
+            raise PluginError(f"the plugin {fresh.name!r} is not loaded: {fresh.reason}", plugin=fresh.name)
+        fresh.state = "loaded"
+
+    def _use_again(self, name: str, old: FoundPlugin | None) -> None:
+        """Have a plugin as it was before it was loaded again."""
+        if old is None:
+            self._unregister(self._plugins.pop(name))
+            return
+        self._unregister(self._plugins[name])
+        self._contributions.withdraw(self._plugins[name])
+        self._plugins[name] = old
+        if old.is_open:
+            for target, thing in old.target_to_object.items():
+                self._manager.register(thing, f"{name}:{target}")
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -268,8 +388,8 @@ class PluginHost:
         """Import one module of a plugin and register it; quarantines on any failure."""
         started = time.perf_counter()
         try:
-            with plugin.watched(f"importing {target}"):
-                self._register_object(plugin, target, import_target(target))
+            thing = plugin.in_time(f"importing {target}", self._load_seconds, lambda: import_target(target))
+            self._register_object(plugin, target, thing)
         except PluginError as error:
             self._quarantine(plugin, str(error).removeprefix(f"plugin {plugin.name!r} "))
         except KeyboardInterrupt:
@@ -293,23 +413,31 @@ class PluginHost:
 
     def _quarantine(self, plugin: FoundPlugin, reason: str) -> None:
         plugin.state, plugin.reason = "quarantined", reason
-        for contributions in self._contributions.values():
-            contributions[:] = [kept for kept in contributions if kept.plugin is not plugin]
+        self._contributions.withdraw(plugin)
+        self._unregister(plugin)
+        if plugin is not self._tried:  # it is told why, and nothing goes on without it
+            logger.warning("plugin %s is quarantined, the program goes on without it: %s", plugin.name, reason)
+
+    def _unregister(self, plugin: FoundPlugin) -> None:
         for thing in plugin.target_to_object.values():
             if self._manager.is_registered(thing):
                 self._manager.unregister(thing)
-        logger.warning("plugin %s is quarantined, the program goes on without it: %s", plugin.name, reason)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def _collect(self, noun: str) -> dict[str, object]:
         with self._lock:
-            for plugin in list(self._plugins.values()):
-                target = plugin.target_for(noun)
-                if target and plugin.is_open and (noun, plugin.name) not in self._asked:
-                    self._asked.add((noun, plugin.name))
-                    self._ask(plugin, noun, target)
-            return self._merge(noun)
+            if noun in self._open_nouns:
+                for plugin in list(self._plugins.values()):
+                    self._bring(plugin, noun)
+                self._open_nouns.discard(noun)
+            return self._contributions.merged(noun)
+
+    def _bring(self, plugin: FoundPlugin, noun: str) -> None:
+        target = plugin.target_for(noun)
+        if target and plugin.is_open and noun not in plugin.asked:
+            plugin.asked.add(noun)
+            self._ask(plugin, noun, target)
 
     def _ask(self, plugin: FoundPlugin, noun: str, target: str) -> None:
         """Load what the plugin names for the noun, call its hook, keep what it brings."""
@@ -322,9 +450,9 @@ class PluginHost:
         if not impls and noun in plugin.noun_to_target:
             self._quarantine(plugin, f"says it brings {noun}, but {target} does not fill {PREFIX}{noun}")
         for impl in impls:
+            started = time.perf_counter()
             try:
-                with plugin.watched(f"in {PREFIX}{noun}"):
-                    items = checked_items(plugin.name, noun, impl.function(*([self] if impl.argnames else [])))
+                items = checked_items(plugin.name, noun, self._call(plugin, noun, impl))
                 items = guarded_items(plugin, noun, items)
             except PluginError as error:
                 self._quarantine(plugin, str(error))
@@ -333,48 +461,26 @@ class PluginHost:
             except BaseException as error:  # noqa: BLE001 - a plugin's failure must not end the program
                 self._quarantine(plugin, plugin.failure(target, error, f"failed in {PREFIX}{noun}"))
             else:
-                self._contributions[noun].append(_Contribution(plugin, self._rank(plugin, impl), items))
+                self._contributions.add(noun, Contribution(plugin, self._rank(plugin, impl), items))
+            plugin.hook_seconds[noun] = time.perf_counter() - started
+
+    def _call(self, plugin: FoundPlugin, noun: str, impl: pluggy.HookImpl) -> object:
+        """Call one implementation. One that takes parts asks this host, whose lock this thread has: it runs here."""
+        if impl.argnames:
+            with plugin.watched(f"in {PREFIX}{noun}"):
+                return impl.function(self)
+        return plugin.in_time(f"{PREFIX}{noun}", self._load_seconds, impl.function)
 
     def _hook(self, noun: str) -> pluggy.HookCaller:
         return cast("pluggy.HookCaller", getattr(self._manager.hook, PREFIX + noun))
 
-    def _rank(self, plugin: FoundPlugin, impl: pluggy.HookImpl) -> tuple[float, int, bool, int, str]:
+    def _rank(self, plugin: FoundPlugin, impl: pluggy.HookImpl) -> Rank:
         position = -1.0 if plugin.is_by_hand else self._order.get(plugin.name, len(self._order))
         index = plugin.index if plugin.is_by_hand or plugin.is_builtin else 0
         return position, impl.trylast - impl.tryfirst, not plugin.is_builtin, index, plugin.name
 
-    def _merge(self, noun: str) -> dict[str, object]:
-        """Return the contributions in order; the first to bring a name keeps it."""
-        merged: dict[str, object] = {}
-        owners: dict[str, FoundPlugin] = {}
-        for contribution in self._in_order(noun):
-            for name, item in contribution.items.items():
-                if name in merged:
-                    self._note_clash(Clash(noun, name, owners[name].name, contribution.plugin.name))
-                else:
-                    merged[name], owners[name] = item, contribution.plugin
-        return merged
-
-    def _owners(self, noun: str) -> dict[str, FoundPlugin]:
-        """Who brings each name that is used."""
-        contributions = reversed(self._in_order(noun))
-        return {name: contribution.plugin for contribution in contributions for name in contribution.items}
-
-    def _in_order(self, noun: str) -> list[_Contribution]:
-        return sorted(self._contributions[noun], key=lambda contribution: contribution.rank)
-
-    def _note_clash(self, clash: Clash) -> None:
-        """Keep a clash for `pyagent plugins list`; every command would be too often."""
-        if clash in self._clashes:
-            return
-        self._clashes[clash] = None
-        logger.info(
-            "plugins %s and %s both bring %s %r: %s comes first and is used (plugins.order changes that)",
-            *(clash.winner, clash.loser, clash.noun, clash.name, clash.winner),
-        )
-
     def _info(self, plugin: FoundPlugin) -> PluginInfo:
-        by_noun = [(noun, [c for c in self._contributions[noun] if c.plugin is plugin]) for noun in NOUNS]
+        by_noun = [(noun, self._contributions.by(plugin, noun)) for noun in NOUNS]
         filled = tuple(noun for noun, contributions in by_noun if contributions)
         return PluginInfo(
             name=plugin.name,
@@ -384,6 +490,7 @@ class PluginHost:
             state=plugin.state,
             reason=plugin.reason,
             load_seconds=plugin.load_seconds,
+            hook_seconds=dict(plugin.hook_seconds),
             is_builtin=plugin.is_builtin and not plugin.is_by_hand,
             modules=() if plugin.is_by_hand else tuple(dict.fromkeys(plugin.noun_to_target.values())),
             hooks=tuple(PREFIX + noun for noun in filled),

@@ -400,6 +400,18 @@ class Chain:
     async def _health(self, link: Link) -> Health:
         return Health(is_ready=False) if link.absence() else await health_of(link.backend)
 
+    def renew(self, scheme: str, make: Callable[[Backend, LinkSettings], Backend]) -> list[Backend]:
+        """Replace the backends of a scheme for the requests from now on; return those that were there.
+
+        All are made before one is replaced: when `make` raises, nothing has changed.
+        """
+        links = [link for link in self._own if link.scheme == scheme]
+        before = [link.backend for link in links]
+        for link, backend in zip(links, [make(link.backend, link.settings) for link in links], strict=True):
+            link.renew(backend)
+        self.links = [link.backend for link in self._own]
+        return before
+
     async def load(self) -> None:
         """Load the first link's model ahead of its first request; an error is raised by that request instead."""
         for link in self._present()[:1]:

@@ -119,7 +119,10 @@ class Link:
         if self.settings.batch_ms is not None:
             from pyagent.core.chain.embedding_batcher import EmbeddingBatcher
 
-            self._batcher = EmbeddingBatcher(self.backend.embed, self.settings.batch_ms / 1000)
+            def embed(request: EmbedRequest) -> Awaitable[EmbedResult]:
+                return self.backend.embed(request)  # as it is then: `renew` replaces it
+
+            self._batcher = EmbeddingBatcher(embed, self.settings.batch_ms / 1000)
 
     @property
     def name(self) -> str:

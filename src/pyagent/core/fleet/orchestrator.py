@@ -103,7 +103,7 @@ class Fleet:
         self._deadline: Deadline | None = None
         self._durations = Durations()
         self._scores = Scores(self.agents)
-        self._start_order = _start_order(self.agents)
+        self._start_order = start_order(self.agents)
         self._run_slots = Slots(limits.max_runs or sys.maxsize)
         self._jobs: set[asyncio.Task[object]] = set()
         self._runs: dict[str, Run] = {}
@@ -389,7 +389,7 @@ class Fleet:
             kept = run.past
             run.emit(RunResumed(run=run.id, num_agents=kept.num_agents, num_calls=kept.num_calls))
         outcomes: dict[str, Outcome[object]] = {}
-        graph = GraphRun(run, self._scores)
+        run.agents, graph = self.agents, GraphRun(run, self._scores)  # both are replaced at once
         try:
             urgency = Urgency(spec.priority, spec.request_class)
             async with self._run_slots.slot(urgency.rank(run.deadline), run.deadline):
@@ -425,6 +425,7 @@ def _by_name(what: str, things: Iterable[Named]) -> dict[str, Named]:
     return named
 
 
-def _start_order(agents: Mapping[str, Agent]) -> list[str]:
+def start_order(agents: Mapping[str, Agent]) -> list[str]:
+    """Return the agents' names, each after those it needs; raises `RequestError` for a circle."""
     known = {name: [needed for needed in needs(agent) if needed in agents] for name, agent in agents.items()}
     return topological_order(known)

@@ -68,6 +68,11 @@ class OpenTools:
         brought = await deadline.bound(asyncio.shield(self._opening), "the tool providers")
         return await deadline.bound(self._current(brought), "the tools of the tool providers")
 
+    def replace_own(self, own: Mapping[str, FleetTool]) -> None:
+        """Have runs that begin from now on use these in place of the fleet's own tools."""
+        self._own = self._tools = dict(own)
+        self._read = None
+
     async def close(self) -> None:
         """Close what was opened. A provider still opening is given up."""
         if self._opening is not None and not self._opening.done():

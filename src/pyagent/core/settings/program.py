@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import platformdirs
 
-from pyagent.core.setting_kinds import PATH, TABLES, TEXTS, choice
+from pyagent.core.setting_kinds import PATH, TABLES, TEXTS, choice, number
 from pyagent.core.settings.section import Section, Setting
 
 
@@ -19,6 +19,13 @@ class Plugins(Section, frozen=True):
         list[str],
         Setting(TEXTS, "Plugins that take precedence, over built-in ones too, when several register the same name."),
     ] = []
+    load_seconds: Annotated[
+        float,
+        Setting(
+            number(86_400.0),
+            "Seconds that a plugin may take to import, and to answer a hook; then it is left out, and named.",
+        ),
+    ] = 60.0
     options: Annotated[
         dict[str, dict[str, object]],
         Setting(TABLES, "Options of a plugin, which its own page names; written as a table `[plugins.NAME]`."),

@@ -150,6 +150,15 @@ class FoundLink:
             self._made = self._made or self.make()
             return self._made
 
+    @property
+    def made(self) -> Backend | None:
+        """Return the backend itself, if it was made."""
+        return self._made
+
+    def anew(self) -> FoundLink:
+        """Return the same link, not made."""
+        return FoundLink(self.name, self.look, self.make, self.clock)
+
     async def prepare(self) -> None:
         """Make it beside the event loop, where it is there. What goes wrong is raised where it is asked."""
         if self._made is None and not self.absence():

@@ -75,6 +75,11 @@ class AgentBackend:
                 self._fleet = self._make_fleet()
             return self._fleet
 
+    @property
+    def current(self) -> Fleet | None:
+        """The fleet, if it was made."""
+        return self._fleet
+
     async def made(self) -> Fleet:
         """The fleet, made when it is not."""
         return self._fleet or await asyncio.to_thread(self.fleet)

@@ -34,6 +34,7 @@ from pyagent.infrastructure.server.endpoints import Routed, route
 from pyagent.infrastructure.server.errors import without_folders
 from pyagent.infrastructure.server.middleware.auth import AuthMiddleware
 from pyagent.infrastructure.server.middleware.metrics import MetricsMiddleware
+from pyagent.infrastructure.server.plugin_routes import PluginRoutes, ServerPlugins
 from pyagent.infrastructure.server.route_table import APIS, Api
 from pyagent.infrastructure.server.service import Service, json_response
 
@@ -142,17 +143,19 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
     emulates: bool = True,
     settings: Server = Server(),  # noqa: B008 - frozen
     node: ClusterNode | None = None,
+    plugins: ServerPlugins | None = None,
 ) -> MetricsMiddleware:
     """Return the application over `backend`; `agents` answers for models called `agent:NAME`, when there is a fleet.
 
     `emulates` is whether backends emulate what they lack, as far as that can be (`backends.unsupported`). `node` is
-    this server's part in a cluster, where it has one.
+    this server's part in a cluster, where it has one; `plugins` loads those of this server anew.
     """
     service = Service(backend, agents, store, settings, emulates=emulates, node=node)
     routes = [
         *(_api_route(service, api) for api in APIS),
         *EngineRoutes(backend, settings).routes(),
         *ClusterRoutes(node, settings).routes(),
+        *PluginRoutes(plugins, settings).routes(),
         *(_own_route(service, path, function) for path, function in _OWN.items()),
     ]
     if settings.a2a and isinstance(agents, AgentBackend):

@@ -27,6 +27,7 @@ from pyagent.infrastructure.server.ollama.requests import ChatBody as OllamaChat
 from pyagent.infrastructure.server.ollama.requests import EmbedBody, EmbeddingsBody, GenerateBody, ModelBody
 from pyagent.infrastructure.server.openai.embeddings import EmbeddingsBody as OpenAiEmbeddingsBody
 from pyagent.infrastructure.server.openai.requests import ChatBody, CompletionBody
+from pyagent.infrastructure.server.plugin_routes import PluginBody, PluginRoutes
 from pyagent.infrastructure.server.responses.requests import ResponsesBody
 from pyagent.infrastructure.server.route_table import APIS
 from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, ResumeBody, RunBody
@@ -59,6 +60,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/pyagent/cluster/drain": ClusterDrainBody,
     "/pyagent/cluster/revoke": NodeBody,
     "/pyagent/cluster/forget": NodeBody,
+    "/pyagent/plugins/reload": PluginBody,
+    "/pyagent/plugins/unload": PluginBody,
 }
 """What is sent to each path that takes something."""
 _KEYED = (("header", "Idempotency-Key", "string"),)
@@ -90,7 +93,11 @@ async def show(service: Service, _request: Request) -> Response:
 
 def _own(service: Service) -> list[Route]:
     """Return PyAgent's own routes."""
-    return [*EngineRoutes(service.backend, service.settings).routes(), *ClusterRoutes(None, service.settings).routes()]
+    return [
+        *EngineRoutes(service.backend, service.settings).routes(),
+        *ClusterRoutes(None, service.settings).routes(),
+        *PluginRoutes(None, service.settings).routes(),
+    ]
 
 
 def _methods(route: Route) -> list[str]:
