@@ -353,6 +353,15 @@ def test_http_refuses_pages_other_hosts_and_others_sessions() -> None:
             assert (await http.post(f"{url}/mcp", json=listing, headers=session | other)).status_code == 404
             big = await http.post(f"{url}/mcp", content=b"x" * (5 << 20), headers=own)
             assert big.status_code == 413
+        async with served(fleet_of(), named, KEYS) as url, httpx2.AsyncClient() as http:
+            asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+            for origin, status in (("https://evil.example", 400), ("https://good.example", 200)):
+                told = await http.options(f"{url}/mcp", headers={"origin": origin, **asks})
+                assert told.status_code == status, "a browser asks before it sends a key"
+                assert told.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+            page = {"origin": "https://good.example", "authorization": f"Bearer {KEYS[0]}", **accept}
+            begun = await http.post(f"{url}/mcp", json=initialize, headers=page)
+            assert "mcp-session-id" in begun.headers["access-control-expose-headers"]
         with pytest.raises(ConfigError, match="every page of the web"):
             async with served(fleet_of(), Server(allowed_origins=["*"])):
                 pass

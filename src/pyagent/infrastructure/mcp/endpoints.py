@@ -11,6 +11,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pyagent.core.fleet.file_access import FileAccess
@@ -68,9 +69,18 @@ async def http_app(
     )
     try:
         async with manager.run():
-            yield AuthMiddleware(_Door(manager, tuple(settings.allowed_origins)), tuple(keys))
+            door = _Door(manager, tuple(settings.allowed_origins))
+            yield _shared(AuthMiddleware(door, tuple(keys)), settings.allowed_origins)
     finally:
         await agents.close()
+
+
+def _shared(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Return the application for pages of these origins; before the guard, since browsers ask first without a key."""
+    if not origins:
+        return app
+    told = ("mcp-session-id", "mcp-protocol-version", "x-request-id")
+    return CORSMiddleware(app, origins, allow_methods=("*",), allow_headers=("*",), expose_headers=told, max_age=600)
 
 
 @dataclass(frozen=True, slots=True)
