@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client.core import Metric
 from support.fleets import Custom, ask
 
 from pyagent.cli.root import run as run_command
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import AgentError, BackendError
+from pyagent.core.fleet import orchestrator
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.events import RunStarted, ToolCalled
@@ -29,6 +31,7 @@ from pyagent.core.settings import Settings
 from pyagent.core.settings.program import Paths
 from pyagent.fleet import Fleet
 from pyagent.infrastructure.observability.alerts import Alerts
+from pyagent.infrastructure.server.agents import AgentBackend
 from pyagent.infrastructure.storage.journal import SqliteJournal
 from pyagent.testing import Reply, ScriptedBackend
 
@@ -246,14 +249,55 @@ def test_alert_is_logged_once_and_is_a_metric(tmp_path: Path, caplog: pytest.Log
             families = list(alerts.collect())
             clock.now += 61
     [record] = caplog.records
-    assert (record.levelno, record.getMessage()) == (
-        logging.CRITICAL,
-        "tool look failed in 100% of the last 4 calls, and usually in 0%",
-    )
+    text = "tool look failed in 100% of the last 4 calls, and usually in 0%"
+    assert (record.levelno, record.getMessage()) == (logging.CRITICAL, text)
     [sample] = families[0].samples
     assert sample.labels == {"level": "critical", "kind": "tool", "key": "look", "quantity": "failures"}
+    assert counts_of(families) == {"info": 0, "warning": 0, "critical": 1}
     clock.now += 8 * 86_400
-    assert [family.samples for family in alerts.collect()] == [[], []]
+    with caplog.at_level(logging.INFO, "pyagent.alerts"):
+        scores, trends, counts = alerts.collect()
+    assert (scores.samples, trends.samples) == ([], [])
+    assert counts_of([counts]) == {"info": 0, "warning": 0, "critical": 1}
+    assert (caplog.records[-1].levelno, caplog.records[-1].getMessage()) == (logging.INFO, f"over: {text}")
+
+
+def counts_of(families: Iterable[Metric]) -> dict[str, float]:
+    """Return the alerts raised so far by level."""
+    [counts] = [family for family in families if family.name == "pyagent_alerts"]
+    return {sample.labels["level"]: sample.value for sample in counts.samples}
+
+
+def test_a_server_looks_by_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each minute, also when nothing reads its metrics, once there is a fleet; a look that fails is not the last."""
+    journal = _journal_with_failures(tmp_path)
+    broken = BrokenJournal(tmp_path / "broken")
+    backend = AgentBackend(lambda: orchestrator.Fleet(ScriptedBackend(()), [], journal=broken))
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            assert not caplog.records
+            await backend.made()
+        if len(waits) == 3:
+            assert "looking for alerts failed" in caplog.records.pop().getMessage()
+            backend._alerts = Alerts(journal)
+        if len(waits) == 5:
+            raise asyncio.CancelledError
+
+    with caplog.at_level(logging.INFO), pytest.raises(asyncio.CancelledError):
+        asyncio.run(backend.watch(sleep))
+    assert waits == [60.0] * 5
+    assert [record.levelname for record in caplog.records if record.name == "pyagent.alerts"] == ["CRITICAL"]
+
+
+class BrokenJournal(SqliteJournal):
+    """A journal with a bug."""
+
+    def rollups(self, *_: object, **__: object) -> list[RollupRow]:
+        """Raise."""
+        raise ZeroDivisionError
 
 
 def test_findings_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

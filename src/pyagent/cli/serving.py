@@ -94,6 +94,7 @@ def serve(
 
     async def work() -> None:
         reloader = PluginReloader(settings, plugins, backend, agents)
+        agents.start_watching()
         try:
             if node is not None:
                 await node.start()

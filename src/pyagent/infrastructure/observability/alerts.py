@@ -1,12 +1,13 @@
-"""Alerts: what the journal's numbers say is odd, in the log when it is new, and as metrics.
+"""Alerts: what the journal's numbers say is odd, in the log when it is new and when it is over, and as metrics.
 
-Looked at when metrics are read, at most once a minute.
+A server looks each minute by itself; where none does, metrics that are read look, at most once a minute.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -32,29 +33,41 @@ class Alerts:
         self._clock = clock
         self._looked_at = float("-inf")
         self._raised: list[Finding] = []
+        self._num_raised: Counter[Level] = Counter(dict.fromkeys(_LOG_LEVELS, 0))
 
     def raised(self) -> list[Finding]:
-        """Return what is odd now, the worst first; what was not a minute ago is logged at its level."""
-        now = self._clock()
-        if self._journal is None or now - self._looked_at < _SECONDS_BETWEEN:
-            return self._raised
-        self._looked_at = now
+        """Return what is odd, the worst first, as of a minute ago at most."""
+        return self._raised if self._clock() - self._looked_at < _SECONDS_BETWEEN else self.look()
+
+    def look(self) -> list[Finding]:
+        """Return what is odd now, the worst first; what is new is logged at its level, and what is over."""
+        if self._journal is None:
+            return []
+        now = self._looked_at = self._clock()
         try:
             found = look_at(self._journal, now)
         except RequestError as error:
             logger.debug("the journal's numbers cannot be read: %s", error)
             return self._raised
-        before = {_name(one) for one in self._raised}
+        before, self._raised = self._raised, found
+        self._tell(before, found)
+        return found
+
+    def _tell(self, before: list[Finding], found: list[Finding]) -> None:
+        """Log and count the alerts that are new, and log those whose thing is no longer odd at any level."""
+        known, odd = {(one.level, *_thing(one)) for one in before}, {_thing(one) for one in found}
         for one in found:
-            if _name(one) not in before:
+            if (one.level, *_thing(one)) not in known:
+                self._num_raised[one.level] += 1
                 facts = {"z_score": round(one.z_score, 1), "trend": round(one.trend, 3), "count": one.count}
                 logger.log(_LOG_LEVELS[one.level], "%s", one.text, extra=facts)
-        self._raised = found
-        return found
+        for one in before:
+            if _thing(one) not in odd:
+                logger.info("over: %s", one.text)
 
     def collect(self) -> Iterator[Metric]:
         """Return the alerts as metrics: the z-score and the trend of each."""
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         labels = ("level", "kind", "key", "quantity")
         scores = GaugeMetricFamily(
@@ -72,6 +85,10 @@ class Alerts:
             trends.add_metric((one.level, one.kind, one.key, one.quantity), one.trend)
         yield scores
         yield trends
+        counts = CounterMetricFamily("pyagent_alerts", "Alerts raised since the start, by level.", labels=("level",))
+        for level in _LOG_LEVELS:
+            counts.add_metric((level,), self._num_raised[level])
+        yield counts
 
 
 def look_at(journal: SqliteJournal, now: float) -> list[Finding]:
@@ -79,5 +96,5 @@ def look_at(journal: SqliteJournal, now: float) -> list[Finding]:
     return findings_of(journal.rollups(KINDS, since=now - LOOK_BACK_SECONDS))
 
 
-def _name(finding: Finding) -> tuple[Level, str, str, str]:
-    return finding.level, finding.kind, finding.key, finding.quantity
+def _thing(finding: Finding) -> tuple[str, str, str]:
+    return finding.kind, finding.key, finding.quantity

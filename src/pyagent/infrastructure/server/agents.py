@@ -9,8 +9,9 @@ The fleet is made with the first request: importing all agents takes longer than
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.observability.alerts import Alerts
     from pyagent.infrastructure.server.runs.background import BackgroundRuns
 
+logger = logging.getLogger(__name__)
+
+_ALERT_SECONDS = 60.0
 MAX_TASK_CHARS = 2_000_000
 """Of a task and what was said before it: agents' rules search it, and the journal has it with every event."""
 
@@ -64,6 +68,7 @@ class AgentBackend:
         self._fleet: Fleet | None = None
         self._background: BackgroundRuns | None = None
         self._alerts: Alerts | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
         self.file_access = FileAccess.below(files_root)
         self._run_rate = RunRate.of(run_rate)
@@ -90,16 +95,33 @@ class AgentBackend:
 
     def metrics(self) -> Iterator[Metric]:
         """Return the metrics of the fleet's runs; none before it is made."""
-        from pyagent.infrastructure.observability.alerts import Alerts
         from pyagent.infrastructure.observability.run_metrics import collect_runs
-        from pyagent.infrastructure.storage.journal import SqliteJournal
 
         if self._fleet is not None:
             yield from collect_runs(self._fleet.stats, self._fleet.num_running)
-            if self._alerts is None:
-                journal = self._fleet.journal
-                self._alerts = Alerts(journal if isinstance(journal, SqliteJournal) else None)
-            yield from self._alerts.collect()
+            yield from self._alerts_of(self._fleet).collect()
+
+    def _alerts_of(self, fleet: Fleet) -> Alerts:
+        from pyagent.infrastructure.observability.alerts import Alerts
+        from pyagent.infrastructure.storage.journal import SqliteJournal
+
+        if self._alerts is None:
+            self._alerts = Alerts(fleet.journal if isinstance(fleet.journal, SqliteJournal) else None)
+        return self._alerts
+
+    def start_watching(self) -> None:
+        """Begin to `watch`, until `close`."""
+        self._watching = asyncio.create_task(self.watch())
+
+    async def watch(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Look each minute for what is odd in the numbers of runs, once there is a fleet, until cancelled."""
+        while True:
+            await sleep(_ALERT_SECONDS)
+            if self._fleet is not None:
+                try:
+                    self._alerts_of(self._fleet).look()
+                except Exception:
+                    logger.exception("looking for alerts failed, and is tried again in a minute")
 
     async def background_runs(self) -> BackgroundRuns:
         """The runs that go on without their clients."""
@@ -156,6 +178,8 @@ class AgentBackend:
 
     async def close(self) -> None:
         """Close the fleet, if it was made; runs without clients that are under way are left unfinished."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._background is not None:
             await self._background.leave(0.0)
         if self._fleet is not None:
