@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import ToolCalled as ToolCalled
     from pyagent.core.fleet.events import ToolStarted as ToolStarted
     from pyagent.core.fleet.journal import RunSummary as RunSummary
+    from pyagent.core.fleet.limits import RunBudget as RunBudget
     from pyagent.core.fleet.replay_check import ReplayReport as ReplayReport
     from pyagent.core.fleet.run_view import RunView as RunView
     from pyagent.core.fleet.step_options import Repeat as Repeat
@@ -116,6 +117,7 @@ _NAMES = {
     "QuestionAnswered QuestionAsked RateLimited RouteChosen RunFailed RunFinished RunResumed RunStarted "
     "ScoreReported StepRetried StepSkipped TextDelta ToolCalled ToolStarted",
     "pyagent.core.fleet.journal": "RunSummary",
+    "pyagent.core.fleet.limits": "RunBudget",
     "pyagent.core.fleet.replay_check": "ReplayReport",
     "pyagent.core.fleet.run_view": "RunView",
     "pyagent.core.fleet.step_options": "Repeat Retries StepBudget",

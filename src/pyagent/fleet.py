@@ -27,6 +27,7 @@ from pyagent.core.fleet.executor import IN_PROCESS
 from pyagent.core.fleet.limits import AgentLimits, FleetLimits
 from pyagent.core.fleet.reliability import LOOK_BACK_SECONDS, failing, failure_rates
 from pyagent.core.fleet.renewal import RenewableFleet
+from pyagent.core.fleet.run_result import result_from
 from pyagent.core.fleet.run_view import RunView, view_of
 from pyagent.core.fleet.stalls import StallPolicy
 from pyagent.core.fleet.tool_providers import OPEN_SECONDS
@@ -197,6 +198,13 @@ class Fleet(RenewableFleet):
         view = view_of(self.journal, self._row(run))
         here = self.under_way(run) is not None
         return msgspec.structs.replace(view, questions=tuple(self.questions(run))) if here else view
+
+    def result(self, run: str) -> object:
+        """Return a finished run's result, in the type that its agent promises.
+
+        Raises `RequestError` for a run that is unknown or has none; `show` says how that one stands.
+        """
+        return result_from(self.journal, self._row(run), self.agents)
 
     async def events(self, run: str, start: int = 0) -> AsyncGenerator[Event, None]:
         """Yield a run's events from the number `start` on, and those that come, until it no longer runs.

@@ -14,16 +14,21 @@ from pyagent.core.structured_output.wanted import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from pathlib import Path
 
     from pyagent.chains import Asked, Chain, Engine
     from pyagent.core.backends import Answer
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.events import Event
     from pyagent.core.fleet.journal import RunSummary
+    from pyagent.core.fleet.limits import RunBudget
+    from pyagent.core.fleet.planner import Planning
+    from pyagent.core.fleet.replay_check import ReplayReport
     from pyagent.core.fleet.run_view import RunView
     from pyagent.core.fleet.steps import Step
     from pyagent.core.messages import ChatDelta, JsonObject, SamplingParams
     from pyagent.core.response_format import GrammarFormat
+    from pyagent.core.search import SearchResult
     from pyagent.core.structured_output.wanted import Schema
     from pyagent.fleet import Fleet
 
@@ -135,6 +140,11 @@ class SyncFleet:
         timeout_seconds: float | None = None,
         is_private: bool = False,
         waits_for_answers: bool | None = None,
+        run_id: str | None = None,
+        priority: int = 0,
+        request_class: str = "",
+        plan: bool | Planning | None = None,
+        budget: RunBudget | None = None,
     ) -> Generator[Event, None, None]:
         """Yield what happens while a task, or a graph of steps, is run; raises what the run ends with."""
         run = self._fleet.run(
@@ -144,6 +154,11 @@ class SyncFleet:
             timeout_seconds=timeout_seconds,
             is_private=is_private,
             waits_for_answers=waits_for_answers,
+            run_id=run_id,
+            priority=priority,
+            request_class=request_class,
+            plan=plan,
+            budget=budget,
         )
         return self._loop.iterate(run)
 
@@ -166,6 +181,18 @@ class SyncFleet:
     def show(self, run: str) -> RunView:
         """Return a run at a glance. Raises `RequestError` for one that is unknown."""
         return self._made(lambda: self._fleet.show(run))
+
+    def result(self, run: str) -> object:
+        """Return a finished run's result. Raises `RequestError` for a run that has none."""
+        return self._made(lambda: self._fleet.result(run))
+
+    def check_replay(self, run: str) -> ReplayReport:
+        """Run the agents' code again on what the journal has of a run, and return the first difference."""
+        return self._loop.run(self._fleet.check_replay(run))
+
+    def search(self, query: str, *, files: Path | str | None = None, tenant: str = "", limit: int = 10) -> SearchResult:
+        """Return the passages of past runs, or of files, that fit best."""
+        return self._loop.run(self._fleet.search(query, files=files, tenant=tenant, limit=limit))
 
     def events(self, run: str, start: int = 0) -> Generator[Event, None, None]:
         """Yield a run's events from a number on until it ends, also of one that another process runs."""

@@ -86,6 +86,8 @@ class World:
             return f"did {arguments.text}"
 
         def reply(request: ChatRequest) -> str:
+            if request.messages[0].text.startswith("You plan"):
+                return json.dumps({"step_1": {"agent": "echo", "task": "planned"}})
             return f"answer to {request.messages[-1].text}"
 
         tool = FleetTool("shell", "does it", Command, shell, needs_approval=True)

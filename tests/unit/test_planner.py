@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fleets import Custom
 
-from pyagent.core.errors import BackendError, BudgetError, NeedsAnswerError, RequestError
+from pyagent.core.errors import BackendError, BudgetError, Decline, NeedsAnswerError, RequestError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
@@ -153,6 +153,52 @@ async def test_without_a_plan_one_agent_gets_the_task(plans: list[object]) -> No
     assert started(seen) == ["planner", "task"]
     notes = [event.text for event in seen if isinstance(event, ev.Progress)]
     assert any("one agent gets the whole task" in note for note in notes)
+
+
+async def decline(context: Context, task: Task) -> str:
+    raise Decline("not for me")
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+async def test_a_planned_step_whose_agent_declines_goes_to_another(*, is_resumed: bool) -> None:
+    """The router finds the next agent and its route says who declined; a resumed run goes the same way."""
+    plan = {"step_1": {"agent": "read", "task": "one"}, "step_2": {"agent": "count", "task": "two", "after": []}}
+    journal, fails = MemoryJournal(), [BackendError("down", backend="b")]
+
+    async def fall(context: Context, task: Task) -> str:
+        if is_resumed and fails:
+            raise fails.pop()
+        return await say(context, task)
+
+    agents = [Custom("read", decline), Custom("count", fall), Custom("join", decline)]
+
+    def reply(request: ChatRequest) -> str:
+        is_plan = request.messages[0].text.startswith("You plan")
+        return json.dumps(plan) if is_plan else "count"
+
+    async with Fleet(ScriptedBackend(reply), agents, journal=journal) as fleet:
+        seen, error = await events_of(fleet.run("x", plan=True))
+        if is_resumed:
+            assert isinstance(error, BackendError)
+            seen, error = await events_of(fleet.resume(seen[0].run))
+    assert error is None
+    routes = [event for event in seen if isinstance(event, ev.RouteChosen) and event.step == "step_1"]
+    if not is_resumed:
+        assert (routes[0].agent, routes[0].reason) == ("read", "the plan names it")
+        assert [event.agent for event in seen if isinstance(event, ev.AgentDeclined)][:1] == ["read"]
+    assert routes[-1].agent == "count"
+    assert routes[-1].reason.startswith("read")
+    assert "did not take it; " in routes[-1].reason
+    assert output(seen) == {"step_1": "one [] []", "step_2": "two [] []"}
+
+
+async def test_a_planned_step_that_all_decline_says_why() -> None:
+    """Where no agent is left the run fails with each one's reason."""
+    agents = [Custom(name, decline) for name in ("read", "count")]
+    answers = iter([json.dumps(ONE), "count"])
+    async with Fleet(ScriptedBackend(lambda _: next(answers)), agents) as fleet:
+        _, error = await events_of(fleet.run("x", plan=True))
+    assert str(error) == "no agent takes the task (read: not for me; count: not for me)"
 
 
 async def test_spent_budget_is_no_reason_to_go_on_without_a_plan() -> None:

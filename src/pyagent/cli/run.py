@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyagent.cli.progress import RunProgress
     from pyagent.core.fleet.agent import Task
     from pyagent.core.fleet.events import Event
+    from pyagent.core.fleet.limits import RunBudget
     from pyagent.core.fleet.planner import Planning
     from pyagent.core.fleet.steps import Step
     from pyagent.core.fleet.urgency import Urgency
@@ -42,8 +43,12 @@ def run(
         typer.Option("--plan/--no-plan", help="A model first makes a graph of agents for the task; see fleet.plan."),
     ] = None,
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="Plan, and show the plan: accept, edit or refuse it before it runs.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--confirm/--no-confirm",
+            help="Plan, and show the plan: accept, edit or refuse it before it runs; or run what is planned unseen.",
+        ),
+    ] = None,
     show: Annotated[
         GraphForm | None,
         typer.Option("--show", help="Write the graph instead of running it: as a tree, or for Mermaid."),
@@ -54,6 +59,12 @@ def run(
     request_class: Annotated[
         str, typer.Option("--request-class", metavar="NAME", help="The queue of the engine that its requests wait in.")
     ] = "",
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", metavar="N", min=1, help="Most prompt and output tokens it may use.")
+    ] = None,
+    usd: Annotated[
+        float | None, typer.Option("--usd", metavar="X", min=0, help="Most US dollars that its model calls may cost.")
+    ] = None,
     chain: Chain = None,
     model: Model = None,
     private: Private = False,
@@ -65,6 +76,7 @@ def run(
 
     from pyagent.cli.event_loop import run_to_end
     from pyagent.cli.input import readable_files, text_or_input
+    from pyagent.core.fleet import limits
     from pyagent.core.fleet.urgency import Urgency
     from pyagent.fleet import Fleet
 
@@ -89,10 +101,21 @@ def run(
                     is_private=private,
                     as_json=as_json,
                     urgency=Urgency(priority, request_class),
-                    plan="ask" if confirm else plan,
+                    budget=limits.RunBudget(tokens=tokens, usd=usd),
+                    plan=_planning(plan, confirm, settings.fleet.plan, is_plain=steps is None and agent is None),
                 )
 
         run_to_end(work())
+
+
+def _planning(
+    plan: bool | None, confirm: bool | None, by_settings: Planning, *, is_plain: bool
+) -> bool | Planning | None:
+    """Return whether the task is planned, and whether the plan is shown before it runs."""
+    if confirm:
+        return "ask"
+    plans = plan or (plan is None and is_plain and by_settings != "off")
+    return "auto" if confirm is False and plans else plan
 
 
 async def watch(
@@ -106,6 +129,7 @@ async def watch(
     as_json: bool = False,
     urgency: Urgency | None = None,
     plan: bool | Planning | None = None,
+    budget: RunBudget | None = None,
 ) -> None:
     """Run `task` on `fleet`, showing what happens; then its result and what it took, also when it fails."""
     run = fleet.run(
@@ -118,6 +142,7 @@ async def watch(
         priority=urgency.priority if urgency else 0,
         request_class=urgency.request_class if urgency else "",
         plan=plan,
+        budget=budget,
     )
     await show_run(fleet, run, as_json=as_json)
 

@@ -11,7 +11,7 @@ import typer
 
 from pyagent.cli.graph import GraphForm, write_graph
 from pyagent.cli.options import AsJson, Config
-from pyagent.cli.output import Colour, coloured, write_json, write_json_line
+from pyagent.cli.output import Colour, coloured, for_terminal, write_json, write_json_line
 from pyagent.cli.run_control import add_commands
 from pyagent.cli.run_gate import gate
 from pyagent.cli.run_journal import Run, cut, line_of, open_journal, run_ids
@@ -85,6 +85,37 @@ def show(
     if not as_json and not notes:
         _write_questions(journal, run)
     _warn_of_damage(run, kept)
+
+
+@app.command()
+def result(
+    run: Annotated[
+        str | None, typer.Argument(help="The run's id; without one the newest.", autocompletion=run_ids)
+    ] = None,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """Write the whole result of a run that is done, and nothing else."""
+    from pyagent.cli.event_loop import run_to_end
+    from pyagent.cli.progress import as_json as json_of
+    from pyagent.cli.progress import as_text
+    from pyagent.core.errors import RequestError
+    from pyagent.fleet import Fleet
+
+    settings = read_settings(config)
+
+    async def work() -> None:
+        async with Fleet(settings) as fleet:
+            name = run or next((row.run for row in fleet.runs()), None)
+            if name is None:
+                raise RequestError("there are no runs yet: pyagent run TASK", param="run")
+            output = fleet.result(name)
+        if as_json:
+            write_json_line(json_of(output))
+        else:
+            sys.stdout.write(f"{for_terminal(as_text(output))}\n")
+
+    run_to_end(work())
 
 
 def _write_questions(journal: SqliteJournal, run: str) -> None:

@@ -289,7 +289,7 @@ class AgentFailed(_Event, frozen=True):
 
 
 class AgentDeclined(_Event, frozen=True):
-    """An agent does not take the task. Unless it was asked by name, a `RouteChosen` with the next agent follows."""
+    """An agent does not take the task. Unless the caller named it, a `RouteChosen` with the next agent follows."""
 
     step: str
     agent: str

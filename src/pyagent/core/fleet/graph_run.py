@@ -54,11 +54,15 @@ class Place:
 
 @dataclass(slots=True)
 class GraphRun:
-    """The graph of a run, under way. `outputs` has what agents gave, by their steps' paths."""
+    """The graph of a run, under way. `outputs` has what agents gave, by their steps' paths.
+
+    In one that `is_planned` an agent that declines its step hands it on.
+    """
 
     run: Run
     scores: Scores
     outputs: dict[str, object] = field(default_factory=dict[str, object])
+    is_planned: bool = False
     _failed_paths: dict[Exception, tuple[str, ...]] = field(default_factory=dict[Exception, tuple[str, ...]])
 
     async def planned(self, spec: RunSpec, place: Place) -> Sequence[Step]:
@@ -70,9 +74,10 @@ class GraphRun:
         names = list(run.agents)
         planner = Planner(tuple(run.agents.values()), asks=spec.plan == "ask")
         run.agents = {**run.agents, PLANNER: planner}
-        step = RoutedStep(PLANNER, PLANNER, task, place.means)
+        step = RoutedStep(PLANNER, PLANNER, task, place.means, why="it makes the plan")
         plan = cast("Plan", await run_routed(run, self.scores, step))
         run.agents = {name: run.agents[name] for name in names}
+        self.is_planned = bool(plan.graph)
         return checked_plan(plan.graph, task.text, names) if plan.graph else spec.steps
 
     async def steps(self, steps: Sequence[Step], place: Place, outcomes: dict[str, Outcome[object]]) -> None:
@@ -204,7 +209,8 @@ class GraphRun:
             task = self.run.overrides.get(path) or place.filling.of_task(step.task)
             task = msgspec.structs.replace(task, results=dict(place.given)) if place.given else task
             with self.run.span(f"step {path}", {"pyagent.step": path}), self.run.stats.step():
-                routed = RoutedStep(path, step.agent, task, place.means, step.name)
+                why = "the plan names it" if self.is_planned and step.agent is not None else ""
+                routed = RoutedStep(path, step.agent, task, place.means, step.name, why)
                 self.outputs[path] = await run_routed(self.run, self.scores, routed)
         except Exception as error:
             self._failed_paths[error] = (path,)

@@ -6,9 +6,35 @@ from typing import Literal
 
 import msgspec
 
+from pyagent.core.errors import RequestError
 from pyagent.core.fleet.confidence import ConfidencePolicy
 from pyagent.core.fleet.stalls import StallPolicy
 from pyagent.core.fleet.turns import Rates
+
+
+class RunBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one run may use by its caller's word, within `budget.run` of the settings. None is no limit of its own."""
+
+    tokens: int | None = None
+    usd: float | None = None
+    seconds: float | None = None
+
+
+def check_budget(budget: object) -> None:
+    """Raise `RequestError` for what is no run's budget; None is none."""
+    if budget is None:
+        return
+    if not isinstance(budget, RunBudget):
+        raise RequestError(f"budget is a RunBudget, got {type(budget).__name__}", param="budget")
+    bounds = (
+        ("tokens", budget.tokens, 1, 10**15),
+        ("usd", budget.usd, 0, 10**9),
+        ("seconds", budget.seconds, 0, 10**7),
+    )
+    for name, number, least, most in bounds:
+        if number is not None and not least <= number <= most:
+            text = f"budget.{name} is a number from {least:,} to {most:,}, got {number}"
+            raise RequestError(text, param="budget")
 
 
 class AgentLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ from pyagent.core.fleet.graph_run import GraphRun, Place
 from pyagent.core.fleet.guardrails import Guardrail
 from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
-from pyagent.core.fleet.limits import FleetLimits
+from pyagent.core.fleet.limits import FleetLimits, RunBudget, check_budget
 from pyagent.core.fleet.past import Past
 from pyagent.core.fleet.planner import Planning, planning_of
 from pyagent.core.fleet.routed_step import Means
@@ -48,7 +48,7 @@ from pyagent.core.fleet.run_end import failed, result_of_run
 from pyagent.core.fleet.run_stats import RunStats
 from pyagent.core.fleet.scores import Scores
 from pyagent.core.fleet.slots import Slots
-from pyagent.core.fleet.steps import RunSpec, Step, as_steps, forked
+from pyagent.core.fleet.steps import RunSpec, Step, as_steps, check_agents, forked
 from pyagent.core.fleet.tool_providers import OpenTools, ToolProvider
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.fleet.tracing import NoTracer, Tracer
@@ -153,6 +153,7 @@ class Fleet:
         priority: int = 0,
         request_class: str = "",
         plan: bool | Planning | None = None,
+        budget: RunBudget | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Run a task, or a graph of steps, for a client of a tenant (`Origin`); yields what happens.
 
@@ -160,6 +161,7 @@ class Fleet:
         A `run_id` that was chosen has to be new. Where more runs want to go on than may (`fleet.max_runs`), the lowest
         `priority` is first, then the earliest deadline; its requests to models have both, and the request class. With
         `plan` a model first makes a graph of agents; `ask` shows it to a person before; None is as the limits say.
+        A `budget` is the run's own, within the limits.
 
         The last event is `RunFinished` with the result, or `RunFailed` with what was done, after which its error is
         raised.
@@ -168,6 +170,9 @@ class Fleet:
         spec = RunSpec.of(as_steps(task, tuple(files), agent), timeout_seconds, client, tenant, file_access)
         spec = msgspec.structs.replace(spec, priority=priority, request_class=request_class)
         spec = msgspec.structs.replace(spec, plan=planning_of(plan, self.limits.plan, spec.steps))
+        check_budget(budget)
+        spec = spec if budget is None else msgspec.structs.replace(spec, budget=budget)
+        check_agents(spec.steps, list(self.agents))
         run_id = self.journal.open_run(spec, is_private=is_private, name=run_id)
         async with aclosing(
             self._watched(run_id, spec, Past(), waits_for_answers=waits_for_answers, is_private=is_private)
@@ -315,7 +320,7 @@ class Fleet:
             raise unknown_name("run", run, list(self._runs))
         self._runs[run].questions.answer(question, answer)
 
-    async def run_agent(
+    async def run_agent(  # noqa: PLR0913 - as of `run`
         self,
         name: str,
         task: str | Task,
@@ -323,11 +328,14 @@ class Fleet:
         files: Sequence[str] = (),
         timeout_seconds: float | None = None,
         is_private: bool = False,
+        budget: RunBudget | None = None,
     ) -> object:
         """Return one agent's result for one task."""
         if not isinstance(cast("object", task), str | Task):
             raise RequestError(f"{name} takes one task, a text or a Task, got {type(task).__name__}", param="task")
-        run = self.run(task, files=files, agent=name, timeout_seconds=timeout_seconds, is_private=is_private)
+        run = self.run(
+            task, files=files, agent=name, timeout_seconds=timeout_seconds, is_private=is_private, budget=budget
+        )
         async with aclosing(run) as events:
             async for event in events:
                 if isinstance(event, RunFinished):
@@ -344,7 +352,8 @@ class Fleet:
         is_private: bool,
     ) -> Run:
         limits = self.limits
-        times = [seconds for seconds in (spec.timeout_seconds, limits.run_seconds) if seconds is not None]
+        given = (spec.timeout_seconds, spec.budget.seconds, limits.run_seconds)
+        times = [seconds for seconds in given if seconds is not None]
         if self._deadline is None:
             self._deadline = Deadline.after(limits.fleet_seconds)
         deadline = self._deadline.sooner(min(times)) if times else self._deadline
@@ -394,7 +403,8 @@ class Fleet:
             urgency = Urgency(spec.priority, spec.request_class)
             async with self._run_slots.slot(urgency.rank(run.deadline), run.deadline):
                 run.tools = await self._tools.get(run.deadline)
-                place = Place(Means(run.budget, run.deadline, urgency))
+                own = Budget(f"run {run.id}", spec.budget.tokens, run.budget, spec.budget.usd, "budget")
+                place = Place(Means(own, run.deadline, urgency))
                 steps = spec.steps if spec.plan == "off" else await graph.planned(spec, place)
                 await graph.steps(steps, place, outcomes)
             result = result_of_run(run, steps, outcomes)

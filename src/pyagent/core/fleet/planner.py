@@ -15,11 +15,11 @@ from typing import Literal, cast
 import msgspec
 
 from pyagent.core.errors import AgentError, BackendError, RequestError
-from pyagent.core.fleet.agent import Agent, Task, unknown_name
+from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.graph_file import read_graph
 from pyagent.core.fleet.graph_text import toml_of
-from pyagent.core.fleet.steps import Step
+from pyagent.core.fleet.steps import Step, check_agents
 from pyagent.core.messages import JsonObject, SamplingParams
 
 Planning = Literal["off", "auto", "ask"]
@@ -173,12 +173,5 @@ def steps_of(drafted: JsonObject, task: Task) -> list[Step]:
 def checked_plan(graph: str, task: str, names: Sequence[str]) -> list[Step]:
     """Return the steps of a plan in TOML; raises `RequestError` for one that cannot run with these agents."""
     steps = read_graph(graph, task, None)
-    _check_agents(steps, names)
+    check_agents(steps, names)
     return steps
-
-
-def _check_agents(steps: Sequence[Step], names: Sequence[str]) -> None:
-    for step in steps:
-        if step.agent is not None and step.agent not in names:
-            raise unknown_name("agent", step.agent, names)
-        _check_agents(step.steps, names)

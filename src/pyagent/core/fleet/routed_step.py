@@ -1,9 +1,14 @@
-"""A step's task goes to an agent: the one named, or that the router finds; one that declines or is away hands it on."""
+"""A step's task goes to an agent: the one named, or that the router finds; one that declines or is away hands it on.
+
+An agent that the caller named has no other behind it; one that a plan named does, as a model only guessed it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from pyagent.core.errors import AgentAwayError, Decline, RequestError
 from pyagent.core.fleet.agent import Task
@@ -32,25 +37,30 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class RoutedStep:
-    """A step's task on its way: its path, the agent that is named, and what it may use. `name` is the step's own."""
+    """A step's task on its way: its path, the agent that is named, and what it may use.
+
+    `name` is the step's own; `why` is why it has this agent, where a plan says so.
+    """
 
     path: str
     agent: str | None
     task: Task
     means: Means
     name: str = ""
+    why: str = ""
 
 
 async def run_routed(run: Run, scores: Scores, step: RoutedStep) -> object:
     """Return the result of the agent that takes the step's task."""
     turn = None if step.means.rate is None else StepTurn(step.name or step.path, step.means.rate)
-    if (fixed := fixed_route(run.agents, step.agent)) is not None:
+    fixed = fixed_route(run.agents, step.agent)
+    if fixed is not None and not step.why:
         try:
             return await _run_agent(run, step, fixed, turn)
         except Decline as error:
             raise RequestError(f"{fixed.agent} declines: {error}", param="task", code="declined") from error
     declined = run.past.declined(step.path)
-    route = _kept_route(run, step.path)
+    route = _kept_route(run, step.path) or _planned_route(fixed, step, declined)
     scored = {} if route is not None else await scores.of(step.task)
     while True:
         route = route or await _next_route(run, step, scored, declined)
@@ -69,17 +79,29 @@ def _kept_route(run: Run, path: str) -> Route | None:
     return Route(agent=kept.agent, how=kept.how, reason=kept.reason, score=kept.score)
 
 
+def _planned_route(fixed: Route | None, step: RoutedStep, declined: Mapping[str, str]) -> Route | None:
+    """Return the agent that the plan names, unless it declined before the run was resumed."""
+    return None if fixed is None or fixed.agent in declined else msgspec.structs.replace(fixed, reason=step.why)
+
+
 async def _next_route(
     run: Run, step: RoutedStep, scores: Mapping[str, Score | None], declined: Mapping[str, str]
 ) -> Route:
     """Return the agent to hand the task to, `declined` ones being out; a model is asked when no score is sure."""
     route = route_by_scores(scores, declined)
-    if isinstance(route, Route):
+    if not isinstance(route, Route):
+        route = await _chosen_route(run, step, route)
+    if not declined:
         return route
+    return msgspec.structs.replace(route, reason=f"{', '.join(declined)} did not take it; {route.reason}")
+
+
+async def _chosen_route(run: Run, step: RoutedStep, names: Sequence[str]) -> Route:
+    """Return the agent that a model chooses among those named."""
     means = step.means
     context = Context(run, "router", step.path, means.budget, means.deadline, urgency=means.urgency)
     try:
-        return await choose_route(context, step.task, {name: run.agents[name] for name in route})
+        return await choose_route(context, step.task, {name: run.agents[name] for name in names})
     finally:
         run.usage.add(context.usage)
 

@@ -9,8 +9,9 @@ from typing import Literal, cast
 import msgspec
 
 from pyagent.core.errors import RequestError
-from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.agent import Task, unknown_name
 from pyagent.core.fleet.file_access import FileAccess
+from pyagent.core.fleet.limits import RunBudget
 from pyagent.core.fleet.step_checks import check_steps
 from pyagent.core.fleet.step_options import Join, Repeat, Retries, StepBudget
 
@@ -62,6 +63,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     request_class: str = ""
     plan: Literal["off", "auto", "ask"] = "off"
+    budget: RunBudget = RunBudget()
 
     @classmethod
     def of(
@@ -112,3 +114,11 @@ def as_steps(task: str | Task | Sequence[Step], files: tuple[str, ...], agent: s
             raise RequestError(f"a run takes steps, got a {type(step).__name__}", param="steps")
     check_steps(steps)
     return steps
+
+
+def check_agents(steps: Sequence[Step], names: Sequence[str]) -> None:
+    """Raise `RequestError` for a step, also of a group, whose agent is none of these."""
+    for step in steps:
+        if step.agent is not None and step.agent not in names:
+            raise unknown_name("agent", step.agent, names)
+        check_agents(step.steps, names)

@@ -14,13 +14,12 @@ import msgspec
 from starlette.requests import Request
 
 from pyagent.core.errors import RequestError
-from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.fleet.events import Event, Question, RunFailed
 from pyagent.core.fleet.file_access import FileAccess, grant, readable_path
 from pyagent.core.fleet.journal import PRIVATE_PREFIX, Journal, RunSummary
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.fleet.run_view import RunView, view_of
-from pyagent.core.fleet.steps import RunSpec, Step
+from pyagent.core.fleet.steps import RunSpec, Step, check_agents
 from pyagent.core.messages import JsonObject
 from pyagent.core.trace_context import continue_trace
 from pyagent.infrastructure.server.agents import AgentBackend
@@ -84,11 +83,8 @@ class Runs:
 
     def check_steps(self, steps: Sequence[Step]) -> None:
         """Raise `RequestError` for an agent that there is not, and for a file that the caller may not read."""
-        steps = list(all_steps(steps))
-        for step in steps:
-            if step.agent is not None and step.agent not in self.fleet.agents:
-                raise unknown_name("agent", step.agent, list(self.fleet.agents))
-        files = [file for step in steps if step.for_each is None for file in step.task.files]
+        check_agents(steps, list(self.fleet.agents))
+        files = [file for step in all_steps(steps) if step.for_each is None for file in step.task.files]
         contextvars.copy_context().run(self._check_files, files)
 
     def _check_files(self, files: Sequence[str]) -> None:

@@ -16,12 +16,13 @@ from pyagent.core.errors import RequestError
 from pyagent.core.fleet.event_reader import read_events
 from pyagent.core.fleet.events import Event, Question
 from pyagent.core.fleet.people import DENY, check_answer
+from pyagent.core.fleet.planner import ACCEPT, REFUSE, checked_plan
 from pyagent.core.fleet.steps import forked
 from pyagent.infrastructure.server.agents import MAX_TASK_CHARS
 from pyagent.infrastructure.server.api_keys import ADMIN_KEY_NEEDED, is_admin
 from pyagent.infrastructure.server.runs.access import Runs, find_question, told_view
 from pyagent.infrastructure.server.runs.idempotency import begin_once, go_on_once
-from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, ResumeBody
+from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, ResumeBody, check_size_of
 from pyagent.infrastructure.server.service import Service, json_response
 from pyagent.infrastructure.server.validation import decode
 
@@ -61,7 +62,7 @@ async def resume(service: Service, request: Request) -> Response:
         if body.answers:
             view = runs.view(row)
             for question, answer in body.answers.items():
-                _check_answer(runs, find_question(view, question), answer)
+                _check_answer(runs, row.run, find_question(view, question), answer)
         events = runs.fleet.resume(row.run, answers=body.answers, waits_for_answers=body.waits_for_answers)
         await runs.begin(events, spec)
 
@@ -94,7 +95,7 @@ async def answer(service: Service, request: Request) -> Response:
 
     async def work() -> None:
         question = find_question(runs.view(row), body.question)
-        _check_answer(runs, question, body.answer)
+        _check_answer(runs, row.run, question, body.answer)
         if runs.fleet.under_way(row.run) is not None:
             runs.fleet.answer(row.run, question.id, body.answer)
             return
@@ -106,9 +107,11 @@ async def answer(service: Service, request: Request) -> Response:
     return _shown(runs, row.run)
 
 
-def _check_answer(runs: Runs, question: Question, answer: str) -> None:
+def _check_answer(runs: Runs, run: str, question: Question, answer: str) -> None:
     """Raise `RequestError` for an answer that the question does not take, and for a client that may not give it."""
     check_answer(question, answer)
+    if question.kind == "plan" and answer.strip().lower() not in {ACCEPT, REFUSE}:
+        _check_plan(runs, run, answer)
     may_approve = is_admin(runs.request) or runs.service.settings.clients_may_approve
     if question.kind == "approval" and answer != DENY and not may_approve:
         text = (
@@ -116,6 +119,20 @@ def _check_answer(runs: Runs, question: Question, answer: str) -> None:
             "server.clients_may_approve; a client's key may deny"
         )
         raise RequestError(text, param="answer", code=ADMIN_KEY_NEEDED)
+
+
+def _check_plan(runs: Runs, run: str, plan: str) -> None:
+    """Raise `RequestError` for a client's own plan that cannot run, or names what the client may not read."""
+    if len(plan) > MAX_TASK_CHARS:
+        raise RequestError(f"a plan has up to {MAX_TASK_CHARS} characters, got {len(plan)}", param="answer")
+    task = runs.journal_of(run).spec(run).steps[0].task.text
+    try:
+        steps = checked_plan(plan, task, list(runs.fleet.agents))
+    except RequestError as error:
+        text = f"the answer is neither {ACCEPT} nor {REFUSE}, and no plan that can run: {error}"
+        raise RequestError(text, param="answer", code=error.code) from error
+    check_size_of(steps)
+    runs.check_steps(steps)
 
 
 async def _read(service: Service, request: Request, kind: type[Body]) -> Body:

@@ -12,6 +12,7 @@ from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.graph_file import Graph, GraphStep, graph_steps
 from pyagent.core.fleet.journal import PRIVATE_PREFIX
+from pyagent.core.fleet.limits import RunBudget, check_budget
 from pyagent.core.fleet.steps import Step, as_steps
 from pyagent.infrastructure.server.agents import MAX_TASK_CHARS
 from pyagent.infrastructure.server.validation import check_name
@@ -23,6 +24,7 @@ _MAX_NUMBER = 2**31
 class RunBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /v1/runs: a task, or steps, each as in a graph's file.
 
+    With `plan` a model first makes steps of the task; `ask` shows them before they run. Without it the settings decide.
     With `stream` the answer is the run's events; `on_disconnect` says what then becomes of the run.
     """
 
@@ -36,6 +38,8 @@ class RunBody(msgspec.Struct, forbid_unknown_fields=True):
     priority: int = 0
     request_class: str = ""
     waits_for_answers: bool | None = None
+    budget: RunBudget = RunBudget()
+    plan: bool | Literal["off", "auto", "ask"] | None = None
     stream: bool = False
     on_disconnect: Literal["continue", "cancel"] = "continue"
 
@@ -50,6 +54,7 @@ class RunBody(msgspec.Struct, forbid_unknown_fields=True):
         if abs(self.priority) > _MAX_NUMBER:
             raise RequestError(f"priority is at most {_MAX_NUMBER}, got {self.priority}", param="priority")
         check_name("request_class", self.request_class)
+        check_budget(self.budget)
         _check_size(len(self.task))
         if self.steps is None:
             task = Task(text=self.task, arguments=self.arguments)
@@ -58,8 +63,13 @@ class RunBody(msgspec.Struct, forbid_unknown_fields=True):
             param = "agent" if self.agent else "files" if self.files else "arguments"
             raise RequestError("with steps, agents, files and arguments stand in the steps", param=param)
         steps = graph_steps(Graph(self.steps), self.task, None)
-        _check_size(sum(len(step.task.text) for step in all_steps(steps)))
+        check_size_of(steps)
         return steps
+
+
+def check_size_of(steps: Sequence[Step]) -> None:
+    """Refuse steps that say more than a run may."""
+    _check_size(sum(len(step.task.text) for step in all_steps(steps)))
 
 
 def _check_size(num_chars: int) -> None:

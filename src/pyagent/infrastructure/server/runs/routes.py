@@ -14,6 +14,7 @@ from starlette.responses import Response
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.events import Event
 from pyagent.core.fleet.journal import RunSummary, still_running
+from pyagent.core.fleet.planner import planning_of
 from pyagent.core.fleet.steps import RunSpec
 from pyagent.infrastructure.server.runs.access import Runs, told_event, told_view
 from pyagent.infrastructure.server.runs.idempotency import begin_once
@@ -32,7 +33,9 @@ async def create(service: Service, request: Request) -> Response:
     body = await service.read(request, partial(decode, kind=RunBody, refused={}))
     runs, steps = await Runs.of(service, request), body.as_steps()
     spec = RunSpec.of(steps, body.timeout_seconds, runs.tenant, runs.tenant, runs.access)
-    spec = msgspec.structs.replace(spec, priority=body.priority, request_class=body.request_class)
+    plan = planning_of(body.plan, runs.fleet.limits.plan, steps)
+    spec = msgspec.structs.replace(spec, priority=body.priority, request_class=body.request_class, plan=plan)
+    spec = msgspec.structs.replace(spec, budget=body.budget)
     run, is_new = await begin_once(runs, spec, partial(_events, runs, spec, body), is_private=body.private)
     row, where = runs.row(run), f"/v1/runs/{run}"
     if not body.stream:
@@ -56,6 +59,8 @@ def _events(runs: Runs, spec: RunSpec, body: RunBody, run: str | None) -> AsyncG
         run_id=run,
         priority=spec.priority,
         request_class=spec.request_class,
+        plan=spec.plan,
+        budget=spec.budget,
     )
 
 
