@@ -16,8 +16,9 @@ from pyagent.core.messages import ChatRequest
 from pyagent.logic.agents.documents import Document, short_path
 from pyagent.logic.agents.passages import find, passages_of
 from pyagent.logic.agents.reasoning import Reasoned, ReasoningAgent
+from pyagent.logic.strategies.answers import normal_form
 from pyagent.logic.strategies.chain_of_thought import Thought, read_thought
-from pyagent.logic.strategies.self_consistency import normal_form, vote
+from pyagent.logic.strategies.self_consistency import vote
 from pyagent.testing import Reply, ScriptedBackend
 
 _LEASE = Path(__file__).parents[2] / "examples" / "lease.txt"

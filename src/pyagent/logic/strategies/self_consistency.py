@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -12,11 +10,10 @@ from pyagent.core.errors import RequestError
 from pyagent.core.fleet.confidence import agreement
 from pyagent.core.fleet.context import Context
 from pyagent.core.messages import SamplingParams
+from pyagent.logic.strategies.answers import settle
 from pyagent.logic.strategies.chain_of_thought import Thought, chain_of_thought
 
 MAX_SAMPLES = 64
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 class Consensus(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,20 +53,6 @@ async def self_consistency(context: Context, question: str, *, num_samples: int 
 
 
 def vote(samples: Sequence[Thought]) -> Consensus:
-    """Majority of the normal forms; among equals the one met first. The answer is shown as it was first written."""
-    written: dict[str, str] = {}
-    for thought in samples:
-        written.setdefault(normal_form(thought.answer), thought.answer)
-    votes = Counter(normal_form(thought.answer) for thought in samples)
-    winner, _ = votes.most_common(1)[0]
-    return Consensus(answer=written[winner], votes=dict(votes.most_common()), samples=list(samples))
-
-
-def normal_form(answer: str) -> str:
-    """What an answer says, however it is written: its number when it has just one, else its words in lower case."""
-    text = _THOUSANDS.sub("", answer.strip().lower())
-    numbers = _NUMBER.findall(text)
-    if len(numbers) == 1:
-        return f"{float(numbers[0]):.12g}"
-    words = re.findall(r"[^\W_]+", text)
-    return " ".join(word for word in words if word not in {"the", "a", "an", "is", "answer"}) or text
+    """Let the answers vote; among equals the one met first wins, as it was first written."""
+    settled = settle([thought.answer for thought in samples])
+    return Consensus(answer=settled.answer, votes=settled.votes, samples=list(samples))
