@@ -158,7 +158,8 @@ def test_weighted_council_of_1958() -> None:
 
 def test_majority_is_more_than_half_or_the_quota() -> None:
     """Half is no majority; two thirds is two thirds, exactly, in thirds and tenths of votes."""
-    assert _hold("2: a; 2: b", "majority").winner is None
+    half = _hold("2: a; 1: b; 1: c", "majority")
+    assert (half.winner, half.tied, half.note) == (None, [], "none has more than 2 of 4; the most is 2")
     assert _hold("1/3: a; 1/3: a; 1/3: b", "majority", quota=Fraction(2, 3)).winner == "a"
     assert _hold("0.1: a; 0.1: a; 0.1: b", "majority", quota=Fraction(2, 3)).winner == "a"
 
