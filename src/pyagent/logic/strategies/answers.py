@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
-class Settled(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True):
     """The answer with most votes, as it was first written, and the votes by normal form, the most first."""
 
     answer: str
@@ -28,7 +28,7 @@ class Settled(msgspec.Struct, frozen=True):
         return agreement([*self.votes.values()])
 
 
-def settle(answers: Sequence[str]) -> Settled:
+def settle(answers: Sequence[str]) -> Verdict:
     """Plurality of the normal forms; among equals the one met first. There is at least one answer."""
     written: dict[str, str] = {}
     ballots: dict[Ranking, int] = {}
@@ -40,7 +40,7 @@ def settle(answers: Sequence[str]) -> Settled:
     scores = Profile(forms, ballots, 1).first_votes(forms)
     ranking = grouped(scores)
     (winner,) = broken(ranking[0], forms)
-    return Settled(written[winner], {form: int(scores[form]) for group in ranking for form in group})
+    return Verdict(written[winner], {form: int(scores[form]) for group in ranking for form in group})
 
 
 def normal_form(answer: str) -> str:
