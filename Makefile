@@ -132,6 +132,7 @@ hostile: .venv/.dev  ## Each known way to stall or end the server, beside a clie
 
 slow: .oracle/.installed  ## Tests that take long (soaks, chaos, ranks that are killed, kernels compiled for a GPU)
 	@$(BIN)/python -m pytest -q -m 'slow and not oracle'
+	@$(UV) pip install --quiet --python .oracle/bin/python 'pref_voting>=1.18'  # half a gigabyte, for one test
 	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -n 2 -m 'slow and oracle' tests/oracle
 
 mutations: .venv/.dev  ## Put faults in on purpose; a test must notice each (builds the extension once)

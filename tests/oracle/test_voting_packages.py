@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from importlib.util import find_spec
 from random import Random
 
 import pytest
@@ -13,7 +12,7 @@ from pyagent.logic.voting.election import How, hold
 
 pytestmark = [
     pytest.mark.oracle,
-    pytest.mark.skipif(find_spec("pref_voting") is None, reason="pref_voting is not installed"),
+    pytest.mark.slow,
 ]
 _OPTIONS = ("0", "1", "2", "3", "4")
 
