@@ -13,6 +13,7 @@ pytestmark = pytest.mark.oracle
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_rows_of_kernels_are_measured() -> None:
     """Each kernel's row, by tiny shapes in Triton's interpreter, is one of the benchmark's table."""
     sys.path.insert(0, str(ROOT / "benchmarks"))

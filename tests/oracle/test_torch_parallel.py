@@ -107,6 +107,7 @@ async def check_told(backend: NativeBackend, process_ids: list[int]) -> None:
     assert [(row.labels["rank"], row.value > 0) for row in rows] == [("0", True), ("1", True)]
 
 
+@pytest.mark.slow
 def test_two_processes_say_so_again_after_one_was_lost(
     tiny_model_path: Path, expected: list[list[str]], caplog: Any
 ) -> None:
@@ -278,6 +279,7 @@ def test_plugin_starts_ranks(tiny_model_path: Path, tmp_path: Path, monkeypatch:
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
     """A layer that only the other rank reads lacks a tensor: a `ModelError` that names it, and no process is left."""
     config, tensors = write_family(tmp_path, "llama")

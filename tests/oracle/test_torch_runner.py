@@ -511,6 +511,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path: Path
         opened.load(part, target_of(EXACT), 1, ReadProgress("", 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", [False, True])
 def test_attention_is_changed_while_a_model_runs(process: bool, tiny_model_path: Path) -> None:
     """`POST /pyagent/engine/attention` between and during requests: the state names the backend, answers stay."""
