@@ -19,10 +19,10 @@ ContextOverflowError DeadlineError Decline Engine FailureTolerated FlatLogprobs 
 GrammarFormat GuardrailError HistoryCompacted InvalidOutputError JsonSchemaFormat LoopEnded Message ModelCalled
 ModelError NeedsAnswerError NoteTaken NotesRead PenaltySchedule PluginError Progress PyAgentError Question
 QuestionAnswered QuestionAsked RateLimited Repeat ReplayError ReplayReport RequestError ResponseFormat Retries
-RouteChosen RunFailed RunFinished RunResumed RunStarted RunSummary RunView SamplingParams ScoreReported Settings
-StalledError Step StepBudget StepRetried StepSkipped SyncChain SyncEngine SyncFleet Task TemperatureSchedule TextDelta
-Tool ToolCall ToolCalled ToolStarted UnsupportedError Usage WireError follow idempotency_key load_settings tool
-validate_partial __version__
+RouteChosen RunBudget RunFailed RunFinished RunResumed RunStarted RunSummary RunView SamplingParams ScoreReported
+Settings StalledError Step StepBudget StepRetried StepSkipped SyncChain SyncEngine SyncFleet Task TemperatureSchedule
+TextDelta Tool ToolCall ToolCalled ToolStarted UnsupportedError Usage WireError follow idempotency_key load_settings
+tool validate_partial __version__
 """
 
 
