@@ -66,6 +66,26 @@ def test_slow_clients_are_cut() -> None:
     asyncio.run(served(Server(request_seconds=0.4), work))
 
 
+def test_an_answered_connection_is_kept_for_the_next_request() -> None:
+    """A client that pauses longer than a head may take still finds its connection open."""
+
+    async def work(url: str) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for _ in range(2):
+            writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+            assert b"200 OK" in head
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            await asyncio.sleep(0.3)
+        writer.write(b"GET /hea")
+        assert await asyncio.wait_for(reader.read(), 60) == b"", "a head that does not end is not kept"
+        writer.close()
+
+    asyncio.run(served(Server(request_seconds=0.1), work))
+
+
 def test_a_long_answer_is_not_cut() -> None:
     """The time for a request to arrive is no limit of its answer's."""
 

@@ -28,6 +28,7 @@ from pyagent.core.messages import (
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.api_keys import ApiKey
 from pyagent.infrastructure.server.app import create_app
+from pyagent.infrastructure.server.header_timeout import KEEP_ALIVE_SECONDS
 from pyagent.infrastructure.server.uvicorn_server import address, bind
 from pyagent.testing.prompt_server import PromptServer
 
@@ -101,6 +102,7 @@ def _app(backend: Any, **options: Any) -> ASGIApp:
 async def listening_at(app: ASGIApp, **options: Any) -> AsyncIterator[str]:
     """The address of a server of this event loop; `options` are uvicorn's."""
     listening = bind("127.0.0.1", 0)
+    options = {"timeout_keep_alive": KEEP_ALIVE_SECONDS, **options}
     server = PromptServer(uvicorn.Config(app, lifespan="off", log_config=None, **options))
     task = asyncio.create_task(server.serve(sockets=[listening]))
     try:

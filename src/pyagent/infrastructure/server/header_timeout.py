@@ -19,6 +19,9 @@ from uvicorn.server import ServerState
 
 from pyagent.infrastructure.server.errors import refusal
 
+KEEP_ALIVE_SECONDS = 75
+"""How long an answered connection stays open, as nginx has it: longer than clients keep theirs (httpx: 5 s), as a
+request sent in the moment in which the server closes is lost."""
 MAX_HEAD_BYTES = 65_536
 """Longest request line and headers together."""
 _MOMENT_SECONDS = 1.0
@@ -154,8 +157,12 @@ class _Connection(H11Protocol):
         if not is_waiting and self._patience is not None:
             self._patience.cancel()
             self._patience = None
-        elif is_waiting and self._patience is None:
+        elif is_waiting and self._patience is None and not self._is_kept_alive():
             self._patience = self.loop.call_later(self.seconds, self.transport.close)
+
+    def _is_kept_alive(self) -> bool:
+        """Whether uvicorn's own timer closes it: it was answered, and nothing of another request has come."""
+        return self.timeout_keep_alive_task is not None and not self.conn.trailing_data[0]
 
 
 def bounded(seconds: float, max_connections: int = 1000) -> type[H11Protocol]:

@@ -188,7 +188,10 @@ async def serve(app: ASGIApp, listening: socket.socket, settings: Server, leaver
 
     The `leavers` get the same time as running requests.
     """
-    from pyagent.infrastructure.server.header_timeout import bounded  # uvicorn reads h11 only now, too
+    from pyagent.infrastructure.server.header_timeout import (
+        KEEP_ALIVE_SECONDS,
+        bounded,
+    )  # uvicorn reads h11 only now, too
 
     draining = DrainMiddleware(app)
     asyncio.get_running_loop().set_exception_handler(Complaints())
@@ -196,6 +199,7 @@ async def serve(app: ASGIApp, listening: socket.socket, settings: Server, leaver
         draining,
         http=bounded(settings.request_seconds, max_connections(settings.max_connections)),
         backlog=_NUM_ACCEPTED,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ws="none",  # no route speaks WebSocket, and the library costs 10 ms to import
         lifespan="off",
         log_config=None,
