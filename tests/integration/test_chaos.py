@@ -20,4 +20,4 @@ def test_chain_answers_exactly_while_one_link_is_healthy(seed: int, monkeypatch:
     assert len(outcome.times) >= 100
     assert outcome.num_resumed["continue"]
     assert all(state.num_in_flight == 0 for state in chain.link_states())
-    assert all(state.failures for state in chain.link_states())
+    assert any(state.failures for state in chain.link_states())

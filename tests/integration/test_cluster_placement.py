@@ -88,14 +88,14 @@ def test_copy_on_a_node_that_drains_does_not_count(tmp_path: Path, tiny_model_pa
 
     async def work() -> None:
         links = {name: engine(tiny_model_path) for name in "ab"}
-        async with cluster_of(tmp_path, placing(1), a=[links["a"]], b=[links["b"]]) as nodes:
-            await until(lambda: all(sees(node, 1, 1) for node in nodes))
-            (name,) = holders(links)
-            holding = next(node for node in nodes if node.name == name)
-            await holding.drain(0.0)
-            await until(lambda: len(holders(links)) == 2 and sees(holding, 1, 1))
-            await holding.resume()
-            await until(lambda: all(sees(node, 1, 2) for node in nodes))
+        async with cluster_of(tmp_path, placing(1), "b", a=[links["a"]], b=[links["b"]]) as (a, b):
+            await until(lambda: sees(a, 1, 1) and sees(b, 1, 1))
+            assert holders(links) == {"a"}
+            await b.resume()
+            await a.drain(0.0)
+            await until(lambda: len(holders(links)) == 2 and sees(a, 1, 1))
+            await a.resume()
+            await until(lambda: sees(a, 1, 2) and sees(b, 1, 2))
         await asyncio.gather(*(link.close() for link in links.values()))
 
     asyncio.run(work())
@@ -155,8 +155,9 @@ def test_model_that_a_client_waits_for_is_loaded_once(tmp_path: Path, tiny_model
         links = {"a": NativeBackend.of("tiny", slow, options()), "b": engine(tiny_model_path)}
         first = asyncio.create_task(links["a"].load())
         await until(lambda: loading(links["a"]))
-        async with cluster_of(tmp_path, placing(1), a=[links["a"]], b=[links["b"]]) as nodes:
+        async with cluster_of(tmp_path, placing(1), "b", a=[links["a"]], b=[links["b"]]) as nodes:
             await until(lambda: all(node.status().placement[0].loading == 1 for node in nodes))
+            await nodes[1].resume()
             await asyncio.sleep(LOOKS_SECONDS)
             assert holders(links) == set()
             go_on.set()

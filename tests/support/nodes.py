@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -47,8 +47,8 @@ async def answer(node: Node, request: ChatRequest) -> Answer:
 
 
 def is_connected(node: Node, others: int) -> bool:
-    """Whether a node has so many peers, each connected and known by its offer."""
-    return sum(peer.is_usable for peer in node.router) == others
+    """Whether a node has so many peers, each connected and known by its offer; they may drain."""
+    return sum(peer.is_usable or (peer.is_up and peer.load.is_draining) for peer in node.router) == others
 
 
 async def kill(node: Node) -> None:
@@ -80,9 +80,12 @@ async def running_node(
 
 @asynccontextmanager
 async def cluster_of(
-    folder: Path, settings: Mapping[str, object] = MappingProxyType({}), **name_to_links: Sequence[Backend]
+    folder: Path,
+    settings: Mapping[str, object] = MappingProxyType({}),
+    drained: Collection[str] = (),
+    **name_to_links: Sequence[Backend],
 ) -> AsyncIterator[list[Node]]:
-    """Start a node for each name and its links; all are connected with all."""
+    """Start a node for each name and its links, those of `drained` taking nothing; all are connected with all."""
     first: Node | None = None
     async with AsyncExitStack() as stack:
         nodes: list[Node] = []
@@ -90,8 +93,11 @@ async def cluster_of(
             own = folder / name
             join(own, first)
             seeds = [] if first is None else [f"127.0.0.1:{first.door_port}"]
-            nodes.append(await stack.enter_async_context(running_node(own, links, seeds=seeds, **settings)))
-            first = first or nodes[0]
+            node = await stack.enter_async_context(running_node(own, links, seeds=seeds, **settings))
+            if name in drained:
+                await node.drain(0.0)
+            nodes.append(node)
+            first = first or node
         await until(lambda: all(is_connected(node, len(nodes) - 1) for node in nodes))
         yield nodes
 
