@@ -132,6 +132,8 @@ hostile: .venv/.dev  ## Each known way to stall or end the server, beside a clie
 
 slow: .oracle/.installed  ## Tests that take long (soaks, chaos, ranks that are killed, kernels compiled for a GPU)
 	@$(BIN)/python -m pytest -q -m 'slow and not oracle'
+	@$(UV) pip install --quiet --python .oracle/bin/python 'mypy>=1.18'
+	@PYTHONPATH=tests .oracle/bin/python tests/support/plugin_kinds.py mypy
 	@$(UV) pip install --quiet --python .oracle/bin/python 'pref_voting>=1.18'  # half a gigabyte, for one test
 	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -n 2 -m 'slow and oracle' tests/oracle
 
@@ -148,6 +150,7 @@ check-style: .venv/.dev
 
 check-types: .venv/.dev
 	@$(BIN)/basedpyright
+	@PYTHONPATH=tests $(BIN)/python tests/support/plugin_kinds.py  # what `pyagent plugins new` writes
 
 check-rust:
 	@cargo fmt --all --check

@@ -234,7 +234,9 @@ def test_example_plugins_pass_their_tests(tmp_path: Path):
         "--rootdir",
         str(tmp_path),
     ]
-    path = os.pathsep.join([*folders, str(ROOT / "src")])  # this tree's, wherever else the package is installed from
+    path = os.pathsep.join(
+        [*folders, f"{EXAMPLES / 'pyagent-haiku/src'}", str(ROOT / "src")]
+    )  # this tree's, wherever else the package is installed from
     run([*arguments, *folders], tmp_path, PYTHONPATH=path, PYAGENT_PATHS__DATA=str(tmp_path))
 
 

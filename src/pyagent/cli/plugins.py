@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from pyagent.cli.new_plugin import new
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import for_terminal
 from pyagent.cli.server_calls import call_server
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyagent.core.plugins import PluginHost
 
 app = typer.Typer(add_completion=False, help="List, load and write plugins.", no_args_is_help=True)
+app.command("new")(new)
 Url = Annotated[str | None, typer.Option("--url", help="The server; without it your own that runs.")]
 _SHOWN_SECONDS = 0.0005
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyagent.testing.ollama import OllamaServer, ollama_server
     from pyagent.testing.openai import OpenAIServer, openai_server
     from pyagent.testing.runner_conformance import RunnerConformance
+    from pyagent.testing.runs import Played, play
     from pyagent.testing.servers import Fault, serve
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LMStudioServer",
     "OllamaServer",
     "OpenAIServer",
+    "Played",
     "Reply",
     "RunnerConformance",
     "ScriptedBackend",
@@ -31,6 +33,7 @@ __all__ = [
     "lmstudio_server",
     "ollama_server",
     "openai_server",
+    "play",
     "serve",
 ]
 
@@ -41,6 +44,7 @@ _HOMES = {
     "LMStudioServer": "lmstudio",
     "OllamaServer": "ollama",
     "OpenAIServer": "openai",
+    "Played": "runs",
     "Reply": "backends",
     "RunnerConformance": "runner_conformance",
     "ScriptedBackend": "backends",
@@ -48,6 +52,7 @@ _HOMES = {
     "lmstudio_server": "lmstudio",
     "ollama_server": "ollama",
     "openai_server": "openai",
+    "play": "runs",
     "serve": "servers",
 }
 
