@@ -32,10 +32,14 @@ help:  ## Show this help
 .venv/.docs: .venv/.dev
 	@$(UV_INSTALL) --group docs && touch $@
 
-.oracle/.installed: .venv/.dev
+# Apart from the package, as this takes nothing that is being built.
+.oracle/.libraries: .tools/bin/uv pyproject.toml constraints.txt
 	@echo "installing transformers and torch for the oracle tests (once, about 1 GB, into .oracle)"
 	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .oracle
-	@$(UV) pip install --quiet --python .oracle/bin/python --constraint constraints.txt --group oracle --group dev --editable . && touch $@
+	@$(UV) pip install --quiet --python .oracle/bin/python --constraint constraints.txt -r pyproject.toml --group oracle --group dev && touch $@
+
+.oracle/.installed: .oracle/.libraries .venv/.dev
+	@$(UV) pip install --quiet --python .oracle/bin/python --no-deps --editable . && touch $@
 
 .clients/.installed: .venv/.dev
 	@echo "installing clients of other people for their tests (once, into .clients)"

@@ -47,8 +47,8 @@ async def answer(node: Node, request: ChatRequest) -> Answer:
 
 
 def is_connected(node: Node, others: int) -> bool:
-    """Whether a node has so many peers, each connected and known by its offer; they may drain."""
-    return sum(peer.is_usable or (peer.is_up and peer.load.is_draining) for peer in node.router) == others
+    """Whether a node has so many peers, each connected, known by its offer, and not draining."""
+    return sum(peer.is_usable for peer in node.router) == others
 
 
 async def kill(node: Node) -> None:
@@ -98,7 +98,8 @@ async def cluster_of(
                 await node.drain(0.0)
             nodes.append(node)
             first = first or node
-        await until(lambda: all(is_connected(node, len(nodes) - 1) for node in nodes))
+        await until(lambda: all(sum(peer.is_up for peer in node.router) == len(nodes) - 1 for node in nodes))
+        await until(lambda: all(peer.is_usable or peer.load.is_draining for node in nodes for peer in node.router))
         yield nodes
 
 
