@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import Event
     from pyagent.core.fleet.executor import Executor
     from pyagent.core.fleet.journal import Journal, RunSummary
+    from pyagent.core.fleet.learned_choice import AgentLearner
+    from pyagent.core.fleet.marks import Marked
     from pyagent.core.fleet.replay_check import ReplayReport
     from pyagent.core.fleet.rollups import Kind
     from pyagent.core.fleet.tool_providers import ToolProvider
@@ -115,6 +117,7 @@ class Fleet(RenewableFleet):
         self.settings = settings
         self.host = host
         self._recall()
+        self._scores.learner = _make_learner(settings, journal)
         for name in settings.fleet.rates.agents:
             if name not in self.agents:
                 hint = did_you_mean(name, self.agents, f"there are {', '.join(self.agents)}")
@@ -199,6 +202,18 @@ class Fleet(RenewableFleet):
         here = self.under_way(run) is not None
         return msgspec.structs.replace(view, questions=tuple(self.questions(run))) if here else view
 
+    def mark(self, run: str, mark: str | float) -> Marked:
+        """Say how good a run was: `good`, `bad` or a number from 0 to 1; `learning.policy` chooses agents by it.
+
+        Raises `RequestError` for another mark, for a run that is unknown or under way, and for one that chose no agent.
+        """
+        from pyagent.core.fleet.marks import mark_run
+        from pyagent.infrastructure.storage.journal import SqliteJournal
+
+        if not isinstance(self.journal, SqliteJournal):
+            raise RequestError("only a fleet whose journal is on disk keeps marks", param="run")
+        return mark_run(self.journal, self.journal.outcomes, self._row(run).run, mark)
+
     def result(self, run: str) -> object:
         """Return a finished run's result, in the type that its agent promises.
 
@@ -261,6 +276,20 @@ def _make_search(journal: Journal, embedder: Backend | None) -> Search | None:
     from pyagent.infrastructure.storage.search.service import Search
 
     return Search(journal.search_folder, journal, embedder) if isinstance(journal, SqliteJournal) else None
+
+
+def _make_learner(settings: Settings, journal: Journal) -> AgentLearner | None:
+    """Return what chooses among agents of near score; None where `learning.policy` is off."""
+    from pyagent.core.fleet.learned_choice import AgentLearner
+    from pyagent.infrastructure.storage.journal import SqliteJournal
+
+    learning = settings.learning
+    if learning.policy == "off":
+        return None
+    if not isinstance(journal, SqliteJournal):
+        logger.warning("learning.policy = %s does nothing: the fleet's journal is not on disk", learning.policy)
+        return None
+    return AgentLearner(journal.outcomes, learning.policy, learning.margin, learning.seed)
 
 
 def _providers(settings: Settings, of_plugins: Mapping[str, ToolProvider]) -> list[ToolProvider]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import Event
     from pyagent.core.fleet.journal import RunSummary
     from pyagent.core.fleet.limits import RunBudget
+    from pyagent.core.fleet.marks import Marked
     from pyagent.core.fleet.planner import Planning
     from pyagent.core.fleet.replay_check import ReplayReport
     from pyagent.core.fleet.run_view import RunView
@@ -181,6 +182,10 @@ class SyncFleet:
     def show(self, run: str) -> RunView:
         """Return a run at a glance. Raises `RequestError` for one that is unknown."""
         return self._made(lambda: self._fleet.show(run))
+
+    def mark(self, run: str, mark: str | float) -> Marked:
+        """Say how good a run was; see `Fleet.mark`."""
+        return self._made(lambda: self._fleet.mark(run, mark))
 
     def result(self, run: str) -> object:
         """Return a finished run's result. Raises `RequestError` for a run that has none."""

@@ -17,7 +17,7 @@ from pyagent.infrastructure.server.route_table import APIS
 from pyagent.infrastructure.storage.journal import SqliteJournal
 
 ROUTES = [(api.method, api.path) for api in APIS if api.path.startswith("/v1/runs/{id}")]
-BODIES: dict[str, dict[str, Any]] = {"fork": {"step": "gate"}, "answer": {"answer": "red"}}
+BODIES: dict[str, dict[str, Any]] = {"fork": {"step": "gate"}, "answer": {"answer": "red"}, "mark": {"mark": "good"}}
 SECRET = "the launch code is zebra"
 
 

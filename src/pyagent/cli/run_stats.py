@@ -47,12 +47,20 @@ def stats(
     findings: Annotated[
         bool, typer.Option("--findings", help="Say instead what is odd: slow, dear or failing.")
     ] = False,
+    learned: Annotated[
+        bool, typer.Option("--learned", help="Say instead what marks taught: each agent's mean, bound and chance.")
+    ] = False,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
     """Show what runs took by window: counts, failures, seconds, tokens and USD; deleted runs are counted too."""
     from pyagent.core.fleet.rollups import stats_of
 
+    if learned:
+        from pyagent.cli.run_marks import show_learned
+
+        show_learned(config, tenant, as_json=as_json)
+        return
     seconds, journal = window_seconds(window), open_journal(config)
     if size:
         _show_size(journal, as_json=as_json)

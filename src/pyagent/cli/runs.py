@@ -15,6 +15,7 @@ from pyagent.cli.output import Colour, coloured, for_terminal, write_json, write
 from pyagent.cli.run_control import add_commands
 from pyagent.cli.run_gate import gate
 from pyagent.cli.run_journal import Run, cut, line_of, open_journal, run_ids
+from pyagent.cli.run_marks import mark
 from pyagent.cli.run_stats import stats
 from pyagent.cli.startup import read_settings
 from pyagent.core.one_line import printable
@@ -204,5 +205,6 @@ def prune(
 
 
 app.command()(stats)
+app.command()(mark)
 add_commands(app)
 app.command()(gate)

@@ -59,12 +59,13 @@ class RunResumed(_Event, frozen=True):
 class RouteChosen(_Event, frozen=True):
     """The router picked an agent: what it took the task for, its intent.
 
-    `how`: the caller named it, by its `score`, a model or a person chose, or there is no other.
+    `how`: the caller named it, by its `score`, by what near ones earned before (`learned`), a model or a person chose,
+    or there is no other.
     """
 
     step: str
     agent: str
-    how: Literal["named", "score", "model", "person", "only"]
+    how: Literal["named", "score", "learned", "model", "person", "only"]
     reason: str
     score: float | None = None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pyagent.core.errors import AgentAwayError, Decline, RequestError
+from pyagent.core.errors import AgentAwayError, AgentError, Decline, RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context
@@ -63,9 +63,12 @@ async def run_routed(run: Run, scores: Scores, step: RoutedStep) -> object:
     route = _kept_route(run, step.path) or _planned_route(fixed, step, declined)
     scored = {} if route is not None else await scores.of(step.task)
     while True:
-        route = route or await _next_route(run, step, scored, declined)
+        if route is None:
+            route = await _next_route(run, step, scored, declined)
+            left = {name: score for name, score in scored.items() if name not in declined}
+            route = _learned_route(run, scores, step, left, route)
         try:
-            return await _run_agent(run, step, route, turn)
+            return await _run_learned(run, scores, step, route, turn)
         except (Decline, AgentAwayError) as error:
             declined[route.agent] = str(error)
             route, scored = None, scored or await scores.of(step.task)
@@ -82,6 +85,27 @@ def _kept_route(run: Run, path: str) -> Route | None:
 def _planned_route(fixed: Route | None, step: RoutedStep, declined: Mapping[str, str]) -> Route | None:
     """Return the agent that the plan names, unless it declined before the run was resumed."""
     return None if fixed is None or fixed.agent in declined else msgspec.structs.replace(fixed, reason=step.why)
+
+
+def _learned_route(
+    run: Run, scores: Scores, step: RoutedStep, scored: Mapping[str, Score | None], route: Route
+) -> Route:
+    """Return the route, or the one that the fleet's learner prefers among those whose scores are near."""
+    if scores.learner is None:
+        return route
+    return scores.learner.route(run, step.path, scored, route)
+
+
+async def _run_learned(run: Run, scores: Scores, step: RoutedStep, route: Route, turn: StepTurn | None) -> object:
+    """Return the agent's result; tell the learner of one that fails by itself."""
+    try:
+        return await _run_agent(run, step, route, turn)
+    except AgentAwayError:
+        raise
+    except AgentError:
+        if scores.learner is not None:
+            scores.learner.failed(run, step.path, route)
+        raise
 
 
 async def _next_route(

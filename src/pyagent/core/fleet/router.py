@@ -30,7 +30,7 @@ class Route(msgspec.Struct, frozen=True):
     """The agent chosen, how, and the reason to show."""
 
     agent: str
-    how: Literal["named", "score", "model", "person", "only"]
+    how: Literal["named", "score", "learned", "model", "person", "only"]
     reason: str
     score: float | None = None
 

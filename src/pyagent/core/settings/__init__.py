@@ -17,6 +17,7 @@ from pyagent.core.settings.cluster import Cluster
 from pyagent.core.settings.engine import Engine
 from pyagent.core.settings.engine_tables import RequestClass
 from pyagent.core.settings.fleet import Budget, Fleet, Journal, Search
+from pyagent.core.settings.learning import Learning
 from pyagent.core.settings.mcp import MCP_SERVERS, McpServer
 from pyagent.core.settings.program import Log, Paths, Plugins
 from pyagent.core.settings.section import ENV_PREFIX, Section, Setting, sections_in, settings_in
@@ -69,6 +70,7 @@ class Settings(Section, frozen=True):
     budget: Budget = Budget()
     engine: Engine = Engine()
     fleet: Fleet = Fleet()
+    learning: Learning = Learning()
     tools: Tools = Tools()
     server: Server = Server()
     plugins: Plugins = Plugins()

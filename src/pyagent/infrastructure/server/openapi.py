@@ -30,7 +30,7 @@ from pyagent.infrastructure.server.openai.requests import ChatBody, CompletionBo
 from pyagent.infrastructure.server.plugin_routes import PluginBody, PluginRoutes
 from pyagent.infrastructure.server.responses.requests import ResponsesBody
 from pyagent.infrastructure.server.route_table import APIS
-from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, ResumeBody, RunBody
+from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, MarkBody, ResumeBody, RunBody
 from pyagent.infrastructure.server.service import Service, json_response
 
 BODIES: dict[str, type[msgspec.Struct]] = {
@@ -43,6 +43,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/runs/{id}/resume": ResumeBody,
     "/v1/runs/{id}/fork": ForkBody,
     "/v1/runs/{id}/answer": AnswerBody,
+    "/v1/runs/{id}/mark": MarkBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountBody,
     "/api/chat": OllamaChatBody,

@@ -32,6 +32,7 @@ APIS = (
     Api("POST", "/v1/runs/{id}/resume", "runs.control", "resume"),
     Api("POST", "/v1/runs/{id}/fork", "runs.control", "fork"),
     Api("POST", "/v1/runs/{id}/answer", "runs.control", "answer"),
+    Api("POST", "/v1/runs/{id}/mark", "runs.control", "mark"),
     Api("GET", "/v1/models", "openai.routes", "list_models"),
     Api("GET", "/v1/models/{id:path}", "openai.routes", "show_model"),
     Api("POST", "/v1/messages", "anthropic.routes", "messages"),

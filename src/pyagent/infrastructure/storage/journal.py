@@ -4,6 +4,7 @@
     journal/writers/    a lock for each process that writes
     journal/notes.db    what agents keep across runs (see `notes`)
     journal/rates.db    the levels of rates (see `rates`)
+    journal/outcomes.db what choices earned (see `outcomes`)
     journal/search/     what search has read of runs (see `search`); it loses a run with the journal
 
 A record is one transaction: it is kept when `append` returns, whatever happens to the process then. Other processes
@@ -50,6 +51,7 @@ from pyagent.core.fleet.steps import RunSpec
 from pyagent.infrastructure.storage.blobs import Blobs
 from pyagent.infrastructure.storage.database import RECORDS_A_RUN, Database, Row
 from pyagent.infrastructure.storage.notes import SqliteNotes
+from pyagent.infrastructure.storage.outcomes import SqliteOutcomes
 from pyagent.infrastructure.storage.rates import SqliteRates
 from pyagent.infrastructure.storage.record_codec import RecordCodec
 from pyagent.infrastructure.storage.request_keys import SqliteRequestKeys
@@ -115,6 +117,7 @@ class SqliteJournal:
         self.memory = SqliteNotes(folder / "notes.db")
         self.keys = SqliteRequestKeys(self._database)
         self.rates = SqliteRates(folder / "rates.db")
+        self.outcomes = SqliteOutcomes(folder / "outcomes.db")
         self._open: dict[str, _OpenRun] = {}
         self._losses: dict[str, str] = {}
         self._num_opened = 0
@@ -212,6 +215,7 @@ class SqliteJournal:
         self._database.close()
         self.memory.close()
         self.rates.close()
+        self.outcomes.close()
         self._writers.close()
 
     def reopen(self, run: str) -> None:

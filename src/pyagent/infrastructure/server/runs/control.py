@@ -15,6 +15,7 @@ from starlette.responses import Response
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.event_reader import read_events
 from pyagent.core.fleet.events import Event, Question
+from pyagent.core.fleet.marks import mark_run
 from pyagent.core.fleet.people import DENY, check_answer
 from pyagent.core.fleet.planner import ACCEPT, REFUSE, checked_plan
 from pyagent.core.fleet.steps import forked
@@ -22,9 +23,17 @@ from pyagent.infrastructure.server.agents import MAX_TASK_CHARS
 from pyagent.infrastructure.server.api_keys import ADMIN_KEY_NEEDED, is_admin
 from pyagent.infrastructure.server.runs.access import Runs, find_question, told_view
 from pyagent.infrastructure.server.runs.idempotency import begin_once, go_on_once
-from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, ResumeBody, check_size_of
+from pyagent.infrastructure.server.runs.requests import (
+    AnswerBody,
+    CancelBody,
+    ForkBody,
+    MarkBody,
+    ResumeBody,
+    check_size_of,
+)
 from pyagent.infrastructure.server.service import Service, json_response
 from pyagent.infrastructure.server.validation import decode
+from pyagent.infrastructure.storage.journal import SqliteJournal
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 _CANCEL_SECONDS = 30.0
@@ -105,6 +114,17 @@ async def answer(service: Service, request: Request) -> Response:
 
     await go_on_once(runs, row.run, body, work)
     return _shown(runs, row.run)
+
+
+async def mark(service: Service, request: Request) -> Response:
+    """POST /v1/runs/{id}/mark: say how good a run was; the key's own runs alone, for its own later choices."""
+    body = await _read(service, request, MarkBody)
+    runs = await Runs.of(service, request)
+    run = runs.row_named.run
+    journal = runs.journal_of(run)
+    if not isinstance(journal, SqliteJournal):
+        raise RequestError(f"{run} is private or not kept on disk: nothing is learned from it", param="run")
+    return json_response(msgspec.json.encode(mark_run(journal, journal.outcomes, run, body.mark)))
 
 
 def _check_answer(runs: Runs, run: str, question: Question, answer: str) -> None:

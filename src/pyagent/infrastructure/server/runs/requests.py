@@ -107,6 +107,12 @@ class ForkBody(msgspec.Struct, forbid_unknown_fields=True):
     waits_for_answers: bool | None = None
 
 
+class MarkBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/runs/ID/mark: `good`, `bad` or a number from 0 to 1."""
+
+    mark: str | float
+
+
 class AnswerBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /v1/runs/ID/answer: a question's id, and the answer. One question needs no id."""
 

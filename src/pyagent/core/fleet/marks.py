@@ -1,0 +1,63 @@
+"""A person's or a program's mark of a run: what its choices of agents earned, for later choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.fleet.events import RouteChosen
+from pyagent.core.fleet.journal import Journal, JournalRecord
+from pyagent.core.fleet.learned_choice import AGENT, Outcomes
+from pyagent.core.learning.bandits import Choice
+
+_WORDS = {"good": 1.0, "bad": 0.0}
+_LONGEST = 40
+
+
+class Marked(msgspec.Struct, frozen=True, kw_only=True):
+    """A mark that was recorded: for each step whose agent was chosen, the agent, and the reward."""
+
+    run: str
+    reward: float
+    step_to_agent: dict[str, str]
+
+
+def read_mark(mark: str | float) -> float:
+    """Return the reward of `good`, `bad` or a number from 0 to 1; raise `RequestError` for anything else."""
+    text = str(mark)[:_LONGEST].strip().lower()
+    try:
+        reward = _WORDS[text] if text in _WORDS else float(text)
+    except ValueError:
+        reward = math.nan
+    if isinstance(mark, bool) or not 0 <= reward <= 1:
+        raise RequestError(f"a mark is good, bad or a number from 0 to 1, got {str(mark)[:_LONGEST]!r}", param="mark")
+    return reward
+
+
+def mark_run(journal: Journal, outcomes: Outcomes, run: str, mark: str | float) -> Marked:
+    """Record what the run's choices earned, for its tenant alone; a second mark replaces the first.
+
+    Raises `RequestError` for an unknown run, one that is under way, and one whose agents were all asked for by name.
+    """
+    reward = read_mark(mark)
+    summary = journal.summary(run)
+    if summary is None:
+        raise RequestError(f"there is no run {run[:80]!r}; `pyagent runs list` shows those kept", param="run")
+    if summary.state == "running":
+        raise RequestError(f"{run} is under way; mark it when it is over", param="run")
+    chosen = chosen_agents(journal.replay(run))
+    if not chosen:
+        raise RequestError(f"{run} has no agent that was chosen: its mark would teach nothing", param="run")
+    for step, agent in chosen.items():
+        choice = Choice(tenant=summary.tenant, kind=AGENT, run=run, step=step, arm=agent)
+        outcomes.reward(choice, reward)
+    return Marked(run=run, reward=reward, step_to_agent=chosen)
+
+
+def chosen_agents(records: Iterable[JournalRecord]) -> dict[str, str]:
+    """Return the last agent of each step that the router chose; one named, or the only one, is no choice."""
+    routes = {each.event.step: each.event for each in records if isinstance(each.event, RouteChosen)}
+    return {step: route.agent for step, route in routes.items() if route.how not in {"named", "only"}}
