@@ -10,7 +10,7 @@ import pytest
 from support.fleets import Custom, echo
 from support.run_server import ALICE, ended, run_server
 
-from pyagent.core.errors import AgentError, RequestError
+from pyagent.core.errors import AgentError, Decline, RequestError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
@@ -104,6 +104,22 @@ def test_agent_that_fails_earns_nothing(tmp_path: Path) -> None:
             return (await _route(fleet)).agent
 
     assert asyncio.run(work()) == "second"
+
+
+def test_agent_that_declines_is_not_chosen_again(tmp_path: Path) -> None:
+    """The learner chooses among those that are left."""
+
+    async def decline(context: Context, task: Task) -> object:
+        raise Decline("not now")
+
+    async def work(seed: int) -> str:
+        async with _fleet(tmp_path / str(seed), "thompson", decline, seed) as fleet:
+            route = await _route(fleet)
+            events = [record.event for record in fleet.journal.replay(route.run)]
+            assert sum(isinstance(event, ev.AgentDeclined) for event in events) <= 1
+            return route.agent
+
+    assert {asyncio.run(work(seed)) for seed in range(6)} == {"second"}
 
 
 def test_private_run_leaves_no_outcome(tmp_path: Path) -> None:
