@@ -133,6 +133,7 @@ def make_chain(
         after_first_token=rules.after_first_token,
         check_answers=rules.check_answers,
         deadline_seconds=rules.deadline_seconds,
+        routing=rules.routing,
         response_cache=_make_response_cache(settings.response_cache),
     )
 

@@ -26,13 +26,14 @@ import msgspec
 
 from pyagent.core.backends import Backend, LinkSpec, pass_hint
 from pyagent.core.capabilities import Capabilities
+from pyagent.core.chain.balancing import Routing
 from pyagent.core.chain.delivered_answer import AfterFirstToken, DeliveredAnswer
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
 from pyagent.core.chain.failover import Failover
 from pyagent.core.chain.failures import away_error, no_model_error, no_node_error
 from pyagent.core.chain.link import Link
 from pyagent.core.chain.listing import ModelLists
-from pyagent.core.chain.ordering import Weights, after, asks_for_abilities, error_of_none, is_absence, why_not
+from pyagent.core.chain.ordering import Shares, after, asks_for_abilities, error_of_none, is_absence, why_not
 from pyagent.core.chain.routed_links import RoutedLinks
 from pyagent.core.chain.router import Router
 from pyagent.core.chain.settings import LinkSettings
@@ -79,7 +80,8 @@ class Chain:
 
     `settings` are those of the links, in their order; none means plain links. `deadline_seconds` bounds requests that
     give more time or none. `check_answers` says which structured outputs are validated: those read whole, or all.
-    `answers` holds those given before, when they are to be given again. A `router` brings links that come and go.
+    `routing` says how neighbours with weights share requests. `answers` holds those given before, when they are to be
+    given again. A `router` brings links that come and go.
     """
 
     links: Sequence[Backend]
@@ -93,6 +95,7 @@ class Chain:
     after_first_token: AfterFirstToken = "continue"  # noqa: S105 - a policy
     check_answers: CheckAnswers = "whole"
     deadline_seconds: float | None = None
+    routing: Routing = "round_robin"
     response_cache: ResponseCache | None = None
     router: Router | None = None
     clock: Clock = time.monotonic
@@ -101,10 +104,11 @@ class Chain:
     name: str = "chain"
     _own: list[Link] = field(init=False, default_factory=list[Link])
     _routed: RoutedLinks = field(init=False, default_factory=RoutedLinks)
-    _weights: Weights = field(init=False, default_factory=Weights)
+    _shares: Shares = field(init=False)
     _lists: ModelLists = field(init=False, default_factory=ModelLists)
 
     def __post_init__(self) -> None:
+        self._shares = Shares(self.routing)
         settings = self.settings or [LinkSettings(use=backend.name) for backend in self.links]
         num_named = Counter[str]()
         for backend, own in zip(self.links, settings, strict=True):
@@ -240,7 +244,7 @@ class Chain:
         request, links = self._choose(request, taker)
         if request.model:
             links = sorted(links, key=lambda link: _RANKS[self._lists.has(link, request.model)])
-        links = self._weights.order(links, request.session or request.origin.run)
+        links = self._shares.order(links, request, lambda: self.draw(0.0, 1.0))
         return request, links if self.router is None else self._order_by(self.router, request, links)
 
     def _rerouted(self, request: ChatRequest, node: str) -> list[Link]:

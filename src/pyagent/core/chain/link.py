@@ -297,4 +297,6 @@ class Link:
             usd=stats.usd,
             first_token_p50=self.times.percentile(0.5, least=1),
             first_token_p95=self.times.percentile(0.95),
+            weight=self.settings.weight,
+            price=self.settings.price,
         )

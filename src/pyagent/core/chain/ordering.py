@@ -1,13 +1,14 @@
-"""Which links a request may go to, and in what order. Pure but for the weighted round robin's turns."""
+"""Which links a request may go to, and in what order. Pure but for whose turn it is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
 
+from pyagent.core.chain.balancing import Balancer, Routing, Standing
 from pyagent.core.chain.failures import NO_LINK
 from pyagent.core.chain.link import Link
 from pyagent.core.errors import RequestError
@@ -74,38 +75,45 @@ def error_of_none(request: ChatRequest, reasons: Sequence[tuple[str, str]], priv
 
 
 @dataclass(slots=True)
-class Weights:
-    """Takes turns among neighbours with weights: each gets its share exactly over time (smooth weighted round robin).
+class Shares:
+    """How neighbours with weights share requests: by a policy of `rules.routing`.
 
     A conversation stays with one link while that is eligible, chosen by weighted rendezvous hashing, so that what the
-    link computed for it is found again.
+    link computed for it is found again; with `round_robin`, so does a run.
     """
 
-    _link_to_owed: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
+    routing: Routing = "round_robin"
+    _balancer: Balancer = field(init=False)
 
-    def order(self, links: Sequence[Link], session: str) -> list[Link]:
+    def __post_init__(self) -> None:
+        self._balancer = Balancer(self.routing)
+
+    def order(self, links: Sequence[Link], request: ChatRequest, draw: Callable[[], float]) -> list[Link]:
         """Return the links, each run of weighted neighbours in the order to ask them."""
         if not any(link.settings.weight for link in links):
             return list(links)
         ordered: list[Link] = []
         for has_weight, group in groupby(links, key=lambda link: link.settings.weight is not None):
             run = list(group)
-            ordered += self._drawn(run, session) if has_weight and len(run) > 1 else run
+            ordered += self._shared(run, request, draw) if has_weight and len(run) > 1 else run
         return ordered
 
-    def _drawn(self, run: list[Link], session: str) -> list[Link]:
+    def _shared(self, run: list[Link], request: ChatRequest, draw: Callable[[], float]) -> list[Link]:
+        session = request.session or (request.origin.run if self.routing == "round_robin" else "")
         if session:
             return sorted(run, key=lambda link: _score(link, session))
-        owed = self._link_to_owed
-        for link in run:
-            owed[_key(link)] = owed.get(_key(link), 0.0) + (link.settings.weight or 0.0)
-        ranked = sorted(run, key=lambda link: -owed[_key(link)])
-        owed[_key(ranked[0])] -= sum(link.settings.weight or 0.0 for link in run)
-        return ranked
+        return [run[at] for at in self._balancer.order([self._standing(link, request) for link in run], draw)]
 
-
-def _key(link: Link) -> tuple[str, int]:
-    return link.name, link.nth
+    def _standing(self, link: Link, request: ChatRequest) -> Standing:
+        """Return what the policy looks at, and no more: each request comes by."""
+        return Standing(
+            name=link.name,
+            nth=link.nth,
+            weight=link.settings.weight or 1.0,
+            num_in_flight=link.concurrency.num_in_flight,
+            first_token_seconds=link.times.percentile(0.5, least=1) if self.routing == "latency" else None,
+            usd=link.price_of(request) if self.routing == "cost" else 0.0,
+        )
 
 
 def _score(link: Link, session: str) -> float:

@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from pyagent.core.chain.failures import Failure
+from pyagent.core.chain.settings import Price
 from pyagent.core.resilience.breaker import State
 
 
@@ -51,3 +52,5 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True):
     usd: float = 0.0
     first_token_p50: float | None = None
     first_token_p95: float | None = None
+    weight: float | None = None
+    price: Price | None = None

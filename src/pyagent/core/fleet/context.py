@@ -20,6 +20,7 @@ import msgspec
 from pyagent.core.errors import AgentError, BackendError, Decline, NeedsAnswerError, RequestError
 from pyagent.core.fleet.agent import Task, unknown_name
 from pyagent.core.fleet.budget import Budget
+from pyagent.core.fleet.chain_view import ChainView, chain_of
 from pyagent.core.fleet.confidence import Confidence, DoubtAct
 from pyagent.core.fleet.doubts import doubted, marked, reconsidered
 from pyagent.core.fleet.events import (
@@ -193,6 +194,10 @@ class Context(Questions):
     def memory(self) -> Memory:
         """The notes that the run's agents share, and those that are kept across runs."""
         return Memory(partial(take_note, self), partial(read_notes, self))
+
+    def chain(self) -> ChainView:
+        """Return how the links of the chain stand; raises `RequestError` where that is not this run's to see."""
+        return chain_of(self)
 
     # -- people -------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,14 @@ class Rules(Section, frozen=True):
             none="never",
         ),
     ] = None
+    routing: Annotated[
+        Literal["round_robin", "least_requests", "power_of_two", "latency", "cost"],
+        Setting(
+            choice("round_robin", "least_requests", "power_of_two", "latency", "cost"),
+            "Load balancing: how neighbours with a `weight` share requests: in turns, to the one with the fewest under "
+            "way, to the less busy of two chosen at random, by how quick their first tokens are, or to the cheapest.",
+        ),
+    ] = "round_robin"
     retries: Annotated[int, Setting(whole(0, 10), "How often the whole chain is retried when no link answered.")] = 2
     jitter: Annotated[
         Literal["full", "equal", "decorrelated"],
