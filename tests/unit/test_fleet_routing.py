@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from support.fleets import Custom, echo, events_of, fleet_of
 
@@ -33,6 +34,15 @@ def test_highest_score_routes_without_a_model() -> None:
     assert [(e.agent, e.how, e.reason, e.score) for e in seen if isinstance(e, ev.RouteChosen)] == [
         ("sum", "score", "has a plus sign", 0.8)
     ]
+
+
+def test_a_low_score_with_a_reason_is_journalled_as_a_number() -> None:
+    """Where one agent is left: a record that has it as a text could not be read again."""
+    half = _scoring("half", lambda _: Score(0.5, "it may be"))
+    seen, _ = asyncio.run(events_of(fleet_of(half, _scoring("none", 0.0)), "hi"))
+    assert _routes(seen) == [("half", "score")]
+    for event in seen:
+        assert msgspec.json.decode(ev.encode_event(event), type=type(event)) == event
 
 
 def test_equal_scores_go_by_the_order_of_the_agents() -> None:
