@@ -60,11 +60,10 @@ def route_by_scores(scores: Mapping[str, Score | None], declined: Mapping[str, s
         raise RequestError(f"no agent takes the task ({reasons})", param="task", code="declined")
     best = max(candidates, key=lambda name: scores[name] or 0.0)
     score = scores[best]
-    told = None if score is None else float(score)  # a number as the journal knows it
     if score is not None and score >= _SURE:
-        return Route(best, "score", score.reason or f"it scores the task {score:.2g}, the highest", told)
+        return Route(best, "score", score.reason or f"it scores the task {score:.2g}, the highest", float(score))
     if len(candidates) == 1:
-        return Route(best, "score", "the other agents say it is not for them", told)
+        return Route(best, "score", "the other agents say it is not for them", score)
     return candidates
 
 
