@@ -219,6 +219,11 @@ def test_the_tool_is_off_asks_and_is_for_people(root: Path, tmp_path: Path) -> N
     asyncio.run(undo.call({"change": kept.split()[-2]}))
     assert "n + n" in (root / "src/shop/price.py").read_text()
 
+    assert "own test" not in kept
+    conftest = "--- /dev/null\n+++ b/tests/conftest.py\n@@ -0,0 +1 @@\n+x = 1\n"
+    own = str(asyncio.run(propose.call({"patch": conftest})))
+    assert "the change may decide its own test: it changes tests/conftest.py\nchanged 1 files" in own
+
     async def by_client() -> None:
         grant(FileAccess.below(root))
         await propose.call({"patch": price(root, "x = 1\n")})

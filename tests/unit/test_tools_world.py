@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from starlette.routing import Route
 from pyagent.core.errors import BackendError, RequestError
 from pyagent.core.fleet.file_access import FileAccess, grant
 from pyagent.core.settings.tools import Tools
+from pyagent.infrastructure.tools import limited
 from pyagent.infrastructure.tools.built_in import built_in_tools
 from pyagent.infrastructure.tools.http import http_tool, is_public
 from pyagent.infrastructure.tools.programs import ProgramLimits, python_tool, run_program, shell_tool
@@ -53,6 +55,40 @@ def test_program_is_bounded(tmp_path: Path) -> None:
     if ended.is_apart:
         time.sleep(1.0)
         assert not mark.exists()
+
+
+_FORKS = """
+import ctypes, os, resource, sys, time
+sys.path.insert(0, sys.argv[1])
+import limited
+if os.getuid() == 0:  # whose processes no system bounds
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+if not limited.separate(ctypes.CDLL(None, use_errno=True), uses_network=False):
+    sys.exit("no namespaces")
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+number = 0
+try:
+    while number < 2 * limited.MAX_PROCESSES:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        number += 1
+except OSError:
+    os.write(1, str(number).encode())
+os._exit(0)
+"""
+
+
+def test_program_has_a_bounded_number_of_processes() -> None:
+    """One that forks without end is refused more, and all of them end with the first."""
+    command = [sys.executable, "-I", "-c", _FORKS, str(Path(limited.__file__).parent)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    if "no namespaces" in ended.stderr:
+        pytest.skip("this system lets nobody make namespaces")
+    assert 0 < int(ended.stdout) < limited.MAX_PROCESSES, ended.stderr
 
 
 def test_program_has_no_network_and_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

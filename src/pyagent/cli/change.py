@@ -60,7 +60,7 @@ def check_patch(
     limits = ProgramLimits(tools.seconds, tools.memory, uses_network=tools.network)
     outcomes = asyncio.run(check(proposal, limits, tools.change_test if test is None else test))
     passed = all(outcome.passed for outcome in outcomes)
-    is_kept = passed and (yes or (not as_json and _is_wanted(outcomes)))
+    is_kept = passed and (yes or (not as_json and _is_wanted(proposal, outcomes)))
     change_id = proposal.keep(ChangeStore(settings.paths.data / CHANGES)) if is_kept else ""
     if as_json:
         files = [file.name for file in proposal.files]
@@ -70,11 +70,11 @@ def check_patch(
     return 0 if passed else _FAILED
 
 
-def _is_wanted(outcomes: list[Outcome]) -> bool:
+def _is_wanted(proposal: Proposal, outcomes: list[Outcome]) -> bool:
     """Tell what passed, and ask; where no terminal is, nothing is kept."""
     from pyagent.infrastructure.tools.propose_change import told
 
-    sys.stderr.write(told(outcomes) + "\n")
+    sys.stderr.write(for_terminal(told(proposal, outcomes)) + "\n")
     return sys.stdin.isatty() and typer.confirm("keep the change?", err=True)
 
 
@@ -82,7 +82,7 @@ def _tell(proposal: Proposal, outcomes: list[Outcome], change_id: str, *, is_tol
     from pyagent.infrastructure.tools.propose_change import told
 
     if not is_told:
-        sys.stderr.write(for_terminal(told(outcomes)) + "\n")
+        sys.stderr.write(for_terminal(told(proposal, outcomes)) + "\n")
     if change_id:
         sys.stdout.write(f"changed {len(proposal.files)} files\npyagent replace --undo {change_id}   takes it back\n")
     else:

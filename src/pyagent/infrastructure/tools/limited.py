@@ -16,6 +16,8 @@ from contextlib import suppress
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 _DIE_WITH_PARENT, _NO_NEW_PRIVILEGES = 1, 38
 NOT_APART = b"not apart"
+MAX_PROCESSES = 512
+"""Processes and threads of a program at once: far more than a test needs, far fewer than keep a machine from others."""
 
 
 def main() -> None:
@@ -23,7 +25,7 @@ def main() -> None:
     descriptor, seconds, memory_bytes, file_bytes, uses_network = (int(text) for text in sys.argv[1:6])
     program = sys.argv[6:]
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-    is_apart = libc is not None and _separate(libc, uses_network=bool(uses_network))
+    is_apart = libc is not None and separate(libc, uses_network=bool(uses_network))
     if not is_apart and not uses_network:
         os.write(descriptor, NOT_APART)
     os.close(descriptor)
@@ -43,8 +45,12 @@ def main() -> None:
         os._exit(127)
 
 
-def _separate(libc: ctypes.CDLL, *, uses_network: bool) -> bool:
-    """Leave the network and the processes of others; return whether that was possible."""
+def separate(libc: ctypes.CDLL, *, uses_network: bool) -> bool:
+    """Leave the network and the processes of others; return whether that was possible.
+
+    In a user namespace of its own the processes are counted apart from the user's others, and so may be bounded; those
+    of root never are.
+    """
     flags = _CLONE_NEWPID | (0 if uses_network else _CLONE_NEWNET)
     user, group = os.getuid(), os.getgid()
     if libc.unshare(flags | _CLONE_NEWUSER) != 0:
@@ -53,6 +59,9 @@ def _separate(libc: ctypes.CDLL, *, uses_network: bool) -> bool:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
+    import resource
+
+    _bound(resource.RLIMIT_NPROC, MAX_PROCESSES)
     return True
 
 
@@ -67,8 +76,14 @@ def _limit(seconds: int, memory_bytes: int, file_bytes: int) -> None:
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_CORE, 0),
     ):
-        with suppress(ValueError, OSError):  # a lower bound holds already
-            resource.setrlimit(kind, (most, most))
+        _bound(kind, most)
+
+
+def _bound(kind: int, most: int) -> None:
+    import resource
+
+    with suppress(ValueError, OSError):  # a lower bound holds already
+        resource.setrlimit(kind, (most, most))
 
 
 if __name__ == "__main__":

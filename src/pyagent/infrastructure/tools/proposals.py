@@ -23,6 +23,24 @@ ALWAYS_PROTECTED = ("pyagent.toml", ".git")
 """What no proposal changes, whatever the settings say: it would allow itself more, or run when git does."""
 
 
+_CHECKING = (
+    *(
+        "test",
+        "tests",
+        "test_*",
+        "*_test.*",
+        "*.test.*",
+        "*.spec.*",
+        "conftest.py",
+        "pytest.ini",
+        "tox.ini",
+        "noxfile.py",
+    ),
+    *("setup.cfg", "pyproject.toml", "Makefile", "package.json"),
+)
+"""Names of files and folders that decide what a test says."""
+
+
 class ProposedFile(msgspec.Struct, frozen=True):
     """A file below the folder. `old` is None when it is not there, `new` when it is to go."""
 
@@ -44,6 +62,12 @@ class Proposal(msgspec.Struct, frozen=True):
     def shown(self) -> str:
         """Return what changes, as a diff."""
         return "\n".join(file.shown() for file in self.files)
+
+    def judges_itself(self) -> list[str]:
+        """Return the files that are changed and may decide what the test of the change says, by their names."""
+        return [
+            file.name for file in self.files if any(_is_below(PurePosixPath(file.name), glob) for glob in _CHECKING)
+        ]
 
     def keep(self, store: ChangeStore) -> str:
         """Make the change, all of it or nothing; return the id to undo it by."""

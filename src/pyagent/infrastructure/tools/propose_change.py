@@ -16,7 +16,7 @@ from pyagent.core.fleet.tools import FleetTool
 from pyagent.infrastructure.tools.change_check import Outcome, check
 from pyagent.infrastructure.tools.changes import ChangeStore
 from pyagent.infrastructure.tools.programs import ProgramLimits
-from pyagent.infrastructure.tools.proposals import read_proposal
+from pyagent.infrastructure.tools.proposals import Proposal, read_proposal
 
 
 def propose_change_tool(
@@ -33,14 +33,16 @@ def propose_change_tool(
         proposal = await asyncio.to_thread(read_proposal, root, patch, protected)
         outcomes = await check(proposal, limits, test)
         if not all(outcome.passed for outcome in outcomes):
-            return f"{told(outcomes)}\nnothing is changed"
+            return f"{told(proposal, outcomes)}\nnothing is changed"
         change = await asyncio.to_thread(proposal.keep, store)
-        return f"{told(outcomes)}\nchanged {len(proposal.files)} files; undo_change takes {change} back"
+        return f"{told(proposal, outcomes)}\nchanged {len(proposal.files)} files; undo_change takes {change} back"
 
     return tool(needs_approval=True)(propose_change)
 
 
-def told(outcomes: Sequence[Outcome]) -> str:
-    """Return how each check ended, a line each, and why the last did not pass."""
+def told(proposal: Proposal, outcomes: Sequence[Outcome]) -> str:
+    """Return how each check ended, a line each, why the last did not pass, and what weakens the test."""
     lines = [f"{outcome.check}: {'passed' if outcome.passed else 'failed'}" for outcome in outcomes]
+    if own := proposal.judges_itself():
+        lines.append(f"the change may decide its own test: it changes {', '.join(own):.500}")
     return "\n".join([*(lines or ["nothing to check: no Python file, no test"]), *(o.told for o in outcomes if o.told)])
