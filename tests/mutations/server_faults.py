@@ -87,9 +87,9 @@ FAULTS = (
     ),
     Fault(
         "links-of-one-name-owe-their-turns-together",
-        "src/pyagent/core/chain/ordering.py",
-        "return link.name, link.nth",
-        "return link.name, 0",
+        "src/pyagent/core/chain/balancing.py",
+        "return self.name, self.nth",
+        "return self.name, 0",
         "tests/unit/test_chain_limits.py -k several_links",
     ),
     Fault(

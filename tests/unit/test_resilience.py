@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_right
 
 import pytest
@@ -9,17 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.waiting import Clock
 
-from pyagent.core.chain.link import Link
-from pyagent.core.chain.ordering import Weights
-from pyagent.core.chain.settings import LinkSettings
+from pyagent.core.chain.balancing import Balancer, Standing
 from pyagent.core.errors import BudgetError
-from pyagent.core.resilience.breaker import BreakerPolicy
 from pyagent.core.resilience.concurrency import Concurrency
 from pyagent.core.resilience.latency import RecentTimes
 from pyagent.core.resilience.rate import RateLimit, TokenBucket
 from pyagent.core.resilience.retry import RetryBudget
 from pyagent.core.resilience.spend_limit import SpendLimit
-from pyagent.testing import EchoBackend
 
 gaps = st.lists(st.floats(0, 30), max_size=80)
 
@@ -148,13 +145,10 @@ def test_hedges_stay_within_their_part_of_requests(num_requests: int) -> None:
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=5), st.integers(1, 300))
 def test_weights_converge(weights: list[float], num_requests: int) -> None:
     """After any number of requests each neighbour is within one of its share for each of the others."""
-    links = [
-        Link(EchoBackend(name=f"e:{at}"), LinkSettings(use="e", weight=weight), BreakerPolicy(), SpendLimit())
-        for at, weight in enumerate(weights)
-    ]
-    turns, first = Weights(), [0] * len(links)
+    links = [Standing(name=f"e:{at}", weight=weight) for at, weight in enumerate(weights)]
+    turns, first = Balancer("round_robin"), [0] * len(links)
     for _ in range(num_requests):
-        first[links.index(turns.order(links, "")[0])] += 1
+        first[turns.order(links, random.Random(0).random)[0]] += 1
     for count, weight in zip(first, weights, strict=True):
         assert abs(count - num_requests * weight / sum(weights)) <= len(links)
 

@@ -195,7 +195,7 @@ class Context(Questions):
         """The notes that the run's agents share, and those that are kept across runs."""
         return Memory(partial(take_note, self), partial(read_notes, self))
 
-    def chain(self) -> ChainView:
+    async def chain(self) -> ChainView:
         """Return how the links of the chain stand; raises `RequestError` where that is not this run's to see."""
         return chain_of(self)
 

@@ -104,7 +104,7 @@ class ScalingAgent:
         """Return how the links stand, and what each policy would choose among those that take requests."""
         load = task.arguments_as(Load)
         load.check()
-        chain = context.chain()
+        chain = await context.chain()
         ready = [_standing(link, load, nth) for nth, link in enumerate(chain.links) if not _away(link)]
         routings = (load.routing,) if load.routing else ROUTINGS
         choices = [_choice(routing, ready, load.seed) for routing in routings] if ready else []

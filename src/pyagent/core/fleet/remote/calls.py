@@ -53,6 +53,7 @@ class RunCalls:
             "doubts": context.doubts,
             "note": self._note,
             "notes": partial(read_notes, context),
+            "chain": context.chain,
             "stream": self._stream,
             "piece": self._piece,
             "close_stream": self._close_stream,

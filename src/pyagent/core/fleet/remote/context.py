@@ -30,6 +30,7 @@ from pyagent.core.structured_output.wanted import Schema, Wanted, json_schema_of
 from pyagent.core.trace_context import continue_trace
 
 if TYPE_CHECKING:
+    from pyagent.core.fleet.chain_view import ChainView
     from pyagent.core.fleet.confidence import DoubtAct
     from pyagent.core.fleet.context import Context
     from pyagent.core.fleet.events import QuestionKind
@@ -214,6 +215,10 @@ class RemoteContext(Questions):
 
     async def _read_notes(self, tokens: int, about: str | None) -> Notes:
         return cast("Notes", await self._call("notes", tokens, about))
+
+    async def chain(self) -> ChainView:
+        """Return how the links of the run's chain stand; raises `RequestError` where that is not this run's to see."""
+        return cast("ChainView", await self._ask_run("chain"))
 
     # -- people -------------------------------------------------------------------------------------------------------
 
