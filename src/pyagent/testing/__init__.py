@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyagent.testing.lmstudio import LMStudioServer, lmstudio_server
     from pyagent.testing.ollama import OllamaServer, ollama_server
     from pyagent.testing.openai import OpenAIServer, openai_server
+    from pyagent.testing.recorded import RecordedBackend
     from pyagent.testing.runner_conformance import RunnerConformance
     from pyagent.testing.runs import Played, play
     from pyagent.testing.servers import Fault, serve
@@ -26,6 +27,7 @@ __all__ = [
     "OllamaServer",
     "OpenAIServer",
     "Played",
+    "RecordedBackend",
     "Reply",
     "RunnerConformance",
     "ScriptedBackend",
@@ -45,6 +47,7 @@ _HOMES = {
     "OllamaServer": "ollama",
     "OpenAIServer": "openai",
     "Played": "runs",
+    "RecordedBackend": "recorded",
     "Reply": "backends",
     "RunnerConformance": "runner_conformance",
     "ScriptedBackend": "backends",

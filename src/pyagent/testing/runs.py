@@ -19,6 +19,7 @@ from pyagent.core.fleet.steps import Step
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.messages import ChatRequest
 from pyagent.testing.backends import Reply, ScriptedBackend
+from pyagent.testing.recorded import RecordedBackend
 
 E = TypeVar("E")
 Answers = str | Sequence[str] | Mapping[str, str] | Callable[[Question], str]
@@ -27,7 +28,7 @@ Answers = str | Sequence[str] | Mapping[str, str] | Callable[[Question], str]
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A run that is over. `requests` is what a scripted model was asked; `error` is what the run ended with."""
+    """A run that is over. `requests` is what a scripted or recorded model was asked; `error` is how it ended."""
 
     events: tuple[Event, ...]
     requests: tuple[ChatRequest, ...] = ()
@@ -65,8 +66,9 @@ def play(  # noqa: PLR0913 - each is another thing of the run
 ) -> Played:
     """Run a task, or a graph of steps, to its end, and return what happened. For tests without an event loop.
 
-    `model` is a backend, or the replies of a scripted one. A question without an answer ends the run with a
-    `RequestError` that has its text; so does what needs a person's approval and is not among `approved_tools`.
+    `model` is a backend, which is closed at the end, or the replies of a scripted one. A question without an answer
+    ends the run with a `RequestError` that has its text; so does what needs a person's approval and is not among
+    `approved_tools`.
     """
     script = [model] if isinstance(model, str) else model
     backend = ScriptedBackend(list(script)) if isinstance(script, Sequence) else script
@@ -78,7 +80,7 @@ def play(  # noqa: PLR0913 - each is another thing of the run
     except PyAgentError as fault:
         error = fault
     result = next((event.output for event in events if isinstance(event, RunFinished)), None)
-    asked = tuple(backend.requests) if isinstance(backend, ScriptedBackend) else ()
+    asked = tuple(backend.requests) if isinstance(backend, ScriptedBackend | RecordedBackend) else ()
     return Played(tuple(events), asked, error, result)
 
 
@@ -91,11 +93,14 @@ async def _play(  # noqa: PLR0913, PLR0917 - as of `play`
     timeout_seconds: float,
 ) -> None:
     run = fleet.run(task, agent=agent, waits_for_answers=True, timeout_seconds=timeout_seconds)
-    async with fleet, aclosing(run) as happening:
-        async for event in happening:
-            events.append(event)
-            if isinstance(event, QuestionAsked):
-                fleet.answer(event.run, event.question.id, person.answer(event.question))
+    try:
+        async with fleet, aclosing(run) as happening:
+            async for event in happening:
+                events.append(event)
+                if isinstance(event, QuestionAsked):
+                    fleet.answer(event.run, event.question.id, person.answer(event.question))
+    finally:
+        await fleet.backend.close()
 
 
 class _Person:
