@@ -266,4 +266,18 @@ FAULTS = (
         "start = numbered.number",
         "tests/unit/test_replay_runs.py::test_a_fleet_shows_its_runs_and_follows_them",
     ),
+    Fault(
+        "notes-that-a-person-changed-are-replaced",
+        "src/pyagent/logic/agents/obsidian/vault.py",
+        "(head != text and self._is_own(name, head))",
+        "head != text",
+        "tests/unit/test_agents_obsidian.py::test_persons_words_stay",
+    ),
+    Fault(
+        "notes-with-words-below-are-removed",
+        "src/pyagent/logic/agents/obsidian/vault.py",
+        "self._is_own(name, head) and not below.strip()",
+        "self._is_own(name, head)",
+        "tests/unit/test_agents_obsidian.py::test_persons_words_stay",
+    ),
 )

@@ -1,1 +1,1 @@
-"""engine."""
+"""The embedded engine: models, runners, the scheduler and the caches."""

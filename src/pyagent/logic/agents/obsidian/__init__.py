@@ -1,0 +1,1 @@
+"""The obsidian-describer agent: a folder as linked notes, with front matter and a map of content."""
