@@ -228,7 +228,12 @@ def make_journal(settings: Settings) -> SqliteJournal:
     from pyagent.infrastructure.storage.journal import SqliteJournal
 
     kept = settings.journal
-    return SqliteJournal(settings.paths.data / "journal", max_runs=kept.max_runs, max_age_days=kept.max_age_days)
+    return SqliteJournal(
+        settings.paths.data / "journal",
+        max_runs=kept.max_runs,
+        max_age_days=kept.max_age_days,
+        private_webhooks=settings.webhooks.private,
+    )
 
 
 def make_agents(settings: Settings, host: PluginHost) -> dict[str, Agent]:

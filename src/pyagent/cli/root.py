@@ -37,6 +37,7 @@ COMMANDS = {
     "models": "List, fetch and inspect models.",
     "runs": "Look at runs, go on with them, and delete them.",
     "memory": "Look at what agents keep across runs, and delete it.",
+    "webhooks": "Tell other programs what runs do, by signed webhooks.",
     "search": "Find passages of past runs, or of files.",
     "profile": "Watch what a running server does.",
     "cache": "Look into a running server's prompt cache.",

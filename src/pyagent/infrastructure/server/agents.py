@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ALERT_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
 MAX_TASK_CHARS = 2_000_000
 """Of a task and what was said before it: agents' rules search it, and the journal has it with every event."""
 
@@ -68,7 +69,7 @@ class AgentBackend:
         self._fleet: Fleet | None = None
         self._background: BackgroundRuns | None = None
         self._alerts: Alerts | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self._lock = threading.Lock()
         self.file_access = FileAccess.below(files_root)
         self._run_rate = RunRate.of(run_rate)
@@ -110,8 +111,15 @@ class AgentBackend:
         return self._alerts
 
     def start_watching(self) -> None:
-        """Begin to `watch`, until `close`."""
-        self._watching = asyncio.create_task(self.watch())
+        """Begin to `watch`, and to deliver what webhooks are to tell, until `close`."""
+        self._watching = [asyncio.create_task(self.watch()), asyncio.create_task(self._deliver())]
+
+    async def _deliver(self) -> None:
+        while self._fleet is None:  # noqa: ASYNC110 - made in a thread, when it is first needed
+            await asyncio.sleep(_LOOK_SECONDS)
+        from pyagent.infrastructure.webhooks.deliveries import deliver_for
+
+        await deliver_for(self._fleet.journal)
 
     async def watch(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Look each minute for what is odd in the numbers of runs, once there is a fleet, until cancelled."""
@@ -178,8 +186,9 @@ class AgentBackend:
 
     async def close(self) -> None:
         """Close the fleet, if it was made; runs without clients that are under way are left unfinished."""
-        if self._watching is not None:
-            self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         if self._background is not None:
             await self._background.leave(0.0)
         if self._fleet is not None:

@@ -39,7 +39,7 @@ class Schema:
 
 
 JOURNAL_SCHEMA = Schema(
-    3,
+    4,
     (
         """CREATE TABLE IF NOT EXISTS runs (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, writer TEXT NOT NULL,
@@ -57,6 +57,22 @@ JOURNAL_SCHEMA = Schema(
         body BLOB NOT NULL, PRIMARY KEY (tenant, kind, key, grain, start)) WITHOUT ROWID""",
         """CREATE TABLE IF NOT EXISTS request_keys (
         key TEXT PRIMARY KEY, asked TEXT NOT NULL, run INTEGER NOT NULL) WITHOUT ROWID""",
+        """CREATE TABLE IF NOT EXISTS webhook_endpoints (
+        id TEXT PRIMARY KEY, tenant TEXT NOT NULL, url TEXT NOT NULL, events TEXT NOT NULL, secret TEXT NOT NULL,
+        old_secret TEXT NOT NULL DEFAULT '', old_until REAL NOT NULL DEFAULT 0, created_at REAL NOT NULL,
+        reason TEXT NOT NULL DEFAULT '', failing_since REAL, paused_until REAL NOT NULL DEFAULT 0,
+        leased_by TEXT NOT NULL DEFAULT '', origin TEXT NOT NULL DEFAULT '')""",
+        """CREATE TABLE IF NOT EXISTS webhook_messages (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, endpoint TEXT NOT NULL, type TEXT NOT NULL,
+        body BLOB NOT NULL, created_at REAL NOT NULL, due_at REAL NOT NULL, attempts INTEGER NOT NULL,
+        state TEXT NOT NULL, status INTEGER, error TEXT NOT NULL)""",
+        "CREATE INDEX IF NOT EXISTS webhook_messages_of ON webhook_messages (endpoint, state, number)",
+        "CREATE INDEX IF NOT EXISTS webhook_messages_due ON webhook_messages (state, due_at)",
+        """CREATE TABLE IF NOT EXISTS webhook_inbox (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, hook TEXT NOT NULL, id TEXT NOT NULL, body BLOB NOT NULL,
+        received_at REAL NOT NULL, state TEXT NOT NULL, run TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '',
+        UNIQUE (hook, id))""",
+        "CREATE INDEX IF NOT EXISTS webhook_inbox_of ON webhook_inbox (state, number)",
     ),
     {2: ("ALTER TABLE runs ADD COLUMN num_rolled INTEGER NOT NULL DEFAULT 0",)},
 )

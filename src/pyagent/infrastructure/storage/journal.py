@@ -32,7 +32,7 @@ import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import unknown_name
-from pyagent.core.fleet.events import RunFailed, RunFinished, RunStarted, Totals
+from pyagent.core.fleet.events import QuestionAsked, RunFailed, RunFinished, RunResumed, RunStarted, Totals
 from pyagent.core.fleet.journal import (
     PRIVATE_LOSS,
     PRIVATE_PREFIX,
@@ -56,6 +56,7 @@ from pyagent.infrastructure.storage.rates import SqliteRates
 from pyagent.infrastructure.storage.record_codec import RecordCodec
 from pyagent.infrastructure.storage.request_keys import SqliteRequestKeys
 from pyagent.infrastructure.storage.rollups import Rollups
+from pyagent.infrastructure.storage.webhooks.endpoints import SqliteWebhooks
 from pyagent.infrastructure.storage.writers import Writers
 
 _RUNS_BETWEEN_PRUNINGS = 32
@@ -64,8 +65,8 @@ _RECORDS_A_QUERY = 256
 _OPEN = "open"
 _SUMMARIES = "SELECT name, started_at, task, state, totals, tenant, writer FROM runs"
 _INSERT = "INSERT INTO records VALUES (?, ?)"
-_NOTED = RunStarted | RunFinished | RunFailed
-"""Events that the run's row tells of, too."""
+_NOTED = RunStarted | RunResumed | QuestionAsked | RunFinished | RunFailed
+"""Events that the run's row, or webhooks, tell of, too."""
 
 logger = logging.getLogger("pyagent.journal")
 
@@ -104,7 +105,14 @@ class JournalSize(msgspec.Struct, frozen=True, kw_only=True):
 class SqliteJournal:
     """Runs in `folder`, which is made when the first run is opened; None keeps runs of any number or age."""
 
-    def __init__(self, folder: Path, *, max_runs: int | None = None, max_age_days: float | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_runs: int | None = None,
+        max_age_days: float | None = None,
+        private_webhooks: bool = False,
+    ) -> None:
         self._folder = folder
         self._max_runs = max_runs
         self._max_age_days = max_age_days
@@ -113,6 +121,7 @@ class SqliteJournal:
         self._blobs = Blobs(self._database)
         self._rollups = Rollups(self._database)
         self._writers = Writers(folder / "writers")
+        self.webhooks = SqliteWebhooks(self._database, self._writers, allows_private=private_webhooks)
         self.search_folder = folder / "search"
         self.memory = SqliteNotes(folder / "notes.db")
         self.keys = SqliteRequestKeys(self._database)
@@ -184,11 +193,13 @@ class SqliteJournal:
             return
         with self._database.transaction(is_forced=is_forced):
             self._database.execute(_INSERT, (place, self._codec.record(opened.id, draft)))
-            self._note(opened.id, record)
+            self._note(opened, record)
 
-    def _note(self, run: int, record: JournalRecord) -> None:
-        """Keep in the run's row what a list of runs shows of it."""
-        event, execute = record.event, self._database.execute
+    def _note(self, opened: _OpenRun, record: JournalRecord) -> None:
+        """Keep in the run's row what a list of runs shows of it, and what webhooks are to tell."""
+        run, event, execute = opened.id, record.event, self._database.execute
+        if isinstance(event, _NOTED):
+            self.webhooks.outbox.tell(opened.tenant, event)
         if isinstance(event, RunStarted):
             execute("UPDATE runs SET task = ? WHERE id = ?", (_storable(event.task), run))
         elif isinstance(event, RunFinished | RunFailed):
@@ -265,6 +276,7 @@ class SqliteJournal:
                 self._database.execute("UPDATE runs SET is_to_cancel = 1 WHERE id = ?", (number,))
             else:
                 self._database.execute("UPDATE runs SET state = 'cancelled' WHERE id = ?", (number,))
+                self.webhooks.outbox.tell_cancelled(row.tenant if row else "", run)
 
     def cancelled(self) -> list[str]:
         """Return the runs of this process that are to be cancelled."""

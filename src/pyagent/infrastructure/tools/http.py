@@ -78,7 +78,7 @@ async def _fetch(url: str, *, allows_private: bool) -> Page:
     host = urlsplit(url).netloc
     headers = [("Host", host), ("User-Agent", "pyagent"), ("Accept", "text/*"), ("Accept-Encoding", "identity")]
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), _SECONDS)
-    backend = _checked_backend(allows_private=allows_private)
+    backend = checked_backend(allows_private=allows_private)
     try:
         async with (
             asyncio.timeout(_SECONDS),
@@ -109,7 +109,7 @@ async def _read(answer: httpcore.Response) -> Page:
     return Page(answer.status, content_type, bytes(body[:_MAX_BYTES]), location)
 
 
-def _checked_backend(*, allows_private: bool) -> httpcore.AsyncNetworkBackend:
+def checked_backend(*, allows_private: bool) -> httpcore.AsyncNetworkBackend:
     """Return what connects: to the address that was looked at, and to none that is not public."""
     import httpcore
 

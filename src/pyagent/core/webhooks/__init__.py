@@ -1,0 +1,1 @@
+"""Webhooks, without a socket: signatures, what is told of a run, when a delivery is tried again."""

@@ -1,0 +1,1 @@
+"""Webhooks over HTTP: what sends deliveries, and the loop that asks it to."""
