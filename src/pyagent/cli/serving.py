@@ -94,7 +94,7 @@ def serve(
 
     async def work() -> None:
         reloader = PluginReloader(settings, plugins, backend, agents)
-        agents.start_watching()
+        agents.start_watching(settings.server.hooks)
         try:
             if node is not None:
                 await node.start()

@@ -7,10 +7,10 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,12 +22,10 @@ from pyagent.core.errors import RequestError
 if TYPE_CHECKING:
     from pyagent.core.webhooks.messages import Delivery, Endpoint
     from pyagent.infrastructure.storage.webhooks.endpoints import Added, SqliteWebhooks
-    from pyagent.infrastructure.webhooks.deliveries import Deliveries
 
 app = typer.Typer(
     add_completion=False, help="Tell other programs what runs do, by signed webhooks.", no_args_is_help=True
 )
-T = TypeVar("T")
 Tenant = Annotated[
     str, typer.Option("--tenant", metavar="NAME", help="Whose runs: the name of a server's key; without it your own.")
 ]
@@ -107,8 +105,9 @@ def enable(webhook: Webhook, tenant: Tenant = "", config: Config = None) -> None
 @app.command("test")
 def try_webhook(webhook: Webhook, tenant: Tenant = "", config: Config = None) -> None:
     """Send a webhook a `webhook.ping` now, once, and say what it answers."""
-    kept = open_webhooks(config)
-    answer = _with_deliveries(kept, lambda deliveries: deliveries.ping(tenant, webhook))
+    from pyagent.infrastructure.webhooks.deliveries import ping
+
+    answer = asyncio.run(ping(open_webhooks(config), tenant, webhook))
     if not answer.is_success:
         raise RequestError(f"{webhook} did not take it: {answer.text}", param="webhook")
     sys.stdout.write(f"{webhook} took it: status {answer.status}\n")
@@ -127,6 +126,24 @@ def dead(tenant: Tenant = "", as_json: AsJson = False, config: Config = None) ->
 
 
 @app.command()
+def inbox(
+    dead: Annotated[bool, typer.Option("--dead", help="Only dead letters.")] = False,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """List the messages that came in by hooks (`server.hooks`), the newest first."""
+    found = open_webhooks(config).inbox.messages("dead" if dead else None)
+    if as_json:
+        write_json(found)
+        return
+    for one in found:
+        said = f"{one.state}  {one.run}  {one.error}".rstrip()
+        sys.stdout.write(f"{for_terminal(f'{one.name}  {one.hook}  {_clock(one.received_at)}  {said}')}\n")
+    if not found:
+        sys.stdout.write("nothing came in by hooks\n")
+
+
+@app.command()
 def replay(
     messages: Annotated[list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="Ids of messages.")] = None,
     since: Annotated[
@@ -139,14 +156,25 @@ def replay(
     if not messages and since is None:
         raise RequestError("name messages, or a time with --since", param="message")
     start = None if since is None else time.time() - _seconds(since)
-    count = open_webhooks(config).outbox.replay(tenant, messages or (), start)
+    kept, names = open_webhooks(config), messages or []
+    came_in = [name for name in names if name.startswith("in-")]
+    for name in came_in:
+        kept.inbox.replay(name)
+        sys.stdout.write(f"{name} waits to begin another run: a server does it\n")
+    if len(came_in) == len(names) and since is None:
+        return
+    count = kept.outbox.replay(tenant, [name for name in names if name not in came_in], start)
     sys.stdout.write(f"{count} messages wait to be sent again: a server sends them, or `pyagent webhooks deliver`\n")
 
 
 @app.command()
 def deliver(config: Config = None) -> None:
     """Send what is due now, of all tenants: a server does so by itself."""
-    became = _with_deliveries(open_webhooks(config), lambda deliveries: deliveries.deliver_due())
+    from pyagent.infrastructure.webhooks.deliveries import Deliveries
+    from pyagent.infrastructure.webhooks.sender import Sender
+
+    kept = open_webhooks(config)
+    became = asyncio.run(Deliveries(kept, Sender(allows_private=kept.allows_private)).deliver_due())
     counts = Counter(one.state for one in became)
     for one in became:
         if one.state != "delivered":
@@ -154,20 +182,6 @@ def deliver(config: Config = None) -> None:
     sys.stdout.write(
         f"{counts['delivered']} delivered, {counts['waiting']} to be tried again, {counts['dead']} dead letters\n"
     )
-
-
-def _with_deliveries(kept: SqliteWebhooks, work: Callable[[Deliveries], Awaitable[T]]) -> T:
-    from pyagent.infrastructure.webhooks.deliveries import Deliveries
-    from pyagent.infrastructure.webhooks.sender import Sender
-
-    async def whole() -> T:
-        sender = Sender(allows_private=kept.allows_private)
-        try:
-            return await work(Deliveries(kept, sender))
-        finally:
-            await sender.close()
-
-    return asyncio.run(whole())
 
 
 def _seconds(ago: str) -> float:

@@ -277,7 +277,19 @@ def _anchored(leaves: Leaves, folder: Path) -> Leaves:
         anchored[key] = _beside(anchored[key], folder)
     if isinstance(servers := anchored.get("mcp_servers"), dict):
         anchored["mcp_servers"] = {name: _started_beside(one, folder) for name, one in cast("Leaves", servers).items()}
+    if isinstance(hooks := anchored.get("server.hooks"), dict):
+        anchored["server.hooks"] = {name: _schema_beside(one, folder) for name, one in cast("Leaves", hooks).items()}
     return anchored
+
+
+def _schema_beside(hook: object, folder: Path) -> object:
+    """Return an incoming webhook's table with the file of its schema as it stands beside the file of settings."""
+    if not isinstance(hook, dict):
+        return hook
+    table = cast("dict[str, object]", hook)
+    schema = table.get("schema")
+    is_file = isinstance(schema, str) and schema and not schema.startswith("~")
+    return table | {"schema": str(folder / cast("str", schema))} if is_file else table
 
 
 def _started_beside(server: object, folder: Path) -> object:

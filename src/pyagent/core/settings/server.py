@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
+
 from pyagent.core.setting_kinds import COUNT, NUMBER, PATH, SIZE, TEXT, TEXTS, TRUTH, URL, whole
+from pyagent.core.settings.hooks import HOOKS, HookSettings
 from pyagent.core.settings.rates import RATE
 from pyagent.core.settings.section import Section, Setting
 
@@ -111,6 +114,16 @@ class Server(Section, frozen=True):
             "agents, which anyone who reaches the server may read.",
         ),
     ] = False
+    hooks: Annotated[
+        dict[str, HookSettings],
+        Setting(
+            HOOKS,
+            "Webhooks that come in, each a table `[server.hooks.NAME]` with `secret` (`env:NAME` or `file:PATH`) and "
+            "`task`, and `form` (`standard` or `github`), `agent`, `events`, `schema`, `tenant`, `max_bytes`, "
+            "`max_waiting`, `tolerance_seconds`; `POST /v1/hooks/NAME` begins a run of the task "
+            "([how](../how-to/webhooks.md#take-webhooks)).",
+        ),
+    ] = msgspec.field(default_factory=dict[str, HookSettings])
     otlp_endpoint: Annotated[
         str | None,
         Setting(

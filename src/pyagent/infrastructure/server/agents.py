@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,6 +35,7 @@ from pyagent.core.messages import (
     Usage,
 )
 from pyagent.core.nearest import did_you_mean
+from pyagent.core.settings.hooks import HookSettings
 from pyagent.infrastructure.server.run_rate import RunRate
 
 if TYPE_CHECKING:
@@ -43,12 +45,14 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import Event, Totals
     from pyagent.core.fleet.orchestrator import Fleet
     from pyagent.infrastructure.observability.alerts import Alerts
+    from pyagent.infrastructure.server.hooks.runs import HookRuns
     from pyagent.infrastructure.server.runs.background import BackgroundRuns
 
 logger = logging.getLogger(__name__)
 
 _ALERT_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
+NO_HOOKS: Mapping[str, HookSettings] = MappingProxyType({})
 MAX_TASK_CHARS = 2_000_000
 """Of a task and what was said before it: agents' rules search it, and the journal has it with every event."""
 
@@ -70,6 +74,7 @@ class AgentBackend:
         self._background: BackgroundRuns | None = None
         self._alerts: Alerts | None = None
         self._watching: list[asyncio.Task[None]] = []
+        self._hook_runs: HookRuns | None = None
         self._lock = threading.Lock()
         self.file_access = FileAccess.below(files_root)
         self._run_rate = RunRate.of(run_rate)
@@ -110,15 +115,17 @@ class AgentBackend:
             self._alerts = Alerts(fleet.journal if isinstance(fleet.journal, SqliteJournal) else None)
         return self._alerts
 
-    def start_watching(self) -> None:
-        """Begin to `watch`, and to deliver what webhooks are to tell, until `close`."""
-        self._watching = [asyncio.create_task(self.watch()), asyncio.create_task(self._deliver())]
+    def start_watching(self, hooks: Mapping[str, HookSettings] = NO_HOOKS) -> None:
+        """Begin to `watch`, to deliver what webhooks are to tell, and to run what hooks took, until `close`."""
+        self._watching += [asyncio.create_task(self.watch()), asyncio.create_task(self._deliver(hooks))]
 
-    async def _deliver(self) -> None:
+    async def _deliver(self, hooks: Mapping[str, HookSettings]) -> None:
         while self._fleet is None:  # noqa: ASYNC110 - made in a thread, when it is first needed
             await asyncio.sleep(_LOOK_SECONDS)
         from pyagent.infrastructure.webhooks.deliveries import deliver_for
 
+        if hooks:
+            await self.hook_runs(hooks)
         await deliver_for(self._fleet.journal)
 
     async def watch(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -139,6 +146,19 @@ class AgentBackend:
         if self._background is None:
             self._background = BackgroundRuns(fleet)
         return self._background
+
+    async def hook_runs(self, hooks: Mapping[str, HookSettings]) -> HookRuns:
+        """The runs that incoming webhooks begin, at work. Raises `RequestError` where the journal is not on disk."""
+        from pyagent.infrastructure.server.hooks.runs import HookRuns
+        from pyagent.infrastructure.storage.journal import SqliteJournal
+
+        runs = await self.background_runs()
+        if self._hook_runs is None:
+            if not isinstance(journal := runs.fleet.journal, SqliteJournal):
+                raise RequestError("hooks need a journal on disk", param="hook", code="hook_not_found")
+            self._hook_runs = HookRuns(runs, journal.webhooks.inbox, hooks, self.file_access)
+            self._watching.append(asyncio.create_task(self._hook_runs.work()))
+        return self._hook_runs
 
     async def leave(self, grace_seconds: float) -> None:
         """Let the runs that go on without their clients end in this time; what is left then is unfinished."""

@@ -168,7 +168,7 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
 
         app = RateLimitMiddleware(app, settings.requests_per_minute, settings.tokens_per_minute)
     paths = frozenset(one.path for one in routes)
-    guarded: ASGIApp = AuthMiddleware(app, tuple(api_keys))
+    guarded: ASGIApp = AuthMiddleware(app, tuple(api_keys), has_hooks=bool(settings.hooks))
     if settings.allowed_origins:
         guarded = _shared(guarded, settings.allowed_origins, has_keys=bool(api_keys))
     if settings.otlp_endpoint is not None:

@@ -115,6 +115,7 @@ _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
 
 _CODE_TO_STATUS = {
     **dict.fromkeys(("still_running", "done", "over", "damaged", "run_exists", "not_resumable"), 409),
+    "wrong_signature": 401,
     "idempotency_key_reused": 422,
     "journal_unreadable": 503,
 }

@@ -23,6 +23,7 @@ from pyagent.infrastructure.server.admin_routes import (
 )
 from pyagent.infrastructure.server.anthropic.requests import CountBody, MessagesBody
 from pyagent.infrastructure.server.cluster_routes import ClusterDrainBody, ClusterRoutes, NodeBody
+from pyagent.infrastructure.server.hooks.routes import HookBody
 from pyagent.infrastructure.server.ollama.requests import ChatBody as OllamaChatBody
 from pyagent.infrastructure.server.ollama.requests import EmbedBody, EmbeddingsBody, GenerateBody, ModelBody
 from pyagent.infrastructure.server.openai.embeddings import EmbeddingsBody as OpenAiEmbeddingsBody
@@ -32,6 +33,7 @@ from pyagent.infrastructure.server.responses.requests import ResponsesBody
 from pyagent.infrastructure.server.route_table import APIS
 from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, MarkBody, ResumeBody, RunBody
 from pyagent.infrastructure.server.service import Service, json_response
+from pyagent.infrastructure.server.webhooks.routes import NothingBody, ReplayBody, WebhookBody
 
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatBody,
@@ -44,6 +46,12 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/runs/{id}/fork": ForkBody,
     "/v1/runs/{id}/answer": AnswerBody,
     "/v1/runs/{id}/mark": MarkBody,
+    "/v1/webhooks": WebhookBody,
+    "/v1/webhooks/{id}/replay": ReplayBody,
+    "/v1/webhooks/{id}/test": NothingBody,
+    "/v1/webhooks/{id}/rotate": NothingBody,
+    "/v1/webhooks/{id}/enable": NothingBody,
+    "/v1/hooks/{id}": HookBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountBody,
     "/api/chat": OllamaChatBody,
@@ -72,6 +80,7 @@ _PARAMETERS: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {
     ("POST", "/v1/runs/{id}/fork"): _KEYED,
     ("POST", "/v1/runs/{id}/answer"): _KEYED,
     ("GET", "/v1/runs"): (("query", "limit", "integer"), ("query", "after", "string")),
+    ("GET", "/v1/webhooks/{id}/messages"): (("query", "state", "string"), ("query", "limit", "integer")),
     ("GET", "/v1/runs/{id}/events"): (("query", "start", "integer"), ("header", "Last-Event-ID", "integer")),
 }
 """Where each stands, its name and its type, of what is sent beside a body and the path's `id`."""

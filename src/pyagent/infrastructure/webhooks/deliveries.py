@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pyagent.core.errors import RequestError
-from pyagent.core.webhooks.messages import Delivery, Endpoint, new_message_id, ping_message
+from pyagent.core.webhooks.messages import Delivery, new_message_id, ping_message
 from pyagent.core.webhooks.schedule import Answer
 from pyagent.infrastructure.storage.webhooks.endpoints import SqliteWebhooks
 from pyagent.infrastructure.storage.webhooks.outbox import Claim
@@ -65,13 +65,6 @@ class Deliveries:
         finally:
             await self._end()
 
-    async def ping(self, tenant: str, endpoint: str) -> Answer:
-        """Send an endpoint a message that only tries it, once; raises `RequestError` for one that is not there."""
-        found: Endpoint = self._webhooks.endpoint(tenant, endpoint)
-        url, secrets = self._webhooks.signing_secrets(tenant, found.id)
-        body = ping_message(found.id, self._clock()).body
-        return await self._sender.send(url, secrets, new_message_id(), body)
-
     def _start(self) -> int:
         """Begin with what is due; return with how many messages."""
         if len(self._jobs) >= _MAX_AT_ONCE:
@@ -121,6 +114,16 @@ class Deliveries:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
         await self._sender.close()
+
+
+async def ping(webhooks: SqliteWebhooks, tenant: str, endpoint: str) -> Answer:
+    """Send an endpoint a message that only tries it, once; raises `RequestError` for one that is not there."""
+    url, secrets = webhooks.signing_secrets(tenant, endpoint)
+    sender = Sender(allows_private=webhooks.allows_private)
+    try:
+        return await sender.send(url, secrets, new_message_id(), ping_message(endpoint, time.time()).body)
+    finally:
+        await sender.close()
 
 
 async def deliver_for(journal: Journal) -> None:

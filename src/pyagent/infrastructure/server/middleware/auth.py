@@ -21,6 +21,8 @@ from pyagent.infrastructure.server.errors import ANTHROPIC_PATH, SHUTTING_DOWN, 
 AGENT_CARD_PATH = "/.well-known/agent-card.json"
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ready", AGENT_CARD_PATH})
 """Paths that need no key: they tell nothing a port scan does not, or, as the card, what is there only on demand."""
+HOOKS_PATH = "/v1/hooks/"
+"""Below it a request's signature is its key: senders have no other, and come by whatever name leads here."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -33,6 +35,7 @@ class AuthMiddleware:
 
     app: ASGIApp
     keys: Sequence[ApiKey] = ()
+    has_hooks: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through to the routes, or refuse it."""
@@ -69,6 +72,8 @@ class AuthMiddleware:
                 await send_error(scope["path"], send, SHUTTING_DOWN)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes], *, has_key: bool) -> HttpError | None:
+        if self.has_hooks and path.startswith(HOOKS_PATH):
+            return None
         if not self.keys:
             host = headers.get(b"host", b"localhost").decode("latin-1")
             if not is_loopback(_without_port(host)):

@@ -19,6 +19,7 @@ from pyagent.core.webhooks.messages import MAX_ENDPOINTS, Endpoint, checked_even
 from pyagent.core.webhooks.schedule import Schedule
 from pyagent.core.webhooks.signing import new_secret
 from pyagent.infrastructure.storage.database import Database
+from pyagent.infrastructure.storage.webhooks.inbox import Inbox
 from pyagent.infrastructure.storage.webhooks.outbox import Outbox, usable, valid_secrets
 from pyagent.infrastructure.storage.writers import Writers
 
@@ -37,13 +38,14 @@ class Added(NamedTuple):
 
 
 class SqliteWebhooks:
-    """The endpoints of all tenants in one file, each tenant's apart, and the `outbox` of what they are told."""
+    """The endpoints of all tenants in one file, each tenant's apart; the `outbox` to them, and the `inbox`."""
 
     def __init__(
         self, database: Database, writers: Writers, *, allows_private: bool = False, schedule: Schedule | None = None
     ) -> None:
         self.allows_private = allows_private
         self.outbox = Outbox(database, writers, schedule)
+        self.inbox = Inbox(database)
         self._database = database
 
     def add(self, tenant: str, url: str, events: Sequence[str], secret: str = "") -> Added:

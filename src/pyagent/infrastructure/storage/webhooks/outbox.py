@@ -192,31 +192,38 @@ class Outbox:
         with usable(self._database):
             return [_delivery(row) for row in self._database.rows(query, (*values, limit))]
 
-    def replay(self, tenant: str, messages: Sequence[str] = (), since: float | None = None) -> int:
-        """Send messages again, by their ids, or all dead ones since a time; return how many.
+    def replay(
+        self, tenant: str, messages: Sequence[str] = (), since: float | None = None, endpoint: str | None = None
+    ) -> int:
+        """Send messages again, by their ids, or all dead ones since a time, of one endpoint or all; return how many.
 
         Raises `RequestError` for an unknown one, and for one whose endpoint is disabled.
         """
         with usable(self._database), self._database.transaction():
-            found = [self._replayable(tenant, message) for message in messages]
+            found = [self._replayable(tenant, message, endpoint) for message in messages]
             if since is not None:
                 query = (
                     "SELECT m.number FROM webhook_messages m JOIN webhook_endpoints e ON e.id = m.endpoint"
                     " WHERE e.tenant = ? AND m.state = 'dead' AND m.created_at >= ? AND e.reason = ''"
                 )
-                found += [cast("int", number) for (number,) in self._database.rows(query, (tenant, since))]
+                query, values = (
+                    (query, (tenant, since))
+                    if endpoint is None
+                    else (f"{query} AND e.id = ?", (tenant, since, endpoint))
+                )
+                found += [cast("int", number) for (number,) in self._database.rows(query, values)]
             for number in dict.fromkeys(found):
                 update = "UPDATE webhook_messages SET state = 'waiting', attempts = 0, due_at = ? WHERE number = ?"
                 self._database.execute(update, (time.time(), number))
         return len(dict.fromkeys(found))
 
-    def _replayable(self, tenant: str, message: str) -> int:
+    def _replayable(self, tenant: str, message: str, of: str | None) -> int:
         query = (
             "SELECT m.number, e.id, e.reason FROM webhook_messages m JOIN webhook_endpoints e ON e.id = m.endpoint"
             " WHERE e.tenant = ? AND m.id = ?"
         )
         rows = cast("list[tuple[int, str, str]]", self._database.rows(query, (tenant, message)))
-        if not rows:
+        if not rows or of not in {None, rows[0][1]}:
             raise RequestError(f"there is no message {message[:80]!r}", param="message", code="message_not_found")
         number, endpoint, reason = rows[0]
         if reason:

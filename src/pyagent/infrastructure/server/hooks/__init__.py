@@ -1,0 +1,1 @@
+"""Webhooks that come in: checked, kept, and each the beginning of a run."""
