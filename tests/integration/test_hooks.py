@@ -139,6 +139,7 @@ def test_github_signs_in_its_own_way(server: RunServer) -> None:
     url = f"{server.url}/v1/hooks/issues"
     assert httpx.post(url, content=body, headers=headers | {"x-github-event": "ping"}).json()["state"] == "ignored"
     assert httpx.post(url, content=body, headers=headers).status_code == 202
+    assert httpx.post(url, content=body, headers=headers | {"x-github-delivery": "d-2"}).status_code == 202
     assert httpx.post(url, content=body + b" ", headers=headers).status_code == 401
     settled(server)
     assert [row.task for row in server.agents.fleet().journal.runs()] == ["issues: It is broken"]

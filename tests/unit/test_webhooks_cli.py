@@ -51,7 +51,7 @@ def test_a_webhook_from_first_to_last(data: Path, capsys: pytest.CaptureFixture[
     asyncio.run(one_run())
     message = json.loads(said(capsys, "waiting", "--json"))[0]["id"]
     assert "0 delivered, 1 to be tried again, 0 dead letters" in said(capsys, "deliver")
-    assert "1 attempts: it cannot be reached" in said(capsys, "waiting")
+    assert "waiting  1 attempts: it cannot be reached" in said(capsys, "waiting")
     assert "no dead letters" in said(capsys, "dead")
     assert said(capsys, "replay", message).startswith("1 messages wait")
     assert said(capsys, "replay", "--since", "2h").startswith("0 messages wait")

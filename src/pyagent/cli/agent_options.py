@@ -119,7 +119,7 @@ def task_of(agent: Agent, words: Sequence[str], files: Sequence[str]) -> Task:
     variants = variants_of(agent)
     text, given = _split(agent, words, variants)
     texts = {name for variant in variants for name, option in variant.options.items() if option.takes_text}
-    text = text_or_input(text, has_more=bool(files or texts & given.keys()))
+    text = text_or_input(text, has_more=bool(files or texts & given.keys()) or _says_all(variants, given))
     if not given:
         return Task(text=text, files=tuple(files))
     variant = _chosen(variants, given)
@@ -132,6 +132,12 @@ def task_of(agent: Agent, words: Sequence[str], files: Sequence[str]) -> Task:
     if missing:
         raise RequestError(f"{agent.name} needs {', '.join(option.flag for option in missing)}", param=missing[0].name)
     return Task(text=text, files=tuple(files), arguments=arguments)
+
+
+def _says_all(variants: Sequence[Variant], given: Mapping[str, Sequence[str]]) -> bool:
+    """Whether the options name a struct that needs no text: `stream --action list`."""
+    named = [one for one in variants if one.tag_field and given.get(one.tag_field, ("",))[-1] == one.tag]
+    return any(not any(option.is_required and option.takes_text for option in one.options.values()) for one in named)
 
 
 def _split(agent: Agent, words: Sequence[str], variants: Sequence[Variant]) -> tuple[str, dict[str, list[str]]]:

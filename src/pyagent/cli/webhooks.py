@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -136,9 +135,11 @@ def inbox(
     if as_json:
         write_json(found)
         return
+    from pyagent.infrastructure.webhooks.desk import clock
+
     for one in found:
         said = f"{one.state}  {one.run}  {one.error}".rstrip()
-        sys.stdout.write(f"{for_terminal(f'{one.name}  {one.hook}  {_clock(one.received_at)}  {said}')}\n")
+        sys.stdout.write(f"{for_terminal(f'{one.name}  {one.hook}  {clock(one.received_at)}  {said}')}\n")
     if not found:
         sys.stdout.write("nothing came in by hooks\n")
 
@@ -195,18 +196,16 @@ def shown(endpoint: Endpoint) -> dict[str, object]:
     """Return an endpoint for programs, without what its URL may hold of a secret."""
     import msgspec
 
-    from pyagent.core.secrets import strike_text
+    from pyagent.infrastructure.webhooks.desk import without_secrets
 
-    return msgspec.to_builtins(endpoint) | {"url": strike_text(endpoint.url)}
+    return msgspec.to_builtins(without_secrets(endpoint))
 
 
 def line_of(endpoint: Endpoint) -> str:
     """Return an endpoint as a line."""
-    from pyagent.core.secrets import strike_text
+    from pyagent.infrastructure.webhooks import desk
 
-    counts = f"{endpoint.num_waiting} waiting, {endpoint.num_dead} dead"
-    state = f"disabled: {endpoint.reason}" if endpoint.reason else counts
-    return for_terminal(f"{endpoint.id}  {strike_text(endpoint.url)}  {','.join(endpoint.events)}  {state}")
+    return for_terminal(desk.line_of(endpoint))
 
 
 def _list_messages(messages: Sequence[Delivery], none: str, *, as_json: bool) -> None:
@@ -220,11 +219,6 @@ def _list_messages(messages: Sequence[Delivery], none: str, *, as_json: bool) ->
 
 
 def _message_line(one: Delivery) -> str:
-    when = _clock(one.created_at)
-    due = f"; next {_clock(one.due_at)}" if one.state == "waiting" and one.due_at else ""
-    said = f"  {one.attempts} attempts: {one.error or 'none failed'}{due}" if one.attempts else f"  {one.error}"
-    return for_terminal(f"{one.id}  {one.endpoint}  {when}  {one.type}{said}".rstrip())
+    from pyagent.infrastructure.webhooks.desk import message_line
 
-
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return for_terminal(message_line(one))

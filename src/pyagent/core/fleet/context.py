@@ -52,6 +52,7 @@ from pyagent.core.structured_output.wanted import Schema, Wanted
 if TYPE_CHECKING:
     from pyagent.core.fleet.run import Run
     from pyagent.core.fleet.tools import FleetTool
+    from pyagent.core.webhooks.actions import WebhookAction, WebhookReport
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -198,6 +199,12 @@ class Context(Questions):
     async def chain(self) -> ChainView:
         """Return how the links of the chain stand; raises `RequestError` where that is not this run's to see."""
         return chain_of(self)
+
+    async def webhooks(self, action: WebhookAction) -> WebhookReport:
+        """Do something with the webhooks of the run's tenant; raises `RequestError` where there are none."""
+        from pyagent.core.webhooks.actions import webhooks_of
+
+        return await webhooks_of(self, action)
 
     # -- people -------------------------------------------------------------------------------------------------------
 

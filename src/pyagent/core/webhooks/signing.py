@@ -11,6 +11,7 @@ import hmac
 import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 from pyagent.core.errors import RequestError
@@ -80,12 +81,16 @@ def verify(
 
 
 def verify_github(headers: Mapping[str, str], body: bytes, secrets_: Sequence[bytes]) -> Signed:
-    """Return the id of a delivery of GitHub's; raises `RequestError`. GitHub signs no time: its id is what is new."""
+    """Return what a delivery of GitHub's signs: the body alone, so that its id is the body's hash.
+
+    GitHub's own id and its kind of event are not signed: a delivery that was caught could come again by another id.
+    Raises `RequestError`.
+    """
     given = _header(headers, "x-hub-signature-256").removeprefix("sha256=").encode()
     right = [hmac.digest(secret, body, "sha256").hex().encode() for secret in secrets_]
     if not _any_equal([given], right):
         raise _wrong("x-hub-signature-256 is not right; is the secret that of the hook's settings at GitHub?")
-    return Signed(_header(headers, "x-github-delivery"), None)
+    return Signed(f"github-{sha256(body).hexdigest()}", None)
 
 
 def _digest(key: bytes, message_id: str, timestamp: int, body: bytes) -> bytes:

@@ -54,6 +54,7 @@ class RunCalls:
             "note": self._note,
             "notes": partial(read_notes, context),
             "chain": context.chain,
+            "webhooks": context.webhooks,
             "stream": self._stream,
             "piece": self._piece,
             "close_stream": self._close_stream,

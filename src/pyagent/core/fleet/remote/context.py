@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import QuestionKind
     from pyagent.core.fleet.model_call import Completion
     from pyagent.core.messages import FinishReason, JsonObject, Message, ResponseFormat, SamplingParams
+    from pyagent.core.webhooks.actions import WebhookAction, WebhookReport
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -219,6 +220,10 @@ class RemoteContext(Questions):
     async def chain(self) -> ChainView:
         """Return how the links of the run's chain stand; raises `RequestError` where that is not this run's to see."""
         return cast("ChainView", await self._ask_run("chain"))
+
+    async def webhooks(self, action: WebhookAction) -> WebhookReport:
+        """Do something with the webhooks of the run's tenant; raises `RequestError` where there are none."""
+        return cast("WebhookReport", await self._ask_run("webhooks", action))
 
     # -- people -------------------------------------------------------------------------------------------------------
 

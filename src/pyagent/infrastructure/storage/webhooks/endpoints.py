@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
@@ -22,6 +22,9 @@ from pyagent.infrastructure.storage.database import Database
 from pyagent.infrastructure.storage.webhooks.inbox import Inbox
 from pyagent.infrastructure.storage.webhooks.outbox import Outbox, usable, valid_secrets
 from pyagent.infrastructure.storage.writers import Writers
+
+if TYPE_CHECKING:
+    from pyagent.core.webhooks.actions import WebhookAction, WebhookReport
 
 _OLD_SECRET_SECONDS = 86_400.0
 _ENDPOINTS = """SELECT e.id, e.tenant, e.url, e.events, e.created_at, e.reason, e.failing_since, e.origin,
@@ -108,6 +111,12 @@ class SqliteWebhooks:
                 (made, secret, time.time() + _OLD_SECRET_SECONDS, endpoint),
             )
         return Added(found, made)
+
+    async def do(self, tenant: str, action: WebhookAction) -> WebhookReport:
+        """Do what an agent asks of a tenant's webhooks."""
+        from pyagent.infrastructure.webhooks.desk import work
+
+        return await work(self, tenant, action)
 
     def signing_secrets(self, tenant: str, endpoint: str) -> tuple[str, tuple[str, ...]]:
         """Return an endpoint's URL and the secrets that sign for it now."""
