@@ -232,7 +232,7 @@ def make_journal(settings: Settings) -> SqliteJournal:
         settings.paths.data / "journal",
         max_runs=kept.max_runs,
         max_age_days=kept.max_age_days,
-        private_webhooks=settings.webhooks.private,
+        webhooks=settings.webhooks,
     )
 
 

@@ -18,12 +18,14 @@ from support.fleets import Custom, echo
 from support.receiver import Receiver, receiver
 from support.waiting import wait_until
 
-from pyagent.core.errors import RequestError
+from pyagent.core.config import load_settings
+from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.settings import Webhooks
 from pyagent.core.webhooks.messages import Delivery
-from pyagent.core.webhooks.signing import key_of, verify
+from pyagent.core.webhooks.signing import key_of, new_secret, verify
 from pyagent.infrastructure.storage.journal import SqliteJournal
 from pyagent.infrastructure.storage.webhooks.endpoints import Added
 from pyagent.infrastructure.webhooks.deliveries import Deliveries
@@ -51,7 +53,7 @@ def there() -> Iterator[Receiver]:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[SqliteJournal]:
-    made = SqliteJournal(tmp_path, private_webhooks=True)
+    made = SqliteJournal(tmp_path, webhooks=Webhooks(private=True))
     yield made
     made.close()
 
@@ -274,7 +276,7 @@ def test_a_rotated_secret_signs_beside_the_old_one(journal: SqliteJournal, there
 
 def test_two_processes_deliver_each_message_once(tmp_path: Path, there: Receiver) -> None:
     """While one delivers to an endpoint the other does not; when it is done the other goes on in order."""
-    first, second = (SqliteJournal(tmp_path, private_webhooks=True) for _ in range(2))
+    first, second = (SqliteJournal(tmp_path, webhooks=Webhooks(private=True)) for _ in range(2))
     added(first, there)
     ran(first)
     [claim] = first.webhooks.outbox.claim(time.time(), ())
@@ -287,18 +289,76 @@ def test_two_processes_deliver_each_message_once(tmp_path: Path, there: Receiver
     second.close()
 
 
+def test_only_so_many_are_leased_as_can_be_sent_at_once(journal: SqliteJournal, there: Receiver) -> None:
+    """The rest stays for the next turn, or for another process, and all is delivered."""
+    for _ in range(20):
+        added(journal, there, "run.started")
+    ran(journal)
+    claims = journal.webhooks.outbox.claim(time.time(), (), 3)
+    assert len({claim.endpoint for claim in claims}) == 3
+    for claim in claims:
+        journal.webhooks.outbox.release(claim.endpoint)
+    assert [one.state for one in delivered(journal)] == ["delivered"] * 20
+    assert len(set(there.ids)) == 20
+
+
+def test_webhooks_stand_in_settings_too(tmp_path: Path, there: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a secret by reference; a changed URL is taken over, and only the settings take one out."""
+    monkeypatch.setenv("WEBHOOK_TEST_SECRET", secret := new_secret())
+    file = tmp_path / "pyagent.toml"
+    table = '[webhooks]\nprivate = true\n[webhooks.endpoints.ci]\nevents = ["run.finished"]\n'
+    for url in ("https://old.example.org/", there.url):
+        file.write_text(f'{table}url = "{url}"\nsecret = "env:WEBHOOK_TEST_SECRET"')
+        journal = SqliteJournal(tmp_path / "runs", webhooks=load_settings(file).settings.webhooks)
+        ran(journal)
+        [one] = journal.webhooks.endpoints("")
+        assert (one.id, one.url, one.origin) == ("ci", url, "settings")
+        with pytest.raises(RequestError, match=r"take \[webhooks\.endpoints\.ci\] out"):
+            journal.webhooks.remove("", "ci")
+        if url == there.url:
+            assert [one.state for one in delivered(journal)] == ["delivered"] * 2
+            verify(*there.came[0], [key_of(secret)], time.time())
+        journal.close()
+    bare = SqliteJournal(tmp_path / "runs")
+    bare.webhooks.remove("", "ci")
+    assert bare.webhooks.endpoints("") == []
+    bare.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ('url = "https://x.org"\nevents = ["*"]', "expected a table with `url`, `events` and `secret`"),
+        ('url = "https://x.org"\nevents = ["run.end"]\nsecret = "env:A"', "got 'run.end'"),
+        ('url = "https://x.org"\nevents = []\nsecret = "env:A"', "got none"),
+        ('url = "https://x.org"\nevents = ["*"]\nsecret = "whsec_abc"', "never the secret itself"),
+        ('url = "https://a:b@x.org"\nevents = ["*"]\nsecret = "env:A"', "without a password"),
+        ('url = "https://x.org"\nevents = ["*"]\nsecret = "env:A"\nurls = 1', "expected url in the webhook ci"),
+    ],
+)
+def test_settings_of_webhooks_are_checked(tmp_path: Path, fields: str, said: str) -> None:
+    """Each mistake is named; a secret is never told."""
+    file = tmp_path / "pyagent.toml"
+    file.write_text(f"[webhooks.endpoints.ci]\n{fields}")
+    with pytest.raises(ConfigError) as told:
+        load_settings(file)
+    assert said in str(told.value)
+    assert "whsec_abc" not in str(told.value)
+
+
 _KILLED = """
 import asyncio, sys
 from pathlib import Path
 from support.fleets import Custom, echo
 from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.settings import Webhooks
 from pyagent.infrastructure.storage.journal import SqliteJournal
 from pyagent.infrastructure.webhooks.deliveries import Deliveries
 from pyagent.infrastructure.webhooks.sender import Sender
 from pyagent.testing import ScriptedBackend
 
 async def main():
-    journal = SqliteJournal(Path(sys.argv[1]), private_webhooks=True)
+    journal = SqliteJournal(Path(sys.argv[1]), webhooks=Webhooks(private=True))
     async with Fleet(ScriptedBackend([]), [Custom("echo", echo)], journal=journal) as fleet:
         for _ in range(5):
             async for _ in fleet.run("x", agent="echo"):

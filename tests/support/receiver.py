@@ -27,6 +27,11 @@ class Receiver:
         return [headers["webhook-id"] for headers, _ in self.came]
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # many may come at once
+
+
 @contextmanager
 def receiver() -> Generator[Receiver]:
     """Serve until the end of the block. `hold` waits for `may_answer`, `garbage` is no HTTP, `drop` says nothing."""
@@ -54,8 +59,7 @@ def receiver() -> Generator[Receiver]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class has it so
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     kept.url = f"http://127.0.0.1:{server.server_port}/hook"

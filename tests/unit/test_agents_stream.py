@@ -17,6 +17,7 @@ from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.file_access import FileAccess
 from pyagent.core.fleet.journal import Journal
 from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.settings import Webhooks
 from pyagent.core.webhooks.actions import WebhookReport
 from pyagent.core.webhooks.signing import key_of, new_secret, signed_headers
 from pyagent.infrastructure.storage.journal import SqliteJournal
@@ -30,7 +31,7 @@ SCHEMA = '{"type": "object", "required": ["a"]}'
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[SqliteJournal]:
-    made = SqliteJournal(tmp_path, private_webhooks=True)
+    made = SqliteJournal(tmp_path, webhooks=Webhooks(private=True))
     yield made
     made.close()
 

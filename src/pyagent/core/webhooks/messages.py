@@ -19,6 +19,7 @@ from pyagent.core.fleet.events import Event, QuestionAsked, RunFailed, RunFinish
 from pyagent.core.fleet.journal import State, state_of
 from pyagent.core.messages import JsonObject
 from pyagent.core.nearest import did_you_mean
+from pyagent.core.settings.webhooks import EVENT_NAMES
 
 EventType = Literal[
     "run.started",
@@ -29,8 +30,8 @@ EventType = Literal[
     "run.cancelled",
     "run.needs_answer",
 ]
-EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 ALL_EVENTS = "*"
+assert (*get_args(EventType), ALL_EVENTS) == EVENT_NAMES, "settings take the events that there are"
 PING = "webhook.ping"
 MAX_ENDPOINTS = 50
 """Of one tenant."""
@@ -137,7 +138,7 @@ def wants(events: Sequence[str], kind: str) -> bool:
 def checked_events(events: Sequence[str]) -> tuple[str, ...]:
     """Return the kinds of events that an endpoint asks for, once each; raises `RequestError` for an unknown one."""
     found = tuple(dict.fromkeys(name for given in events if (name := given.strip())))
-    known = (*EVENT_TYPES, ALL_EVENTS)
+    known = EVENT_NAMES
     for name in found:
         if name not in known:
             hint = did_you_mean(name, known, f"there are {', '.join(known)}")

@@ -48,6 +48,7 @@ from pyagent.core.fleet.journal import (
 )
 from pyagent.core.fleet.rollups import OBSERVED, Kind, RollupRow
 from pyagent.core.fleet.steps import RunSpec
+from pyagent.core.settings.webhooks import Webhooks
 from pyagent.infrastructure.storage.blobs import Blobs
 from pyagent.infrastructure.storage.database import RECORDS_A_RUN, Database, Row
 from pyagent.infrastructure.storage.notes import SqliteNotes
@@ -111,7 +112,7 @@ class SqliteJournal:
         *,
         max_runs: int | None = None,
         max_age_days: float | None = None,
-        private_webhooks: bool = False,
+        webhooks: Webhooks | None = None,
     ) -> None:
         self._folder = folder
         self._max_runs = max_runs
@@ -121,7 +122,7 @@ class SqliteJournal:
         self._blobs = Blobs(self._database)
         self._rollups = Rollups(self._database)
         self._writers = Writers(folder / "writers")
-        self.webhooks = SqliteWebhooks(self._database, self._writers, allows_private=private_webhooks)
+        self.webhooks = SqliteWebhooks(self._database, self._writers, webhooks)
         self.search_folder = folder / "search"
         self.memory = SqliteNotes(folder / "notes.db")
         self.keys = SqliteRequestKeys(self._database)

@@ -67,9 +67,9 @@ class Deliveries:
 
     def _start(self) -> int:
         """Begin with what is due; return with how many messages."""
-        if len(self._jobs) >= _MAX_AT_ONCE:
+        if (room := _MAX_AT_ONCE - len(self._jobs)) <= 0:
             return 0
-        claims = self._webhooks.outbox.claim(self._clock(), self._jobs)
+        claims = self._webhooks.outbox.claim(self._clock(), self._jobs, room)
         for claim in claims:
             self._jobs[claim.endpoint] = asyncio.create_task(self._deliver(claim))
         return len(claims)

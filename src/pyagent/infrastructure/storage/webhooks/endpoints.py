@@ -15,6 +15,7 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.secrets import is_reference
+from pyagent.core.settings.webhooks import Webhooks
 from pyagent.core.webhooks.messages import MAX_ENDPOINTS, Endpoint, checked_events, checked_url, new_endpoint_id
 from pyagent.core.webhooks.schedule import Schedule
 from pyagent.core.webhooks.signing import new_secret
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _OLD_SECRET_SECONDS = 86_400.0
 _ENDPOINTS = """SELECT e.id, e.tenant, e.url, e.events, e.created_at, e.reason, e.failing_since, e.origin,
-(SELECT COUNT(*) FROM webhook_messages m WHERE m.endpoint = e.id AND m.state = 'waiting'),
+(SELECT COUNT(*) FROM webhook_messages m WHERE m.endpoint = e.id AND m.state IN ('waiting', 'passed')),
 (SELECT COUNT(*) FROM webhook_messages m WHERE m.endpoint = e.id AND m.state = 'dead')
 FROM webhook_endpoints e"""
 
@@ -44,10 +45,13 @@ class SqliteWebhooks:
     """The endpoints of all tenants in one file, each tenant's apart; the `outbox` to them, and the `inbox`."""
 
     def __init__(
-        self, database: Database, writers: Writers, *, allows_private: bool = False, schedule: Schedule | None = None
+        self, database: Database, writers: Writers, settings: Webhooks | None = None, schedule: Schedule | None = None
     ) -> None:
-        self.allows_private = allows_private
-        self.outbox = Outbox(database, writers, schedule)
+        settings = settings or Webhooks()
+        self.allows_private = settings.private
+        self._declared = settings.endpoints
+        self._is_prepared = not self._declared
+        self.outbox = Outbox(database, writers, schedule, self._prepare)
         self.inbox = Inbox(database)
         self._database = database
 
@@ -57,6 +61,7 @@ class SqliteWebhooks:
         if secret and not is_reference(secret):
             raise RequestError("a secret is given as env:NAME or file:PATH, never itself", param="secret")
         endpoint, made = new_endpoint_id(), secret or new_secret()
+        self._prepare()
         with usable(self._database), self._database.transaction():
             if len(self.endpoints(tenant)) >= MAX_ENDPOINTS:
                 raise RequestError(f"there are {MAX_ENDPOINTS} webhooks, as many as may be; remove one", param="url")
@@ -66,14 +71,30 @@ class SqliteWebhooks:
             )
         return Added(self.endpoint(tenant, endpoint), made)
 
+    def _prepare(self) -> None:
+        """Have the endpoints of the settings, as they stand there; those that were taken out stay until removed."""
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        with usable(self._database), self._database.transaction():
+            for name, one in self._declared.items():
+                self._database.execute(
+                    "INSERT INTO webhook_endpoints (id, tenant, url, events, secret, created_at, origin)"
+                    " VALUES (?, ?, ?, ?, ?, ?, 'settings') ON CONFLICT (id) DO UPDATE SET tenant = excluded.tenant,"
+                    " url = excluded.url, events = excluded.events, secret = excluded.secret",
+                    (name, one.tenant, one.url, ",".join(one.events), one.secret, time.time()),
+                )
+
     def endpoints(self, tenant: str) -> list[Endpoint]:
         """Return a tenant's endpoints, oldest first."""
+        self._prepare()
         with usable(self._database):
             rows = self._database.rows(f"{_ENDPOINTS} WHERE e.tenant = ? ORDER BY e.rowid", (tenant,))
         return [_endpoint(row) for row in rows]
 
     def endpoint(self, tenant: str, endpoint: str) -> Endpoint:
         """Return one of a tenant's endpoints; raises `RequestError` for one that is not there, or another's."""
+        self._prepare()
         with usable(self._database):
             rows = self._database.rows(f"{_ENDPOINTS} WHERE e.tenant = ? AND e.id = ?", (tenant, endpoint))
         if not rows:
@@ -84,6 +105,9 @@ class SqliteWebhooks:
     def remove(self, tenant: str, endpoint: str) -> None:
         """Forget an endpoint, its secret and its messages; raises `RequestError` as `endpoint` does."""
         self.endpoint(tenant, endpoint)
+        if endpoint in self._declared:
+            text = f"{endpoint} stands in the settings: take [webhooks.endpoints.{endpoint}] out of them first"
+            raise RequestError(text, param="webhook")
         with usable(self._database):
             with self._database.transaction():
                 self._database.execute("DELETE FROM webhook_messages WHERE endpoint = ?", (endpoint,))

@@ -2,14 +2,14 @@
 
 An event's messages are written in the transaction that keeps the event, so that neither is there without the other. A
 delivery is one process's at a time: its endpoint is leased by a writer's name, which the death of the process voids. A
-message goes out at least once, always with the same id.
+message goes out at least once, always with the same id. One that waits and holds up no other any more is `passed`.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, cast
 
@@ -33,10 +33,13 @@ from pyagent.infrastructure.storage.writers import Writers
 MAX_MESSAGES = 10_000
 """Of one endpoint that wait, and that are dead: a message too many is dead at once, the oldest dead one goes."""
 DELIVERED_SECONDS, DEAD_SECONDS = 7 * 86_400.0, 30 * 86_400.0
-_MESSAGES = """SELECT m.id, m.endpoint, m.type, m.state, m.created_at, m.attempts, m.due_at, m.status, m.error
-FROM webhook_messages m JOIN webhook_endpoints e ON e.id = m.endpoint"""
-_NEXT = """SELECT number, id, body, attempts, due_at FROM webhook_messages
-WHERE endpoint = ? AND state = 'waiting' AND attempts {} ? {} ORDER BY number LIMIT 1"""
+_MESSAGES = """SELECT m.id, m.endpoint, m.type, REPLACE(m.state, 'passed', 'waiting'), m.created_at, m.attempts,
+m.due_at, m.status, m.error FROM webhook_messages m JOIN webhook_endpoints e ON e.id = m.endpoint"""
+_WAITED_FOR = """SELECT id FROM webhook_endpoints e WHERE reason = '' AND paused_until <= ? AND EXISTS (
+SELECT 1 FROM webhook_messages m WHERE m.endpoint = e.id AND m.state IN ('waiting', 'passed'))"""
+_LEASE = """SELECT url, leased_by, secret, old_secret, old_until FROM webhook_endpoints
+WHERE id = ? AND reason = '' AND paused_until <= ?"""
+_NEXT = "SELECT number, id, body, attempts, due_at FROM webhook_messages WHERE endpoint = ? AND state ="
 
 
 class Claim(NamedTuple):
@@ -54,7 +57,11 @@ class Claim(NamedTuple):
 class Outbox:
     """The messages of all tenants. What is asked for a tenant is of its own endpoints alone."""
 
-    def __init__(self, database: Database, writers: Writers, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self, database: Database, writers: Writers, schedule: Schedule | None, prepare: Callable[[], None]
+    ) -> None:
+        """`prepare` is called before endpoints are looked at."""
+        self._prepare = prepare
         self._database = database
         self._writers = writers
         self._schedule = schedule or Schedule()
@@ -70,6 +77,7 @@ class Outbox:
             self._write(rows, cancelled_message(run, time.time()))
 
     def _listening(self, tenant: str) -> list[tuple[str, str, str]]:
+        self._prepare()
         rows = self._database.rows("SELECT id, events, reason FROM webhook_endpoints WHERE tenant = ?", (tenant,))
         return cast("list[tuple[str, str, str]]", rows)
 
@@ -78,7 +86,7 @@ class Outbox:
         for endpoint, events, reason in endpoints:
             if wants(events.split(","), message.type):
                 error = "the endpoint is disabled" if reason else ""
-                if not error and self._count(endpoint, "waiting") >= MAX_MESSAGES:
+                if not error and self._num_waiting(endpoint) >= MAX_MESSAGES:
                     error = f"{MAX_MESSAGES:,} messages wait already"
                 state: DeliveryState = "dead" if error else "waiting"
                 self._database.execute(
@@ -87,30 +95,27 @@ class Outbox:
                     (new_message_id(), endpoint, message.type, message.body, now, now, state, error),
                 )
 
-    def _count(self, endpoint: str, state: DeliveryState) -> int:
-        query = "SELECT COUNT(*) FROM webhook_messages WHERE endpoint = ? AND state = ?"
-        return cast("int", self._database.rows(query, (endpoint, state))[0][0])
+    def _num_waiting(self, endpoint: str) -> int:
+        query = "SELECT COUNT(*) FROM webhook_messages WHERE endpoint = ? AND state IN ('waiting', 'passed')"
+        return cast("int", self._database.rows(query, (endpoint,))[0][0])
 
-    def claim(self, now: float, busy: Collection[str]) -> list[Claim]:
-        """Lease the endpoints that have a message due, but those `busy` here; return these messages, one of each.
+    def claim(self, now: float, busy: Collection[str], most: int = 16) -> list[Claim]:
+        """Lease endpoints that have a message due, but those `busy` here; return these messages, one of each.
 
         Of one endpoint they come in their order, as long as the first was not tried too often.
         """
+        claims: list[Claim] = []
+        self._prepare()
         with usable(self._database):
-            due = self._database.rows(
-                "SELECT DISTINCT endpoint FROM webhook_messages WHERE state = 'waiting' AND due_at <= ?", (now,)
-            )
-            found = [str(endpoint) for (endpoint,) in due if endpoint not in busy]
-            claims = [self._claim(endpoint, now) for endpoint in found]
-        return [claim for claim in claims if claim is not None]
+            for (endpoint,) in self._database.rows(_WAITED_FOR, (now,)):
+                if len(claims) < most and endpoint not in busy and self._next(str(endpoint), now) is not None:
+                    claim = self._claim(str(endpoint), now)
+                    claims += [claim] if claim is not None else []
+        return claims
 
     def _claim(self, endpoint: str, now: float) -> Claim | None:
         with self._database.transaction():
-            rows = self._database.rows(
-                "SELECT url, leased_by, secret, old_secret, old_until FROM webhook_endpoints"
-                " WHERE id = ? AND reason = '' AND paused_until <= ?",
-                (endpoint, now),
-            )
+            rows = self._database.rows(_LEASE, (endpoint, now))
             if not rows or (message := self._next(endpoint, now)) is None:
                 return None
             url, leased_by, *kept = cast("tuple[str, str, str, str, float]", rows[0])
@@ -124,9 +129,9 @@ class Outbox:
 
     def _next(self, endpoint: str, now: float) -> tuple[int, str, bytes, int] | None:
         """Return the message whose turn it is: one that was passed by and is due, else the first, when it is due."""
-        num_ordered = self._schedule.num_ordered
-        passed_by = self._database.rows(_NEXT.format(">=", "AND due_at <= ?"), (endpoint, num_ordered, now))
-        for row in [*passed_by, *self._database.rows(_NEXT.format("<", ""), (endpoint, num_ordered))]:
+        passed_by = self._database.rows(f"{_NEXT} 'passed' AND due_at <= ? ORDER BY number LIMIT 1", (endpoint, now))
+        first = self._database.rows(f"{_NEXT} 'waiting' ORDER BY number LIMIT 1", (endpoint,))
+        for row in [*passed_by, *first]:
             *message, due_at = cast("tuple[int, str, bytes, int, float]", row)
             if due_at <= now:
                 return cast("tuple[int, str, bytes, int]", tuple(message))
@@ -159,7 +164,8 @@ class Outbox:
     def _failed(self, claim: Claim, answer: Answer, failing_since: float, now: float) -> None:
         attempts = claim.attempts + 1
         verdict = self._schedule.after_failure(attempts, answer, failing_since, now)
-        state: DeliveryState = "dead" if verdict.due_at is None else "waiting"
+        waits = "waiting" if attempts < self._schedule.num_ordered else "passed"
+        state = "dead" if verdict.due_at is None else waits
         self._database.execute(
             "UPDATE webhook_messages SET state = ?, attempts = ?, status = ?, error = ?, due_at = ? WHERE number = ?",
             (state, attempts, answer.status, answer.text[:500], verdict.due_at or now, claim.number),
@@ -171,7 +177,7 @@ class Outbox:
         if verdict.disabled:
             self._database.execute(
                 "UPDATE webhook_messages SET state = 'dead', error = 'the endpoint is disabled'"
-                " WHERE endpoint = ? AND state = 'waiting'",
+                " WHERE endpoint = ? AND state IN ('waiting', 'passed')",
                 (claim.endpoint,),
             )
 
@@ -184,7 +190,7 @@ class Outbox:
     ) -> list[Delivery]:
         """Return a tenant's newest messages, newest first."""
         clauses, values = ["e.tenant = ?"], [tenant]
-        for column, value in (("m.state", state), ("m.endpoint", endpoint)):
+        for column, value in (("REPLACE(m.state, 'passed', 'waiting')", state), ("m.endpoint", endpoint)):
             if value is not None:
                 clauses.append(f"{column} = ?")
                 values.append(value)
