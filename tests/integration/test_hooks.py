@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.run_server import RunServer, World, run_server
+from support.run_server import ADMIN, RunServer, World, run_server
 from support.waiting import wait_until
 
 from pyagent.core.config import load_settings
@@ -172,6 +172,9 @@ def test_a_run_that_fails_is_a_dead_letter_that_can_be_replayed(server: RunServe
     assert dead.error == f"its run is failed: pyagent runs show {dead.run}"
     server.world.is_broken = False
     inbox = inbox_of(server)
+    metrics = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {ADMIN}"}).text
+    assert 'pyagent_hook_messages{state="dead"} 1.0' in metrics
+    assert 'pyagent_webhook_messages{state="waiting"} 0.0' in metrics
     inbox.replay(dead.name)
     wait_until(lambda: inbox.messages()[0].state == "done")
     assert inbox.messages()[0].run != dead.run

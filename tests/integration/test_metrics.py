@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from support.fleets import Custom, echo, fleet_of
+from support.fleets import Custom, echo
 
 from pyagent.core.chain import Chain
 from pyagent.core.errors import BackendError
+from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.messages import CacheMiss, CacheReport, ChatDelta, Timings, Usage
 from pyagent.core.response_cache.cache import ResponseCache
 from pyagent.core.response_cache.store import ResponseStore
@@ -25,6 +26,7 @@ from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.observability.metrics import AnswerWatch, Histogram, ServerStats, render
 from pyagent.infrastructure.server.agents import AgentBackend
 from pyagent.infrastructure.server.app import create_app
+from pyagent.infrastructure.storage.journal import SqliteJournal
 from pyagent.testing import Reply, ScriptedBackend, serve
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
@@ -125,15 +127,20 @@ def test_scrape_is_quick() -> None:
     assert min(seconds) < 0.5, "some milliseconds on an idle machine"
 
 
-def test_every_figure_is_documented(tiny_model_path: Path) -> None:
+def test_every_figure_is_documented(tiny_model_path: Path, tmp_path: Path) -> None:
     """The reference page has each family with its labels, and none that does not exist."""
     backend = NativeBackend.of(
         "tiny", lambda: tiny_model_path, EngineOptions(RunnerOptions(threads=1, kv_bytes=1 << 20))
     )
     chain = Chain([backend], response_cache=ResponseCache(ResponseStore(1000, 60)))
-    agents = AgentBackend(lambda: fleet_of(Custom("echo", echo)))
+    journal = SqliteJournal(tmp_path)
+    agents = AgentBackend(lambda: Fleet(ScriptedBackend([]), [Custom("echo", echo)], journal=journal))
     agents.fleet()
-    with serve(create_app(chain, agents=agents)) as url, httpx.Client(base_url=url, timeout=60) as http:
+    with (
+        closing(journal),
+        serve(create_app(chain, agents=agents)) as url,
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
         body = {"messages": HI, "max_tokens": 3, "ignore_eos": True}
         timings = http.post("/v1/chat/completions", json=body).json()["usage"]["timings"]
         state = http.get("/pyagent/engine").json()

@@ -12,6 +12,7 @@ import rust_faults
 import server_faults
 import text_faults
 import tool_faults
+import webhook_faults
 from fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
@@ -25,4 +26,5 @@ FAULTS: tuple[Fault, ...] = (
     *server_faults.FAULTS,
     *text_faults.FAULTS,
     *tool_faults.FAULTS,
+    *webhook_faults.FAULTS,
 )

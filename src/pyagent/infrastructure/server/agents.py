@@ -106,6 +106,14 @@ class AgentBackend:
         if self._fleet is not None:
             yield from collect_runs(self._fleet.stats, self._fleet.num_running)
             yield from self._alerts_of(self._fleet).collect()
+            yield from self._webhook_metrics(self._fleet)
+
+    def _webhook_metrics(self, fleet: Fleet) -> Iterator[Metric]:
+        from pyagent.infrastructure.observability.webhook_metrics import collect_webhooks
+        from pyagent.infrastructure.storage.journal import SqliteJournal
+
+        if isinstance(fleet.journal, SqliteJournal):
+            yield from collect_webhooks(fleet.journal.webhooks)
 
     def _alerts_of(self, fleet: Fleet) -> Alerts:
         from pyagent.infrastructure.observability.alerts import Alerts

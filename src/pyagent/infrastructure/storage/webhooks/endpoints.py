@@ -102,6 +102,12 @@ class SqliteWebhooks:
             raise RequestError(str(error), param="webhook", code="webhook_not_found")
         return _endpoint(rows[0])
 
+    def num_disabled(self) -> int:
+        """Return how many endpoints are disabled, of all tenants."""
+        with usable(self._database):
+            rows = self._database.rows("SELECT COUNT(*) FROM webhook_endpoints WHERE reason != ''")
+        return cast("int", rows[0][0]) if rows else 0
+
     def remove(self, tenant: str, endpoint: str) -> None:
         """Forget an endpoint, its secret and its messages; raises `RequestError` as `endpoint` does."""
         self.endpoint(tenant, endpoint)

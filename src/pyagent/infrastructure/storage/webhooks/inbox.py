@@ -108,6 +108,13 @@ class Inbox:
         with usable(self._database):
             return [_received(row) for row in self._database.rows(query, (*([state] if state else []), limit))]
 
+    def counts(self) -> dict[str, int]:
+        """Return how many messages wait, are run, and are dead, of all hooks."""
+        with usable(self._database):
+            rows = self._database.rows("SELECT state, COUNT(*) FROM webhook_inbox GROUP BY state")
+        found = dict(cast("list[tuple[str, int]]", rows))
+        return {state: found.get(state, 0) for state in ("waiting", "running", "dead")}
+
     def replay(self, name: str) -> None:
         """Have a dead message begin another run; raises `RequestError` for one that is not there, or not dead."""
         number = name.removeprefix(ID_PREFIX)

@@ -198,6 +198,13 @@ class Outbox:
         with usable(self._database):
             return [_delivery(row) for row in self._database.rows(query, (*values, limit))]
 
+    def counts(self) -> dict[str, int]:
+        """Return how many messages wait, and how many are dead, of all tenants."""
+        query = "SELECT REPLACE(state, 'passed', 'waiting') AS s, COUNT(*) FROM webhook_messages GROUP BY s"
+        with usable(self._database):
+            found = dict(cast("list[tuple[str, int]]", self._database.rows(query)))
+        return {state: found.get(state, 0) for state in ("waiting", "dead")}
+
     def replay(
         self, tenant: str, messages: Sequence[str] = (), since: float | None = None, endpoint: str | None = None
     ) -> int:
