@@ -6,16 +6,17 @@ import hmac
 import json
 import time
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from support.run_server import ADMIN, RunServer, World, run_server
 from support.waiting import wait_until
 
 from pyagent.core.config import load_settings
-from pyagent.core.errors import ConfigError
+from pyagent.core.errors import ConfigError, RequestError
 from pyagent.core.settings import Server
 from pyagent.core.settings.hooks import HookSettings
 from pyagent.core.webhooks.signing import key_of, new_secret, signed_headers
@@ -67,6 +68,11 @@ def server(tmp_path: Path) -> Iterator[RunServer]:
         yield served
 
 
+@cache
+def _http() -> httpx.Client:
+    return httpx.Client(timeout=60)  # each takes 25 ms to make
+
+
 def inbox_of(server: RunServer) -> Inbox:
     journal = server.agents.fleet().journal
     assert isinstance(journal, SqliteJournal)
@@ -77,7 +83,7 @@ def sent(server: RunServer, hook: str, payload: object, message_id: str = "msg_1
     """Send a payload, signed by the right secret unless a header says otherwise."""
     body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
     signed = signed_headers([key_of(SECRET)], message_id, int(time.time()), body)
-    return httpx.post(f"{server.url}/v1/hooks/{hook}", content=body, headers=JSON | signed | headers)
+    return _http().post(f"{server.url}/v1/hooks/{hook}", content=body, headers=JSON | signed | headers)
 
 
 def settled(server: RunServer, num: int = 1) -> list[Received]:
@@ -176,8 +182,11 @@ def test_a_run_that_fails_is_a_dead_letter_that_can_be_replayed(server: RunServe
     assert 'pyagent_hook_messages{state="dead"} 1.0' in metrics
     assert 'pyagent_webhook_messages{state="waiting"} 0.0' in metrics
     inbox.replay(dead.name)
-    wait_until(lambda: inbox.messages()[0].state == "done")
-    assert inbox.messages()[0].run != dead.run
+    with pytest.raises(RequestError, match="in-1 is waiting: dead letters are replayed"):
+        inbox.replay(dead.name)
+    assert sent(server, "orders", ORDER, "msg_2").status_code == 202  # the server looks into the inbox at once
+    wait_until(lambda: inbox.messages()[1].state == "done")
+    assert inbox.messages()[1].run != dead.run
 
 
 def test_only_hooks_that_there_are(server: RunServer, tmp_path: Path) -> None:
@@ -209,6 +218,25 @@ def test_a_server_that_ends_is_gone_on_with(tmp_path: Path) -> None:
         assert len(second.agents.fleet().journal.runs()) == 3
 
 
+def test_two_servers_begin_one_run(tmp_path: Path) -> None:
+    """One takes a message and is slow to begin; the other holds it for dead and begins: by one id, so once."""
+    with run_server(tmp_path / "runs", settings=hooks(tmp_path)) as server:
+        journal = SqliteJournal(tmp_path / "runs")
+        inbox = journal.webhooks.inbox
+        inbox.keep("flaky", "msg_1", "x", 10)
+        taken = inbox.take()
+        assert taken is not None
+        slow = taken[0]
+        assert sent(server, "orders", ORDER, "msg_2").status_code == 202  # the server begins to work
+        settled(server, 2)
+        found = inbox.messages()[1]
+        assert (found.state, found.run) == ("done", slow.run)
+        inbox.settle(msgspec.structs.replace(slow, run="r-other"), "dead", "late")
+        assert inbox.messages()[1].state == "done", "what another run came to is not this one's"
+        assert len(journal.runs()) == 2
+        journal.close()
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
@@ -235,3 +263,18 @@ def test_a_schema_stands_beside_the_file_of_settings(tmp_path: Path) -> None:
     file = tmp_path / "pyagent.toml"
     file.write_text('[server.hooks.x]\nsecret = "env:A"\ntask = "t"\nschema = "order.json"')
     assert load_settings(file).settings.server.hooks["x"].schema == str(tmp_path / "order.json")
+
+
+def test_what_is_old_or_too_much_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that were done or died a month ago, and the oldest of too many that were done; none that waits."""
+    journal = SqliteJournal(tmp_path)
+    inbox = journal.webhooks.inbox
+    for state in ("done", "done", "done", "dead", "waiting"):
+        kept, _ = inbox.keep("orders", f"msg_{len(inbox.messages())}", "x", 10)
+        inbox.settle(kept, state)  # type: ignore[arg-type]
+    monkeypatch.setattr("pyagent.infrastructure.storage.webhooks.inbox.MAX_DONE", 2)
+    inbox.prune(time.time())
+    assert [one.state for one in inbox.messages()] == ["waiting", "dead", "done", "done"]
+    inbox.prune(time.time() + 31 * 86_400)
+    assert [one.state for one in inbox.messages()] == ["waiting"]
+    journal.close()

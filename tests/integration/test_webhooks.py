@@ -302,6 +302,27 @@ def test_only_so_many_are_leased_as_can_be_sent_at_once(journal: SqliteJournal, 
     assert len(set(there.ids)) == 20
 
 
+def test_what_is_old_or_too_much_is_forgotten(
+    journal: SqliteJournal, there: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was delivered a week ago, what died a month ago, the oldest of too many; one too many to wait is dead."""
+    added(journal, there, "run.started")
+    outbox = journal.webhooks.outbox
+    for _ in range(3):
+        ran(journal)
+    delivered(journal)
+    monkeypatch.setattr("pyagent.infrastructure.storage.webhooks.outbox.MAX_MESSAGES", 2)
+    for _ in range(3):
+        ran(journal)
+    assert [one.error for one in outbox.deliveries("", "dead")] == ["2 messages wait already"]
+    outbox.prune(time.time())
+    assert [one.state for one in outbox.deliveries("")] == ["dead", "waiting", "waiting", "delivered", "delivered"]
+    outbox.prune(time.time() + 8 * DAY)
+    assert [one.state for one in outbox.deliveries("")] == ["dead", "waiting", "waiting"]
+    outbox.prune(time.time() + 31 * DAY)
+    assert [one.state for one in outbox.deliveries("")] == ["waiting", "waiting"]
+
+
 def test_webhooks_stand_in_settings_too(tmp_path: Path, there: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a secret by reference; a changed URL is taken over, and only the settings take one out."""
     monkeypatch.setenv("WEBHOOK_TEST_SECRET", secret := new_secret())

@@ -16,13 +16,14 @@ from pyagent.core.errors import PyAgentError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.file_access import FileAccess
 from pyagent.core.fleet.steps import RunSpec, as_steps, check_agents
+from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings.hooks import HookSettings
 from pyagent.infrastructure.server.runs.background import BackgroundRuns
 from pyagent.infrastructure.storage.webhooks.inbox import Inbox, Received
 
 MAX_AT_ONCE = 8
 _QUIET_SECONDS, _BUSY_SECONDS = 1.0, 0.1
-_PRUNE_SECONDS = 3_600.0
+_PRUNE_SECONDS, _RECOVER_SECONDS = 3_600.0, 30.0
 _RESUMED = "resumed"
 logger = logging.getLogger("pyagent.webhooks")
 
@@ -46,15 +47,19 @@ class HookRuns:
 
     async def work(self) -> None:
         """Begin runs and see to their ends, until cancelled."""
-        looked_at = float("-inf")
+        self._check_agents()
+        pruned_at = recovered_at = float("-inf")
         while True:
+            now = time.monotonic()
             try:
-                if time.monotonic() - looked_at > _PRUNE_SECONDS:
-                    looked_at = time.monotonic()
+                if now - pruned_at > _PRUNE_SECONDS:
+                    pruned_at = now
                     self.inbox.prune(time.time())
-                    await self._recover()
-                await self._begin()
+                if now - recovered_at > _RECOVER_SECONDS:
+                    recovered_at = now
+                    await self.recover()
                 self._settle()
+                await self._begin()
             except PyAgentError as error:
                 logger.warning("messages of hooks wait: %s", error)
             self._wake.clear()
@@ -87,11 +92,19 @@ class HookRuns:
             )
             await self._runs.begin(events, spec, lambda _: None, message.run)
         except PyAgentError as error:
-            self._dead(message, str(error))
+            if getattr(error, "code", "") != "run_exists":  # another server took it for one whose server died
+                self._dead(message, str(error))
         else:
             self._under_way[message.number] = message
 
-    async def _recover(self) -> None:
+    def _check_agents(self) -> None:
+        agents = self._runs.fleet.agents
+        for name, hook in self._hooks.items():
+            if hook.agent and hook.agent not in agents:
+                hint = did_you_mean(hook.agent, agents, f"there are {', '.join(agents)}")
+                logger.warning("the hook %s names the agent %r, which is not here; %s", name, hook.agent, hint)
+
+    async def recover(self) -> None:
         """See to the messages of servers that died."""
         for message in self.inbox.running():
             if message.number in self._under_way:

@@ -19,6 +19,8 @@ from pyagent.infrastructure.storage.webhooks.outbox import usable
 InboxState = Literal["waiting", "running", "done", "dead"]
 KEPT_SECONDS = 30 * 86_400.0
 """Of what is done or dead; so long a message is known again."""
+MAX_DONE = 100_000
+"""Of all hooks; the oldest are forgotten sooner."""
 _RETRY_SECONDS = 5.0
 _SELECT = "SELECT number, hook, id, received_at, state, run, error FROM webhook_inbox"
 _FIELDS = ("number", "hook", "id", "received_at", "state", "run", "error")
@@ -80,7 +82,7 @@ class Inbox:
                     return None
                 found = _received(rows[0])
                 [(task,)] = self._database.rows("SELECT body FROM webhook_inbox WHERE number = ?", (found.number,))
-                run = run_of(found)
+                run = found.run or run_of(found)
                 self._set(found.number, "running", run, "")
         return msgspec.structs.replace(found, state="running", run=run), cast("bytes", task).decode()
 
@@ -91,11 +93,13 @@ class Inbox:
         return [_received(row) for row in rows]
 
     def settle(self, message: Received, state: InboxState, error: str = "") -> None:
-        """Keep what became of a message."""
-        with usable(self._database), self._database.transaction():
-            self._set(message.number, state, message.run, error[:500])
-            if state == "done":
-                self._database.execute("UPDATE webhook_inbox SET body = x'' WHERE number = ?", (message.number,))
+        """Keep what became of a message, unless it is to begin another run by now."""
+        with usable(self._database):
+            self._database.execute(
+                "UPDATE webhook_inbox SET state = ?, error = ?, body = CASE ? WHEN 'done' THEN x'' ELSE body END"
+                " WHERE number = ? AND run = ?",
+                (state, error[:500], state, message.number, message.run),
+            )
 
     def _set(self, number: int, state: InboxState, run: str, error: str) -> None:
         update = "UPDATE webhook_inbox SET state = ?, run = ?, error = ? WHERE number = ?"
@@ -126,14 +130,19 @@ class Inbox:
             found = _received(rows[0])
             if found.state != "dead":
                 raise RequestError(f"{name} is {found.state}: dead letters are replayed", param="message")
-            self._set(found.number, "waiting", found.run, "")
+            self._set(found.number, "waiting", run_of(found), "")
 
     def prune(self, now: float) -> None:
-        """Forget messages that were done, or died, a month ago."""
+        """Forget messages that were done, or died, a month ago, and those done that are too many."""
         with usable(self._database):
             if self._database.rows("SELECT 1 FROM webhook_inbox LIMIT 1"):
                 delete = "DELETE FROM webhook_inbox WHERE state IN ('done', 'dead') AND received_at < ?"
                 self._database.execute(delete, (now - KEPT_SECONDS,))
+                self._database.execute(
+                    "DELETE FROM webhook_inbox WHERE state = 'done' AND number <= (SELECT number FROM webhook_inbox"
+                    " WHERE state = 'done' ORDER BY number DESC LIMIT 1 OFFSET ?)",
+                    (MAX_DONE,),
+                )
 
 
 def run_of(message: Received) -> str:

@@ -31,7 +31,7 @@ from pyagent.infrastructure.storage.database import Database
 from pyagent.infrastructure.storage.writers import Writers
 
 MAX_MESSAGES = 10_000
-"""Of one endpoint that wait, and that are dead: a message too many is dead at once, the oldest dead one goes."""
+"""Of one endpoint that wait, died, or were delivered: one too many to wait is dead at once, the oldest others go."""
 DELIVERED_SECONDS, DEAD_SECONDS = 7 * 86_400.0, 30 * 86_400.0
 _MESSAGES = """SELECT m.id, m.endpoint, m.type, REPLACE(m.state, 'passed', 'waiting'), m.created_at, m.attempts,
 m.due_at, m.status, m.error FROM webhook_messages m JOIN webhook_endpoints e ON e.id = m.endpoint"""
@@ -244,7 +244,7 @@ class Outbox:
         return number
 
     def prune(self, now: float) -> None:
-        """Delete messages that were delivered a week ago or died a month ago, and dead ones that are too many."""
+        """Delete messages that were delivered a week ago or died a month ago, and those of both that are too many."""
         with usable(self._database):
             if not self._database.rows("SELECT 1 FROM webhook_messages LIMIT 1"):
                 return
@@ -254,8 +254,8 @@ class Outbox:
                 self._database.execute(delete, ("dead", now - DEAD_SECONDS))
                 self._database.execute(
                     "DELETE FROM webhook_messages WHERE number IN (SELECT number FROM (SELECT number, ROW_NUMBER() OVER"
-                    " (PARTITION BY endpoint ORDER BY number DESC) AS place FROM webhook_messages WHERE state = 'dead')"
-                    " WHERE place > ?)",
+                    " (PARTITION BY endpoint, state ORDER BY number DESC) AS place FROM webhook_messages"
+                    " WHERE state IN ('dead', 'delivered')) WHERE place > ?)",
                     (MAX_MESSAGES,),
                 )
 
