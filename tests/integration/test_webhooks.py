@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.fleets import Custom, echo
 from support.receiver import Receiver, receiver
-from support.waiting import wait_until
+from support.waiting import until, wait_until
 
 from pyagent.core.config import load_settings
 from pyagent.core.errors import ConfigError, RequestError
@@ -26,6 +26,7 @@ from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.settings import Webhooks
 from pyagent.core.webhooks.messages import Delivery
 from pyagent.core.webhooks.signing import key_of, new_secret, verify
+from pyagent.infrastructure.server.agents import AgentBackend
 from pyagent.infrastructure.storage.journal import SqliteJournal
 from pyagent.infrastructure.storage.webhooks.endpoints import Added
 from pyagent.infrastructure.webhooks.deliveries import Deliveries
@@ -113,6 +114,28 @@ def test_a_run_is_told_in_order_and_signed(journal: SqliteJournal, there: Receiv
         assert b"hidden" not in body
         assert b"secret" not in body
     assert delivered(journal) == []
+
+
+def test_a_server_delivers_by_itself(journal: SqliteJournal, there: Receiver) -> None:
+    """From its start on, what any process wrote; when it ends, what it was about is free for the next one."""
+    added(journal, there, "run.finished")
+    ran(journal)
+
+    async def serving() -> None:
+        agents = AgentBackend(lambda: Fleet(ScriptedBackend([]), [Custom("echo", echo)], journal=journal))
+        agents.fleet()
+        agents.start_watching()
+        await until(lambda: len(there.came) == 1)
+        there.plays = ["hold"]
+        await agents.fleet().run_agent("echo", "x")
+        await until(lambda: len(there.came) == 2)
+        await agents.close()
+
+    asyncio.run(serving())
+    assert [one.state for one in journal.webhooks.outbox.deliveries("")] == ["waiting", "delivered"]
+    there.may_answer.set()
+    assert [one.state for one in delivered(journal)] == ["delivered"]
+    assert there.ids[1] == there.ids[2]
 
 
 def test_only_the_events_and_the_tenant_that_were_asked_for(journal: SqliteJournal, there: Receiver) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, cast
@@ -200,10 +201,10 @@ class Outbox:
 
     def counts(self) -> dict[str, int]:
         """Return how many messages wait, and how many are dead, of all tenants."""
-        query = "SELECT REPLACE(state, 'passed', 'waiting') AS s, COUNT(*) FROM webhook_messages GROUP BY s"
         with usable(self._database):
-            found = dict(cast("list[tuple[str, int]]", self._database.rows(query)))
-        return {state: found.get(state, 0) for state in ("waiting", "dead")}
+            rows = self._database.rows("SELECT state, COUNT(*) FROM webhook_messages GROUP BY state")
+        found = Counter(dict(cast("list[tuple[str, int]]", rows)))
+        return {"waiting": found["waiting"] + found["passed"], "dead": found["dead"]}
 
     def replay(
         self, tenant: str, messages: Sequence[str] = (), since: float | None = None, endpoint: str | None = None
