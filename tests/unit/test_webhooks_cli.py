@@ -76,3 +76,18 @@ def test_wrong_words_are_answered_in_a_sentence(capsys: pytest.CaptureFixture[st
     assert "there is no message 'msg_1'" in refused("replay", "msg_1")
     webhook = said(capsys, "add", NOWHERE, "--events", "*").split()[0]
     assert f"{webhook} did not take it: it cannot be reached" in refused("test", webhook)
+
+
+def test_what_came_in_is_listed_and_replayed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The inbox of hooks, its dead letters, and one of them begun again."""
+    assert said(capsys, "inbox") == "nothing came in by hooks\n"
+    journal = SqliteJournal(data / "journal")
+    kept, _ = journal.webhooks.inbox.keep("orders", "msg_1", "a task", 10)
+    journal.webhooks.inbox.settle(kept, "dead", "its run is failed")
+    assert "in-1  orders" in said(capsys, "inbox", "--dead")
+    assert json.loads(said(capsys, "inbox", "--json"))[0]["error"] == "its run is failed"
+    assert said(capsys, "replay", "in-1") == "in-1 waits to begin another run: a server does it\n"
+    assert said(capsys, "inbox", "--dead") == "nothing came in by hooks\n"
+    assert "in-1 is waiting: dead letters are replayed" in refused("replay", "in-1")
+    assert "there is no message 'in-x'" in refused("replay", "in-x")
+    journal.close()
