@@ -11,13 +11,14 @@ import msgspec
 import pytest
 from support.receiver import receiver
 
+import pyagent.fleet
 from pyagent.cli.agent_options import task_of
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.file_access import FileAccess
 from pyagent.core.fleet.journal import Journal
 from pyagent.core.fleet.orchestrator import Fleet
-from pyagent.core.settings import Webhooks
+from pyagent.core.settings import Settings, Webhooks
 from pyagent.core.webhooks.actions import WebhookReport
 from pyagent.core.webhooks.signing import key_of, new_secret, signed_headers
 from pyagent.infrastructure.storage.journal import SqliteJournal
@@ -149,3 +150,14 @@ def test_what_needs_a_journal_says_so(journal: SqliteJournal) -> None:
 def test_agent_takes_what_asks_to_see_webhooks(text: str, is_asked: bool) -> None:
     """The rule is narrow."""
     assert (StreamAgent().score(Task(text=text)) > 0) is is_asked
+
+
+def test_a_run_replays_without_doing_it_again(journal: SqliteJournal) -> None:
+    """What was done to webhooks is journalled as a call of a tool: a check of the run is answered by its record."""
+    with receiver() as there:
+        made = report(journal, "--action", "add", "--url", there.url, "--events", "run.question").webhooks[0].id
+        report(journal, "--action", "test", "--webhook", made)
+        fleet = pyagent.fleet.Fleet(Settings(), backend=ScriptedBackend([]), agents=[StreamAgent()], journal=journal)
+        checked = [asyncio.run(fleet.check_replay(row.run)) for row in journal.runs()]
+        assert [one.difference for one in checked] == ["", ""]
+        assert len(there.came) == 1

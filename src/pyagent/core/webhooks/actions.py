@@ -5,11 +5,12 @@ No secret goes in or out this way: what an agent returns is journalled. `pyagent
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.webhooks.messages import Delivery, DeliveryState, Endpoint
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ WebhookAction = ListWebhooks | AddWebhook | RemoveWebhook | EnableWebhook | Test
 StreamAction = WebhookAction | VerifySignature | ValidatePayload
 
 
-class WebhookReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WebhookReport(msgspec.Struct, frozen=True, kw_only=True):
     """What an action came to: `is_right` where it asks a question; `text` in words."""
 
     action: str
@@ -108,9 +109,18 @@ class _Webhooks(Protocol):
 
 
 async def webhooks_of(context: Context, action: WebhookAction) -> WebhookReport:
-    """Do it with the webhooks of a run's tenant; raises `RequestError` where the journal has none."""
-    await context.check_open()
-    webhooks: object = getattr(context.run.journal, "webhooks", None)
-    if not isinstance(webhooks, _Webhooks):
-        raise RequestError("only a fleet whose journal is on disk has webhooks", param="webhook")
-    return await webhooks.do(context.run.tenant, action)
+    """Do it with the webhooks of a run's tenant, as a call of a tool: journalled, and not done again by a resumed run.
+
+    Raises `RequestError` where the journal has no webhooks.
+    """
+
+    async def work(action: WebhookAction) -> WebhookReport:
+        webhooks: object = getattr(context.run.journal, "webhooks", None)
+        if not isinstance(webhooks, _Webhooks):
+            raise RequestError("only a fleet whose journal is on disk has webhooks", param="webhook")
+        return await webhooks.do(context.run.tenant, action)
+
+    effect = "none" if isinstance(action, ListWebhooks | ShowMessages) else "idempotent"
+    kind = cast("type[WebhookAction]", WebhookAction)
+    tool = FleetTool("webhooks", "Sees to webhooks.", kind, work, effect=effect)
+    return cast("WebhookReport", await context.run_tool(tool, action))

@@ -47,12 +47,12 @@ TOLD = RunStarted | RunResumed | QuestionAsked | RunFinished | RunFailed
 DeliveryState = Literal["waiting", "delivered", "dead"]
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where events are sent, and how that goes. `reason` says why it is disabled; empty while it is not."""
 
     id: str
     url: str
-    events: tuple[str, ...]
+    events: list[str]
     created_at: float
     tenant: str = ""
     reason: str = ""
@@ -62,7 +62,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: str = ""
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """A message for one endpoint: what became of it. `status` and `error` are those of the last attempt."""
 
     id: str

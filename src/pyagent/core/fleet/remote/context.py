@@ -223,7 +223,7 @@ class RemoteContext(Questions):
 
     async def webhooks(self, action: WebhookAction) -> WebhookReport:
         """Do something with the webhooks of the run's tenant; raises `RequestError` where there are none."""
-        return cast("WebhookReport", await self._ask_run("webhooks", action))
+        return cast("WebhookReport", await self._call("webhooks", action))
 
     # -- people -------------------------------------------------------------------------------------------------------
 
