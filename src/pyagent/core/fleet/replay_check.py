@@ -13,6 +13,7 @@ import msgspec
 
 from pyagent.core.capabilities import PLAIN
 from pyagent.core.errors import PyAgentError, ReplayError, RequestError
+from pyagent.core.fleet.agent import Agent, output_type
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.events import (
     AgentFailed,
@@ -25,6 +26,7 @@ from pyagent.core.fleet.events import (
 )
 from pyagent.core.fleet.journal import Journal, JournalRecord, MemoryJournal
 from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.fleet.past import restored
 from pyagent.core.fleet.people import ALL_TOOLS
 from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, JsonObject, ModelInfo
 
@@ -63,7 +65,7 @@ async def check_replay(fleet: Fleet, run: str) -> ReplayReport:
     )
     events, error = await _events_of(again.resume(run))
     error = refused[0] if refused else error  # whatever the agent made of it
-    difference, step = _difference([record.event for record in records], events, error)
+    difference, step = _difference([record.event for record in records], events, error, fleet.agents)
     return ReplayReport(
         run=run,
         difference=difference,
@@ -95,7 +97,9 @@ async def _events_of(run: AsyncGenerator[Event, None]) -> tuple[list[Event], Exc
     return events, None
 
 
-def _difference(then: list[Event], now: list[Event], error: Exception | None) -> tuple[str, str]:
+def _difference(
+    then: list[Event], now: list[Event], error: Exception | None, agents: Mapping[str, Agent]
+) -> tuple[str, str]:
     """Return the first difference and its step; empty when there is none."""
     if isinstance(error, ReplayError):
         return str(error), error.step
@@ -103,7 +107,7 @@ def _difference(then: list[Event], now: list[Event], error: Exception | None) ->
     for event in now:
         if isinstance(event, QuestionAsked) and event.question.id not in asked_then:
             return f"{event.agent} asks a person what it did not ask: {event.question.text:.200}", event.step
-    outputs = _outputs(then)
+    outputs = _outputs(then, agents)
     for event in now:
         if isinstance(event, AgentFinished) and event.step in outputs:
             if _plain(event.output) != outputs[event.step]:
@@ -116,9 +120,18 @@ def _difference(then: list[Event], now: list[Event], error: Exception | None) ->
     return ("the run failed, and would not now", "") if error is None and has_failed else ("", "")
 
 
-def _outputs(events: list[Event]) -> Mapping[str, object]:
+def _outputs(events: list[Event], agents: Mapping[str, Agent]) -> Mapping[str, object]:
     """Return what each step's agent gave, by the step."""
-    return {event.step: _plain(event.output) for event in events if isinstance(event, AgentFinished)}
+    return {event.step: _given(event, agents) for event in events if isinstance(event, AgentFinished)}
+
+
+def _given(event: AgentFinished, agents: Mapping[str, Agent]) -> object:
+    """Return what an agent gave in its declared type's form: the journal leaves out fields that have their defaults."""
+    kind = output_type(agents[event.agent]) if event.agent in agents else object
+    try:
+        return _plain(restored(event.output, kind))
+    except (TypeError, ValueError):  # its type changed
+        return _plain(event.output)
 
 
 def _plain(output: object) -> object:
