@@ -11,7 +11,9 @@ import pytest
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.orchestrator import Fleet
-from pyagent.logic.agents.code_health import CodeHealth, CodeHealthAgent, pyagent_register_tools, python_files
+from pyagent.logic.agents.code_health import CodeHealthAgent, pyagent_register_tools
+from pyagent.logic.code.audit import code_files
+from pyagent.logic.code.health import CodeHealth
 from pyagent.testing import ScriptedBackend
 
 _SIMPLE = "def one():\n    return 1\n"
@@ -47,7 +49,7 @@ def _run(task: str | Task) -> CodeHealth:
 
 def test_walk_skips_what_is_not_the_code(tree: Path) -> None:
     """Hidden folders, environments, caches and links are left out; the order is fixed."""
-    assert [str(Path(path).relative_to(tree)) for path in python_files(str(tree))] == [
+    assert [str(Path(path).relative_to(tree)) for path in code_files(str(tree))] == [
         *("a.py", "pkg/b.py", "pkg/broken.py")
     ]
 
@@ -107,9 +109,9 @@ def test_missing_path_is_refused(text: str) -> None:
         _run(text)
 
 
-def test_folder_without_python_is_refused(tmp_path: Path) -> None:
-    """A folder without Python files is not reported as healthy."""
-    with pytest.raises(RequestError, match="no Python files"):
+def test_folder_without_code_is_refused(tmp_path: Path) -> None:
+    """A folder without files of code is not reported as healthy."""
+    with pytest.raises(RequestError, match="no files of code"):
         _run(str(tmp_path))
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from pyagent.core.errors import AgentError, RequestError
 from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.file_access import short_path
 from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.messages import ChatRequest
-from pyagent.logic.agents.documents import Document, short_path
+from pyagent.logic.agents.documents import Document
 from pyagent.logic.agents.passages import find, passages_of
 from pyagent.logic.agents.reasoning import Reasoned, ReasoningAgent
 from pyagent.logic.strategies.answers import normal_form

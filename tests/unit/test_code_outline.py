@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pyagent.logic.code.outline import Import, Outline, Symbol, first_sentence, outline_of
-from pyagent.logic.code.trees import MISSING
+from pyagent.logic.code.trees import MISSING, load_grammar
 
 PYTHON = '''"""Sends letters. They go by post."""
 
@@ -157,6 +157,7 @@ def test_broken_files_have_an_outline_that_says_why(path: str, text: str, fault:
 
 def test_missing_parser_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra the other languages have no outline, and the fault names it."""
+    load_grammar.cache_clear()
     monkeypatch.setitem(sys.modules, "tree_sitter_rust", None)
     assert outline_of("a.rs", RUST) == Outline("Rust", fault=MISSING)
 

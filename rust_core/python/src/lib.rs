@@ -25,7 +25,7 @@ mod _rust {
     use crate::vocabulary::Texts;
 
     #[pymodule_export]
-    use crate::text::{Replacer, analyse_code, nearest_rows};
+    use crate::text::{Replacer, analyse_code, count_names, find_duplicates, nearest_rows};
 
     #[pymodule_export]
     use crate::engine::{

@@ -1,4 +1,5 @@
-//! `analyse_code`: metrics of many Python files in one call. `Replacer`: matches of a pattern, replaced.
+//! `analyse_code`: metrics of many Python files in one call. `find_duplicates`, `count_names`: what files have in common.
+//! `Replacer`: matches of a pattern, replaced.
 //! `nearest_rows`: search in a file of vectors.
 
 use std::ffi::OsString;
@@ -6,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pyagent_text::code_metrics::{FileReport, FunctionMetrics, analyse_files};
-use pyagent_text::nearest;
 use pyagent_text::replace::{self, Bounds};
+use pyagent_text::{duplicates, names, nearest};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
@@ -48,6 +49,9 @@ fn value_error(error: replace::ReplaceError) -> PyErr {
 /// Name, line and complexity.
 type FunctionRow = (String, usize, u32);
 
+/// Lines of a block, and its places: index of the file, first and last line.
+type DuplicateRow = (usize, Vec<(usize, usize, usize)>);
+
 /// Path, maintainability, functions, and the error where there are no metrics.
 type FileRow = (OsString, Option<f64>, Vec<FunctionRow>, Option<String>);
 
@@ -75,6 +79,23 @@ fn row((path, report): (OsString, FileReport)) -> FileRow {
         }
         Err(error) => (path, None, Vec::new(), Some(error.to_string())),
     }
+}
+
+/// Blocks of lines that stand in two places or more: telling lines, and file, first and last line of each place.
+///
+/// The GIL is free meanwhile.
+#[pyfunction]
+pub fn find_duplicates(py: Python<'_>, paths: Vec<PathBuf>, min_lines: usize) -> Vec<DuplicateRow> {
+    let found = py.detach(|| duplicates::find_duplicates(&paths, min_lines));
+    let place = |one: duplicates::Place| (one.file, one.first, one.last);
+    let row = |one: duplicates::Duplicate| (one.lines, one.places.into_iter().map(place).collect());
+    found.into_iter().map(row).collect()
+}
+
+/// How often each name stands in the files as a whole word. The GIL is free meanwhile.
+#[pyfunction]
+pub fn count_names(py: Python<'_>, paths: Vec<PathBuf>, names: Vec<String>) -> Vec<u32> {
+    py.detach(|| names::count_names(&paths, &names))
 }
 
 /// Row and score of the `count` rows of a file that have the greatest dot products with `query`, greatest first.

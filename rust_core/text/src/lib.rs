@@ -1,6 +1,8 @@
-//! Code metrics, text scanning and replacing, nearest-neighbour search. Knows nothing of Python objects, models or the
+//! Code metrics, duplicates, text scanning and replacing, nearest-neighbour search. Knows nothing of Python objects, models or the
 //! network.
 
 pub mod code_metrics;
+pub mod duplicates;
+pub mod names;
 pub mod nearest;
 pub mod replace;

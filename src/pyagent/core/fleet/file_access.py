@@ -7,6 +7,7 @@ run's own; it goes with its tasks and threads.
 
 from __future__ import annotations
 
+import os
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,3 +74,8 @@ def shown_path(path: str) -> str:
     """Return a path as the run's task may be told of it: below its folder."""
     root = _ACCESS.get().root
     return path if root is None else str(Path(path).relative_to(root))
+
+
+def short_path(path: str) -> str:
+    """Return the path as seen from the working folder, where that is shorter."""
+    return min(path, os.path.relpath(path), key=len)

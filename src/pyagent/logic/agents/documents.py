@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -27,11 +26,6 @@ class Document(msgspec.Struct, frozen=True):
 async def read_documents(paths: Sequence[str]) -> list[Document]:
     """Return the files' texts. Raises `RequestError` naming the file that cannot be read."""
     return [Document(path, await asyncio.to_thread(_read, path)) for path in paths]
-
-
-def short_path(path: str) -> str:
-    """Return the path as seen from the working folder, where that is shorter."""
-    return min(path, os.path.relpath(path), key=len)
 
 
 def _read(name: str) -> str:

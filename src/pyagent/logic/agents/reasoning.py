@@ -13,8 +13,9 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.file_access import short_path
 from pyagent.core.hooks import hookimpl
-from pyagent.logic.agents.documents import Document, read_documents, short_path
+from pyagent.logic.agents.documents import Document, read_documents
 from pyagent.logic.agents.passages import Passage
 from pyagent.logic.strategies.chain_of_thought import chain_of_thought
 from pyagent.logic.strategies.reading import matching, read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -93,16 +94,23 @@ _COMMENTS = frozenset({"comment", "line_comment", "block_comment"})
 _ATTRIBUTES = frozenset({"attribute_item", "decorator"})
 
 
+@cache
+def load_grammar(language: str) -> tuple[Any, Any]:
+    """Return the package tree_sitter and its grammar of a language; raises `ImportError` where one is not installed."""
+    tree_sitter: Any = import_module("tree_sitter")  # optional, so its types cannot be relied on
+    grammar = _GRAMMARS[language]
+    return tree_sitter, tree_sitter.Language(getattr(import_module(grammar.module), grammar.function)())
+
+
 def tree_outline(language: str, text: str) -> Outline:
     """Return the outline of a text in one of the languages that have a grammar here."""
     grammar = _GRAMMARS[language]
     try:
-        tree_sitter: Any = import_module("tree_sitter")  # optional, so its types cannot be relied on
-        words: Any = getattr(import_module(grammar.module), grammar.function)
+        tree_sitter, words = load_grammar(language)
     except ImportError:
         return Outline(language, fault=MISSING)
     source = text.encode("utf-8", "replace")
-    root: Any = tree_sitter.Parser(tree_sitter.Language(words())).parse(source).root_node
+    root: Any = tree_sitter.Parser(words).parse(source).root_node
     reader = _Reader(grammar, source)
     found = list(reader.read(root, "", 0))
     return Outline(

@@ -18,11 +18,10 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.file_access import current_access, find_path, readable_path
+from pyagent.core.fleet.file_access import current_access, find_path, readable_path, short_path
 from pyagent.core.fleet.scores import Score
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import SamplingParams
-from pyagent.logic.agents.documents import short_path
 from pyagent.logic.agents.obsidian.files import SourceFile, read_folder
 from pyagent.logic.agents.obsidian.imports import Resolver, used_by
 from pyagent.logic.agents.obsidian.notes import Described, LinkStyle, Writer, own_words

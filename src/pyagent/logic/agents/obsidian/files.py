@@ -13,13 +13,11 @@ from pathlib import Path
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.logic.code.folders import is_skipped
 from pyagent.logic.code.outline import MAX_CHARACTERS, language_of
 
 MAX_FILES = 20_000
 MAX_DEPTH = 64
-_SKIPPED = frozenset({"__pycache__", "node_modules"})
-_CACHE_TAG = "CACHEDIR.TAG"
-"""Marks a folder as a cache (bford.info/cachedir): those of Cargo, pytest and others."""
 _BINARY_SAMPLE = 8_192
 
 
@@ -63,13 +61,12 @@ def _paths(root: Path, besides: Path) -> Iterator[Path]:
 
     for folder, inner, names in os.walk(root, onerror=fail, followlinks=False):
         is_deep = len(Path(folder).relative_to(root).parts) >= MAX_DEPTH
-        inner[:] = [] if is_deep else [name for name in inner if not _is_skipped(Path(folder, name), besides)]
+        inner[:] = (
+            []
+            if is_deep
+            else [name for name in inner if Path(folder, name) != besides and not is_skipped(Path(folder, name))]
+        )
         yield from (Path(folder, name) for name in names if not name.startswith("."))
-
-
-def _is_skipped(folder: Path, besides: Path) -> bool:
-    is_named = folder.name in _SKIPPED or folder.name.startswith(".") or folder == besides
-    return is_named or (folder / "pyvenv.cfg").is_file() or (folder / _CACHE_TAG).is_file()
 
 
 def _read(root: Path, path: Path) -> SourceFile | None:
