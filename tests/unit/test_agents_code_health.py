@@ -129,3 +129,11 @@ def test_folder_without_code_is_refused(tmp_path: Path) -> None:
 def test_router_rule(text: str, is_taken: bool) -> None:
     """The rule takes questions about code's complexity only."""
     assert ((CodeHealthAgent().score(Task(text=text)) or 0) >= 0.5) is is_taken
+
+
+def test_reports_are_told_in_the_format_asked_for(tree: Path) -> None:
+    """`format` makes the text a report; the rest of the result stays."""
+    assert str(_run(Task(arguments={"path": str(tree), "format": "markdown"}))).startswith("# Code health")
+    health = _run(Task(arguments={"path": str(tree), "format": "sarif"}))
+    assert msgspec.json.decode(str(health))["version"] == "2.1.0"
+    assert len(health.files) == 3

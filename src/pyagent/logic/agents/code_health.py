@@ -22,7 +22,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.logic.code.audit import MIN_DUPLICATE_LINES, audit
 from pyagent.logic.code.health import CodeHealth
 from pyagent.logic.code.outline import language_of
-from pyagent.logic.code.report import Report, markdown, sarif
+from pyagent.logic.code.report import markdown, sarif
 
 _DEFAULT_TOP = 3
 _ASKS_FOR_HEALTH = re.compile(
@@ -78,7 +78,7 @@ class CodeHealthAgent:
             return Score(0.8, f"it names {path}")
         return 0.0
 
-    async def run(self, context: Context, task: Task) -> CodeHealth | Report:
+    async def run(self, context: Context, task: Task) -> CodeHealth:
         """Return the health of the files and folders named, or a report on it in the format asked for."""
         arguments = task.arguments_as(HealthArguments)
         paths: Sequence[str] = task.files or [_path_asked(task, arguments.path)]
@@ -88,7 +88,7 @@ class CodeHealthAgent:
 
 async def _report(
     paths: Sequence[str], arguments: HealthArguments, top: int | None, progress: Callable[[str], object] = str
-) -> CodeHealth | Report:
+) -> CodeHealth:
     health = await audit(
         paths,
         top=_DEFAULT_TOP if top is None else top,
@@ -98,9 +98,9 @@ async def _report(
     )
     match arguments.format:
         case "markdown":
-            return Report(markdown(health))
+            return msgspec.structs.replace(health, report=markdown(health))
         case "sarif":
-            return Report(sarif(health))
+            return msgspec.structs.replace(health, report=sarif(health))
         case "text":
             return health
 
@@ -151,7 +151,7 @@ def _top_in(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-async def _tool(arguments: HealthArguments) -> CodeHealth | Report:
+async def _tool(arguments: HealthArguments) -> CodeHealth:
     return await _report([arguments.path or "."], arguments, arguments.top)
 
 

@@ -11,13 +11,14 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Agent, Task, text_of
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.file_access import short_path
 from pyagent.core.fleet.scores import Score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.one_line import printable
 from pyagent.core.trust.findings import Finding, Level, level_of
 from pyagent.core.trust.scan import MAX_CHARACTERS, scan
-from pyagent.logic.agents.documents import read_documents, short_path
+from pyagent.logic.agents.documents import read_documents
 from pyagent.logic.trust.mood import Mood, mood_of
 from pyagent.logic.trust.standing import KEPT, Standing
 from pyagent.logic.trust.transcript import Form, Turn, read_turns

@@ -100,7 +100,8 @@ class Trend(msgspec.Struct, frozen=True):
 class CodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All files, the most complex functions (the worst first), copies, names that nothing asks for, and the trend.
 
-    `not_read` counts the files of each language whose parser is not installed.
+    `not_read` counts the files of each language whose parser is not installed. `report` is the whole of it as text,
+    where a format was asked for.
     """
 
     files: list[FileHealth]
@@ -111,8 +112,11 @@ class CodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trend: Trend | None = None
     not_read: dict[str, int] = {}
     top: int = 3
+    report: str = ""
 
     def __str__(self) -> str:
+        if self.report:
+            return self.report
         parts = [self._worst_functions(), *self._maintainability(), *self._duplicates(), *self._unnamed()]
         parts += trend_lines(self.trend, self.top) if self.trend else []
         unread = [file for file in self.files if file.error]

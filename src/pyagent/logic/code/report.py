@@ -27,15 +27,6 @@ _RULES = {
 }
 
 
-class Report(msgspec.Struct, frozen=True):
-    """A report's text."""
-
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
 def markdown(health: CodeHealth) -> str:
     """Return a report in Markdown, `health.top` rows of each table."""
     unread = [file for file in health.files if file.error]
