@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import StepSkipped as StepSkipped
     from pyagent.core.fleet.events import TextDelta as TextDelta
     from pyagent.core.fleet.events import ToolCalled as ToolCalled
+    from pyagent.core.fleet.events import ToolResultFlagged as ToolResultFlagged
     from pyagent.core.fleet.events import ToolStarted as ToolStarted
     from pyagent.core.fleet.journal import RunSummary as RunSummary
     from pyagent.core.fleet.limits import RunBudget as RunBudget
@@ -115,7 +116,7 @@ _NAMES = {
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted AnswerDoubted "
     "FailureTolerated HistoryCompacted LoopEnded ModelCalled NoteTaken NotesRead Progress Question "
     "QuestionAnswered QuestionAsked RateLimited RouteChosen RunFailed RunFinished RunResumed RunStarted "
-    "ScoreReported StepRetried StepSkipped TextDelta ToolCalled ToolStarted",
+    "ScoreReported StepRetried StepSkipped TextDelta ToolCalled ToolResultFlagged ToolStarted",
     "pyagent.core.fleet.journal": "RunSummary",
     "pyagent.core.fleet.limits": "RunBudget",
     "pyagent.core.fleet.replay_check": "ReplayReport",

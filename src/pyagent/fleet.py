@@ -317,6 +317,7 @@ def _limits(settings: Settings) -> FleetLimits:
         max_runs=settings.fleet.max_runs,
         plan=settings.fleet.plan,
         route=settings.fleet.route,
+        tool_guard=settings.fleet.tool_guard,
         waits_for_answers=settings.fleet.questions == "wait",
         confidence=_confidence(settings),
         stalls=StallPolicy(max_repeats=settings.fleet.stalls.repeats, max_flat_scores=settings.fleet.stalls.scores),

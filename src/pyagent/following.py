@@ -23,6 +23,7 @@ from pyagent.core.fleet.events import (
     RunStarted,
     ScoreReported,
     StepSkipped,
+    ToolResultFlagged,
 )
 from pyagent.core.one_line import printable
 
@@ -67,8 +68,8 @@ def line_of(event: Event) -> str:
             line = f"  goes on: {event.num_agents} agents and {event.num_calls} calls are done already"
         case Progress():
             line = f"  {event.agent}: {event.text}"
-        case HistoryCompacted():
-            line = f"  {event.agent}: shortened the conversation to {event.tokens_after:,} tokens"
+        case HistoryCompacted() | ToolResultFlagged():
+            line = f"  {event.agent}: {event.line}"
         case AnswerDoubted():
             line = f"  {event.agent} is not sure: {event.reason}"
         case ScoreReported():

@@ -280,4 +280,18 @@ FAULTS = (
         "self._is_own(name, head)",
         "tests/unit/test_agents_obsidian.py::test_persons_words_stay",
     ),
+    Fault(
+        "results-of-tools-are-not-looked-at",
+        f"{_FLEET}/tool_guard.py",
+        'if guard == "off":',
+        'if guard != "block":',
+        "tests/unit/test_tool_guard.py::test_a_result_that_speaks_to_the_model_is_marked_as_data",
+    ),
+    Fault(
+        "blocked-results-are-seen",
+        f"{_FLEET}/tool_guard.py",
+        'if guard == "block":\n        text',
+        'if guard == "never":\n        text',
+        "tests/unit/test_tool_guard.py::test_blocked_results_are_not_seen",
+    ),
 )

@@ -21,8 +21,8 @@ ModelError NeedsAnswerError NoteTaken NotesRead PenaltySchedule PluginError Prog
 QuestionAnswered QuestionAsked RateLimited Repeat ReplayError ReplayReport RequestError ResponseFormat Retries
 RouteChosen RunBudget RunFailed RunFinished RunResumed RunStarted RunSummary RunView SamplingParams ScoreReported
 Settings StalledError Step StepBudget StepRetried StepSkipped SyncChain SyncEngine SyncFleet Task TemperatureSchedule
-TextDelta Tool ToolCall ToolCalled ToolStarted UnsupportedError Usage WireError follow idempotency_key load_settings
-tool validate_partial __version__
+TextDelta Tool ToolCall ToolCalled ToolResultFlagged ToolStarted UnsupportedError Usage WireError follow
+idempotency_key load_settings tool validate_partial __version__
 """
 
 

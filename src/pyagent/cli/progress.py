@@ -30,6 +30,7 @@ from pyagent.core.fleet.events import (
     RunFinished,
     RunStarted,
     TextDelta,
+    ToolResultFlagged,
     Totals,
 )
 from pyagent.core.one_line import printable
@@ -81,7 +82,14 @@ class RunProgress:
                 row.state, row.line, row.tail = "running", printable(event.reason), ""
             case Progress():
                 self._row(event.step, event.agent).line = printable(event.text)
-            case RateLimited() | HistoryCompacted() | AnswerDoubted() | QuestionAsked() | QuestionAnswered():
+            case (
+                RateLimited()
+                | HistoryCompacted()
+                | ToolResultFlagged()
+                | AnswerDoubted()
+                | QuestionAsked()
+                | QuestionAnswered()
+            ):
                 self._row(event.step, event.agent).line = _line_of(event)
             case TextDelta():
                 row = self._row(event.step, event.agent)
@@ -142,13 +150,13 @@ class RunProgress:
 
 
 def _line_of(
-    event: RateLimited | HistoryCompacted | AnswerDoubted | QuestionAsked | QuestionAnswered,
+    event: RateLimited | HistoryCompacted | ToolResultFlagged | AnswerDoubted | QuestionAsked | QuestionAnswered,
 ) -> str:
     match event:
         case RateLimited():
             return waits_for_rate(event)
-        case HistoryCompacted():
-            return f"shortened the conversation: {event.tokens_before:,} to {event.tokens_after:,} tokens"
+        case HistoryCompacted() | ToolResultFlagged():
+            return printable(event.line)
         case AnswerDoubted():
             return f"not sure: {printable(event.reason)}"
         case QuestionAsked():

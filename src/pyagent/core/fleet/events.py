@@ -257,6 +257,32 @@ class HistoryCompacted(_Event, frozen=True):
     tokens_before: int
     tokens_after: int
 
+    @property
+    def line(self) -> str:
+        """What people are told of it."""
+        return f"shortened the conversation: {self.tokens_before:,} to {self.tokens_after:,} tokens"
+
+
+class ToolResultFlagged(_Event, frozen=True):
+    """What a tool gave reads like instructions to the model: `injection` from 0 to 1, the kinds of signs, and quotes.
+
+    The model was warned of it, or did not see it (`is_blocked`), as `fleet.tool_guard` says.
+    """
+
+    step: str
+    agent: str
+    tool: str
+    injection: float
+    kinds: list[str]
+    quotes: list[str]
+    is_blocked: bool = False
+
+    @property
+    def line(self) -> str:
+        """What people are told of it."""
+        done = "withheld from the model" if self.is_blocked else "the model is warned"
+        return f"the result of {self.tool} reads like instructions to a model ({', '.join(self.kinds)}): {done}"
+
 
 class StepFinished(_Event, frozen=True):
     """A part of an agent's work, named by the agent, ended."""
@@ -386,6 +412,7 @@ Event = (
     | NoteTaken
     | NotesRead
     | HistoryCompacted
+    | ToolResultFlagged
     | QuestionAsked
     | QuestionAnswered
     | StepFinished

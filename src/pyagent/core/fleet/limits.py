@@ -53,6 +53,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     `route`: who chooses the agent of a task that no agent is sure of, a model or a person.
     `waits_for_answers`: a question to a person waits for `Fleet.answer`; else it ends the run.
     `confidence` says which answers are doubtful, and what is done about them.
+    `tool_guard`: what becomes of results of tools that read like instructions to the model.
     `stalls` says when a run has stalled. `rates` say how often agents and tools may begin.
     """
 
@@ -69,6 +70,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     waits_for_answers: bool = False
     plan: Literal["off", "auto", "ask"] = "off"
     route: Literal["auto", "ask"] = "auto"
+    tool_guard: Literal["off", "warn", "block"] = "warn"
     confidence: ConfidencePolicy = ConfidencePolicy()
     stalls: StallPolicy = StallPolicy()
     rates: Rates = Rates()

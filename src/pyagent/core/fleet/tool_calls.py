@@ -24,6 +24,7 @@ from pyagent.core.fleet.events import HistoryCompacted
 from pyagent.core.fleet.history import compacted
 from pyagent.core.fleet.model_call import Completion, ModelCall, ToolResult
 from pyagent.core.fleet.offered_tools import offered_tools
+from pyagent.core.fleet.tool_guard import guarded
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.messages import JsonObject, Message, SamplingParams, Tool, ToolCall, Usage
 from pyagent.core.structured_output.wanted import Wanted
@@ -203,7 +204,7 @@ class ToolLoop:
             return _failed(call, "this call was made before and is not run again; use its result, or do something else")
         self._key_to_count[key] += 1
         self._num_run += 1
-        return await self._result(call, self.tools[name], arguments, key)
+        return await guarded(self.context, await self._result(call, self.tools[name], arguments, key))
 
     async def _result(self, call: ToolCall, tool: FleetTool, arguments: JsonObject, key: bytes) -> ToolResult:
         context = self.context

@@ -128,6 +128,14 @@ class Fleet(Section, frozen=True):
             "`wait` waits for `Fleet.answer` as long as the run may last.",
         ),
     ] = "end"
+    tool_guard: Annotated[
+        Literal["off", "warn", "block"],
+        Setting(
+            choice("off", "warn", "block"),
+            "What becomes of a tool's result that reads like instructions to the model (a page or file may hold some): "
+            "`warn` tells the model that it is data, `block` withholds it, `off` does not look.",
+        ),
+    ] = "warn"
     executor: Annotated[
         str, Setting(TEXT, "Where agents run: `in-process`, or what a plugin brings, such as `ray`.")
     ] = "in-process"

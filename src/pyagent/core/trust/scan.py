@@ -14,7 +14,7 @@ from functools import cache
 import msgspec
 
 from pyagent.core.trust.encoded import Inside, texts_inside
-from pyagent.core.trust.findings import Finding, Scan, quoted, scan_of, why_of
+from pyagent.core.trust.findings import Finding, Group, Scan, quoted, scan_of, why_of
 from pyagent.core.trust.folding import Folded, folded
 from pyagent.core.trust.injection_rules import INJECTION_RULES, UNSPACED_RULES
 from pyagent.core.trust.manipulation_rules import MANIPULATION_RULES
@@ -42,9 +42,10 @@ _NEAR_CHARACTERS = 400
 
 
 @cache
-def rule_book() -> RuleBook:
-    """Return all rules of words."""
-    return RuleBook([*INJECTION_RULES, *MANIPULATION_RULES])
+def rule_book(only: Group | None = None) -> RuleBook:
+    """Return the rules of words, all or of one group."""
+    rules = {"injection": INJECTION_RULES, "manipulation": MANIPULATION_RULES}
+    return RuleBook([*INJECTION_RULES, *MANIPULATION_RULES] if only is None else rules[only])
 
 
 @cache
@@ -52,21 +53,21 @@ def _unspaced() -> tuple[tuple[str, float, re.Pattern[str]], ...]:
     return tuple((kind, weight, re.compile(pattern)) for kind, weight, pattern in UNSPACED_RULES)
 
 
-def scan(text: str) -> Scan:
-    """Return what a text shows."""
+def scan(text: str, only: Group | None = None) -> Scan:
+    """Return what a text shows, of both groups or of one."""
     if len(text) > MAX_CHARACTERS:
         half = MAX_CHARACTERS // 2
         text = f"{text[:half]}\n{text[-half:]}"
-    return scan_of(_heaviest(_weighed(text, list(_findings(text, 0)))))
+    return scan_of(_heaviest(_weighed(text, list(_findings(text, 0, only)))))
 
 
 def _heaviest(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: -finding.weight)[:MAX_FINDINGS]
 
 
-def _findings(text: str, depth: int) -> Iterator[Finding]:
+def _findings(text: str, depth: int, only: Group | None) -> Iterator[Finding]:
     view = folded(text)
-    yield from _by_words(text, view)
+    yield from _by_words(text, view, only)
     for mark in marks(text):
         yield _finding(mark.kind, mark.weight, text, mark.start, mark.end)
     for each in unseen(text):
@@ -81,8 +82,8 @@ def _findings(text: str, depth: int) -> Iterator[Finding]:
             yield from _inside(text, found, depth)
 
 
-def _by_words(text: str, view: Folded) -> Iterator[Finding]:
-    for hit in rule_book().find(view.text):
+def _by_words(text: str, view: Folded, only: Group | None) -> Iterator[Finding]:
+    for hit in rule_book(only).find(view.text):
         yield _finding(hit.rule.kind, hit.rule.weight, text, *view.span(hit.start, hit.end))
     if view.text.isascii():
         return
@@ -93,7 +94,7 @@ def _by_words(text: str, view: Folded) -> Iterator[Finding]:
 
 def _inside(text: str, carried: Inside, depth: int) -> Iterator[Finding]:
     """Find what a text in an encoding says; that it is encoded counts where it says something."""
-    found = [each for each in _findings(carried.text, depth + 1) if each.group == "injection"]
+    found = [each for each in _findings(carried.text, depth + 1, "injection") if each.group == "injection"]
     if not found:
         return
     start, end, how = carried.start, carried.end, carried.how
