@@ -464,11 +464,11 @@ def test_long_question_is_killed_and_its_worker_replaced() -> None:
         box = Sandbox(seconds=1.0, max_workers=1)
         with pytest.raises(AgentError, match="gave up after 1 s"):
             await box.compute(read_question("expand (x+y+z+a+b)^300"))
-        spare = box._idle.queue[-1]  # pyright: ignore[reportPrivateUsage]
+        spare = box._workers._idle.queue[-1]  # pyright: ignore[reportPrivateUsage]
         assert spare is not None
         assert spare.is_alive
         assert (await box.compute(read_question("sqrt(16)"))).exact == "4"
-        assert box._idle.queue[-1] is spare  # pyright: ignore[reportPrivateUsage]
+        assert box._workers._idle.queue[-1] is spare  # pyright: ignore[reportPrivateUsage]
         await box.close()
 
     asyncio.run(main())

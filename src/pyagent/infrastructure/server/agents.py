@@ -30,6 +30,9 @@ from pyagent.core.messages import (
     EmbedResult,
     FailedAttempt,
     Health,
+    ImagePart,
+    JsonObject,
+    Message,
     ModelInfo,
     PromptTokensDetails,
     Usage,
@@ -41,7 +44,7 @@ from pyagent.infrastructure.server.run_rate import RunRate
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from pyagent.core.fleet.agent import Task
+    from pyagent.core.fleet.agent import Agent, Task
     from pyagent.core.fleet.events import Event, Totals
     from pyagent.core.fleet.orchestrator import Fleet
     from pyagent.infrastructure.observability.alerts import Alerts
@@ -245,7 +248,22 @@ def _task(request: ChatRequest, name: str, fleet: Fleet) -> Task:
     asked = [place for place, message in enumerate(request.messages) if message.role == "user"]
     if not asked:
         return Task(text=request.prompt or "")
-    return Task(text=request.messages[asked[-1]].text, history=tuple(request.messages[: asked[-1]]))
+    last = request.messages[asked[-1]]
+    history = tuple(request.messages[: asked[-1]])
+    return Task(text=last.text, history=history, arguments=_images(last, request.model, fleet.agents[name]))
+
+
+def _images(message: Message, model: str, agent: Agent) -> JsonObject:
+    """Return the images of the message that asks, as arguments of an agent that takes some."""
+    from pyagent.core.fleet.agent import arguments_type
+
+    parts = message.content if isinstance(message.content, list) else []
+    urls: list[object] = [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+    if not urls:
+        return {}
+    if "images" not in getattr(arguments_type(agent), "__struct_fields__", ()):
+        raise RequestError(f"{model} takes no images", param="messages")
+    return {"images": urls}
 
 
 def _delta(event: Event) -> ChatDelta | None:

@@ -70,7 +70,7 @@ class XGrammarBackend:
     """xgrammar for one vocabulary."""
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
-        import numpy as np  # pyright: ignore[reportMissingImports]
+        import numpy as np
         import xgrammar  # pyright: ignore[reportMissingImports]
 
         self._numpy: Any = np

@@ -1,0 +1,1 @@
+"""What images show: text, code, tables, bar charts and diagrams, by OCR and exact geometry; no model is asked."""
