@@ -23,6 +23,7 @@ from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.chain_view import ChainView, chain_of
 from pyagent.core.fleet.confidence import Confidence, DoubtAct
 from pyagent.core.fleet.doubts import doubted, marked, reconsidered
+from pyagent.core.fleet.embedding import embedded
 from pyagent.core.fleet.events import (
     Progress,
     Question,
@@ -133,6 +134,10 @@ class Context(Questions):
         call = ModelCall(self, messages, response_format, sampling, whole=True)
         await call.finish()
         return (await reconsidered(call)).completion
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return a vector for each text; raises `RequestError` where no backend of the chain embeds."""
+        return await embedded(self, texts)
 
     @property
     def reconsiders(self) -> bool:
