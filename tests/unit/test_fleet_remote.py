@@ -99,7 +99,7 @@ async def everything(context: Context, task: Task) -> object:
     tool = context.tool("note").definition()
     child = await context.spawn("child", "small work", max_tokens=10_000, timeout_seconds=50)
     parts = await context.map(lambda n: context.generate(f"part {n}"), range(3), max_concurrency=1)
-    context.report(0.5)
+    context.report(0.5, series="first")
     context.progress("ends")
     seen = (context.agent, context.step, context.depth, context.tools, context.budget.left_tokens is not None)
     return [named, again, wrong, said.text, "".join(pieces), noted, tool, child, parts, seen]

@@ -27,8 +27,8 @@ LIMIT = 10
 POLICY = StallPolicy(max_repeats=LIMIT, max_flat_scores=LIMIT)
 
 
-def score(value: float, agent: str = "a") -> ev.ScoreReported:
-    return ev.ScoreReported(run="r", step="s", agent=agent, score=value)
+def score(value: float, agent: str = "a", series: str = "") -> ev.ScoreReported:
+    return ev.ScoreReported(run="r", step="s", agent=agent, score=value, series=series)
 
 
 def num_until_stalled(scores: Sequence[float], policy: StallPolicy = POLICY) -> int | None:
@@ -237,6 +237,19 @@ def test_flat_scores_end_a_run_whatever_its_agent_makes_of_it() -> None:
     assert sum(isinstance(event, ev.ScoreReported) for event in events) == LIMIT + 1
     _, error = collected(fleet_of(Scorer(range(200))), "x")
     assert error is None
+
+
+def test_scores_of_one_search_are_compared_with_no_others() -> None:
+    """A hundred searches that end alike are no stall, one that stays flat is, and a new one saves no other."""
+    stalls = Stalls(POLICY)
+    for number in range(100):
+        stalls.add(score(1.0, series=f"search {number}"))
+    assert not stalls.reason
+    for number in range(LIMIT + 1):
+        assert not stalls.reason
+        stalls.add(score(1.0, series=f"more {number}"))
+        stalls.add(score(1.0, series="flat"))
+    assert stalls.reason
 
 
 @pytest.mark.parametrize("wrong", ["good", float("nan"), float("inf"), True, None])

@@ -246,13 +246,15 @@ class Context(Questions):
         """Keep what the agent has so far: a run that fails tells it in `RunFailed.partial`. The last counts."""
         self.run.step_to_partial[self.step] = partial
 
-    def report(self, score: float) -> None:
+    def report(self, score: float, *, series: str = "") -> None:
         """Say how good what the agent has is, more being better: a run whose scores stay as they are is ended.
 
+        An agent that does one thing after another names each by a `series`: its scores are compared with no others.
         Raises `StalledError` when it has stalled before, `RequestError` for what is no finite number.
         """
         self.run.check_goes_on()
-        event = ScoreReported(run=self.run.id, step=self.step, agent=self.agent, score=checked_score(score))
+        checked = checked_score(score)
+        event = ScoreReported(run=self.run.id, step=self.step, agent=self.agent, score=checked, series=series)
         self.run.emit(event)
 
     def phase_ended(self, name: str, seconds: float, error: str | None) -> None:

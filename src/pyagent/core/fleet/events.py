@@ -149,11 +149,15 @@ class AnswerDoubted(_Event, frozen=True):
 
 
 class ScoreReported(_Event, frozen=True):
-    """An agent says how good what it has is (`Context.report`); more is better."""
+    """An agent says how good what it has is (`Context.report`); more is better.
+
+    Scores of one `series` of an agent are compared with each other, and with no others.
+    """
 
     step: str
     agent: str
     score: float
+    series: str = ""
 
 
 class ToolStarted(_Event, frozen=True):

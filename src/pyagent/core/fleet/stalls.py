@@ -65,7 +65,9 @@ class Stalls:
     _circle: str = ""
     _flat: str = ""
     _seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict[bytes, None])
-    _scores: OrderedDict[tuple[str, str], Scores] = field(default_factory=OrderedDict[tuple[str, str], Scores])
+    _scores: OrderedDict[tuple[str, str, str], Scores] = field(
+        default_factory=OrderedDict[tuple[str, str, str], Scores]
+    )
 
     @property
     def reason(self) -> str:
@@ -118,12 +120,13 @@ class Stalls:
         window = self.policy.max_flat_scores
         if window is None:
             return
-        place = (event.agent, _place(event.step, ""))
+        place = (event.agent, _place(event.step, ""), event.series)
         scores = self._scores.setdefault(place, Scores(deque(maxlen=window)))
         self._scores.move_to_end(place)
         if len(self._scores) > MAX_SERIES:
             self._scores.popitem(last=False)
-        if scores.add(event.score):
+        is_beginning = bool(event.series) and not scores.last
+        if scores.add(event.score) and not is_beginning:  # one search after another is no improvement
             self._improved()
         elif scores.is_flat:
             self._flat = (

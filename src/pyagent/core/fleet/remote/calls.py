@@ -178,8 +178,8 @@ class RunCalls:
     async def _phase_ended(self, name: str, error: str | None, seconds: float) -> object:
         return self._context.phase_ended(name, seconds, error)
 
-    async def _report(self, score: float) -> object:
-        return self._context.report(score)
+    async def _report(self, score: float, series: str) -> object:
+        return self._context.report(score, series=series)
 
     async def _note(self, spec: Any) -> object:
         return take_note(self._context, spec)

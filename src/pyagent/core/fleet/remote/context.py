@@ -245,9 +245,9 @@ class RemoteContext(Questions):
         """Keep what the agent has so far."""
         self._tell("keep", partial)
 
-    def report(self, score: float) -> None:
+    def report(self, score: float, *, series: str = "") -> None:
         """Say how good what the agent has is."""
-        self._tell("report", checked_score(score))
+        self._tell("report", checked_score(score), series)
 
     def phase_ended(self, name: str, seconds: float, error: str | None) -> None:
         """Show that a part of the work is over."""
