@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 from support.command_line import pyagent
 
-from pyagent.testing import openai_server
+from pyagent.core.settings import Settings
+from pyagent.fleet import Fleet
+from pyagent.infrastructure.server.agents import AgentBackend
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import ScriptedBackend, openai_server, serve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -84,3 +89,29 @@ def test_reasoning_offers_the_tools_that_are_named(environment: dict[str, str]) 
     assert "Hello from the fake." in done.stdout
     assert unknown.returncode != 0
     assert "there is no tool 'calculater'; did you mean 'calculator'?" in unknown.stderr
+
+
+def test_reasoning_takes_a_strategy(environment: dict[str, str]) -> None:
+    """`pyagent agent reasoning --strategy NAME` ends with an answer and says why, though no critique can be read."""
+    with openai_server() as server:
+        words = ["agent", "reasoning", "--strategy", "reflection", "6 times 7?", "--chain", f"openai:{server.url}"]
+        done = pyagent(*words, "--json", env=environment)
+        refused = pyagent(*words, "--samples", "3", env=environment)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["strategy"], told["answer"], told["num_calls"]) == ("reflection", "Hello from the fake.", 2)
+    assert told["ended"]
+    assert "samples is for the strategy self-consistency" in refused.stderr
+
+
+def test_reasoning_by_a_strategy_is_reached_over_http() -> None:
+    """A message to `agent:reasoning` that is JSON has the question, the strategy and its options."""
+    backend = ScriptedBackend(lambda one: f"Answer: {7 if one.sampling.seed == 1 else 8}")
+    app = create_app(backend, agents=AgentBackend(lambda: Fleet(Settings(), backend=backend)))
+    asked = {"question": "How many?", "strategy": "debate", "rounds": 1}
+    body = {"model": "agent:reasoning", "messages": [{"role": "user", "content": json.dumps(asked)}]}
+    with serve(app) as url:
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+    message = answer["choices"][0]["message"]
+    assert "round 1: 8 | 7 | 8" in message["reasoning_content"]
+    assert "Answer: 8  (2 of 3 debaters agree)" in message["content"]

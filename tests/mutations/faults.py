@@ -10,6 +10,7 @@ import node_faults
 import protocol_faults
 import rust_faults
 import server_faults
+import strategy_faults
 import text_faults
 import tool_faults
 import webhook_faults
@@ -24,6 +25,7 @@ FAULTS: tuple[Fault, ...] = (
     *protocol_faults.FAULTS,
     *rust_faults.FAULTS,
     *server_faults.FAULTS,
+    *strategy_faults.FAULTS,
     *text_faults.FAULTS,
     *tool_faults.FAULTS,
     *webhook_faults.FAULTS,

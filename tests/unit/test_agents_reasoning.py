@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from pyagent.core.messages import ChatRequest
 from pyagent.logic.agents.documents import Document
 from pyagent.logic.agents.passages import find, passages_of
 from pyagent.logic.agents.reasoning import Reasoned, ReasoningAgent
+from pyagent.logic.agents.reasoning_options import ReasoningArguments
 from pyagent.logic.strategies.answers import normal_form
 from pyagent.logic.strategies.chain_of_thought import Thought, read_thought
 from pyagent.logic.strategies.self_consistency import vote
@@ -129,6 +132,106 @@ def test_samples_choose_self_consistency(arguments: dict[str, object]) -> None:
     assert _run(backend, Task(text="2+2?", arguments=arguments)).strategy == "self-consistency"
     with pytest.raises(RequestError, match="self-consistency"):
         _run(backend, Task(text="2+2?", arguments=arguments | {"strategy": "chain-of-thought"}))
+
+
+REFLECTED = [
+    "1. 3 * 4\nAnswer: 12",
+    '{"faults": ["two are lost"], "score": 3}',
+    "Answer: 10",
+    '{"faults": [], "score": 9}',
+]
+
+
+def test_reflection_shows_its_drafts_and_why_it_ended() -> None:
+    """The answer comes with every draft, the faults found, and the end."""
+    reasoned = _run(ScriptedBackend(REFLECTED), Task(text="How many?", arguments={"strategy": "reflection"}))
+    assert str(reasoned).splitlines()[:3] == [
+        "draft 1: 12  (3 of 10; two are lost)",
+        "draft 2: 10  (9 of 10; no faults)",
+        "Answer: 10",
+    ]
+    assert str(reasoned).splitlines()[3].startswith("(ended: no fault was found in draft 2; 4 calls, ")
+
+
+def test_debate_shows_its_rounds_and_votes() -> None:
+    """The rounds come before the answer, and how many debaters agree after it."""
+    backend = ScriptedBackend(lambda one: f"Answer: {7 if one.sampling.seed in {0, 4} else 8}")
+    reasoned = _run(backend, Task(text="How many?", arguments={"debaters": 3}))
+    assert (reasoned.strategy, reasoned.answer, reasoned.votes) == ("debate", "8", {"8": 2, "7": 1})
+    assert "round 1: 7 | 8 | 8\nround 2: 8 | 7 | 8\nAnswer: 8  (2 of 3 debaters agree)" in str(reasoned)
+
+
+def test_tree_of_thoughts_shows_its_thoughts() -> None:
+    """Every thought has a line with its score, those that led to the answer a mark."""
+
+    def answer(request: ChatRequest) -> str:
+        told = request.messages[-1].text
+        if "Propose" in told:
+            return '{"thoughts": ["guess", "add them"]}'
+        if "How good" in told:
+            return '{"score": 9, "is_solved": true}' if "add them" in told else '{"score": 1, "is_solved": false}'
+        return "Answer: 8"
+
+    reasoned = _run(ScriptedBackend(answer), Task(text="How many?", arguments={"depth": 2}))
+    assert (reasoned.strategy, reasoned.steps) == ("tree-of-thoughts", ["-  1  guess", "*  9  add them"])
+    assert reasoned.ended == "thought 2 solves it, by its value"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "strategy"),
+    [
+        ({"rounds": 2}, None),
+        ({"tokens": 500}, None),
+        ({"seed": 1, "rounds": 2}, "debate"),
+        ({"rounds": 2, "tokens": 500}, None),
+        ({"settle": "judge", "rounds": 2, "tokens": 90_000, "seed": 3}, "debate"),
+        ({"max_calls": 9, "tokens": 90_000}, "tree-of-thoughts"),
+        ({"strategy": "reflection", "rounds": 2}, "reflection"),
+    ],
+)
+def test_option_of_one_strategy_chooses_it(arguments: dict[str, object], strategy: str | None) -> None:
+    """What only one strategy has means that one; what several have does not say which."""
+    options = msgspec.convert(arguments, ReasoningArguments)
+    if strategy is None:
+        with pytest.raises(RequestError, match="say which by `strategy`"):
+            options.chosen()
+    else:
+        assert options.chosen() == strategy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"strategy": "reflection", "samples": 3}, "samples is for the strategy self-consistency"),
+        ({"strategy": "debate", "depth": 3}, "depth is for the strategy tree-of-thoughts"),
+        ({"strategy": "reflection", "seed": 3}, "seed is for the strategies self-consistency, debate and tree-of-thou"),
+        ({"strategy": "tree-of-thoughts", "rounds": 3}, "rounds is for the strategies reflection and debate"),
+        ({"strategy": "self-consistency", "tokens": 3}, "tokens is for the strategies reflection, debate and tree-of"),
+        ({"strategy": "debate", "tools": ["calculator"]}, "tools is for the strategy chain-of-thought"),
+        ({"samples": 3, "tools": ["calculator"]}, "tools is for the strategy chain-of-thought"),
+        ({"samples": 3, "debaters": 3}, "debaters is for the strategy debate"),
+        ({"debaters": 2, "agents": ["a", "b"]}, "debaters is how often the model debates"),
+        ({"search": "depth-first", "beam": 2}, "beam is for search=beam"),
+        ({"question": "Why?"}, "the question is given twice"),
+        ({"strategy": "reflection", "rounds": 0}, "rounds goes from 1 to 8, got 0"),
+        ({"strategy": "tree-of-thoughts", "max_calls": 1}, "max_calls goes from 2 to 200"),
+        ({"strategy": "debate", "tokens": 0}, "tokens"),
+    ],
+)
+def test_option_of_another_strategy_is_refused_by_name(arguments: dict[str, object], told: str) -> None:
+    """No option is ignored, and nothing is asked."""
+    backend = ScriptedBackend([])
+    with pytest.raises(RequestError, match=re.escape(told)):
+        _run(backend, Task(text="x", arguments=arguments))
+    assert backend.requests == []
+
+
+def test_question_may_be_an_argument() -> None:
+    """A task that is JSON, as one over HTTP may be, has the question and the strategy."""
+    reasoned = _run(ScriptedBackend(REFLECTED), '{"question": "How many?", "strategy": "reflection", "rounds": 1}')
+    assert (reasoned.answer, reasoned.strategy) == ("10", "reflection")
+    with pytest.raises(RequestError, match="needs a question"):
+        _run(ScriptedBackend([]), '{"strategy": "reflection"}')
 
 
 def test_question_about_a_file_is_answered_from_its_passages() -> None:

@@ -5,53 +5,39 @@ About files it reads: the passages that matter to the question are found first, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.file_access import short_path
 from pyagent.core.hooks import hookimpl
 from pyagent.logic.agents.documents import Document, read_documents
 from pyagent.logic.agents.passages import Passage
+from pyagent.logic.agents.reasoning_options import ReasoningArguments, Strategy
 from pyagent.logic.strategies.chain_of_thought import chain_of_thought
+from pyagent.logic.strategies.debate import debate
 from pyagent.logic.strategies.reading import matching, read
+from pyagent.logic.strategies.reflection import reflection
 from pyagent.logic.strategies.self_consistency import self_consistency
 from pyagent.logic.strategies.tool_use import use_tools
+from pyagent.logic.strategies.tree_of_thoughts import tree_of_thoughts
+from pyagent.logic.strategies.written import debate_lines, reflection_lines, tree_lines
 
 _DEFAULT_SAMPLES = 5
-
-
-class ReasoningArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to go about it. `samples` and `seed` are of self-consistency: without a strategy they choose it.
-
-    `tools` names the fleet's tools that the model may call; without them it calls none.
-    """
-
-    strategy: Literal["chain-of-thought", "self-consistency"] | None = None
-    samples: int | None = None
-    seed: int | None = None
-    tools: tuple[str, ...] = ()
-
-    def chosen(self) -> Literal["chain-of-thought", "self-consistency"]:
-        """Return the strategy; raises `RequestError` for samples or tools of one that takes none."""
-        draws = "samples" if self.samples is not None else "seed" if self.seed is not None else ""
-        if self.strategy == "chain-of-thought" and draws:
-            raise RequestError(f"{draws} is for the strategy self-consistency", param=draws)
-        if self.tools and (draws or self.strategy == "self-consistency"):
-            raise RequestError("tools is for the strategy chain-of-thought", param="tools")
-        return self.strategy or ("self-consistency" if draws else "chain-of-thought")
-
-
+_DEFAULT_DEBATERS = 3
+_DEFAULT_ROUNDS = 2
+_VOTERS = {"self-consistency": "samples", "debate": "debaters"}
 _MAX_HISTORY_CHARACTERS = 3_000
 _CUT = "the model was cut off: it had more to say"
 
 
 class Reasoned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer, the steps that led to it, and, where answers voted, the votes; of files, the passages it rests on."""
+    """The answer, the steps that led to it, and, where answers voted, the votes; of files, the passages it rests on.
+
+    `ended` is why a strategy of several rounds went no further, after so many calls and tokens.
+    """
 
     answer: str
     strategy: str
@@ -59,14 +45,20 @@ class Reasoned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     votes: dict[str, int] = {}
     quotes: list[Passage] = []
     note: str = ""
+    ended: str = ""
+    num_calls: int = 0
+    num_tokens: int = 0
 
     def __str__(self) -> str:
         num_votes = sum(self.votes.values())
-        agreed = f"  ({max(self.votes.values())} of {num_votes} samples agree)" if num_votes else ""
+        voters = _VOTERS.get(self.strategy, "samples")
+        agreed = f"  ({max(self.votes.values())} of {num_votes} {voters} agree)" if num_votes else ""
         answer = f"Answer: {self.answer}{agreed}" if self.steps or agreed else self.answer
         quotes = [f"\n{short_path(quote.file)}:{quote.line}\n{_indented(quote.text)}" for quote in self.quotes]
+        calls = f"{self.num_calls} call{'' if self.num_calls == 1 else 's'}"
+        used = f"\n(ended: {self.ended}; {calls}, {self.num_tokens:,} tokens)" if self.ended else ""
         note = [f"\n({self.note})"] if self.note else []
-        return "\n".join([*self.steps, answer, *quotes, *note])
+        return "\n".join([*self.steps, f"{answer}{used}", *quotes, *note])
 
 
 def _indented(text: str) -> str:
@@ -85,25 +77,97 @@ class ReasoningAgent:
         """Return the answer to the text, about the files and results if there are any."""
         options = task.arguments_as(ReasoningArguments)
         strategy = options.chosen()
-        if not task.text.strip():
-            raise RequestError("reasoning needs a question", param="text")
+        text = options.asked(task)
         results = [*_conversation(task), *(f"{name}: {result}" for name, result in task.results.items())]
         documents = await read_documents(task.files)
         if options.tools:
-            return await _with_tools(context, task.text, documents, results, options.tools)
+            return await _with_tools(context, text, documents, results, options.tools)
         if documents and strategy == "chain-of-thought":
-            reading = await read(context, task.text, documents, results)
+            reading = await read(context, text, documents, results)
             return Reasoned(answer=reading.answer, strategy="reading", quotes=reading.quotes, note=reading.note)
-        found = await matching(task.text, documents)
-        question = "\n\n".join([*results, *(passage.text for passage in found), task.text])
-        if strategy == "chain-of-thought":
-            thought = await chain_of_thought(context, question)
-            note = _note(thought.is_cut, thought.doubt)
-            return Reasoned(answer=thought.answer, strategy=strategy, steps=thought.steps, note=note)
-        num_samples = _DEFAULT_SAMPLES if options.samples is None else options.samples
-        consensus = await self_consistency(context, question, num_samples=num_samples, seed=options.seed or 0)
-        steps = next(thought.steps for thought in consensus.samples if thought.answer == consensus.answer)
-        return Reasoned(answer=consensus.answer, strategy=strategy, steps=steps, votes=consensus.votes, quotes=found)
+        found = await matching(text, documents)
+        question = "\n\n".join([*results, *(passage.text for passage in found), text])
+        reasoned = await _STRATEGIES[strategy](context, question, options)
+        return msgspec.structs.replace(reasoned, quotes=[] if strategy == "chain-of-thought" else found)
+
+
+async def _in_one_line(context: Context, question: str, options: ReasoningArguments) -> Reasoned:
+    thought = await chain_of_thought(context, question)
+    note = _note(thought.is_cut, thought.doubt)
+    return Reasoned(answer=thought.answer, strategy="chain-of-thought", steps=thought.steps, note=note)
+
+
+async def _by_samples(context: Context, question: str, options: ReasoningArguments) -> Reasoned:
+    num_samples = _DEFAULT_SAMPLES if options.samples is None else options.samples
+    consensus = await self_consistency(context, question, num_samples=num_samples, seed=options.seed or 0)
+    steps = next(thought.steps for thought in consensus.samples if thought.answer == consensus.answer)
+    return Reasoned(answer=consensus.answer, strategy="self-consistency", steps=steps, votes=consensus.votes)
+
+
+async def _by_reflection(context: Context, question: str, options: ReasoningArguments) -> Reasoned:
+    num_rounds = _DEFAULT_ROUNDS if options.rounds is None else options.rounds
+    found = await reflection(context, question, num_rounds=num_rounds, max_tokens=options.tokens)
+    return Reasoned(
+        answer=found.answer,
+        strategy="reflection",
+        steps=[*found.steps, *reflection_lines(found)],
+        note=_CUT if found.is_cut else "",
+        ended=found.end.text,
+        num_calls=found.num_calls,
+        num_tokens=found.num_tokens,
+    )
+
+
+async def _by_debate(context: Context, question: str, options: ReasoningArguments) -> Reasoned:
+    found = await debate(
+        context,
+        question,
+        num_debaters=_DEFAULT_DEBATERS if options.debaters is None else options.debaters,
+        agents=options.agents,
+        num_rounds=_DEFAULT_ROUNDS if options.rounds is None else options.rounds,
+        settle=options.settle or "plurality",
+        seed=options.seed or 0,
+        max_tokens=options.tokens,
+    )
+    return Reasoned(
+        answer=found.answer,
+        strategy="debate",
+        steps=[*found.steps, *debate_lines(found)],
+        votes=found.votes,
+        note=found.note,
+        ended=found.end.text,
+        num_calls=found.num_calls,
+        num_tokens=found.num_tokens,
+    )
+
+
+async def _by_tree(context: Context, question: str, options: ReasoningArguments) -> Reasoned:
+    found = await tree_of_thoughts(
+        context,
+        question,
+        search=options.search or "beam",
+        bounds=options.bounds(),
+        seed=options.seed or 0,
+        max_tokens=options.tokens,
+    )
+    return Reasoned(
+        answer=found.answer,
+        strategy="tree-of-thoughts",
+        steps=[*tree_lines(found), *found.steps],
+        note=_CUT if found.is_cut else "",
+        ended=found.end.text,
+        num_calls=found.num_calls,
+        num_tokens=found.num_tokens,
+    )
+
+
+_STRATEGIES: Mapping[Strategy, Callable[[Context, str, ReasoningArguments], Awaitable[Reasoned]]] = {
+    "chain-of-thought": _in_one_line,
+    "self-consistency": _by_samples,
+    "reflection": _by_reflection,
+    "debate": _by_debate,
+    "tree-of-thoughts": _by_tree,
+}
 
 
 def _note(is_cut: bool, doubt: str) -> str:

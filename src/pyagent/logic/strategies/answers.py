@@ -13,6 +13,8 @@ from pyagent.logic.voting.profile import Profile
 from pyagent.logic.voting.ties import broken, grouped
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_MAX_NUMBER_CHARACTERS = 200
+"""Of an answer that says a number; a longer one is a text that has a number in it."""
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
@@ -44,10 +46,10 @@ def settle(answers: Sequence[str]) -> Verdict:
 
 
 def normal_form(answer: str) -> str:
-    """What an answer says, however it is written: its number when it has just one, else its words in lower case."""
+    """What an answer says, however it is written: a short one's only number, else its words in lower case."""
     text = _THOUSANDS.sub("", answer.strip().lower())
     numbers = _NUMBER.findall(text)
-    if len(numbers) == 1:
+    if len(numbers) == 1 and len(text) <= _MAX_NUMBER_CHARACTERS:
         return f"{float(numbers[0]):.12g}"
     words = re.findall(r"[^\W_]+", text)
     return " ".join(word for word in words if word not in {"the", "a", "an", "is", "answer"}) or text

@@ -61,6 +61,19 @@ async def chain_of_thought(
     return Thought(thought.steps, last, is_cut=is_cut, doubt=doubt)
 
 
+def thought_of(text: str, *, is_cut: bool = False) -> Thought:
+    """Return the steps and the answer in a text that is not asked about again: without an answer's line it is all.
+
+    Of a list of steps the last one is the answer.
+    """
+    thought = read_thought(text)
+    if thought.answer:
+        return msgspec.structs.replace(thought, is_cut=is_cut)
+    if _are_steps(thought.steps):
+        return Thought(thought.steps[:-1], thought.steps[-1], is_cut=is_cut)
+    return Thought([], text.strip(), is_cut=is_cut)
+
+
 def _are_steps(lines: Sequence[str]) -> bool:
     """Whether a text without an answer's line is a list of steps towards one, and not a text of another kind."""
     return len(lines) > 1 and bool(_STEP.match(lines[0])) and sum(bool(_STEP.match(line)) for line in lines) > 1
