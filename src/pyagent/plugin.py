@@ -164,6 +164,11 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.models.describe import describe_model
     from pyagent.infrastructure.wire.codec import Codec
     from pyagent.infrastructure.wire.fault import Fault
+    from pyagent.logic.strategies.chain_of_thought import chain_of_thought
+    from pyagent.logic.strategies.debate import debate
+    from pyagent.logic.strategies.reflection import reflection
+    from pyagent.logic.strategies.self_consistency import self_consistency
+    from pyagent.logic.strategies.tree_of_thoughts import TreeBounds, tree_of_thoughts
 
 _LATER = {
     "ABILITIES": "pyagent.core.abilities",
@@ -267,11 +272,14 @@ _LATER = {
     "Tokenizer": "pyagent.core.tokenizers",
     "TokenizerFactory": "pyagent.core.tokenizers",
     "ToolProvider": "pyagent.core.fleet.tool_providers",
+    "TreeBounds": "pyagent.logic.strategies.tree_of_thoughts",
     "UnpinPrompt": "pyagent.core.prompt_cache",
     "ViewCache": "pyagent.core.prompt_cache",
     "Vocabulary": "pyagent.core.logits_processors",
     "WarmPrefixes": "pyagent.core.cluster.prefixes",
     "XmlCalls": "pyagent.core.dialects.xml_calls",
+    "chain_of_thought": "pyagent.logic.strategies.chain_of_thought",
+    "debate": "pyagent.logic.strategies.debate",
     "describe_model": "pyagent.infrastructure.models.describe",
     "error_body": "pyagent.http_pool",
     "estimated_request_tokens": "pyagent.core.token_estimate",
@@ -287,9 +295,12 @@ _LATER = {
     "prefix_keys": "pyagent.core.cluster.prefixes",
     "read_headers": "pyagent.core.config",
     "readable_path": "pyagent.core.fleet.file_access",
+    "reflection": "pyagent.logic.strategies.reflection",
     "run_rank": "pyagent.infrastructure.engine.runners.torch.parallel.processes",
     "run_remote": "pyagent.core.fleet.remote.context",
+    "self_consistency": "pyagent.logic.strategies.self_consistency",
     "tool": "pyagent.core.fleet.tool_functions",
+    "tree_of_thoughts": "pyagent.logic.strategies.tree_of_thoughts",
 }
 
 __all__ = [
@@ -444,6 +455,7 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "ToolProvider",
+    "TreeBounds",
     "UnpinPrompt",
     "Unsupported",
     "UnsupportedError",
@@ -453,7 +465,9 @@ __all__ = [
     "WarmPrefixes",
     "WireError",
     "XmlCalls",
+    "chain_of_thought",
     "collect",
+    "debate",
     "describe_model",
     "error_body",
     "estimated_request_tokens",
@@ -470,10 +484,13 @@ __all__ = [
     "prefix_keys",
     "read_headers",
     "readable_path",
+    "reflection",
     "run_rank",
     "run_remote",
+    "self_consistency",
     "tool",
     "trace_headers",
+    "tree_of_thoughts",
 ]
 
 
