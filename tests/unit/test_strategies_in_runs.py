@@ -193,6 +193,14 @@ def test_doubtful_answers_are_not_asked_again_uncounted(name: str) -> None:
     assert found.num_calls == len(backend.requests)
 
 
+def test_debaters_that_do_not_agree_are_told_as_doubtful() -> None:
+    """The part of the debaters behind the answer is compared with the run's least agreement."""
+    limits = FleetLimits(confidence=ConfidencePolicy(min_agreement=0.9))
+    backend = ScriptedBackend(lambda one: f"Answer: {one.sampling.seed}")
+    told = told_by(Fleet(backend, [reasoner(lambda context: debate(context, QUESTION))], limits=limits))
+    assert [event.reason for event in told if isinstance(event, ev.AnswerDoubted)] == ["33% of the answers agree"]
+
+
 @all_strategies
 def test_the_runs_deadline_ends_it(name: str) -> None:
     """Past the deadline nothing is settled on: the run fails by it, with what there is so far."""
