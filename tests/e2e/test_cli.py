@@ -99,7 +99,8 @@ def test_cli_run_plain_and_json(chain: str, environment: dict[str, str]) -> None
     listed = json.loads(pyagent("runs", "list", "--json", env=environment).stdout)
     assert [run["task"] for run in listed] == ["2+2", "17*23 + sqrt(2)"]
     assert "r-" in pyagent("runs", "list", env=environment).stdout
-    assert "run_finished" in pyagent("runs", "show", listed[0]["run"], env=environment).stdout
+    assert "math" in pyagent("runs", "show", listed[0]["run"], env=environment).stdout
+    assert "run_finished" in pyagent("runs", "show", "--events", env=environment).stdout
     assert json.loads(pyagent("runs", "show", listed[0]["run"], "--json", env=environment).stdout.splitlines()[-1])
 
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from pyagent.cli.graph import GraphForm, write_graph
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import Colour, coloured, for_terminal, write_json, write_json_line
 from pyagent.cli.run_control import add_commands
 from pyagent.cli.run_gate import gate
-from pyagent.cli.run_journal import Run, cut, line_of, open_journal, run_ids
+from pyagent.cli.run_journal import Run, cut, open_journal, run_ids
 from pyagent.cli.run_marks import mark
+from pyagent.cli.run_show import show, warn_of_damage
 from pyagent.cli.run_stats import stats
 from pyagent.cli.startup import read_settings
-from pyagent.core.one_line import printable
-
-if TYPE_CHECKING:
-    from pyagent.infrastructure.storage.journal import KeptRun, SqliteJournal
 
 app = typer.Typer(add_completion=False, help="Look at runs, go on with them, and delete them.", no_args_is_help=True)
 
@@ -48,44 +44,7 @@ def list_runs(
         sys.stdout.write(f"{run.run:<12} {when}  {state} {seconds}  {cut(run.task, 80)}\n")
 
 
-@app.command()
-def show(
-    run: Annotated[
-        str | None, typer.Argument(help="The run's id; without one the newest.", autocompletion=run_ids)
-    ] = None,
-    notes: Annotated[bool, typer.Option("--notes", help="Show only the notes that agents took.")] = False,
-    as_json: AsJson = False,
-    config: Config = None,
-) -> None:
-    """Show everything a run did, in order; where records are damaged, that."""
-    import msgspec
-
-    from pyagent.core.fleet.events import NoteTaken
-
-    journal = open_journal(config)
-    if run is None:
-        run = next((row.run for row in journal.runs()), None)
-        if run is None:
-            sys.stdout.write("no runs yet: pyagent run TASK\n")
-            return
-    kept = journal.read(run)
-    if not (as_json or notes) and len(steps := journal.spec(run).steps) > 1:
-        write_graph(steps, GraphForm.TREE)
-        sys.stdout.write("\n")
-    expected = 0
-    for record in kept.records:
-        if notes and not isinstance(record.event, NoteTaken):
-            continue
-        if as_json:
-            write_json_line(msgspec.json.encode(record.event, enc_hook=str))
-            continue
-        if record.number > expected and not notes:
-            sys.stdout.write(coloured(f"{'':8}  {record.number - expected} records are damaged\n", "red"))
-        expected = record.number + 1
-        sys.stdout.write(line_of(record.event) + "\n")
-    if not as_json and not notes:
-        _write_questions(journal, run)
-    _warn_of_damage(run, kept)
+app.command()(show)
 
 
 @app.command()
@@ -119,29 +78,6 @@ def result(
     run_to_end(work())
 
 
-def _write_questions(journal: SqliteJournal, run: str) -> None:
-    """Write what a run waits for a person to answer, whole, and how to answer it."""
-    from pyagent.core.fleet.run_view import view_of
-
-    if (row := journal.summary(run)) is None or not (questions := view_of(journal, row).questions):
-        return
-    for question in questions:
-        options = f" [{'/'.join(map(printable, question.options))}]" if question.options else ""
-        sys.stdout.write(f"\n{coloured('asks', 'yellow')} ({question.id}): {printable(question.text)}{options}\n")
-        answer = f"{question.id}=ANSWER" if len(questions) > 1 else "ANSWER"
-        if row.state != "running":
-            sys.stdout.write(f"answer it: pyagent runs resume {run} --answer {answer}\n")
-    if row.state == "running":
-        url = f"POST /v1/runs/{run}/answer"
-        sys.stdout.write(f"answer it at the terminal or by the program that runs it; of a server by {url}\n")
-
-
-def _warn_of_damage(run: str, kept: KeptRun) -> None:
-    if not kept.is_whole:
-        num_lost = len(kept.missing)
-        sys.stderr.write(f"warning: the journal of {run} is damaged: {num_lost} records are lost\n")
-
-
 @app.command()
 def export(
     run: Run,
@@ -155,7 +91,7 @@ def export(
     kept = journal.read(run)
     summary = next((row for row in journal.runs() if row.run == run), None)
     head = {"run": run, "summary": summary, "spec": journal.spec(run), "missing": kept.missing}
-    _warn_of_damage(run, kept)
+    warn_of_damage(run, kept)
     if file is None:
         for part in (head, *kept.records):
             write_json_line(_json(part))

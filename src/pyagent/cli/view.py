@@ -22,6 +22,7 @@ from pyagent.core.fleet.events import (
     RouteChosen,
     StepRetried,
     StepSkipped,
+    ToolResultFlagged,
     encode_event,
 )
 from pyagent.core.one_line import printable
@@ -114,9 +115,8 @@ class PlainView(_LineView):
                 sure = "" if event.score is None else f" {event.score:.2g}"
                 by = "" if event.how == "named" else f"by {event.how}{sure}: "
                 return f"{marked('running')} {event.agent:<12} {by}{printable(event.reason)}"
-            case Progress() | QuestionAsked():
-                text = event.text if isinstance(event, Progress) else f"asks: {event.question.text}"
-                return f"  {event.agent:<12} {printable(text)}"
+            case Progress() | QuestionAsked() | ToolResultFlagged():
+                return f"  {event.agent:<12} {printable(_said(event))}"
             case AgentFinished() if "/" not in event.step:
                 return finished_line(self.progress.rows[event.step])
             case AgentFailed() if "/" not in event.step:
@@ -186,6 +186,16 @@ class LiveView:
 
 
 _DRAWN_PER_SECOND = 5
+
+
+def _said(event: Progress | QuestionAsked | ToolResultFlagged) -> str:
+    match event:
+        case Progress():
+            return event.text
+        case QuestionAsked():
+            return f"asks: {event.question.text}"
+        case ToolResultFlagged():
+            return event.line
 
 
 def marked(state: State, shown: str = "") -> str:

@@ -15,7 +15,7 @@ _MAX_TITLE = 60
 def tree_lines(steps: Sequence[Step], indent: str = "") -> Iterator[str]:
     """Return a line for each step in the order they can run, the steps of a group below it."""
     width = max(len(step.name) for step in steps)
-    for step in _in_order(steps):
+    for step in in_order(steps):
         about = " · ".join((*_task_words(step), *_option_words(step)))
         yield f"{indent}{step.name:<{width}}  {about}".rstrip()
         if step.steps:
@@ -61,8 +61,8 @@ def _toml_value(value: str | Sequence[str]) -> str:
 
 
 def _mermaid_nodes(steps: Sequence[Step], name_to_id: dict[str, str], indent: str) -> Iterator[str]:
-    for step in _in_order(steps):
-        words = [step.name, *([step.agent] if step.agent else []), *_loop_words(step)]
+    for step in in_order(steps):
+        words = [step.name, *([step.agent] if step.agent else []), *loop_words(step)]
         label = _quoted(" · ".join(words))
         if not step.steps:
             yield f"{indent}{name_to_id[step.name]}[{label}]"
@@ -73,12 +73,13 @@ def _mermaid_nodes(steps: Sequence[Step], name_to_id: dict[str, str], indent: st
 
 
 def _all_of(steps: Sequence[Step]) -> Iterator[Step]:
-    for step in _in_order(steps):
+    for step in in_order(steps):
         yield step
         yield from _all_of(step.steps)
 
 
-def _in_order(steps: Sequence[Step]) -> list[Step]:
+def in_order(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps in an order in which they can run."""
     name_to_step = {step.name: step for step in steps}
     return [name_to_step[name] for name in topological_order({step.name: step.after for step in steps})]
 
@@ -99,7 +100,7 @@ def _option_words(step: Step) -> Iterator[str]:
         yield f"after {names}" if step.join == "all" else f"after {step.join} of {names}"
     if step.when:
         yield f"when {step.when}"
-    yield from _loop_words(step)
+    yield from loop_words(step)
     if step.priority is not None:
         yield f"priority {step.priority}"
     if step.request_class:
@@ -121,7 +122,8 @@ def _budget_words(budget: StepBudget) -> Iterator[str]:
         yield f"{budget.seconds:g} s a try"
 
 
-def _loop_words(step: Step) -> Iterator[str]:
+def loop_words(step: Step) -> Iterator[str]:
+    """Yield what is said of a step's items, rounds and tries."""
     if step.for_each is not None:
         yield f"for each of {step.for_each.strip('{}') if isinstance(step.for_each, str) else len(step.for_each)}"
     if step.repeat is not None:
