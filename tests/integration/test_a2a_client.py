@@ -29,8 +29,9 @@ from pyagent.core.errors import AgentAwayError, AgentError, ConfigError, Deadlin
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.journal import Journal
+from pyagent.core.fleet.journal import Journal, MemoryJournal
 from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.fleet.replay_check import check_replay
 from pyagent.core.fleet.steps import Step
 from pyagent.core.messages import ChatRequest
 from pyagent.core.settings.a2a import RemoteAgentSettings
@@ -431,3 +432,22 @@ def test_agents_of_the_settings_are_the_fleets(tmp_path: Path) -> None:
     settings = load_settings(tmp_path / "pyagent.toml").settings
     with pytest.raises(ConfigError, match=r"a2a\.agents\.math: there is an agent math here"):
         make_agents(settings, make_host(settings))
+
+
+def test_a_replay_is_checked_without_the_agent_elsewhere() -> None:
+    """A run that had a part done elsewhere is checked when that is gone: its result is the journal's, and told."""
+
+    async def lead(context: Context, task: Task) -> object:
+        return f"they {await context.spawn('far', task)}"
+
+    async def work(url: str) -> None:
+        journal = MemoryJournal()
+        async with here(remote(url), Custom("lead", lead), journal=journal) as fleet:
+            events, error = await events_of(fleet, "go", agent="lead")
+            assert (error, output(events)) == (None, "they one two three")
+        async with here(remote("http://127.0.0.1:1"), Custom("lead", lead), journal=journal) as fleet:
+            report = await check_replay(fleet, events[0].run)
+            assert (report.difference, report.num_agents) == ("", 1)
+            assert report.unchecked == ("what far, an agent elsewhere, would do now: its result is the journal's",)
+
+    asyncio.run(with_server(packaged(), work))

@@ -15,6 +15,7 @@ from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
+from pyagent.core.fleet.replay_check import check_replay
 from pyagent.core.fleet.steps import Step
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.testing import ScriptedBackend
@@ -178,3 +179,29 @@ def test_a_call_is_approved_whole_or_not_at_all(num_chars: int) -> None:
         assert "200,021 characters of arguments" in str(error)
         assert not asked
     assert not done
+
+
+def test_a_run_goes_on_where_no_answer_can_come() -> None:
+    """A model that was offered `ask_user` is offered it again: a run of a terminal is resumed and checked in a pipe."""
+    has_failed: list[bool] = []
+
+    async def work(context: Context, task: Task) -> object:
+        said = (await context.complete("go on", tools=["*"])).text
+        if not has_failed:
+            has_failed.append(True)
+            raise ValueError("once")
+        return said
+
+    async def both(waits: bool) -> list[bool]:
+        has_failed.clear()
+        backend = ScriptedBackend(["said"])
+        fleet = Fleet(backend, [Custom("work", work)])
+        events, error = await events_of(fleet, "go", agent="work", waits_for_answers=waits)
+        assert isinstance(error, AgentError)
+        resumed = [event async for event in fleet.resume(events[0].run, waits_for_answers=not waits)]
+        assert isinstance(resumed[-1], ev.RunFinished)
+        assert (await check_replay(fleet, events[0].run)).difference == ""
+        return [tool.function.name == "ask_user" for request in backend.requests for tool in request.tools]
+
+    assert asyncio.run(both(waits=True)) == [True]
+    assert asyncio.run(both(waits=False)) == []

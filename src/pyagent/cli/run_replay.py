@@ -80,7 +80,7 @@ def _check(run: str, *, as_json: bool, config: Path | None) -> None:
 
 def _tell(report: ReplayReport, *, as_json: bool) -> None:
     """Write what was found; raises `ReplayError` where there is a difference."""
-    from pyagent.cli.output import write_json
+    from pyagent.cli.output import for_terminal, write_json
     from pyagent.core.errors import ReplayError
 
     if as_json:
@@ -88,6 +88,8 @@ def _tell(report: ReplayReport, *, as_json: bool) -> None:
     elif not report.difference:
         did = f"{report.num_agents} agents ran again, {report.num_calls} calls were answered by the journal"
         sys.stdout.write(f"{report.run}: the code does what it did: {did}\n")
+        for what in report.unchecked:
+            sys.stdout.write(f"  not checked, as only a server could say: {for_terminal(what)}\n")
     if report.difference:
         where = f" (step {report.step})" if report.step else ""
         raise ReplayError(f"{report.run}{where}: {report.difference}", agent="", step=report.step, call="")

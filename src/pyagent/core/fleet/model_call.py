@@ -155,7 +155,7 @@ class ModelCall:
         """The answer as the backend streams it, or as it was given before the run was resumed."""
         choice, past = self.tool_choice, self.context.run.past
         self._asked = asked_of("model", self.messages, self.tools, self.response_format, self.sampling, choice)
-        past.check(self.context, self.call, "an answer of the model", self._asked)
+        past.check(self.context, self.call, "an answer of the model", self._asked, self.messages)
         if (kept := past.model_call(self.context, self.call)) is not None:
             yield self._kept(kept)
             return

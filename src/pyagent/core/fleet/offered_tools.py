@@ -68,9 +68,8 @@ def _all_named(context: Context, names: Iterable[str]) -> list[str]:
         beginning = name.removesuffix(ALL)
         found = [name] if beginning == name else [each for each in _all(context) if each.startswith(beginning)]
         if not found and name != ALL:
-            raise RequestError(
-                f"no tool begins with {beginning!r}; there are {', '.join(context.tools)}", param="tools"
-            )
+            text = f"no tool begins with {beginning!r}; there are {', '.join(context.tools)}"
+            raise RequestError(text, param="tools", code="no_such_tools")
         listed += found
     return listed
 
@@ -83,7 +82,7 @@ def _all(context: Context) -> list[str]:
         for name, tool in context.run.tools.items()
         if not is_client or (tool.for_clients and (not tool.needs_approval or questions.approved & {name, ALL_TOOLS}))
     ]
-    return [*names, *([ASK_USER] if questions.waits else [])]
+    return [*names, *([ASK_USER] if questions.offered else [])]
 
 
 def _tool(context: Context, name: str, history: Callable[[], Sequence[Message]]) -> FleetTool:
@@ -97,6 +96,12 @@ def _tool(context: Context, name: str, history: Callable[[], Sequence[Message]])
     return context.tool(name)
 
 
+def names_for_models(agent: str) -> tuple[str, str]:
+    """Return the names by which models give an agent a task, and hand over to it."""
+    plain = _NOT_IN_NAMES.sub("_", agent)
+    return f"agent_{plain}", f"transfer_to_{plain}"
+
+
 def _agent_tool(context: Context, name: str) -> FleetTool:
     about = describe(context.run.agent(name)).description
 
@@ -104,8 +109,7 @@ def _agent_tool(context: Context, name: str) -> FleetTool:
         return await caller.spawn(name, arguments.task)
 
     text = f"Give a task to the agent {name}, and have its result. {about}"
-    called = f"agent_{_NOT_IN_NAMES.sub('_', name)}"
-    return FleetTool(called, text, AgentTask, run, effect="none", takes_context=True)
+    return FleetTool(names_for_models(name)[0], text, AgentTask, run, effect="none", takes_context=True)
 
 
 def _handoff_tool(context: Context, name: str, history: Callable[[], Sequence[Message]]) -> FleetTool:
@@ -117,5 +121,6 @@ def _handoff_tool(context: Context, name: str, history: Callable[[], Sequence[Me
         return await caller.spawn(name, Task(text=arguments.task, history=plain))
 
     text = f"Hand the conversation over to the agent {name}, whose answer is the last one. {about}"
-    called = f"transfer_to_{_NOT_IN_NAMES.sub('_', name)}"
-    return FleetTool(called, text, AgentTask, hand_over, effect="idempotent", takes_context=True, is_last=True)
+    return FleetTool(
+        names_for_models(name)[1], text, AgentTask, hand_over, effect="idempotent", takes_context=True, is_last=True
+    )

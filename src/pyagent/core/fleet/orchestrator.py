@@ -172,6 +172,7 @@ class Fleet:
         spec = msgspec.structs.replace(spec, plan=planning_of(plan, self.limits.plan, spec.steps))
         check_budget(budget)
         spec = spec if budget is None else msgspec.structs.replace(spec, budget=budget)
+        spec = msgspec.structs.replace(spec, offers_questions=self._waits(waits_for_answers))
         check_agents(spec.steps, list(self.agents))
         run_id = self.journal.open_run(spec, is_private=is_private, name=run_id)
         async with aclosing(
@@ -242,7 +243,8 @@ class Fleet:
         """Execute a run that the journal has open; yield its events, and raise its error after the last."""
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         run = self._open(run_id, events.put_nowait, spec, past, is_private=is_private)
-        run.questions.waits = self.limits.waits_for_answers if waits_for_answers is None else waits_for_answers
+        run.questions.waits = self._waits(waits_for_answers)
+        run.questions.offered = run.questions.waits if spec.offers_questions is None else spec.offers_questions
         run.questions.approved.update(self._approved_tools)
         run.questions.given.update(answers or {})
         self._runs[run.id] = run
@@ -272,6 +274,9 @@ class Fleet:
             self.journal.close_run(run.id)
             self.stats.run_ended(run, spec)
 
+    def _waits(self, waits_for_answers: bool | None) -> bool:
+        return self.limits.waits_for_answers if waits_for_answers is None else waits_for_answers
+
     async def _cancel_asked(self) -> None:
         """Cancel the runs that somebody asks the journal to, which may be another process, while there are runs."""
         while self._runs:
@@ -290,6 +295,10 @@ class Fleet:
     def _check_open(self) -> None:
         if self._is_closed:
             raise RequestError("the fleet is closed; make another one", param="task", code="closed")
+
+    def known_tools(self) -> Mapping[str, FleetTool] | None:
+        """Return the tools, those of providers too, as far as nothing has to be opened for it; else None."""
+        return self._tools.known()
 
     @property
     def num_running(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
@@ -40,6 +40,7 @@ from pyagent.core.fleet.events import (
 )
 from pyagent.core.fleet.journal import Journal, JournalRecord
 from pyagent.core.fleet.scopes import call_of_child, levels
+from pyagent.core.messages import Message
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
@@ -78,6 +79,8 @@ class Past:
     _handled: set[str] = field(default_factory=set[str])
     _num_begun: dict[_Key, int] = field(default_factory=dict[_Key, int])
     _told: Counter[bytes] = field(default_factory=Counter[bytes])
+    unsure_of_tools: list[str] | None = None
+    """Where the tools that models were offered are not all known, the calls of models of which only that differs."""
 
     @classmethod
     def of(cls, journal: Journal, run: str) -> Past:
@@ -182,18 +185,31 @@ class Past:
         self._told[said] -= is_told
         return is_told
 
-    def check(self, context: Context, call: str, what: str, asked: str) -> None:
-        """Raise `ReplayError` when a call asks for something else than it did."""
+    def check(
+        self, context: Context, call: str, what: str, asked: str, messages: Sequence[Message] | None = None
+    ) -> None:
+        """Raise `ReplayError` when a call asks for something else than it did; `messages` are what a model is told."""
         before = self._asked.get((context.step, context.agent, call), asked)
-        if before != asked:
+        if before != asked and not self._differs_in_tools(context, call, messages):
+            changed = "the agent's code changed" + (", or the tools that it offers" if messages is not None else "")
             context.run.fatal = ReplayError(
-                f"the agent's code changed: call {call or 'to begin'} of {context.agent} in {context.step} asks for "
+                f"{changed}: call {call or 'to begin'} of {context.agent} in {context.step} asks for "
                 f"{what}, and asked for something else before the run was resumed; fork the run before it",
                 agent=context.agent,
                 step=context.step,
                 call=call,
             )
             raise context.run.fatal
+
+    def _differs_in_tools(self, context: Context, call: str, messages: Sequence[Message] | None) -> bool:
+        """Note a call of a model that was told the same, where the tools that it was offered are not known."""
+        if self.unsure_of_tools is None or messages is None:
+            return False
+        kept = self.model_call(context, call)
+        if kept is None or kept.messages != list(messages):
+            return False
+        self.unsure_of_tools.append(f"what {context.agent} offered its model in {context.step}")
+        return True
 
     def model_call(self, context: Context, call: str) -> ModelCalled | None:
         """Return what a model answered to this call."""

@@ -35,10 +35,11 @@ class OpenQuestions:
     """The questions of one run that wait for an answer. Unless it `waits`, one that is asked ends its agent.
 
     `approved` names the tools that need no more approval; `*` is all. `given` has the answers that a run was
-    resumed with, by their questions' ids.
+    resumed with, by their questions' ids. Where they are `offered`, models may ask by the tool `ask_user`.
     """
 
     waits: bool = False
+    offered: bool = False
     approved: set[str] = field(default_factory=set[str])
     num_effects: int = 0
     given: dict[str, str] = field(default_factory=dict[str, str])

@@ -48,7 +48,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run as it was asked for: `client` and `tenant` say by whom, the files it may read are below `file_root`.
 
     Of a fork, `forked_at` is the step from which on it runs again, and `overrides` has the tasks that steps get instead
-    of what they were given, by the steps' paths.
+    of what they were given, by the steps' paths. `offers_questions` says whether models may ask a person (`ask_user`),
+    which stays so when the run goes on elsewhere; of an older run it is None.
     """
 
     steps: tuple[Step, ...]
@@ -64,6 +65,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_class: str = ""
     plan: Literal["off", "auto", "ask"] = "off"
     budget: RunBudget = RunBudget()
+    offers_questions: bool | None = None
 
     @classmethod
     def of(

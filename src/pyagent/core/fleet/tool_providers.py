@@ -68,6 +68,12 @@ class OpenTools:
         brought = await deadline.bound(asyncio.shield(self._opening), "the tool providers")
         return await deadline.bound(self._current(brought), "the tools of the tool providers")
 
+    def known(self) -> Mapping[str, FleetTool] | None:
+        """Return the tools where that opens no provider; None where one was not opened, or brought nothing."""
+        if self._providers and (self._read is None or not all(self._read)):
+            return None
+        return self._tools
+
     def replace_own(self, own: Mapping[str, FleetTool]) -> None:
         """Have runs that begin from now on use these in place of the fleet's own tools."""
         self._own = self._tools = dict(own)

@@ -44,6 +44,9 @@ def a2a_agents(agents: Mapping[str, RemoteAgentSettings]) -> list[RemoteAgent]:
 class RemoteAgent:
     """One agent elsewhere. Its description is that of the settings, else its card's, once that is known."""
 
+    is_elsewhere = True
+    """A replay that is checked does not run it: what it gave is in the journal, and its code is not ours."""
+
     def __init__(self, name: str, settings: RemoteAgentSettings) -> None:
         self.name = name
         self.description = settings.description or f"an agent elsewhere, {settings.skill or name}"

@@ -48,7 +48,7 @@ def _run_of_key(runs: Runs, spec: RunSpec, key: str | None, *, is_private: bool)
     for was_private in (is_private, not is_private):
         run = chosen_id(key, runs.tenant, is_private=was_private)
         if run is not None and (journal := runs.journal_of(run)).summary(run) is not None:
-            if was_private == is_private and msgspec.json.encode(journal.spec(run)) == msgspec.json.encode(spec):
+            if was_private == is_private and _asked(journal.spec(run)) == _asked(spec):
                 return run
             raise _reused(f"began another run, {run}")
         if run is not None and runs.journal_of(run).keys.find(key_hash(key, runs.tenant)) is not None:
@@ -95,3 +95,8 @@ def _hash_of(run: str, body: msgspec.Struct) -> str:
 def _reused(what: str) -> RequestError:
     text = f"this Idempotency-Key {what}; choose a new key for each request"
     return RequestError(text, param="Idempotency-Key", code="idempotency_key_reused")
+
+
+def _asked(spec: RunSpec) -> bytes:
+    """Return what was asked for, without what the fleet added to it."""
+    return msgspec.json.encode(msgspec.structs.replace(spec, offers_questions=None))
