@@ -297,6 +297,20 @@ def test_a_rotated_secret_signs_beside_the_old_one(journal: SqliteJournal, there
     assert failed.error == "its secret cannot be used: env:PYAGENT_TEST_NO_SUCH_SECRET is not set"
 
 
+def test_a_host_that_is_not_known_is_told_without_its_name() -> None:
+    """What an attempt came to is understood, and has nothing of the URL, which may hold a secret."""
+
+    async def main() -> str:
+        sender = Sender(allows_private=True)
+        try:
+            secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+            return (await sender.send("http://no-such-host.invalid/s3cret", [secret], "msg_1", b"{}")).error
+        finally:
+            await sender.close()
+
+    assert asyncio.run(main()) == "the name of its host is not known"
+
+
 def test_two_processes_deliver_each_message_once(tmp_path: Path, there: Receiver) -> None:
     """While one delivers to an endpoint the other does not; when it is done the other goes on in order."""
     first, second = (SqliteJournal(tmp_path, webhooks=Webhooks(private=True)) for _ in range(2))

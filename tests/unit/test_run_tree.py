@@ -237,6 +237,22 @@ def test_a_tool_whose_end_is_not_known_is_told() -> None:
     assert "not known whether it happened" in _shown([work])
 
 
+def test_a_call_that_was_cancelled_did_not_fail() -> None:
+    """What a cancelled run was at is stopped, not failed."""
+    seen = [
+        ev.RunStarted(run="r", task="t", at=1.0),
+        ev.AgentStarted(run="r", step="work", agent="work", task="t", at=1.0),
+        ev.ModelCalled(
+            run="r", step="work", agent="work", backend="b", messages=[], answer="", error="cancelled", call="1"
+        ),
+        ev.AgentFailed(
+            run="r", step="work", agent="work", kind="CancelledError", error="x", totals=ev.Totals(), at=2.0
+        ),
+    ]
+    [work] = _nodes([step("work", "work")], seen)
+    assert (work.state, work.notes, work.children[0].state, work.children[0].notes) == ("stopped", (), "stopped", ())
+
+
 def test_a_resumed_run_has_what_became_of_its_steps() -> None:
     """A step that failed, and was done when the run was resumed, is done; while it runs again it is running."""
     fleet = fleet_of(*AGENTS, flaky_agent(ValueError("once")))
@@ -266,7 +282,9 @@ def test_a_plan_s_steps_are_shown() -> None:
         ev.AgentFinished(run="r", step="planner", agent="planner", output={"graph": graph}, totals=ev.Totals(), at=2.0),
         ev.AgentStarted(run="r", step="one", agent="say", task="a", at=2.0),
     ]
-    nodes = _nodes([Step(name="task", task=Task(text="t"))], seen, is_running=True)
+    asked = [Step(name="task", task=Task(text="t"))]
+    assert [node.label for node in _nodes(asked, seen[:2], is_running=True)] == ["planner"]
+    nodes = _nodes(asked, seen, is_running=True)
     assert [(node.label, node.state) for node in nodes] == [("planner", "done"), ("one", "running"), ("two", "pending")]
 
 

@@ -96,13 +96,18 @@ def _write_questions(journal: SqliteJournal, run: str) -> None:
         return
     for question in questions:
         options = f" [{'/'.join(map(printable, question.options))}]" if question.options else ""
-        sys.stdout.write(f"\n{coloured('asks', 'yellow')} ({question.id}): {printable(question.text)}{options}\n")
+        sys.stdout.write(f"\n{coloured('asks', 'yellow')} ({question.id}): {_lines(question.text)}{options}\n")
         answer = f"{question.id}=ANSWER" if len(questions) > 1 else "ANSWER"
         if row.state != "running":
             sys.stdout.write(f"answer it: pyagent runs resume {run} --answer {answer}\n")
     if row.state == "running":
         url = f"POST /v1/runs/{run}/answer"
         sys.stdout.write(f"answer it at the terminal or by the program that runs it; of a server by {url}\n")
+
+
+def _lines(text: str) -> str:
+    """Return a text of others in its lines, as the plan that a person is asked about."""
+    return "\n".join(map(printable, text.splitlines()))
 
 
 def warn_of_damage(run: str, kept: KeptRun) -> None:

@@ -32,7 +32,9 @@ def window_seconds(text: str) -> int:
     found = _WINDOW.fullmatch(text.strip().lower())
     seconds = int(found[1]) * _UNITS[found[2]] if found else 0
     if not 0 < seconds <= _MAX_WINDOW_SECONDS or seconds % GRAIN_SECONDS:
-        raise typer.BadParameter(f"expected a multiple of five minutes, such as 5m, 1h or 7d, got {text!r}")
+        raise typer.BadParameter(
+            f"expected a multiple of five minutes, such as 5m, 1h or 7d, got {text!r}", param_hint="--window"
+        )
     return seconds
 
 

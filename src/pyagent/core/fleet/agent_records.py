@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pyagent.core.fleet import events as ev
+from pyagent.core.fleet.past import CANCELLED
 from pyagent.core.fleet.tree_nodes import TreeNode, TreeNote
 
 _PART = re.compile(r"\d+|\D+")
@@ -68,7 +69,7 @@ class AgentRecord:
             case ev.QuestionAnswered():
                 asked = self.questions.pop(event.question, None)
                 text = f"asked: {asked.text if asked else event.question}"
-                self.notes.append(TreeNote("answered", f"{one_line(text)[:300]} - {event.answer}"))
+                self.notes.append(TreeNote("answered", f"{one_line(text)[:300]} - told: {event.answer}"))
             case _:
                 self._take_note(event)
 
@@ -207,19 +208,19 @@ def _call(  # noqa: PLR0913 - what there is to tell of a call
     return TreeNode(
         kind="model" if kind == "model" else "tool" if kind == "tool" else "part",
         label=label,
-        state="done" if error is None else "failed",
+        state="done" if error is None else "stopped" if error == CANCELLED else "failed",
         about=about,
         started_at=ended_at - seconds,
         ended_at=ended_at,
         seconds=seconds,
         tokens=tokens,
-        notes=() if error is None else (TreeNote("failed", one_line(error)),),
+        notes=() if error in {None, CANCELLED} else (TreeNote("failed", one_line(error or "")),),
     )
 
 
 def _model_node(event: ev.ModelCalled) -> TreeNode:
     usage = event.usage
-    about = " ".join(filter(None, (event.backend, event.model if event.model != event.backend else "")))
+    about = event.backend if event.model in event.backend else f"{event.backend} {event.model}"
     tokens = usage.prompt_tokens + usage.completion_tokens
     node = _call("model", "model", event.at, event.seconds, about=about, error=event.error, tokens=tokens)
     away = [TreeNote("away", f"{each.backend} did not answer: {one_line(each.reason)}") for each in event.attempts]

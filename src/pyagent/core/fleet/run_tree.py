@@ -58,10 +58,15 @@ class _Builder:
         steps, planner = self._planned(asked), []
         if PLANNER in self.records.agents:
             planner = [self.agents.node(PLANNER, PLANNER)]
+            if not self._is_planned():
+                return tuple(planner)  # which steps there will be is not known
         self._index(steps)
         nodes = [*planner, *self._graph(steps, "")]
         tops = [step for step in self.records.agents if "/" not in step and step not in self.agents.shown]
         return (*nodes, *(self.agents.node(step, step) for step in tops))
+
+    def _is_planned(self) -> bool:
+        return isinstance(self.records.agents[PLANNER][PLANNER].end, ev.AgentFinished)
 
     def _planned(self, asked: Sequence[Step]) -> Sequence[Step]:
         made = self.records.agents.get(PLANNER, {}).get(PLANNER)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from importlib import import_module
+from socket import gaierror
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -68,6 +69,8 @@ class Sender:
                 return Answer(answer.status, retry_after=retry_after_seconds(asked, time.time()))
         except httpcore.ProtocolError:
             return Answer(None, "what it answered is no HTTP")
+        except gaierror:
+            return Answer(None, "the name of its host is not known")
         except (httpcore.NetworkError, httpcore.TimeoutException, OSError, UnicodeError) as error:
             return Answer(None, f"it cannot be reached: {type(error).__name__}")
 
