@@ -184,6 +184,24 @@ async def test_changed_agent_is_told_by_its_call(tmp_path: Path) -> None:
     assert "code changed" in str(error)
 
 
+async def test_a_run_of_agents_that_are_not_here_is_left_as_it_is() -> None:
+    """Another program cannot go on with it: that is said, and the question that it waits with stays."""
+
+    async def curious(context: Context, task: Task) -> object:
+        return await context.ask("Which colour?")
+
+    journal = MemoryJournal()
+    async with World().fleet(journal, Custom("work", curious)) as fleet:
+        seen, _ = await events_of(fleet.run("go", agent="work"))
+    run, before = seen[0].run, journal.num_records(seen[0].run)
+    async with World().fleet(journal, Custom("other", curious)) as fleet:
+        for again in (fleet.resume(run), fleet.fork(run, "work")):
+            with pytest.raises(RequestError, match=r"no agent 'work'.*goes on in that program, by Fleet.resume"):
+                await anext(again)
+    assert [row.state for row in journal.runs()] == ["needs_answer"]
+    assert journal.num_records(run) == before
+
+
 @pytest.mark.parametrize(
     ("effect", "answer", "num_notes"), [("once", "no", 2), ("once", "yes", 1), ("idempotent", "", 2)]
 )

@@ -192,6 +192,9 @@ class Fleet:
         """
         self._check_open()
         spec = self.journal.spec(run)
+        row = self.journal.summary(run)
+        if row is None or row.state not in {"done", "running"}:  # else it is not resumed, and told why
+            self._check_agents(spec)
         self.journal.reopen(run)
         past = self._past(run)
         async with aclosing(
@@ -216,11 +219,20 @@ class Fleet:
         """
         self._check_open()
         spec, before = forked(self.journal.spec(run), run, step, task), _beginning_of(self.journal, run, step)
+        self._check_agents(spec)
         fork = self.journal.fork(run, spec, before, run_id)
         past = self._past(fork)
         async with aclosing(self._watched(fork, spec, past, waits_for_answers=waits_for_answers)) as events:
             async for event in events:
                 yield event
+
+    def _check_agents(self, spec: RunSpec) -> None:
+        """Raise `RequestError` for a run whose agents are not here, before anything of it is changed."""
+        try:
+            check_agents(spec.steps, list(self.agents))
+        except RequestError as error:
+            text = f"{error}; a run with agents of a program's own goes on in that program, by Fleet.resume"
+            raise RequestError(text, param=error.param, code=error.code) from error
 
     def _past(self, run: str) -> Past:
         """Return what a run that was opened did before; one that cannot be read is closed again."""
