@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/entropy_cost.py [--model smollm2:135m] [--tokens 128] [--rounds 20]
 
 One request at a time, without end-of-text, its prompt in the prefix cache. A step's time is that from an answer's first
-token to its last, over the steps between. The rounds' order is shuffled; what is compared are the medians, and pairs of
-one round.
+token to its last, over the steps between; its CPU time that of all threads. The rounds' order is shuffled; what is
+compared are the medians, and pairs of one round.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ WAYS: dict[str, dict[str, object]] = {
 PAIRS = (("log probabilities", "the same, and entropy"), ("20 log probabilities", "the same 20, and entropy"))
 
 
-async def step_micros(chain: Backend, model: str, num_tokens: int, way: dict[str, object]) -> float:
-    """Return the microseconds of a step."""
+async def step_micros(chain: Backend, model: str, num_tokens: int, way: dict[str, object]) -> tuple[float, float]:
+    """Return the microseconds of a step, and those of CPU time."""
     sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, **way)  # type: ignore[arg-type]
     request = ChatRequest(model=model, messages=[PROMPT], sampling=sampling)
-    times, usage = list[float](), None
+    times, usage = list[tuple[float, float]](), None
     async for delta in chain.chat(request):
         usage = delta.usage or usage
         if delta.content or delta.logprobs:
-            times.append(time.perf_counter())
+            times.append((time.perf_counter(), time.process_time()))
     assert usage is not None
     assert usage.completion_tokens == num_tokens
-    return 1e6 * (times[-1] - times[0]) / (num_tokens - 1)
+    wall, cpu = (1e6 * (last - first) / (num_tokens - 1) for first, last in zip(times[0], times[-1], strict=True))
+    return wall, cpu
 
 
 async def main(arguments: argparse.Namespace) -> None:
     """Print a line a way, and what entropy adds."""
     settings = Settings()
     chain = make_chain(settings, make_host(settings))
-    way_to_micros: dict[str, list[float]] = {way: [] for way in WAYS}
+    way_to_micros: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     try:
         for number in range(arguments.rounds + 1):
             for way in random.Random(number).sample(list(WAYS), len(WAYS)):
@@ -61,13 +62,16 @@ async def main(arguments: argparse.Namespace) -> None:
     finally:
         await chain.close()
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {arguments.model}")
-    for way, micros in way_to_micros.items():
-        least, *_, most = statistics.quantiles(micros, n=10)
-        print(f"{way:<26} {statistics.median(micros):>9.0f} us a step ({least:.0f} to {most:.0f})")
-    for without, with_it in PAIRS:
-        pairs = zip(way_to_micros[without], way_to_micros[with_it], strict=True)
-        added = statistics.median(after - before for before, after in pairs)
-        print(f"entropy beside {without:<22} {added:+.0f} us, {added / statistics.median(way_to_micros[without]):+.2%}")
+    for place, kind in enumerate(("wall", "CPU")):
+        micros = {way: [each[place] for each in taken] for way, taken in way_to_micros.items()}
+        for way, taken in micros.items():
+            least, *_, most = statistics.quantiles(taken, n=10)
+            print(f"{kind:<5} {way:<26} {statistics.median(taken):>9.0f} us a step ({least:.0f} to {most:.0f})")
+        for without, with_it in PAIRS:
+            pairs = zip(micros[without], micros[with_it], strict=True)
+            added = statistics.median(after - before for before, after in pairs)
+            share = added / statistics.median(micros[without])
+            print(f"{kind:<5} entropy beside {without:<22} {added:+.0f} us, {share:+.2%}")
 
 
 if __name__ == "__main__":

@@ -63,9 +63,8 @@ def head_lines(run: str, row: RunSummary | None, spec: RunSpec, tree: RunTree, n
         started = datetime.fromtimestamp(row.started_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         since = [f"started {started}"]
         since += [f"forked from {spec.forked_from} at {spec.forked_at}"] if spec.forked_from else []
-        since += (
-            [f"resumed {tree.num_resumed} times" if tree.num_resumed > 1 else "resumed"] if tree.num_resumed else []
-        )
+        num_resumed = tree.num_resumed - bool(spec.forked_from)  # a fork goes on from its beginning
+        since += [f"resumed {num_resumed} times" if num_resumed > 1 else "resumed"] if num_resumed > 0 else []
         yield coloured(" · ".join(since), "dim")
         yield from _wrapped(row.task, tree_width(), "")
 
