@@ -1,10 +1,10 @@
-"""What `return_entropy` adds to a decode step of the embedded engine: one greedy answer with and without, in turns.
+"""What `return_entropy` adds to a decode step of the embedded engine: sampling with it and without, in turns.
 
-    .venv/bin/python benchmarks/entropy_cost.py [--model smollm2:135m] [--tokens 128] [--rounds 20]
+    .venv/bin/python benchmarks/entropy_cost.py [--model smollm2:135m] [--vocab 49152] [--rounds 400]
 
-One request at a time, without end-of-text, its prompt in the prefix cache. A step's time is that from an answer's first
-token to its last, over the steps between; its CPU time that of all threads. The rounds' order is shuffled; what is
-compared are the medians, and pairs of one round.
+What is added is some microseconds of a step of milliseconds: less than what two whole answers differ by on a machine
+that does anything else. So sampling alone is timed, of a row of logits, by pairs; and the CPU time of a decode step of
+all threads by whole answers, from the first token to the last. Figures are lower quartiles, and of pairs the medians.
 """
 
 from __future__ import annotations
@@ -16,67 +16,66 @@ import platform
 import random
 import statistics
 import time
+from array import array
 
+from pyagent import _rust
 from pyagent.assembly import make_chain, make_host
-from pyagent.core.backends import Backend
 from pyagent.core.messages import ChatRequest, Message, SamplingParams
 from pyagent.core.settings import Settings
 
 PROMPT = Message("user", "Tell me a long story about a lighthouse.")
-WAYS: dict[str, dict[str, object]] = {
-    "no log probabilities": {},
-    "log probabilities": {"top_logprobs": 0},
-    "the same, and entropy": {"top_logprobs": 0, "return_entropy": True},
-    "20 log probabilities": {"top_logprobs": 20},
-    "the same 20, and entropy": {"top_logprobs": 20, "return_entropy": True},
-}
-PAIRS = (("log probabilities", "the same, and entropy"), ("20 log probabilities", "the same 20, and entropy"))
+NUM_ANSWERS, NUM_TOKENS = 4, 64
 
 
-async def step_micros(chain: Backend, model: str, num_tokens: int, way: dict[str, object]) -> tuple[float, float]:
-    """Return the microseconds of a step, and those of CPU time."""
-    sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, **way)  # type: ignore[arg-type]
-    request = ChatRequest(model=model, messages=[PROMPT], sampling=sampling)
-    times, usage = list[tuple[float, float]](), None
-    async for delta in chain.chat(request):
-        usage = delta.usage or usage
-        if delta.content or delta.logprobs:
-            times.append((time.perf_counter(), time.process_time()))
-    assert usage is not None
-    assert usage.completion_tokens == num_tokens
-    wall, cpu = (1e6 * (last - first) / (num_tokens - 1) for first, last in zip(times[0], times[-1], strict=True))
-    return wall, cpu
+def sampling_micros(vocab: int, num_logprobs: int, rounds: int) -> tuple[float, float]:
+    """Return the microseconds of a row without the entropy, and what it adds."""
+    source = random.Random(1)
+    row = array("f", (source.gauss(0, 3) for _ in range(vocab)))
+    plain, with_it = (
+        _rust.SamplerState(temperature=0.0, num_logprobs=num_logprobs, has_entropy=has) for has in (False, True)
+    )
+    without, added = list[float](), list[float]()
+    for _ in range(rounds):
+        taken: list[float] = []
+        for sampler in (plain, with_it):
+            started = time.process_time_ns()
+            _rust.sample_logits(row, [sampler], [0])
+            taken.append((time.process_time_ns() - started) / 1_000)
+        without.append(taken[0])
+        added.append(taken[1] - taken[0])
+    return statistics.quantiles(without, n=4)[0], statistics.median(added)
 
 
-async def main(arguments: argparse.Namespace) -> None:
-    """Print a line a way, and what entropy adds."""
+async def step_micros(model: str) -> float:
+    """Return the microseconds of CPU time of a decode step with log probabilities."""
     settings = Settings()
     chain = make_chain(settings, make_host(settings))
-    way_to_micros: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, top_logprobs=0)
+    steps: list[float] = []
     try:
-        for number in range(arguments.rounds + 1):
-            for way in random.Random(number).sample(list(WAYS), len(WAYS)):
-                took = await step_micros(chain, arguments.model, arguments.tokens, WAYS[way])
-                if number:  # the first is to warm up
-                    way_to_micros[way].append(took)
+        for _ in range(NUM_ANSWERS + 1):
+            request = ChatRequest(model=model, messages=[PROMPT], sampling=sampling)
+            times = [time.process_time_ns() async for delta in chain.chat(request) if delta.logprobs]
+            steps.append((times[-1] - times[0]) / (NUM_TOKENS - 1) / 1_000)
     finally:
         await chain.close()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {arguments.model}")
-    for place, kind in enumerate(("wall", "CPU")):
-        micros = {way: [each[place] for each in taken] for way, taken in way_to_micros.items()}
-        for way, taken in micros.items():
-            least, *_, most = statistics.quantiles(taken, n=10)
-            print(f"{kind:<5} {way:<26} {statistics.median(taken):>9.0f} us a step ({least:.0f} to {most:.0f})")
-        for without, with_it in PAIRS:
-            pairs = zip(micros[without], micros[with_it], strict=True)
-            added = statistics.median(after - before for before, after in pairs)
-            share = added / statistics.median(micros[without])
-            print(f"{kind:<5} entropy beside {without:<22} {added:+.0f} us, {share:+.2%}")
+    return statistics.quantiles(steps[1:], n=4)[0]  # the first is to warm up
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Print a line for each number of log probabilities."""
+    step = asyncio.run(step_micros(arguments.model))
+    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"a decode step of {arguments.model}: {step:,.0f} us of CPU")
+    for num_logprobs in (1, 20):
+        without, added = sampling_micros(arguments.vocab, num_logprobs, arguments.rounds)
+        told = f"{without:.1f} us, and entropy {added:+.1f} us: {added / step:.2%} of the step"
+        print(f"sampling of {arguments.vocab:,} tokens with {num_logprobs} log probabilities: {told}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="smollm2:135m")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=20)
-    asyncio.run(main(parser.parse_args()))
+    parser.add_argument("--vocab", type=int, default=49_152)
+    parser.add_argument("--rounds", type=int, default=400)
+    main(parser.parse_args())

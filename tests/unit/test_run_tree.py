@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,9 +40,12 @@ def _spec(steps: Sequence[Step]) -> RunSpec:
     return RunSpec.of(steps, None, "", "", FileAccess())
 
 
-def _nodes(steps: Sequence[Step], seen: Sequence[ev.Event], *, is_running: bool = False) -> tuple[TreeNode, ...]:
+def _nodes(
+    steps: Sequence[Step], seen: Sequence[ev.Event], *, is_running: bool = False, is_planned: bool = False
+) -> tuple[TreeNode, ...]:
     now = seen[-1].at if seen else 0.0
-    return run_tree(_spec(steps), seen, is_running=is_running, now=now).nodes
+    spec = msgspec.structs.replace(_spec(steps), plan="auto" if is_planned else "off")
+    return run_tree(spec, seen, is_running=is_running, now=now).nodes
 
 
 def _ran(
@@ -283,8 +287,10 @@ def test_a_plan_s_steps_are_shown() -> None:
         ev.AgentStarted(run="r", step="one", agent="say", task="a", at=2.0),
     ]
     asked = [Step(name="task", task=Task(text="t"))]
-    assert [node.label for node in _nodes(asked, seen[:2], is_running=True)] == ["planner"]
-    nodes = _nodes(asked, seen, is_running=True)
+    assert [node.label for node in _nodes(asked, seen[:2], is_running=True, is_planned=True)] == ["planner"]
+    nodes = _nodes(asked, seen, is_running=True, is_planned=True)
+    named = _nodes([step("planner")], seen[:1], is_running=True)
+    assert [node.label for node in named] == ["planner"]  # a step may be called so
     assert [(node.label, node.state) for node in nodes] == [("planner", "done"), ("one", "running"), ("two", "pending")]
 
 
@@ -302,6 +308,53 @@ def test_no_line_is_wider_than_the_terminal(text: str, width: int, depth: int) -
         assert sum(1 + (letter in "世界🙂") for letter in line) <= width
         assert "\x1b" not in line
         assert "\u202e" not in line
+
+
+_STEPS = st.sampled_from(
+    ["a", "a[1]", "a[2]#1", "a[1]~2", "b", "b/1.x", "b/1[0].2.y", "b/1.x/t1.1.z", "planner", "c\n", "é/", ""]
+)
+_CALLS = st.sampled_from(["", "1", "2", "10", "1.1", "1[0].1", "1[1].2.1", "t1.1", "4.approval.1", "x", ".", "[", "1]"])
+
+
+@st.composite
+def _events(draw: st.DrawFn) -> ev.Event:
+    """Any event, of any step."""
+    of = {"run": "r", "step": draw(_STEPS), "agent": draw(st.sampled_from("xyz")), "at": draw(st.floats(0, 9))}
+    question = ev.Question(id=draw(st.sampled_from("pq")), kind="question", text="?")
+    call, totals, text = draw(_CALLS), ev.Totals(seconds=1.0), draw(st.text(max_size=20))
+    graph = draw(st.sampled_from(["", "no TOML", '[[steps]]\nname = "a"\ntask = "x"\n']))
+    in_graph = {"run": "r", "at": 1.0, "step": of["step"]}
+    made: list[ev.Event] = [
+        ev.AgentStarted(**of, task=text, parent=draw(st.sampled_from([None, "b", "a[1]", of["step"]]))),
+        ev.AgentFinished(**of, output={"graph": graph}, totals=totals),
+        ev.AgentFailed(**of, kind=draw(st.sampled_from(["NeedsAnswerError", "X"])), error=text, totals=totals),
+        ev.AgentDeclined(**of, reason=text, totals=totals),
+        ev.ModelCalled(**of, backend="b", messages=[], answer=text, call=call, error=draw(st.none() | st.just(text))),
+        ev.ToolStarted(**of, tool="t", arguments={}, call=call, asked="", key="", effect="once"),
+        ev.ToolCalled(**of, tool="t", arguments={"a": text}, call=call),
+        ev.QuestionAsked(**of, question=question, call=call),
+        ev.QuestionAnswered(**of, question=draw(st.sampled_from("pqr")), answer=text),
+        ev.RateLimited(**of, what="x", rate="1/s"),
+        ev.StepSkipped(**in_graph, cause="b"),
+        ev.StepRetried(**in_graph, attempt=1, kind="X", error=text, failed=("a",)),
+        ev.LoopEnded(**in_graph, rounds=1, is_met=False),
+        ev.RunResumed(run="r", num_agents=0, num_calls=0),
+        ev.RunFailed(run="r", kind="X", error=text, partial={}, totals=totals),
+    ]
+    return draw(st.sampled_from(made))
+
+
+@given(st.lists(_events(), max_size=25), st.booleans(), st.booleans())
+def test_whatever_a_journal_has_there_is_a_tree(seen: list[ev.Event], is_running: bool, is_planned: bool) -> None:
+    """Events in any order, of damaged runs and of other versions too: a tree at 80 columns, and no error."""
+    inner = (step("b"), step("c", after=["b"], retries=Retries(max=2)))
+    steps = [
+        Step(name="a", for_each=("1", "2"), repeat=Repeat(max=2), retries=Retries(max=1)),
+        Step(name="g", steps=inner),
+    ]
+    nodes = _nodes(steps, seen, is_running=is_running, is_planned=is_planned)
+    for line in [*tree_lines(nodes, 80), *tree_lines(nodes, 80, is_folded=False)]:
+        assert len(line) <= 80
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=400, unique=True))

@@ -125,7 +125,6 @@ class RunRecords:
     retried: dict[str, ev.StepRetried] = field(default_factory=dict[str, ev.StepRetried])
     loops: dict[str, ev.LoopEnded] = field(default_factory=dict[str, ev.LoopEnded])
     handled: set[str] = field(default_factory=set[str])
-    plan: str = ""
     num_resumed: int = 0
     end: ev.RunFinished | ev.RunFailed | None = None
 
@@ -165,7 +164,7 @@ class RunRecords:
 
     def _begin(self, event: ev.AgentStarted) -> None:
         record = self._record(event.step, event.agent)
-        if event.parent is not None and not record.started_at:
+        if event.parent is not None and event.step.startswith(f"{event.parent}/") and not record.started_at:
             self.children[event.parent].append(event.step)
         record.task, record.parent, record.end = event.task, event.parent, None
         record.started_at = record.started_at or event.at

@@ -42,7 +42,7 @@ def run_tree(spec: RunSpec, events: Iterable[ev.Event], *, is_running: bool, now
     """Return the tree of a run; `now` is in seconds since 1970."""
     records = RunRecords.of(events)
     builder = _Builder(records, is_running, now, AgentTree(records, is_running, now))
-    return RunTree(nodes=builder.nodes(spec.steps), num_resumed=builder.records.num_resumed, end=builder.records.end)
+    return RunTree(nodes=builder.nodes(spec), num_resumed=builder.records.num_resumed, end=builder.records.end)
 
 
 @dataclass(slots=True)
@@ -53,31 +53,19 @@ class _Builder:
     agents: AgentTree
     marks: dict[tuple[str, str], dict[int, None]] = field(default_factory=dict[tuple[str, str], dict[int, None]])
 
-    def nodes(self, asked: Sequence[Step]) -> tuple[TreeNode, ...]:
+    def nodes(self, spec: RunSpec) -> tuple[TreeNode, ...]:
         """Return the steps: those of the plan, where one was made; and what ran without being in either."""
-        steps, planner = self._planned(asked), []
-        if PLANNER in self.records.agents:
+        steps, planner = spec.steps, list[TreeNode]()
+        made = None if spec.plan == "off" else self.records.agents.get(PLANNER, {}).get(PLANNER)
+        if made is not None:
             planner = [self.agents.node(PLANNER, PLANNER)]
-            if not self._is_planned():
+            if not isinstance(made.end, ev.AgentFinished):
                 return tuple(planner)  # which steps there will be is not known
+            steps = _planned(spec.steps, made.end.output)
         self._index(steps)
         nodes = [*planner, *self._graph(steps, "")]
         tops = [step for step in self.records.agents if "/" not in step and step not in self.agents.shown]
         return (*nodes, *(self.agents.node(step, step) for step in tops))
-
-    def _is_planned(self) -> bool:
-        return isinstance(self.records.agents[PLANNER][PLANNER].end, ev.AgentFinished)
-
-    def _planned(self, asked: Sequence[Step]) -> Sequence[Step]:
-        made = self.records.agents.get(PLANNER, {}).get(PLANNER)
-        output = made.end.output if made is not None and isinstance(made.end, ev.AgentFinished) else None
-        if isinstance(output, dict):
-            output = cast("dict[str, object]", output).get("graph")
-        graph = output if isinstance(output, str) else getattr(output, "graph", "")
-        try:
-            return read_graph(graph, asked[0].task.text, None) if graph else asked
-        except RequestError:  # of another version
-            return asked
 
     def _index(self, steps: Sequence[Step], around: tuple[str, ...] = ()) -> None:
         """Note for each step which items, rounds and tries of it there are, also by the steps in it."""
@@ -198,6 +186,15 @@ class _Builder:
 
     def _left(self, state: NodeState) -> NodeState:
         return state if self.is_running or state == "pending" else "stopped"
+
+
+def _planned(asked: Sequence[Step], output: object) -> Sequence[Step]:
+    """Return the steps of a plan as the journal has it, or those asked for where it has none that can be read."""
+    plan = cast("dict[str, object]", output).get("graph") if isinstance(output, dict) else getattr(output, "graph", "")
+    try:
+        return read_graph(plan, asked[0].task.text, None) if isinstance(plan, str) and plan else asked
+    except RequestError:  # of another version
+        return asked
 
 
 def _decisive(states: Collection[NodeState]) -> NodeState:
