@@ -364,6 +364,8 @@ def test_folding_keeps_every_node_and_its_tokens(numbers: list[int]) -> None:
     shown = folded(nodes)
     assert sum(node.count for node in shown) == len(numbers)
     assert sum(node.tokens for node in shown) == sum(numbers)
+    stopped = TreeNode(kind="step", label="s[0]", state="stopped")
+    assert stopped in folded([stopped, *nodes])  # what stands otherwise is not folded with them
 
 
 @pytest.mark.parametrize(
