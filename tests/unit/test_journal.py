@@ -390,7 +390,7 @@ def test_step_that_does_nothing_takes_little_room(tmp_path: Path) -> None:
     grown = -size_after(0, 500) + size_after(500, 1_500)
     journal.close()
     assert grown / 1_000 < 105
-    assert size_after(0, 0) / 1_500 < 135  # with all that an empty journal has: pages of rollups and of webhooks
+    assert size_after(0, 0) / 1_500 < 140  # with all that an empty journal has: pages of rollups and of webhooks
 
 
 def test_records_between_large_ones_are_kept_in_order(tmp_path: Path) -> None:
