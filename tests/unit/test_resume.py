@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -418,20 +418,46 @@ async def test_damaged_run_is_not_resumed(tmp_path: Path) -> None:
     assert [row.state for row in journal.runs() if row.run == fork] == ["unfinished"]
 
 
-async def test_run_that_could_not_be_kept_is_not_resumed(tmp_path: Path) -> None:
-    """A run whose journal broke off while its effects went on is damaged, and resuming it is refused."""
+async def test_run_that_cannot_be_kept_has_no_more_effects(tmp_path: Path) -> None:
+    """Where the journal breaks off the run ends before its next effect, whatever its agent makes of that; resumed in
+    the same process, it has each effect once."""
+    full, roomy = "INSERT INTO records SELECT MAX(id) + 2, x'00' FROM records", "DELETE FROM records WHERE body = x'00'"
+
+    def change(statement: str) -> None:
+        with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
+            database.execute(statement)
 
     async def noting(context: Context, task: Task) -> object:
-        with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
-            database.execute("INSERT INTO records SELECT MAX(id) + 2, x'00' FROM records")  # no room for that number
-        return [await context.call_tool("note", Note(text)) for text in ("one", "two")]
+        if not world.notes:
+            change(full)  # there is no room for the record after the next
+        for text in ("one", "two"):
+            with suppress(RequestError):
+                await context.call_tool("put", Note(text))
+        return await context.generate("go on")
 
     journal, world = SqliteJournal(tmp_path), World()
     async with world.fleet(journal, Custom("noting", noting)) as fleet:
         seen, error = await events_of(fleet.run("go"))
-        assert (error, world.notes) == (None, ["one", "two"])
-        assert [row.state for row in journal.runs()] == ["damaged"]
-        _, error = await events_of(fleet.resume(seen[0].run))
+        run = seen[0].run
         assert isinstance(error, RequestError)
-        assert error.code == "damaged"
-    assert world.notes == ["one", "two"]
+        assert (error.code, world.notes, world.prompts) == ("not_kept", ["one"], [])
+        assert f"then resume {run}" in str(error)
+        assert [row.state for row in journal.runs()] == ["unfinished"]
+        change(roomy)
+        _, error = await events_of(fleet.resume(run))
+    assert (error, [row.state for row in journal.runs()]) == (None, ["done"])
+    assert [*world.notes, world.keys[0]] == ["one", "one", "two", world.keys[1]]
+    assert world.prompts == ["go on"]
+
+
+async def test_run_of_a_chosen_name_begins_only_where_it_is_kept(tmp_path: Path) -> None:
+    """Its name is how a request that is sent again finds it: unkept, it would begin twice."""
+    (tmp_path / "runs.db").mkdir()
+    world = World()
+    async with world.fleet(SqliteJournal(tmp_path)) as fleet:
+        _, error = await events_of(fleet.run("x", agent="work", run_id="r-chosen"))
+        assert isinstance(error, RequestError)
+        assert error.code == "journal_unreadable"
+        assert world.prompts == []
+        _, error = await events_of(fleet.run("x", agent="work"))  # looked for by nothing, it goes on unkept
+    assert error is None

@@ -2,7 +2,8 @@
 
 A tool with an effect has an intent written before it runs, forced to the disk, and its outcome after. A resumed run
 that finds an intent without outcome runs the tool again where that changes nothing more (`idempotent`, with the same
-key), and asks a person where it might (`once`): it is never guessed.
+key), and asks a person where it might (`once`): it is never guessed. Where the intent cannot be written the tool does
+not run, and the run ends: going on with it would have the effect again without a word.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, cast, get_type_hints
 
 import msgspec
 
-from pyagent.core.errors import AgentError, DeadlineError, PyAgentError, ReplayError
+from pyagent.core.errors import AgentError, DeadlineError, PyAgentError, ReplayError, RequestError
 from pyagent.core.fleet.containment import Call
 from pyagent.core.fleet.events import ToolCalled, ToolStarted, Totals
 from pyagent.core.fleet.guardrails import check
+from pyagent.core.fleet.journal import PRIVATE_PREFIX
 from pyagent.core.fleet.past import CANCELLED, asked_of, fault_of, is_restorable, restored, restored_error
 from pyagent.core.fleet.people import ALWAYS
 from pyagent.core.fleet.tools import FleetTool
@@ -141,6 +143,19 @@ class ToolRun:
             attempt=attempt,
         )
         context.run.emit(started, is_forced=True)
+        self._check_kept()
+
+    def _check_kept(self) -> None:
+        """End the run where its journal broke off: a private run, which nothing can resume, has none."""
+        run, name = self.context.run, self.tool.name
+        loss = "" if run.id.startswith(PRIVATE_PREFIX) else run.journal.loss(run.id)
+        if loss:
+            text = (
+                f"{name} is not called: the journal of {run.id} cannot be written ({loss}), so that going on with the "
+                f"run would call it again; make room, then resume {run.id}"
+            )
+            run.fatal = RequestError(text, param="run", code="not_kept")
+            raise run.fatal
 
     def _key(self) -> str:
         context = self.context

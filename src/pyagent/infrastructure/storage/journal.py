@@ -9,7 +9,8 @@
 
 A record is one transaction: it is kept when `append` returns, whatever happens to the process then. Other processes
 read beside it, and write runs of their own. A checksum tells a damaged record: replaying ends before it, with a
-warning. A journal that cannot be written never stops a run: what is lost is warned of, and `loss` says why.
+warning. A journal that cannot be written does not stop a run: what is lost is warned of, and `loss` says why. Only a
+tool with an effect is not called any more (`core.fleet.tool_run`), so that such a run can be resumed.
 
 Old runs are deleted when new ones begin, by number and age; never one whose writer lives. Their space is given back.
 Tenants share the number fairly: one that begins many loses its own.
@@ -135,7 +136,10 @@ class SqliteJournal:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def open_run(self, spec: RunSpec, *, is_private: bool = False, name: str | None = None) -> str:
-        """Return a new run's id. Where the folder cannot be written, the run goes on unkept, with a warning."""
+        """Return a new run's id. Where the folder cannot be written, the run goes on unkept, with a warning.
+
+        A run whose `name` was chosen is one that is looked for by it, so that it begins once: then it is an error.
+        """
         if is_private:
             return name or private_run_id()
         try:
@@ -146,8 +150,11 @@ class SqliteJournal:
         except (sqlite3.Error, OSError, RequestError) as error:
             if getattr(error, "code", "") == "run_exists":
                 raise
+            why = f"{self._folder} cannot be written ({_why(error)}); set paths.data"
+            if name is not None:
+                raise RequestError(f"the run is not begun: {why}", param="run", code="journal_unreadable") from error
             run = private_run_id()
-            self._lose(run, f"{self._folder} cannot be written ({_why(error)}); set paths.data")
+            self._lose(run, why)
             return run
 
     def _new_run(self, spec: RunSpec, epoch: float | None = None, name: str | None = None) -> str:
@@ -214,8 +221,6 @@ class SqliteJournal:
             with suppress(sqlite3.Error), self._database.transaction():
                 if opened.num_records:
                     self._rollups.flush(opened.id, opened.tenant, opened.num_records)
-                if opened.is_broken:  # its effects went on without being kept
-                    self._database.execute("UPDATE runs SET state = 'damaged' WHERE id = ?", (opened.id,))
                 self._database.execute(
                     "UPDATE runs SET writer = '', is_to_cancel = 0, used_at = ? WHERE id = ?", (time.time(), opened.id)
                 )
@@ -234,7 +239,7 @@ class SqliteJournal:
         """Write a run again that has ended or died. Raises `RequestError` for one that is done, or still written."""
         with _readable(self._folder), self._database.transaction():
             number, writer, epoch = self._found(run)
-            if writer and self._writers.is_alive(writer):
+            if self._is_written(run, writer):
                 raise still_running(run)
             if self._database.rows("SELECT 1 FROM runs WHERE id = ? AND state = 'done'", (number,)):
                 raise already_done(run)
@@ -244,6 +249,7 @@ class SqliteJournal:
             update = "UPDATE runs SET writer = ?, state = ?, totals = NULL, is_to_cancel = 0 WHERE id = ?"
             self._database.execute(update, (self._writers.own_name(), _OPEN, number))
             tenant = self._count(number)
+        self._losses.pop(run, None)
         self._open[run] = _OpenRun(number, epoch, tenant)
 
     def fork(self, run: str, spec: RunSpec, before: int, name: str | None = None) -> str:
@@ -273,7 +279,7 @@ class SqliteJournal:
             state = row.state if row else "damaged"
             if state not in {"running", "unfinished"}:
                 raise RequestError(f"{run} is over: {state}", param="run", code="over")
-            if writer and self._writers.is_alive(writer):
+            if self._is_written(run, writer):
                 self._database.execute("UPDATE runs SET is_to_cancel = 1 WHERE id = ?", (number,))
             else:
                 self._database.execute("UPDATE runs SET state = 'cancelled' WHERE id = ?", (number,))
@@ -293,8 +299,8 @@ class SqliteJournal:
     def _lose(self, run: str, why: str) -> None:
         logger.warning("the journal of %s is not kept: %s", run, why)
         self._losses[run] = why
-        while len(self._losses) > _MAX_LOSSES:
-            del self._losses[next(iter(self._losses))]
+        for old in [run for run in self._losses if run not in self._open][:-_MAX_LOSSES]:
+            del self._losses[old]
 
     def loss(self, run: str) -> str:
         """Say why not all of a run of this process is kept; empty when all of it is."""
@@ -385,7 +391,7 @@ class SqliteJournal:
             "tuple[str, float, str, str, bytes, str, str]", row
         )
         if state == _OPEN:
-            state = "running" if writer and self._writers.is_alive(writer) else "unfinished" if task else "damaged"
+            state = "running" if self._is_written(name, writer) else "unfinished" if task else "damaged"
         return RunSummary(
             run=name,
             started_at=started_at,
@@ -394,6 +400,12 @@ class SqliteJournal:
             totals=msgspec.json.decode(totals, type=Totals) if totals else None,
             tenant=tenant,
         )
+
+    def _is_written(self, run: str, writer: str) -> bool:
+        """Whether a run's writer lives and still writes it: an end for which the disk has no room is not kept."""
+        if self._writers.is_own(writer):
+            return run in self._open
+        return bool(writer) and self._writers.is_alive(writer)
 
     def _found(self, run: str) -> tuple[int, str, float]:
         """Return a run's number, writer and epoch."""
@@ -449,7 +461,7 @@ class SqliteJournal:
         """Delete a run; raises `RequestError` for an unknown one, and for one that is still written."""
         with _readable(self._folder):
             number, writer, _ = self._found(run)
-            if writer and self._writers.is_alive(writer):
+            if self._is_written(run, writer):
                 raise still_running(run)
             self._delete(number)
             self._database.shrink()
@@ -463,7 +475,7 @@ class SqliteJournal:
             since = float("-inf") if max_age_days is None else time.time() - max_age_days * 86_400
             kept = fair_share([run[4] for run in runs], len(runs) if max_runs is None else max_runs)
             old = [run for run, is_kept in zip(runs, kept, strict=True) if not is_kept or run[2] < since]
-            over = [run for run in old if not (run[3] and self._writers.is_alive(run[3]))]
+            over = [run for run in old if not self._is_written(run[1], run[3])]
             for number, *_ in over:
                 self._delete(number)
             if self._database.exists:

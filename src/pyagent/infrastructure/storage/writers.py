@@ -27,9 +27,13 @@ class Writers:
             self._lock, self._name = lock, name
         return self._name
 
+    def is_own(self, name: str) -> bool:
+        """Whether it is this writer's name."""
+        return self._lock is not None and name == self._name
+
     def is_alive(self, name: str) -> bool:
         """Whether the writer of that name lives; the file of one that does not is deleted."""
-        if self._lock is not None and name == self._name:
+        if self.is_own(name):
             return True
         try:
             lock = os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC)

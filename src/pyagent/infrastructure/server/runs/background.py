@@ -32,11 +32,13 @@ TakeTokens = Callable[[int], None]
 class BackgroundRuns:
     """The runs of one fleet that belong to no connection. It belongs to the fleet's event loop.
 
-    `keys` are the idempotency keys of requests under way that go on with runs.
+    `keys` are the idempotency keys of requests under way that go on with runs, `void_keys` those that came to nothing
+    and could not be dropped.
     """
 
     fleet: Fleet
     keys: dict[str, asyncio.Future[None]] = field(default_factory=dict[str, "asyncio.Future[None]"])
+    void_keys: set[str] = field(default_factory=set[str])
     _private: MemoryJournal = field(default_factory=lambda: MemoryJournal(_MAX_PRIVATE_RUNS))
     _private_until: dict[str, float] = field(default_factory=dict[str, float])
     _jobs: dict[asyncio.Task[None], str] = field(default_factory=dict["asyncio.Task[None]", str])

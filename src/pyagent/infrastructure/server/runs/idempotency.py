@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from hashlib import blake2b
 
 import msgspec
@@ -71,6 +72,9 @@ async def go_on_once(runs: Runs, run: str, body: msgspec.Struct, work: Callable[
             raise _reused(f"began a run, {begun}")
     key, keys, under_way = key_hash(header, runs.tenant), runs.journal_of(run).keys, runs.background.keys
     asked = _hash_of(run, body)
+    if key in runs.background.void_keys:  # its work failed, and the disk had no room to say so
+        keys.drop(key)
+        runs.background.void_keys.discard(key)
     while (before := keys.keep(key, asked, run)) is not None:
         if before != asked:
             raise _reused("asked for something else")
@@ -81,7 +85,10 @@ async def go_on_once(runs: Runs, run: str, body: msgspec.Struct, work: Callable[
     try:
         await work()
     except Exception:
-        keys.drop(key)
+        runs.background.void_keys.add(key)
+        with suppress(RequestError):
+            keys.drop(key)
+            runs.background.void_keys.discard(key)
         raise
     finally:
         under_way.pop(key).set_result(None)
