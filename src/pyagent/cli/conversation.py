@@ -6,7 +6,6 @@ read. Answers come from an event loop in another thread (`chat.Loop`), so that C
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -22,6 +21,7 @@ from pyagent.core.errors import ConfigError, InvalidOutputError, RequestError
 from pyagent.core.messages import ChatRequest, Message, SamplingParams, Usage
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.one_line import printable
+from pyagent.infrastructure.private_files import make_private_folder, opened_private
 
 if TYPE_CHECKING:
     from pyagent.cli.chat import Loop
@@ -139,8 +139,9 @@ class Conversation:
             return
         file, partial = self._last_file, self._last_file.with_suffix(".partial")
         try:
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as kept:
+            make_private_folder(file.parent)
+            partial.unlink(missing_ok=True)  # one that was left may be open to others
+            with open(partial, "xb", opener=opened_private) as kept:
                 kept.write(msgspec.json.encode(self.messages))
             partial.replace(file)
         except OSError as error:
@@ -190,9 +191,8 @@ class Conversation:
         if not file:
             raise ConfigError("/save needs the name of a file")
         try:
-            Path(file).expanduser().write_bytes(
-                msgspec.json.format(msgspec.json.encode(self.messages), indent=2) + b"\n"
-            )
+            with open(Path(file).expanduser(), "wb", opener=opened_private) as saved:
+                saved.write(msgspec.json.format(msgspec.json.encode(self.messages), indent=2) + b"\n")
         except OSError as error:
             raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
         sys.stdout.write(f"saved {len(self.messages)} messages to {file}\n")

@@ -18,6 +18,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyagent.infrastructure.private_files import make_private_folder
+
 logger = logging.getLogger(__name__)
 
 
@@ -58,7 +60,7 @@ def announced(data: Path, host: str, port: int, door: int = 0) -> Generator[None
 
 def _write(file: Path, content: bytes, kept: contextlib.ExitStack) -> None:
     """Write the file and hold its lock; closing `kept` removes it, also where it could not be written whole."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(file.parent)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     kept.callback(os.close, descriptor)
     kept.callback(file.unlink, missing_ok=True)

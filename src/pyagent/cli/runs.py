@@ -86,6 +86,7 @@ def export(
 ) -> None:
     """Write a run as JSON lines: first its summary and what it was asked, then its numbered events."""
     from pyagent.core.errors import RequestError
+    from pyagent.infrastructure.private_files import opened_private
 
     journal = open_journal(config)
     kept = journal.read(run)
@@ -97,7 +98,8 @@ def export(
             write_json_line(_json(part))
         return
     try:
-        file.write_bytes(b"".join(_json(part) + b"\n" for part in (head, *kept.records)))
+        with open(file, "wb", opener=opened_private) as exported:
+            exported.writelines(_json(part) + b"\n" for part in (head, *kept.records))
     except OSError as error:
         raise RequestError(f"{file} cannot be written: {error.strerror}", param="file") from error
     sys.stdout.write(f"wrote {run} to {file}: {len(kept.records)} records\n")

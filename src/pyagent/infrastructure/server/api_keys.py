@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -33,6 +35,8 @@ _NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LEAST_CHARS = 16
 _MARK_BYTES = 4
 """Of the digest that names a key without a name: enough to tell keys apart, too little to tell a key."""
+
+logger = logging.getLogger("pyagent.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ def check_origins(origins: Sequence[str], *, has_keys: bool) -> None:
 
 def _keys_in(file: Path, setting: str, *, is_admin: bool) -> Iterator[ApiKey]:
     try:
+        if file.stat().st_mode & stat.S_IROTH:
+            logger.warning("every user of this machine can read the API keys in %s: chmod o= %s", file, file)
         lines = file.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"the API keys in {file} cannot be read: {error.strerror or error}", key=setting) from error

@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 from pyagent.core.errors import RequestError
+from pyagent.infrastructure.private_files import close_to_others, make_private_folder
 
 _BUSY_SECONDS = 10.0
 _PAUSE_SECONDS = 0.02
@@ -148,8 +149,10 @@ class Database:
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.path.parent)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            for end in ("", "-wal", "-shm"):  # SQLite makes the log with the file's mode, and finds an old one as it is
+                close_to_others(Path(f"{self.path}{end}"))
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
             )

@@ -8,6 +8,8 @@ import os
 import secrets
 from pathlib import Path
 
+from pyagent.infrastructure.private_files import make_private_folder
+
 
 class Writers:
     """The lock files of a folder, and the one of this process, made when it is first needed."""
@@ -20,7 +22,7 @@ class Writers:
     def own_name(self) -> str:
         """Return the name of this writer, which `is_alive` until it closes; raises `OSError` when it cannot be made."""
         if self._lock is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self._folder)
             name = secrets.token_hex(8)
             lock = os.open(self._folder / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,6 +23,7 @@ from typing import IO, BinaryIO, Literal
 import msgspec
 
 from pyagent.core.errors import RequestError
+from pyagent.infrastructure.private_files import make_private_folder, opened_private
 from pyagent.infrastructure.tools.folder import Folder
 
 MAX_KEPT = 50
@@ -95,13 +96,13 @@ class ChangeStore:
     @contextmanager
     def record(self, title: str) -> Generator[Draft]:
         """Give a draft, and make a change of it at the end, unless an error ends it. One of no files gets no id."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         self._remove_old()
         change_id = f"r{secrets.token_hex(4)}"
         begun = self._folder / f"{change_id}{_PARTIAL}"
         begun.mkdir(mode=0o700)
         try:
-            with (begun / "texts").open("wb") as texts:
+            with open(begun / "texts", "wb", opener=opened_private) as texts:
                 draft = Draft(change_id, texts)
                 yield draft
                 _synced(texts)
@@ -110,7 +111,7 @@ class ChangeStore:
                 shutil.rmtree(begun)
                 return
             change = Change(change_id, title, time.time(), draft.files)
-            with (begun / "change.json").open("wb") as file:
+            with open(begun / "change.json", "wb", opener=opened_private) as file:
                 file.write(msgspec.json.encode(change))
                 _synced(file)
             self._set_state(begun, "prepared")
@@ -205,7 +206,7 @@ class ChangeStore:
 
     def _set_state(self, folder: Path, state: State) -> None:
         partial = folder / "state.new"
-        with partial.open("w") as file:
+        with open(partial, "w", opener=opened_private) as file:
             file.write(state)
             _synced(file)
         partial.rename(folder / "state")
