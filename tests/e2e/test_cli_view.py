@@ -8,6 +8,9 @@ from pathlib import Path
 
 from support.command_line import Terminal, plain, pyagent, started
 
+from pyagent.testing.openai import openai_server
+from pyagent.testing.servers import Fault
+
 _CLOCK = re.compile(r"(\d+\.\d) s ·")
 
 
@@ -48,6 +51,28 @@ def test_interrupted_and_failed_runs_are_named(chain: str, environment: dict[str
     rest, _ = process.communicate(timeout=60)
     assert re.search(r"interrupted in .*runs show r-", rest)
     assert re.search(r"failed in .*runs show r-", pyagent("run", "1/0", "--chain", chain, env=environment).stdout)
+
+
+def test_words_of_others_are_not_obeyed_by_a_terminal(environment: dict[str, str]) -> None:
+    """A task that came by HTTP and a server's error are shown as they are, by each command that tells of a run."""
+    obeyed = "\x1b]0;owned\x07\x1b[2J"
+    with openai_server(fault=Fault("error", text=f"out of order{obeyed}")) as server:
+        chain = ["--chain", f"openai:{server.url}#fake-1"]
+        run = Terminal("agent", "reasoning", f"hello{obeyed}", *chain, env=environment)
+        assert run.finish() == 1
+        [name] = set(re.findall(r"run (r-\w+)", plain(run.shown)))
+        told = [
+            ["runs", "list"],
+            ["runs", "show", name],
+            ["runs", "replay", name, "--speed", "0"],
+            ["chain", "test", *chain],
+        ]
+        shown = [run, *(Terminal(*command, env=environment) for command in told)]
+        for terminal in shown[1:]:
+            terminal.finish()
+    for terminal in shown:
+        assert "\\x1b]0;owned\\x07" in terminal.shown
+        assert "\x1b]0;owned" not in terminal.shown
 
 
 def test_a_model_is_fetched_when_one_is_needed(environment: dict[str, str], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pyagent.core.errors import (
     PyAgentError,
     RequestError,
 )
+from pyagent.core.one_line import printable
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
@@ -69,7 +70,7 @@ def explain(
         number += row.is_eligible
         mark = f"{number}." if row.is_eligible else "– "
         detail = f" ({row.detail})" if row.detail else ""
-        sys.stdout.write(f"{mark} {row.backend:<{width}}  {row.reason}{detail}\n")
+        sys.stdout.write(f"{mark} {row.backend:<{width}}  {printable(f'{row.reason}{detail}')}\n")
         if row.limits:
             sys.stdout.write(f"{'':<{width + 5}}{row.limits}\n")
 
@@ -114,7 +115,7 @@ def _write(trials: list[LinkTrial]) -> None:
     for trial in trials:
         took = f"first token after {trial.first_token_seconds:.3f} s  " if trial.first_token_seconds is not None else ""
         mark = "✓" if trial.is_well else "✗"
-        what = trial.model or trial.found.removeprefix(f"{trial.backend}: ")
+        what = printable(trial.model or trial.found.removeprefix(f"{trial.backend}: "))
         sys.stdout.write(f"{mark} {trial.backend:<{width}}  {took}{what}\n")
         if trial.advice:
             sys.stdout.write(f"  {'':<{width}}  → {trial.advice}\n")

@@ -17,6 +17,7 @@ from pyagent.cli.options import Chain, Config, Model
 from pyagent.cli.output import for_terminal
 from pyagent.cli.startup import fetch_first_model, read_settings
 from pyagent.core.loop_thread import LoopThread
+from pyagent.core.one_line import printable
 
 if TYPE_CHECKING:
     from pyagent.cli.conversation import Conversation
@@ -82,7 +83,7 @@ def _take_one(talk: Conversation, read: Callable[[], str], *, is_terminal: bool)
     except PyAgentError as error:
         if not is_terminal:
             raise
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"error: {printable(' '.join(str(error).split()))}\n")
     return True
 
 

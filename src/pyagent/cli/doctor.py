@@ -14,6 +14,7 @@ import typer
 from pyagent.cli.options import AsJson, Chain, Config, Model
 from pyagent.cli.output import coloured, mark, write_json
 from pyagent.cli.startup import read_settings
+from pyagent.core.one_line import printable
 from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -91,9 +92,9 @@ def _write(findings: list[Finding]) -> None:
         if finding.area != area:
             area = finding.area
             sys.stdout.write(f"{area}\n")
-        sys.stdout.write(f"  {_mark(finding)} {finding.name:<16} {finding.found}\n")
+        sys.stdout.write(f"  {_mark(finding)} {printable(finding.name):<16} {printable(finding.found)}\n")
         if finding.advice:
-            sys.stdout.write(f"    {'':<16} → {finding.advice}\n")
+            sys.stdout.write(f"    {'':<16} → {printable(finding.advice)}\n")
 
 
 def _mark(finding: Finding) -> str:

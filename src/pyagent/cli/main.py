@@ -68,5 +68,7 @@ def _run(arguments: list[str]) -> int:
 
 def fail(error: PyAgentError) -> int:
     """Say what went wrong, in one line, and give the exit code."""
-    sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+    from pyagent.core.one_line import printable
+
+    sys.stderr.write(f"error: {printable(' '.join(str(error).split()))}\n")  # a server's own words may be in it
     return 1

@@ -10,6 +10,7 @@ import typer
 
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.startup import read_settings, terminal_progress
+from pyagent.core.one_line import printable
 from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def show(
     card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit)) for fit in fits]
     card[6:6] = [("fits", f"no: {refusal}")] if refusal else []
     for key, value in card:
-        typer.echo(f"{key:<13} {value}")
+        typer.echo(f"{key:<13} {printable(str(value))}")  # a file's own words are in it
 
 
 @app.command("rm")

@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from pyagent import __version__
 from pyagent.core.errors import PyAgentError
 from pyagent.core.nearest import did_you_mean
+from pyagent.core.one_line import printable
 
 COMMANDS = {
     "run": "Give a task to the fleet and watch it work.",
@@ -200,5 +201,5 @@ def _wrong_usage(error: TyperException) -> int:
         sys.stdout.write(context.get_help() + "\n")
         return 2
     name = context.command_path if context else _PROGRAM
-    sys.stderr.write(f"error: {message}\n{name} --help shows what there is\n")
+    sys.stderr.write(f"error: {printable(message)}\n{name} --help shows what there is\n")
     return 2

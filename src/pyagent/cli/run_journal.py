@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pyagent.cli.startup import read_settings
+from pyagent.core.one_line import printable
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.storage.journal import SqliteJournal
@@ -35,7 +36,7 @@ def line_of(event: object) -> str:
 
     facts: dict[str, object] = msgspec.to_builtins(event, enc_hook=str)
     when = datetime.fromtimestamp(float(str(facts.pop("at")))).astimezone().strftime("%H:%M:%S")
-    kind, step = str(facts.pop("event")), str(facts.pop("step", ""))
+    kind, step = str(facts.pop("event")), printable(str(facts.pop("step", "")))
     for name in ("run", "asked", "is_restorable"):
         facts.pop(name, None)
     shown = "  ".join(f"{name}={_short(value)}" for name, value in facts.items() if value not in (None, [], (), {}, ""))
@@ -51,6 +52,6 @@ def _short(value: object) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text on one line, no longer than `width` characters."""
-    text = " ".join(text.split())
+    """Return a text on one line, no longer than `width` characters, and without what a terminal would obey."""
+    text = printable(" ".join(text.split()))
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -13,6 +13,7 @@ import typer
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.run_journal import Run, open_journal
 from pyagent.cli.startup import read_settings
+from pyagent.core.one_line import printable
 
 if TYPE_CHECKING:
     from pyagent.core.fleet.events import Event
@@ -52,7 +53,7 @@ def replay(
     write_results(view.progress)
     end = events[-1] if events else None
     if isinstance(end, RunFailed):
-        sys.stdout.write(f"\n{run} ended without a result: {end.error}\n")
+        sys.stdout.write(f"\n{run} ended without a result: {printable(end.error)}\n")
 
 
 def _in_time(events: Iterable[Event], speed: float) -> Iterable[Event]:

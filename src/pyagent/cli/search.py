@@ -11,6 +11,7 @@ import typer
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import coloured, for_terminal, write_json
 from pyagent.cli.startup import read_settings
+from pyagent.core.one_line import printable
 
 if TYPE_CHECKING:
     from pyagent.core.search import SearchResult
@@ -74,4 +75,4 @@ def _write(result: SearchResult, query: str) -> None:
     if not result.hits:
         sys.stdout.write(f"nothing found in {result.num_passages} passages\n")
     if result.note:
-        sys.stderr.write(f"note: {result.note}\n")
+        sys.stderr.write(f"note: {printable(result.note)}\n")
