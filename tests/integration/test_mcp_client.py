@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import resource
+import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -22,6 +24,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from support import mcp_server
 from support.fleets import Custom
+from support.waiting import wait_until
 
 from pyagent.core.errors import BackendError, NeedsAnswerError, PyAgentError, RequestError
 from pyagent.core.fleet import events as ev
@@ -565,6 +568,37 @@ def test_all_processes_of_a_server_end_with_the_fleet() -> None:
     while any(map(is_alive, processes)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(map(is_alive, processes)), os.listdir("/proc")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_all_processes_of_a_server_end_though_we_are_killed(tmp_path: Path, number: signal.Signals) -> None:
+    """By SIGKILL or a closed terminal: a server that hears neither its input's end nor SIGTERM, and a child."""
+    told = tmp_path / "processes"
+    deaf = f"trap '' TERM HUP INT; sleep 600 & echo $$ $! > {told}; while :; do sleep 600; done"
+    command = [sys.executable, "-c", _OPENS_A_PROGRAM, deaf]
+    ours = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+    assert ours.stdout is not None
+    assert ours.stdout.readline() == b"open\n"
+    wait_until(lambda: told.exists() and told.read_text().endswith("\n"))
+    processes = [int(word) for word in told.read_text().split()]
+    assert all(map(is_alive, processes))
+    os.killpg(ours.pid, number)
+    ours.communicate(timeout=60)
+    assert ours.returncode == -number
+    wait_until(lambda: not any(map(is_alive, processes)))
+
+
+_OPENS_A_PROGRAM = """
+import asyncio, os, sys
+from pyagent.infrastructure.mcp.stdio import Program
+
+async def main():
+    async with Program("deaf", ["/bin/sh", "-c", sys.argv[1]], os.environ, None, ()).streams():
+        print("open", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
 
 
 def test_program_is_reaped_though_its_end_is_cancelled() -> None:

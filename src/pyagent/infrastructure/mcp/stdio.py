@@ -2,6 +2,7 @@
 
 Not the package's own transport, which grows its buffer until a line ends: a program that never ends one took 19 GB. The
 order of the end is the specification's: standard input closes, then SIGTERM, then SIGKILL, to the whole process group.
+Where this process is killed a small one beside each program does that (`outlived`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +24,7 @@ from mcp_types import jsonrpc_message_adapter
 
 from pyagent.core.errors import BackendError
 from pyagent.core.secrets import strike_text
+from pyagent.infrastructure.mcp import outlived
 from pyagent.infrastructure.mcp.nesting import shallow
 from pyagent.infrastructure.processes import describe_exit
 
@@ -58,7 +61,15 @@ class Program:
 
         Raises `BackendError` when it cannot be started.
         """
-        process = self._process = await self._started()
+        async with _guard() as guard:
+            process = self._process = await self._started()
+            assert guard.stdin is not None
+            guard.stdin.write(b"%d" % process.pid)
+            async with self._piped(process) as streams:
+                yield streams
+
+    @asynccontextmanager
+    async def _piped(self, process: asyncio.subprocess.Process) -> AsyncGenerator[Streams]:
         to_session, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         outgoing, from_session = anyio.create_memory_object_stream[SessionMessage](0)
         pipes = [
@@ -161,6 +172,24 @@ class Program:
             if not await _has_ended(process):
                 _signal_group(process, signal.SIGKILL)
                 await _has_ended(process)
+
+
+@asynccontextmanager
+async def _guard() -> AsyncGenerator[asyncio.subprocess.Process]:
+    """Start what ends a program's group should this process die before the block ends; it is told the group's id."""
+    guard = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", outlived.__file__),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield guard
+    finally:
+        _signal_group(guard, signal.SIGKILL)
+        with anyio.CancelScope(shield=True):
+            await _reap(guard)
 
 
 def _start_fault(command: str, error: OSError | ValueError) -> str:
