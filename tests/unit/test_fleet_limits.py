@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from support.fleets import Custom, ask, echo, events_of, fleet_of, sleep_long
 
-from pyagent.core.errors import AgentError, BudgetError, DeadlineError
+from pyagent.core.errors import AgentError, BudgetError, DeadlineError, RequestError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.limits import RunBudget
 from pyagent.core.fleet.orchestrator import Fleet, FleetLimits
 from pyagent.core.fleet.run import MAX_DEPTH
 from pyagent.core.fleet.steps import Step
 from pyagent.core.messages import ChatRequest
+from pyagent.core.resilience.deadline import Deadline
 from pyagent.testing import Reply, ScriptedBackend
 
 
@@ -172,3 +176,52 @@ def test_leaving_the_fleet_ends_its_runs_and_closes_agents() -> None:
         assert closed == ["user", "base"]
 
     asyncio.run(main())
+
+
+_NO_NUMBERS = [math.nan, math.inf, -math.inf, -1, 10**400, True, "5"]
+
+
+@pytest.mark.parametrize("number", _NO_NUMBERS)
+def test_limit_that_is_no_number_is_refused_by_its_name(number: Any) -> None:
+    """NaN is below nothing: as a run's own timeout it would take the fleet's limit away. The agent does not begin."""
+    begun: list[str] = []
+
+    async def counting(context: Context, task: Task) -> object:
+        begun.append(task.text)
+        return "x"
+
+    async def work(context: Context, task: Task) -> object:
+        wanted: dict[str, Callable[[], Awaitable[object]]] = {
+            "timeout_seconds": lambda: context.spawn("counting", "x", timeout_seconds=number),
+            "max_tokens": lambda: context.spawn("counting", "x", max_tokens=number),
+            "max_concurrency": lambda: context.map(context.generate, ["x"], max_concurrency=number),
+        }
+        return await wanted[task.text]()
+
+    async def main() -> None:
+        fleet = fleet_of(Custom("work", work), Custom("counting", counting), script=["x"], run_seconds=60.0)
+        given: dict[str, dict[str, Any]] = {
+            "timeout_seconds": {"timeout_seconds": number},
+            "budget.tokens": {"budget": RunBudget(tokens=number)},
+            "budget.usd": {"budget": RunBudget(usd=number)},
+            "budget.seconds": {"budget": RunBudget(seconds=number)},
+        }
+        if number != -1:
+            given["priority"] = {"priority": number}
+        for name, options in given.items():
+            _, error = await events_of(fleet, "x", agent="counting", **options)
+            assert isinstance(error, RequestError), name
+            assert str(error).startswith(f"{name} is a "), name
+        for name in ("timeout_seconds", "max_tokens", "max_concurrency"):
+            _, error = await events_of(fleet, name, agent="work")
+            assert isinstance(error, RequestError), name
+            assert str(error).startswith(f"{name} is a "), name
+
+    asyncio.run(main())
+    assert begun == []
+
+
+def test_deadline_is_no_sooner_by_what_is_no_number() -> None:
+    """A limit in seconds that came out as NaN is an error, and no end of all limits."""
+    with pytest.raises(RequestError, match="timeout_seconds must be 0 or more, got nan"):
+        Deadline.after(60).sooner(math.nan)

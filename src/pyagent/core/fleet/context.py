@@ -35,6 +35,7 @@ from pyagent.core.fleet.events import (
     TextDelta,
     Totals,
 )
+from pyagent.core.fleet.limits import MAX_SECONDS, check_number
 from pyagent.core.fleet.memory import Memory, read_notes, take_note
 from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
 from pyagent.core.fleet.past import asked_of
@@ -173,6 +174,8 @@ class Context(Questions):
         self, agent: str, task: Task | str, *, max_tokens: int | None = None, timeout_seconds: float | None = None
     ) -> object:
         """Another agent's result. It works within what is left here, or within less when that is given."""
+        check_number("max_tokens", max_tokens, 0, 10**15, is_whole=True)
+        check_number("timeout_seconds", timeout_seconds, 0, MAX_SECONDS)
         call = self.scopes.next_call()
         self.run.past.check(self, call, what := f"agent {agent}", what)
         await self.check_open()

@@ -11,6 +11,10 @@ from pyagent.core.fleet.confidence import ConfidencePolicy
 from pyagent.core.fleet.stalls import StallPolicy
 from pyagent.core.fleet.turns import Rates
 
+MAX_SECONDS = 2**31
+"""The longest time that is a limit."""
+MAX_PRIORITY = 2**31
+
 
 class RunBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one run may use by its caller's word, within `budget.run` of the settings. None is no limit of its own."""
@@ -26,15 +30,23 @@ def check_budget(budget: object) -> None:
         return
     if not isinstance(budget, RunBudget):
         raise RequestError(f"budget is a RunBudget, got {type(budget).__name__}", param="budget")
-    bounds = (
-        ("tokens", budget.tokens, 1, 10**15),
-        ("usd", budget.usd, 0, 10**9),
-        ("seconds", budget.seconds, 0, 10**7),
-    )
-    for name, number, least, most in bounds:
-        if number is not None and not least <= number <= most:
-            text = f"budget.{name} is a number from {least:,} to {most:,}, got {number}"
-            raise RequestError(text, param="budget")
+    check_number("budget.tokens", budget.tokens, 1, 10**15)
+    check_number("budget.usd", budget.usd, 0, 10**9)
+    check_number("budget.seconds", budget.seconds, 0, 10**7)
+
+
+def check_number(name: str, number: object, least: int, most: int, *, is_whole: bool = False) -> None:
+    """Raise `RequestError` for what is no number within bounds, as NaN is none; None is none that is given.
+
+    NaN is in no order: the least of it and a limit may be NaN, which limits nothing.
+    """
+    if number is None:
+        return
+    kinds = int if is_whole else int | float
+    if isinstance(number, bool) or not isinstance(number, kinds) or not least <= number <= most:
+        what = "whole number" if is_whole else "number"
+        text = f"{name} is a {what} from {least:,} to {most:,}, got {number!r:.80}"
+        raise RequestError(text, param=name.partition(".")[0])
 
 
 class AgentLimits(msgspec.Struct, frozen=True, kw_only=True):

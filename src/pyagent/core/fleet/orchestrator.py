@@ -39,7 +39,7 @@ from pyagent.core.fleet.graph_run import GraphRun, Place
 from pyagent.core.fleet.guardrails import Guardrail
 from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
-from pyagent.core.fleet.limits import FleetLimits, RunBudget, check_budget
+from pyagent.core.fleet.limits import MAX_PRIORITY, MAX_SECONDS, FleetLimits, RunBudget, check_budget, check_number
 from pyagent.core.fleet.past import Past
 from pyagent.core.fleet.planner import Planning, planning_of
 from pyagent.core.fleet.routed_step import Means
@@ -167,6 +167,8 @@ class Fleet:
         raised.
         """
         self._check_open()
+        check_number("timeout_seconds", timeout_seconds, 0, MAX_SECONDS)
+        check_number("priority", priority, -MAX_PRIORITY, MAX_PRIORITY, is_whole=True)
         spec = RunSpec.of(as_steps(task, tuple(files), agent), timeout_seconds, client, tenant, file_access)
         spec = msgspec.structs.replace(spec, priority=priority, request_class=request_class)
         spec = msgspec.structs.replace(spec, plan=planning_of(plan, self.limits.plan, spec.steps))

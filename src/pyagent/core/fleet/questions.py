@@ -17,6 +17,7 @@ from typing import Any, TypeVar, overload
 from pyagent.core.errors import AgentError
 from pyagent.core.fleet.confidence import DoubtAct
 from pyagent.core.fleet.containment import contained
+from pyagent.core.fleet.limits import check_number
 from pyagent.core.fleet.model_call import Completion
 from pyagent.core.messages import JsonObject, Message, ResponseFormat, SamplingParams
 from pyagent.core.resilience.deadline import Deadline
@@ -27,6 +28,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Prompt = str | Sequence[Message]
 
+_MOST_AT_ONCE = 10_000
 DEFAULT_SAMPLING = SamplingParams(temperature=0.0, max_tokens=512)
 """Greedy and bounded: an agent that wants variety says so."""
 
@@ -156,6 +158,7 @@ async def side_by_side(
     agent: str, function: Callable[[T], Awaitable[R]], items: Iterable[T], max_concurrency: int
 ) -> list[R]:
     """Return `function` of each item, in the items' order. The first failure cancels the rest."""
+    check_number("max_concurrency", max_concurrency, 1, 2**31, is_whole=True)
     pending = enumerate(items)
     results: dict[int, R] = {}
 
@@ -166,7 +169,7 @@ async def side_by_side(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(max_concurrency):
+            for _ in range(min(max_concurrency, _MOST_AT_ONCE)):
                 group.create_task(work())
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from group

@@ -7,6 +7,7 @@ slope's standard error: scores that only scatter do that by chance about once in
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from statistics import fmean, pvariance
 
@@ -21,7 +22,7 @@ MIN_SCORES = 3
 
 def checked_score(score: object) -> float:
     """Return a score as a number; raises `RequestError` for what is none."""
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
         raise RequestError(f"a score is a finite number, got {score!r:.80}", param="score")
     return float(score)
 

@@ -51,7 +51,9 @@ class Deadline:
         return not math.isinf(self.at)
 
     def sooner(self, seconds: float) -> Deadline:
-        """This deadline, or the moment `seconds` from now if that comes first."""
+        """This deadline, or the moment `seconds` from now if that comes first. Raises `RequestError` for NaN."""
+        if math.isnan(seconds):
+            raise RequestError("timeout_seconds must be 0 or more, got nan", param="timeout_seconds")
         return Deadline(min(self.at, self.clock() + seconds), self.clock)
 
     def later(self, seconds: float, most: Deadline) -> Deadline:
