@@ -237,6 +237,20 @@ def test_two_servers_begin_one_run(tmp_path: Path) -> None:
         journal.close()
 
 
+def test_hooks_take_turns(tmp_path: Path) -> None:
+    """A message of a quiet hook is next, however many wait of another one of which runs are under way."""
+    journal = SqliteJournal(tmp_path)
+    inbox = journal.webhooks.inbox
+    for number in range(20):
+        inbox.keep("loud", f"l{number}", "task", 100)
+    first = [inbox.take(), inbox.take()]
+    for number in range(3):
+        inbox.keep("quiet", f"q{number}", "task", 100)
+    taken = [message for message in (*first, *(inbox.take() for _ in range(5))) if message is not None]
+    assert [message.id for message, _ in taken] == ["l0", "l1", "q0", "q1", "l2", "q2", "l3"]
+    journal.close()
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [

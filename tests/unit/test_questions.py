@@ -112,6 +112,47 @@ def test_waiting_for_an_answer_ends_with_the_deadline() -> None:
         asyncio.run(fleet.run_agent("choose", "go", timeout_seconds=0.05))
 
 
+def test_run_that_waits_for_a_person_leaves_its_place() -> None:
+    """With room for one run others begin and end while one has questions open; it goes on when there is room again."""
+    going_on: list[str] = []
+
+    async def curious(context: Context, task: Task) -> object:
+        both = await context.map(context.ask, ["one", "two"])
+        both.append(await context.ask("three"))
+        going_on.append(task.text)
+        assert len(going_on) == 1
+        await asyncio.sleep(0.01)
+        going_on.clear()
+        return both
+
+    async def quick(context: Context, task: Task) -> object:
+        return f"{task.text}!"
+
+    async def answered(fleet: Fleet, text: str) -> object:
+        asked: list[str] = []
+        async for event in fleet.run(text, agent="curious", tenant="alice"):
+            if isinstance(event, ev.QuestionAsked):
+                asked.append(event.question.id)
+                if len(asked) != 2:
+                    others = [seen async for seen in fleet.run("x", agent="quick", tenant="bob")]
+                    assert isinstance(others[-1], ev.RunFinished)
+                if len(asked) >= 2:
+                    for question in fleet.questions(event.run):
+                        fleet.answer(event.run, question.id, "yes")
+        assert isinstance(event, ev.RunFinished)
+        return event.output
+
+    async def main() -> None:
+        agents = [Custom("curious", curious), Custom("quick", quick)]
+        limits = FleetLimits(waits_for_answers=True, max_runs=1)
+        fleet = Fleet(ScriptedBackend(()), agents, limits=limits)
+        outputs = await asyncio.gather(*(answered(fleet, f"run {number}") for number in range(4)))
+        assert outputs == [["yes", "yes", "yes"]] * 4
+        assert not fleet.num_running
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_questions_of_children_wait_side_by_side() -> None:
     """Several agents ask at once, and each gets its own answer in whatever order they are given."""
 

@@ -424,7 +424,8 @@ class Fleet:
         run.agents, graph = self.agents, GraphRun(run, self._scores)  # both are replaced at once
         try:
             urgency = Urgency(spec.priority, spec.request_class)
-            async with self._run_slots.slot(urgency.rank(run.deadline), run.deadline):
+            async with self._run_slots.slot(urgency.rank(run.deadline), run.deadline, spec.tenant) as slot:
+                run.questions.slot = slot
                 run.tools = await self._tools.get(run.deadline)
                 own = Budget(f"run {run.id}", spec.budget.tokens, run.budget, spec.budget.usd, "budget")
                 place = Place(Means(own, run.deadline, urgency))

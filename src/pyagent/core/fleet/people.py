@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pyagent.core.errors import NeedsAnswerError, RequestError
+from pyagent.core.errors import DeadlineError, NeedsAnswerError, RequestError
 from pyagent.core.fleet.agent import unknown_name
 from pyagent.core.fleet.events import Question
+from pyagent.core.fleet.slots import Slot
 from pyagent.core.messages import JsonObject
 from pyagent.core.resilience.deadline import Deadline
 
@@ -35,7 +36,8 @@ class OpenQuestions:
     """The questions of one run that wait for an answer. Unless it `waits`, one that is asked ends its agent.
 
     `approved` names the tools that need no more approval; `*` is all. `given` has the answers that a run was
-    resumed with, by their questions' ids. Where they are `offered`, models may ask by the tool `ask_user`.
+    resumed with, by their questions' ids. Where they are `offered`, models may ask by the tool `ask_user`. While one
+    waits the run leaves its `slot` to others.
     """
 
     waits: bool = False
@@ -43,6 +45,8 @@ class OpenQuestions:
     approved: set[str] = field(default_factory=set[str])
     num_effects: int = 0
     given: dict[str, str] = field(default_factory=dict[str, str])
+    slot: Slot | None = None
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _effects_over: asyncio.Event = field(default_factory=asyncio.Event)
     _waiting: dict[str, tuple[Question, asyncio.Future[str]]] = field(
         default_factory=dict[str, tuple[Question, asyncio.Future[str]]]
@@ -58,10 +62,28 @@ class OpenQuestions:
             raise NeedsAnswerError(_unanswered(question), question=question.id, options=question.options)
         waiting = asyncio.get_running_loop().create_future()
         self._waiting[question.id] = question, waiting
+        if self.slot is not None:
+            self.slot.suspend()
         try:
-            return await deadline.bound(waiting, f"an answer to: {question.text}")
-        finally:
+            answer = await deadline.bound(waiting, f"an answer to: {question.text}")
+        except DeadlineError:
             del self._waiting[question.id]
+            await self._go_on()
+            raise
+        except asyncio.CancelledError:
+            del self._waiting[question.id]
+            raise
+        del self._waiting[question.id]
+        await self._go_on()
+        return answer
+
+    async def _go_on(self) -> None:
+        """Take the run's turn again, once none of its questions waits."""
+        async with self._turn:
+            if self.slot is not None and not self._waiting:
+                await self.slot.resume()
+                if self._waiting:  # asked meanwhile
+                    self.slot.suspend()
 
     @contextmanager
     def effect(self) -> Generator[None]:

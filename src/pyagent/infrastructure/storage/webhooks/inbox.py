@@ -27,6 +27,12 @@ _FIELDS = ("number", "hook", "id", "received_at", "state", "run", "error")
 ID_PREFIX = "in-"
 
 
+_NEXT = (
+    "SELECT MIN(number) FROM webhook_inbox AS waiting WHERE state = 'waiting' GROUP BY hook ORDER BY (SELECT COUNT(*)"
+    " FROM webhook_inbox WHERE state = 'running' AND hook = waiting.hook), MIN(number) LIMIT 1"
+)
+
+
 class Received(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message that came in, and the run that it began."""
 
@@ -73,12 +79,15 @@ class Inbox:
         return _received(rows[0]) if rows else None
 
     def take(self) -> tuple[Received, str] | None:
-        """Return the message that has waited longest, now running by the id of a run that is its own, and its task."""
+        """Return the next message, now running by the id of a run that is its own, and its task.
+
+        It is the one that has waited longest of the hook of which fewest run: hooks take turns, whatever waits.
+        """
         with usable(self._database):
             if not self._database.rows("SELECT 1 FROM webhook_inbox WHERE state = 'waiting' LIMIT 1"):
                 return None
             with self._database.transaction():
-                if not (rows := self._database.rows(f"{_SELECT} WHERE state = 'waiting' ORDER BY number LIMIT 1")):
+                if not (rows := self._database.rows(f"{_SELECT} WHERE number = ({_NEXT})")):
                     return None
                 found = _received(rows[0])
                 [(task,)] = self._database.rows("SELECT body FROM webhook_inbox WHERE number = ?", (found.number,))
