@@ -181,3 +181,32 @@ async def test_what_is_to_be_done_is_on_the_disk_before_it_is_done(tmp_path: Pat
         assert database.rows("PRAGMA synchronous") == [(2,)]  # FULL
     assert database.rows("PRAGMA synchronous") == [(1,)]
     database.close()
+
+
+async def test_what_a_person_said_had_happened_is_kept_when_the_run_is_resumed_again() -> None:
+    """The call has no output then, whatever type its tool declares; that is no reason to refuse the run for ever."""
+
+    async def noting(context: Context, task: Task) -> object:
+        outputs = [await context.call_tool("note", Note(text)) for text in ("one", "two")]
+        return [*outputs, await context.ask("and now?")]
+
+    journal, world = MemoryJournal(), World()
+    world.held.add("one")
+    async with world.fleet(journal, Custom("noting", noting)) as fleet:
+        run = ""
+        with suppress(asyncio.CancelledError):
+            async for event in fleet.run("go"):
+                run = event.run
+                if isinstance(event, ev.ToolStarted):
+                    await until(lambda: bool(world.notes))
+                    left = fleet.under_way(run)
+                    assert left is not None
+                    left.leave()  # as by a kill
+        world.held.clear()
+        for answer in ("yes", "blue"):
+            asked = await _last(fleet, run)
+            assert isinstance(asked, NeedsAnswerError)
+            ended = await _last(fleet, run, **{asked.question: answer})
+        assert isinstance(ended, ev.RunFinished), ended
+    assert ended.output == [None, "TWO", "blue"]
+    assert world.notes == ["one", "two"]

@@ -73,6 +73,8 @@ class ToolRun:
 
     def _can_give(self, kept: ToolCalled) -> bool:
         """Whether the output can be read back; raises `ReplayError` where it cannot, and the tool may not run again."""
+        if self._was_told():
+            return True
         try:
             restored(kept.output, self._output_type() if kept.error is None else object)
         except (TypeError, ValueError):  # its type changed
@@ -92,7 +94,8 @@ class ToolRun:
 
     def _kept(self, kept: ToolCalled) -> object:
         context = self.context
-        output = restored(kept.output, self._output_type()) if kept.error is None else None
+        has_output = kept.error is None and not self._was_told()
+        output = restored(kept.output, self._output_type()) if has_output else None
         if context.run.past.answer(context, f"{self.call}.approval.1") == ALWAYS:
             context.run.questions.approved.add(self.tool.name)
         context.usage.add(Totals(tool_calls=1))
@@ -106,6 +109,12 @@ class ToolRun:
             await self.tool.checked(self.arguments)  # before anybody is asked about a call that cannot be
             with self.context.scopes.within(f"{self.call}.approval"):
                 await self.context.run.questions.approve(self.context, self.tool.name, self.arguments)
+
+    def _was_told(self) -> bool:
+        """Whether a person said that the call had happened, of which there is no output then, whatever its type."""
+        context, past = self.context, self.context.run.past
+        attempt = past.num_attempts(context, self.call) + 1
+        return past.answer(context, f"{self.call}.effect{attempt}.1") == HAPPENED
 
     async def _has_happened(self, attempt: int) -> bool:
         shown = msgspec.json.encode(self.arguments, enc_hook=str).decode()

@@ -115,9 +115,9 @@ class Fleet(Section, frozen=True):
         int | None,
         Setting(
             COUNT,
-            "Runs of one fleet (a server's, say) that may go on at once, or `unlimited`; those that wait for a person do "
-            "not count. Others wait: API keys take turns, and of a key's runs the lowest priority goes first, then the "
-            "earliest deadline.",
+            "Runs of one fleet (a server's, say) that may go on at once, or `unlimited`; those that wait for a "
+            "person do not count. Others wait: API keys take turns, and of a key's runs the lowest priority goes "
+            "first, then the earliest deadline.",
             none="unlimited",
         ),
     ] = None
