@@ -10,13 +10,10 @@ FAULTS = (
     Fault(
         "two-write-one-run",
         f"{_STORAGE}/journal.py",
+        ("            number, writer, epoch = self._found(run)\n            if self._is_written(run, writer):"),
         (
             "            number, writer, epoch = self._found(run)\n"
-            "            if writer and self._writers.is_alive(writer):"
-        ),
-        (
-            "            number, writer, epoch = self._found(run)\n"
-            "            if not writer and self._writers.is_alive(writer):"
+            "            if not writer and self._is_written(run, writer):"
         ),
         "tests/unit/test_resume.py::test_running_run_is_not_resumed",
     ),
@@ -42,9 +39,30 @@ FAULTS = (
         "tests/unit/test_resume_effects.py::test_what_is_to_be_done_is_on_the_disk_before_it_is_done",
     ),
     Fault(
+        "effects-go-on-unkept",
+        "src/pyagent/core/fleet/tool_run.py",
+        "        context.run.emit(started, is_forced=True)\n        self._check_kept()",
+        "        context.run.emit(started, is_forced=True)",
+        "tests/unit/test_resume.py::test_run_that_cannot_be_kept_has_no_more_effects",
+    ),
+    Fault(
+        "lost-end-counts-as-running",
+        f"{_STORAGE}/journal.py",
+        "            return run in self._open\n",
+        "            return True\n",
+        "tests/integration/test_full_disk.py::test_run_whose_end_had_no_room_is_resumed_by_its_server",
+    ),
+    Fault(
+        "waiting-runs-keep-their-place",
+        "src/pyagent/core/fleet/people.py",
+        "        if self.slot is not None:\n            self.slot.suspend()",
+        "        if self.slot is not None:\n            pass",
+        "tests/unit/test_questions.py::test_run_that_waits_for_a_person_leaves_its_place",
+    ),
+    Fault(
         "pruning-deletes-what-runs",
         f"{_STORAGE}/journal.py",
-        "over = [run for run in old if not (run[3] and self._writers.is_alive(run[3]))]",
+        "over = [run for run in old if not self._is_written(run[1], run[3])]",
         "over = old",
         "tests/unit/test_journal.py::test_old_runs_go_by_number_and_age",
     ),
