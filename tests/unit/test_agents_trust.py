@@ -132,5 +132,5 @@ def test_the_tool_says_what_the_agent_says() -> None:
 def test_a_question_whether_to_trust_is_routed_to_it() -> None:
     """And others are not."""
     agent = TrustAgent()
-    assert agent.score(Task(text="Is this mail a scam? Pay now.")) > 0.5
-    assert agent.score(Task(text="Is the pump a good one?")) == 0.0
+    assert (agent.score(Task(text="Is this mail a scam? Pay now.")) or 0.0) > 0.5
+    assert not agent.score(Task(text="Is the pump a good one?"))

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 _PAUSE_SECONDS = 0.05
+_SCORING = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
 
 
 @dataclass(slots=True)
@@ -135,6 +136,18 @@ class Context(Questions):
         call = ModelCall(self, messages, response_format, sampling, whole=True)
         await call.finish()
         return (await reconsidered(call)).completion
+
+    async def likelihood(self, prompt: str) -> float:
+        """Return the log probability, in nats, that the model gives the tokens of a plain text after the first.
+
+        Raises `RequestError` where the backend tells none, as most but the embedded engine and vLLM.
+        """
+        call = ModelCall(self, [Message("user", prompt)], None, _SCORING, whole=True, prompt=prompt)
+        await call.finish()
+        if call.prompt_logprob is None:
+            text = f"{call.backend or self.run.backend.name} tells no log probabilities of a prompt's tokens"
+            raise RequestError(text, param="prompt_logprobs", code="no_prompt_logprobs")
+        return call.prompt_logprob
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Return a vector for each text; raises `RequestError` where no backend of the chain embeds."""

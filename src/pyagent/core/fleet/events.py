@@ -13,7 +13,7 @@ import msgspec
 
 from pyagent.core.fleet.confidence import Confidence, DoubtAct
 from pyagent.core.fleet.notes import Note, Scope
-from pyagent.core.messages import FailedAttempt, FinishReason, Message, ToolCall, Usage
+from pyagent.core.messages import FailedAttempt, FinishReason, Message, TokenLogprob, ToolCall, Usage
 
 
 def _kind(name: str) -> str:
@@ -59,13 +59,14 @@ class RunResumed(_Event, frozen=True):
 class RouteChosen(_Event, frozen=True):
     """The router picked an agent: what it took the task for, its intent.
 
-    `how`: the caller named it, by its `score`, by what near ones earned before (`learned`), a model or a person chose,
-    or there is no other.
+    `how`: the caller named it, by its `score`, by the typical tasks it tells (`examples`), by what near ones earned
+    before (`learned`), a model or a person chose, it takes the `rest` as no agent is made for the task, or there is
+    no other. `score` is how sure that is: its own score, or its probability.
     """
 
     step: str
     agent: str
-    how: Literal["named", "score", "learned", "model", "person", "only"]
+    how: Literal["named", "score", "examples", "learned", "model", "rest", "person", "only"]
     reason: str
     score: float | None = None
 
@@ -112,7 +113,7 @@ class ModelCalled(_Event, frozen=True):
     A `finish_reason` of `length` means that the answer was cut at its `max_tokens`, or at the model's context length.
     `tool_calls` are those that the answer asks for. A resumed run finds the answer by `call`, the number among its
     agent's calls, and `asked`, a hash of the question; `fault` has the error's class and facts. `confidence` is how
-    sure the answer is.
+    sure the answer is; `logprobs` and `prompt_logprob` are there where the agent asked for them.
     """
 
     step: str
@@ -131,6 +132,8 @@ class ModelCalled(_Event, frozen=True):
     fault: dict[str, object] = {}
     model: str = ""
     confidence: Confidence | None = None
+    logprobs: list[TokenLogprob] = []
+    prompt_logprob: float | None = None
 
 
 class AnswerDoubted(_Event, frozen=True):

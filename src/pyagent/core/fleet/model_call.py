@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
-from math import isinf
+from math import fsum, isinf
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -26,8 +26,10 @@ from pyagent.core.messages import (
     FinishReason,
     Message,
     Origin,
+    PromptLogprob,
     ResponseFormat,
     SamplingParams,
+    TokenLogprob,
     Tool,
     ToolCall,
     Usage,
@@ -54,7 +56,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """A model's whole answer, how it ended, what it used, and the tools it called on the way.
 
     `output` is the answer read by its schema; or, `is_handed_over`, what the agent gave that the model handed over to.
-    `confidence` is how sure the answer is, and `doubt` why it is doubtful; empty when it is not.
+    `confidence` is how sure the answer is, and `doubt` why it is doubtful; empty when it is not. `logprobs` are
+    those of its tokens, where the `sampling` asks for `top_logprobs`; `prompt_logprob` the sum of the prompt's, where
+    it asks for `prompt_logprobs`. An agent that asks for either judges the answer itself: none is called doubtful.
     """
 
     text: str
@@ -65,6 +69,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     is_handed_over: bool = False
     confidence: Confidence | None = None
     doubt: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprob: float | None = None
 
     @property
     def is_cut(self) -> bool:
@@ -107,7 +113,10 @@ class TextStream:
 
 @dataclass(slots=True)
 class ModelCall:
-    """A question and what came back so far. With `whole`, pieces count only when the answer is over."""
+    """A question and what came back so far. With `whole`, pieces count only when the answer is over.
+
+    A `prompt` is asked as it stands, without a chat template; `messages` say then what the journal is told of it.
+    """
 
     context: Context
     messages: list[Message]
@@ -117,6 +126,7 @@ class ModelCall:
     tools: Sequence[Tool] = ()
     tool_choice: Literal["none", "required"] | None = None
     after_link: str = ""
+    prompt: str | None = None
     pieces: list[str] = field(default_factory=list[str])
     usage: Usage | None = None
     backend: str = ""
@@ -130,6 +140,8 @@ class ModelCall:
     attempts: list[FailedAttempt] = field(default_factory=list[FailedAttempt])
     tokens: TokenStats = field(default_factory=TokenStats, init=False)
     confidence: Confidence | None = field(default=None, init=False)
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob], init=False)
+    prompt_logprob: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.call = self.context.scopes.next_call()
@@ -149,6 +161,8 @@ class ModelCall:
             usage=self.usage or Usage(),
             confidence=self.confidence,
             doubt=self.context.run.limits.confidence.doubt(self.confidence),
+            logprobs=tuple(self.logprobs),
+            prompt_logprob=self.prompt_logprob,
         )
 
     async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
@@ -197,6 +211,7 @@ class ModelCall:
         self._note(delta)
         self.tool_calls = list(kept.tool_calls)
         self.confidence = kept.confidence
+        self.logprobs, self.prompt_logprob = list(kept.logprobs), kept.prompt_logprob
         totals = _totals(kept.usage, kept.usage.cost_usd or 0.0)
         self.context.budget.count(totals, self.context.run.budget)
         self.context.usage.add(totals)
@@ -260,7 +275,8 @@ class ModelCall:
     def _request(self, max_tokens: int) -> ChatRequest:
         run, deadline = self.context.run, self.context.deadline
         return ChatRequest(
-            messages=self.messages,
+            messages=self.messages if self.prompt is None else [],
+            prompt=self.prompt,
             response_format=self.response_format,
             tools=list(self.tools),
             tool_choice=self.tool_choice,
@@ -269,7 +285,7 @@ class ModelCall:
             private=run.is_private,
             priority=self.context.urgency.priority,
             request_class=self.context.urgency.request_class,
-            session=self.context.session,
+            session=self.context.session if self.prompt is None else None,
             whole=self.whole,
             after_link=self.after_link,
             origin=Origin(tenant=run.tenant, client=run.client, agent=self.context.agent, run=run.id),
@@ -295,8 +311,13 @@ class ModelCall:
             self.tool_calls.clear()
             self._joiner = ToolCallJoiner()
             self.tokens = TokenStats()
+            self.logprobs.clear()
         self.pieces.append(delta.content)
         self.tokens.add(delta.logprobs)
+        if self.sampling.top_logprobs is not None:
+            self.logprobs += delta.logprobs
+        if delta.prompt_logprobs:
+            self.prompt_logprob = prompt_logprob(delta.prompt_logprobs)
         self.tool_calls += self._joiner.push(delta.tool_calls)
         if delta.finish_reason:
             self.tool_calls += self._joiner.finish(delta.finish_reason)
@@ -318,7 +339,7 @@ class ModelCall:
         reservation.settle(usage, usd)
         context = self.context
         context.usage.add(_totals(usage, reservation.usd if usd is None else usd))
-        if self.finish_reason == "length":
+        if self.finish_reason == "length" and self.prompt is None:
             context.progress(f"an answer was cut after {usage.completion_tokens} tokens")
         if fault is None:
             self.confidence = self._seen()
@@ -341,15 +362,23 @@ class ModelCall:
                 fault=self._fault,
                 model=self.model,
                 confidence=self.confidence,
+                logprobs=self.logprobs,
+                prompt_logprob=self.prompt_logprob,
             )
         )
 
     def _seen(self) -> Confidence | None:
-        """Return how sure the answer is; None for calls of tools, and where it is not looked at."""
+        """Return how sure the answer is; None for calls of tools, and where it is not looked at or its caller looks."""
         policy, text = self.context.run.limits.confidence, "".join(self.pieces)
-        if policy.act == "off" or self.tool_calls or not text.strip():
+        is_judged = self.sampling.top_logprobs is not None or self.sampling.prompt_logprobs is not None
+        if policy.act == "off" or self.tool_calls or is_judged or not text.strip():
             return None
         return policy.seen_in(text, is_prose=self.response_format is None, tokens=self.tokens)
+
+
+def prompt_logprob(entries: Sequence[Mapping[int, PromptLogprob] | None]) -> float:
+    """Return the log probability of a prompt's tokens after the first; each entry has the prompt's own token first."""
+    return fsum(next(iter(entry.values())).logprob for entry in entries if entry)
 
 
 def _totals(usage: Usage, usd: float) -> Totals:

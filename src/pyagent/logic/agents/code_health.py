@@ -19,6 +19,7 @@ from pyagent.core.fleet.file_access import find_path
 from pyagent.core.fleet.scores import Score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
+from pyagent.logic.agents.typical_tasks import CODE_HEALTH
 from pyagent.logic.code.audit import MIN_DUPLICATE_LINES, audit
 from pyagent.logic.code.health import CodeHealth
 from pyagent.logic.code.outline import language_of
@@ -60,10 +61,11 @@ class CodeHealthAgent:
     description = (
         "Measures code: complexity, maintainability, copies and unused functions of a file, folder or repository."
     )
+    typical_tasks = CODE_HEALTH
     is_pure = True
     arguments = HealthArguments
 
-    def score(self, task: Task) -> float:
+    def score(self, task: Task) -> float | None:
         """Asks about the complexity or maintainability of code, to review files of code, or is just a path to it."""
         text = task.text.strip()
         has_code = bool(task.files) and all(_is_code(name) for name in task.files)
@@ -76,7 +78,7 @@ class CodeHealthAgent:
         is_code = path is not None and (_is_code(path) or _is_folder(path))
         if is_code and not task.files and (_REVIEWS.search(text) or text == path):
             return Score(0.8, f"it names {path}")
-        return 0.0
+        return 0.0 if task.files and not has_code else None
 
     async def run(self, context: Context, task: Task) -> CodeHealth:
         """Return the health of the files and folders named, or a report on it in the format asked for."""

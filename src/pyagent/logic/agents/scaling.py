@@ -15,6 +15,7 @@ from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.scores import Score
 from pyagent.core.hooks import hookimpl
+from pyagent.logic.agents.typical_tasks import SCALING
 
 _MILLION = 1e6
 _MOST_TOKENS = 100_000_000
@@ -92,13 +93,14 @@ class ScalingAgent:
     description = (
         "Says which backend of the chain a request would go to by load, latency or price, and how each stands."
     )
+    typical_tasks = SCALING
     arguments = Load
 
-    def score(self, task: Task) -> float:
+    def score(self, task: Task) -> float | None:
         """Asks which link is the least loaded, the quickest or the cheapest."""
         if not task.files and _ASKED.search(task.text[:1000]):
             return Score(0.8, "it asks which link of the chain to take")
-        return 0.0
+        return 0.0 if task.files else None
 
     async def run(self, context: Context, task: Task) -> Spread:
         """Return how the links stand, and what each policy would choose among those that take requests."""

@@ -32,11 +32,13 @@ from pyagent.core.webhooks.actions import (
     WebhookReport,
 )
 from pyagent.core.webhooks.incoming import genuine, read_payload
+from pyagent.logic.agents.typical_tasks import STREAM
 
 _MAX_BYTES = 2_000_000
 _ASKED = re.compile(
     r"\s*(?:please\s+)?(?:list|show|which|what)\b.{0,40}\bwebhooks?\b.{0,60}", re.IGNORECASE | re.DOTALL
 )
+
 _STATES = re.compile(r"\b(waiting|waits?|delivered|dead|failed)\b", re.IGNORECASE)
 
 
@@ -48,13 +50,14 @@ class StreamAgent:
         "Lists, adds, tries, removes and replays webhooks, shows what waits and what failed, verifies a webhook's "
         "signature and validates a payload against a JSON schema."
     )
+    typical_tasks = STREAM
     arguments = StreamAction
 
-    def score(self, task: Task) -> float:
+    def score(self, task: Task) -> float | None:
         """Asks to see webhooks."""
         if not task.files and len(task.text) < 200 and _ASKED.fullmatch(task.text):
             return Score(0.9, "it asks about webhooks")
-        return 0.0
+        return 0.0 if task.files else None
 
     async def run(self, context: Context, task: Task) -> WebhookReport:
         """Return what the action of the arguments comes to; a text alone only looks."""

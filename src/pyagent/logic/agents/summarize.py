@@ -21,6 +21,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import SamplingParams
 from pyagent.logic.agents.documents import read_documents
 from pyagent.logic.agents.parts import is_finished, sentences, split_text, weight
+from pyagent.logic.agents.typical_tasks import SUMMARIZE
 
 PART_WEIGHT = 3_600
 """About 900 tokens: nine parts for 5,000 words of English. The last prompt may be half as long again."""
@@ -73,6 +74,7 @@ class SummarizeAgent:
 
     name = "summarize"
     description = "Summarizes a long text or a document: what it says, in a few sentences."
+    typical_tasks = SUMMARIZE
     is_pure = True
     arguments = SummaryArguments
 
@@ -80,7 +82,7 @@ class SummarizeAgent:
         self._part_weight = part_weight
         self._whole_weight = part_weight * 3 // 2
 
-    def score(self, task: Task) -> float:
+    def score(self, task: Task) -> float | None:
         """Asks for a summary of something that is there, or brings a text too long to be a question."""
         has_text = bool(task.files or task.results or len(task.text) > _MIN_TEXT_CHARACTERS)
         if has_text and (found := _ASKS.search(task.text[:300])):
@@ -89,7 +91,7 @@ class SummarizeAgent:
             return Score(0.8, "it is a file, and nothing is asked about it")
         if len(task.text) > 4 * self._part_weight and not task.files:
             return Score(0.8, "it is a long text")
-        return 0.0
+        return None
 
     async def run(self, context: Context, task: Task) -> Summary:
         """Return the summary of the files, else of the results handed on, else of the text."""

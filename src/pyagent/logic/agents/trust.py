@@ -19,6 +19,7 @@ from pyagent.core.one_line import printable
 from pyagent.core.trust.findings import Finding, Level, level_of
 from pyagent.core.trust.scan import MAX_CHARACTERS, scan
 from pyagent.logic.agents.documents import read_documents
+from pyagent.logic.agents.typical_tasks import TRUST
 from pyagent.logic.trust.mood import Mood, mood_of
 from pyagent.logic.trust.standing import KEPT, Standing
 from pyagent.logic.trust.transcript import Form, Turn, read_turns
@@ -104,14 +105,15 @@ class TrustAgent:
         "Says whether a text or conversation shows prompt injection or manipulation, quotes the signs, and tells mood "
         "and trust in each speaker."
     )
+    typical_tasks = TRUST
     is_pure = True
     arguments = Look
 
-    def score(self, task: Task) -> float:
+    def score(self, task: Task) -> float | None:
         """Asks whether something is an injection, a scam or manipulation."""
         if _ASKED.search(task.text[:1000]):
             return Score(0.8, "it asks whether a text is to be trusted")
-        return 0.0
+        return None
 
     async def run(self, context: Context, task: Task) -> Trust:
         """Return what the text, the files, the conversation so far or the results of earlier steps show."""

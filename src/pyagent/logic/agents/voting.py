@@ -17,6 +17,7 @@ from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.one_line import printable
 from pyagent.logic.agents.documents import read_documents
+from pyagent.logic.agents.typical_tasks import VOTING
 from pyagent.logic.strategies.answers import normal_form
 from pyagent.logic.strategies.chain_of_thought import read_thought
 from pyagent.logic.voting.ballots import MAX_NAME_CHARACTERS, Ballot, Paper
@@ -67,15 +68,16 @@ class VotingAgent:
         "Counts ballots or settles several answers by majority, plurality, runoff, ranked choice, Borda, Schulze, "
         "approval, quadratic or weighted voting."
     )
+    typical_tasks = VOTING
     is_pure = True
     arguments = Election
 
-    def score(self, task: Task) -> float:
+    def score(self, task: Task) -> float | None:
         """Is nothing but ballots that rank: `3: A > B > C`."""
         parts = [part for part in re.split(r"[;\n]", task.text[:_MAX_SCORED]) if part.strip()]
         if len(parts) > 1 and not task.files and all(_RANKS.fullmatch(part) and ">" in part for part in parts):
             return Score(0.9, f"it is {len(parts)} ballots")
-        return 0.0
+        return None
 
     async def run(self, context: Context, task: Task) -> Outcome:
         """Return what the ballots of the text, the files, the arguments or earlier steps come to."""

@@ -43,6 +43,7 @@ class RunCalls:
         self._makers: dict[str, Callable[..., Awaitable[object]]] = {
             "answer": context.answer,
             "complete": self._complete,
+            "likelihood": context.likelihood,
             "embed": context.embed,
             "call_tool": context.call_tool,
             "spawn": self._spawn,

@@ -127,6 +127,10 @@ class RemoteContext(Questions):
         """Return the model's whole answer to a conversation."""
         return cast("Completion", await self._call("answer", messages, response_format, sampling))
 
+    async def likelihood(self, prompt: str) -> float:
+        """Return the log probability that the model gives the tokens of a plain text after the first."""
+        return cast("float", await self._call("likelihood", prompt))
+
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Return a vector for each text."""
         return cast("list[list[float]]", await self._ask_run("embed", list(texts)))

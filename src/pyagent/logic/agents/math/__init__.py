@@ -26,6 +26,7 @@ from pyagent.logic.agents.math.actions import Action, Evaluate, Solved
 from pyagent.logic.agents.math.numerals import in_digits, numbers_in
 from pyagent.logic.agents.math.phrases import is_notation, read_question, reason_to_take
 from pyagent.logic.agents.math.sandbox import Sandbox
+from pyagent.logic.agents.typical_tasks import MATH
 
 _REWRITE = (
     "Write each task as one arithmetic expression. Do not compute it.\n"
@@ -88,13 +89,14 @@ class MathAgent:
 
     name = "math"
     description = "Computes exactly: arithmetic, equations, derivatives, integrals, limits, matrices, factors."
+    typical_tasks = MATH
     is_pure = True
     arguments = Action
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
-    def score(self, task: Task) -> float:
+    def score(self, task: Task) -> float | None:
         """A short text that is an expression or a mathematical question; never one without a number, or with files."""
         if task.files:
             return 0.0
@@ -102,7 +104,7 @@ class MathAgent:
             return Score(0.95, reason)
         if _asks_for_a_sum(task.text):
             return Score(0.6, "it tells a sum in words")
-        return 0.0
+        return None
 
     async def run(self, context: Context, task: Task) -> Solved:
         """Return the answer to a question or an action."""

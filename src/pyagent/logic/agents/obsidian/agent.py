@@ -27,6 +27,7 @@ from pyagent.logic.agents.obsidian.imports import Resolver, used_by
 from pyagent.logic.agents.obsidian.notes import Described, LinkStyle, Writer, own_words
 from pyagent.logic.agents.obsidian.vault import Changes, Vault, note_names, said_before, sources
 from pyagent.logic.agents.parts import sentences
+from pyagent.logic.agents.typical_tasks import NOTES
 from pyagent.logic.code.outline import Outline, outline_of
 
 ALLOW, DENY = "allow", "deny"
@@ -86,13 +87,14 @@ class ObsidianDescriberAgent:
 
     name = "obsidian-describer"
     description = "Documents a folder of code or texts as an Obsidian vault: linked notes and a map of content."
+    typical_tasks = NOTES
     arguments = VaultArguments
 
-    def score(self, task: Task) -> float:
+    def score(self, task: Task) -> float | None:
         """Asks for notes, a vault or a map of content of a folder that is there."""
         if not task.files and _ASKS.search(task.text[:1000]) and _folder_in(task.text):
             return Score(0.9, "it asks for notes on a folder")
-        return 0.0
+        return 0.0 if task.files else None
 
     async def run(self, context: Context, task: Task) -> VaultReport:
         """Bring the vault up to date, and return what was changed."""

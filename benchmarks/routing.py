@@ -1,0 +1,155 @@
+"""Which agent gets a task: accuracy of the router on the tasks of tests/data/routing, with rules and with a model.
+
+    python benchmarks/routing.py [--part development|held_out] [--without-model] [--wrong] [--model NAME] [--json]
+
+`rules`: the agents' scores alone, as they say themselves. `tasks`: and the typical tasks that they tell, in exact code.
+`model`: and the model's likelihoods where those leave doubt. `left out`: each typical task by the others.
+A task for nobody is right when the router says that no agent is made for it. `held_out` was written before any
+typical task, by the same author; of it only the totals were looked at. `--wrong` shows the tasks that go elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyagent.cli.startup import read_settings
+from pyagent.core.backends import Backend
+from pyagent.core.fleet.agent import Agent, Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.events import RouteChosen
+from pyagent.core.fleet.router import route_by_scores
+from pyagent.core.fleet.scores import Scores
+from pyagent.core.fleet.typical_tasks import likely_agents, typical_tasks
+from pyagent.core.fleet.unmet_tasks import UNMET_TASKS
+from pyagent.core.naive_bayes import NaiveBayes
+from pyagent.fleet import Fleet
+
+DATA = Path(__file__).parent.parent / "tests" / "data" / "routing"
+PARTS = ("development", "held_out")
+NOBODY = "nobody"
+
+
+def rows(part: str) -> list[dict[str, str]]:
+    """Return the tasks of a part: `task`, the `agent` it is for, and its `kind`: `plain`, or `words` no rule has."""
+    return [json.loads(line) for line in (DATA / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+async def by_rules(agents: Mapping[str, Agent], text: str) -> str:
+    """Return the agent that the scores alone are sure of; who takes the rest gets what they are not."""
+    route = route_by_scores(await Scores(agents).of(Task(text=text)), {})
+    if not isinstance(route, list):
+        return route.agent
+    return next(name for name, agent in agents.items() if getattr(agent, "takes_rest", False))
+
+
+async def by_tasks(agents: Mapping[str, Agent], text: str) -> str:
+    """Return the agent by scores, else by the typical tasks alone."""
+    route = route_by_scores(await Scores(agents).of(Task(text=text)), {})
+    if not isinstance(route, list):
+        return route.agent
+    shares = likely_agents(text, {name: agents[name] for name in route})
+    return max(shares, key=lambda name: shares[name]) or NOBODY
+
+
+class Silent:
+    """Has an agent's name and scores, and does nothing: only who gets the task counts."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.name, self.description = agent.name, agent.description
+        for name in ("score", "typical_tasks", "takes_rest"):
+            if hasattr(agent, name):
+                setattr(self, name, getattr(agent, name))
+
+    async def run(self, context: Context, task: Task) -> str:
+        return self.name
+
+
+async def routed(fleet: Fleet, text: str) -> RouteChosen:
+    """Return the route of a task as a run has it."""
+    return next(event for event in [event async for event in fleet.run(text)] if isinstance(event, RouteChosen))
+
+
+def left_out(agents: Mapping[str, Agent]) -> float:
+    """Return how many of the typical tasks are told rightly by all the others."""
+    told = [*((name, typical_tasks(agent)) for name, agent in agents.items()), (NOBODY, UNMET_TASKS)]
+    scored = NaiveBayes([(task, name) for name, tasks in told for task in tasks]).leave_one_out()
+    return sum(max(scores, key=lambda name: scores[name]) == name for scores, name in scored) / len(scored)
+
+
+def accuracy(told: list[tuple[dict[str, str], str]]) -> dict[str, float]:
+    """Return the part that is right, of all and by kind, and of those for nobody."""
+    right = [(row["agent"] == said, row["kind"], row["agent"] == NOBODY) for row, said in told]
+    kinds = {
+        kind: [each for each, other, is_none in right if other == kind and not is_none] for kind in ("plain", "words")
+    }
+    kinds["nobody"] = [each for each, _, is_none in right if is_none]
+    return {
+        "all": round(sum(each for each, _, _ in right) / len(right), 3),
+        **{kind: round(sum(each) / len(each), 3) for kind, each in kinds.items()},
+    }
+
+
+async def measured(part: str, model: str | None, *, with_model: bool, shows_wrong: bool) -> dict[str, object]:
+    """Return the accuracies on one part."""
+    tasks = rows(part)
+    settings = read_settings(None, None, model)
+    async with Fleet(settings) as whole:
+        agents = dict(whole.agents)
+        backend: Backend = whole.backend
+        result: dict[str, object] = {
+            "tasks": len(tasks),
+            "rules": accuracy([(row, await by_rules(agents, row["task"])) for row in tasks]),
+            "rules and typical tasks": accuracy([(row, await by_tasks(agents, row["task"])) for row in tasks]),
+        }
+        if not with_model:
+            return result
+        async with Fleet(settings, backend=backend, agents=[Silent(agent) for agent in agents.values()]) as fleet:
+            told, how, began = [], Counter[str](), time.perf_counter()
+            for row in tasks:
+                route = await routed(fleet, row["task"])
+                said = NOBODY if route.how == "rest" else route.agent
+                if row["agent"] == route.agent:  # who takes the rest is right for its own tasks
+                    said = route.agent
+                told.append((row, said))
+                how[f"{route.how}, {'right' if said == row['agent'] else 'wrong'}"] += 1
+                if shows_wrong and said != row["agent"]:
+                    print(f"{row['agent']:<20}{route.agent:<20}{route.how:<10}{route.score} {row['task']}")
+            result["with the model"] = accuracy(told)
+            result["how"] = dict(how.most_common())
+            result["ms_a_task"] = round(1000 * (time.perf_counter() - began) / len(tasks))
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="accuracy of the router")
+    parser.add_argument("--part", choices=PARTS)
+    parser.add_argument("--without-model", action="store_true")
+    parser.add_argument("--wrong", action="store_true")
+    parser.add_argument("--model")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    result: dict[str, object] = {}
+    for part in [given.part] if given.part else PARTS:
+        work = measured(part, given.model, with_model=not given.without_model, shows_wrong=given.wrong)
+        result[part] = asyncio.run(work)
+    from pyagent.assembly import make_agents, make_host
+
+    settings = read_settings(None, None, given.model)
+    result["typical tasks, each left out in turn"] = round(left_out(make_agents(settings, make_host(settings))), 3)
+    if given.json:
+        print(json.dumps(result))
+        return
+    for name, told in result.items():
+        print(name, told if not isinstance(told, dict) else "")
+        for key, value in told.items() if isinstance(told, dict) else ():
+            print(f"  {key:<26}{value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""What people ask for that no agent does: errands in the world, and no task at all; for the router to compare with."""
+
+from __future__ import annotations
+
+UNMET_TASKS = (
+    "Order me some food from the restaurant",
+    "Buy a ticket to Paris",
+    "Book a room for two nights",
+    "Call a taxi",
+    "Phone my brother and say that I am ill",
+    "Send a text message to Maria",
+    "Email the invoice to the customer",
+    "Turn on the radio",
+    "Switch the lamp in the kitchen off",
+    "Set a timer for ten minutes",
+    "Wake me up at six",
+    "Remind me of the meeting tomorrow",
+    "Play my favourite song",
+    "Open the garage door",
+    "Clean the kitchen",
+    "Cook dinner for us",
+    "Take the dog for a walk",
+    "Drive to the airport",
+    "Transfer 100 euros to my landlord",
+    "Paint a portrait of my wife",
+    "Make a video of the garden",
+    "Print this page",
+    "Get me a glass of water",
+    "asdfgh",
+    "foo bar baz qux",
+    "blah blah",
+    "hjkl zxcv",
+    "test test",
+    "...",
+)

@@ -1,0 +1,138 @@
+"""Which agent gets a task in words: accuracy on the written tasks without a model, and the router's own cases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.fleets import Custom, echo, events_of, fleet_of
+
+from pyagent.assembly import make_agents, make_host
+from pyagent.core.config import Settings
+from pyagent.core.errors import RequestError
+from pyagent.core.fleet import events as ev
+from pyagent.core.fleet.agent import Agent, Task
+from pyagent.core.fleet.orchestrator import Fleet
+from pyagent.core.fleet.router import route_by_scores
+from pyagent.core.fleet.scores import Scores
+from pyagent.core.fleet.typical_tasks import UNMET, likely_agents, typical_tasks
+from pyagent.core.messages import ChatDelta, ChatRequest, PromptLogprob
+from pyagent.testing import Reply, ScriptedBackend
+
+DATA = Path(__file__).parent.parent / "data" / "routing"
+COOK = ("cook a soup", "bake bread in the oven", "fry some eggs", "what can I eat")
+SEW = ("sew a shirt", "mend the hole in my trousers", "knit a scarf", "what can I wear")
+
+
+@pytest.fixture(scope="module")
+def agents() -> dict[str, Agent]:
+    """Return the built-in agents."""
+    settings = Settings()
+    return make_agents(settings, make_host(settings))
+
+
+@pytest.mark.parametrize(("part", "least"), [("development", 0.85), ("held_out", 0.88)])
+def test_written_tasks_find_their_agent_without_a_model(agents: dict[str, Agent], part: str, least: float) -> None:
+    """By rules and typical tasks alone; who changes either sees what it does to tasks they were not written on."""
+    rows = [json.loads(line) for line in (DATA / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    async def right() -> int:
+        scores, count = Scores(agents), 0
+        for row in rows:
+            route = route_by_scores(await scores.of(Task(text=row["task"])), {})
+            if isinstance(route, list):
+                shares = likely_agents(row["task"], {name: agents[name] for name in route})
+                said = max(shares, key=lambda name: shares[name]) or "nobody"
+            else:
+                said = route.agent
+            count += said == row["agent"]
+        return count
+
+    assert asyncio.run(right()) / len(rows) >= least
+
+
+def _agents(**more: object) -> list[Custom]:
+    return [Custom("cook", echo, typical_tasks=COOK), Custom("tailor", echo, typical_tasks=SEW, **more)]
+
+
+def _route(fleet: Fleet, task: str) -> ev.RouteChosen:
+    seen, _ = asyncio.run(events_of(fleet, task))
+    return next(event for event in seen if isinstance(event, ev.RouteChosen))
+
+
+def test_a_task_that_is_plainly_like_an_agents_goes_to_it() -> None:
+    """No model is asked; the route names the task it is like and how sure that is."""
+    route = _route(fleet_of(*_agents()), "please bake some bread in the oven and fry eggs for a soup")
+    assert (route.agent, route.how) == ("cook", "examples")
+    assert "it is like 'bake bread in the oven'" in route.reason
+    assert route.score is not None
+    assert route.score >= 0.6
+
+
+class _Scoring(ScriptedBackend):
+    """Finds a task likelier after the tasks that have a word."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(lambda _: Reply(text="unused"))
+        self.word = word
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
+        if request.sampling.prompt_logprobs is None:
+            raise RequestError("only scores")
+        self.requests.append(request)
+        prompt = request.prompt or ""
+        entry = {0: PromptLogprob(-30.0 * (not prompt.endswith("-")) * (self.word not in prompt), 1, "x")}
+        yield ChatDelta(prompt_logprobs=[None, entry], backend=self.name)
+        yield ChatDelta(finish_reason="stop", backend=self.name)
+
+
+@pytest.mark.parametrize(("word", "agent"), [("sew", "tailor"), ("soup", "cook")])
+def test_doubt_is_settled_by_what_the_model_finds_likelier(word: str, agent: str) -> None:
+    """Where typical tasks leave doubt, the model's likelihoods decide, and the route says how sure that is."""
+    route = _route(Fleet(_Scoring(word), _agents()), "help")
+    assert (route.agent, route.how) == (agent, "model")
+    assert route.score is not None
+    assert route.score > 0.9
+
+
+def test_a_backend_that_scores_no_prompts_chooses_by_descriptions() -> None:
+    """Then the model chooses among the names, as it does for agents that tell no tasks."""
+    fleet = fleet_of(*_agents(), script=lambda request: Reply(text="tailor"))
+    route = _route(fleet, "help")
+    assert (route.agent, route.how) == ("tailor", "model")
+
+
+def test_what_is_like_no_agents_tasks_goes_to_the_one_for_the_rest() -> None:
+    """The route says that no agent is made for it."""
+    route = _route(fleet_of(*_agents(takes_rest=True)), "Turn the radio on and switch the lamp off")
+    assert (route.agent, route.how, route.reason) == ("tailor", "rest", "no agent is made for it")
+
+
+def test_a_person_is_asked_about_what_no_agent_is_made_for() -> None:
+    """With `route = ask` a person decides where tasks leave doubt or are for nobody."""
+    fleet = fleet_of(*_agents(takes_rest=True), route="ask")
+    seen, _ = asyncio.run(events_of(fleet, "Turn the radio on and switch the lamp off"))
+    assert any(isinstance(event, ev.QuestionAsked) for event in seen)
+
+
+@pytest.mark.parametrize("told", ["one text", None, 7, [1, 2], [""]])
+def test_wrong_typical_tasks_are_none(told: object) -> None:
+    """A plugin's nonsense takes nothing away from the others."""
+    assert typical_tasks(Custom("odd", echo, typical_tasks=told)) == ()
+    assert likely_agents("cook", {"odd": Custom("odd", echo, typical_tasks=told), "cook": _agents()[0]}) == {}
+
+
+def test_an_agent_without_typical_tasks_is_not_forgotten() -> None:
+    """Beside agents that tell tasks, one that tells none is still a choice of the model's."""
+    fleet = fleet_of(*_agents(), Custom("poet", echo), script=lambda request: Reply(text="poet"))
+    assert _route(fleet, "bake bread in the oven").agent == "poet"
+
+
+def test_likely_agents_sum_to_one_with_nobody() -> None:
+    """Of a task so long that it would say anything only the beginning is read."""
+    shares = likely_agents("bake bread " * 50_000, {agent.name: agent for agent in _agents()})
+    assert set(shares) == {"cook", "tailor", UNMET}
+    assert sum(shares.values()) == pytest.approx(1.0)
