@@ -401,6 +401,49 @@ class TensorFile:
     def read_floats(self, name: str, first_row: int, out: Buffer) -> None: ...
     def read_bytes(self, name: str, first_row: int, out: Buffer) -> None: ...
 
+@final
+class TorchKernels:
+    def __new__(cls, library: str | PathLike[str] | None = None) -> TorchKernels: ...
+    @property
+    def has_threads(self) -> bool: ...
+    def attend(
+        self,
+        q: Buffer,
+        keys: Buffer,
+        values: Buffer,
+        tables: Buffer,
+        lengths: Buffer,
+        out: Buffer,
+        *,
+        num_threads: int,
+        scale: float,
+        window: int | None = None,
+    ) -> None: ...
+    def rms_norm(
+        self,
+        x: Buffer,
+        weight: Buffer,
+        out: Buffer,
+        *,
+        epsilon: float,
+        num_threads: int,
+        branch: Buffer | None = None,
+        total: Buffer | None = None,
+    ) -> None: ...
+    def gated(self, gate_up: Buffer, out: Buffer, *, is_silu: bool, num_threads: int) -> None: ...
+    def rotate_and_store(
+        self,
+        heads: tuple[Buffer, Buffer, Buffer],
+        cos_sin: tuple[Buffer, Buffer],
+        rows: Buffer,
+        keys: Buffer,
+        values: Buffer,
+        out: Buffer,
+        *,
+        is_interleaved: bool,
+        num_threads: int,
+    ) -> None: ...
+
 def sample_logits(
     logits: Buffer,
     samplers: Sequence[SamplerState],

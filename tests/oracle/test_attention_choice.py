@@ -15,13 +15,20 @@ from support.reference_decoder import write_family
 
 from pyagent.assembly import make_host
 from pyagent.core.errors import ConfigError, PluginError
-from pyagent.core.runners.attention import Attend, AttentionBackend, AttentionChoice, AttentionShape
+from pyagent.core.runners.attention import (
+    AUTO_ATTENTION,
+    Attend,
+    AttentionBackend,
+    AttentionChoice,
+    AttentionShape,
+)
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine.runners.choice import pick_attention
 from pyagent.infrastructure.engine.runners.torch.attention import plain, sdpa
 from pyagent.infrastructure.engine.runners.torch.attention.choice import choose_attention, quickest, quickest_right
 from pyagent.infrastructure.engine.runners.torch.attention.cpu import CpuAttend
+from pyagent.infrastructure.engine.runners.torch.attention.rust import RustAttend
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS, FlexAttention
 from pyagent.infrastructure.engine.runners.torch.device import target_of
@@ -60,8 +67,8 @@ def test_backends_pass_the_trial_where_they_can_run(
     """With windows, softcap and FP8 keys too, all that say they can compute a model's attention follow the formula."""
     trial = trial_of(tmp_path, family, kv_dtype)
     if (reason := backend.unavailable_reason(trial.shape)) is not None:
-        assert (backend.name, family) == ("sdpa", "gemma2")
-        assert "softcap" in reason
+        assert (backend.name, family) in {("sdpa", "gemma2"), ("rust", "gemma2"), ("rust", "qwen3")}
+        assert ("softcap" if family == "gemma2" else "float32") in reason
         return
     assert trial.fault(backend.open(trial.shape)) is None
 
@@ -150,8 +157,17 @@ def test_a_plugins_backend_is_taken_where_it_is_named(trial: AttentionTrial) -> 
 
 
 def test_auto_takes_no_plugins_backend_without_a_gpu(trial: AttentionTrial) -> None:
-    """Nothing is measured on a CPU: torch's attention is taken there."""
-    assert isinstance(choose_attention(choice_with(Brought(scaled(2.0)), "auto"), trial).attend, CpuAttend)
+    """Nothing is measured on a CPU: the Rust core's attention is taken there."""
+    assert isinstance(choose_attention(choice_with(Brought(scaled(2.0)), "auto"), trial).attend, RustAttend)
+
+
+def test_attention_that_is_wrong_is_passed_over_without_a_gpu(
+    trial: AttentionTrial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the Rust core's kernel is found wrong, the next is taken, and the log says why."""
+    monkeypatch.setattr(RustAttend, "__call__", lambda _, q, *__: torch.zeros_like(q))
+    assert isinstance(choose_attention(AUTO_ATTENTION, trial).attend, CpuAttend)
+    assert "attention is not by rust" in caplog.text
 
 
 @pytest.mark.parametrize(

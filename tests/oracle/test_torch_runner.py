@@ -532,7 +532,7 @@ def test_attention_is_changed_while_a_model_runs(process: bool, tiny_model_path:
         assert (early.status_code, early.json()["error"]["param"]) == (400, "attention")
         assert "no loaded model with several attention backends" in early.text
         first = said()
-        for name, runs in (("torch", "torch"), ("sdpa", "sdpa"), ("auto", "sdpa")):
+        for name, runs in (("torch", "torch"), ("sdpa", "sdpa"), ("auto", "rust")):
             (state,) = change(name).raise_for_status().json().values()
             assert list(state["attention"].values()) == [runs]
             assert said() == first

@@ -8,6 +8,8 @@ mod model_files;
 mod sampling;
 mod step;
 mod text;
+mod torch_kernels;
+mod torch_team;
 mod vocabulary;
 mod weights;
 
@@ -44,6 +46,9 @@ mod _rust {
 
     #[pymodule_export]
     use crate::model_files::{dequantise, read_model_header};
+
+    #[pymodule_export]
+    use crate::torch_kernels::TorchKernels;
 
     #[pymodule_export]
     use crate::weights::{ModelConfig, ModelFile, TensorFile};

@@ -20,6 +20,7 @@ mod args;
 mod kernel;
 mod layout;
 mod partial;
+mod rows;
 mod scalar;
 mod stored;
 
@@ -33,6 +34,7 @@ mod tests;
 
 pub use args::AttentionArgs;
 pub use layout::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, expect_kv, store_kv};
+pub use rows::{RowPages, RowSequence, attend_rows};
 
 use partial::Partials;
 

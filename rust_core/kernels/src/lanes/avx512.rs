@@ -186,6 +186,27 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    fn sums(each: [Self; LANES]) -> Self {
+        /// The halves of two registers, picked by two patterns, added.
+        macro_rules! halves {
+            ($shuffle:ident, $a:expr, $b:expr, $lower:literal, $upper:literal) => {
+                _mm512_add_ps($shuffle::<$lower>($a, $b), $shuffle::<$upper>($a, $b))
+            };
+        }
+        // SAFETY: the values prove the set.
+        unsafe {
+            // Keys `e`, `e + 4`, `e + 8` and `e + 12` in the four quarters of one register, four numbers each.
+            let fours: [__m512; 4] = std::array::from_fn(|e| {
+                let pair = |a: usize, b: usize| halves!(_mm512_shuffle_f32x4, each[a].0, each[b].0, 0x44, 0xee);
+                let (first, second) = (pair(e, e + 4), pair(e + 8, e + 12));
+                halves!(_mm512_shuffle_f32x4, first, second, 0x88, 0xdd)
+            });
+            let first = halves!(_mm512_shuffle_ps, fours[0], fours[1], 0x44, 0xee);
+            let second = halves!(_mm512_shuffle_ps, fours[2], fours[3], 0x44, 0xee);
+            Self(halves!(_mm512_shuffle_ps, first, second, 0x88, 0xdd))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_normal_bf16(self, target: *mut Bf16) {
         // SAFETY: the caller promises the products, with which this comes, and sixteen writable Bf16.
         unsafe {

@@ -160,6 +160,14 @@ pub(crate) trait Lanes: Copy {
         lanes[0]
     }
 
+    /// [`Self::sum`] of each of sixteen.
+    #[inline(always)]
+    fn sums(each: [Self; LANES]) -> Self {
+        let sums = each.map(Self::sum);
+        // SAFETY: a value of these lanes exists only where the CPU has the set; `sums` holds sixteen numbers.
+        unsafe { Self::load(sums.as_ptr()) }
+    }
+
     /// The greatest lane, of numbers that are none of them NaN.
     #[inline(always)]
     fn greatest(self) -> f32 {

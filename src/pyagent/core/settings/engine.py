@@ -93,9 +93,9 @@ class Engine(Section, frozen=True):
         str,
         Setting(
             TEXT,
-            "Attention backend of the `torch` runner: `triton`, `sdpa`, `flex`, `torch` (the plain), "
+            "Attention backend of the `torch` runner: `triton`, `rust`, `sdpa`, `flex`, `torch` (the plain), "
             "`flashinfer` and `flash_attn` where they are installed, or a plugin's; "
-            "`auto` is on a GPU the quickest that a trial finds right, else `sdpa` where it can.",
+            "`auto` is on a GPU the quickest that a trial finds right, else `rust` or `sdpa`, the first that can.",
         ),
     ] = "auto"
     batch_invariant: Annotated[

@@ -83,6 +83,29 @@ class TritonAttention:
         return attend_invariant
 
 
+class RustAttention:
+    """The Rust core's kernel for sequences that decode on torch's CPU device, which reads pages where they lie."""
+
+    name = "rust"
+
+    def unavailable_reason(self, shape: AttentionShape) -> str | None:
+        """Return why not: other devices or data types, heads of no whole registers, or a torch without its threads."""
+        from pyagent.infrastructure.engine.runners.torch.device import KV_DTYPES
+        from pyagent.infrastructure.engine.runners.torch.rust_kernels import no_kernels_reason
+
+        if shape.softcap is not None:
+            return "prompts go through torch's scaled_dot_product_attention, which has no softcap"
+        if shape.head_dim % _RUST_LANES:
+            return f"the Rust core's kernel takes heads of multiples of {_RUST_LANES}, not {shape.head_dim}"
+        return no_kernels_reason(shape.device, KV_DTYPES[shape.dtype], KV_DTYPES[shape.kv_dtype])
+
+    def open(self, shape: AttentionShape) -> Attend:
+        """Return attention through the kernel."""
+        from pyagent.infrastructure.engine.runners.torch.attention.rust import RustAttend
+
+        return RustAttend()
+
+
 class FlexAttention:
     """Torch's FlexAttention, under a mask of the user's besides what the model's windows and order hide.
 
@@ -147,6 +170,7 @@ class FlashAttention:
         return attend
 
 
+_RUST_LANES = 16
 _FLASHINFER_DIMS = (64, 128, 256)
 _MOST_FLASH_DIM = 256
 
@@ -168,6 +192,7 @@ def _package_reason(module: str, package: str, shape: AttentionShape) -> str | N
 
 BACKENDS: tuple[AttentionBackend, ...] = (
     TritonAttention(),
+    RustAttention(),
     SdpaAttention(),
     PlainAttention(),
     FlexAttention(),

@@ -137,7 +137,7 @@ class Trial:
 def choose_stages(trial: Trial) -> Stages:
     """Return the kernels where they work, else torch's own operations, with the reason in the log."""
     if trial.device.type != "cuda":
-        return TorchStages()  # the interpreter is for tests
+        return _choose_cpu_stages(trial)  # Triton's interpreter is for tests
     reason = kernels.unavailable_reason(trial.device.type)
     if reason is None:
         from pyagent.infrastructure.engine.runners.torch.kernels.stages import TritonStages
@@ -148,4 +148,17 @@ def choose_stages(trial: Trial) -> Stages:
             logger.info("Triton's kernels are ready and give what torch gives, %.1f s", time.perf_counter() - start)
             return TritonStages()
     logger.warning("taking torch's own operations, which are slower than Triton's kernels: %s", reason)
+    return TorchStages()
+
+
+def _choose_cpu_stages(trial: Trial) -> Stages:
+    """Return the Rust core's kernels where they are for the model's data types and right."""
+    from pyagent.infrastructure.engine.runners.torch.rust_kernels import RustStages, no_kernels_reason
+
+    reason = no_kernels_reason(str(trial.device), trial.dtype, trial.kv_dtype)
+    if reason is None:
+        reason = trial.fault(stages := RustStages())
+        if reason is None:
+            return stages
+        logger.warning("taking torch's own operations, which are slower than the Rust core's: %s", reason)
     return TorchStages()

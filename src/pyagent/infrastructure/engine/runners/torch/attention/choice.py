@@ -62,7 +62,7 @@ def choose_attention(choice: AttentionChoice, trial: AttentionTrial) -> ChosenAt
         named = _named(choice, trial.shape)
         return ChosenAttention(named.name, named.open(trial.shape))
     if trial.device.type != "cuda":
-        return ChosenAttention(*next(_usable(BACKENDS, trial)))  # in their order: a CPU is for tests
+        return _first_right(_usable(BACKENDS, trial), trial)  # in their order: measuring takes a CPU too long
     return quickest_right(_usable(choice.backends or BACKENDS, trial), trial)
 
 
@@ -86,6 +86,15 @@ def choose_invariant_attention(choice: AttentionChoice, trial: AttentionTrial) -
         faults.append(f"{backend.name}: {fault}")
     text = f"engine.batch_invariant cannot be kept on this machine: no attention is right ({'; '.join(faults)})"
     raise ConfigError(f"{text}; set it to false", key="engine.batch_invariant")
+
+
+def _first_right(attends: Iterable[tuple[str, Attend]], trial: AttentionTrial) -> ChosenAttention:
+    """Return the first that the trial finds right, or the plain form."""
+    for name, attend in attends:
+        if (fault := trial.fault(attend)) is None:
+            return ChosenAttention(name, attend)
+        logger.warning("attention is not by %s, which may be quicker: %s", name, fault)
+    return ChosenAttention("torch", plain.attend)
 
 
 def quickest_right(attends: Iterable[tuple[str, Attend]], trial: AttentionTrial) -> ChosenAttention:
