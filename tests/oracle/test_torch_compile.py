@@ -13,8 +13,10 @@ import torch
 from support.native import chat, engine_of
 from torch import Tensor
 
+from pyagent import _rust
 from pyagent.core.backends import collect
 from pyagent.core.errors import ConfigError
+from pyagent.core.runners.batch import Batch
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.core.runners.runner import CompileStats
 from pyagent.infrastructure.engine.runners.torch.compiled import choice, functions, stages
@@ -90,6 +92,32 @@ def test_a_function_is_taken_from_where_it_gains_at_every_size() -> None:
     assert first_gain([], []) is None
 
 
+def test_steps_for_which_nothing_is_compiled_are_the_eager_models(
+    tiny_model_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the fewest rows of any function a step does not come by the compiled stages; from there on it does."""
+    monkeypatch.setattr(choice, "first_gain", lambda *_: 8)
+    monkeypatch.setattr(choice, "_REPEATS", 1)
+    asked: list[int] = []
+    computed = stages.CompiledStages.gated
+
+    def gated(self: stages.CompiledStages, gate_up: Tensor, activation: str) -> Tensor:
+        asked.append(len(gate_up))
+        return computed(self, gate_up, activation)
+
+    monkeypatch.setattr(stages.CompiledStages, "gated", gated)
+    runner = TorchRunner(tiny_model_path, dataclasses.replace(OPTIONS, compile_folder=str(folder)), LargestStep(64, 8))
+    asked.clear()
+    sampler = _rust.SamplerState(temperature=0.0)
+    for tokens in ([1] * 7, [1] * 8, [1]):
+        runner.add(1, tokens, most_cached=0)
+        assert runner.reserve(1, 9)
+        runner.execute(Batch([1], [len(tokens)], tokens, [sampler], [0]))
+        runner.release(1)
+    runner.close()
+    assert set(asked) == {8}
+
+
 def doubled(x: Tensor, factor: int) -> Tensor:
     return x * factor
 
@@ -133,6 +161,25 @@ def test_wrong_results_are_not_taken(tiny_model_path: Path, folder: Path, monkey
     (gate,) = [one for one in runner.compile_stats().functions if one.name == "gated 192"]  # type: ignore[union-attr]
     runner.close()
     assert (gate.from_rows, "wrong by" in gate.fault) == (None, True)
+
+
+def sorting_gate(gate_up: Tensor, activation: str) -> Tensor:
+    """The gate, after work that nothing needs and that no compiler knows to leave out."""
+    gate, up = gate_up.chunk(2, -1)
+    smallest = gate_up.repeat(1, 4).sort(-1).values[:, :1]
+    active = torch.nn.functional.silu(gate) if activation == "silu" else torch.nn.functional.gelu(gate)
+    return active * up + 0 * smallest
+
+
+def test_what_is_right_and_slower_is_passed_over(
+    tiny_model_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiled function that computes the same and takes longer serves no number of rows, and is no fault."""
+    monkeypatch.setitem(stages.FUNCTIONS, "gated", sorting_gate)
+    runner = TorchRunner(tiny_model_path, dataclasses.replace(OPTIONS, compile_folder=str(folder)), LargestStep(64, 8))
+    (gate,) = [one for one in runner.compile_stats().functions if one.name == "gated 192"]  # type: ignore[union-attr]
+    runner.close()
+    assert (gate.num_compiles, gate.from_rows, gate.fault) == (1, None, "")
 
 
 def test_batch_invariance_refuses_compiled_code(tiny_model_path: Path, folder: Path) -> None:

@@ -83,9 +83,9 @@ class RankModel:
                 stages = choose_invariant_stages(stages, trial)
             chosen = self._chosen(attention)
         if target.compile_folder is not None:
-            stages = self.compiled = CompiledStages(stages)
+            self.compiled = CompiledStages(stages)
         self.attention, self._stages, self._ranks = chosen.name, stages, ranks
-        self._decoder = self._make_decoder(self.layers, stages, chosen.attend, ranks)
+        self._make_decoders(chosen)
         if self.compiled is not None and target.compile_folder is not None:
             with self.times.phase("compile"):
                 self._compile(self.compiled, Path(target.compile_folder))
@@ -104,7 +104,13 @@ class RankModel:
         """Compute attention otherwise from the next step on. Raises `ConfigError` where the backend named cannot."""
         chosen = self._chosen(choice)
         self.attention, self.graphs = chosen.name, None
+        self._make_decoders(chosen)
+
+    def _make_decoders(self, chosen: ChosenAttention) -> None:
+        """Make what computes steps, and what computes those for which stages are compiled."""
         self._decoder = self._make_decoder(self.layers, self._stages, chosen.attend, self._ranks)
+        if self.compiled is not None:
+            self._compiled_decoder = self._make_decoder(self.layers, self.compiled, chosen.attend, self._ranks)
 
     def _chosen(self, choice: AttentionChoice) -> ChosenAttention:
         choose = choose_invariant_attention if self.target.is_batch_invariant else choose_attention
@@ -156,7 +162,8 @@ class RankModel:
         return self._compute(self.batch.decode([size.num_blocks * BLOCK_TOKENS] * size.num_rows, size.shared))
 
     def _compute(self, step: Step) -> Tensor:
-        logits = self._decoder.logits(step, self.kv)
+        is_compiled = self.compiled is not None and len(step.tokens) >= self.compiled.from_rows
+        logits = (self._compiled_decoder if is_compiled else self._decoder).logits(step, self.kv)
         self.batch.note(step)
         return logits
 

@@ -5,6 +5,7 @@ What a model's steps ask of them is seen in one step that is computed for it: sh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,14 @@ class CompiledStages:
     def functions(self) -> list[CompiledFunction]:
         """What is compiled, or was given up."""
         return list(self._functions.values())
+
+    @property
+    def from_rows(self) -> float:
+        """The fewest rows of a step for which anything is compiled; any while `see` looks."""
+        if self._seen is not None:
+            return 0
+        taken = (function.from_rows for function in self._functions.values() if function.from_rows is not None)
+        return min(taken, default=math.inf)
 
     def see(self, compute: Callable[[], object]) -> dict[tuple[str, torch.Size], Inputs]:
         """Return what a step asks for, by function and shape of a row."""
