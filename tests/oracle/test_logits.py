@@ -88,6 +88,39 @@ def test_tiny_float32_models_agree_with_transformers_to_1e_4(family: str, tmp_pa
     assert np.abs(got - expected).max() < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("qwen2_vl", {"mrope_section": [2, 3, 3]}),
+        ("qwen2_5_vl", {"mrope_section": [4, 2, 2]}),
+        ("qwen3_vl", {"mrope_section": [12, 10, 10], "head_dim": 64}),
+    ],
+)
+def test_text_by_a_model_of_pictures_agrees_with_transformers(
+    name: str, shape: dict[str, Any], tmp_path: Path
+) -> None:
+    """Random weights in float32, as transformers saves them: each logit of 60 positions to 1e-4 of the largest."""
+    import numpy as np
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.manual_seed(7)
+    rope = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": shape.pop("mrope_section")}
+    text = {key: value for key, value in SHAPE.items() if key != "rms_norm_eps"} | {"rope_parameters": rope} | shape
+    pictures = {"depth": 1, "hidden_size": 32, "embed_dim": 32, "num_heads": 2, "intermediate_size": 32}
+    config = AutoConfig.for_model(name, text_config=text, vision_config=pictures)
+    reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.mul_(1.5).add_(torch.randn_like(parameter) * 0.1)
+    reference.save_pretrained(tmp_path)
+    tokens = [(7 * place + place * place) % SHAPE["vocab_size"] for place in range(60)]
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits[0].numpy()
+    model = _rust.CpuModel.load(tmp_path, threads=2, kv_bytes=1 << 24, kv_type="f32")
+    assert np.abs(our_logits(model, [tokens]) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_windows_and_rotary_scalings_agree_with_transformers(family: str, tmp_path: Path) -> None:
     """Every family of the plain decoder that `make test` compares with is what transformers makes of its files."""

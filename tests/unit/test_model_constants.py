@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import write_gguf
 from support.native import engine_logits
-from support.reference_decoder import FAMILIES, SHAPE, Matrix, Tensors, reference_logits, write_family
+from support.reference_decoder import FAMILIES, SHAPE, Matrix, Tensors, reference_logits, write_family, write_safetensors
 from support.tiny_model import write_tiny_model
 
 from pyagent import _rust
@@ -199,6 +199,79 @@ def test_a_gguf_file_is_read_as_its_folder(family: str, keys: dict[str, object],
     tokens = [(7 * place + place * place) % config["vocab_size"] for place in range(30)]
     path = as_gguf(tmp_path / "m.gguf", config, tensors, keys)
     assert furthest(engine_logits(path, tokens), engine_logits(tmp_path, tokens)) < 1e-4
+
+
+PICTURES = {"vision_config": {"depth": 1}, "image_token_id": 90, "vision_start_token_id": 91}
+"""Outer fields of a model of pictures and text."""
+
+
+def as_text_half(folder: Path, name: str, family: str, changes: dict[str, Any]) -> list[int]:
+    """Write a family's random model as the text half of one of pictures; returns tokens to compute."""
+    config, tensors = write_family(folder, family)
+    rope = {"rope_type": "default", "rope_theta": config.pop("rope_theta"), "mrope_section": [2, 3, 3]}
+    text = config | {"model_type": f"{name}_text", "rope_parameters": rope} | changes
+    named = {key.replace("model.", "model.language_model.", 1): rows for key, rows in tensors.items()}
+    named["model.visual.patch_embed.proj.weight"] = [[1.0] * 8] * 8
+    write_safetensors(folder, PICTURES | {"model_type": name, "text_config": text}, named)
+    return [(7 * place + place * place) % config["vocab_size"] for place in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "changes"),
+    [
+        ("qwen2_vl", "qwen2", {}),
+        ("qwen2_5_vl", "qwen2", {}),
+        ("qwen3_vl", "qwen3", {"rope_parameters": {"rope_theta": 1_000.0, "mrope_section": [6, 5, 5]}}),
+    ],
+)
+def test_the_text_half_of_a_model_of_pictures_computes_as_its_family(
+    name: str, family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Nested fields, other tensor names, sections of positions: in text, Qwen2's or Qwen3's logits, bit for bit."""
+    (tmp_path / "plain").mkdir()
+    write_family(tmp_path / "plain", family)
+    tokens = as_text_half(tmp_path, name, family, changes)
+    assert engine_logits(tmp_path, tokens) == engine_logits(tmp_path / "plain", tokens)
+
+
+def test_the_older_form_of_a_model_of_pictures_is_read(tmp_path: Path) -> None:
+    """Text fields beside the pictures', `rope_scaling`, tensors without `language_model`: the same logits."""
+    (tmp_path / "plain").mkdir()
+    config, tensors = write_family(tmp_path / "plain", "qwen2")
+    older = {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    write_safetensors(tmp_path, config | PICTURES | older, tensors)
+    assert engine_logits(tmp_path, [1, 2, 3]) == engine_logits(tmp_path / "plain", [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_parameters": {"mrope_section": [2, 3, 4]}}, "'mrope_section' of three numbers whose sum is 8"),
+        ({"rope_parameters": {"mrope_section": [2**64 - 1, 2, 3]}}, "'mrope_section' of three numbers"),
+        ({"rope_parameters": {"mrope_section": "all"}}, "'mrope_section' of three numbers"),
+        ({"rope_parameters": {"type": "yarn", "factor": 4.0}}, "the rope scaling 'yarn' is not implemented for qwen2"),
+        ({"rope_parameters": {"type": "mrope", "beta_fast": 4.0}}, "'rope_parameters.beta_fast' is not implemented"),
+        ({"rope_parameters": {"mrope_interleaved": True}}, "'mrope_interleaved' false"),
+        ({"use_sliding_window": True}, "sliding windows are not implemented for qwen2_5_vl"),
+        ({"residual_multiplier": 2.0}, "'residual_multiplier' is not implemented"),
+    ],
+)
+def test_what_a_text_half_cannot_be_is_refused_by_name(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    """Sections that are no head's, other scalings, windows, and fields of `text_config` that are not known."""
+    as_text_half(tmp_path, "qwen2_5_vl", "qwen2", changes)
+    with pytest.raises(_rust.ModelFileError) as caught:
+        _rust.CpuModel.load(tmp_path, threads=1, kv_bytes=1 << 20)
+    assert expected in str(caught.value)
+
+
+def test_the_text_half_of_a_gguf_file_is_read(tmp_path: Path) -> None:
+    """`qwen2vl` with its sections is what `qwen2` is."""
+    config, tensors = write_family(tmp_path, "qwen2")
+    for name in ("qwen2", "qwen2vl"):
+        keys: dict[str, object] = {"rope.dimension_sections": [2, 3, 3, 0]} if name == "qwen2vl" else {}
+        as_gguf(tmp_path / f"{name}.gguf", config | {"model_type": name}, tensors, keys)
+    plain, half = (engine_logits(tmp_path / f"{name}.gguf", [1, 2, 3]) for name in ("qwen2", "qwen2vl"))
+    assert plain == half
 
 
 @pytest.mark.parametrize(

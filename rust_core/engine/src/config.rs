@@ -1,9 +1,10 @@
 //! What a decoder looks like, read from a model file's own description and checked at the door.
 //!
 //! One structure describes every family here: Llama, SmolLM, Mistral, Qwen2 and Qwen3 differ in biases, norms and the
-//! layout of rotary pairs, Phi-3 in matrices that lie together and heads of which a part is rotated, SmolLM3 in layers
-//! without rotary positions, OLMo 2 in where its norms are, Gemma 2 and 3 in their extra norms, their scaled embedding
-//! and their sliding-window layers, Gemma 2 in the caps of its scores and logits.
+//! layout of rotary pairs, the text halves of Qwen-VL in names alone, Phi-3 in matrices that lie together and heads of
+//! which a part is rotated, SmolLM3 in layers without rotary positions, OLMo 2 in where its norms are, Gemma 2 and 3 in
+//! their extra norms, their scaled embedding and their sliding-window layers, Gemma 2 in the caps of its scores and
+//! logits.
 //!
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
@@ -22,9 +23,9 @@ use crate::weights::ModelFileError;
 pub enum Architecture {
     /// Llama, SmolLM and Mistral.
     Llama,
-    /// Qwen2 and Qwen2.5: biases on q, k and v.
+    /// Qwen2 and Qwen2.5: biases on q, k and v; the text half of Qwen2-VL and Qwen2.5-VL.
     Qwen2,
-    /// Qwen3: norms on each head of q and k.
+    /// Qwen3: norms on each head of q and k; the text half of Qwen3-VL.
     Qwen3,
     /// Gemma 2: scores and logits have a cap.
     Gemma2,
@@ -45,16 +46,16 @@ const MOST_LAYERS: usize = 1_000;
 const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
-pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3; the torch runner \
-    has others too, from safetensors";
+pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, and the text half of \
+    qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "llama" | "mistral" => Some(Self::Llama),
-            "qwen2" => Some(Self::Qwen2),
-            "qwen3" => Some(Self::Qwen3),
+            "qwen2" | "qwen2vl" => Some(Self::Qwen2),
+            "qwen3" | "qwen3vl" => Some(Self::Qwen3),
             "gemma2" => Some(Self::Gemma2),
             "gemma3" | "gemma3_text" => Some(Self::Gemma3),
             "phi3" => Some(Self::Phi3),

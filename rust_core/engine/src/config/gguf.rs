@@ -30,10 +30,12 @@ const READ: [&str; 20] = [
     "rope.scaling.yarn_beta_slow",
 ];
 
-/// What changes no number of the forward pass.
-const IRRELEVANT: [&str; 5] = [
+/// What changes no number of the forward pass; where pictures go, and the sections by which their positions turn.
+const IRRELEVANT: [&str; 7] = [
     "attention.layer_norm_epsilon",
     "mm.tokens_per_image",
+    "n_deepstack_layers",
+    "rope.dimension_sections",
     "rope.scaling.finetuned",
     "tensor_data_layout",
     "vocab_size",

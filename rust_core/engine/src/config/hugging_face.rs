@@ -1,5 +1,6 @@
 //! A Hugging Face `config.json` as a configuration, with the families' own defaults for what it leaves out.
 
+mod qwen_vl;
 mod rope;
 
 use pyagent_kernels::elementwise::RopeStyle;
@@ -77,6 +78,8 @@ impl ModelConfig {
         config: &Map<String, Value>,
         most_positions: Option<usize>,
     ) -> Result<Self, ModelFileError> {
+        let text = qwen_vl::text_half(config)?;
+        let config = text.as_ref().unwrap_or(config);
         let json = JsonConfig(config, most_positions);
         let name = json.text("model_type").unwrap_or("(no model_type)");
         let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;

@@ -68,33 +68,45 @@ impl Place {
 /// How a file spells its tensors' names.
 pub(super) enum Names {
     Gguf,
-    HuggingFace,
+    /// With what the decoder's names begin with.
+    HuggingFace(&'static str),
 }
+
+/// What the decoder's names begin with where it is the text half of a model of pictures.
+const TEXT_HALF: &str = "model.language_model.";
+/// What follows it in the name of the embedding.
+const EMBEDDING: &str = "embed_tokens.weight";
 
 impl Names {
     pub(super) fn of(file: &ModelFile) -> Self {
         match file {
             ModelFile::Gguf(_) => Self::Gguf,
-            ModelFile::Safetensors(_) => Self::HuggingFace,
+            ModelFile::Safetensors(folder) => {
+                let is_half = !matches!(folder.find_tensor(&format!("{TEXT_HALF}{EMBEDDING}")), Ok(None));
+                Self::HuggingFace(if is_half { TEXT_HALF } else { "model." })
+            }
         }
     }
 
     pub(super) fn embedding(&self) -> String {
-        self.pick("token_embd.weight", "model.embed_tokens.weight")
+        self.of_decoder("token_embd.weight", EMBEDDING)
     }
 
     pub(super) fn final_norm(&self) -> String {
-        self.pick("output_norm.weight", "model.norm.weight")
+        self.of_decoder("output_norm.weight", "norm.weight")
     }
 
     pub(super) fn output(&self) -> String {
-        self.pick("output.weight", "lm_head.weight")
+        match self {
+            Self::Gguf => "output.weight".to_owned(),
+            Self::HuggingFace(_) => "lm_head.weight".to_owned(),
+        }
     }
 
-    fn pick(&self, gguf: &str, hugging_face: &str) -> String {
+    fn of_decoder(&self, gguf: &str, hugging_face: &str) -> String {
         match self {
             Self::Gguf => gguf.to_owned(),
-            Self::HuggingFace => hugging_face.to_owned(),
+            Self::HuggingFace(decoder) => format!("{decoder}{hugging_face}"),
         }
     }
 
@@ -104,9 +116,9 @@ impl Names {
         let rows = fused.as_ref().map(|(.., rows)| rows.clone());
         let name = match (self, fused) {
             (Self::Gguf, fused) => format!("blk.{layer}.{}", fused.map_or(gguf_part(part), |(gguf, ..)| gguf)),
-            (Self::HuggingFace, Some((_, name, _))) => format!("model.layers.{layer}.{name}"),
-            (Self::HuggingFace, None) => {
-                format!("model.layers.{layer}.{}", hugging_face_part(part, config.architecture))
+            (Self::HuggingFace(decoder), fused) => {
+                let name = fused.map_or_else(|| hugging_face_part(part, config.architecture), |(_, name, _)| name);
+                format!("{decoder}layers.{layer}.{name}")
             }
         };
         Place { name, rows }
