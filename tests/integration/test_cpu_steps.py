@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.reference_decoder import write_family
 from support.tiny_model import vocabulary, write_tiny_model
 
 from pyagent import _rust
@@ -193,6 +194,27 @@ def test_bookkeeping_of_a_step_does_not_grow_with_the_context(tmp_path: Path) ->
     assert long < 3 * short + 0.001
 
 
+def last_logits(path: Path, tokens: list[int], threads: int, pieces: list[int], num_others: int) -> bytes:
+    """Logits after a prompt computed in pieces, beside sequences that decode."""
+    decoder = Decoder(path, kv_bytes=64 << 20, threads=threads)
+    decoder.pool.add(0, tokens)
+    vocab_size = decoder.model.info()["vocab_size"]
+    for other in range(1, num_others + 1):
+        others = [token % vocab_size for token in prompt(4 + other, 400 + other)]
+        decoder.pool.add(other, others)
+        decoder.step([(other, others)])
+    start = 0
+    for piece in pieces:
+        segments = [(0, tokens[start : start + piece]), *((other, [5]) for other in range(1, num_others + 1))]
+        for sequence, more in segments:
+            decoder.pool.reserve(sequence, decoder.pool.num_tokens(sequence) + len(more))
+        ids, lengths = [sequence for sequence, _ in segments], [len(more) for _, more in segments]
+        rows = [token for _, more in segments for token in more]
+        decoder.model.execute(decoder.pool, ids, lengths, rows, num_outputs=[1] + [0] * num_others)
+        start += piece
+    return decoder.model.logits()
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_logits_of_a_long_context_do_not_depend_on_how_it_is_split(tmp_path: Path, architecture: str) -> None:
     """On 1, 2 or 5 threads, alone or beside others, in any pieces, with or without windows: the same bits."""
@@ -201,26 +223,25 @@ def test_logits_of_a_long_context_do_not_depend_on_how_it_is_split(tmp_path: Pat
         changes |= {"gemma3__block_count": 12, "gemma3__attention__sliding_window": 300}
     path = write_tiny_model(tmp_path / "model.gguf", architecture=architecture, **changes)
     tokens = prompt(4, 1000)
-
-    def last_logits(threads: int, pieces: list[int], num_others: int) -> bytes:
-        decoder = Decoder(path, kv_bytes=64 << 20, threads=threads)
-        decoder.pool.add(0, tokens)
-        for other in range(1, num_others + 1):
-            decoder.pool.add(other, prompt(4 + other, 400 + other))
-            decoder.step([(other, prompt(4 + other, 400 + other))])
-        start = 0
-        for piece in pieces:
-            segments = [(0, tokens[start : start + piece]), *((other, [5]) for other in range(1, num_others + 1))]
-            for sequence, more in segments:
-                decoder.pool.reserve(sequence, decoder.pool.num_tokens(sequence) + len(more))
-            ids, lengths = [sequence for sequence, _ in segments], [len(more) for _, more in segments]
-            rows = [token for _, more in segments for token in more]
-            decoder.model.execute(decoder.pool, ids, lengths, rows, num_outputs=[1] + [0] * num_others)
-            start += piece
-        return decoder.model.logits()
-
-    expected = last_logits(1, [1000], 0)
+    expected = last_logits(path, tokens, 1, [1000], 0)
     for threads in (1, 2, 5):
         for pieces in ([1000], [997, 1, 1, 1], [300, 650, 20, 20, 7, 3]):
             for num_others in (0, 9):
-                assert last_logits(threads, pieces, num_others) == expected, (threads, pieces, num_others)
+                found = last_logits(path, tokens, threads, pieces, num_others)
+                assert found == expected, (threads, pieces, num_others)
+
+
+def test_norms_over_all_heads_give_the_same_bits_however_computed(tmp_path: Path) -> None:
+    """A token alone, a few, chunks, a batch, on 1, 2 or 5 threads: no bit of OLMo 2's logits differs."""
+    write_family(path := tmp_path, "olmo2")
+    tokens = [token % 90 for token in prompt(4, 100)]
+    expected = last_logits(path, tokens, 1, [1] * 100, 0)
+    for threads, pieces, num_others in (
+        (1, [100], 0),
+        (2, [1] * 100, 0),
+        (5, [97, 1, 1, 1], 0),
+        (2, [20, 3, 3, 4, 5, 65], 0),
+        (5, [60, 30, 10], 9),
+        (2, [98, 1, 1], 2),
+    ):
+        assert last_logits(path, tokens, threads, pieces, num_others) == expected, (threads, pieces, num_others)

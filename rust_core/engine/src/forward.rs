@@ -1,18 +1,18 @@
 //! The decoder's forward pass: one batch of tokens through all layers.
 //!
 //! A pass is a list of stages, whose pieces are computed by whoever is free. A layer has five: projections (with rotary
-//! positions and the KV store), attention, its output, the feed-forward block's inside, its output; and for more than a
-//! few rows two that add an output to the stream. Who computes a row never changes its value: every output is one lane of
+//! positions and the KV store), attention, its output, the feed-forward block's inside, its output; one more where heads
+//! are normalised together; and for more than a few rows two that add an output to the stream. Who computes a row never changes its value: every output is one lane of
 //! a reduction in fixed order.
 
 mod attention;
+mod projection;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use attention::AttentionPlan;
 pub(crate) use attention::most_split_rows;
-use pyagent_kernels::attention::{BLOCK_TOKENS, KvLayout, expect_kv, store_kv};
 use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::matmul::{self, Activations};
@@ -205,6 +205,9 @@ pub enum Stage {
     Stream(usize),
     /// A layer's queries, keys and values.
     Project(usize),
+    /// The norm of a layer's queries and keys over all heads, where the family has it; only then are they rotated and
+    /// stored.
+    NormaliseHeads(usize),
     /// A layer's attention.
     Attend(usize),
     /// A block's output: of attention where the number is even, else of the feed-forward block.
@@ -229,12 +232,15 @@ impl Pass<'_> {
     /// The stages of a batch, and how many pieces each has.
     pub fn stages(&self, plan: &Plan<'_>) -> (Vec<Stage>, Vec<usize>) {
         let is_shared = !is_few(plan.num_rows());
+        let is_norm_wide = self.config.architecture.is_qk_norm_wide();
         let stream = |blocks| is_shared.then_some(Stage::Stream(blocks));
         let layer = |layer: usize| {
             let (attention, ffn) = (2 * layer, 2 * layer + 1);
-            let first = [Stage::Project(layer), Stage::Attend(layer), Stage::Block(attention)];
+            let wide_norm = is_norm_wide.then_some(Stage::NormaliseHeads(layer));
+            let first = [Stage::Project(layer)].into_iter().chain(wide_norm);
+            let first = first.chain([Stage::Attend(layer), Stage::Block(attention)]);
             let second = [Stage::Gate(layer), Stage::Block(ffn)];
-            let first = first.into_iter().chain(stream(attention + 1));
+            let first = first.chain(stream(attention + 1));
             first.chain(second).chain(stream(ffn + 1))
         };
         let layers = (0..self.config.num_layers).flat_map(layer);
@@ -254,7 +260,7 @@ impl Pass<'_> {
 
     fn num_pieces(&self, plan: &Plan<'_>, stage: Stage) -> usize {
         match stage {
-            Stage::Stream(_) => plan.num_rows(),
+            Stage::Stream(_) | Stage::NormaliseHeads(_) => plan.num_rows(),
             Stage::OutputNorm => plan.num_outputs(),
             Stage::Attend(_) => plan.attention.num_pieces(),
             _ => self.tiling(plan, stage).num_pieces(),
@@ -267,10 +273,6 @@ impl Pass<'_> {
         let (num_rows, num_units, most_units) = match stage {
             Stage::Project(_) => {
                 let heads = config.num_heads + config.num_kv_heads;
-                if config.architecture.is_qk_norm_wide() {
-                    // One piece has all heads of a row, which are normalised together.
-                    return Tiling::new(plan.num_rows(), heads, heads, plan.num_threads).of_whole_rows();
-                }
                 (plan.num_rows(), heads, heads)
             }
             Stage::Gate(_) => (plan.num_rows(), config.ffn_size.div_ceil(BLOCK_COLS), GATE_BLOCKS),
@@ -314,6 +316,7 @@ impl Pass<'_> {
             match stage {
                 Stage::Stream(blocks) => part.advance(piece.index, blocks.checked_sub(1), blocks, &mut own.row),
                 Stage::Project(layer) => part.project(layer, ranges(stage), own),
+                Stage::NormaliseHeads(layer) => part.normalise_heads(layer, piece.index),
                 Stage::Attend(layer) => part.attend(layer, piece.index, own),
                 Stage::Block(block) => part.block(block, ranges(stage)),
                 Stage::Gate(layer) => part.gate(&self.weights.layers[layer], ranges(stage), own),
@@ -369,10 +372,6 @@ impl Tiling {
             num_tiles,
             num_columns: wanted.max(num_units.div_ceil(most_units)).min(num_units),
         }
-    }
-
-    fn of_whole_rows(self) -> Self {
-        Self { num_columns: 1, ..self }
     }
 
     fn num_pieces(&self) -> usize {
@@ -522,94 +521,6 @@ impl Part<'_> {
             // SAFETY: as above, and they are written.
             let values = unsafe { std::slice::from_raw_parts_mut(start, columns.len()) };
             values.iter_mut().for_each(|value| *value = cap * (*value / cap).tanh());
-        }
-    }
-
-    /// Queries, keys and values, head by head: multiplied, biased, normalised where the family does, rotated, stored.
-    unsafe fn project(&self, index: usize, (rows, units): (Range<usize>, Range<usize>), own: &mut Own) {
-        let Pass { config, space, .. } = *self.pass;
-        let layer = &self.pass.weights.layers[index];
-        // A key-value head weighs as much as two query heads: spread between them, so that equal runs are equal work.
-        let run = config.num_heads / config.num_kv_heads + 1;
-        let heads_before = |unit: usize| unit / run * (run - 1) + (unit % run).saturating_sub(1);
-        let columns = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
-        let heads = heads_before(units.start)..heads_before(units.end);
-        let kv_heads = units.start.div_ceil(run)..units.end.div_ceil(run);
-        // SAFETY: these heads' columns of these rows, and their KV slots, are this piece's.
-        unsafe {
-            self.each_slot(
-                index,
-                rows.clone(),
-                kv_heads.clone(),
-                |layout, _, block, slot, kv_head| {
-                    expect_kv(layout, block, slot, kv_head);
-                },
-            );
-            let mut query = space.query.patch(rows.clone(), columns(heads));
-            self.multiply_columns(&layer.query, &self.stream.hidden_input, &mut query);
-            self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
-            let mut key = Patch::own(&mut own.first, rows.clone(), columns(kv_heads.clone()));
-            let mut value = Patch::own(&mut own.second, rows, columns(kv_heads));
-            self.multiply_columns(&layer.key, &self.stream.hidden_input, &mut key);
-            self.multiply_columns(&layer.value, &self.stream.hidden_input, &mut value);
-            self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
-            self.store_heads(index, key, value);
-        }
-    }
-
-    /// Stores keys and values of whole heads.
-    ///
-    /// # Safety
-    /// Their KV slots are this thread's in this stage.
-    unsafe fn store_heads(&self, index: usize, mut key: Patch<'_>, mut value: Patch<'_>) {
-        let Pass { config, isa, .. } = *self.pass;
-        let kv_heads = key.columns().start / config.head_dim..key.columns().end / config.head_dim;
-        self.each_slot(index, key.rows(), kv_heads, |layout, row, block, slot, kv_head| {
-            let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
-            let (key, value) = (key.part(row, columns.clone()), value.part(row, columns));
-            // SAFETY: as the caller's.
-            unsafe { store_kv(isa, layout, block, slot, kv_head, key, value) };
-        });
-    }
-
-    /// Calls `work` with the block and the slot of each row, for each key-value head.
-    fn each_slot(
-        &self,
-        index: usize,
-        rows: Range<usize>,
-        kv_heads: Range<usize>,
-        mut work: impl FnMut(&KvLayout, usize, *mut u8, usize, usize),
-    ) {
-        let kv = self.pass.kv;
-        for row in rows {
-            let (_, segment, position) = self.plan.rows[row];
-            let blocks = kv.layer(index, self.plan.segments[segment].tables);
-            // SAFETY: the table covers the position by contract.
-            let block = unsafe { blocks.block(position / BLOCK_TOKENS) };
-            for kv_head in kv_heads.clone() {
-                work(&kv.pages.layout, row, block, position % BLOCK_TOKENS, kv_head);
-            }
-        }
-    }
-
-    /// Normalises heads where the family does, one by one or all together, and applies rotary positions where the layer
-    /// has any.
-    fn rotate_heads(&self, index: usize, norm: Option<&[f32]>, heads: &mut Patch<'_>) {
-        let Pass { config, isa, .. } = *self.pass;
-        let rope = &self.pass.rope[usize::from(config.window(index).is_some())];
-        for row in heads.rows() {
-            if let Some(norm) = norm {
-                for values in heads.row(row).chunks_exact_mut(norm.len()) {
-                    elementwise::rms_norm_in_place(isa, values, norm, config.norm_epsilon);
-                }
-            }
-            if !config.rotary_layers[index] {
-                continue;
-            }
-            let (cos, sin) = rope.row(self.plan.rows[row].2);
-            for values in heads.row(row).chunks_exact_mut(config.head_dim) {
-                elementwise::rope(isa, values, cos, sin, config.rope_style);
-            }
         }
     }
 

@@ -209,6 +209,15 @@ impl Own {
     }
 }
 
+/// Keys, or values, of a token that wait for all heads' norm before they are stored.
+fn waiting_kv_size(config: &ModelConfig) -> usize {
+    if config.architecture.is_qk_norm_wide() {
+        config.kv_size()
+    } else {
+        0
+    }
+}
+
 /// Values of the largest tile that a thread has in its own memory in a step of so many tokens.
 fn own_tile_len(config: &ModelConfig, tokens: usize) -> usize {
     most_piece_rows(tokens).saturating_mul(stride_of(most_piece_columns(config)))
@@ -233,6 +242,9 @@ pub struct Workspace {
     /// One for each thread, which alone locks it.
     own: Vec<Mutex<Own>>,
     pub query: Rows,
+    /// Keys, where their norm is over all heads, which different threads compute; likewise values.
+    pub key: Rows,
+    pub value: Rows,
     /// What a block gives, to be added to the stream; what every block gives, where threads have streams of their own.
     pub delta: Rows,
     /// What chunks of the context gave, a row for each query token, head and chunk.
@@ -275,6 +287,8 @@ impl Workspace {
             streams: (0..threads).map(|_| stream()).collect(),
             own: (0..threads).map(|_| Mutex::default()).collect(),
             query: Rows::new(config.query_size()),
+            key: Rows::new(waiting_kv_size(config)),
+            value: Rows::new(waiting_kv_size(config)),
             delta: Rows::new(config.hidden_size),
             chunks: Rows::new(config.num_heads * chunk_len(config.head_dim, 1)),
             logits: Rows::new(config.vocab_size),
@@ -314,6 +328,8 @@ impl Workspace {
             own.num_blocks = None;
         }
         self.query.reserve(tokens);
+        self.key.reserve(tokens);
+        self.value.reserve(tokens);
         self.delta.reserve(num_delta_rows(config, tokens));
         self.chunks.reserve(split_rows);
         self.logits.reserve(outputs);
@@ -342,9 +358,11 @@ impl Workspace {
         });
         let own = self.own.iter_mut();
         let own = own.map(|own| own.get_mut().unwrap_or_else(PoisonError::into_inner).bytes());
-        let rows = [&mut self.query, &mut self.delta, &mut self.chunks, &mut self.logits].map(Rows::bytes);
+        let projected = [&mut self.query, &mut self.key, &mut self.value].map(Rows::bytes);
+        let rows = [&mut self.delta, &mut self.chunks, &mut self.logits].map(Rows::bytes);
         let inputs = self.heads_input.bytes() + self.ffn_input.bytes();
-        streams.sum::<usize>() + own.sum::<usize>() + rows.into_iter().sum::<usize>() + inputs
+        let rows = projected.into_iter().chain(rows).sum::<usize>();
+        streams.sum::<usize>() + own.sum::<usize>() + rows + inputs
     }
 }
 
@@ -391,7 +409,8 @@ impl LargestStep {
         let input = |rows: u128, columns: u128| (rows + 16) * ((columns + 32) * 3 + (columns + 32) * 4);
         let stream = |rows: u128| rows * hidden * 4 + 2 * input(rows, hidden);
         let deltas = tokens.max(num_delta_rows(config, FEW_ROWS) as u128);
-        let rows = 4 * (tokens * query + deltas * hidden) + threads * 4 * (hidden + 2 * tile);
+        let projected = query + 2 * waiting_kv_size(config) as u128;
+        let rows = 4 * (tokens * projected + deltas * hidden) + threads * 4 * (hidden + 2 * tile);
         let inputs = input(tokens, query) + input(tokens, ffn);
         let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
         let logits = self.logit_rows(self.tokens) as u128 * config.vocab_size as u128 * 4;

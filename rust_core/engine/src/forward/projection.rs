@@ -1,0 +1,127 @@
+//! Queries, keys and values: the stages of the forward pass before attention.
+
+use std::ops::Range;
+
+use pyagent_kernels::attention::{BLOCK_TOKENS, KvLayout, expect_kv, store_kv};
+use pyagent_kernels::elementwise;
+
+use super::{Part, Pass};
+use crate::workspace::{Own, Patch};
+
+impl Part<'_> {
+    /// Queries, keys and values, head by head: multiplied, biased, normalised where the family does, rotated, stored.
+    /// Where the norm is over all heads, the last three wait for [`Self::normalise_heads`].
+    pub(super) unsafe fn project(&self, index: usize, (rows, units): (Range<usize>, Range<usize>), own: &mut Own) {
+        let Pass { config, space, .. } = *self.pass;
+        let layer = &self.pass.weights.layers[index];
+        // A key-value head weighs as much as two query heads: spread between them, so that equal runs are equal work.
+        let run = config.num_heads / config.num_kv_heads + 1;
+        let heads_before = |unit: usize| unit / run * (run - 1) + (unit % run).saturating_sub(1);
+        let columns = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
+        let heads = heads_before(units.start)..heads_before(units.end);
+        let kv_heads = units.start.div_ceil(run)..units.end.div_ceil(run);
+        // SAFETY: these heads' columns of these rows, and their KV slots, are this piece's.
+        unsafe {
+            self.each_slot(
+                index,
+                rows.clone(),
+                kv_heads.clone(),
+                |layout, _, block, slot, kv_head| {
+                    expect_kv(layout, block, slot, kv_head);
+                },
+            );
+            let mut query = space.query.patch(rows.clone(), columns(heads));
+            self.multiply_columns(&layer.query, &self.stream.hidden_input, &mut query);
+            let is_norm_wide = config.architecture.is_qk_norm_wide();
+            let (mut key, mut value) = if is_norm_wide {
+                let columns = columns(kv_heads);
+                let key = space.key.patch(rows.clone(), columns.clone());
+                (key, space.value.patch(rows, columns))
+            } else {
+                self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
+                let key = Patch::own(&mut own.first, rows.clone(), columns(kv_heads.clone()));
+                (key, Patch::own(&mut own.second, rows, columns(kv_heads)))
+            };
+            self.multiply_columns(&layer.key, &self.stream.hidden_input, &mut key);
+            self.multiply_columns(&layer.value, &self.stream.hidden_input, &mut value);
+            if !is_norm_wide {
+                self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
+                self.store_heads(index, key, value);
+            }
+        }
+    }
+
+    /// Queries and keys of a row, normalised over all heads, rotated; the keys stored, with the values.
+    ///
+    /// # Safety
+    /// All of the row's heads are projected, and no other thread uses the row or its KV slots in this stage.
+    pub(super) unsafe fn normalise_heads(&self, index: usize, row: usize) {
+        let Pass { config, space, .. } = *self.pass;
+        let layer = &self.pass.weights.layers[index];
+        let rows = row..row + 1;
+        // SAFETY: as the caller's.
+        unsafe {
+            let mut query = space.query.patch(rows.clone(), 0..config.query_size());
+            self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
+            let mut key = space.key.patch(rows.clone(), 0..config.kv_size());
+            self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
+            self.store_heads(index, key, space.value.patch(rows, 0..config.kv_size()));
+        }
+    }
+
+    /// Stores keys and values of whole heads.
+    ///
+    /// # Safety
+    /// Their KV slots are this thread's in this stage.
+    unsafe fn store_heads(&self, index: usize, mut key: Patch<'_>, mut value: Patch<'_>) {
+        let Pass { config, isa, .. } = *self.pass;
+        let kv_heads = key.columns().start / config.head_dim..key.columns().end / config.head_dim;
+        self.each_slot(index, key.rows(), kv_heads, |layout, row, block, slot, kv_head| {
+            let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
+            let (key, value) = (key.part(row, columns.clone()), value.part(row, columns));
+            // SAFETY: as the caller's.
+            unsafe { store_kv(isa, layout, block, slot, kv_head, key, value) };
+        });
+    }
+
+    /// Calls `work` with the block and the slot of each row, for each key-value head.
+    fn each_slot(
+        &self,
+        index: usize,
+        rows: Range<usize>,
+        kv_heads: Range<usize>,
+        mut work: impl FnMut(&KvLayout, usize, *mut u8, usize, usize),
+    ) {
+        let kv = self.pass.kv;
+        for row in rows {
+            let (_, segment, position) = self.plan.rows[row];
+            let blocks = kv.layer(index, self.plan.segments[segment].tables);
+            // SAFETY: the table covers the position by contract.
+            let block = unsafe { blocks.block(position / BLOCK_TOKENS) };
+            for kv_head in kv_heads.clone() {
+                work(&kv.pages.layout, row, block, position % BLOCK_TOKENS, kv_head);
+            }
+        }
+    }
+
+    /// Normalises heads where the family does, one by one or all together, and applies rotary positions where the layer
+    /// has any.
+    fn rotate_heads(&self, index: usize, norm: Option<&[f32]>, heads: &mut Patch<'_>) {
+        let Pass { config, isa, .. } = *self.pass;
+        let rope = &self.pass.rope[usize::from(config.window(index).is_some())];
+        for row in heads.rows() {
+            if let Some(norm) = norm {
+                for values in heads.row(row).chunks_exact_mut(norm.len()) {
+                    elementwise::rms_norm_in_place(isa, values, norm, config.norm_epsilon);
+                }
+            }
+            if !config.rotary_layers[index] {
+                continue;
+            }
+            let (cos, sin) = rope.row(self.plan.rows[row].2);
+            for values in heads.row(row).chunks_exact_mut(config.head_dim) {
+                elementwise::rope(isa, values, cos, sin, config.rope_style);
+            }
+        }
+    }
+}
