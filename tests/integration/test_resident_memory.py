@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.quantised_model import write_quantised_experts
 
 from pyagent._rust import PromptScores
 from pyagent.core.runners.factory import RunnerOptions
@@ -86,9 +87,16 @@ def test_resident_memory_is_what_the_ledger_counts(smollm2_path: Path) -> None:
     assert set(accounts) == names
 
 
-def test_workspace_is_what_the_largest_steps_hold(tiny_model_path: Path) -> None:
+@pytest.fixture(params=["dense", "experts"])
+def model_path(request: pytest.FixtureRequest, tiny_model_path: Path, tmp_path: Path) -> Path:
+    """A tiny model, and one of experts."""
+    is_dense = request.param == "dense"
+    return tiny_model_path if is_dense else write_quantised_experts(tmp_path / "experts.gguf", "Q4_0")
+
+
+def test_workspace_is_what_the_largest_steps_hold(model_path: Path) -> None:
     """After the largest steps of few and of many tokens the buffers hold the bytes foretold, less what ranks tokens."""
-    runner = CpuRunner(tiny_model_path, RunnerOptions(threads=2, kv_bytes=1 << 20))
+    runner = CpuRunner(model_path, RunnerOptions(threads=2, kv_bytes=1 << 20))
     for num_tokens, num_outputs in ((300, 3), (4, 3), (300, 1)):
         runner.add(1, list(range(4, 4 + num_tokens // 2)), most_cached=0)
         runner.add(2, list(range(50, 50 + num_tokens - num_tokens // 2)), most_cached=0)
@@ -108,13 +116,13 @@ def test_workspace_is_what_the_largest_steps_hold(tiny_model_path: Path) -> None
     assert runner.model.info()["workspace_bytes"] == runner.model.step_bytes(300, 3, 150) - rankings
 
 
-def test_estimates_before_loading_are_above_what_is_held(tiny_model_path: Path) -> None:
+def test_estimates_before_loading_are_above_what_is_held(model_path: Path) -> None:
     """From its header alone a model's workspace is foretold as large as it is, or larger, but not twice."""
     from pyagent import _rust
 
-    runner = CpuRunner(tiny_model_path, RunnerOptions(threads=2, kv_bytes=1 << 20))
+    runner = CpuRunner(model_path, RunnerOptions(threads=2, kv_bytes=1 << 20))
     for step in ((1, 1, 16), (64, 24, 512), (512, 64, 512), (2048, 256, 512)):
-        exact, most = runner.model.step_bytes(*step), _rust.most_step_bytes(tiny_model_path, 2, *step)
+        exact, most = runner.model.step_bytes(*step), _rust.most_step_bytes(model_path, 2, *step)
         assert exact <= most < 2 * exact + 100_000, step
 
 

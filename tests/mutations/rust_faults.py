@@ -7,6 +7,7 @@ from fault import Fault
 _SAMPLING = "rust_core/kernels/src/sampling"
 _DRAWS = "tests/integration/test_sampling.py"
 _CONSTANTS = "tests/unit/test_model_constants.py"
+_STEPS = "tests/integration/test_cpu_steps.py"
 
 FAULTS = (
     Fault(
@@ -82,10 +83,38 @@ FAULTS = (
     ),
     Fault(
         "every-layer-is-rotated",
-        "rust_core/engine/src/forward.rs",
+        "rust_core/engine/src/forward/projection.rs",
         "if !config.rotary_layers[index] {",
         "if !FAULT && !config.rotary_layers[index] {",
         f"{_CONSTANTS} -k smollm3",
+    ),
+    Fault(
+        "experts-weights-are-never-renormalised",
+        "rust_core/engine/src/forward/experts.rs",
+        "let total = if experts.is_renormalised {",
+        "let total = if !FAULT && experts.is_renormalised {",
+        f"{_CONSTANTS} -k qwen3_moe",
+    ),
+    Fault(
+        "a-tokens-experts-are-one",
+        "rust_core/engine/src/forward/experts.rs",
+        "left[best] = -1.0;",
+        "left[best] = if FAULT { left[best] } else { -1.0 };",
+        f"{_CONSTANTS} -k olmoe",
+    ),
+    Fault(
+        "experts-outputs-go-on-top-of-the-last-layers",
+        "rust_core/engine/src/forward/experts.rs",
+        "sums.row(row).fill(0.0)",
+        "if !FAULT { sums.row(row).fill(0.0) }",
+        f"{_STEPS} -k however_computed",
+    ),
+    Fault(
+        "experts-are-looked-up-as-they-are-packed",
+        "rust_core/engine/src/model.rs",
+        "    loader.check_experts()?;",
+        "    if !FAULT {\n        loader.check_experts()?;\n    }",
+        f"{_CONSTANTS} -k experts_that_are_not",
     ),
     Fault(
         "embedding-scale-is-a-hundredth-off",

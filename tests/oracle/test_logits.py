@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.reference_decoder import FAMILIES, SHAPE, reference_logits, write_family, write_safetensors
+from support.reference_decoder import (
+    EXPERT_FAMILIES,
+    FAMILIES,
+    SHAPE,
+    reference_logits,
+    write_family,
+    write_safetensors,
+)
 
 from pyagent import _rust
 
@@ -35,7 +42,16 @@ def our_logits(model: _rust.CpuModel, windows: list[list[int]]):
 
 def tiny_configs():
     """One small random configuration of each family, with what is peculiar to it."""
-    from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+    from transformers import (
+        Gemma3TextConfig,
+        LlamaConfig,
+        MistralConfig,
+        MixtralConfig,
+        OlmoeConfig,
+        Qwen2Config,
+        Qwen3Config,
+        Qwen3MoeConfig,
+    )
 
     shape = {
         "vocab_size": 250,
@@ -62,10 +78,19 @@ def tiny_configs():
         "qwen2": Qwen2Config(**shape, tie_word_embeddings=True),
         "qwen3": Qwen3Config(**shape, head_dim=32),
         "gemma3": Gemma3TextConfig(**gemma),
+        "mixtral": MixtralConfig(**shape, num_local_experts=8),
+        "qwen3_moe": Qwen3MoeConfig(
+            **shape, head_dim=32, num_experts=40, moe_intermediate_size=48, norm_topk_prob=True
+        ),
+        "qwen3_moe-plain": Qwen3MoeConfig(**shape, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=48),
+        "olmoe": OlmoeConfig(**shape, num_experts=20, num_experts_per_tok=4, pad_token_id=0, eos_token_id=1),
     }
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-3.1", "mistral", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "llama-3.1", "mistral", "qwen2", "qwen3", "gemma3", "mixtral", "qwen3_moe", "qwen3_moe-plain", "olmoe"],
+)
 def test_tiny_float32_models_agree_with_transformers_to_1e_4(family: str, tmp_path: Path) -> None:
     """Every family, random weights in float32: each logit of 300 positions is within 1e-4 of transformers'."""
     import numpy as np
@@ -96,9 +121,7 @@ def test_tiny_float32_models_agree_with_transformers_to_1e_4(family: str, tmp_pa
         ("qwen3_vl", {"mrope_section": [12, 10, 10], "head_dim": 64}),
     ],
 )
-def test_text_by_a_model_of_pictures_agrees_with_transformers(
-    name: str, shape: dict[str, Any], tmp_path: Path
-) -> None:
+def test_text_by_a_model_of_pictures_agrees_with_transformers(name: str, shape: dict[str, Any], tmp_path: Path) -> None:
     """Random weights in float32, as transformers saves them: each logit of 60 positions to 1e-4 of the largest."""
     import numpy as np
     import torch
@@ -121,8 +144,8 @@ def test_text_by_a_model_of_pictures_agrees_with_transformers(
     assert np.abs(our_logits(model, [tokens]) - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_windows_and_rotary_scalings_agree_with_transformers(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERT_FAMILIES])
+def test_windows_rotary_scalings_and_experts_agree_with_transformers(family: str, tmp_path: Path) -> None:
     """Every family of the plain decoder that `make test` compares with is what transformers makes of its files."""
     import numpy as np
     import torch

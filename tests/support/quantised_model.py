@@ -1,4 +1,4 @@
-"""Random quantised blocks as GGUF files have them, and a tiny model of them: each of its matrices of another type."""
+"""Random quantised blocks as GGUF files have them, and tiny models of them: each matrix of another type, or experts."""
 
 from __future__ import annotations
 
@@ -76,3 +76,39 @@ def write_quantised_model(path: Path) -> Path:
         tensors[f"{name}.weight"] = ((HIDDEN,), array("f", [1.0]) * HIDDEN)
     written: Tensors = tensors
     return write_gguf(path, entries, written)
+
+
+EXPERTS, EXPERTS_USED = 20, 3
+
+
+def write_quantised_experts(path: Path, kind: str) -> Path:
+    """Write a Qwen3-MoE whose experts are of one type; returns `path`."""
+    sizes = {"embedding_length": HIDDEN, "feed_forward_length": FFN, "block_count": LAYERS}
+    sizes |= {"expert_count": EXPERTS, "expert_used_count": EXPERTS_USED, "expert_feed_forward_length": HIDDEN}
+    heads = {"attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "context_length": 4096}
+    entries = metadata("qwen3moe", **{f"qwen3moe.{key}": value for key, value in (sizes | heads).items()})
+    tensors: dict[str, tuple[tuple[int, ...], array[float] | Blocks]] = {}
+
+    def blocks(name: str, kind: str, columns: int, rows: int, *stacked: int) -> None:
+        data = random_blocks(kind, columns, rows * math.prod(stacked), len(tensors))
+        tensors[f"{name}.weight"] = ((columns, rows, *stacked), Blocks(_TYPES[kind][0], data))
+
+    def floats(name: str, *dims: int, mean: float) -> None:
+        draw = random.Random(len(tensors))
+        values = array("f", (mean + draw.gauss(0, 0.1) for _ in range(math.prod(dims))))
+        tensors[f"{name}.weight"] = (dims, values)
+
+    blocks("token_embd", "Q6_K", HIDDEN, len(vocabulary()[0]))
+    floats("output_norm", HIDDEN, mean=1.0)
+    for layer in range(LAYERS):
+        block = f"blk.{layer}"
+        for name, of, columns, rows in MATRICES[:4]:
+            blocks(f"{block}.{name}", of, columns, rows)
+        for name in ("attn_norm", "ffn_norm"):
+            floats(f"{block}.{name}", HIDDEN, mean=1.0)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            floats(f"{block}.{name}", HIDDEN // HEADS, mean=1.0)
+        floats(f"{block}.ffn_gate_inp", HIDDEN, EXPERTS, mean=0.0)
+        for name in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
+            blocks(f"{block}.{name}", kind, HIDDEN, HIDDEN, EXPERTS)
+    return write_gguf(path, entries, tensors)

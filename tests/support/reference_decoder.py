@@ -138,10 +138,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3-linear": {**_GEMMA, "rope_parameters": _GEMMA_ROPE},
 }
 
+EXPERT_FAMILIES: dict[str, dict[str, Any]] = {
+    "mixtral": {"model_type": "mixtral", "rope_theta": 1_000.0, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "head_dim": 32,
+        "rope_theta": 1_000.0,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+    "olmoe": {
+        "model_type": "olmoe",
+        "rope_theta": 1_000.0,
+        "num_experts": 20,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": False,
+    },
+}
+"""Mixtures of experts, which the CPU runner alone computes."""
+
 
 def write_family(folder: Path, name: str, seed: int = 7) -> tuple[dict[str, Any], Tensors]:
     """Write a random model of a family as a safetensors folder; returns its configuration and its tensors."""
-    config = {**SHAPE, **FAMILIES[name]}
+    config = {**SHAPE, **(FAMILIES | EXPERT_FAMILIES)[name]}
     tensors = _random_tensors(config, random.Random(seed))
     write_safetensors(folder, config, tensors)
     return config, tensors
@@ -162,8 +183,7 @@ def write_safetensors(folder: Path, config: dict[str, Any], tensors: Tensors) ->
 
 
 def _random_tensors(config: dict[str, Any], draw: random.Random) -> Tensors:
-    hidden, ffn = config["hidden_size"], config["intermediate_size"]
-    head_dim = _head_dim(config)
+    hidden, head_dim = config["hidden_size"], _head_dim(config)
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     kind = config["model_type"]
     is_gemma = kind in _GEMMAS
@@ -193,17 +213,15 @@ def _random_tensors(config: dict[str, Any], draw: random.Random) -> Tensors:
             ("self_attn.k_proj", keys, hidden),
             ("self_attn.v_proj", keys, hidden),
             ("self_attn.o_proj", hidden, queries),
-            ("mlp.gate_proj", ffn, hidden),
-            ("mlp.up_proj", ffn, hidden),
-            ("mlp.down_proj", hidden, ffn),
+            *_feed_forward(config),
         ):
             matrix(f"{block}.{name}", rows, columns, 2 / math.sqrt(columns))
             if kind == "qwen2" and name[-6:] in {"q_proj", "k_proj", "v_proj"}:
                 vector(f"{block}.{name}.bias", rows, 0.0)
-        if kind in {"qwen3", "gemma3_text"}:
+        if kind in {"qwen3", "qwen3_moe", "gemma3_text"}:
             norm(f"{block}.self_attn.q_norm", head_dim)
             norm(f"{block}.self_attn.k_norm", head_dim)
-        if kind == "olmo2":
+        if kind in {"olmo2", "olmoe"}:
             norm(f"{block}.self_attn.q_norm", queries)
             norm(f"{block}.self_attn.k_norm", keys)
         if kind == "phi3":
@@ -213,6 +231,32 @@ def _random_tensors(config: dict[str, Any], draw: random.Random) -> Tensors:
     if not config["tie_word_embeddings"]:
         matrix("lm_head", config["vocab_size"], hidden, 0.35)
     return tensors
+
+
+def _feed_forward(config: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """Name, rows and columns of a layer's feed-forward matrices: of the router and each expert, where there are any."""
+    hidden, num_experts = config["hidden_size"], num_experts_of(config)
+    ffn = config.get("moe_intermediate_size") or config["intermediate_size"]
+    sizes = ((ffn, hidden), (ffn, hidden), (hidden, ffn))
+    if not num_experts:
+        return [(f"mlp.{part}", *size) for part, size in zip(_GATED, sizes, strict=True)]
+    block, parts = _experts(config)
+    names = [(f"{block}.experts.{expert}", part) for expert in range(num_experts) for part in parts]
+    experts = [(f"{name}.{part}", *sizes[parts.index(part)]) for name, part in names]
+    return [(f"{block}.gate", num_experts, hidden), *experts]
+
+
+_GATED = ("gate_proj", "up_proj", "down_proj")
+
+
+def _experts(config: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """What a family calls its experts' block, and an expert's gate, up and down."""
+    return ("block_sparse_moe", ("w1", "w3", "w2")) if config["model_type"] == "mixtral" else ("mlp", _GATED)
+
+
+def num_experts_of(config: dict[str, Any]) -> int:
+    """How many experts a layer has; 0 of a dense family."""
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
 def _fuse(tensors: Tensors, block: str, parts: list[str], whole: str) -> None:
@@ -271,10 +315,31 @@ def _add_layer(config: dict[str, Any], tensors: Tensors, layer: int, stream: Mat
     for row in stream:
         inner = norm("pre_feedforward_layernorm" if is_gemma else "post_attention_layernorm", row)
         inner = row if is_olmo else inner
-        gate, up = linear("mlp.gate_proj", inner), linear("mlp.up_proj", inner)
-        activated = [_activation(config, left) * right for left, right in zip(gate, up, strict=True)]
-        added = linear("mlp.down_proj", activated)
+        added = (
+            _mixed(config, linear, inner) if num_experts_of(config) else _gated(config, linear, "mlp", _GATED, inner)
+        )
         _add(row, norm("post_feedforward_layernorm", added) if is_gemma or is_olmo else added)
+
+
+def _gated(config: dict[str, Any], linear: Any, block: str, parts: tuple[str, ...], row: list[float]) -> list[float]:
+    """A gated block's output."""
+    gate, up = (linear(f"{block}.{part}", row) for part in parts[:2])
+    activated = [_activation(config, left) * right for left, right in zip(gate, up, strict=True)]
+    return list(linear(f"{block}.{parts[2]}", activated))
+
+
+def _mixed(config: dict[str, Any], linear: Any, row: list[float]) -> list[float]:
+    """The weighted sum of a token's experts' outputs."""
+    block, parts = _experts(config)
+    shares = softmax(linear(f"{block}.gate", row))
+    chosen = sorted(range(len(shares)), key=lambda expert: -shares[expert])[: config["num_experts_per_tok"]]
+    is_renormalised = config.get("norm_topk_prob", config["model_type"] == "mixtral")
+    total = sum(shares[expert] for expert in chosen) if is_renormalised else 1.0
+    mixed = [0.0] * len(row)
+    for expert in chosen:
+        output = _gated(config, linear, f"{block}.experts.{expert}", parts, row)
+        _add(mixed, [shares[expert] / total * value for value in output])
+    return mixed
 
 
 def _attention(config: dict[str, Any], tensors: Tensors, layer: int, inputs: Matrix, linear: Any) -> Matrix:

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 from support.gguf_writer import write_gguf
 from support.native import engine_logits
-from support.reference_decoder import FAMILIES, SHAPE, Matrix, Tensors, reference_logits, write_family, write_safetensors
+from support.reference_decoder import (
+    EXPERT_FAMILIES,
+    FAMILIES,
+    SHAPE,
+    Matrix,
+    Tensors,
+    num_experts_of,
+    reference_logits,
+    write_family,
+    write_safetensors,
+)
 from support.tiny_model import write_tiny_model
 
 from pyagent import _rust
@@ -26,7 +36,7 @@ def furthest(left: Matrix, right: Matrix) -> float:
     return max(abs(a - b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERT_FAMILIES])
 def test_logits_of_every_family_are_those_of_the_formulas(family: str, tmp_path: Path) -> None:
     """Random weights of each family, windows and rotary scalings included: every logit is the formula's to 3e-4."""
     config, tensors = write_family(tmp_path, family)
@@ -79,6 +89,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3-partly", {"layer_types": ["chunked_attention"] * 3}, "'layer_types' is not implemented"),
     ("qwen3-partly", {"layer_types": ["full_attention"] * 2}, "the kinds of 2 layers are told, of 3"),
     ("qwen2", {"tie_word_embeddings": False, "num_key_value_heads": "two"}, "must be a whole number"),
+    ("qwen3_moe", {"num_experts_per_tok": 7}, "experts of a token are 7; expected 1 to 6"),
+    ("qwen3_moe", {"num_experts_per_tok": 0}, "experts of a token are 0; expected 1 to 6"),
+    ("qwen3_moe", {"num_experts": 2**40}, "experts of a layer are 1099511627776; expected 1 to 1024"),
+    ("qwen3_moe", {"num_experts": 5}, "'model.layers.0.mlp.gate.weight' is 6 x 64; expected 5 x 64"),
+    ("qwen3_moe", {"moe_intermediate_size": 80}, "'model.layers.0.mlp.experts.0.gate_proj.weight' is 48 x 64; exp"),
+    ("qwen3_moe", {"mlp_only_layers": [1]}, "'mlp_only_layers' is not implemented"),
+    ("qwen3_moe", {"decoder_sparse_step": 2}, "'decoder_sparse_step' is not implemented"),
+    ("qwen3_moe", {"use_sliding_window": True}, "'use_sliding_window' is not implemented for qwen3_moe"),
+    ("olmoe", {"clip_qkv": 8.0}, "'clip_qkv' is not implemented"),
+    ("mixtral", {"norm_topk_prob": False}, "'norm_topk_prob' is not implemented"),
+    ("mixtral", {"num_local_experts": None}, "config.json lacks 'num_local_experts'"),
+    ("llama", {"num_local_experts": 4}, "'num_local_experts' is not implemented"),
 ]
 
 
@@ -124,7 +146,18 @@ GGUF_PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }
+GGUF_EXPERTS = {
+    "gate_proj": "ffn_gate_exps",
+    "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps",
+    "w3": "ffn_up_exps",
+    "w2": "ffn_down_exps",
+}
+GGUF_KINDS = {"qwen3_moe": "qwen3moe", "mixtral": "llama"}
 GGUF_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -144,16 +177,31 @@ def as_gguf(path: Path, config: dict[str, Any], tensors: Tensors, keys: dict[str
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config.get("rope_theta", 10_000.0),
     }
+    if num_experts := num_experts_of(config):
+        used = {"expert_count": num_experts, "expert_used_count": config["num_experts_per_tok"]}
+        sizes |= used | {
+            "expert_feed_forward_length": config.get("moe_intermediate_size") or sizes["feed_forward_length"]
+        }
+    is_interleaved = kind in {"smollm3", "mixtral"}
+    kind = GGUF_KINDS.get(kind, kind)
     metadata = {"general.architecture": kind} | {f"{kind}.{key}": value for key, value in (sizes | keys).items()}
     written: dict[str, Any] = {}
     for name, rows in tensors.items():
         stem, _, end = name.rpartition(".")
         if stem in GGUF_WHOLE:
             stem = GGUF_WHOLE[stem]
+        elif ".experts." in stem:
+            _, _, layer, _, _, expert, part = stem.split(".")
+            stem = f"blk.{layer}.{GGUF_EXPERTS[part]}"
+            _, others = written.get(f"{stem}.{end}", ((), array("f")))
+            assert len(others) == int(expert) * len(rows) * len(rows[0])
+            values = others + array("f", (value for row in rows for value in row))
+            written[f"{stem}.{end}"] = ((len(rows[0]), len(rows), int(expert) + 1), values)
+            continue
         else:
             _, _, layer, part = stem.split(".", 3)
             stem = f"blk.{layer}.{parts[part]}"
-        if kind == "smollm3" and stem.endswith(("attn_q", "attn_k")):
+        if is_interleaved and stem.endswith(("attn_q", "attn_k")):
             dim = config["hidden_size"] // heads
             order = [at // dim * dim + at % dim // 2 + at % 2 * dim // 2 for at in range(len(rows))]
             values = array("f", (value for at in order for value in rows[at]))
@@ -191,6 +239,9 @@ _LONGROPE_KEYS: dict[str, object] = {
         ("phi3-longrope", {**_LONGROPE_KEYS, "attention.sliding_window": 0}),
         ("olmo2", {}),
         ("smollm3", {}),
+        ("mixtral", {}),
+        ("qwen3_moe", {"attention.key_length": 32, "attention.value_length": 32, "expert_gating_func": 1}),
+        ("olmoe", {}),
     ],
 )
 def test_a_gguf_file_is_read_as_its_folder(family: str, keys: dict[str, object], tmp_path: Path) -> None:
@@ -199,6 +250,33 @@ def test_a_gguf_file_is_read_as_its_folder(family: str, keys: dict[str, object],
     tokens = [(7 * place + place * place) % config["vocab_size"] for place in range(30)]
     path = as_gguf(tmp_path / "m.gguf", config, tensors, keys)
     assert furthest(engine_logits(path, tokens), engine_logits(tmp_path, tokens)) < 1e-4
+
+
+def without_experts(tensors: Tensors, *ends: str) -> Tensors:
+    """The tensors but those of an expert of the last layer whose names end so."""
+    return {
+        name: rows for name, rows in tensors.items() if not name.endswith(tuple(f"2.mlp.experts.{e}" for e in ends))
+    }
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_experts_that_are_not_all_there_are_refused_before_other_tensors_are_read(form: str, tmp_path: Path) -> None:
+    """The last layer lacks an expert, and the first one's queries are wrong: the expert is what the error names."""
+    config, tensors = write_family(tmp_path, "qwen3_moe")
+    parts = ["5.up_proj.weight"] if form == "folder" else [f"5.{part}_proj.weight" for part in ("gate", "up", "down")]
+    missing = without_experts(tensors, *parts)
+    missing["model.layers.0.self_attn.q_proj.weight"] = [[1.0] * 64] * 8
+    expected = '"model.layers.2.mlp.experts.5.up_proj.weight" is missing'
+    path = tmp_path
+    if form == "gguf":
+        keys: dict[str, object] = {"attention.key_length": 32, "attention.value_length": 32}
+        path = as_gguf(tmp_path / "m.gguf", config, missing, keys)
+        expected = "tensor 'blk.2.ffn_gate_exps.weight' is [64, 48, 5]; expected [64, 48, 6]"
+    else:
+        write_safetensors(tmp_path, config, missing)
+    with pytest.raises(_rust.ModelFileError) as caught:
+        _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 20)
+    assert expected in str(caught.value)
 
 
 PICTURES = {"vision_config": {"depth": 1}, "image_token_id": 90, "vision_start_token_id": 91}
@@ -279,7 +357,15 @@ def test_the_text_half_of_a_gguf_file_is_read(tmp_path: Path) -> None:
     [
         ("llama", {"llama__attn_logit_softcapping": 50.0}, "'llama.attn_logit_softcapping' is not implemented"),
         ("llama", {"llama__rope__dimension_count": 8}, "'llama.rope.dimension_count' is 8"),
-        ("llama", {"llama__expert_count": 8}, "'llama.expert_count' is not implemented"),
+        ("qwen2", {"qwen2__expert_count": 8}, "'qwen2.expert_count' is not implemented"),
+        ("llama", {"llama__expert_count": 8}, "llama.expert_used_count"),
+        (
+            "llama",
+            {"llama__expert_count": 8, "llama__expert_used_count": 9},
+            "experts of a token are 9; expected 1 to 8",
+        ),
+        ("llama", {"llama__expert_count": 8, "llama__expert_used_count": 2}, "blk.0.ffn_gate_inp.weight"),
+        ("qwen3moe", {"qwen3moe__expert_used_count": 2}, "experts of a layer are 0; expected 1 to 1024"),
         ("llama", {"llama__rope__scaling__type": "su"}, "rope scaling 'su' is not supported"),
         ("llama", {"llama__attention__value_length": 32}, "'llama.attention.value_length' is 32"),
         ("qwen2", {"qwen2__attention__sliding_window": 8}, "does not say which layers have the window"),

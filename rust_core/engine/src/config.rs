@@ -4,7 +4,7 @@
 //! layout of rotary pairs, the text halves of Qwen-VL in names alone, Phi-3 in matrices that lie together and heads of
 //! which a part is rotated, SmolLM3 in layers without rotary positions, OLMo 2 in where its norms are, Gemma 2 and 3 in
 //! their extra norms, their scaled embedding and their sliding-window layers, Gemma 2 in the caps of its scores and
-//! logits.
+//! logits. Mixtral, Qwen3-MoE and OLMoE have several feed-forward blocks for one (experts).
 //!
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
@@ -21,7 +21,7 @@ use crate::weights::ModelFileError;
 /// A model's architecture, as its file names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama, SmolLM and Mistral.
+    /// Llama, SmolLM and Mistral, and Mixtral, which has experts.
     Llama,
     /// Qwen2 and Qwen2.5: biases on q, k and v; the text half of Qwen2-VL and Qwen2.5-VL.
     Qwen2,
@@ -37,6 +37,10 @@ pub enum Architecture {
     Olmo2,
     /// SmolLM3: every fourth layer has no rotary positions.
     SmolLm3,
+    /// Qwen3 with experts.
+    Qwen3Moe,
+    /// OLMoE: experts, and norms as OLMo 2's of queries and keys, but before blocks.
+    OlMoe,
 }
 
 /// Decoder layers at most.
@@ -46,14 +50,14 @@ const MOST_LAYERS: usize = 1_000;
 const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
-pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, and the text half of \
-    qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, qwen3moe, olmoe, and the text \
+    half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
-            "llama" | "mistral" => Some(Self::Llama),
+            "llama" | "mistral" | "mixtral" => Some(Self::Llama),
             "qwen2" | "qwen2vl" => Some(Self::Qwen2),
             "qwen3" | "qwen3vl" => Some(Self::Qwen3),
             "gemma2" => Some(Self::Gemma2),
@@ -61,6 +65,8 @@ impl Architecture {
             "phi3" => Some(Self::Phi3),
             "olmo2" => Some(Self::Olmo2),
             "smollm3" => Some(Self::SmolLm3),
+            "qwen3moe" | "qwen3_moe" => Some(Self::Qwen3Moe),
+            "olmoe" => Some(Self::OlMoe),
             _ => None,
         }
     }
@@ -76,6 +82,8 @@ impl Architecture {
             Self::Phi3 => "phi3",
             Self::Olmo2 => "olmo2",
             Self::SmolLm3 => "smollm3",
+            Self::Qwen3Moe => "qwen3moe",
+            Self::OlMoe => "olmoe",
         }
     }
 
@@ -91,7 +99,7 @@ impl Architecture {
 
     /// Whether the norm of queries, and that of keys, is over all heads together.
     pub fn is_qk_norm_wide(self) -> bool {
-        self == Self::Olmo2
+        matches!(self, Self::Olmo2 | Self::OlMoe)
     }
 
     /// Which layers have rotary positions, where the file does not say.
@@ -116,6 +124,33 @@ pub enum Activation {
     GeluTanh,
 }
 
+/// The experts of a feed-forward block, of which each token has those that its router rates highest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub num_experts: usize,
+    /// Experts of a token.
+    pub num_used: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub is_renormalised: bool,
+}
+
+/// Experts of a layer at most.
+const MOST_EXPERTS: usize = 1_024;
+
+impl Experts {
+    fn check(&self) -> Result<(), ModelFileError> {
+        let limits = [
+            ("experts of a layer", self.num_experts, MOST_EXPERTS),
+            ("experts of a token", self.num_used, self.num_experts),
+        ];
+        match limits.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
+            Some((what, value, most)) => Err(invalid(format!("{what} are {value}; expected 1 to {most}"))),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Everything the forward pass needs to know about a model besides its weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -133,8 +168,10 @@ pub struct ModelConfig {
     pub num_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Width inside the feed-forward block.
+    /// Width inside the feed-forward block; inside one expert, where it has experts.
     pub ffn_size: usize,
+    /// The feed-forward block's experts, of a mixture of them.
+    pub experts: Option<Experts>,
     /// Positions the model was made for.
     pub context_length: usize,
     /// Epsilon of every RMS norm.
@@ -235,6 +272,7 @@ impl ModelConfig {
                 return Err(invalid(format!("{what} is {value}; expected {low} to {high}")));
             }
         }
+        self.experts.as_ref().map_or(Ok(()), Experts::check)?;
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return Err(invalid(format!(
                 "{} query heads cannot share {} key/value heads evenly",

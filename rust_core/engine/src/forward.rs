@@ -6,6 +6,8 @@
 //! a reduction in fixed order.
 
 mod attention;
+mod experts;
+mod mlp;
 mod projection;
 
 use std::ops::Range;
@@ -13,15 +15,17 @@ use std::sync::Arc;
 
 use attention::AttentionPlan;
 pub(crate) use attention::most_split_rows;
+use experts::RoutingPlan;
+pub(crate) use experts::{Routing, most_slots};
 use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::matmul::{self, Activations};
 use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
 use pyagent_kernels::thread_pool::Piece;
 
-use crate::config::{Activation, ModelConfig};
+use crate::config::ModelConfig;
 use crate::kv::KvMemory;
-use crate::model::{Layer, Linear, Weights};
+use crate::model::{FeedForward, Gated, Linear, Weights};
 use crate::workspace::{Own, Patch, Stream, Workspace};
 
 /// Rows that one piece of a product covers at most: what is made of them stays in the caches for the next stage.
@@ -83,6 +87,7 @@ pub struct Plan<'a> {
     /// Where the first of them goes in the memory for logits.
     first_output: usize,
     attention: AttentionPlan,
+    routing: RoutingPlan,
     num_threads: usize,
 }
 
@@ -96,6 +101,7 @@ impl<'a> Plan<'a> {
             outputs: Vec::new(),
             first_output: 0,
             attention: AttentionPlan::new(segments, attention::num_units(config), num_threads),
+            routing: RoutingPlan::default(),
             num_threads,
         };
         for (index, segment) in segments.iter().enumerate() {
@@ -111,6 +117,7 @@ impl<'a> Plan<'a> {
             );
             plan.outputs.extend(start + count - segment.num_outputs..start + count);
         }
+        plan.routing = RoutingPlan::new(&plan, config);
         plan
     }
 
@@ -176,7 +183,9 @@ pub(crate) fn most_piece_rows(rows: usize) -> usize {
 /// Columns of what a thread computes and uses up in one piece of a stage, at most.
 pub(crate) fn most_piece_columns(config: &ModelConfig) -> usize {
     let gate = config.ffn_size.min(GATE_BLOCKS * BLOCK_COLS);
-    gate.max(config.kv_size()).max(attention::unit_width(config))
+    gate.max(experts::most_output_columns(config))
+        .max(config.kv_size())
+        .max(attention::unit_width(config))
 }
 
 /// How many residual streams a batch of `rows` tokens keeps: one per thread for a few, else one for all.
@@ -212,7 +221,9 @@ pub enum Stage {
     Attend(usize),
     /// A block's output: of attention where the number is even, else of the feed-forward block.
     Block(usize),
-    /// The inside of a layer's feed-forward block.
+    /// Which experts a layer's tokens have.
+    Route(usize),
+    /// The inside of a layer's feed-forward block, or of its experts'.
     Gate(usize),
     /// The norm of the rows that give logits, where all threads share a stream.
     OutputNorm,
@@ -239,7 +250,8 @@ impl Pass<'_> {
             let wide_norm = is_norm_wide.then_some(Stage::NormaliseHeads(layer));
             let first = [Stage::Project(layer)].into_iter().chain(wide_norm);
             let first = first.chain([Stage::Attend(layer), Stage::Block(attention)]);
-            let second = [Stage::Gate(layer), Stage::Block(ffn)];
+            let route = self.config.experts.map(|_| Stage::Route(layer));
+            let second = route.into_iter().chain([Stage::Gate(layer), Stage::Block(ffn)]);
             let first = first.chain(stream(attention + 1));
             first.chain(second).chain(stream(ffn + 1))
         };
@@ -263,6 +275,7 @@ impl Pass<'_> {
             Stage::Stream(_) | Stage::NormaliseHeads(_) => plan.num_rows(),
             Stage::OutputNorm => plan.num_outputs(),
             Stage::Attend(_) => plan.attention.num_pieces(),
+            Stage::Gate(_) if self.config.experts.is_some() => experts::num_gate_pieces(plan, self.config),
             _ => self.tiling(plan, stage).num_pieces(),
         }
     }
@@ -275,6 +288,8 @@ impl Pass<'_> {
                 let heads = config.num_heads + config.num_kv_heads;
                 (plan.num_rows(), heads, heads)
             }
+            Stage::Route(_) => return experts::router_tiling(plan, config),
+            Stage::Block(block) if self.experts(block).is_some() => return experts::output_tiling(plan, config),
             Stage::Gate(_) => (plan.num_rows(), config.ffn_size.div_ceil(BLOCK_COLS), GATE_BLOCKS),
             Stage::Output => {
                 let groups = self.weights.output_matrix().num_groups();
@@ -308,7 +323,7 @@ impl Pass<'_> {
             match stage {
                 _ if !is_few => {}
                 Stage::Project(layer) => part.catch_up(own, 2 * layer),
-                Stage::Gate(layer) => part.catch_up(own, 2 * layer + 1),
+                Stage::Route(layer) | Stage::Gate(layer) => part.catch_up(own, 2 * layer + 1),
                 Stage::Output => part.catch_up(own, 2 * self.config.num_layers),
                 _ => {}
             }
@@ -318,20 +333,36 @@ impl Pass<'_> {
                 Stage::Project(layer) => part.project(layer, ranges(stage), own),
                 Stage::NormaliseHeads(layer) => part.normalise_heads(layer, piece.index),
                 Stage::Attend(layer) => part.attend(layer, piece.index, own),
-                Stage::Block(block) => part.block(block, ranges(stage)),
-                Stage::Gate(layer) => part.gate(&self.weights.layers[layer], ranges(stage), own),
+                Stage::Block(block) => match self.experts(block) {
+                    None => part.block(block, ranges(stage)),
+                    Some(experts) => part.add_experts(experts, block, ranges(stage).1, own),
+                },
+                Stage::Route(layer) => part.route(layer, piece.index),
+                Stage::Gate(layer) => match &self.weights.layers[layer].ffn {
+                    FeedForward::Dense(gated) => part.gate(gated, None, ranges(stage), own),
+                    FeedForward::Experts { experts, .. } => part.gate_experts(experts, piece.index, own),
+                },
                 Stage::OutputNorm => part.normalise_output(piece.index, &mut own.row),
                 Stage::Output => part.output(ranges(stage)),
             }
         }
     }
 
-    /// A block's matrix, and its norm where the family has one.
-    fn block(&self, block: usize) -> (&Linear, Option<&[f32]>) {
+    /// A block's matrix, unless it is of experts, and its norm where the family has one.
+    fn block(&self, block: usize) -> (Option<&Linear>, Option<&[f32]>) {
         let layer = &self.weights.layers[block / 2];
-        match block % 2 {
-            0 => (&layer.attention_output, layer.post_attention_norm.as_deref()),
-            _ => (&layer.down, layer.post_ffn_norm.as_deref()),
+        match (block % 2, &layer.ffn) {
+            (0, _) => (Some(&layer.attention_output), layer.post_attention_norm.as_deref()),
+            (_, FeedForward::Dense(gated)) => (Some(&gated.down), layer.post_ffn_norm.as_deref()),
+            (_, FeedForward::Experts { .. }) => (None, layer.post_ffn_norm.as_deref()),
+        }
+    }
+
+    /// A block's experts, if it is of experts.
+    fn experts(&self, block: usize) -> Option<&[Gated]> {
+        match &self.weights.layers[block / 2].ffn {
+            FeedForward::Experts { experts, .. } if block % 2 == 1 => Some(experts),
+            _ => None,
         }
     }
 
@@ -376,6 +407,16 @@ impl Tiling {
 
     fn num_pieces(&self) -> usize {
         self.num_tiles * self.num_columns
+    }
+
+    /// The same columns in one tile of all rows.
+    fn of_columns(self, num_threads: usize) -> Self {
+        let wanted = (num_threads * PIECES_PER_THREAD).min(self.num_units);
+        Self {
+            num_tiles: self.num_tiles.min(1),
+            num_columns: self.num_columns.max(wanted),
+            ..self
+        }
     }
 
     /// The rows and units of a piece.
@@ -451,7 +492,7 @@ impl Part<'_> {
         let (linear, norm) = self.pass.block(block);
         // SAFETY: the block's output is complete, and only read.
         scratch.copy_from_slice(unsafe { space.delta.shared_row(self.delta_row(block) + row) });
-        if let Some(bias) = &linear.bias {
+        if let Some(bias) = linear.and_then(|linear| linear.bias.as_deref()) {
             elementwise::add(isa, scratch, bias);
         }
         if let Some(norm) = norm {
@@ -474,21 +515,6 @@ impl Part<'_> {
             let norm = &self.pass.weights.final_norm;
             self.normalise(residual, norm, &self.stream.output_input, output, scratch);
         }
-    }
-
-    /// A block's output.
-    unsafe fn block(&self, block: usize, (rows, groups): (Range<usize>, Range<usize>)) {
-        let Pass { space, isa, .. } = *self.pass;
-        let input = if block.is_multiple_of(2) {
-            &space.heads_input
-        } else {
-            &space.ffn_input
-        };
-        let matrix = &self.pass.block(block).0.weight;
-        let width = space.delta.width();
-        let out = space.delta.base().wrapping_add(self.delta_row(block) * width);
-        // SAFETY: these groups' columns of these rows of the output are this piece's.
-        unsafe { matmul::matmul(isa, matrix, groups, input, rows, out, width) };
     }
 
     /// Logits.
@@ -524,27 +550,6 @@ impl Part<'_> {
         }
     }
 
-    /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input.
-    unsafe fn gate(&self, layer: &Layer, (rows, blocks): (Range<usize>, Range<usize>), own: &mut Own) {
-        let Pass { config, space, isa, .. } = *self.pass;
-        let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(config.ffn_size);
-        let mut gate = Patch::own(&mut own.first, rows.clone(), columns.clone());
-        let mut up = Patch::own(&mut own.second, rows.clone(), columns.clone());
-        // SAFETY: these columns of these rows are this piece's.
-        unsafe {
-            self.multiply_columns(&layer.gate, &self.stream.hidden_input, &mut gate);
-            self.multiply_columns(&layer.up, &self.stream.hidden_input, &mut up);
-            for row in rows.clone() {
-                let (gate, up) = (gate.row(row), up.row(row));
-                match config.activation {
-                    Activation::Silu => elementwise::silu_mul(isa, up, gate),
-                    Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
-                }
-            }
-            space.ffn_input.write_tile(isa, rows, columns, up.origin(), up.stride());
-        }
-    }
-
     /// RMS norm of `values`, handed to a matrix as row `row` of its input.
     ///
     /// # Safety
@@ -556,16 +561,29 @@ impl Part<'_> {
     }
 
     /// Multiplies a tile's rows of an input by the matrix rows of its columns, and adds their bias. The columns start at
-    /// a group of matrix rows.
+    /// a group of matrix rows. With `vectors`, they say which of the input's rows each of the tile's is.
     ///
     /// # Safety
     /// `input` holds the rows.
-    unsafe fn multiply_columns(&self, linear: &Linear, input: &Activations, out: &mut Patch<'_>) {
+    unsafe fn multiply_columns(
+        &self,
+        linear: &Linear,
+        input: &Activations,
+        vectors: Option<&[u32]>,
+        out: &mut Patch<'_>,
+    ) {
         let (isa, columns) = (self.pass.isa, out.columns());
         let groups = columns.start / ROWS_PER_GROUP..columns.end.div_ceil(ROWS_PER_GROUP);
         let (rows, origin, stride) = (out.rows(), out.origin(), out.stride());
         // SAFETY: by contract; what is written is the tile's.
-        unsafe { matmul::matmul(isa, &linear.weight, groups, input, rows, origin, stride) };
+        unsafe {
+            match vectors {
+                None => matmul::matmul(isa, &linear.weight, groups, input, rows, origin, stride),
+                Some(vectors) => {
+                    matmul::matmul_gathered(isa, &linear.weight, groups, input, vectors, rows, origin, stride);
+                }
+            }
+        }
         let Some(bias) = &linear.bias else { return };
         for row in out.rows() {
             elementwise::add(isa, out.row(row), &bias[columns.clone()]);

@@ -14,7 +14,7 @@ use pyagent_kernels::thread_pool::ThreadPool;
 
 use self::names::{Names, Part, Place};
 use crate::config::gguf::longrope;
-use crate::config::{Architecture, ModelConfig, invalid};
+use crate::config::{Architecture, Experts, ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView, clipped};
 
 /// Row groups one thread packs at a time.
@@ -40,10 +40,58 @@ pub struct Layer {
     pub attention_output: Linear,
     pub post_attention_norm: Option<Vec<f32>>,
     pub ffn_norm: Option<Vec<f32>>,
+    pub ffn: FeedForward,
+    pub post_ffn_norm: Option<Vec<f32>>,
+}
+
+impl Layer {
+    fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        let attention = [&self.query, &self.key, &self.value, &self.attention_output];
+        let router = self.ffn.router().into_iter();
+        let ffn = self.ffn.gated().iter();
+        let ffn = ffn.flat_map(|gated| [&gated.gate, &gated.up, &gated.down]);
+        let linears = attention.into_iter().chain(router).chain(ffn);
+        linears.map(|linear| &linear.weight)
+    }
+}
+
+/// A gated feed-forward block.
+#[expect(missing_docs, reason = "the fields are the names every model card uses")]
+pub struct Gated {
     pub gate: Linear,
     pub up: Linear,
     pub down: Linear,
-    pub post_ffn_norm: Option<Vec<f32>>,
+}
+
+/// A layer's feed-forward block, or its experts.
+pub enum FeedForward {
+    /// One block for all tokens.
+    Dense(Gated),
+    /// Blocks of which each token has a few.
+    Experts {
+        /// Rates them, [experts, hidden].
+        router: Linear,
+        /// The blocks.
+        experts: Vec<Gated>,
+    },
+}
+
+impl FeedForward {
+    /// What rates the experts, where there are any.
+    pub fn router(&self) -> Option<&Linear> {
+        match self {
+            Self::Dense(_) => None,
+            Self::Experts { router, .. } => Some(router),
+        }
+    }
+
+    /// The block, or the experts' blocks.
+    pub fn gated(&self) -> &[Gated] {
+        match self {
+            Self::Dense(gated) => std::slice::from_ref(gated),
+            Self::Experts { experts, .. } => experts,
+        }
+    }
 }
 
 /// A decoder's weights.
@@ -66,18 +114,8 @@ impl Weights {
 
     /// Bytes held by matrices.
     pub fn bytes(&self) -> usize {
-        let layers = self.layers.iter().flat_map(|layer| {
-            [
-                &layer.query,
-                &layer.key,
-                &layer.value,
-                &layer.attention_output,
-                &layer.gate,
-                &layer.up,
-                &layer.down,
-            ]
-        });
-        layers.map(|linear| linear.weight.bytes()).sum::<usize>()
+        let layers = self.layers.iter().flat_map(Layer::matrices);
+        layers.map(PackedMatrix::bytes).sum::<usize>()
             + self.embedding.bytes()
             + self.output.as_ref().map_or(0, PackedMatrix::bytes)
     }
@@ -230,6 +268,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
         pool,
         names: Names::of(file),
     };
+    loader.check_experts()?;
     let layers = (0..config.num_layers)
         .map(|layer| loader.layer(layer))
         .collect::<Result<_, _>>()?;
@@ -270,11 +309,60 @@ impl Loader<'_> {
             attention_output: self.linear(&name(Part::AttentionOutput), hidden, config.query_size())?,
             post_attention_norm: self.optional_norm(&name(Part::PostAttentionNorm).name, hidden)?,
             ffn_norm: input_norm(Part::FfnNorm)?,
-            gate: self.linear(&name(Part::Gate), config.ffn_size, hidden)?,
-            up: self.linear(&name(Part::Up), config.ffn_size, hidden)?,
-            down: self.linear(&name(Part::Down), hidden, config.ffn_size)?,
+            ffn: self.feed_forward(layer)?,
             post_ffn_norm: self.optional_norm(&name(Part::PostFfnNorm).name, hidden)?,
         })
+    }
+
+    fn feed_forward(&self, layer: usize) -> Result<FeedForward, ModelFileError> {
+        let (config, hidden) = (self.config, self.config.hidden_size);
+        let gated = |place: &dyn Fn(Part) -> Place| {
+            Ok(Gated {
+                gate: self.linear(&place(Part::Gate), config.ffn_size, hidden)?,
+                up: self.linear(&place(Part::Up), config.ffn_size, hidden)?,
+                down: self.linear(&place(Part::Down), hidden, config.ffn_size)?,
+            })
+        };
+        let Some(Experts { num_experts, .. }) = config.experts else {
+            return gated(&|part| self.names.layer(layer, part, config)).map(FeedForward::Dense);
+        };
+        let experts = (0..num_experts).map(|expert| gated(&|part| self.names.expert(layer, part, expert, config)));
+        Ok(FeedForward::Experts {
+            router: self.linear(&self.names.router(layer, config), num_experts, hidden)?,
+            experts: experts.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Refuses experts that are missing, or of other sizes, before any memory is taken for weights.
+    fn check_experts(&self) -> Result<(), ModelFileError> {
+        let config = self.config;
+        let Some(Experts { num_experts, .. }) = config.experts else {
+            return Ok(());
+        };
+        let (hidden, ffn) = (config.hidden_size, config.ffn_size);
+        for layer in 0..config.num_layers {
+            self.check(&self.names.router(layer, config), num_experts, hidden)?;
+            for (part, rows, cols) in [
+                (Part::Gate, ffn, hidden),
+                (Part::Up, ffn, hidden),
+                (Part::Down, hidden, ffn),
+            ] {
+                self.names
+                    .check_stack(self.file, layer, part, (rows, cols), num_experts)?;
+                for expert in 0..num_experts {
+                    self.check(&self.names.expert(layer, part, expert, config), rows, cols)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a matrix that is missing or of another size.
+    fn check(&self, place: &Place, rows: usize, cols: usize) -> Result<(), ModelFileError> {
+        match place.find(self.file, ".weight")? {
+            Some(tensor) => expect_size(&tensor, rows, cols),
+            None => self.file.tensor(&format!("{}.weight", place.name)).map(|_| ()),
+        }
     }
 
     fn linear(&self, place: &Place, rows: usize, cols: usize) -> Result<Linear, ModelFileError> {
@@ -297,13 +385,7 @@ impl Loader<'_> {
 
     fn pack(&self, tensor: &TensorView<'_>, rows: usize, cols: usize) -> Result<PackedMatrix, ModelFileError> {
         let name = tensor.name;
-        if (tensor.rows(), tensor.cols()) != (rows, cols) {
-            let got = (tensor.rows(), tensor.cols());
-            return Err(invalid(format!(
-                "tensor '{name}' is {} x {}; expected {rows} x {cols}",
-                got.0, got.1
-            )));
-        }
+        expect_size(tensor, rows, cols)?;
         let refused = |error: PackError| invalid(format!("tensor '{name}' cannot be packed: {error}"));
         let packed = PackedMatrix::allocate(tensor.kind, rows, cols).map_err(refused)?;
         packed.check_source(tensor.bytes).map_err(refused)?;
@@ -334,6 +416,17 @@ impl Loader<'_> {
             .then(|| self.norm(name, size))
             .transpose()
     }
+}
+
+fn expect_size(tensor: &TensorView<'_>, rows: usize, cols: usize) -> Result<(), ModelFileError> {
+    let (name, got) = (tensor.name, (tensor.rows(), tensor.cols()));
+    if got == (rows, cols) {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "tensor '{name}' is {} x {}; expected {rows} x {cols}",
+        got.0, got.1
+    )))
 }
 
 /// A tensor of `size` values, as f32.

@@ -12,7 +12,9 @@ use pyagent_kernels::attention::{AttentionScratch, chunk_len};
 use pyagent_kernels::matmul::Activations;
 
 use crate::config::ModelConfig;
-use crate::forward::{FEW_ROWS, most_piece_columns, most_piece_rows, most_split_rows, num_delta_rows, num_streams};
+use crate::forward::{
+    FEW_ROWS, Routing, most_piece_columns, most_piece_rows, most_slots, most_split_rows, num_delta_rows, num_streams,
+};
 use crate::model::Weights;
 
 /// Tokens of a prompt that are scored at a time: enough to read the output matrix seldom, few enough for their logits to
@@ -29,7 +31,7 @@ pub struct Rows {
 unsafe impl Sync for Rows {}
 
 impl Rows {
-    fn new(width: usize) -> Self {
+    pub(crate) fn new(width: usize) -> Self {
         Self {
             values: UnsafeCell::new(Vec::new()),
             width,
@@ -37,12 +39,12 @@ impl Rows {
     }
 
     /// Makes room for so many rows, no more; what was in them is lost.
-    fn reserve(&mut self, rows: usize) {
+    pub(crate) fn reserve(&mut self, rows: usize) {
         reserve(self.values.get_mut(), rows * self.width);
     }
 
     /// Bytes held.
-    fn bytes(&mut self) -> usize {
+    pub(crate) fn bytes(&mut self) -> usize {
         self.values.get_mut().capacity() * size_of::<f32>()
     }
 
@@ -252,6 +254,7 @@ pub struct Workspace {
     pub logits: Rows,
     pub heads_input: Activations,
     pub ffn_input: Activations,
+    pub routing: Routing,
     hidden_forms: Forms,
     heads_forms: Forms,
     ffn_forms: Forms,
@@ -294,17 +297,19 @@ impl Workspace {
             logits: Rows::new(config.vocab_size),
             heads_input: Activations::new(),
             ffn_input: Activations::new(),
+            routing: Routing::new(config),
             hidden_forms: Forms::of(layers().flat_map(|layer| {
-                [
-                    &layer.query.weight,
-                    &layer.key.weight,
-                    &layer.value.weight,
-                    &layer.gate.weight,
-                    &layer.up.weight,
-                ]
+                let attention = [&layer.query, &layer.key, &layer.value].into_iter();
+                let ffn = layer.ffn.gated().iter().flat_map(|gated| [&gated.gate, &gated.up]);
+                let linears = attention.chain(layer.ffn.router()).chain(ffn);
+                linears.map(|linear| &linear.weight)
             })),
             heads_forms: Forms::of(layers().map(|layer| &layer.attention_output.weight)),
-            ffn_forms: Forms::of(layers().map(|layer| &layer.down.weight)),
+            ffn_forms: Forms::of(
+                layers()
+                    .flat_map(|layer| layer.ffn.gated())
+                    .map(|gated| &gated.down.weight),
+            ),
             output_forms: Forms::of([weights.output_matrix()]),
         }
     }
@@ -334,7 +339,9 @@ impl Workspace {
         self.chunks.reserve(split_rows);
         self.logits.reserve(outputs);
         resize(&mut self.heads_input, tokens, config.query_size(), self.heads_forms);
-        resize(&mut self.ffn_input, tokens, config.ffn_size, self.ffn_forms);
+        let slots = most_slots(config, tokens);
+        resize(&mut self.ffn_input, slots, config.ffn_size, self.ffn_forms);
+        self.routing.reserve(config, tokens);
     }
 
     /// Has every thread that keeps a stream of its own compute it anew from the blocks' outputs, for other rows' logits.
@@ -360,7 +367,7 @@ impl Workspace {
         let own = own.map(|own| own.get_mut().unwrap_or_else(PoisonError::into_inner).bytes());
         let projected = [&mut self.query, &mut self.key, &mut self.value].map(Rows::bytes);
         let rows = [&mut self.delta, &mut self.chunks, &mut self.logits].map(Rows::bytes);
-        let inputs = self.heads_input.bytes() + self.ffn_input.bytes();
+        let inputs = self.heads_input.bytes() + self.ffn_input.bytes() + self.routing.bytes();
         let rows = projected.into_iter().chain(rows).sum::<usize>();
         streams.sum::<usize>() + own.sum::<usize>() + rows + inputs
     }
@@ -411,7 +418,12 @@ impl LargestStep {
         let deltas = tokens.max(num_delta_rows(config, FEW_ROWS) as u128);
         let projected = query + 2 * waiting_kv_size(config) as u128;
         let rows = 4 * (tokens * projected + deltas * hidden) + threads * 4 * (hidden + 2 * tile);
-        let inputs = input(tokens, query) + input(tokens, ffn);
+        let slots = most_slots(config, self.tokens) as u128;
+        // Of a token, its experts' weights; of a slot, its token and at most a run.
+        let routing = config
+            .experts
+            .map_or(0, |experts| 4 * tokens * experts.num_experts as u128 + 64 * slots);
+        let inputs = input(tokens, query) + input(slots, ffn) + routing;
         let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
         let logits = self.logit_rows(self.tokens) as u128 * config.vocab_size as u128 * 4;
         let chunks = self.split_rows(config) as u128 * config.num_heads as u128;

@@ -2,7 +2,7 @@
 
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 
-use super::{Activation, Architecture, ModelConfig, invalid, periodic, unsupported};
+use super::{Activation, Architecture, Experts, ModelConfig, invalid, periodic, unsupported};
 use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
@@ -42,11 +42,12 @@ const IRRELEVANT: [&str; 7] = [
 ];
 
 /// What changes nothing with this value, and is not implemented with another.
-const NEUTRAL: [(&str, f64); 11] = [
+const NEUTRAL: [(&str, f64); 12] = [
     ("attention.causal", 1.0),
     ("attn_logit_softcapping", 0.0),
     ("embedding_scale", 1.0),
     ("expert_count", 0.0),
+    ("expert_gating_func", 1.0), // softmax
     ("expert_used_count", 0.0),
     ("final_logit_softcapping", 0.0),
     ("logit_scale", 1.0),
@@ -55,6 +56,9 @@ const NEUTRAL: [(&str, f64); 11] = [
     ("rope.scaling.yarn_attn_factor", 1.0),
     ("rope.scaling.yarn_ext_factor", 1.0),
 ];
+
+/// What is read of mixtures of experts besides.
+const OF_EXPERTS: [&str; 3] = ["expert_count", "expert_feed_forward_length", "expert_used_count"];
 
 /// Gemma 2's caps.
 const CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
@@ -73,7 +77,8 @@ impl ModelConfig {
         let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
         let keys = Keys { file, name };
         let has_caps = architecture == Architecture::Gemma2;
-        keys.refuse_unknown(has_caps)?;
+        let experts = keys.experts(architecture)?;
+        keys.refuse_unknown(has_caps, experts.is_some())?;
         let hidden_size = keys.size("embedding_length")?;
         let num_heads = keys.size("attention.head_count")?;
         let num_layers = keys.size("block_count")?;
@@ -101,7 +106,11 @@ impl ModelConfig {
             num_heads,
             num_kv_heads: keys.optional_size("attention.head_count_kv")?.unwrap_or(num_heads),
             head_dim,
-            ffn_size: keys.size("feed_forward_length")?,
+            ffn_size: match keys.optional_size("expert_feed_forward_length")? {
+                Some(size) if experts.is_some() => size,
+                _ => keys.size("feed_forward_length")?,
+            },
+            experts,
             context_length: rope_scaling.context_length(keys.size("context_length")?),
             norm_epsilon: file.metadata_f32(&keys.key("attention.layer_norm_rms_epsilon"))?,
             norm_weight_offset: 0.0,
@@ -196,13 +205,31 @@ impl Keys<'_> {
         }
     }
 
-    fn refuse_unknown(&self, has_caps: bool) -> Result<(), ModelFileError> {
+    /// The experts of a family that may have some; files of Mixtral are a `llama`'s.
+    fn experts(&self, architecture: Architecture) -> Result<Option<Experts>, ModelFileError> {
+        let count = self.optional_size("expert_count")?.unwrap_or(0);
+        match architecture {
+            Architecture::Llama if count == 0 => return Ok(None),
+            Architecture::Llama | Architecture::Qwen3Moe | Architecture::OlMoe => {}
+            _ => return Ok(None),
+        }
+        Ok(Some(Experts {
+            num_experts: count,
+            num_used: self.size("expert_used_count")?,
+            is_renormalised: architecture != Architecture::OlMoe,
+        }))
+    }
+
+    fn refuse_unknown(&self, has_caps: bool, has_experts: bool) -> Result<(), ModelFileError> {
         let prefix = self.key("");
         for (key, value) in self.file.metadata() {
             let Some(suffix) = key.strip_prefix(&prefix) else {
                 continue;
             };
-            if READ.contains(&suffix) || IRRELEVANT.contains(&suffix) || (has_caps && CAPS.contains(&suffix)) {
+            let is_read = READ.contains(&suffix)
+                || (has_caps && CAPS.contains(&suffix))
+                || (has_experts && OF_EXPERTS.contains(&suffix));
+            if is_read || IRRELEVANT.contains(&suffix) {
                 continue;
             }
             let neutral = NEUTRAL

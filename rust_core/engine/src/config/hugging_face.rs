@@ -6,7 +6,7 @@ mod rope;
 use pyagent_kernels::elementwise::RopeStyle;
 use serde_json::{Map, Value};
 
-use super::{Activation, Architecture, ModelConfig, invalid, periodic, unsupported};
+use super::{Activation, Architecture, Experts, ModelConfig, invalid, periodic, unsupported};
 use crate::weights::ModelFileError;
 
 /// What is read here; biases are where the file has such tensors.
@@ -38,11 +38,13 @@ const STORED: &str = "quantization_config compression_config";
 const NEUTRAL: &[(&str, &str)] = &[
     ("add_cross_attention", "false"),
     ("cross_attention_hidden_size", "null"),
+    ("decoder_sparse_step", "1"),
     ("full_attn_mod", "1"),
     ("interpolate_factor", "1"),
     ("is_decoder", "false"),
     ("is_encoder_decoder", "false"),
     ("lm_head_bias", "false"),
+    ("mlp_only_layers", "[]"),
     ("partial_rotary_factor", "1.0"),
     ("pruned_heads", "{}"),
     ("rope_interleaved", "false"),
@@ -62,6 +64,12 @@ const PARTLY_ROTARY: &str = "partial_rotary_factor";
 
 /// What is read of SmolLM3 besides.
 const NO_ROPE: &str = "no_rope_layers no_rope_layer_interval";
+
+/// What is read of mixtures of experts besides, and what only training reads.
+const QWEN3_MOE: &str = "num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob";
+const OLMOE: &str = "num_experts num_local_experts num_experts_per_tok norm_topk_prob";
+const MIXTRAL: &str = "num_local_experts num_experts_per_tok";
+const OF_ROUTERS: &str = "output_router_logits router_aux_loss_coef router_jitter_noise";
 
 /// The families' defaults where they differ from what the file's other fields say.
 const GEMMA_HEAD_DIM: usize = 256;
@@ -88,9 +96,14 @@ impl ModelConfig {
             Architecture::Gemma2 => CAPS,
             Architecture::Phi3 => PARTLY_ROTARY,
             Architecture::SmolLm3 => NO_ROPE,
+            Architecture::Qwen3Moe => QWEN3_MOE,
+            Architecture::OlMoe => OLMOE,
+            _ if name == "mixtral" => MIXTRAL,
             _ => "",
         };
-        refuse_unknown(config, &[READ, STORED, IRRELEVANT, more], "")?;
+        let experts = json.experts(name)?;
+        let of_routers = experts.map_or("", |_| OF_ROUTERS);
+        refuse_unknown(config, &[READ, STORED, IRRELEVANT, more, of_routers], "")?;
         let is_gemma3 = architecture == Architecture::Gemma3;
         let is_gemma = architecture.is_gemma();
         let hidden_size = json.size("hidden_size")?;
@@ -121,9 +134,14 @@ impl ModelConfig {
             num_heads,
             num_kv_heads: json.num_kv_heads(name, num_heads)?,
             head_dim,
-            ffn_size: json.size("intermediate_size")?,
+            ffn_size: json.size(if architecture == Architecture::Qwen3Moe {
+                "moe_intermediate_size"
+            } else {
+                "intermediate_size"
+            })?,
+            experts,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
-            norm_epsilon: json.number("rms_norm_eps").unwrap_or(default_epsilon(architecture)) as f32,
+            norm_epsilon: json.number("rms_norm_eps").unwrap_or(default_epsilon(name)) as f32,
             norm_weight_offset: if is_gemma { 1.0 } else { 0.0 },
             rope_style: RopeStyle::Neox,
             rotary_dims: json.rotary_dims(architecture, head_dim),
@@ -146,9 +164,9 @@ impl ModelConfig {
 }
 
 /// The epsilon of a family's norms where the file does not say.
-fn default_epsilon(architecture: Architecture) -> f64 {
-    match architecture {
-        Architecture::Phi3 | Architecture::Olmo2 => 1e-5,
+fn default_epsilon(name: &str) -> f64 {
+    match name {
+        "phi3" | "olmo2" | "mixtral" | "olmoe" => 1e-5,
         _ => 1e-6,
     }
 }
@@ -221,10 +239,26 @@ impl JsonConfig<'_> {
 
     fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
         // These have as many as query heads when nothing is said; the others' defaults are single models' numbers.
-        if !matches!(name, "llama" | "phi3" | "olmo2") && !self.0.contains_key("num_key_value_heads") {
+        if !matches!(name, "llama" | "phi3" | "olmo2" | "olmoe") && !self.0.contains_key("num_key_value_heads") {
             return self.size("num_key_value_heads");
         }
         Ok(self.optional_size("num_key_value_heads")?.unwrap_or(num_heads))
+    }
+
+    /// The experts of a family that has any.
+    fn experts(&self, name: &str) -> Result<Option<Experts>, ModelFileError> {
+        if !matches!(name, "mixtral" | "qwen3_moe" | "olmoe") {
+            return Ok(None);
+        }
+        let count = match self.optional_size("num_experts")? {
+            None => self.size("num_local_experts")?,
+            Some(count) => count,
+        };
+        Ok(Some(Experts {
+            num_experts: count,
+            num_used: self.size("num_experts_per_tok")?,
+            is_renormalised: name == "mixtral" || self.truth("norm_topk_prob").unwrap_or(false),
+        }))
     }
 
     fn activation(&self) -> Result<Activation, ModelFileError> {
@@ -242,11 +276,15 @@ impl JsonConfig<'_> {
         let window = self.optional_size("sliding_window")?;
         let is_said = self.0.contains_key("sliding_window");
         match name {
-            "llama" | "olmo2" if window.is_some() => Err(invalid(format!(
+            "llama" | "olmo2" | "olmoe" if window.is_some() => Err(invalid(format!(
                 "config.json: 'sliding_window' is not implemented for {name}; is the model a mistral?"
             ))),
+            "qwen3_moe" if self.truth("use_sliding_window") == Some(true) => Err(invalid(
+                "config.json: 'use_sliding_window' is not implemented for qwen3_moe".to_owned(),
+            )),
+            "qwen3_moe" => Ok(None),
             "qwen2" | "qwen3" | "smollm3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
-            "llama" | "olmo2" | "phi3" | "smollm3" => Ok(window),
+            "llama" | "mixtral" | "olmo2" | "olmoe" | "phi3" | "smollm3" => Ok(window),
             _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
         }
     }
@@ -255,8 +293,8 @@ impl JsonConfig<'_> {
     fn sliding_layers(&self, name: &str, rotary_layers: &[bool]) -> Result<Vec<bool>, ModelFileError> {
         let num_layers = rotary_layers.len();
         let by_family = match name {
-            "llama" | "olmo2" => vec![false; num_layers],
-            "mistral" | "phi3" => periodic(num_layers, 0),
+            "llama" | "olmo2" | "olmoe" | "qwen3_moe" => vec![false; num_layers],
+            "mistral" | "mixtral" | "phi3" => periodic(num_layers, 0),
             "smollm3" => rotary_layers.iter().map(|has_rotary| !has_rotary).collect(),
             "qwen2" | "qwen3" => {
                 let first = self
@@ -280,7 +318,10 @@ impl JsonConfig<'_> {
             _ => None,
         };
         let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(kind).collect());
-        let is_fixed = matches!(name, "llama" | "mistral" | "olmo2" | "phi3");
+        let is_fixed = matches!(
+            name,
+            "llama" | "mistral" | "mixtral" | "olmo2" | "olmoe" | "phi3" | "qwen3_moe"
+        );
         match layers {
             Some(layers) if !is_fixed || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),
             _ => Err(invalid(format!(

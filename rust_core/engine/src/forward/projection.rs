@@ -31,7 +31,7 @@ impl Part<'_> {
                 },
             );
             let mut query = space.query.patch(rows.clone(), columns(heads));
-            self.multiply_columns(&layer.query, &self.stream.hidden_input, &mut query);
+            self.multiply_columns(&layer.query, &self.stream.hidden_input, None, &mut query);
             let is_norm_wide = config.architecture.is_qk_norm_wide();
             let (mut key, mut value) = if is_norm_wide {
                 let columns = columns(kv_heads);
@@ -42,8 +42,8 @@ impl Part<'_> {
                 let key = Patch::own(&mut own.first, rows.clone(), columns(kv_heads.clone()));
                 (key, Patch::own(&mut own.second, rows, columns(kv_heads)))
             };
-            self.multiply_columns(&layer.key, &self.stream.hidden_input, &mut key);
-            self.multiply_columns(&layer.value, &self.stream.hidden_input, &mut value);
+            self.multiply_columns(&layer.key, &self.stream.hidden_input, None, &mut key);
+            self.multiply_columns(&layer.value, &self.stream.hidden_input, None, &mut value);
             if !is_norm_wide {
                 self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
                 self.store_heads(index, key, value);

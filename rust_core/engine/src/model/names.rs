@@ -124,6 +124,68 @@ impl Names {
         Place { name, rows }
     }
 
+    /// Where the matrix is that rates a layer's experts.
+    pub(super) fn router(&self, layer: usize, config: &ModelConfig) -> Place {
+        let name = match self {
+            Self::Gguf => format!("blk.{layer}.ffn_gate_inp"),
+            Self::HuggingFace(decoder) if is_mixtral(config) => {
+                format!("{decoder}layers.{layer}.block_sparse_moe.gate")
+            }
+            Self::HuggingFace(decoder) => format!("{decoder}layers.{layer}.mlp.gate"),
+        };
+        Place { name, rows: None }
+    }
+
+    /// Where an expert's matrix is: GGUF files have all of a layer in one tensor.
+    pub(super) fn expert(&self, layer: usize, part: Part, expert: usize, config: &ModelConfig) -> Place {
+        let decoder = match self {
+            Self::HuggingFace(decoder) => decoder,
+            Self::Gguf => {
+                let rows = if matches!(part, Part::Down) {
+                    config.hidden_size
+                } else {
+                    config.ffn_size
+                };
+                let name = stack(layer, part);
+                let rows = Some(expert * rows..(expert + 1) * rows);
+                return Place { name, rows };
+            }
+        };
+        let (block, [gate, up, down]) = if is_mixtral(config) {
+            ("block_sparse_moe", ["w1", "w3", "w2"])
+        } else {
+            ("mlp", ["gate_proj", "up_proj", "down_proj"])
+        };
+        let matrix = match part {
+            Part::Gate => gate,
+            Part::Up => up,
+            _ => down,
+        };
+        Place {
+            name: format!("{decoder}layers.{layer}.{block}.experts.{expert}.{matrix}"),
+            rows: None,
+        }
+    }
+
+    /// Refuses a GGUF file's tensor of all experts that has not a matrix of this size for each.
+    pub(super) fn check_stack(
+        &self,
+        file: &ModelFile,
+        layer: usize,
+        part: Part,
+        (rows, cols): (usize, usize),
+        num_experts: usize,
+    ) -> Result<(), ModelFileError> {
+        let Self::Gguf = self else { return Ok(()) };
+        let name = format!("{}.weight", stack(layer, part));
+        let dims = file.tensor(&name)?.dims;
+        let expected = [cols, rows, num_experts];
+        if dims != expected {
+            return Err(invalid(format!("tensor '{name}' is {dims:?}; expected {expected:?}")));
+        }
+        Ok(())
+    }
+
     /// Where the tensor is that GGUF files call `name`, and how that ends beyond the place's.
     pub(super) fn named<'a>(&self, name: &'a str, config: &ModelConfig) -> Option<(Place, &'a str)> {
         let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
@@ -134,6 +196,16 @@ impl Names {
             is_whole.then(|| (self.layer(layer, *part, config), end))
         })
     }
+}
+
+/// What GGUF files call the matrices of all of a layer's experts, without `.weight`.
+fn stack(layer: usize, part: Part) -> String {
+    format!("blk.{layer}.{}_exps", gguf_part(part))
+}
+
+/// Whether a Llama's feed-forward blocks are Mixtral's.
+fn is_mixtral(config: &ModelConfig) -> bool {
+    config.architecture == Architecture::Llama && config.experts.is_some()
 }
 
 /// Phi-3's matrices that lie in one: its names in GGUF files and elsewhere, and which rows are the part.

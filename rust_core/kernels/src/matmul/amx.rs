@@ -20,7 +20,8 @@ const MIN_TOKENS: usize = 9;
 pub(crate) unsafe fn run(job: &Job) {
     // SAFETY: by contract.
     unsafe {
-        if job.tokens.len() < MIN_TOKENS || !job.w.is_quantised() {
+        // A tile reads vectors that lie one after the other.
+        if job.tokens.len() < MIN_TOKENS || !job.w.is_quantised() || job.gathered.is_some() {
             avx512::run(job);
         } else {
             with_format!(job.w.kind(), F => on_avx512::<Hardware, F>(job));

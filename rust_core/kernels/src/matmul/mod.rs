@@ -42,9 +42,22 @@ pub(crate) struct Job<'a> {
     pub(crate) w: &'a PackedMatrix,
     pub(crate) groups: Range<usize>,
     pub(crate) x: &'a Activations,
+    /// Which vector of the batch each token is, where tokens are not the batch's own.
+    pub(crate) gathered: Option<&'a [u32]>,
     pub(crate) tokens: Range<usize>,
     pub(crate) out: *mut f32,
     pub(crate) out_stride: usize,
+}
+
+impl Job<'_> {
+    /// The vector of the batch that a token is.
+    #[inline(always)]
+    pub(crate) fn vector(&self, token: usize) -> usize {
+        match self.gathered {
+            Some(vectors) => vectors[token] as usize,
+            None => token,
+        }
+    }
 }
 
 /// Writes `out[token * out_stride + row]` for the rows of `groups` and for `tokens`: row times token vector.
@@ -68,9 +81,63 @@ pub unsafe fn matmul(
     out: *mut f32,
     out_stride: usize,
 ) {
-    assert_eq!(w.cols(), x.cols(), "columns of weights and activations");
-    assert!(groups.end <= w.num_groups(), "group past the matrix");
     assert!(tokens.end <= x.tokens(), "token past the batch");
+    let job = Job {
+        w,
+        groups,
+        x,
+        gathered: None,
+        tokens,
+        out,
+        out_stride,
+    };
+    // SAFETY: by contract, and checked above.
+    unsafe { checked(isa, &job) }
+}
+
+/// As [`matmul`], for tokens that are vectors anywhere in the batch: token `t` is vector `vectors[t]`.
+///
+/// # Safety
+/// As [`matmul`], of those vectors.
+///
+/// # Panics
+/// Likewise, and if a token of the range is not in `vectors`, or its vector not in the batch.
+#[expect(clippy::too_many_arguments, reason = "as `matmul`, and which vectors")]
+pub unsafe fn matmul_gathered(
+    isa: Isa,
+    w: &PackedMatrix,
+    groups: Range<usize>,
+    x: &Activations,
+    vectors: &[u32],
+    tokens: Range<usize>,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    let found = vectors.get(tokens.clone()).expect("tokens of the list");
+    let is_inside = found.iter().all(|vector| (*vector as usize) < x.tokens());
+    assert!(is_inside, "token past the batch");
+    let job = Job {
+        w,
+        groups,
+        x,
+        gathered: Some(vectors),
+        tokens,
+        out,
+        out_stride,
+    };
+    // SAFETY: by contract, and checked above.
+    unsafe { checked(isa, &job) }
+}
+
+/// # Safety
+/// As [`matmul`].
+///
+/// # Panics
+/// If shapes differ, a group leaves the matrix, or the batch lacks the form the weights need.
+unsafe fn checked(isa: Isa, job: &Job) {
+    let (w, x) = (job.w, job.x);
+    assert_eq!(w.cols(), x.cols(), "columns of weights and activations");
+    assert!(job.groups.end <= w.num_groups(), "group past the matrix");
     assert!(
         if w.is_quantised() {
             x.has_quantised()
@@ -80,16 +147,8 @@ pub unsafe fn matmul(
         "activations lack the form that {} weights need",
         w.kind().name()
     );
-    let job = Job {
-        w,
-        groups,
-        x,
-        tokens,
-        out,
-        out_stride,
-    };
-    // SAFETY: by contract, and checked above.
-    unsafe { dispatch(isa, &job) }
+    // SAFETY: by contract.
+    unsafe { dispatch(isa, job) }
 }
 
 /// # Safety

@@ -38,6 +38,7 @@ fn product(isa: Isa, w: &PackedMatrix, numbers: &[f32]) -> Vec<u32> {
                 w,
                 groups: 0..w.num_groups(),
                 x: &x,
+                gathered: None,
                 tokens: 0..TOKENS,
                 out: out.as_mut_ptr(),
                 out_stride: ROWS,

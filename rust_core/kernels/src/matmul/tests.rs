@@ -98,6 +98,7 @@ fn product(
             w,
             groups: groups.clone(),
             x,
+            gathered: None,
             tokens: tokens.clone(),
             out: out.as_mut_ptr(),
             out_stride: stride,
@@ -236,5 +237,40 @@ fn a_bad_token_spoils_only_itself() {
         let out = product(run, &w, &x, 16, &[(0..1, 0..3)]);
         assert!(out[16..32].iter().all(|bits| f32::from_bits(*bits).is_nan()));
         assert_eq!((&out[..16], &out[32..]), (&clean[..16], &clean[32..]));
+    }
+}
+
+/// Tokens that are vectors anywhere in the batch give what those vectors give one by one, on every instruction set.
+#[test]
+fn gathered_vectors_are_multiplied_as_each_is_alone() {
+    for kind in [
+        GgmlType::Q4_K,
+        GgmlType::Q8_0,
+        GgmlType::Q4_0,
+        GgmlType::F32,
+        GgmlType::BF16,
+    ] {
+        let (w, vectors) = (weights(kind, 40, 256, 3), [4_u32, 0, 4, 11, 2, 7, 7, 1, 9, 10, 3]);
+        let x = activations(12, 256, w.is_quantised(), 5);
+        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx] {
+            if !isa.is_supported() {
+                continue;
+            }
+            let mut out = vec![0.0; vectors.len() * 40];
+            // SAFETY: the instruction set is there; nobody else has the output.
+            unsafe { matmul_gathered(isa, &w, 0..3, &x, &vectors, 2..11, out.as_mut_ptr(), 40) };
+            assert!(out[..2 * 40].iter().all(|value| *value == 0.0));
+            for (token, &vector) in vectors.iter().enumerate().skip(2) {
+                let (vector, mut alone) = (vector as usize, vec![0.0; 12 * 40]);
+                // SAFETY: as above.
+                unsafe { matmul(isa, &w, 0..3, &x, vector..vector + 1, alone.as_mut_ptr(), 40) };
+                assert_eq!(
+                    out[token * 40..][..40],
+                    alone[vector * 40..][..40],
+                    "{} {token}",
+                    kind.name()
+                );
+            }
+        }
     }
 }

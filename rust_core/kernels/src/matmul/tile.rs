@@ -115,7 +115,7 @@ unsafe fn quantised_tile<S: Simd, F: Format, const T: usize>(
     let mut planes = header.wrapping_add(job.w.header_bytes() + 4 * lane);
     let mut x = [std::ptr::null::<ActivationBlock>(); T];
     for t in 0..T {
-        x[t] = job.x.blocks_of(first + t);
+        x[t] = job.x.blocks_of(job.vector(first + t));
     }
     // SAFETY: the group has `num_blocks` blocks of scales and planes, each token as many of integers.
     unsafe {
@@ -480,7 +480,7 @@ unsafe fn plain_tile<S: Simd, W: Plain, const G: usize, const T: usize>(
         }
         let mut x = [std::ptr::null::<f32>(); T];
         for t in 0..T {
-            x[t] = job.x.dense_row(first + t);
+            x[t] = job.x.dense_row(job.vector(first + t));
         }
         let mut sums = [[S::zero(); T]; G];
         for column in 0..job.w.cols() {

@@ -83,6 +83,7 @@ pub(crate) unsafe fn quantised<S: Simd, T: Tiles, F: Format>(job: &Job, run: uns
             w: job.w,
             groups: job.groups.clone(),
             x: job.x,
+            gathered: None,
             tokens: end..job.tokens.end,
             out: job.out,
             out_stride: job.out_stride,

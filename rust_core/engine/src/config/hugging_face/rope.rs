@@ -20,6 +20,7 @@ const BETA_SLOW: f64 = 1.0;
 const BASE: f64 = 10_000.0;
 const GEMMA3_BASE: f64 = 1_000_000.0;
 const SMOLLM3_BASE: f64 = 2_000_000.0;
+const MIXTRAL_BASE: f64 = 1_000_000.0;
 
 impl JsonConfig<'_> {
     /// Base and scaling of layers that see everything.
@@ -29,6 +30,7 @@ impl JsonConfig<'_> {
         let default = match architecture {
             Architecture::Gemma3 => GEMMA3_BASE,
             Architecture::SmolLm3 => SMOLLM3_BASE,
+            _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
             _ => BASE,
         };
         self.rope(parameters, self.number("rope_theta").unwrap_or(default), architecture)

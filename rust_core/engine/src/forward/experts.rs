@@ -1,0 +1,257 @@
+//! Mixtures of experts: a router rates a layer's experts for each token, and a few of them compute it.
+//!
+//! A step's tokens are put in order of their experts, a token once for each it has, so that an expert's weights are read
+//! once for all of its tokens. What a token gets is the sum of its experts' outputs in their order, each times its
+//! weight: neither depends on the other tokens of the step, and so no bit of the sum does.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use pyagent_kernels::elementwise;
+use pyagent_kernels::isa::Isa;
+use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
+
+use super::{GATE_BLOCKS, MOST_GROUPS, PIECES_PER_THREAD, PRODUCT_TILE, Part, Pass, Plan, Tiling, part};
+use crate::config::{Experts, ModelConfig};
+use crate::model::Gated;
+use crate::workspace::{Own, Patch, Rows};
+
+/// Groups of an output's columns in a piece at most: its tile is as wide as a gate's.
+const OUTPUT_GROUPS: usize = GATE_BLOCKS * BLOCK_COLS / ROWS_PER_GROUP;
+
+/// How much of a layer's routing is done.
+#[derive(Default)]
+pub(super) struct RoutingPlan {
+    /// Of each tile of tokens, the pieces that are done.
+    tiles: Vec<AtomicUsize>,
+    /// Tiles that are done.
+    num_done: AtomicUsize,
+}
+
+impl RoutingPlan {
+    pub(super) fn new(plan: &Plan<'_>, config: &ModelConfig) -> Self {
+        let num_tiles = config.experts.map_or(0, |_| router_tiling(plan, config).num_tiles);
+        Self {
+            tiles: (0..num_tiles).map(|_| AtomicUsize::new(0)).collect(),
+            num_done: AtomicUsize::new(0),
+        }
+    }
+}
+
+/// Which experts the tokens of a step have in the layer that is computed.
+pub struct Routing {
+    /// Of each token and expert, the expert's weight: 0 where the token has it not. Before, the router's ratings.
+    pub weights: Rows,
+    slots: RwLock<Slots>,
+}
+
+/// Tokens in order of their experts.
+#[derive(Default)]
+struct Slots {
+    /// The token of each slot.
+    tokens: Vec<u32>,
+    /// Neighbouring slots of one expert, each a tile at most.
+    runs: Vec<Run>,
+}
+
+struct Run {
+    expert: usize,
+    slots: Range<usize>,
+}
+
+impl Routing {
+    /// No token's.
+    pub fn new(config: &ModelConfig) -> Self {
+        Self {
+            weights: Rows::new(config.experts.map_or(0, |experts| experts.num_experts)),
+            slots: RwLock::default(),
+        }
+    }
+
+    /// Makes room for so many tokens.
+    pub fn reserve(&mut self, config: &ModelConfig, tokens: usize) {
+        self.weights.reserve(tokens);
+        if config.experts.is_some() {
+            let Slots { tokens: of_slots, runs } = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
+            of_slots.clear();
+            of_slots.reserve_exact(most_slots(config, tokens));
+            runs.clear();
+            runs.reserve_exact(most_runs(config, tokens));
+        }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&mut self) -> usize {
+        let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let runs = slots.runs.capacity() * size_of::<Run>();
+        self.weights.bytes() + slots.tokens.capacity() * size_of::<u32>() + runs
+    }
+
+    /// Puts the first `num_tokens` tokens in order of their experts.
+    ///
+    /// # Safety
+    /// Their weights are complete, and nobody writes them.
+    unsafe fn order(&self, num_tokens: usize) {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let Slots { tokens, runs } = &mut *slots;
+        tokens.clear();
+        runs.clear();
+        for expert in 0..self.weights.width() {
+            let first = tokens.len();
+            // SAFETY: as the caller's.
+            let has_it = |token: &usize| unsafe { self.weights.shared_row(*token)[expert] != 0.0 };
+            tokens.extend((0..num_tokens).filter(has_it).map(|token| token as u32));
+            let starts = (first..tokens.len()).step_by(PRODUCT_TILE);
+            runs.extend(starts.map(|start| Run {
+                expert,
+                slots: start..tokens.len().min(start + PRODUCT_TILE),
+            }));
+        }
+    }
+}
+
+/// Slots that a step of so many tokens has at most: one for each token and expert of its; one for each token without.
+pub(crate) fn most_slots(config: &ModelConfig, tokens: usize) -> usize {
+    tokens.saturating_mul(config.experts.map_or(1, |experts| experts.num_used))
+}
+
+/// Runs of them at most.
+fn most_runs(config: &ModelConfig, tokens: usize) -> usize {
+    let num_slots = most_slots(config, tokens);
+    let num_experts = config.experts.map_or(0, |experts| experts.num_experts);
+    num_slots.div_ceil(PRODUCT_TILE) + num_experts.min(num_slots)
+}
+
+/// Columns of a piece of the experts' outputs at most.
+pub(super) fn most_output_columns(config: &ModelConfig) -> usize {
+    let most = OUTPUT_GROUPS * ROWS_PER_GROUP;
+    config.experts.map_or(0, |_| config.hidden_size.min(most))
+}
+
+/// How the product of a router is cut.
+pub(super) fn router_tiling(plan: &Plan<'_>, config: &ModelConfig) -> Tiling {
+    let num_experts = config.experts.map_or(0, |experts| experts.num_experts);
+    let groups = num_experts.div_ceil(ROWS_PER_GROUP);
+    Tiling::new(plan.num_rows(), groups, MOST_GROUPS, plan.num_threads)
+}
+
+/// How experts' outputs are cut: a piece adds up some columns of all tokens.
+pub(super) fn output_tiling(plan: &Plan<'_>, config: &ModelConfig) -> Tiling {
+    let groups = config.hidden_size.div_ceil(ROWS_PER_GROUP);
+    Tiling::new(plan.num_rows(), groups, OUTPUT_GROUPS, plan.num_threads).of_columns(plan.num_threads)
+}
+
+/// Pieces of the experts' insides. How much there is to do is known when the tokens are routed: each piece does an equal
+/// part of it.
+pub(super) fn num_gate_pieces(plan: &Plan<'_>, config: &ModelConfig) -> usize {
+    (plan.num_threads * PIECES_PER_THREAD).max(most_runs(config, plan.num_rows()))
+}
+
+/// Makes weights of a token's ratings: the softmax of all, 0 for all but the highest.
+fn weigh(isa: Isa, ratings: &mut [f32], experts: &Experts) {
+    let highest = ratings.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let of_all = elementwise::exp_sum(isa, ratings, highest, 1.0);
+    if !of_all.is_finite() {
+        // No ratings to go by: what the token becomes is no number, as its ratings are.
+        ratings.fill(0.0);
+        ratings[..experts.num_used].fill(f32::NAN);
+        return;
+    }
+    let mut left = ratings.to_vec();
+    ratings.fill(0.0);
+    let mut of_chosen = 0.0;
+    for _ in 0..experts.num_used {
+        let mut best = 0;
+        for expert in 1..left.len() {
+            // The first of equals.
+            if left[expert] > left[best] {
+                best = expert;
+            }
+        }
+        ratings[best] = left[best];
+        of_chosen += f64::from(left[best]);
+        left[best] = -1.0;
+    }
+    let total = if experts.is_renormalised { of_chosen } else { of_all };
+    for weight in ratings {
+        *weight = (f64::from(*weight) / total) as f32;
+    }
+}
+
+impl Part<'_> {
+    /// The router's ratings of some experts for some tokens; the last piece of a tile of tokens makes weights of them,
+    /// and the last of all puts the tokens in order.
+    pub(super) unsafe fn route(&self, layer: usize, piece: usize) {
+        let Pass { config, space, isa, .. } = *self.pass;
+        let (Some(router), Some(experts)) = (self.pass.weights.layers[layer].ffn.router(), config.experts) else {
+            return;
+        };
+        let (tiling, routing) = (router_tiling(self.plan, config), &space.routing);
+        let (rows, groups) = tiling.ranges(piece);
+        let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(experts.num_experts);
+        let RoutingPlan { tiles, num_done } = &self.plan.routing;
+        let tile = &tiles[piece / tiling.num_columns];
+        // SAFETY: these columns of these rows are this piece's; who is last sees what the others have written.
+        unsafe {
+            let mut ratings = routing.weights.patch(rows.clone(), columns);
+            self.multiply_columns(router, &self.stream.hidden_input, None, &mut ratings);
+            if tile.fetch_add(1, Ordering::AcqRel) + 1 < tiling.num_columns {
+                return;
+            }
+            tile.store(0, Ordering::Relaxed);
+            for row in rows {
+                weigh(isa, routing.weights.row(row), &experts);
+            }
+            if num_done.fetch_add(1, Ordering::AcqRel) + 1 == tiles.len() {
+                num_done.store(0, Ordering::Relaxed);
+                routing.order(self.plan.num_rows());
+            }
+        }
+    }
+
+    /// A piece of the experts' insides: an equal part of the blocks of columns of all runs.
+    pub(super) unsafe fn gate_experts(&self, experts: &[Gated], piece: usize, own: &mut Own) {
+        let Pass { config, space, .. } = *self.pass;
+        let slots = space.routing.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let num_blocks = config.ffn_size.div_ceil(BLOCK_COLS);
+        let num_pieces = num_gate_pieces(self.plan, config);
+        let Range { mut start, end } = part(slots.runs.len() * num_blocks, num_pieces, piece);
+        while start < end {
+            let (run, first) = (&slots.runs[start / num_blocks], start % num_blocks);
+            let blocks = first..num_blocks.min(first + (end - start).min(GATE_BLOCKS));
+            start += blocks.len();
+            // SAFETY: these columns of these slots are this piece's.
+            unsafe {
+                self.gate(
+                    &experts[run.expert],
+                    Some(&slots.tokens),
+                    (run.slots.clone(), blocks),
+                    own,
+                )
+            };
+        }
+    }
+
+    /// Some columns of the block's output for all tokens: the sum of their experts', in the experts' order.
+    pub(super) unsafe fn add_experts(&self, experts: &[Gated], block: usize, groups: Range<usize>, own: &mut Own) {
+        let Pass { config, space, isa, .. } = *self.pass;
+        let slots = space.routing.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(config.hidden_size);
+        let first = self.delta_row(block);
+        // SAFETY: these columns of the output are this piece's; the inputs are complete.
+        unsafe {
+            let mut sums = space.delta.patch(first..first + self.plan.num_rows(), columns.clone());
+            sums.rows().for_each(|row| sums.row(row).fill(0.0));
+            for Run { expert, slots: run } in &slots.runs {
+                let mut outputs = Patch::own(&mut own.first, run.clone(), columns.clone());
+                self.multiply_columns(&experts[*expert].down, &space.ffn_input, None, &mut outputs);
+                for slot in run.clone() {
+                    let (token, output) = (slots.tokens[slot] as usize, outputs.row(slot));
+                    elementwise::scale(isa, output, space.routing.weights.shared_row(token)[*expert]);
+                    elementwise::add(isa, sums.row(first + token), output);
+                }
+            }
+        }
+    }
+}

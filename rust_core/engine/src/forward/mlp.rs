@@ -1,0 +1,60 @@
+//! The feed-forward block's inside, and blocks' outputs: two stages of the forward pass.
+
+use std::ops::Range;
+
+use pyagent_kernels::elementwise;
+use pyagent_kernels::matmul;
+use pyagent_kernels::pack::BLOCK_COLS;
+
+use super::{Part, Pass};
+use crate::config::Activation;
+use crate::model::Gated;
+use crate::workspace::{Own, Patch};
+
+impl Part<'_> {
+    /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input. With
+    /// `vectors`, they say which token each row is.
+    pub(super) unsafe fn gate(
+        &self,
+        gated: &Gated,
+        vectors: Option<&[u32]>,
+        (rows, blocks): (Range<usize>, Range<usize>),
+        own: &mut Own,
+    ) {
+        let Pass { config, space, isa, .. } = *self.pass;
+        let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(config.ffn_size);
+        let mut gate = Patch::own(&mut own.first, rows.clone(), columns.clone());
+        let mut up = Patch::own(&mut own.second, rows.clone(), columns.clone());
+        let input = &self.stream.hidden_input;
+        // SAFETY: these columns of these rows are this piece's.
+        unsafe {
+            self.multiply_columns(&gated.gate, input, vectors, &mut gate);
+            self.multiply_columns(&gated.up, input, vectors, &mut up);
+            for row in rows.clone() {
+                let (gate, up) = (gate.row(row), up.row(row));
+                match config.activation {
+                    Activation::Silu => elementwise::silu_mul(isa, up, gate),
+                    Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
+                }
+            }
+            space.ffn_input.write_tile(isa, rows, columns, up.origin(), up.stride());
+        }
+    }
+
+    /// The output of attention, or of a feed-forward block without experts.
+    pub(super) unsafe fn block(&self, block: usize, (rows, groups): (Range<usize>, Range<usize>)) {
+        let Pass { space, isa, .. } = *self.pass;
+        let input = if block.is_multiple_of(2) {
+            &space.heads_input
+        } else {
+            &space.ffn_input
+        };
+        let Some(linear) = self.pass.block(block).0 else {
+            return;
+        };
+        let width = space.delta.width();
+        let out = space.delta.base().wrapping_add(self.delta_row(block) * width);
+        // SAFETY: these groups' columns of these rows of the output are this piece's.
+        unsafe { matmul::matmul(isa, &linear.weight, groups, input, rows, out, width) };
+    }
+}
