@@ -17,6 +17,7 @@
 //!   old * e^(its greatest - both))`; at the end outputs are multiplied by `1 / sum`.
 
 mod args;
+mod bidirectional;
 mod kernel;
 mod layout;
 mod partial;
@@ -33,6 +34,7 @@ mod avx512;
 mod tests;
 
 pub use args::AttentionArgs;
+pub use bidirectional::{WholeArgs, WholeScratch, attend_whole, whole_scratch_len};
 pub use layout::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, expect_kv, store_kv};
 pub use rows::{RowPages, RowSequence, attend_rows};
 

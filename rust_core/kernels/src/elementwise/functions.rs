@@ -45,6 +45,36 @@ pub(crate) fn gelu_tanh<L: Lanes>(x: L) -> L {
     x.mul(sigmoid(inner.mul(x.all(1.595_769))))
 }
 
+/// The error function, within 4e-7: `x p(x^2) / q(x^2)` with minimax `p` and `q` of degree 5 (fitted by Lawson's
+/// iteration over 0..4, error 2e-8), and 1 from 4 on.
+#[expect(clippy::approx_constant, reason = "fitted with the others")]
+#[inline(always)]
+pub(crate) fn erf<L: Lanes>(x: L) -> L {
+    // Constants first: a NaN then passes through.
+    let x = x.all(4.0).min(x.all(-4.0).max(x));
+    let square = x.mul(x);
+    let p = x.all(1.974_827_2e-6);
+    let p = p.fma(square, x.all(2.880_426e-4));
+    let p = p.fma(square, x.all(4.003_683e-3));
+    let p = p.fma(square, x.all(5.346_759e-2));
+    let p = p.fma(square, x.all(0.196_249_8));
+    let p = p.fma(square, x.all(1.128_379));
+    let q = x.all(3.748_09e-5);
+    let q = q.fma(square, x.all(1.216_369_7e-3));
+    let q = q.fma(square, x.all(1.544_449_4e-2));
+    let q = q.fma(square, x.all(0.116_476_77));
+    let q = q.fma(square, x.all(0.507_253));
+    let q = q.fma(square, x.all(1.0));
+    x.mul(p).div(q)
+}
+
+/// `x / 2 (1 + erf(x / sqrt(2)))`.
+#[inline(always)]
+pub(crate) fn gelu<L: Lanes>(x: L) -> L {
+    let half = x.mul(x.all(0.5));
+    half.fma(erf(x.mul(x.all(std::f32::consts::FRAC_1_SQRT_2))), half)
+}
+
 /// The hyperbolic tangent, within 2 units in the last place.
 ///
 /// Near zero `x + x^3 p(x^2)` keeps the relative accuracy that `1 - 2 / (e^2x + 1)` loses.

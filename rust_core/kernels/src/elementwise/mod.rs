@@ -63,6 +63,53 @@ elementwise! {
     gelu_tanh_mul(up, gate;) = functions::gelu_tanh(gate).mul(up)
 }
 
+elementwise! {
+    /// `x = gelu(x)`, with the error function.
+    gelu(x, ;) = functions::gelu(x)
+}
+elementwise! {
+    /// `x = gelu(x)`, with the tanh form.
+    gelu_tanh(x, ;) = functions::gelu_tanh(x)
+}
+
+/// `x = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` (Ba, Kiros and Hinton 2016, arXiv 1607.06450).
+pub fn layer_norm(isa: Isa, x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+    assert!(
+        x.len() == weight.len() && x.len() == bias.len() && !x.is_empty(),
+        "rows of unequal length"
+    );
+    #[inline(always)]
+    unsafe fn kernel<L: Lanes>(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+        let (len, count) = (x.len(), x.len() as f32);
+        // SAFETY: the caller promises the set of `L`.
+        let zero = unsafe { L::splat(0.0) };
+        let mut sums = zero;
+        for start in (0..len).step_by(LANES) {
+            // SAFETY: as above.
+            sums = sums.add(unsafe { load_part(x, start) });
+        }
+        let mean = zero.all(sums.sum() / count);
+        let mut squares = zero;
+        for start in (0..len).step_by(LANES) {
+            // SAFETY: as above.
+            let centred = unsafe { load_part::<L>(x, start) }.sub(mean);
+            store_part(centred, x, start);
+            // Places past the end are 0 and not the mean's negative.
+            // SAFETY: as above.
+            let centred: L = unsafe { load_part(x, start) };
+            squares = centred.fma(centred, squares);
+        }
+        let factor = zero.all(1.0 / (squares.sum() / count + eps).sqrt());
+        for start in (0..len).step_by(LANES) {
+            // SAFETY: as above.
+            let (x_part, weight, bias): (L, L, L) =
+                unsafe { (load_part(x, start), load_part(weight, start), load_part(bias, start)) };
+            store_part(x_part.mul(factor).fma(weight, bias), x, start);
+        }
+    }
+    run_on!(isa, kernel(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32))
+}
+
 /// `out = x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019, arXiv 1910.07467).
 pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     assert!(

@@ -80,6 +80,84 @@ fn gated_activations_equal_their_formulas() {
     }
 }
 
+/// The error function by its Taylor series in double precision, 1 past 4.2, to 3e-9.
+fn exact_erf(x: f64) -> f64 {
+    if x.abs() > 4.2 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..400 {
+        let n = f64::from(n);
+        term *= -x * x / n;
+        sum += term / (2.0 * n + 1.0);
+    }
+    sum * 2.0 / std::f64::consts::PI.sqrt()
+}
+
+/// The error function is within 4e-7 everywhere, odd, 1 at infinity, and hands a NaN on.
+#[test]
+fn erf_is_within_its_bound() {
+    let worst = (0..60_000).map(|i| i as f32 * 1e-4).fold(0.0_f64, |worst, x| {
+        assert_eq!(at!(erf, -x), -at!(erf, x));
+        worst.max((f64::from(at!(erf, x)) - exact_erf(f64::from(x))).abs())
+    });
+    println!("erf: {worst}");
+    assert!(worst < 4e-7, "{worst}");
+    let ends = [f32::INFINITY, f32::NEG_INFINITY, 0.0].map(|x| at!(erf, x));
+    assert!(
+        (ends[0] - 1.0).abs() < 2e-7 && ends[1] == -ends[0] && ends[2] == 0.0,
+        "{ends:?}"
+    );
+    assert!(at!(erf, f32::NAN).is_nan());
+}
+
+/// Both forms of GELU equal their formulas.
+#[test]
+fn gelu_equals_its_formula() {
+    let x: Vec<f32> = (0..4001).map(|i| (i - 2000) as f32 * 0.005).collect();
+    let (mut exact, mut tanh) = (x.clone(), x.clone());
+    gelu(Isa::best(), &mut exact);
+    gelu_tanh(Isa::best(), &mut tanh);
+    for (i, x) in x.iter().map(|x| f64::from(*x)).enumerate() {
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+        for (got, expected) in [
+            (exact[i], x / 2.0 * (1.0 + exact_erf(x / std::f64::consts::SQRT_2))),
+            (tanh[i], x / 2.0 * (1.0 + inner.tanh())),
+        ] {
+            let error = (f64::from(got) - expected).abs();
+            assert!(error < 3e-7 * (1.0 + x.abs()), "{x}: got {got}, expected {expected}");
+        }
+    }
+}
+
+/// The norm with a mean equals its formula, on rows that fill registers and rows that do not, also far from zero.
+#[test]
+fn layer_norm_equals_its_formula() {
+    for (len, shift) in [(1, 0.0), (15, 1.0), (16, 0.0), (100, 50.0), (384, -3.0), (1024, 0.5)] {
+        let x: Vec<f32> = (0..len).map(|i| ((i * 37) % 101) as f32 * 0.05 - 2.0 + shift).collect();
+        let weight: Vec<f32> = (0..len).map(|i| 1.0 + (i % 7) as f32 * 0.1).collect();
+        let bias: Vec<f32> = (0..len).map(|i| (i % 5) as f32 * 0.2).collect();
+        let mut out = x.clone();
+        layer_norm(Isa::best(), &mut out, &weight, &bias, 1e-5);
+        let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / len as f64;
+        let variance = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / len as f64;
+        for i in 0..len {
+            let normal = (f64::from(x[i]) - mean) / (variance + 1e-5).sqrt();
+            let expected = normal * f64::from(weight[i]) + f64::from(bias[i]);
+            assert!(
+                (f64::from(out[i]) - expected).abs() <= 1e-5,
+                "{len}: {i}: {} {expected}",
+                out[i]
+            );
+        }
+        for isa in Isa::available() {
+            let mut other = x.clone();
+            layer_norm(isa, &mut other, &weight, &bias, 1e-5);
+            assert_eq!(bits(&other), bits(&out), "{}", isa.name());
+        }
+    }
+}
+
 /// The norm equals its formula to 1e-6 relative, on rows that fill registers and rows that do not.
 #[test]
 fn rms_norm_equals_its_formula() {
