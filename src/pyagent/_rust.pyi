@@ -43,6 +43,27 @@ class CpuModelInfo(TypedDict):
     isa: str
     load_seconds: float
 
+class EncoderShape(TypedDict):
+    architecture: str
+    vocab_size: int
+    num_dimensions: int
+    num_layers: int
+    max_tokens: int
+    pooling: str
+    file_bytes: int
+    weight_bytes: int
+    workspace_bytes: int
+
+class EncoderInfo(TypedDict):
+    architecture: str
+    vocab_size: int
+    num_dimensions: int
+    num_layers: int
+    max_tokens: int
+    pooling: str
+    weight_bytes: int
+    load_seconds: float
+
 class ModelHeader(TypedDict):
     file_bytes: int
     metadata: dict[str, object]
@@ -285,6 +306,16 @@ class LogitsRows:
     def write(self, segments: Sequence[int], buffer: Buffer) -> dict[int, str]: ...
 
 @final
+class EncoderModel:
+    @staticmethod
+    def load(
+        path: str | PathLike[str], *, threads: int, most_tokens: int = 1024, isa: str | None = None
+    ) -> EncoderModel: ...
+    def info(self) -> EncoderInfo: ...
+    def embed(self, texts: Sequence[Sequence[int]]) -> bytes: ...
+    def close(self) -> None: ...
+
+@final
 class CpuModel:
     @staticmethod
     def load(
@@ -468,6 +499,10 @@ class ModelShape(TypedDict):
     kv_groups: list[tuple[str, int, int]]
     page_bytes: int
 
+def is_encoder(path: str | PathLike[str]) -> bool: ...
+def describe_encoder(
+    path: str | PathLike[str], *, threads: int = 1, most_tokens: int = 1024
+) -> EncoderShape | None: ...
 def describe_model(path: str | PathLike[str], kv_type: str = "bf16") -> ModelShape: ...
 def most_step_bytes(
     path: str | PathLike[str], num_threads: int, num_tokens: int, num_outputs: int, num_positions: int

@@ -9,7 +9,7 @@
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
 pub(crate) mod gguf;
-mod hugging_face;
+pub(crate) mod hugging_face;
 
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
 use pyagent_kernels::attention::{KvLayout, KvType};

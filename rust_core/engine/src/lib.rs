@@ -1,6 +1,7 @@
-//! Model files, the decoder's forward pass and KV memory: the CPU model runner.
+//! Model files, the decoder's forward pass and KV memory: the CPU model runner. And encoders, which embed texts.
 
 pub mod config;
+pub mod encoder;
 pub mod forward;
 pub mod gguf;
 pub mod kv;

@@ -384,21 +384,7 @@ impl Loader<'_> {
     }
 
     fn pack(&self, tensor: &TensorView<'_>, rows: usize, cols: usize) -> Result<PackedMatrix, ModelFileError> {
-        let name = tensor.name;
-        expect_size(tensor, rows, cols)?;
-        let refused = |error: PackError| invalid(format!("tensor '{name}' cannot be packed: {error}"));
-        let packed = PackedMatrix::allocate(tensor.kind, rows, cols).map_err(refused)?;
-        packed.check_source(tensor.bytes).map_err(refused)?;
-        let num_groups = packed.num_groups();
-        self.pool
-            .run(&[num_groups.div_ceil(PACK_GROUPS)], |piece| {
-                let groups = piece.index * PACK_GROUPS..((piece.index + 1) * PACK_GROUPS).min(num_groups);
-                // SAFETY: each piece fills its own groups, and nobody reads them before the run ends.
-                unsafe { packed.pack_groups(tensor.bytes, groups) };
-            })
-            .map_err(|error| invalid(format!("tensor '{name}' cannot be packed: {error}")))?;
-        self.file.drop_pages(tensor.bytes);
-        Ok(packed)
+        pack(self.file, self.pool, tensor, rows, cols)
     }
 
     fn norm(&self, name: &str, size: usize) -> Result<Vec<f32>, ModelFileError> {
@@ -429,8 +415,32 @@ fn expect_size(tensor: &TensorView<'_>, rows: usize, cols: usize) -> Result<(), 
     )))
 }
 
+/// Packs a matrix, using the pool's threads, and gives its pages in the file back.
+pub(crate) fn pack(
+    file: &ModelFile,
+    pool: &ThreadPool,
+    tensor: &TensorView<'_>,
+    rows: usize,
+    cols: usize,
+) -> Result<PackedMatrix, ModelFileError> {
+    let name = tensor.name;
+    expect_size(tensor, rows, cols)?;
+    let refused = |error: PackError| invalid(format!("tensor '{name}' cannot be packed: {error}"));
+    let packed = PackedMatrix::allocate(tensor.kind, rows, cols).map_err(refused)?;
+    packed.check_source(tensor.bytes).map_err(refused)?;
+    let num_groups = packed.num_groups();
+    pool.run(&[num_groups.div_ceil(PACK_GROUPS)], |piece| {
+        let groups = piece.index * PACK_GROUPS..((piece.index + 1) * PACK_GROUPS).min(num_groups);
+        // SAFETY: each piece fills its own groups, and nobody reads them before the run ends.
+        unsafe { packed.pack_groups(tensor.bytes, groups) };
+    })
+    .map_err(|error| invalid(format!("tensor '{name}' cannot be packed: {error}")))?;
+    file.drop_pages(tensor.bytes);
+    Ok(packed)
+}
+
 /// A tensor of `size` values, as f32.
-fn vector(tensor: &TensorView<'_>, size: usize) -> Result<Vec<f32>, ModelFileError> {
+pub(crate) fn vector(tensor: &TensorView<'_>, size: usize) -> Result<Vec<f32>, ModelFileError> {
     let count = tensor.rows() * tensor.cols();
     if count != size {
         return Err(invalid(format!(

@@ -18,7 +18,7 @@ use crate::weights::{Mapping, ModelFileError, StoredTensor, TensorView, clipped}
 /// Longest `config.json` or index that is read; real ones are below 1 MiB.
 const MAX_JSON_BYTES: u64 = 16 << 20;
 
-const CONFIG_NAME: &str = "config.json";
+pub(crate) const CONFIG_NAME: &str = "config.json";
 const INDEX_NAME: &str = "model.safetensors.index.json";
 
 /// Element types that are read, for messages.
@@ -236,7 +236,18 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelFileError> {
 }
 
 /// Reads a JSON file that must hold an object.
-fn read_object(path: &Path) -> Result<JsonObject, ModelFileError> {
+pub(crate) fn read_object(path: &Path) -> Result<JsonObject, ModelFileError> {
+    match read_json(path)? {
+        serde_json::Value::Object(object) => Ok(object),
+        _ => {
+            let reason = "expected a JSON object".to_owned();
+            Err(ModelFileError::Json { reason }.in_file(path))
+        }
+    }
+}
+
+/// Reads a JSON file.
+pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value, ModelFileError> {
     read_bounded(path)
         .and_then(|bytes| {
             serde_json::from_slice(&bytes).map_err(|error| ModelFileError::Json {

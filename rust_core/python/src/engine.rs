@@ -546,7 +546,7 @@ fn parse_kv_type(name: &str) -> PyResult<KvType> {
     })
 }
 
-fn parse_isa(name: &str) -> PyResult<Isa> {
+pub(crate) fn parse_isa(name: &str) -> PyResult<Isa> {
     let available: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
     Isa::from_name(name)
         .filter(|isa| Isa::available().contains(isa))

@@ -1,6 +1,7 @@
 //! `pyagent._rust`: converts arguments, releases the GIL, calls the pure crates, converts back.
 
 mod cache;
+mod encoder;
 mod engine;
 mod logits_rows;
 mod memory;
@@ -34,6 +35,9 @@ mod _rust {
         CpuModel, ModelFileError, PromptScores, SamplerState, SwapHandle, available_cores, cpu_features,
         describe_model, most_step_bytes,
     };
+
+    #[pymodule_export]
+    use crate::encoder::{EncoderModel, describe_encoder, is_encoder};
 
     #[pymodule_export]
     use crate::logits_rows::LogitsRows;

@@ -172,7 +172,7 @@ fn default_epsilon(name: &str) -> f64 {
 }
 
 /// Refuses a field that is in none of the lists of names, unless it says nothing.
-fn refuse_unknown(fields: &Map<String, Value>, known: &[&str], place: &str) -> Result<(), ModelFileError> {
+pub(crate) fn refuse_unknown(fields: &Map<String, Value>, known: &[&str], place: &str) -> Result<(), ModelFileError> {
     for (field, value) in fields {
         let is_known = known
             .iter()
@@ -194,15 +194,15 @@ fn is_neutral(field: &str, value: &Value) -> bool {
 }
 
 /// A `config.json` with typed, checked access.
-struct JsonConfig<'a>(&'a Map<String, Value>, Option<usize>);
+pub(crate) struct JsonConfig<'a>(pub(crate) &'a Map<String, Value>, pub(crate) Option<usize>);
 
 impl JsonConfig<'_> {
-    fn size(&self, key: &str) -> Result<usize, ModelFileError> {
+    pub(crate) fn size(&self, key: &str) -> Result<usize, ModelFileError> {
         self.optional_size(key)?
             .ok_or_else(|| invalid(format!("config.json lacks '{key}'")))
     }
 
-    fn optional_size(&self, key: &str) -> Result<Option<usize>, ModelFileError> {
+    pub(crate) fn optional_size(&self, key: &str) -> Result<Option<usize>, ModelFileError> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value
@@ -213,11 +213,11 @@ impl JsonConfig<'_> {
         }
     }
 
-    fn number(&self, key: &str) -> Option<f64> {
+    pub(crate) fn number(&self, key: &str) -> Option<f64> {
         self.0.get(key).and_then(Value::as_f64)
     }
 
-    fn text(&self, key: &str) -> Option<&str> {
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
         self.0.get(key).and_then(Value::as_str)
     }
 

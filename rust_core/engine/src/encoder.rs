@@ -1,0 +1,152 @@
+//! Encoders: models that see a whole text at once and give one vector for it.
+//!
+//! A batch is a run of tokens, text after text without padding; only attention knows where a text ends. A text's vector is
+//! the same bit for bit alone and in any batch: every stage computes a token from its own row, or from its text's rows in
+//! their order. Knows token ids, not text.
+
+mod config;
+mod forward;
+mod pooling;
+mod weights;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pyagent_kernels::isa::Isa;
+use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
+
+pub use self::config::{EncoderArchitecture, EncoderConfig, Pooling, is_encoder};
+use self::forward::{Batch, Pass, Workspace};
+use self::weights::EncoderWeights;
+use crate::weights::{ModelFile, ModelFileError};
+
+/// What can go wrong while loading or running an encoder.
+#[derive(Debug, thiserror::Error)]
+pub enum EncoderError {
+    /// The file cannot be used.
+    #[error(transparent)]
+    File(#[from] ModelFileError),
+    /// A text that cannot be computed; nothing was.
+    #[error("text {text} of the batch: {reason}")]
+    Text {
+        /// Which text is at fault, from 0.
+        text: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// More tokens than there is room for; nothing was computed.
+    #[error("the batch has {num_tokens} tokens; there is room for {most_tokens}")]
+    TooLarge {
+        /// Tokens of the batch.
+        num_tokens: usize,
+        /// Tokens that were reserved for.
+        most_tokens: usize,
+    },
+    /// A vector with an infinity, a NaN, or no direction: the weights are damaged.
+    #[error("the model gives text {text} of the batch no vector of finite numbers; its weights are damaged")]
+    NotFinite {
+        /// The first such text, from 0.
+        text: usize,
+    },
+    /// A thread of the pool panicked: a bug in a kernel.
+    #[error(transparent)]
+    Kernel(#[from] ThreadPoolError),
+}
+
+/// Opens an encoder's files and checks what they say: its configuration, and that each tensor is there in its shape.
+pub fn open(path: &Path) -> Result<(ModelFile, EncoderConfig), ModelFileError> {
+    let file = ModelFile::open(path)?;
+    let checked = EncoderConfig::of(&file).and_then(|config| {
+        weights::check(&file, &config)?;
+        Ok(config)
+    });
+    let config = checked.map_err(|error| error.in_file(path))?;
+    Ok((file, config))
+}
+
+/// Bytes that an encoder's weights take in memory, from its header.
+pub fn weight_bytes(file: &ModelFile, config: &EncoderConfig) -> Result<usize, ModelFileError> {
+    weights::bytes(file, config)
+}
+
+/// Bytes that a batch of so many tokens is computed in.
+pub fn workspace_bytes(config: &EncoderConfig, num_threads: usize, most_tokens: usize) -> usize {
+    Workspace::bytes_of(config, num_threads, most_tokens)
+}
+
+/// A loaded encoder.
+pub struct Encoder {
+    config: EncoderConfig,
+    weights: EncoderWeights,
+    space: Workspace,
+    pool: Arc<ThreadPool>,
+    isa: Isa,
+    most_tokens: usize,
+    load_seconds: f64,
+}
+
+impl Encoder {
+    /// Loads a folder of safetensors, or a GGUF file, for batches of at most so many tokens.
+    pub fn load(path: &Path, threads: usize, isa: Option<Isa>, most_tokens: usize) -> Result<Self, EncoderError> {
+        let start = Instant::now();
+        let (file, config) = open(path)?;
+        let pool = ThreadPool::shared(threads);
+        let weights = weights::load(&file, &config, &pool).map_err(|error| error.in_file(path))?;
+        let space = Workspace::new(&config, &weights, pool.num_threads(), most_tokens);
+        Ok(Self {
+            config,
+            weights,
+            space,
+            pool,
+            isa: isa.unwrap_or_else(Isa::detect),
+            most_tokens,
+            load_seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &EncoderConfig {
+        &self.config
+    }
+
+    /// Bytes held by weights.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.bytes()
+    }
+
+    /// What loading took.
+    pub fn load_seconds(&self) -> f64 {
+        self.load_seconds
+    }
+
+    /// Threads that compute.
+    pub fn num_threads(&self) -> usize {
+        self.pool.num_threads()
+    }
+
+    /// Returns the texts' vectors, of length 1, one after another. A text is its tokens, special ones included.
+    pub fn embed(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>, EncoderError> {
+        let batch = Batch::of(texts, &self.config)?;
+        if batch.num_tokens() > self.most_tokens {
+            let (num_tokens, most_tokens) = (batch.num_tokens(), self.most_tokens);
+            return Err(EncoderError::TooLarge {
+                num_tokens,
+                most_tokens,
+            });
+        }
+        let mut vectors = vec![0.0; texts.len() * self.config.hidden_size];
+        let pass = Pass {
+            config: &self.config,
+            weights: &self.weights,
+            isa: self.isa,
+            batch: &batch,
+        };
+        pass.run(&self.pool, &mut self.space, &mut vectors)?;
+        let faulty = |vector: &[f32]| vector.iter().any(|x| !x.is_finite()) || vector.iter().all(|x| *x == 0.0);
+        match vectors.chunks_exact(self.config.hidden_size).position(faulty) {
+            Some(text) => Err(EncoderError::NotFinite { text }),
+            None => Ok(vectors),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! `EncoderModel` and `describe_encoder`: vectors of texts, one call a batch.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use pyagent_engine::encoder::{self, Encoder, EncoderConfig, EncoderError};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::engine::{ModelFileError, parse_isa};
+use crate::model_files::file_error;
+
+fn encoder_error(error: &EncoderError) -> PyErr {
+    match error {
+        EncoderError::File(error) => ModelFileError::new_err(error.to_string()),
+        EncoderError::Text { .. } | EncoderError::TooLarge { .. } => PyValueError::new_err(error.to_string()),
+        EncoderError::NotFinite { .. } | EncoderError::Kernel(_) => PyRuntimeError::new_err(error.to_string()),
+    }
+}
+
+fn shape<'py>(py: Python<'py>, config: &EncoderConfig) -> PyResult<Bound<'py, PyDict>> {
+    let about = PyDict::new(py);
+    about.set_item("architecture", config.architecture.name())?;
+    about.set_item("vocab_size", config.vocab_size)?;
+    about.set_item("num_dimensions", config.hidden_size)?;
+    about.set_item("num_layers", config.num_layers)?;
+    about.set_item("max_tokens", config.max_tokens)?;
+    about.set_item("pooling", config.pooling.name())?;
+    Ok(about)
+}
+
+/// Whether a model's files are those of an encoder, right or wrong: from a few bytes of them.
+#[pyfunction]
+pub fn is_encoder(py: Python<'_>, path: PathBuf) -> bool {
+    py.detach(|| encoder::is_encoder(&path))
+}
+
+/// What an encoder is and would take, from its header alone, in batches of so many tokens at most; None for files that are
+/// none. Raises `ModelFileError` for an encoder that cannot be run, naming the tensor or field at fault.
+#[pyfunction]
+#[pyo3(signature = (path, *, threads = 1, most_tokens = 1024))]
+pub fn describe_encoder(
+    py: Python<'_>,
+    path: PathBuf,
+    threads: usize,
+    most_tokens: usize,
+) -> PyResult<Option<Bound<'_, PyDict>>> {
+    let described = py.detach(|| {
+        if !encoder::is_encoder(&path) {
+            return Ok(None);
+        }
+        let (file, config) = encoder::open(&path)?;
+        let weight_bytes = encoder::weight_bytes(&file, &config)?;
+        Ok(Some((config, weight_bytes, file.file_bytes())))
+    });
+    let Some((config, weight_bytes, file_bytes)) = described.map_err(|error| file_error(&error))? else {
+        return Ok(None);
+    };
+    let about = shape(py, &config)?;
+    about.set_item("file_bytes", file_bytes)?;
+    about.set_item("weight_bytes", weight_bytes)?;
+    let most_tokens = most_tokens.max(config.max_tokens);
+    about.set_item(
+        "workspace_bytes",
+        encoder::workspace_bytes(&config, threads, most_tokens),
+    )?;
+    Ok(Some(about))
+}
+
+/// A loaded encoder. It may be used from any thread; batches follow one another.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct EncoderModel {
+    inner: Mutex<Option<Encoder>>,
+    config: EncoderConfig,
+    weight_bytes: usize,
+    load_seconds: f64,
+}
+
+#[pymethods]
+impl EncoderModel {
+    /// Loads a folder of safetensors or a GGUF file, for batches of `most_tokens`, or of one longest text where that has
+    /// more. `isa` is one of `cpu_features()["isas"]`. Raises `ModelFileError`.
+    #[staticmethod]
+    #[pyo3(signature = (path, *, threads, most_tokens = 1024, isa = None))]
+    fn load(py: Python<'_>, path: PathBuf, threads: usize, most_tokens: usize, isa: Option<&str>) -> PyResult<Self> {
+        let isa = isa.map(parse_isa).transpose()?;
+        let loaded = py.detach(|| {
+            let (_, config) = encoder::open(&path)?;
+            Encoder::load(&path, threads, isa, most_tokens.max(config.max_tokens))
+        });
+        let encoder = loaded.map_err(|error| encoder_error(&error))?;
+        Ok(Self {
+            config: encoder.config().clone(),
+            weight_bytes: encoder.weight_bytes(),
+            load_seconds: encoder.load_seconds(),
+            inner: Mutex::new(Some(encoder)),
+        })
+    }
+
+    /// What the model is.
+    fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let about = shape(py, &self.config)?;
+        about.set_item("weight_bytes", self.weight_bytes)?;
+        about.set_item("load_seconds", self.load_seconds)?;
+        Ok(about)
+    }
+
+    /// Returns the texts' vectors, of length 1, as native 32-bit floats, one after another. A text is its tokens, special ones
+    /// included. The GIL is free meanwhile. Raises `ValueError` for a text that cannot be computed.
+    fn embed<'py>(&self, py: Python<'py>, texts: Vec<Vec<u32>>) -> PyResult<Bound<'py, PyBytes>> {
+        let embedded = py.detach(|| {
+            let mut inner = self.inner.lock().map_err(|_| failed())?;
+            let encoder = inner.as_mut().ok_or_else(closed)?;
+            encoder.embed(&texts).map_err(|error| encoder_error(&error))
+        })?;
+        let bytes: Vec<u8> = embedded.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Frees the model's memory, when the batch that is computed now is.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            *self.inner.lock().map_err(|_| failed())? = None;
+            Ok(())
+        })
+    }
+}
+
+fn failed() -> PyErr {
+    PyRuntimeError::new_err("the model failed in another thread; load it again")
+}
+
+fn closed() -> PyErr {
+    PyRuntimeError::new_err("the model is closed; load it again")
+}

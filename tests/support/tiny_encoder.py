@@ -1,0 +1,177 @@
+"""A folder with a tiny random encoder, as sentence-transformers lays one out, and its vectors by plain arithmetic."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+LETTERS = [chr(letter) for letter in range(ord("a"), ord("z") + 1)]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "cat"]
+LONGEST = 40
+SHAPE: dict[str, Any] = {
+    "model_type": "bert",
+    "vocab_size": len(PIECES),
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 48,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+Tensors = dict[str, tuple[list[int], list[float]]]
+
+
+def tensors_of(config: dict[str, Any], seed: int = 5) -> Tensors:
+    """Random tensors of a configuration, by transformers' names."""
+    rand = random.Random(seed)
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    tensors: Tensors = {}
+
+    def add(name: str, *shape: int, mean: float = 0.0) -> None:
+        tensors[name] = (list(shape), [rand.gauss(mean, 0.2) for _ in range(math.prod(shape))])
+
+    def norm(name: str) -> None:
+        add(f"{name}.weight", hidden, mean=1.0)
+        add(f"{name}.bias", hidden)
+
+    def linear(name: str, rows: int, cols: int) -> None:
+        add(f"{name}.weight", rows, cols)
+        add(f"{name}.bias", rows)
+
+    add("embeddings.word_embeddings.weight", config["vocab_size"], hidden)
+    add("embeddings.position_embeddings.weight", config["max_position_embeddings"], hidden)
+    add("embeddings.token_type_embeddings.weight", config["type_vocab_size"], hidden)
+    norm("embeddings.LayerNorm")
+    for layer in range(config["num_hidden_layers"]):
+        place = f"encoder.layer.{layer}"
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            linear(f"{place}.attention.{part}", hidden, hidden)
+        norm(f"{place}.attention.output.LayerNorm")
+        linear(f"{place}.intermediate.dense", ffn, hidden)
+        linear(f"{place}.output.dense", hidden, ffn)
+        norm(f"{place}.output.LayerNorm")
+    return tensors
+
+
+def write_encoder(
+    folder: Path, *, pooling: str = "mean_tokens", tensors: Tensors | None = None, **changes: object
+) -> Path:
+    """Write a model into a folder of its own, with changes to its configuration; return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = SHAPE | changes
+    write_safetensors(folder, config, tensors_of(config) if tensors is None else tensors)
+    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": LONGEST, "do_lower_case": False})
+    kinds = ("Transformer", "", ""), ("Pooling", "1_Pooling", "1"), ("Normalize", "2_Normalize", "2")
+    steps = [{"idx": 0, "name": name, "path": path, "type": f"m.{kind}"} for kind, path, name in kinds]
+    write_json(folder / "modules.json", steps)
+    names = ("cls_token", "mean_tokens", "max_tokens", "lasttoken", "weightedmean_tokens")
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    write_json(folder / "1_Pooling" / "config.json", {f"pooling_mode_{name}": name == pooling for name in names})
+    return folder
+
+
+def write_safetensors(folder: Path, config: dict[str, Any], tensors: Tensors) -> None:
+    """Write `config.json` and `model.safetensors`."""
+    write_json(folder / "config.json", config)
+    header: dict[str, object] = {}
+    data = bytearray()
+    for name, (shape, values) in tensors.items():
+        packed = array("f", values).tobytes()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(packed)]}
+        data += packed
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file."""
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def expected_vector(tokens: Sequence[int], config: dict[str, Any], tensors: Tensors, pooling: str) -> list[float]:
+    """The text's vector in double precision, step by step as the paper has it."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    width = hidden // heads
+
+    def row(name: str, index: int) -> list[float]:
+        values = tensors[name][1]
+        return values[index * hidden : (index + 1) * hidden]
+
+    def norm(x: list[float], name: str) -> list[float]:
+        mean = sum(x) / len(x)
+        deviation = math.sqrt(sum((one - mean) ** 2 for one in x) / len(x) + config["layer_norm_eps"])
+        weight, bias = tensors[f"{name}.weight"][1], tensors[f"{name}.bias"][1]
+        return [(one - mean) / deviation * w + b for one, w, b in zip(x, weight, bias, strict=True)]
+
+    def linear(x: list[float], name: str) -> list[float]:
+        (_, cols), weight = tensors[f"{name}.weight"]
+        starts = range(0, len(weight), cols)
+        bias = tensors[f"{name}.bias"][1]
+        return [
+            sum(w * one for w, one in zip(weight[start : start + cols], x, strict=True)) + b
+            for start, b in zip(starts, bias, strict=True)
+        ]
+
+    def added(*rows: Sequence[float]) -> list[float]:
+        return [sum(each) for each in zip(*rows, strict=True)]
+
+    def gelu(x: float) -> float:
+        return x / 2 * (1 + math.erf(x / math.sqrt(2)))
+
+    place = "embeddings."
+    names = [f"{place}{kind}_embeddings.weight" for kind in ("word", "position", "token_type")]
+    is_roberta = config["model_type"] != "bert"
+    first = config["pad_token_id"] + 1 if is_roberta else 0
+    stream = [
+        norm(added(row(names[0], token), row(names[1], first + at), row(names[2], 0)), f"{place}LayerNorm")
+        for at, token in enumerate(tokens)
+    ]
+    for layer in range(config["num_hidden_layers"]):
+        place = f"encoder.layer.{layer}"
+        query, key, value = (
+            [linear(x, f"{place}.attention.self.{part}") for x in stream] for part in ("query", "key", "value")
+        )
+        attended = []
+        for one in query:
+            out: list[float] = []
+            for start in range(0, hidden, width):
+                part = slice(start, start + width)
+                scores = [
+                    sum(a * b for a, b in zip(one[part], other[part], strict=True)) / math.sqrt(width) for other in key
+                ]
+                weights = [math.exp(score - max(scores)) for score in scores]
+                total = sum(weights)
+                out += [
+                    sum(weight * other[at] for weight, other in zip(weights, value, strict=True)) / total
+                    for at in range(start, start + width)
+                ]
+            attended.append(linear(out, f"{place}.attention.output.dense"))
+        stream = [
+            norm(added(*pair), f"{place}.attention.output.LayerNorm") for pair in zip(stream, attended, strict=True)
+        ]
+        inner = [
+            linear([gelu(up) for up in linear(x, f"{place}.intermediate.dense")], f"{place}.output.dense")
+            for x in stream
+        ]
+        stream = [norm(added(*pair), f"{place}.output.LayerNorm") for pair in zip(stream, inner, strict=True)]
+    columns = list(zip(*stream, strict=True))
+    weights = range(1, len(stream) + 1)
+    pooled = {
+        "cls_token": list(stream[0]),
+        "lasttoken": list(stream[-1]),
+        "mean_tokens": [sum(column) for column in columns],
+        "max_tokens": [max(column) for column in columns],
+        "weightedmean_tokens": [sum(w * x for w, x in zip(weights, column, strict=True)) for column in columns],
+    }[pooling]
+    length = math.hypot(*pooled)
+    return [x / length for x in pooled]
