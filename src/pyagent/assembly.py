@@ -253,4 +253,10 @@ def make_agents(settings: Settings, host: PluginHost) -> dict[str, Agent]:
 def make_embedder(settings: Settings, host: PluginHost) -> Backend | None:
     """Return the backend that embeds what is searched; None when search goes by words alone."""
     entry = settings.search.embedder.strip()
+    if entry == "auto":
+        from pyagent.infrastructure.models.store import ModelStore
+
+        store = ModelStore(settings.paths.models)
+        here = [model.manifest.name for model in store.list()]
+        entry = next((f"native:{name}" for name in here if store.embeds(name)), "off")
     return None if entry in {"", "off"} else make_backend(entry, settings, host)

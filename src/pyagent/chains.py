@@ -116,9 +116,12 @@ class Chain:
             limit = "; it was cut at max_tokens" if answer.last.finish_reason == "length" else ""
             raise InvalidOutputError(f"the answer does not fit: {error}{limit}", param="response_format") from error
 
-    async def embed(self, texts: Sequence[str], model: str = "") -> list[list[float]]:
-        """Return a vector for each text, from the first link that embeds. Raises `RequestError` when none does."""
-        return (await self.backend.embed(EmbedRequest(input=list(texts), model=model))).vectors
+    async def embed(self, texts: Sequence[str], model: str = "", *, truncate: bool = False) -> list[list[float]]:
+        """Return a vector for each text, from the first link that embeds. Raises `RequestError` when none does.
+
+        With `truncate` the embedded engine cuts a text longer than its model takes, and refuses it without.
+        """
+        return (await self.backend.embed(EmbedRequest(input=list(texts), model=model, truncate=truncate))).vectors
 
     async def close(self) -> None:
         """Close the links: models are unloaded, connections closed."""

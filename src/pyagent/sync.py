@@ -95,9 +95,9 @@ class SyncChain:
         """Return an answer as what was asked for, as `Chain.generate` does."""
         return self._loop.run(self._chain.answer_as(Wanted(schema, choice, regex, grammar), asked, sampling))
 
-    def embed(self, texts: Sequence[str], model: str = "") -> list[list[float]]:
-        """Return a vector for each text."""
-        return self._loop.run(self._chain.embed(texts, model))
+    def embed(self, texts: Sequence[str], model: str = "", *, truncate: bool = False) -> list[list[float]]:
+        """Return a vector for each text, as `Chain.embed` does."""
+        return self._loop.run(self._chain.embed(texts, model, truncate=truncate))
 
     def close(self) -> None:
         """Close the chain and end its event loop; what other threads wait for fails. Safe to call twice."""

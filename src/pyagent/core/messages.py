@@ -375,7 +375,8 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A model that a backend offers. `reads_images` is None where that is unknown before an image is sent.
 
-    `takes_effort` (ours): whether it can be told how much to reason; None where that is unknown.
+    `takes_effort` (ours): whether it can be told how much to reason; None where that is unknown. `embeds` (ours):
+    whether it embeds texts, and then answers none; None where that is unknown.
     """
 
     id: str
@@ -387,6 +388,7 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     is_loaded: bool | None = None
     reads_images: bool | None = None
     takes_effort: bool | None = None
+    embeds: bool | None = None
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -398,12 +400,16 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts to embed; those of different tenants are never sent in one call (`Origin.tenant`)."""
+    """Texts to embed; those of different tenants are never sent in one call (`Origin.tenant`).
+
+    With `truncate` a text longer than the model takes is cut, and refused without; servers of others do as they do.
+    """
 
     model: str
     input: list[str]
     tenant: str = ""
     private: bool = False
+    truncate: bool = False
 
 
 class EmbedResult(msgspec.Struct, frozen=True, kw_only=True):

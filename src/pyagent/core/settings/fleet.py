@@ -169,7 +169,8 @@ class Search(Section, frozen=True):
         str,
         Setting(
             TEXT,
-            "Backend that embeds what is searched, as a link of a chain (`ollama:nomic-embed-text`, "
-            "`openai:URL#MODEL`): the texts of runs and files are sent to it. `off` searches by words alone.",
+            "Backend that embeds what is searched, as a link of a chain (`native:all-minilm:l6-v2`, "
+            "`ollama:nomic-embed-text`, `openai:URL#MODEL`): the texts of runs and files are sent to it. `auto` is the "
+            "embedded engine, where the model store has a model that embeds; `off` searches by words alone.",
         ),
-    ] = "off"
+    ] = "auto"

@@ -16,7 +16,7 @@ import msgspec
 from pyagent.core.abilities import ABILITIES, Abilities, needs
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.emulation.fulfil import first_asked, fulfil
-from pyagent.core.errors import PyAgentError, RequestError
+from pyagent.core.errors import PyAgentError, RequestError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -57,12 +57,14 @@ class NativeBackend:
         *,
         look: Callable[[str], str],
         size_of: Callable[[str], int] = lambda _: 0,
+        embeds: Callable[[str], bool | None] = lambda _: None,
         unsupported: Unsupported = "emulate",
         trusts_request_templates: bool = False,
     ) -> None:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
 
-        `size_of` returns the bytes of a model's file, 0 where they are not known.
+        `size_of` returns the bytes of a model's file, 0 where they are not known; `embeds` whether a model is one that
+        embeds, and answers nothing, None where that is not known before it is loaded.
 
         The backend closes its share of the engine when it is closed.
         """
@@ -82,6 +84,7 @@ class NativeBackend:
         self.engine = engine
         self._look = look
         self._size_of = size_of
+        self._embeds = embeds
         self._is_closed = False
         self._mending: dict[str, asyncio.Task[object]] = {}
 
@@ -107,12 +110,14 @@ class NativeBackend:
 
     async def load(self) -> object:
         """Load the first model, unless it is. Raises `ModelError` naming what is wrong with its file."""
+        if self._embeds(self.model_names[0]):
+            return await self.engine.embed(EmbedRequest(model=self.model_names[0], input=[]))
         return await self.engine.load(self.model_names[0])
 
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
         """Answer as a stream; closing the iterator aborts the request."""
         unsupported = request.unsupported or self._unsupported
-        request = msgspec.structs.replace(request, model=self._chosen(request.model), unsupported=unsupported)
+        request = msgspec.structs.replace(request, model=self._chosen_to_chat(request.model), unsupported=unsupported)
         if needs(request) <= self._abilities:
             return self.engine.stream(request)
         return fulfil(
@@ -133,6 +138,28 @@ class NativeBackend:
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
 
+    def _chosen_to_chat(self, asked: str) -> str:
+        """Return the model that answers. Raises `UnsupportedError`, which a chain passes by, for one that embeds."""
+        able = [name for name in self.model_names if not self._embeds(name)]
+        if asked in {"", self.name} and able:
+            return able[0]
+        name = self._chosen(asked)
+        if name in able:
+            return name
+        text = f"{_SCHEME}{name} embeds texts and answers none; name another model to chat with"
+        raise UnsupportedError(text, backend=self.name, fields=["messages"])
+
+    def _chosen_to_embed(self, asked: str) -> str:
+        """Return the model that embeds: of several that may, the first that is known to. Raises `RequestError`."""
+        named = self.model_names if asked in {"", self.name} else [self._chosen(asked)]
+        able = sorted(
+            (name for name in named if self._embeds(name) is not False), key=lambda one: not self._embeds(one)
+        )
+        if able:
+            return able[0]
+        text = f"{self.name} cannot embed; use a backend with an embedding model, such as native:all-minilm:l6-v2"
+        raise RequestError(text, param="model", code="model_not_found")
+
     def _chosen(self, asked: str) -> str:
         if asked in {"", self.name}:
             return self.model_names[0]
@@ -146,7 +173,9 @@ class NativeBackend:
         """Return the models offered, with their sizes once they are loaded."""
         loaded = {model.id: model for model in (await self.engine.state()).models}
         return [
-            loaded.get(name) or ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False) for name in self.model_names
+            loaded.get(name)
+            or ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False, embeds=self._embeds(name) or None)
+            for name in self.model_names
         ]
 
     async def abilities_of(self, model: str) -> Abilities:
@@ -156,8 +185,8 @@ class NativeBackend:
         return self._abilities if takes_effort else self._abilities - {"reasoning_effort"}
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """Refused: this engine runs no embedding models yet."""
-        raise RequestError(f"{self.name} cannot embed; use a backend with an embedding model", param="model")
+        """Return one vector a text, of length 1. Raises `RequestError` where no model of this backend embeds."""
+        return await self.engine.embed(msgspec.structs.replace(request, model=self._chosen_to_embed(request.model)))
 
     async def health(self) -> Health:
         """Ready when a model is loaded or can be, and requests are taken; fetches nothing."""
@@ -215,7 +244,7 @@ class NativeBackend:
             asked = first_asked(
                 query.request, self._abilities, backend=self.name, unsupported=self._unsupported
             )  # what is emulated is a part of the prompt
-            asked = msgspec.structs.replace(asked, model=self._chosen(asked.model))
+            asked = msgspec.structs.replace(asked, model=self._chosen_to_chat(asked.model))
             query = msgspec.structs.replace(query, request=asked)
         return await self.engine.query_cache(query)
 
@@ -227,10 +256,11 @@ class NativeBackend:
         state = await self.engine.state()
         if state.state not in _AWAKE:
             return {}
-        absent = set(models) & set(self.model_names) - {model.id for model in state.models}
+        able = {name for name in self.model_names if not self._embeds(name)}
+        absent = set(models) & able - {model.id for model in state.models}
         found = [(name, *await asyncio.to_thread(self._state, name, set[str](), state.faults)) for name in absent]
-        able = sorted(name for name, is_ready, _ in found if is_ready)
-        return {name: await asyncio.to_thread(self._size_of, name) for name in able}
+        ready = sorted(name for name, is_ready, _ in found if is_ready)
+        return {name: await asyncio.to_thread(self._size_of, name) for name in ready}
 
     async def place(self, model: str) -> None:
         """Load a model beside those that are loaded. Raises `CapacityError` where it does not fit."""

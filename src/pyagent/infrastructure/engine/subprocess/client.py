@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 
 from pyagent.core.errors import CapacityError, PyAgentError, RequestError
-from pyagent.core.messages import ChatDelta, ChatRequest, Hint
+from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Hint
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, UnpinPrompt, ViewCache
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.client import EngineState, within
@@ -26,6 +26,7 @@ from pyagent.infrastructure.engine.subprocess.in_flight import InFlightRequest
 from pyagent.infrastructure.engine.subprocess.merging import merged_cache, merged_state
 from pyagent.infrastructure.engine.subprocess.protocol import (
     ENGINE,
+    EmbedTexts,
     FreeMemory,
     GetState,
     QueryCache,
@@ -44,6 +45,7 @@ _STATE_SECONDS = 2.0
 _LAST_ENDS_SECONDS = 10.0
 """How long processes may take to end requests whose readers left, before memory is given back."""
 _state_codec: Codec[EngineState] = Codec(EngineState, ENGINE)
+_embed_codec: Codec[EmbedResult] = Codec(EmbedResult, ENGINE)
 _query_codec: Codec[CacheQueryResult] = Codec(CacheQueryResult, ENGINE)
 
 
@@ -65,6 +67,16 @@ class ProcessEngine(Shared):
     async def load(self, model: str, *, beside: bool = False) -> None:
         """Load a model ahead of its first request. Raises `ModelError` naming what is wrong with its file."""
         await self.copies.load(model, beside=beside)
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Embed by the copy that has the fewest requests."""
+        copy = min(range(len(self.copies)), key=self.copies.num_requests_of)
+        self.life.enter()
+        try:
+            calling = self.copies.call(copy, EmbedTexts(request))
+            return _embed_codec.decode(await asyncio.wrap_future(calling))
+        finally:
+            self.life.leave()
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer with the model the request names; closing the stream aborts the request."""

@@ -36,6 +36,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Call,
     Command,
     Done,
+    EmbedTexts,
     Failed,
     FreeMemory,
     FromEngine,
@@ -150,6 +151,8 @@ class _EngineServer:
 
     async def _execute(self, command: Command) -> object:
         match command:
+            case EmbedTexts(request):
+                return await self.engine.embed(request)
             case LoadModel(model, beside):
                 await self.engine.load(model, beside=beside)
             case UnloadModel(model):

@@ -17,7 +17,7 @@ from pyagent.core.chain.chain import Chain
 from pyagent.core.emulation.fulfil import EMULATED
 from pyagent.core.errors import ModelError, PyAgentError, RequestError
 from pyagent.core.messages import JsonObject, ModelInfo
-from pyagent.infrastructure.models.describe import describe_model
+from pyagent.infrastructure.models.describe import describe_encoder, describe_model
 from pyagent.infrastructure.models.store import Fetch, ModelStore, StoredModel, is_path
 from pyagent.infrastructure.server.api_keys import check_admin
 from pyagent.infrastructure.server.errors import logged_error
@@ -170,7 +170,7 @@ def _details(model: ModelInfo, stored: StoredModel | None) -> JsonObject:
 def _facts(path: str, _modified_ns: int) -> tuple[str, str]:
     """The number of parameters, as Ollama writes it (`134.52M`, `8.0B`), and the usual type of weights of a file."""
     try:
-        found = describe_model(Path(path))
+        found = describe_encoder(Path(path)) or describe_model(Path(path))
     except PyAgentError:
         return "", ""
     number = found.num_parameters
@@ -186,6 +186,8 @@ async def _capabilities(service: Service, model: ModelInfo) -> list[str]:
     link = service.backend.link_of(model) if isinstance(service.backend, Chain) else service.backend
     if link is None or model.id.startswith(AGENT_PREFIX):
         return ["completion"]
+    if model.embeds:
+        return ["embedding"]
     can = await abilities_of(link, model)
     can |= EMULATED if service.emulates else frozenset()
     return ["completion", *(word for field, word in _CAPABILITIES.items() if field in can)]

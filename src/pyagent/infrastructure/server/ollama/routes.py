@@ -111,5 +111,7 @@ async def _embedded(
     service: Service, request: Request, parsed: EmbedBody | EmbeddingsBody, texts: list[str]
 ) -> EmbedResult:
     model = await find_model(service, parsed.model)
-    asked = EmbedRequest(model=parsed.model and model.id, input=texts, private=bool(parsed.private))
+    # A text that is too long is cut unless the request says otherwise; the older form always cuts.
+    truncates = parsed.truncate is not False if isinstance(parsed, EmbedBody) else True
+    asked = EmbedRequest(model=parsed.model and model.id, input=texts, private=bool(parsed.private), truncate=truncates)
     return await service.embed(request, asked)

@@ -137,6 +137,7 @@ def model_entry(said: Sequence[ModelInfo], created: int) -> JsonObject:
     entry: JsonObject = {"id": model.id, "object": "model", "created": created, "owned_by": model.backend or "pyagent"}
     facts = {name: getattr(model, name) for name in ("context_length", "architecture", "quantization", "size_bytes")}
     entry |= {"backends": links} if len(links) > 1 else {}
+    entry |= {"capabilities": ["embeddings"]} if model.embeds else {}
     return entry | {name: value for name, value in facts.items() if value is not None}
 
 

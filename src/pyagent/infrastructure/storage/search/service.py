@@ -129,7 +129,7 @@ class Search:
 
     async def _embed(self, texts: list[str], tenant: str) -> list[list[float]]:
         assert self._embedder is not None
-        result = await self._embedder.embed(EmbedRequest(model="", input=texts, tenant=tenant))
+        result = await self._embedder.embed(EmbedRequest(model="", input=texts, tenant=tenant, truncate=True))
         if len(result.vectors) != len(texts):
             raise RequestError(f"asked for {len(texts)} vectors, got {len(result.vectors)}", param="search.embedder")
         return result.vectors

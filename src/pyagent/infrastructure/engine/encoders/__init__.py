@@ -1,0 +1,1 @@
+"""Models that embed texts: loaded, tokenised for, and asked in batches of tokens."""

@@ -1,0 +1,233 @@
+"""The encoders of this process, by name, in the ledger of the other models: loaded when asked for, let go when idle.
+
+What one takes is reserved before it is loaded. One in use is never unloaded; one that is idle goes when others need its
+memory. Loading runs in a thread of its own: a caller who gives up leaves the load to the others that wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from array import array
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyagent import _rust
+from pyagent.core.errors import CapacityError, ModelError, RequestError
+from pyagent.core.messages import ModelInfo
+from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.engine.encoders.encoder_queue import EncoderQueue
+from pyagent.infrastructure.engine.memory.ledger import Ledger, Reservation
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
+    from pyagent.infrastructure.engine.options import EngineOptions
+
+logger = logging.getLogger(__name__)
+
+BATCH_TOKENS = 1024
+"""Tokens computed together: enough for the kernels, few enough that a chat's step does not wait long for threads."""
+_TOKENIZER_BYTES = 500
+"""Expected for each token of a vocabulary."""
+_CLOSED = "the engine is closed; make a new one"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """An encoder in memory."""
+
+    name: str
+    model: _rust.EncoderModel
+    tokens: TextTokens
+    queue: EncoderQueue
+    load_seconds: float
+
+    @property
+    def num_dimensions(self) -> int:
+        """Numbers of a vector."""
+        return self.model.info()["num_dimensions"]
+
+    def vectors(self, packed: bytes) -> list[list[float]]:
+        """Return vectors as numbers."""
+        numbers, width = array("f", packed).tolist(), self.num_dimensions
+        return [numbers[start : start + width] for start in range(0, len(numbers), width)]
+
+    def info(self) -> ModelInfo:
+        """Return what it is."""
+        about = self.model.info()
+        return ModelInfo(
+            id=self.name,
+            backend=f"native:{self.name}",
+            context_length=about["max_tokens"],
+            architecture=about["architecture"],
+            size_bytes=about["weight_bytes"],
+            is_loaded=True,
+            embeds=True,
+        )
+
+    def close(self) -> None:
+        """Fail what waits, and free the memory."""
+        self.queue.close()
+        self.model.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    name: str
+    encoder: LoadedEncoder | None = None
+    loading: Future[LoadedEncoder] | None = None
+    users: int = 0
+    held: list[Reservation] = field(default_factory=list[Reservation])
+
+
+class EncoderPool:
+    """Encoders by name, in the memory of one ledger."""
+
+    def __init__(self, locate: Callable[[str], Path], options: EngineOptions, ledger: Ledger) -> None:
+        """`locate` finds a model's folder, fetching it if need be; it may block and raise `ModelError`."""
+        self._locate = locate
+        self._options = options
+        self._ledger = ledger
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def loaded(self) -> dict[str, LoadedEncoder]:
+        """Return the encoders in memory now, by name."""
+        with self._lock:
+            return {name: entry.encoder for name, entry in self._entries.items() if entry.encoder is not None}
+
+    def loading(self) -> list[str]:
+        """Return those on their way into memory, by name."""
+        with self._lock:
+            return [name for name, entry in self._entries.items() if entry.loading is not None]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that encoders hold of the ledger."""
+        with self._lock:
+            return sum(one.num_bytes for entry in self._entries.values() for one in entry.held)
+
+    @contextlib.asynccontextmanager
+    async def using(self, name: str) -> AsyncGenerator[LoadedEncoder]:
+        """The encoder, loaded when it is not, and kept as long as the block runs.
+
+        Raises `RequestError` for a model that embeds nothing, `ModelError` when its files cannot be used or never fit,
+        `CapacityError` when there is no room now.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise CapacityError(_CLOSED)
+            entry = self._entries.setdefault(name, _Entry(name))
+            entry.users += 1
+            coming = entry.encoder or self._load_of(entry)
+            for reservation in entry.held:
+                reservation.touch()
+        try:
+            # Shielded: a request that is cancelled here leaves the load to the others that wait for it.
+            is_coming = isinstance(coming, Future)
+            yield await asyncio.shield(asyncio.wrap_future(coming)) if is_coming else coming
+        finally:
+            with self._lock:
+                entry.users -= 1
+
+    def _load_of(self, entry: _Entry) -> Future[LoadedEncoder]:
+        if entry.loading is None:
+            entry.loading = Future()
+            entry.loading.set_running_or_notify_cancel()
+            name = f"pyagent-load-{entry.name}"
+            threading.Thread(target=self._fulfil, args=(entry, entry.loading), name=name, daemon=True).start()
+        return entry.loading
+
+    def _fulfil(self, entry: _Entry, loading: Future[LoadedEncoder]) -> None:
+        held: list[Reservation] = []
+        try:
+            encoder = self._load(entry, held)
+        except BaseException as error:  # noqa: BLE001 - the requests that wait must get it
+            for reservation in held:
+                reservation.release()
+            with self._lock:
+                entry.loading = None
+            loading.set_exception(error)
+            return
+        with self._lock:
+            entry.encoder, entry.held, entry.loading = encoder, held, None
+        loading.set_result(encoder)
+
+    def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedEncoder:
+        path, name = self._locate(entry.name), entry.name
+        runner = self._options.runner
+        threads = runner.threads or _rust.available_cores()
+        try:
+            about = _rust.describe_encoder(path, threads=threads, most_tokens=BATCH_TOKENS)
+        except _rust.ModelFileError as error:
+            raise ModelError(str(error), model=name) from error
+        if about is None:
+            text = f"native:{name} cannot embed; name an embedding model, such as native:all-minilm:l6-v2"
+            raise RequestError(text, param="model", code="model_not_found")
+        sizes = {
+            "weights": about["weight_bytes"],
+            "tokenizer": _TOKENIZER_BYTES * about["vocab_size"],
+            "workspace": about["workspace_bytes"],
+        }
+        if sum(sizes.values()) > self._ledger.total_bytes:
+            needs, total = format_bytes(sum(sizes.values())), format_bytes(self._ledger.total_bytes)
+            text = f"{name} needs {needs}, but the engine may use {total}; raise engine.memory or take a smaller model"
+            raise ModelError(text, model=name)
+        for account, num_bytes in sizes.items():
+            reclaim = (lambda _: self._unload(entry)) if account == "weights" else None
+            held.append(self._ledger.reserve(f"{account}:{name}", num_bytes, reclaim))
+        started = time.perf_counter()
+        from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
+
+        tokens = TextTokens(path, about["max_tokens"], about["vocab_size"])
+        try:
+            model = _rust.EncoderModel.load(path, threads=threads, most_tokens=BATCH_TOKENS, isa=runner.isa)
+        except _rust.ModelFileError as error:
+            raise ModelError(str(error), model=name) from error
+        seconds = time.perf_counter() - started
+        logger.info("the embedding model %s is loaded in %.1f s", name, seconds)
+        return LoadedEncoder(name, model, tokens, EncoderQueue(name, model.embed, BATCH_TOKENS), seconds)
+
+    def give_back(self, level: int) -> None:
+        """Unload idle encoders (2); there is nothing else to free (1)."""
+        if level > 1:
+            with self._lock:
+                entries = list(self._entries.values())
+            for entry in entries:
+                self._unload(entry)
+
+    def unload(self, name: str) -> None:
+        """Unload an encoder that no request uses. Blocks."""
+        with self._lock:
+            entry = self._entries.get(name)
+        if entry is not None:
+            self._unload(entry)
+
+    def close(self) -> None:
+        """Unload everything, also what is in use (its requests end); waits for what is loading. Safe to call twice."""
+        with self._lock:
+            self._is_closed = True
+            entries = list(self._entries.values())
+            loading = [entry.loading for entry in entries if entry.loading is not None]
+        for future in loading:
+            future.exception()
+        for entry in entries:
+            self._unload(entry, is_forced=True)
+
+    def _unload(self, entry: _Entry, *, is_forced: bool = False) -> None:
+        with self._lock:
+            encoder = entry.encoder
+            if encoder is None or (entry.users and not is_forced):
+                return
+            held, entry.held, entry.encoder = entry.held, [], None
+        encoder.close()
+        _rust.trim_memory()
+        for reservation in held:
+            reservation.release()
