@@ -15,7 +15,16 @@ import httpx
 import ollama
 import openai
 import pytest
-from support.tiny_encoder import LONGEST, PIECES, SHAPE, expected_vector, tensors_of, write_encoder, write_json
+from support.tiny_encoder import (
+    LONGEST,
+    PIECES,
+    SHAPE,
+    expected_vector,
+    tensors_of,
+    write_encoder,
+    write_gguf_encoder,
+    write_json,
+)
 from support.tiny_model import write_tiny_model
 
 from pyagent import _rust
@@ -155,6 +164,20 @@ def test_tokenizer_is_made_of_a_list_of_pieces_or_read(encoder: Path, tmp_path: 
     assert read.encode(["The CAT ab"]) == [[begin, PIECES.index("the"), PIECES.index("cat"), 5, 32, end]]
     [cut] = read.encode([LONG], truncates=True)
     assert (len(cut), cut[0], cut[-1]) == (LONGEST, begin, end)
+
+
+def test_gguf_file_gives_the_vectors_of_the_folder(encoder: Path, tmp_path: Path) -> None:
+    """The same weights under llama.cpp's names: the same tokens, and the same bits."""
+    path = write_gguf_encoder(tmp_path / "m.gguf")
+    assert is_encoder(path)
+    assert embedded(path, TEXTS).vectors == embedded(encoder, TEXTS).vectors
+    for changes, expected in [
+        ({"tokenizer__ggml__model": "gpt2"}, "tokenizer 'gpt2' is not supported"),
+        ({"bert__pooling_type": 4}, "pooling_type' is 4"),
+        ({"bert__embedding_length": 48}, "token_embd.weight' is 59 x 24; expected 59 x 48"),
+    ]:
+        with pytest.raises(ModelError, match=expected):
+            embedded(write_gguf_encoder(tmp_path / "bad.gguf", **changes), ["the"])
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from support.gguf_writer import write_gguf
+
 LETTERS = [chr(letter) for letter in range(ord("a"), ord("z") + 1)]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "cat"]
 LONGEST = 40
@@ -78,6 +80,60 @@ def write_encoder(
     (folder / "1_Pooling").mkdir(exist_ok=True)
     write_json(folder / "1_Pooling" / "config.json", {f"pooling_mode_{name}": name == pooling for name in names})
     return folder
+
+
+_GGUF_PARTS = {
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+_GGUF_TABLES = {
+    "word_embeddings": "token_embd",
+    "position_embeddings": "position_embd",
+    "token_type_embeddings": "token_types",
+    "LayerNorm": "token_embd_norm",
+}
+
+
+def write_gguf_encoder(path: Path, **changes: object) -> Path:
+    """Write the same model as llama.cpp's converter names it; return the file."""
+    sizes = {
+        "context_length": SHAPE["max_position_embeddings"],
+        "embedding_length": SHAPE["hidden_size"],
+        "block_count": SHAPE["num_hidden_layers"],
+        "attention.head_count": SHAPE["num_attention_heads"],
+        "feed_forward_length": SHAPE["intermediate_size"],
+        "pooling_type": 1,
+        "attention.layer_norm_epsilon": float(SHAPE["layer_norm_eps"]),
+        "attention.causal": False,
+    }
+    # Beginnings of words are marked there, not what goes on.
+    pieces = [
+        piece.removeprefix("##") if piece.startswith("##") else piece if piece.startswith("[") else f"▁{piece}"
+        for piece in PIECES
+    ]
+    metadata = {f"bert.{key}": value for key, value in sizes.items()} | {"general.architecture": "bert"}
+    metadata |= {"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": pieces}
+    metadata |= {key.replace("__", "."): value for key, value in changes.items()}
+    tensors = {
+        _gguf_name(name): (tuple(reversed(shape)), array("f", values))
+        for name, (shape, values) in tensors_of(SHAPE).items()
+    }
+    return write_gguf(path, metadata, tensors)
+
+
+def _gguf_name(name: str) -> str:
+    pieces = name.split(".")
+    if pieces[0] == "embeddings":
+        end = pieces[-1]
+        return f"{_GGUF_TABLES[pieces[1]]}.{end}"
+    part, end = ".".join(pieces[3:-1]), pieces[-1]
+    return f"blk.{pieces[2]}.{_GGUF_PARTS[part]}.{end}"
 
 
 def write_safetensors(folder: Path, config: dict[str, Any], tensors: Tensors) -> None:

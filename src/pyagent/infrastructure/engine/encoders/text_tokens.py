@@ -5,17 +5,20 @@ Knows the vocabulary's files, not the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from pyagent import _rust
 from pyagent.core.errors import ContextOverflowError, ModelError, RequestError
 from pyagent.infrastructure.engine.tokens.model_folder import read_bounded, read_json
 
 _UNKNOWN, _BEGIN, _END = "[UNK]", "[CLS]", "[SEP]"
+_WORD = "▁"
+"""What GGUF files put before a piece that begins a word."""
 
 
 class TextTokens:
@@ -73,6 +76,8 @@ def _check(text: str, number: int) -> None:
 def _read(path: Path) -> tokenizers.Tokenizer:
     file, vocabulary = path / "tokenizer.json", path / "vocab.txt"
     try:
+        if path.is_file():
+            return _of_gguf(path)
         if file.is_file():
             return tokenizers.Tokenizer.from_str(read_bounded(file).decode())
         if vocabulary.is_file():
@@ -87,10 +92,28 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 def _word_pieces(path: Path, vocabulary: Path) -> tokenizers.Tokenizer:
     """BERT's tokenizer from its list of pieces."""
     pieces = read_bounded(vocabulary).decode().splitlines()
+    return _of_pieces(vocabulary, pieces, read_json(path / "tokenizer_config.json"))
+
+
+def _of_gguf(path: Path) -> tokenizers.Tokenizer:
+    """BERT's tokenizer from a GGUF file, where beginnings of words are marked, not what goes on."""
+    metadata = _rust.read_model_header(path)["metadata"]
+    kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
+    if kind != "bert" or not isinstance(tokens, list):
+        raise ModelError(f"{path}: tokenizer {kind!r:.40} is not supported for an encoder; it is bert", model=str(path))
+    return _of_pieces(path, [_piece(str(token)) for token in cast("list[object]", tokens)], {})
+
+
+def _piece(token: str) -> str:
+    if token.startswith(_WORD):
+        return token.removeprefix(_WORD)
+    return token if token.startswith("[") and token.endswith("]") else f"##{token}"
+
+
+def _of_pieces(source: Path, pieces: Sequence[str], about: Mapping[str, object]) -> tokenizers.Tokenizer:
     ids = {piece: number for number, piece in enumerate(pieces)}
     if missing := [name for name in (_UNKNOWN, _BEGIN, _END) if name not in ids]:
-        raise ModelError(f"{vocabulary}: {', '.join(missing)} is missing", model=str(path))
-    about = read_json(path / "tokenizer_config.json")
+        raise ModelError(f"{source}: {', '.join(missing)} is missing", model=str(source))
     strips = cast("bool | None", about.get("strip_accents"))
     inner = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=_UNKNOWN))
     inner.normalizer = normalizers.BertNormalizer(
