@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -28,10 +29,16 @@ from support.tiny_encoder import (
 from support.tiny_model import write_tiny_model
 
 from pyagent import _rust
+from pyagent.assembly import make_embedder
 from pyagent.chains import Chain, Engine
+from pyagent.cli.root import run as run_command
 from pyagent.core.backends import collect
 from pyagent.core.errors import CapacityError, ContextOverflowError, ModelError, PyAgentError, RequestError
 from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Message
+from pyagent.core.plugins import PluginHost
+from pyagent.core.settings import Settings
+from pyagent.core.settings.fleet import Search
+from pyagent.core.settings.program import Paths
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
@@ -363,7 +370,8 @@ def test_encoder_that_does_not_fit_is_refused_before_it_is_loaded(encoder: Path,
     async def work(backend: NativeBackend) -> None:
         await backend.load()
         held = sum((await backend.engine_state()).memory.values())
-        backend.engine.models.ledger.total_bytes = held * 3 // 2  # type: ignore[attr-defined]
+        assert isinstance(backend.engine, LocalEngine)
+        backend.engine.models.ledger.total_bytes = held * 3 // 2
         assert (await backend.embed(EmbedRequest(model=str(other), input=["the"]))).vectors
         assert [model.id for model in (await backend.engine_state()).models] == [str(other)]
 
@@ -431,3 +439,47 @@ def test_openai_and_ollama_clients_embed(encoder: Path) -> None:
             theirs.embed(name, [LONG], truncate=False)
         assert list(theirs.embeddings(name, "the cat").embedding) == expected.vectors[0]
         assert httpx.post(f"{url}/api/show", json={"model": name}).json()["capabilities"] == ["embedding"]
+
+
+def test_commands_know_an_encoder(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`models show` has its card, `models list` its ability, `chain test` embeds with it, `doctor` finds it well."""
+    store = tmp_path / "models"
+    write_encoder(store / "mine")
+    write_json(store / "mine" / "model.json", {"name": "mine", "file": ".", "source": "test"})
+    monkeypatch.setenv("PYAGENT_PATHS__MODELS", str(store))
+    monkeypatch.setenv("PYAGENT_PATHS__DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    assert run_command(["models", "show", str(encoder)]) == 0
+    shown = capsys.readouterr().out
+    assert "an encoder: it embeds and answers nothing" in shown
+    assert "texts of up to 40 tokens, as 24 dimensions" in shown
+    assert run_command(["models", "show", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["capabilities"] == ["embeddings"]
+    assert run_command(["models", "list", "--json"]) == 0
+    [listed] = json.loads(capsys.readouterr().out)["models"]
+    assert (listed["name"], listed["capabilities"]) == ("mine", ["embeddings"])
+    assert run_command(["chain", "test", "--chain", "native:mine"]) == 0
+    assert "mine embeds" in capsys.readouterr().out
+    assert run_command(["doctor", "--chain", "native:mine", "--model", "mine", "--json"]) == 0
+    findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["mine"]["is_well"]
+    assert run_command(["search", "--files", str(store), "--json", "word"]) == 0
+    assert "words alone" not in capsys.readouterr().err
+
+
+def test_search_takes_the_embedder_that_is_in_the_store(tmp_path: Path) -> None:
+    """`auto` is the store's model that embeds; without one, or with `off`, there is none."""
+    paths = Paths(models=tmp_path / "models", data=tmp_path / "data")
+    settings = Settings(paths=paths)
+    host = PluginHost.discover(settings.plugins)
+    assert make_embedder(settings, host) is None
+    write_encoder(tmp_path / "models" / "mine")
+    write_json(tmp_path / "models" / "mine" / "model.json", {"name": "mine", "file": ".", "source": "test"})
+    found = make_embedder(settings, host)
+    assert found is not None
+    assert found.name == "native:mine"
+    asyncio.run(found.close())
+    off = Settings(paths=paths, search=Search(embedder="off"))
+    assert make_embedder(off, host) is None

@@ -143,7 +143,7 @@ async def _trials(settings: Settings, seconds: float) -> list[LinkTrial]:
 async def _trial(backend: Backend, seconds: float) -> LinkTrial:
     import time
 
-    from pyagent.core.messages import ChatRequest, Message, SamplingParams
+    from pyagent.core.messages import ChatRequest, EmbedRequest, Message, SamplingParams
     from pyagent.core.resilience.deadline import Deadline
 
     asked = ChatRequest(
@@ -151,7 +151,11 @@ async def _trial(backend: Backend, seconds: float) -> LinkTrial:
     )
     started = time.perf_counter()
 
-    async def first() -> tuple[float, str]:
+    async def first() -> tuple[float | None, str]:
+        models = await backend.models() if backend.name.startswith("native:") else []
+        if models and all(model.embeds for model in models):
+            await backend.embed(EmbedRequest(model="", input=["Say hello."]))
+            return None, f"{models[0].id} embeds"
         took, name = None, ""
         async for delta in backend.chat(asked):
             if took is None and (delta.content or delta.reasoning or delta.tool_calls or delta.finish_reason):
