@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -86,23 +87,20 @@ def store_folder() -> Path:
 
 def peer(folder: Path, threads: int) -> dict[str, Callable[[list[str]], Vectors]]:
     """sentence-transformers where it is installed, else transformers in the same batches."""
-    import torch
-
+    torch: Any = import_module("torch")
     torch.set_num_threads(threads)
     try:
-        from sentence_transformers import SentenceTransformer
+        package: Any = import_module("sentence_transformers")
     except ImportError:
         return {"transformers": _batched(folder, _torch_model(folder))}
-    # The package takes a model's name for one of the hub; a path with a dot is one of a folder.
-    model: Any = SentenceTransformer(str(folder), device="cpu")
+    model: Any = package.SentenceTransformer(str(folder), device="cpu")
     return {"sentence-transformers": lambda texts: model.encode(texts, batch_size=_BATCH).tolist()}
 
 
 def _torch_model(folder: Path) -> Callable[[Any], Any]:
-    import torch
-    from transformers import AutoModel
-
-    model = AutoModel.from_pretrained(folder).eval()
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
+    model = transformers.AutoModel.from_pretrained(folder).eval()
 
     def states(batch: Any) -> Any:
         with torch.inference_mode():
@@ -113,8 +111,7 @@ def _torch_model(folder: Path) -> Callable[[Any], Any]:
 
 def onnx_peer(folder: Path, model: Path, threads: int) -> Callable[[list[str]], Vectors]:
     """ONNX Runtime with all of its optimisations."""
-    import onnxruntime
-
+    onnxruntime: Any = import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -129,10 +126,9 @@ def onnx_peer(folder: Path, model: Path, threads: int) -> Callable[[list[str]], 
 
 def _batched(folder: Path, states: Callable[[Any], Any]) -> Callable[[list[str]], Vectors]:
     """Sort by length, pad in batches, take means, and scale to length 1."""
-    import numpy as np
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    linalg: Any = import_module("numpy.linalg")
+    transformers: Any = import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 
     def embed(texts: list[str]) -> Vectors:
         order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
@@ -143,7 +139,7 @@ def _batched(folder: Path, states: Callable[[Any], Any]) -> Callable[[list[str]]
             batch = tokenizer(some, padding=True, truncation=True, max_length=_LONGEST, return_tensors="pt")
             mask = batch["attention_mask"].numpy()[:, :, None]
             sums = (states(batch) * mask).sum(1) / mask.sum(1)
-            for at, vector in zip(part, sums / np.linalg.norm(sums, axis=1, keepdims=True), strict=True):
+            for at, vector in zip(part, sums / linalg.norm(sums, axis=1, keepdims=True), strict=True):
                 found[at] = vector.tolist()
         return found
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import ollama
@@ -159,7 +159,7 @@ def test_many_requests_at_once_get_their_own_vectors(encoder: Path) -> None:
 def test_tokenizer_is_made_of_a_list_of_pieces_or_read(encoder: Path, tmp_path: Path) -> None:
     """Without tokenizer.json the pieces of vocab.txt give the same tokens; its padding and truncation are left out."""
     from_pieces = TextTokens(encoder, LONGEST, len(PIECES))
-    inner = from_pieces._inner  # pyright: ignore[reportPrivateUsage]
+    inner: Any = from_pieces._inner  # pyright: ignore[reportPrivateUsage]
     inner.enable_padding(length=12)
     inner.enable_truncation(4)
     inner.save(str(tmp_path / "tokenizer.json"))
@@ -232,13 +232,25 @@ def _reshaped(path: Path) -> None:
     write_encoder(path, tensors=tensors)
 
 
-def _config(**changes: object) -> Callable[[Path], object]:
+def _config(**changes: Any) -> Callable[[Path], object]:
     tensors = tensors_of(SHAPE)
     return lambda path: write_encoder(path, tensors=tensors, **changes)
 
 
+def _json(name: str, value: object) -> Callable[[Path], object]:
+    return lambda path: write_json(path / name, value)
+
+
+def _bytes(name: str, data: bytes) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_bytes(data)
+
+
+def _gone(path: Path) -> None:
+    (path / "vocab.txt").unlink()
+
+
 def _step(kind: str, path: str = "1_Pooling") -> Callable[[Path], object]:
-    steps = [{"type": "m.Transformer", "path": ""}, {"type": f"m.{kind}", "path": path}]
+    steps: list[dict[str, str]] = [{"type": "m.Transformer", "path": ""}, {"type": f"m.{kind}", "path": path}]
     return lambda folder: write_json(folder / "modules.json", steps)
 
 
@@ -261,15 +273,15 @@ def _step(kind: str, path: str = "1_Pooling") -> Callable[[Path], object]:
         (_step("Dense"), "step 'm.Dense' is not implemented"),
         (_step("Pooling", "../../etc"), "expected a folder's name"),
         (_step("Transformer", ""), "no step is Pooling"),
-        (lambda path: write_json(path / "1_Pooling/config.json", {"pooling_mode_magic": True}), "pooling by 'magic'"),
-        (lambda path: write_json(path / "1_Pooling/config.json", {}), "pooling by ''"),
-        (lambda path: write_json(path / "modules.json", {"type": 3}), "no step is Pooling"),
-        (lambda path: write_json(path / "sentence_bert_config.json", {"max_seq_length": -4}), "max_seq_length"),
-        (lambda path: (path / "vocab.txt").unlink(), "no tokenizer.json or vocab.txt"),
-        (lambda path: (path / "vocab.txt").write_text("a\n"), r"\[UNK\], \[CLS\], \[SEP\] is missing"),
-        (lambda path: (path / "vocab.txt").write_text("\n".join([*PIECES, "more"])), "take both from one source"),
-        (lambda path: (path / "tokenizer.json").write_text("{}"), "not a tokenizer"),
-        (lambda path: (path / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60)), "safetensors"),
+        (_json("1_Pooling/config.json", {"pooling_mode_magic": True}), "pooling by 'magic'"),
+        (_json("1_Pooling/config.json", {}), "pooling by ''"),
+        (_json("modules.json", {"type": 3}), "no step is Pooling"),
+        (_json("sentence_bert_config.json", {"max_seq_length": -4}), "max_seq_length"),
+        (_gone, "no tokenizer.json or vocab.txt"),
+        (_bytes("vocab.txt", b"a\n"), r"\[UNK\], \[CLS\], \[SEP\] is missing"),
+        (_bytes("vocab.txt", "\n".join([*PIECES, "more"]).encode()), "take both from one source"),
+        (_bytes("tokenizer.json", b"{}"), "not a tokenizer"),
+        (_bytes("model.safetensors", struct.pack("<Q", 1 << 60)), "safetensors"),
     ],
 )
 def test_files_that_are_wrong_are_refused_by_name(
@@ -416,7 +428,7 @@ def test_openai_and_ollama_clients_embed(encoder: Path) -> None:
     with (
         serve(create_app(native(encoder))) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
-        ollama.Client(url) as theirs,
+        cast("Any", ollama.Client(url)) as theirs,
     ):
         found = client.embeddings.create(model=name, input=TEXTS, encoding_format="float")
         expected = embedded(encoder, TEXTS)

@@ -197,7 +197,7 @@ def expected_vector(tokens: Sequence[int], config: dict[str, Any], tensors: Tens
         query, key, value = (
             [linear(x, f"{place}.attention.self.{part}") for x in stream] for part in ("query", "key", "value")
         )
-        attended = []
+        attended: list[list[float]] = []
         for one in query:
             out: list[float] = []
             for start in range(0, hidden, width):

@@ -158,7 +158,7 @@ class NativeBackend:
         if able:
             return able[0]
         text = f"{self.name} cannot embed; use a backend with an embedding model, such as native:all-minilm:l6-v2"
-        raise RequestError(text, param="model", code="model_not_found")
+        raise RequestError(text, param="model")
 
     def _chosen(self, asked: str) -> str:
         if asked in {"", self.name}:

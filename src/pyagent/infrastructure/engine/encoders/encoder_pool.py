@@ -15,6 +15,7 @@ from array import array
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -170,7 +171,7 @@ class EncoderPool:
             raise ModelError(str(error), model=name) from error
         if about is None:
             text = f"native:{name} cannot embed; name an embedding model, such as native:all-minilm:l6-v2"
-            raise RequestError(text, param="model", code="model_not_found")
+            raise RequestError(text, param="model")
         sizes = {
             "weights": about["weight_bytes"],
             "tokenizer": _TOKENIZER_BYTES * about["vocab_size"],
@@ -181,7 +182,7 @@ class EncoderPool:
             text = f"{name} needs {needs}, but the engine may use {total}; raise engine.memory or take a smaller model"
             raise ModelError(text, model=name)
         for account, num_bytes in sizes.items():
-            reclaim = (lambda _: self._unload(entry)) if account == "weights" else None
+            reclaim = partial(self._unload_for, entry) if account == "weights" else None
             held.append(self._ledger.reserve(f"{account}:{name}", num_bytes, reclaim))
         started = time.perf_counter()
         from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
@@ -220,6 +221,10 @@ class EncoderPool:
             future.exception()
         for entry in entries:
             self._unload(entry, is_forced=True)
+
+    def _unload_for(self, entry: _Entry, num_bytes: int) -> None:
+        del num_bytes  # an encoder goes whole
+        self._unload(entry)
 
     def _unload(self, entry: _Entry, *, is_forced: bool = False) -> None:
         with self._lock:

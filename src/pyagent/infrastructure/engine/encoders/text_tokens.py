@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
@@ -123,5 +123,6 @@ def _of_pieces(source: Path, pieces: Sequence[str], about: Mapping[str, object])
     )
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inner.post_processor = processors.BertProcessing((_END, ids[_END]), (_BEGIN, ids[_BEGIN]))
-    inner.add_special_tokens([name for name in ("[PAD]", _UNKNOWN, _BEGIN, _END, "[MASK]") if name in ids])
+    adding: Any = inner  # the library leaves the type of this method open
+    adding.add_special_tokens([name for name in ("[PAD]", _UNKNOWN, _BEGIN, _END, "[MASK]") if name in ids])
     return inner
