@@ -58,10 +58,16 @@ def test_list_shows_what_is_not_here_yet_and_how_to_fetch_it(environment: dict[s
     """An empty store lists the known models with size, licence and command; as JSON for programs too."""
     ran = models(environment, "list")
     assert ran.code == 0
-    assert "smollm2:135m  98.4 MB  Apache-2.0  not here; pyagent models pull smollm2:135m" in ran.out
+    shown = [" ".join(line.split()) for line in ran.out.splitlines()]
+    assert "smollm2:135m 98.4 MB Apache-2.0 not here; pyagent models pull smollm2:135m" in shown
+    assert "all-minilm:l6-v2 91.3 MB Apache-2.0 not here; pyagent models pull all-minilm:l6-v2" in shown
     ran = models(environment, "list", "--json")
     value = json.loads(ran.out)
     assert (value["models"], value["known"][0]["name"]) == ([], "smollm2:135m")
+    assert {known["name"]: known.get("capabilities") for known in value["known"]} == {
+        "smollm2:135m": None,
+        "all-minilm:l6-v2": ["embeddings"],
+    }
 
 
 def test_show_reads_a_files_card(environment: dict[str, str], tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class ModelStore:
         self, folder: Path, catalog: Mapping[str, Source] | None = None, *, watch: Watcher | None = None
     ) -> None:
         self.folder = folder
-        self.catalog = CATALOG if catalog is None else catalog
+        self.catalog: dict[str, Source] = dict(CATALOG if catalog is None else catalog)
         self._watch: Watcher = watch or _LoggedFetch().watch
 
     def list(self) -> list[StoredModel]:
