@@ -131,7 +131,7 @@ fn a_wrong_index_is_refused() {
             "tensor \"b\" is in x.safetensors, but",
         ),
         ("{", "not valid: EOF"),
-        ("[]", "not valid: invalid type"),
+        ("[]", "not valid: expected a JSON object"),
     ] {
         let text = refusal(with_index(index).path());
         assert!(text.contains(problem), "{index}: {text}");

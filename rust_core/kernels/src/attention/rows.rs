@@ -100,6 +100,7 @@ impl<'a> RowSequence<'a> {
 ///
 /// # Panics
 /// When there is no such key-value head, or `q` and `out` are not as many whole heads.
+#[expect(clippy::too_many_arguments, reason = "pages, heads and memory, each its own")]
 pub fn attend_rows(
     isa: Isa,
     cache: &RowPages<'_>,
@@ -236,9 +237,9 @@ unsafe fn weigh<L: Lanes>(scale: f32, weights: &mut [f32], seen: &Range<usize>) 
             let line = weights[start..][..LANES].as_mut_ptr();
             L::load(line).mul(scale).store(line);
             if start < seen.start || start + LANES > seen.end {
-                for at in start..start + LANES {
-                    if !seen.contains(&at) {
-                        weights[at] = f32::NEG_INFINITY;
+                for (lane, weight) in weights[start..][..LANES].iter_mut().enumerate() {
+                    if !seen.contains(&(start + lane)) {
+                        *weight = f32::NEG_INFINITY;
                     }
                 }
             }
@@ -388,10 +389,11 @@ mod tests {
             let pages = table(length, window);
             let seen = length - window.unwrap_or(length).min(length)..length;
             let row_len = num_kv_heads * head_dim;
-            for block in seen.start / BLOCK_TOKENS..length.div_ceil(BLOCK_TOKENS) {
+            let blocks = seen.start / BLOCK_TOKENS..length.div_ceil(BLOCK_TOKENS);
+            for (block, page) in blocks.clone().zip(&pages[blocks]) {
                 for token in 0..BLOCK_TOKENS {
                     if !seen.contains(&(block * BLOCK_TOKENS + token)) {
-                        let start = (pages[block] as usize * BLOCK_TOKENS + token) * row_len;
+                        let start = (*page as usize * BLOCK_TOKENS + token) * row_len;
                         keys[start..start + row_len].fill(f32::NAN);
                         values[start..start + row_len].fill(f32::NAN);
                     }
