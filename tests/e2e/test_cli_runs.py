@@ -32,7 +32,7 @@ def test_runs_are_listed_with_their_arguments(environment: dict[str, str]) -> No
     _run(environment, "agent", "math", "--action", "evaluate", "--expression", "2*3")
     assert "expression=2*3" in str(_listed(environment)[0]["task"])
     assert "expression=2*3" in pyagent("runs", "list", env=environment).stdout
-    assert "run_finished" in pyagent("runs", "show", env=environment).stdout
+    assert "run_finished" in pyagent("runs", "show", "--events", env=environment).stdout
 
 
 def test_private_runs_leave_no_trace(environment: dict[str, str], tmp_path: Path) -> None:
@@ -72,14 +72,17 @@ def test_a_wrong_id_is_told_the_nearest(environment: dict[str, str], tmp_path: P
 
 
 def test_damage_is_shown(environment: dict[str, str], tmp_path: Path) -> None:
-    """`runs show` says that a record is damaged, and shows those before and after it."""
+    """`runs show` says that a record is lost, and with --events where, and shows those before and after it."""
     _run(environment, "run", "2+2")
     with closing(sqlite3.connect(tmp_path / "data" / "journal" / "runs.db")) as database, database:
         database.execute("UPDATE records SET body = CAST(body || 'x' AS BLOB) WHERE id % 4294967296 = 2")
-    done = pyagent("runs", "show", env=environment)
+    done = pyagent("runs", "show", "--events", env=environment)
     assert "1 records are damaged" in done.stdout
     assert "run_finished" in done.stdout
     assert "1 records are lost" in done.stderr
+    tree = pyagent("runs", "show", env=environment)
+    assert "2+2" in tree.stdout
+    assert "1 records are lost" in tree.stderr
 
 
 def test_a_file_that_is_no_journal_is_told_of(environment: dict[str, str], tmp_path: Path) -> None:

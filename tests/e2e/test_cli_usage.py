@@ -24,7 +24,7 @@ def test_version_is_printed(arguments: list[str], environment: dict[str, str]) -
 def test_help_is_a_command_too(environment: dict[str, str]) -> None:
     """`pyagent help runs show` is `pyagent runs show --help`, and `-h` is `--help`."""
     wanted = pyagent("runs", "show", "--help", env=environment).stdout
-    assert "Show everything a run did" in wanted
+    assert "Show a run's steps as a tree" in wanted
     assert pyagent("help", "runs", "show", env=environment).stdout == wanted
     assert pyagent("runs", "show", "-h", env=environment).stdout == wanted
 

@@ -589,7 +589,8 @@ def test_all_processes_of_a_server_end_though_we_are_killed(tmp_path: Path, numb
 
 
 _OPENS_A_PROGRAM = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which whoever runs the tests may ignore
 from pyagent.infrastructure.mcp.stdio import Program
 
 async def main():

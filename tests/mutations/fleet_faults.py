@@ -52,8 +52,8 @@ FAULTS = (
     Fault(
         "changed-code-goes-unnoticed",
         f"{_FLEET}/past.py",
-        "if before != asked:",
-        "if before is None:",
+        "if before != asked and",
+        "if before is None and",
         "tests/unit/test_resume.py::test_changed_agent_is_told_by_its_call",
     ),
     Fault(

@@ -196,4 +196,4 @@ def test_agent_is_an_administrators_and_wants_a_chain() -> None:
 )
 def test_agent_takes_what_asks_for_a_link(text: str, is_asked: bool) -> None:
     """The rule is narrow: a link and what is wanted of it."""
-    assert (ScalingAgent().score(Task(text=text)) > 0) is is_asked
+    assert bool(ScalingAgent().score(Task(text=text))) is is_asked

@@ -2,10 +2,10 @@
 
 Scores come first because they cost nothing and can be explained (`core.fleet.scores`): the highest wins, ties by the
 agents' order. When none is sure, the one whose name the task has gets it (`Write a haiku`), or the one whose
-`typical_tasks` it is plainly like, among those that did not score 0. Else a model weighs the likeliest by how well the
-task goes on after tasks of each, or chooses by description where an agent tells no tasks or the backend scores no
-prompts; or a person does where the limits say so. What is like no agent's tasks goes to the agent that `takes_rest`.
-An agent that declines after all is out, and the rest are asked in the same way.
+`typical_tasks` it is plainly like, among those that did not score 0; what is plainly nobody's goes to the agent that
+`takes_rest`. Where there is none a model weighs the likeliest by how well the task goes on after tasks of each, or
+chooses by description where an agent tells no tasks or the backend scores no prompts; or a person does where the limits
+say so. An agent that declines after all is out, and the rest are asked in the same way.
 """
 
 from __future__ import annotations
@@ -108,9 +108,11 @@ def _plain_route(
     if rest and not task.text.strip():
         return Route(rest, "rest", "nothing is said of what is to be done")
     best = max(shares, key=lambda name: shares[name], default=UNMET)
-    if not shares.keys() >= candidates.keys() or shares[best] < _SURE_BY_TASKS:
+    if not shares.keys() >= candidates.keys():
         return None
     sure = round(shares[best], 3)
+    if sure < _SURE_BY_TASKS:
+        return Route(rest, "rest", "it is plainly no other agent's", sure) if rest else None
     if best == UNMET:
         return Route(rest, "rest", "no agent is made for it", sure) if rest else None
     return Route(best, "examples", f"it is like {nearest_task(task.text, candidates[best])!r}", sure)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pyagent.core.errors import AgentError, ContextOverflowError, RequestError
+from pyagent.core.errors import AgentError, ContextOverflowError, Decline, RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.scores import Score
@@ -101,6 +101,8 @@ class SummarizeAgent:
         text = await self._text(task)
         if not text.strip():
             raise RequestError("there is nothing to summarize: give a text or a file", param="text")
+        if text == task.text and len(text) <= _MIN_TEXT_CHARACTERS and _ASKS.search(text):
+            raise Decline("it asks for a summary of something that is not there: give a text or a file")
         focus = _focus(task)
         parts = await self._shrink(context, text, focus)
         system = _SYSTEM.format(num_sentences=num_sentences, focus=focus)
