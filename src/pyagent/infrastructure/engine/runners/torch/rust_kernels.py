@@ -7,6 +7,9 @@ of their own would have to share the cores with those, which wait busily between
 
 from __future__ import annotations
 
+import ctypes
+import math
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -34,6 +37,20 @@ def no_kernels_reason(device: str, dtype: torch.dtype, kv_dtype: torch.dtype) ->
 def numbers_of(tensor: Tensor) -> memoryview:
     """Return a tensor's memory as the kernels take it."""
     return tensor.numpy().data
+
+
+def pages_of(tensor: Tensor) -> memoryview[float]:
+    """Return the memory of KV pages, float32 side by side, while the call lasts.
+
+    Not by numpy, which would pin the storage: KV memory goes and comes back.
+    """
+    return _numbers_at(tensor.data_ptr(), tuple(tensor.shape))
+
+
+@lru_cache(maxsize=1024)
+def _numbers_at(address: int, shape: tuple[int, ...]) -> memoryview[float]:
+    numbers = (ctypes.c_float * math.prod(shape)).from_address(address)
+    return memoryview(numbers).cast("B").cast("f", shape)
 
 
 class RustStages:
@@ -81,8 +98,8 @@ class RustStages:
             (numbers_of(q), numbers_of(k), numbers_of(v)),
             (numbers_of(cos), numbers_of(sin)),
             numbers_of(rows),
-            numbers_of(cache.keys),
-            numbers_of(cache.values),
+            pages_of(cache.keys),
+            pages_of(cache.values),
             numbers_of(out),
             is_interleaved=is_interleaved,
             num_threads=torch.get_num_threads(),

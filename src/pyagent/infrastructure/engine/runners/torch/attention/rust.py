@@ -13,7 +13,7 @@ from torch import Tensor
 from pyagent.infrastructure.engine.runners.torch.attention.batch import AttentionBatch
 from pyagent.infrastructure.engine.runners.torch.attention.paged_cache import PagedCache
 from pyagent.infrastructure.engine.runners.torch.attention.sdpa import attend_prompts
-from pyagent.infrastructure.engine.runners.torch.rust_kernels import numbers_of, open_kernels
+from pyagent.infrastructure.engine.runners.torch.rust_kernels import numbers_of, open_kernels, pages_of
 
 
 class RustAttend:
@@ -40,8 +40,8 @@ class RustAttend:
         out = torch.empty(q.shape)
         self._kernels.attend(
             numbers_of(q[:num_decoding].contiguous()),
-            numbers_of(cache.keys),
-            numbers_of(cache.values),
+            pages_of(cache.keys),
+            pages_of(cache.values),
             numbers_of(batch.tables[:num_decoding].contiguous()),
             numbers_of(batch.lengths[:num_decoding]),
             numbers_of(out[:num_decoding]),
