@@ -2,7 +2,7 @@
 
 Scores come first because they cost nothing and can be explained (`core.fleet.scores`): the highest wins, ties by the
 agents' order. When none is sure, the one whose name the task has gets it (`Write a haiku`), or the one whose
-`typical_tasks` it is plainly like, among those that did not score 0; what is plainly nobody's goes to the agent that
+`typical_tasks` it is plainly like, among those that did not score 0; what is plainly of no other goes to the agent that
 `takes_rest`. Where there is none a model weighs the likeliest by how well the task goes on after tasks of each, or
 chooses by description where an agent tells no tasks or the backend scores no prompts; or a person does where the limits
 say so. An agent that declines after all is out, and the rest are asked in the same way.
