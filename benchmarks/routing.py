@@ -1,9 +1,10 @@
-"""Which agent gets a task: accuracy of the router on the tasks of tests/data/routing, with rules and with a model.
+"""Which agent gets a task: accuracy of the router on the tasks of tests/data/routing, step by step.
 
-    python benchmarks/routing.py [--part development|held_out] [--without-model] [--wrong] [--model NAME] [--json]
+    python benchmarks/routing.py [--part development|held_out] [--without-router] [--wrong] [--model NAME] [--json]
 
-`rules`: the agents' scores alone, as they say themselves. `tasks`: and the typical tasks that they tell, in exact code.
-`model`: and the model's likelihoods where those leave doubt. `left out`: each typical task by the others.
+`rules`: the agents' scores alone, as they say themselves. `rules and typical tasks`: else the agent that it is most
+like. `the router`: as runs have it, where what is like none plainly goes to the agent that takes the rest; `how` says
+whether a model was asked. `left out`: each typical task by the others.
 A task for nobody is right when the router says that no agent is made for it. `held_out` was written before any
 typical task, by the same author; of it only the totals were looked at. `--wrong` shows the tasks that go elsewhere.
 """
@@ -95,7 +96,7 @@ def accuracy(told: list[tuple[dict[str, str], str]]) -> dict[str, float]:
     }
 
 
-async def measured(part: str, model: str | None, *, with_model: bool, shows_wrong: bool) -> dict[str, object]:
+async def measured(part: str, model: str | None, *, with_router: bool, shows_wrong: bool) -> dict[str, object]:
     """Return the accuracies on one part."""
     tasks = rows(part)
     settings = read_settings(None, None, model)
@@ -107,7 +108,7 @@ async def measured(part: str, model: str | None, *, with_model: bool, shows_wron
             "rules": accuracy([(row, await by_rules(agents, row["task"])) for row in tasks]),
             "rules and typical tasks": accuracy([(row, await by_tasks(agents, row["task"])) for row in tasks]),
         }
-        if not with_model:
+        if not with_router:
             return result
         async with Fleet(settings, backend=backend, agents=[Silent(agent) for agent in agents.values()]) as fleet:
             told, how, began = [], Counter[str](), time.perf_counter()
@@ -120,7 +121,7 @@ async def measured(part: str, model: str | None, *, with_model: bool, shows_wron
                 how[f"{route.how}, {'right' if said == row['agent'] else 'wrong'}"] += 1
                 if shows_wrong and said != row["agent"]:
                     print(f"{row['agent']:<20}{route.agent:<20}{route.how:<10}{route.score} {row['task']}")
-            result["with the model"] = accuracy(told)
+            result["the router"] = accuracy(told)
             result["how"] = dict(how.most_common())
             result["ms_a_task"] = round(1000 * (time.perf_counter() - began) / len(tasks))
     return result
@@ -129,14 +130,14 @@ async def measured(part: str, model: str | None, *, with_model: bool, shows_wron
 def main() -> None:
     parser = argparse.ArgumentParser(description="accuracy of the router")
     parser.add_argument("--part", choices=PARTS)
-    parser.add_argument("--without-model", action="store_true")
+    parser.add_argument("--without-router", action="store_true")
     parser.add_argument("--wrong", action="store_true")
     parser.add_argument("--model")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     result: dict[str, object] = {}
     for part in [given.part] if given.part else PARTS:
-        work = measured(part, given.model, with_model=not given.without_model, shows_wrong=given.wrong)
+        work = measured(part, given.model, with_router=not given.without_router, shows_wrong=given.wrong)
         result[part] = asyncio.run(work)
     from pyagent.assembly import make_agents, make_host
 

@@ -53,11 +53,10 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A bar: what stands below it, and its height by the axis; `is_printed` when the number stands on the bar."""
+    """A bar: what stands below it, and its height by the axis."""
 
     label: str
     value: float
-    is_printed: bool = False
 
 
 class Chart(msgspec.Struct, frozen=True):
