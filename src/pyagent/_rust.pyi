@@ -8,6 +8,7 @@ from typing import TypedDict, final
 from typing_extensions import Buffer
 
 from pyagent.core.eviction import EvictionPolicy
+from pyagent.core.messages import ModelTask
 
 __version__: str
 
@@ -50,6 +51,8 @@ class EncoderShape(TypedDict):
     num_layers: int
     max_tokens: int
     pooling: str
+    labels: list[str] | None
+    num_outputs: int
     file_bytes: int
     weight_bytes: int
     workspace_bytes: int
@@ -61,6 +64,8 @@ class EncoderInfo(TypedDict):
     num_layers: int
     max_tokens: int
     pooling: str
+    labels: list[str] | None
+    num_outputs: int
     weight_bytes: int
     load_seconds: float
 
@@ -312,7 +317,7 @@ class EncoderModel:
         path: str | PathLike[str], *, threads: int, most_tokens: int = 1024, isa: str | None = None
     ) -> EncoderModel: ...
     def info(self) -> EncoderInfo: ...
-    def embed(self, texts: Sequence[Sequence[int]]) -> bytes: ...
+    def compute(self, texts: Sequence[Sequence[int]]) -> bytes: ...
     def close(self) -> None: ...
 
 @final
@@ -499,7 +504,7 @@ class ModelShape(TypedDict):
     kv_groups: list[tuple[str, int, int]]
     page_bytes: int
 
-def is_encoder(path: str | PathLike[str]) -> bool: ...
+def model_task(path: str | PathLike[str]) -> ModelTask: ...
 def describe_encoder(
     path: str | PathLike[str], *, threads: int = 1, most_tokens: int = 1024
 ) -> EncoderShape | None: ...

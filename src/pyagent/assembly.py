@@ -258,5 +258,5 @@ def make_embedder(settings: Settings, host: PluginHost) -> Backend | None:
 
         store = ModelStore(settings.paths.models)
         here = [model.manifest.name for model in store.list()]
-        entry = next((f"native:{name}" for name in here if store.embeds(name)), "off")
+        entry = next((f"native:{name}" for name in here if store.task_of(name) == "embed"), "off")
     return None if entry in {"", "off"} else make_backend(entry, settings, host)

@@ -11,8 +11,19 @@ import msgspec
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, accumulate, collect
-from pyagent.core.errors import InvalidOutputError
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, JsonObject, Message, SamplingParams
+from pyagent.core.errors import InvalidOutputError, RequestError
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    ClassifyRequest,
+    ClassifyResult,
+    EmbedRequest,
+    JsonObject,
+    Message,
+    RankRequest,
+    RankResult,
+    SamplingParams,
+)
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_format import GrammarFormat
 from pyagent.core.structured_output.wanted import Schema, Wanted
@@ -115,6 +126,38 @@ class Chain:
         except ValueError as error:
             limit = "; it was cut at max_tokens" if answer.last.finish_reason == "length" else ""
             raise InvalidOutputError(f"the answer does not fit: {error}{limit}", param="response_format") from error
+
+    async def rerank(
+        self, query: str, documents: Sequence[str], model: str = "", *, truncate: bool = True
+    ) -> list[tuple[int, float]]:
+        """Return the documents' numbers and relevances, the most relevant first, from the first link that ranks.
+
+        A ranking model's relevances are most often between 0 and 1; those of an embedding model are cosines. A document
+        longer than the model takes is cut, and refused without `truncate`. Raises `RequestError` when no link ranks.
+        """
+        pairs = [(query, document) for document in documents]
+        scores = (await self._rank(RankRequest(model=model, pairs=pairs, truncate=truncate))).scores
+        return sorted(enumerate(scores), key=lambda one: -one[1])
+
+    async def classify(
+        self, texts: Sequence[str], model: str = "", *, truncate: bool = False
+    ) -> list[dict[str, float]]:
+        """Return each text's labels with their probabilities, from the first link that classifies.
+
+        Raises `RequestError` when none does.
+        """
+        found = await self._classify(ClassifyRequest(model=model, input=list(texts), truncate=truncate))
+        return [dict(zip(found.labels, row, strict=True)) for row in found.scores]
+
+    async def _rank(self, request: RankRequest) -> RankResult:
+        if (rank := self.backend.capabilities.rank) is None:
+            raise RequestError("no link of the chain ranks documents; `native` does with a model for it", param="model")
+        return await rank(request)
+
+    async def _classify(self, request: ClassifyRequest) -> ClassifyResult:
+        if (classify := self.backend.capabilities.classify) is None:
+            raise RequestError("no link of the chain classifies; `native` does with a model for it", param="model")
+        return await classify(request)
 
     async def embed(self, texts: Sequence[str], model: str = "", *, truncate: bool = False) -> list[list[float]]:
         """Return a vector for each text, from the first link that embeds. Raises `RequestError` when none does.

@@ -95,6 +95,16 @@ class SyncChain:
         """Return an answer as what was asked for, as `Chain.generate` does."""
         return self._loop.run(self._chain.answer_as(Wanted(schema, choice, regex, grammar), asked, sampling))
 
+    def rerank(
+        self, query: str, documents: Sequence[str], model: str = "", *, truncate: bool = True
+    ) -> list[tuple[int, float]]:
+        """Return the documents' numbers and relevances, the most relevant first, as `Chain.rerank` does."""
+        return self._loop.run(self._chain.rerank(query, documents, model, truncate=truncate))
+
+    def classify(self, texts: Sequence[str], model: str = "", *, truncate: bool = False) -> list[dict[str, float]]:
+        """Return each text's labels with their probabilities, as `Chain.classify` does."""
+        return self._loop.run(self._chain.classify(texts, model, truncate=truncate))
+
     def embed(self, texts: Sequence[str], model: str = "", *, truncate: bool = False) -> list[list[float]]:
         """Return a vector for each text, as `Chain.embed` does."""
         return self._loop.run(self._chain.embed(texts, model, truncate=truncate))

@@ -45,7 +45,7 @@ from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
 from pyagent.infrastructure.engine.memory.ledger import Ledger
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions
-from pyagent.infrastructure.models.describe import is_encoder
+from pyagent.infrastructure.models.describe import task_of
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
@@ -70,7 +70,7 @@ def native(*paths: Path, memory: int = 1 << 30) -> NativeBackend:
     """A backend of models by their paths."""
     pool = ModelPool(Path, EngineOptions(), Ledger(memory))
     names = [str(path) for path in paths]
-    return NativeBackend(names, LocalEngine(pool), look=lambda _: "", embeds=lambda name: is_encoder(Path(name)))
+    return NativeBackend(names, LocalEngine(pool), look=lambda _: "", task_of=lambda name: task_of(Path(name)))
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ def test_vectors_equal_the_formula(pooling: str, kind: str, tmp_path: Path) -> N
     path = write_encoder(tmp_path, pooling=pooling, tensors=tensors, **config)
     model = _rust.EncoderModel.load(path, threads=2)
     for tokens in ([2, 3], [2, 9, 40, 3], [2, *range(5, 30), 3]):
-        got = array("f", model.embed([tokens])).tolist()
+        got = array("f", model.compute([tokens])).tolist()
         assert got == pytest.approx(expected_vector(tokens, config, tensors, pooling), abs=1e-5)
 
 
@@ -118,13 +118,13 @@ def test_vectors_are_the_same_alone_and_in_any_batch(encoder: Path) -> None:
     """Bit for bit: alone, in any company and order, on any number of threads and every instruction set."""
     model = _rust.EncoderModel.load(encoder, threads=1)
     texts = [[2, *((3 * i + n) % (len(PIECES) - 5) + 5 for i in range(n)), 3] for n in (1, 5, 14, 15, 16, 17, 33, 38)]
-    alone = [model.embed([tokens]) for tokens in texts]
+    alone = [model.compute([tokens]) for tokens in texts]
     assert len(set(alone)) == len(texts)
     for threads in (1, 2, 3):
         for isa in _rust.cpu_features()["isas"]:
             other = _rust.EncoderModel.load(encoder, threads=threads, isa=isa)
             many = [*texts, *reversed(texts)] * 3
-            assert other.embed(many) == b"".join([*alone, *reversed(alone)] * 3), (threads, isa)
+            assert other.compute(many) == b"".join([*alone, *reversed(alone)] * 3), (threads, isa)
 
 
 def test_vectors_have_length_one_and_tokens_are_counted(encoder: Path) -> None:
@@ -176,7 +176,7 @@ def test_tokenizer_is_made_of_a_list_of_pieces_or_read(encoder: Path, tmp_path: 
 def test_gguf_file_gives_the_vectors_of_the_folder(encoder: Path, tmp_path: Path) -> None:
     """The same weights under llama.cpp's names: the same tokens, and the same bits."""
     path = write_gguf_encoder(tmp_path / "m.gguf")
-    assert is_encoder(path)
+    assert task_of(path) == "embed"
     assert embedded(path, TEXTS).vectors == embedded(encoder, TEXTS).vectors
     for changes, expected in [
         ({"tokenizer__ggml__model": "gpt2"}, "tokenizer 'gpt2' is not supported"),
@@ -268,7 +268,7 @@ def _step(kind: str, path: str = "1_Pooling") -> Callable[[Path], object]:
         (_config(hidden_act="relu"), "activation 'relu'"),
         (_config(position_embedding_type="relative_key"), "relative_key"),
         (_config(rope_theta=1.0), "rope_theta"),
-        (_config(architectures=["BertForSequenceClassification"]), "ranks or classifies"),
+        (_config(architectures=["BertForTokenClassification"]), "ranks or classifies texts"),
         (_config(layer_norm_eps=-1), "norm epsilon"),
         (_step("Dense"), "step 'm.Dense' is not implemented"),
         (_step("Pooling", "../../etc"), "expected a folder's name"),
@@ -315,7 +315,7 @@ def test_weights_that_give_no_numbers_are_an_error(tmp_path: Path) -> None:
         assert isinstance(first, EmbedResult)
         assert isinstance(third, EmbedResult)
         assert isinstance(second, PyAgentError)
-        assert "no vector of finite numbers" in str(second)
+        assert "no finite numbers" in str(second)
 
     on(lambda: running(path), work)
 
@@ -327,12 +327,12 @@ def test_encoder_does_not_chat_and_a_chat_model_does_not_embed(encoder: Path, ch
         hello = ChatRequest(model="", messages=[Message("user", "the")])
         assert (await collect(backend.chat(hello))).last.model == str(chat_model)
         assert (await backend.embed(EmbedRequest(model="", input=["the"]))).model == str(encoder)
-        with pytest.raises(PyAgentError, match="embeds texts and answers none"):
+        with pytest.raises(PyAgentError, match="is an encoder, which answers nothing"):
             await collect(backend.chat(ChatRequest(model=str(encoder), messages=hello.messages)))
         with pytest.raises(RequestError, match="cannot embed"):
             await backend.embed(EmbedRequest(model=str(chat_model), input=["the"]))
-        listed = {model.id: model.embeds for model in await backend.models()}
-        assert listed == {str(encoder): True, str(chat_model): None}
+        listed = {model.id: model.task for model in await backend.models()}
+        assert listed == {str(encoder): "embed", str(chat_model): "generate"}
 
     on(lambda: running(encoder, chat_model), work)
 
@@ -346,7 +346,7 @@ def test_chain_passes_an_encoder_by_for_chats(encoder: Path, chat_model: Path) -
             assert answer.last.backend == f"native:{chat_model}"
             assert len((await chain.embed(["the"]))[0]) == WIDTH
         async with Chain([f"native:{encoder}"]) as chain:
-            with pytest.raises(PyAgentError, match="embeds texts and answers none"):
+            with pytest.raises(PyAgentError, match="is an encoder, which answers nothing"):
                 await collect(chain.stream("the"))
 
     asyncio.run(work())
@@ -443,7 +443,7 @@ def test_openai_and_ollama_clients_embed(encoder: Path) -> None:
             client.embeddings.create(model=name, input=LONG)
         assert caught.value.code == "context_length_exceeded"
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["capabilities"] == ["embeddings"]
-        with pytest.raises(openai.APIStatusError, match="embeds texts and answers none"):
+        with pytest.raises(openai.APIStatusError, match="is an encoder, which answers nothing"):
             client.chat.completions.create(model=name, messages=[{"role": "user", "content": "the"}])
         assert [list(vector) for vector in theirs.embed(name, TEXTS).embeddings] == expected.vectors
         assert len(theirs.embed(name, [LONG]).embeddings) == 1

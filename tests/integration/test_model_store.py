@@ -363,10 +363,10 @@ def test_folder_of_a_wheel_is_fetched_whole_or_not_at_all(
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     digests |= {changed: "0" * 64} if changed else {}
     about = ("tiny-folder==1.0",), "tiny_folder/m", digests, 12, "MIT", "a folder"
-    source = WheelFolder(*about, embeds=True)
+    source = WheelFolder(*about, task="embed")
     store = ModelStore(tmp_path / "models", {**catalog, "folder:1": source})
-    assert store.embeds("folder:1") is True
-    assert store.embeds("tiny:1") is False
+    assert store.task_of("folder:1") == "embed"
+    assert store.task_of("tiny:1") == "generate"
     if changed:
         with pytest.raises(ModelError, match=f"{changed} from tiny-folder==1.0 has checksum"):
             store.pull("folder:1")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.models import located
-from support.tiny_encoder import PIECES, SHAPE, write_encoder
+from support.tiny_encoder import PIECES, SHAPE, write_classifier, write_encoder
 
 from pyagent import _rust
 from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
@@ -52,7 +52,7 @@ def test_minilm_equals_transformers_to_1e_5() -> None:
     theirs = AutoTokenizer.from_pretrained(path)
     assert tokens == [theirs(text, truncation=True, max_length=256)["input_ids"] for text in TEXTS]
     assert max(map(len, tokens)) == 256
-    ours = vectors(model.embed(tokens), 384)
+    ours = vectors(model.compute(tokens), 384)
     error = abs(ours - reference(path, tokens)).max()
     print(f"greatest difference: {error:.2e}")
     assert error < 1e-5
@@ -69,5 +69,37 @@ def test_tiny_random_encoders_equal_transformers(kind: str, tmp_path: Path) -> N
     }[kind]
     path = write_encoder(tmp_path / "m", **changes)
     texts = [[2, *((7 * i + length) % (len(PIECES) - 5) + 5 for i in range(length)), 3] for length in range(1, 39)]
-    ours = vectors(_rust.EncoderModel.load(path, threads=2).embed(texts), SHAPE["hidden_size"])
+    ours = vectors(_rust.EncoderModel.load(path, threads=2).compute(texts), SHAPE["hidden_size"])
     assert abs(ours - reference(path, texts)).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("labels", [["relevance"], ["no", "yes", "perhaps"]])
+def test_tiny_random_classifiers_equal_transformers(kind: str, labels: list[str], tmp_path: Path) -> None:
+    """Rankers and classifiers of each family, pairs of every length that fits: within 1e-5 of the reference."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    changes: dict[str, object] = {} if kind == "bert" else {"model_type": kind, "pad_token_id": 1}
+    path = write_classifier(tmp_path / "m", labels, **changes)
+    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+    words = ["the", "cat", "abc", "x", "zy"]
+    pairs = [(" ".join(words[: 1 + i % 4]), " ".join(words[(i + j) % 5] for j in range(1 + i))) for i in range(8)]
+    ours_tokens = TextTokens(path, 46, len(PIECES)).encode(pairs)
+    ours = vectors(_rust.EncoderModel.load(path, threads=2).compute(ours_tokens), len(labels))
+    rows: list[torch.Tensor] = []
+    if kind == "bert":
+        theirs = AutoTokenizer.from_pretrained(path)
+        asked = [theirs(*pair, return_tensors="pt") for pair in pairs]
+        mine = [[token & ~(1 << 31) for token in tokens] for tokens in ours_tokens]
+        assert mine == [one["input_ids"][0].tolist() for one in asked]
+        kinds = [[token >> 31 for token in tokens] for tokens in ours_tokens]
+        assert kinds == [one["token_type_ids"][0].tolist() for one in asked]
+    else:  # their tokenizers name no second text
+        asked = [{"input_ids": torch.tensor([[token & ~(1 << 31) for token in one]])} for one in ours_tokens]
+    with torch.inference_mode():
+        rows = [model(**one).logits[0] for one in asked]
+    logits = torch.stack(rows)
+    expected = torch.sigmoid(logits) if len(labels) == 1 else torch.softmax(logits, dim=1)
+    assert abs(ours - expected.numpy()).max() < 1e-5
+    assert logits.std(dim=0).min() > 1e-3  # pairs differ

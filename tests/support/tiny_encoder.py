@@ -7,7 +7,7 @@ import math
 import random
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ SHAPE: dict[str, Any] = {
 Tensors = dict[str, tuple[list[int], list[float]]]
 
 
-def tensors_of(config: dict[str, Any], seed: int = 5) -> Tensors:
+def tensors_of(config: dict[str, Any], seed: int = 5, num_labels: int | None = None) -> Tensors:
     """Random tensors of a configuration, by transformers' names."""
     rand = random.Random(seed)
     hidden, ffn = config["hidden_size"], config["intermediate_size"]
@@ -61,7 +61,35 @@ def tensors_of(config: dict[str, Any], seed: int = 5) -> Tensors:
         linear(f"{place}.intermediate.dense", ffn, hidden)
         linear(f"{place}.output.dense", hidden, ffn)
         norm(f"{place}.output.LayerNorm")
-    return tensors
+    return tensors if num_labels is None else _with_head(tensors, config, num_labels, linear)
+
+
+def _with_head(
+    tensors: Tensors, config: dict[str, Any], num_labels: int, linear: Callable[[str, int, int], None]
+) -> Tensors:
+    """The same with a head, as transformers saves a model that classifies."""
+    is_bert, hidden = config["model_type"] == "bert", config["hidden_size"]
+    prefix = "bert." if is_bert else "roberta."
+    inner = dict(tensors)
+    tensors.clear()
+    linear("bert.pooler.dense" if is_bert else "classifier.dense", hidden, hidden)
+    linear("classifier" if is_bert else "classifier.out_proj", num_labels, hidden)
+    return {f"{prefix}{name}": tensor for name, tensor in inner.items()} | tensors
+
+
+def write_classifier(folder: Path, labels: Sequence[str], **changes: object) -> Path:
+    """Write a model that gives each label a number into a folder of its own; one label ranks. Return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = SHAPE | changes
+    kind = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}[str(config["model_type"])]
+    config |= {
+        "architectures": [f"{kind}ForSequenceClassification"],
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
+    write_safetensors(folder, config, tensors_of(config, num_labels=len(labels)))
+    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+    return folder
 
 
 def write_encoder(

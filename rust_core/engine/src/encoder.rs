@@ -1,4 +1,4 @@
-//! Encoders: models that see a whole text at once and give one vector for it.
+//! Encoders: models that see a whole text, or a pair of them, at once, and give one vector for it or a number for each label.
 //!
 //! A batch is a run of tokens, text after text without padding; only attention knows where a text ends. A text's vector is
 //! the same bit for bit alone and in any batch: every stage computes a token from its own row, or from its text's rows in
@@ -6,6 +6,7 @@
 
 mod config;
 mod forward;
+mod head;
 mod pooling;
 mod weights;
 
@@ -16,8 +17,10 @@ use std::time::Instant;
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
-pub use self::config::{EncoderArchitecture, EncoderConfig, Pooling, is_encoder};
+pub use self::config::{EncoderArchitecture, EncoderConfig, Pooling, task_of};
+pub use self::forward::SECOND_TEXT;
 use self::forward::{Batch, Pass, Workspace};
+pub use self::head::{Head, LabelActivation};
 use self::weights::EncoderWeights;
 use crate::weights::{ModelFile, ModelFileError};
 
@@ -43,8 +46,8 @@ pub enum EncoderError {
         /// Tokens that were reserved for.
         most_tokens: usize,
     },
-    /// A vector with an infinity, a NaN, or no direction: the weights are damaged.
-    #[error("the model gives text {text} of the batch no vector of finite numbers; its weights are damaged")]
+    /// Numbers with an infinity or a NaN, or a vector without a direction: the weights are damaged.
+    #[error("the model gives text {text} of the batch no finite numbers; its weights are damaged")]
     NotFinite {
         /// The first such text, from 0.
         text: usize,
@@ -125,8 +128,9 @@ impl Encoder {
         self.pool.num_threads()
     }
 
-    /// Returns the texts' vectors, of length 1, one after another. A text is its tokens, special ones included.
-    pub fn embed(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>, EncoderError> {
+    /// Returns what the texts give, one after another: vectors of length 1, or a number for each label. A text is its
+    /// tokens, special ones included; those of a pair's second text have [`SECOND_TEXT`] set.
+    pub fn compute(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>, EncoderError> {
         let batch = Batch::of(texts, &self.config)?;
         if batch.num_tokens() > self.most_tokens {
             let (num_tokens, most_tokens) = (batch.num_tokens(), self.most_tokens);
@@ -135,7 +139,8 @@ impl Encoder {
                 most_tokens,
             });
         }
-        let mut vectors = vec![0.0; texts.len() * self.config.hidden_size];
+        let width = self.config.num_outputs();
+        let mut vectors = vec![0.0; texts.len() * width];
         let pass = Pass {
             config: &self.config,
             weights: &self.weights,
@@ -143,8 +148,10 @@ impl Encoder {
             batch: &batch,
         };
         pass.run(&self.pool, &mut self.space, &mut vectors)?;
-        let faulty = |vector: &[f32]| vector.iter().any(|x| !x.is_finite()) || vector.iter().all(|x| *x == 0.0);
-        match vectors.chunks_exact(self.config.hidden_size).position(faulty) {
+        let embeds = self.config.head.is_none();
+        let faulty =
+            |vector: &[f32]| vector.iter().any(|x| !x.is_finite()) || (embeds && vector.iter().all(|x| *x == 0.0));
+        match vectors.chunks_exact(width).position(faulty) {
             Some(text) => Err(EncoderError::NotFinite { text }),
             None => Ok(vectors),
         }

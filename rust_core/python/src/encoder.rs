@@ -27,13 +27,16 @@ fn shape<'py>(py: Python<'py>, config: &EncoderConfig) -> PyResult<Bound<'py, Py
     about.set_item("num_layers", config.num_layers)?;
     about.set_item("max_tokens", config.max_tokens)?;
     about.set_item("pooling", config.pooling.name())?;
+    about.set_item("labels", config.head.as_ref().map(|head| head.labels.clone()))?;
+    about.set_item("num_outputs", config.num_outputs())?;
     Ok(about)
 }
 
-/// Whether a model's files are those of an encoder, right or wrong: from a few bytes of them.
+/// What a model's files, right or wrong, are for: `generate`, or of an encoder `embed`, `rank` (it has one label) or
+/// `classify`. Reads a few bytes of them.
 #[pyfunction]
-pub fn is_encoder(py: Python<'_>, path: PathBuf) -> bool {
-    py.detach(|| encoder::is_encoder(&path))
+pub fn model_task(py: Python<'_>, path: PathBuf) -> &'static str {
+    py.detach(|| encoder::task_of(&path))
 }
 
 /// What an encoder is and would take, from its header alone, in batches of so many tokens at most; None for files that are
@@ -47,7 +50,7 @@ pub fn describe_encoder(
     most_tokens: usize,
 ) -> PyResult<Option<Bound<'_, PyDict>>> {
     let described = py.detach(|| {
-        if !encoder::is_encoder(&path) {
+        if encoder::task_of(&path) == "generate" {
             return Ok(None);
         }
         let (file, config) = encoder::open(&path)?;
@@ -106,15 +109,16 @@ impl EncoderModel {
         Ok(about)
     }
 
-    /// Returns the texts' vectors, of length 1, as native 32-bit floats, one after another. A text is its tokens, special ones
-    /// included. The GIL is free meanwhile. Raises `ValueError` for a text that cannot be computed.
-    fn embed<'py>(&self, py: Python<'py>, texts: Vec<Vec<u32>>) -> PyResult<Bound<'py, PyBytes>> {
-        let embedded = py.detach(|| {
+    /// Returns what the texts give as native 32-bit floats, one after another: vectors of length 1, or of a model with
+    /// labels a number for each. A text is its tokens, special ones included; a token of a pair's second text has bit 31
+    /// set. The GIL is free meanwhile. Raises `ValueError` for a text that cannot be computed.
+    fn compute<'py>(&self, py: Python<'py>, texts: Vec<Vec<u32>>) -> PyResult<Bound<'py, PyBytes>> {
+        let computed = py.detach(|| {
             let mut inner = self.inner.lock().map_err(|_| failed())?;
             let encoder = inner.as_mut().ok_or_else(closed)?;
-            encoder.embed(&texts).map_err(|error| encoder_error(&error))
+            encoder.compute(&texts).map_err(|error| encoder_error(&error))
         })?;
-        let bytes: Vec<u8> = embedded.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let bytes: Vec<u8> = computed.iter().flat_map(|value| value.to_ne_bytes()).collect();
         Ok(PyBytes::new(py, &bytes))
     }
 

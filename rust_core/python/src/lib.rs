@@ -37,7 +37,7 @@ mod _rust {
     };
 
     #[pymodule_export]
-    use crate::encoder::{EncoderModel, describe_encoder, is_encoder};
+    use crate::encoder::{EncoderModel, describe_encoder, model_task};
 
     #[pymodule_export]
     use crate::logits_rows::LogitsRows;

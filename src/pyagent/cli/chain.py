@@ -153,7 +153,7 @@ async def _trial(backend: Backend, seconds: float) -> LinkTrial:
 
     async def first() -> tuple[float | None, str]:
         models = await backend.models() if backend.name.startswith("native:") else []
-        if models and all(model.embeds for model in models):
+        if models and all(model.task == "embed" for model in models):
             await backend.embed(EmbedRequest(model="", input=["Say hello."]))
             return None, f"{models[0].id} embeds"
         took, name = None, ""

@@ -14,6 +14,7 @@ from pyagent.core.one_line import printable
 from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from pyagent.core.messages import ModelTask
     from pyagent.core.runners.factory import KvDtype
     from pyagent.core.tokenizers import TokenizerOptions
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
@@ -40,12 +41,12 @@ def list_models(config: Config = None, as_json: AsJson = False) -> None:
         rows = [
             msgspec.to_builtins(model.manifest)
             | {"path": str(model.path), "size_bytes": model.size_bytes}
-            | ({"capabilities": ["embeddings"]} if store.embeds(model.manifest.name) else {})
+            | _capabilities(store.task_of(model.manifest.name))
             for model in here
         ]
         known = [
             {"name": name, "size_bytes": source.size_bytes, "licence": source.licence, "about": source.about}
-            | ({"capabilities": ["embeddings"]} if source.embeds else {})
+            | _capabilities(source.task)
             for name, source in absent.items()
         ]
         typer.echo(json.dumps({"folder": str(store.folder), "models": rows, "known": known}))
@@ -124,14 +125,14 @@ def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: 
     import msgspec
 
     if as_json:
-        described = {"name": name, "path": str(path), "capabilities": ["embeddings"], **msgspec.to_builtins(about)}
+        described = {"name": name, "path": str(path), **_capabilities(about.task), **msgspec.to_builtins(about)}
         typer.echo(json.dumps(described))
         return
     memory = about.weight_bytes + about.workspace_bytes
+    does, gives = _what_it_gives(about)
     card = [
-        ("architecture", f"{about.architecture}, {about.num_layers} layers; an encoder: it embeds and answers nothing"),
-        ("embeds", f"texts of up to {about.max_tokens:,} tokens, as {about.num_dimensions:,} dimensions"),
-        ("pooling", f"{about.pooling}, scaled to length 1"),
+        ("architecture", f"{about.architecture}, {about.num_layers} layers; an encoder: it {does} and answers nothing"),
+        *gives,
         ("quantisation", about.quantization),
         ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
         ("vocabulary", f"{about.vocab_size:,} tokens"),
@@ -141,6 +142,24 @@ def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: 
     ]
     for key, value in card:
         typer.echo(f"{key:<13} {value}")
+
+
+def _what_it_gives(about: EncoderDescription) -> tuple[str, list[tuple[str, str]]]:
+    texts = f"of up to {about.max_tokens:,} tokens"
+    if about.labels is None:
+        size = ("embeds", f"texts {texts}, as {about.num_dimensions:,} dimensions")
+        return "embeds", [size, ("pooling", f"{about.pooling}, scaled to length 1")]
+    if about.task == "rank":
+        return "ranks documents", [("ranks", f"a query and a document {texts} together")]
+    shown = ", ".join(printable(label) for label in about.labels[:8]) + (", ..." if len(about.labels) > 8 else "")
+    return "classifies texts", [("classifies", f"texts {texts}"), ("labels", f"{len(about.labels)}: {shown}")]
+
+
+_CAPABILITIES = {"embed": "embeddings", "rank": "rerank", "classify": "classify"}
+
+
+def _capabilities(task: ModelTask | None) -> dict[str, list[str]]:
+    return {"capabilities": [_CAPABILITIES[task]]} if task and task in _CAPABILITIES else {}
 
 
 @app.command("rm")

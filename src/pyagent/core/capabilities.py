@@ -16,7 +16,7 @@ from pyagent.core.abilities import ABILITIES, Abilities
 from pyagent.core.nearest import did_you_mean
 
 if TYPE_CHECKING:
-    from pyagent.core.messages import ChatRequest, Hint
+    from pyagent.core.messages import ChatRequest, ClassifyRequest, ClassifyResult, Hint, RankRequest, RankResult
     from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 
 PrefixSupport = Literal["ignored", "forwarded", "continued"]
@@ -60,6 +60,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     query_cache: Callable[[CacheQuery], Awaitable[CacheQueryResult]] | None = None
     """Answers a question about its prompt cache. Raises `RequestError` for a prompt that will not do, `CapacityError`
     when there is no room."""
+
+    rank: Callable[[RankRequest], Awaitable[RankResult]] | None = None
+    """Tells how relevant documents are to queries. Raises `RequestError` where its models cannot."""
+
+    classify: Callable[[ClassifyRequest], Awaitable[ClassifyResult]] | None = None
+    """Labels texts. Raises `RequestError` where its models cannot."""
 
     price_of: Callable[[ChatRequest], float] | None = None
     """Returns the most USD that a request may cost, at its `max_tokens`."""
@@ -117,5 +123,7 @@ _EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "load": _ASYNC,
     "hint": (_is_function, "a plain function, or None"),
     "query_cache": _ASYNC,
+    "rank": _ASYNC,
+    "classify": _ASYNC,
     "price_of": (_is_function, "a plain function, or None"),
 }

@@ -42,6 +42,8 @@ class GuardedBackend:
             load=said.load and self._awaited(said.load),
             hint=said.hint and self._called(said.hint),
             query_cache=said.query_cache and self._awaited(said.query_cache),
+            rank=said.rank and self._awaited(said.rank),
+            classify=said.classify and self._awaited(said.classify),
         )
 
     def _called(self, function: Callable[P, T]) -> Callable[P, T]:

@@ -372,11 +372,15 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     resumed: Resumption | None = None
 
 
+ModelTask = Literal["generate", "embed", "rank", "classify"]
+"""What a model is for: answers, vectors of texts, relevances of documents to a query, or labels of texts."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A model that a backend offers. `reads_images` is None where that is unknown before an image is sent.
 
-    `takes_effort` (ours): whether it can be told how much to reason; None where that is unknown. `embeds` (ours):
-    whether it embeds texts, and then answers none; None where that is unknown.
+    `takes_effort` (ours): whether it can be told how much to reason; None where that is unknown. `task` (ours): what it
+    is for, and then for nothing else; None where that is unknown.
     """
 
     id: str
@@ -388,7 +392,7 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     is_loaded: bool | None = None
     reads_images: bool | None = None
     takes_effort: bool | None = None
-    embeds: bool | None = None
+    task: ModelTask | None = None
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -416,5 +420,42 @@ class EmbedResult(msgspec.Struct, frozen=True, kw_only=True):
     """One vector per text, in order."""
 
     vectors: list[list[float]]
+    model: str = ""
+    usage: Usage = Usage()
+
+
+class RankRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Pairs of a query and a document whose relevance is asked for; with `truncate` a long document is cut."""
+
+    model: str
+    pairs: list[tuple[str, str]]
+    tenant: str = ""
+    private: bool = False
+    truncate: bool = False
+
+
+class RankResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One relevance per pair, in order: greater is better, in the model's own range (most often 0 to 1)."""
+
+    scores: list[float]
+    model: str = ""
+    usage: Usage = Usage()
+
+
+class ClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts whose labels are asked for; with `truncate` a text longer than the model takes is cut."""
+
+    model: str
+    input: list[str]
+    tenant: str = ""
+    private: bool = False
+    truncate: bool = False
+
+
+class ClassifyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """For each text, in order, one number per label: probabilities, as most models are made."""
+
+    labels: list[str]
+    scores: list[list[float]]
     model: str = ""
     usage: Usage = Usage()

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::head::Head;
 use crate::config::hugging_face::{IRRELEVANT, JsonConfig, refuse_unknown};
 use crate::config::invalid;
 use crate::gguf::GgufFile;
@@ -21,10 +22,10 @@ pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta";
 const READ: &str = "model_type vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act \
     max_position_embeddings type_vocab_size layer_norm_eps position_embedding_type pad_token_id architectures";
 
-/// What changes no number of the forward pass: training, and the heads of other tasks.
+/// What changes no number of the layers: training, and what heads are read from elsewhere.
 const OTHER_TASKS: &str = "attention_probs_dropout_prob hidden_dropout_prob classifier_dropout directionality output_past \
     pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type model_name \
-    sentence_transformers adapters gradient_checkpointing add_pooling_layer tie_word_embeddings";
+    sbert_ce_default_activation_function sentence_transformers adapters gradient_checkpointing add_pooling_layer tie_word_embeddings";
 
 /// Tokens of a text at most, whatever a file says.
 const MOST_POSITIONS: usize = 1 << 20;
@@ -135,6 +136,8 @@ pub struct EncoderConfig {
     pub pooling: Pooling,
     /// Tokens of a text at most, special ones included.
     pub max_tokens: usize,
+    /// What follows the layers of a model that ranks or classifies; one that embeds has none.
+    pub head: Option<Head>,
 }
 
 impl EncoderConfig {
@@ -147,7 +150,18 @@ impl EncoderConfig {
         .check()
     }
 
-    /// Width of a head.
+    /// Numbers that a text gives: those of its vector, or one for each label.
+    pub fn num_outputs(&self) -> usize {
+        self.head.as_ref().map_or(self.hidden_size, |head| head.labels.len())
+    }
+
+    /// The type of a token, by whether it is of a pair's second text.
+    pub(super) fn kind_of(&self, is_second: bool) -> usize {
+        // RoBERTa's table of types has one row, or another that no tokenizer names.
+        usize::from(is_second && self.num_types > 1 && self.architecture == EncoderArchitecture::Bert)
+    }
+
+    /// Width of an attention head.
     pub fn head_dim(&self) -> usize {
         self.hidden_size / self.num_heads
     }
@@ -158,7 +172,7 @@ impl EncoderConfig {
         let name = json.text("model_type").unwrap_or("(no model_type)");
         let architecture = EncoderArchitecture::from_name(name).ok_or_else(|| unsupported(name))?;
         refuse_unknown(config, &[READ, OTHER_TASKS, IRRELEVANT], "")?;
-        refuse_other_task(config)?;
+        let head = Head::of(config)?;
         if let Some(kind) = json.text("position_embedding_type").filter(|kind| *kind != "absolute") {
             let kind = clipped(kind);
             return Err(invalid(format!(
@@ -200,6 +214,7 @@ impl EncoderConfig {
             },
             pooling: steps.pooling,
             max_tokens: steps.max_tokens.map_or(most, |tokens| tokens.min(most)),
+            head,
         })
     }
 
@@ -241,6 +256,7 @@ impl EncoderConfig {
             activation: EncoderActivation::Gelu,
             pooling,
             max_tokens: num_positions,
+            head: None,
         })
     }
 
@@ -274,22 +290,28 @@ impl EncoderConfig {
     }
 }
 
-/// Whether a model's files are those of an encoder, from its header alone. A file that cannot be read is none: whoever
-/// opens it as a decoder says why.
-pub fn is_encoder(path: &Path) -> bool {
+/// What a model's files are for, from a header alone: `embed`, `rank` or `classify` of an encoder, else `generate`. A file
+/// that cannot be read is of the last: whoever opens it as a decoder says why.
+pub fn task_of(path: &Path) -> &'static str {
+    const OTHER: &str = "generate";
     if path.is_dir() {
-        let config = read_object(&path.join(CONFIG_NAME));
-        let name = config
-            .as_ref()
-            .ok()
-            .and_then(|config| config.get("model_type")?.as_str());
-        return name.is_some_and(|name| EncoderArchitecture::from_name(name).is_some());
+        let Ok(config) = read_object(&path.join(CONFIG_NAME)) else {
+            return OTHER;
+        };
+        let name = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
+        return match EncoderArchitecture::from_name(name).map(|_| Head::of(&config)) {
+            None => OTHER,
+            Some(Ok(Some(head))) if head.labels.len() == 1 => "rank",
+            Some(Ok(Some(_))) => "classify",
+            Some(_) => "embed",
+        };
     }
     let file = GgufFile::open(path);
-    file.is_ok_and(|file| {
-        file.metadata_str("general.architecture")
-            .is_ok_and(|name| name == "bert")
-    })
+    let name = file
+        .as_ref()
+        .ok()
+        .and_then(|file| file.metadata_str("general.architecture").ok());
+    if name == Some("bert") { "embed" } else { OTHER }
 }
 
 fn unsupported(name: &str) -> ModelFileError {
@@ -297,20 +319,6 @@ fn unsupported(name: &str) -> ModelFileError {
     invalid(format!(
         "encoder '{name}' is not supported; supported are {SUPPORTED_ENCODERS}"
     ))
-}
-
-/// Refuses a model that was made for another task than embedding: its vectors would mean nothing.
-fn refuse_other_task(config: &Map<String, Value>) -> Result<(), ModelFileError> {
-    let names = config.get("architectures").and_then(Value::as_array);
-    let mut names = names.into_iter().flatten().filter_map(Value::as_str);
-    let tasks = ["Classification", "QuestionAnswering", "MultipleChoice"];
-    match names.find(|name| tasks.iter().any(|task| name.contains(task))) {
-        Some(name) => Err(invalid(format!(
-            "config.json: the model is a {}, which ranks or classifies; expected one that embeds",
-            clipped(name)
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// What sentence-transformers writes beside a model.

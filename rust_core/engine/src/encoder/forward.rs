@@ -15,6 +15,7 @@ use pyagent_kernels::thread_pool::{Piece, ThreadPool};
 
 use super::EncoderError;
 use super::config::{EncoderActivation, EncoderArchitecture, EncoderConfig};
+use super::head::activate;
 use super::pooling::pool;
 use super::weights::{EncoderLayer, EncoderWeights, Norm, input_forms};
 use crate::model::Linear;
@@ -24,9 +25,19 @@ const TILE_TOKENS: usize = 64;
 /// A tile with fewer is not worth a thread.
 const LEAST_TILE_TOKENS: usize = 8;
 
-/// Texts in a row: their tokens, each with its position, and where each text is.
+/// What is set in a token of a pair's second text.
+pub const SECOND_TEXT: u32 = 1 << 31;
+
+/// A token, its position, and its type: 1 in the second text of a pair.
+struct Place {
+    token: usize,
+    position: usize,
+    kind: usize,
+}
+
+/// Texts in a row: their tokens, each with its place, and where each text is.
 pub(super) struct Batch {
-    tokens: Vec<(u32, usize)>,
+    tokens: Vec<Place>,
     texts: Vec<Range<usize>>,
 }
 
@@ -46,7 +57,8 @@ impl Batch {
                 let (count, most) = (tokens.len(), config.max_tokens);
                 return Err(refused(format!("it has {count} tokens; the model takes {most}")));
             }
-            if let Some(token) = tokens.iter().find(|token| **token as usize >= config.vocab_size) {
+            let mut ids = tokens.iter().map(|token| token & !SECOND_TEXT);
+            if let Some(token) = ids.find(|token| *token as usize >= config.vocab_size) {
                 return Err(refused(format!(
                     "token {token} is not in the vocabulary of {}",
                     config.vocab_size
@@ -54,13 +66,15 @@ impl Batch {
             }
             let start = batch.tokens.len();
             let mut position = config.first_position;
-            for token in tokens {
-                if config.architecture == EncoderArchitecture::Roberta && *token as usize == config.pad_id {
-                    batch.tokens.push((*token, config.pad_id));
-                    continue;
-                }
-                batch.tokens.push((*token, position));
-                position += 1;
+            for marked in tokens {
+                let token = (marked & !SECOND_TEXT) as usize;
+                let is_padding = config.architecture == EncoderArchitecture::Roberta && token == config.pad_id;
+                batch.tokens.push(Place {
+                    token,
+                    position: if is_padding { config.pad_id } else { position },
+                    kind: config.kind_of(marked & SECOND_TEXT != 0),
+                });
+                position += usize::from(!is_padding);
             }
             batch.texts.push(start..batch.tokens.len());
         }
@@ -109,20 +123,21 @@ impl Workspace {
                     .into_iter(),
             )
         };
+        let of_head = weights
+            .head
+            .iter()
+            .flat_map(|head| [&head.dense.weight, &head.labels.weight]);
         let of_ffn = |layer: &EncoderLayer| input_forms(std::iter::once(&layer.down.weight));
+        let either = |one: (bool, bool), other: (bool, bool)| (one.0 || other.0, one.1 || other.1);
         let all = |forms: &dyn Fn(&EncoderLayer) -> (bool, bool)| {
-            weights
-                .layers
-                .iter()
-                .map(forms)
-                .fold((false, false), |all, one| (all.0 || one.0, all.1 || one.1))
+            weights.layers.iter().map(forms).fold((false, false), either)
         };
         Self {
             hidden: vec![0.0; most_tokens * config.hidden_size],
             projected: vec![0.0; most_tokens * config.hidden_size * 3],
             context: vec![0.0; most_tokens * config.hidden_size],
             own: (0..threads).map(|_| Mutex::default()).collect(),
-            hidden_forms: all(&of_hidden),
+            hidden_forms: either(all(&of_hidden), input_forms(of_head)),
             ffn_forms: all(&of_ffn),
         }
     }
@@ -197,7 +212,7 @@ impl Pass<'_> {
             hidden: Shared::of(&mut space.hidden, hidden),
             projected: Shared::of(&mut space.projected, 3 * hidden),
             context: Shared::of(&mut space.context, hidden),
-            vectors: Shared::of(vectors, hidden),
+            vectors: Shared::of(vectors, self.config.num_outputs()),
         };
         let (own, forms) = (&space.own, (space.hidden_forms, space.ffn_forms));
         let (num_tokens, num_texts) = (self.batch.num_tokens(), self.batch.texts.len());
@@ -213,8 +228,7 @@ impl Pass<'_> {
             // stage, and what else it reads is written in an earlier one.
             unsafe {
                 if stage == last {
-                    let rows = self.batch.texts[index].clone();
-                    pool_text(self.config, &memory, rows, index);
+                    self.finish_text(&memory, index, forms.0, &mut own);
                 } else if stage % 2 == 1 {
                     self.attend(&memory, index / num_heads, index % num_heads, &mut own);
                 } else {
@@ -286,12 +300,13 @@ impl Pass<'_> {
         } = self.weights;
         let mut row = vec![0.0; self.config.hidden_size];
         let tokens = &self.batch.tokens[rows];
-        for ((token, position), out) in tokens.iter().zip(hidden.chunks_exact_mut(row.len())) {
-            words.row(*token as usize, out);
+        let width = row.len();
+        for (place, out) in tokens.iter().zip(hidden.chunks_exact_mut(width)) {
+            words.row(place.token, out);
             if let Some(types) = types {
-                elementwise::add(self.isa, out, types);
+                elementwise::add(self.isa, out, &types[place.kind * width..][..width]);
             }
-            positions.row(*position, &mut row);
+            positions.row(place.position, &mut row);
             elementwise::add(self.isa, out, &row);
             self.normalise(out, embedding_norm);
         }
@@ -377,14 +392,33 @@ impl Pass<'_> {
         // SAFETY: by contract; queries, keys and values are written.
         unsafe { attend_whole(self.isa, &args, &mut own.attention) };
     }
-}
 
-/// # Safety
-/// The text's vector is the caller's in this stage.
-unsafe fn pool_text(config: &EncoderConfig, memory: &Memory, rows: Range<usize>, text: usize) {
-    // SAFETY: by contract; the rows are only read.
-    let (rows, vector) = unsafe { (memory.hidden.rows(rows), memory.vectors.rows(text..text + 1)) };
-    pool(config.pooling, rows, vector);
+    /// Writes what a text gives: its vector, or the numbers of its labels.
+    ///
+    /// # Safety
+    /// The text's numbers are the caller's in this stage.
+    unsafe fn finish_text(&self, memory: &Memory, text: usize, forms: (bool, bool), own: &mut Own) {
+        let rows = self.batch.texts[text].clone();
+        // SAFETY: by contract; the rows are only read.
+        let (rows, numbers) = unsafe { (memory.hidden.rows(rows), memory.vectors.rows(text..text + 1)) };
+        let (Some(head), Some(weights)) = (&self.config.head, &self.weights.head) else {
+            return pool(self.config.pooling, rows, numbers);
+        };
+        let hidden = self.config.hidden_size;
+        own.input.resize(1, hidden, forms.0, forms.1);
+        self.fill(&own.input, &rows[..hidden]);
+        own.out.resize(own.out.len().max(hidden), 0.0);
+        let first = &mut own.out[..hidden];
+        // SAFETY: the thread's own memory.
+        unsafe { self.multiply(&weights.dense, &own.input, first.as_mut_ptr(), hidden) };
+        self.add_bias(&weights.dense, first);
+        first.iter_mut().for_each(|x| *x = f64::from(*x).tanh() as f32);
+        self.fill(&own.input, first);
+        // SAFETY: the text's own numbers, one for each label.
+        unsafe { self.multiply(&weights.labels, &own.input, numbers.as_mut_ptr(), numbers.len()) };
+        self.add_bias(&weights.labels, numbers);
+        activate(head.activation, numbers);
+    }
 }
 
 /// How many tiles a batch is cut into: as many for each thread.

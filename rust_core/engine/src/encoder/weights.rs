@@ -4,7 +4,7 @@ use pyagent_kernels::ggml::{self, GgmlType};
 use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
 
-use super::config::EncoderConfig;
+use super::config::{EncoderArchitecture, EncoderConfig};
 use crate::config::invalid;
 use crate::model::{Linear, pack, vector};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
@@ -55,20 +55,28 @@ impl EncoderLayer {
     }
 }
 
-/// All weights. `types` is the row of the first token type.
+/// The matrices of a model that ranks or classifies.
+pub(super) struct HeadWeights {
+    pub(super) dense: Linear,
+    pub(super) labels: Linear,
+}
+
+/// All weights. `types` has a row for each token type.
 pub(super) struct EncoderWeights {
     pub(super) words: Table,
     pub(super) positions: Table,
     pub(super) types: Option<Vec<f32>>,
     pub(super) embedding_norm: Norm,
     pub(super) layers: Vec<EncoderLayer>,
+    pub(super) head: Option<HeadWeights>,
 }
 
 impl EncoderWeights {
     /// Bytes held by matrices and tables.
     pub(super) fn bytes(&self) -> usize {
         let matrices = self.layers.iter().flat_map(EncoderLayer::linears);
-        let packed: usize = matrices.map(|linear| linear.weight.bytes()).sum();
+        let head = self.head.iter().flat_map(|head| [&head.dense, &head.labels]);
+        let packed: usize = matrices.chain(head).map(|linear| linear.weight.bytes()).sum();
         packed + self.words.bytes.len() + self.positions.bytes.len()
     }
 }
@@ -101,6 +109,11 @@ fn part_shapes(config: &EncoderConfig) -> [(usize, usize); 8] {
     let square = (hidden, hidden);
     let norm = (1, hidden);
     [square, square, square, square, norm, (ffn, hidden), (hidden, ffn), norm]
+}
+
+/// Whether a part's tensor is a norm's.
+fn is_norm(part: usize) -> bool {
+    matches!(part, 4 | 7)
 }
 
 /// What a file calls tensors.
@@ -156,6 +169,14 @@ impl Names {
         }
     }
 
+    /// The dense layer and the labels' matrix.
+    fn head(&self, config: &EncoderConfig) -> [String; 2] {
+        match config.architecture {
+            EncoderArchitecture::Bert => [format!("{}pooler.dense", self.prefix), "classifier".to_owned()],
+            EncoderArchitecture::Roberta => ["classifier.dense", "classifier.out_proj"].map(str::to_owned),
+        }
+    }
+
     /// Every tensor with its rows and columns. All biases are there.
     fn all(&self, config: &EncoderConfig) -> Vec<(String, usize, usize)> {
         let hidden = config.hidden_size;
@@ -166,16 +187,21 @@ impl Names {
         if config.num_types > 0 {
             all.push((self.types(), config.num_types, hidden));
         }
-        let mut with_bias = |name: String, rows: usize, cols: usize| {
-            let num_biases = if rows == 1 { cols } else { rows };
+        let mut with_bias = |name: String, rows: usize, cols: usize, num_biases: usize| {
             all.push((format!("{name}.weight"), rows, cols));
             all.push((format!("{name}.bias"), 1, num_biases));
         };
-        with_bias(self.embedding_norm(), 1, hidden);
+        with_bias(self.embedding_norm(), 1, hidden, hidden);
         for layer in 0..config.num_layers {
             for (part, (rows, cols)) in part_shapes(config).into_iter().enumerate() {
-                with_bias(self.part(layer, part), rows, cols);
+                let num_biases = if is_norm(part) { cols } else { rows };
+                with_bias(self.part(layer, part), rows, cols, num_biases);
             }
+        }
+        if let Some(head) = &config.head {
+            let [dense, labels] = self.head(config);
+            with_bias(dense, hidden, hidden, hidden);
+            with_bias(labels, head.labels.len(), hidden, head.labels.len());
         }
         all
     }
@@ -226,13 +252,20 @@ pub(super) fn load(
         })
     };
     let shapes = part_shapes(config);
-    let linear = |layer: usize, part: usize| {
-        let (name, (rows, cols)) = (names.part(layer, part), shapes[part]);
+    let named = |name: String, rows: usize, cols: usize| {
         Ok::<_, ModelFileError>(Linear {
             weight: pack(file, pool, &file.tensor(&format!("{name}.weight"))?, rows, cols)?,
             bias: Some(vector(&file.tensor(&format!("{name}.bias"))?, rows)?),
         })
     };
+    let linear = |layer: usize, part: usize| named(names.part(layer, part), shapes[part].0, shapes[part].1);
+    let head = config.head.as_ref().map(|head| {
+        let [dense, labels] = names.head(config);
+        Ok::<_, ModelFileError>(HeadWeights {
+            dense: named(dense, hidden, hidden)?,
+            labels: named(labels, head.labels.len(), hidden)?,
+        })
+    });
     let layers = (0..config.num_layers).map(|layer| {
         Ok(EncoderLayer {
             query: linear(layer, 0)?,
@@ -246,9 +279,12 @@ pub(super) fn load(
         })
     });
     let types = (config.num_types > 0).then(|| {
-        let mut row = vec![0.0; hidden];
-        table(file, &names.types(), config.num_types, hidden)?.row(0, &mut row);
-        Ok::<_, ModelFileError>(row)
+        let (table, mut rows) = (table(file, &names.types(), config.num_types, hidden)?, Vec::new());
+        rows.resize(config.num_types * hidden, 0.0);
+        for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
+            table.row(row, out);
+        }
+        Ok::<_, ModelFileError>(rows)
     });
     Ok(EncoderWeights {
         words: table(file, &names.words(), config.vocab_size, hidden)?,
@@ -256,6 +292,7 @@ pub(super) fn load(
         types: types.transpose()?,
         embedding_norm: norm(names.embedding_norm(), hidden)?,
         layers: layers.collect::<Result<_, ModelFileError>>()?,
+        head: head.transpose()?,
     })
 }
 

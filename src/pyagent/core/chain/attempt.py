@@ -37,9 +37,10 @@ from pyagent.core.errors import (
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
-    EmbedRequest,
+    ClassifyResult,
     EmbedResult,
     FailedAttempt,
+    RankResult,
     Resumption,
     Usage,
 )
@@ -48,6 +49,8 @@ from pyagent.core.resilience.retry import RetryBudget
 from pyagent.core.token_estimate import estimated_request_tokens
 
 T = TypeVar("T")
+Pooled = TypeVar("Pooled", EmbedResult, RankResult, ClassifyResult)
+"""What texts give at once."""
 _FAIR_SHARE_SECONDS = 1.0
 """A timeout shorter than this is not counted against the link: the caller's deadline was too close."""
 _SIGNS_OF_LIFE = (RequestError, CapacityError, ModelError, FilteredError, EmptyAnswerError, UnsupportedError)
@@ -199,13 +202,12 @@ class Attempt:
         part = self.deadline.remaining_seconds / (self.num_after + 1)
         return self.deadline.sooner(max(part, _FAIR_SHARE_SECONDS))
 
-    async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """Return the link's vectors; raise what the link raised."""
+    async def pooled(self, ask: Callable[[Link], Awaitable[Pooled]]) -> Pooled:
+        """Return what the link gives for texts at once: vectors, relevances, labels; raise what it raised."""
         started = self.link.clock()
         try:
             await self.link.prepare()
-            work = self.link.embed(request)
-            result = await self.within(self.share, work, f"the vectors of {self.name}")
+            result = await self.within(self.share, ask(self.link), f"what {self.name} gives for these texts")
         except Exception as error:
             self.judge(error)
             raise

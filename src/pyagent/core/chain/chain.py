@@ -26,6 +26,7 @@ import msgspec
 
 from pyagent.core.backends import Backend, LinkSpec, pass_hint
 from pyagent.core.capabilities import Capabilities
+from pyagent.core.chain.attempt import Pooled
 from pyagent.core.chain.balancing import Routing
 from pyagent.core.chain.delivered_answer import AfterFirstToken, DeliveredAnswer
 from pyagent.core.chain.explaining import LinkView, health_of, view_of
@@ -43,11 +44,15 @@ from pyagent.core.errors import AwayError, BackendError, PyAgentError, RequestEr
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
+    ClassifyRequest,
+    ClassifyResult,
     EmbedRequest,
     EmbedResult,
     Health,
     Hint,
     ModelInfo,
+    RankRequest,
+    RankResult,
 )
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt
 from pyagent.core.resilience.breaker import BreakerPolicy
@@ -138,6 +143,8 @@ class Chain:
             load=self.load,
             hint=self.hint,
             query_cache=self.query_cache,
+            rank=self.rank if any(one.rank for one in said) else None,
+            classify=self.classify if any(one.classify for one in said) else None,
             price_of=self.price_of,
         )
 
@@ -174,13 +181,29 @@ class Chain:
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Embed with the first link that can."""
         asked = ChatRequest(model=request.model, prompt="\n".join(request.input), private=request.private)
+        return await self._pooled(asked, lambda link, model: link.embed(msgspec.structs.replace(request, model=model)))
+
+    async def rank(self, request: RankRequest) -> RankResult:
+        """Rank with the first link that can."""
+        texts = "\n".join(text for pair in request.pairs for text in pair)
+        asked = ChatRequest(model=request.model, prompt=texts, private=request.private)
+        return await self._pooled(asked, lambda link, model: link.rank(msgspec.structs.replace(request, model=model)))
+
+    async def classify(self, request: ClassifyRequest) -> ClassifyResult:
+        """Classify with the first link that can."""
+        asked = ChatRequest(model=request.model, prompt="\n".join(request.input), private=request.private)
+        return await self._pooled(
+            asked, lambda link, model: link.classify(msgspec.structs.replace(request, model=model))
+        )
+
+    async def _pooled(self, asked: ChatRequest, ask: Callable[[Link, str], Awaitable[Pooled]]) -> Pooled:
         failover = self._failover(asked)
-        request = msgspec.structs.replace(request, model=failover.request.model)
+        model = failover.request.model
         while (attempt := await failover.admit()) is not None:
             async with aclosing(attempt):
                 try:
-                    return await attempt.embed(request)
-                except RequestError as error:  # most links embed nothing and say so: the next may
+                    return await attempt.pooled(lambda link: ask(link, model))
+                except RequestError as error:  # most links do no such thing and say so: the next may
                     failover.passed(attempt, error)
                 except Exception as error:  # noqa: BLE001 - one link's bug must not keep the next from answering
                     failover.failed(attempt, error)

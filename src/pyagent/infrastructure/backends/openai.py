@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
@@ -21,7 +22,18 @@ from pyagent.core.emulation.fulfil import fulfil
 from pyagent.core.errors import BackendError, ConfigError, PyAgentError, RequestError, UnsupportedError
 from pyagent.core.hooks import hookimpl
 from pyagent.core.line_reader import LineTooLongError
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo, Unsupported
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    EmbedRequest,
+    EmbedResult,
+    Health,
+    ModelInfo,
+    RankRequest,
+    RankResult,
+    Unsupported,
+    Usage,
+)
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.secrets import strike_text
 from pyagent.core.trace_context import trace_headers
@@ -31,7 +43,7 @@ from pyagent.infrastructure.backends.openai_forms import ServerKind
 from pyagent.infrastructure.backends.openai_models import ListedModel, decode_models
 from pyagent.infrastructure.backends.openai_requests import encode_request
 from pyagent.infrastructure.backends.openai_server_forms import ServerForms, is_for_servers
-from pyagent.infrastructure.backends.openai_wire import ChunkReader, decode_embeddings
+from pyagent.infrastructure.backends.openai_wire import ChunkReader, decode_embeddings, decode_ranking
 from pyagent.infrastructure.backends.sse import MAX_EVENT_BYTES, EventTooLargeError, SseDecoder
 
 if TYPE_CHECKING:
@@ -108,6 +120,7 @@ class OpenAIBackend:
         self.capabilities = Capabilities(
             abilities=_ABILITIES,
             gives_several=True,
+            rank=self.rank,
             assistant_prefix="forwarded",  # vLLM and llama.cpp go on from it, OpenAI does not: the link's table says so
             sends_headers=True,
             url=self.url,
@@ -214,6 +227,25 @@ class OpenAIBackend:
         if response.status_code != 200:
             raise self._mapped(response, response.content)
         return decode_embeddings(response.content, self.name, len(request.input))
+
+    async def rank(self, request: RankRequest) -> RankResult:
+        """Return each pair's relevance, a call for each query: what vLLM, llama.cpp's server and others have."""
+        model = await self._pick_model(ChatRequest(model=request.model))
+        scores, num_tokens = list[float](), 0
+        for query, pairs in groupby(request.pairs, key=lambda pair: pair[0]):
+            documents = [document for _, document in pairs]
+            body = {"model": model, "query": query, "documents": documents}
+            async with self._errors_mapped():
+                response = await self._http().post(f"{self.url}/rerank", json=body, headers=trace_headers())
+            if response.status_code in {404, 405, 501}:
+                text = f"{self.name} does not rank with {model!r} (HTTP {response.status_code}); name a ranking model"
+                raise RequestError(text, param="model", code="model_not_found")
+            if response.status_code != 200:
+                raise self._mapped(response, response.content)
+            found = decode_ranking(response.content, self.name, len(documents))
+            scores += found.scores
+            num_tokens += found.usage.prompt_tokens
+        return RankResult(scores=scores, model=model, usage=Usage(prompt_tokens=num_tokens, total_tokens=num_tokens))
 
     async def health(self) -> Health:
         """Ready when it lists its models, and the one this link names is among them."""

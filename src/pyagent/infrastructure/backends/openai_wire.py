@@ -18,6 +18,7 @@ from pyagent.core.messages import (
     FinishReason,
     PromptLogprob,
     PromptTokensDetails,
+    RankResult,
     TokenLogprob,
     ToolCallDelta,
     Usage,
@@ -111,6 +112,31 @@ def decode_embeddings(body: bytes, backend: str, count: int) -> EmbedResult:
         raise BackendError(f"{backend} gave {len(said.data)} vectors for {count} texts", backend=backend)
     vectors = [vector.embedding for vector in sorted(said.data, key=lambda vector: vector.index)]
     return EmbedResult(vectors=vectors, model=said.model, usage=_usage(said.usage) if said.usage else Usage())
+
+
+class _Ranked(msgspec.Struct):
+    index: int
+    relevance_score: float
+
+
+class _Ranking(msgspec.Struct):
+    """The answer to POST /rerank. llama.cpp's server counts tokens as `prompt_tokens`, vLLM as `total_tokens` alone."""
+
+    results: list[_Ranked] = []
+    usage: _Usage | None = None
+
+
+def decode_ranking(body: bytes, backend: str, count: int) -> RankResult:
+    """Return the relevance of each of `count` documents, in the order sent. Raises `BackendError`."""
+    try:
+        said = msgspec.json.decode(body, type=_Ranking)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BackendError(f"{backend}: /rerank gave no ranking: {error}", backend=backend) from error
+    if sorted(one.index for one in said.results) != [*range(count)]:
+        raise BackendError(f"{backend} ranked {len(said.results)} of {count} documents", backend=backend)
+    scores = [one.relevance_score for one in sorted(said.results, key=lambda one: one.index)]
+    num_tokens = max(said.usage.prompt_tokens, said.usage.total_tokens) if said.usage else 0
+    return RankResult(scores=scores, usage=Usage(prompt_tokens=num_tokens, total_tokens=num_tokens))
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode

@@ -20,11 +20,16 @@ from pyagent.core.errors import PyAgentError, RequestError, UnsupportedError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
+    ClassifyRequest,
+    ClassifyResult,
     EmbedRequest,
     EmbedResult,
     Health,
     Hint,
     ModelInfo,
+    ModelTask,
+    RankRequest,
+    RankResult,
     Unsupported,
 )
 from pyagent.core.nearest import did_you_mean
@@ -41,6 +46,8 @@ from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions
 
 _SCHEME = "native:"
+_ANSWERING = (None, "generate")
+"""Tasks of models that answer, and of those of which it is not known."""
 logger = logging.getLogger(__name__)
 _ABILITIES: Abilities = ABILITIES - {"images"}
 _NOT_READY = {State.DRAINING.value, State.STOPPED.value}
@@ -57,14 +64,14 @@ class NativeBackend:
         *,
         look: Callable[[str], str],
         size_of: Callable[[str], int] = lambda _: 0,
-        embeds: Callable[[str], bool | None] = lambda _: None,
+        task_of: Callable[[str], ModelTask | None] = lambda _: None,
         unsupported: Unsupported = "emulate",
         trusts_request_templates: bool = False,
     ) -> None:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
 
-        `size_of` returns the bytes of a model's file, 0 where they are not known; `embeds` whether a model is one that
-        embeds, and answers nothing, None where that is not known before it is loaded.
+        `size_of` returns the bytes of a model's file, 0 where they are not known; `task_of` what a model is
+        for, None where that is not known before it is loaded.
 
         The backend closes its share of the engine when it is closed.
         """
@@ -79,12 +86,14 @@ class NativeBackend:
             load=self.load,
             hint=self.hint,
             query_cache=self.query_cache,
+            rank=self.rank,
+            classify=self.classify,
         )
         self.model_names = tuple(model_names)
         self.engine = engine
         self._look = look
         self._size_of = size_of
-        self._embeds = embeds
+        self._task_of = task_of
         self._is_closed = False
         self._mending: dict[str, asyncio.Task[object]] = {}
 
@@ -110,7 +119,7 @@ class NativeBackend:
 
     async def load(self) -> object:
         """Load the first model, unless it is. Raises `ModelError` naming what is wrong with its file."""
-        if self._embeds(self.model_names[0]):
+        if self._task_of(self.model_names[0]) not in _ANSWERING:
             return await self.engine.embed(EmbedRequest(model=self.model_names[0], input=[]))
         return await self.engine.load(self.model_names[0])
 
@@ -140,24 +149,27 @@ class NativeBackend:
 
     def _chosen_to_chat(self, asked: str) -> str:
         """Return the model that answers. Raises `UnsupportedError`, which a chain passes by, for one that embeds."""
-        able = [name for name in self.model_names if not self._embeds(name)]
+        able = [name for name in self.model_names if self._task_of(name) in _ANSWERING]
         if asked in {"", self.name} and able:
             return able[0]
         name = self._chosen(asked)
         if name in able:
             return name
-        text = f"{_SCHEME}{name} embeds texts and answers none; name another model to chat with"
+        text = f"{_SCHEME}{name} is an encoder, which answers nothing; name another model to chat with"
         raise UnsupportedError(text, backend=self.name, fields=["messages"])
 
-    def _chosen_to_embed(self, asked: str) -> str:
-        """Return the model that embeds: of several that may, the first that is known to. Raises `RequestError`."""
+    def _chosen_for(self, tasks: Sequence[ModelTask], asked: str, does: str) -> str:
+        """Return the model for a task, the first of `tasks` that there is one for, else one that may turn out to be.
+
+        Raises `RequestError` where there is none.
+        """
         named = self.model_names if asked in {"", self.name} else [self._chosen(asked)]
-        able = sorted(
-            (name for name in named if self._embeds(name) is not False), key=lambda one: not self._embeds(one)
-        )
-        if able:
-            return able[0]
-        text = f"{self.name} cannot embed; use a backend with an embedding model, such as native:all-minilm:l6-v2"
+        for task in (*tasks, None):
+            able = [name for name in named if self._task_of(name) == task]
+            if able:
+                return able[0]
+        text = f"{self.name} cannot {does}; use a backend with a model for that"
+        text += ", such as native:all-minilm:l6-v2" if "embed" in tasks else ""
         raise RequestError(text, param="model")
 
     def _chosen(self, asked: str) -> str:
@@ -173,8 +185,7 @@ class NativeBackend:
         """Return the models offered, with their sizes once they are loaded."""
         loaded = {model.id: model for model in (await self.engine.state()).models}
         return [
-            loaded.get(name)
-            or ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False, embeds=self._embeds(name) or None)
+            loaded.get(name) or ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False, task=self._task_of(name))
             for name in self.model_names
         ]
 
@@ -186,7 +197,18 @@ class NativeBackend:
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Return one vector a text, of length 1. Raises `RequestError` where no model of this backend embeds."""
-        return await self.engine.embed(msgspec.structs.replace(request, model=self._chosen_to_embed(request.model)))
+        model = self._chosen_for(["embed"], request.model, "embed")
+        return await self.engine.embed(msgspec.structs.replace(request, model=model))
+
+    async def rank(self, request: RankRequest) -> RankResult:
+        """Return each pair's relevance, from a model that ranks, or one that embeds. Raises `RequestError` without."""
+        model = self._chosen_for(["rank", "embed"], request.model, "rank documents")
+        return await self.engine.rank(msgspec.structs.replace(request, model=model))
+
+    async def classify(self, request: ClassifyRequest) -> ClassifyResult:
+        """Return a number for each label of each text. Raises `RequestError` where no model here classifies."""
+        model = self._chosen_for(["classify", "rank"], request.model, "classify texts")
+        return await self.engine.classify(msgspec.structs.replace(request, model=model))
 
     async def health(self) -> Health:
         """Ready when a model is loaded or can be, and requests are taken; fetches nothing."""
@@ -256,7 +278,7 @@ class NativeBackend:
         state = await self.engine.state()
         if state.state not in _AWAKE:
             return {}
-        able = {name for name in self.model_names if not self._embeds(name)}
+        able = {name for name in self.model_names if self._task_of(name) in _ANSWERING}
         absent = set(models) & able - {model.id for model in state.models}
         found = [(name, *await asyncio.to_thread(self._state, name, set[str](), state.faults)) for name in absent]
         ready = sorted(name for name, is_ready, _ in found if is_ready)

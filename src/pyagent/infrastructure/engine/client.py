@@ -14,19 +14,30 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
 from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, CapacityError, DeadlineError, MovedError, UnsupportedError
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Hint, ModelInfo, Usage
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    ClassifyRequest,
+    ClassifyResult,
+    EmbedRequest,
+    EmbedResult,
+    Hint,
+    ModelInfo,
+    RankRequest,
+    RankResult,
+)
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 from pyagent.core.runners.runner import AttendingRunner, CompileStats, CompilingRunner, DividedRunner, RankStats
 from pyagent.core.structured_output.form_size import is_short
 from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.core.withdrawal import Withdrawal
+from pyagent.infrastructure.engine.encoders.pooling import Pooling
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, Arrivals, LifeCycle, Shared, State
@@ -41,7 +52,6 @@ from pyagent.infrastructure.engine.usage import usage_of
 
 if TYPE_CHECKING:
     from pyagent.core.runners.runner import ModelRunner
-    from pyagent.infrastructure.engine.encoders.encoder_pool import LoadedEncoder
     from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
     from pyagent.infrastructure.engine.request import Output, PastTurn, Request, TokenLog
 
@@ -51,8 +61,6 @@ logger = logging.getLogger(__name__)
 # Longer texts are tokenised in a thread: 2,000 characters take about 1 ms, and in a burst all of them add up.
 _LONG_TEXT = 2_000
 _NUM_PREPARED = 2
-_TEXTS_AT_ONCE = 64
-"""Texts to embed that are tokenised together."""
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +119,14 @@ class EngineClient(Protocol):
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Embed with the model the request names; without texts it is only loaded."""
+        ...
+
+    async def rank(self, request: RankRequest) -> RankResult:
+        """Rank with the model the request names."""
+        ...
+
+    async def classify(self, request: ClassifyRequest) -> ClassifyResult:
+        """Classify with the model the request names."""
         ...
 
     async def load(self, model: str, *, beside: bool = False) -> object:
@@ -177,6 +193,7 @@ class LocalEngine(Shared):
         self._hints = ThreadPoolExecutor(1, thread_name_prefix="pyagent-hints")
         # apart from asyncio's threads: what takes long here must not hold up what the server asks of those
         self._preparing = ThreadPoolExecutor(_NUM_PREPARED, thread_name_prefix="pyagent-prepare")
+        self.pooling = Pooling(models.encoders, self.in_thread)
 
     async def in_thread(self, work: Callable[..., _T], *args: object) -> _T:
         """Do what may take long beside the event loop, a few at a time."""
@@ -221,27 +238,25 @@ class LocalEngine(Shared):
         """Embed with the model the request names; without texts it is only loaded."""
         self.life.enter()
         try:
-            async with self.models.encoders.using(request.model) as encoder:
-                return await self._embed(encoder, request)
+            return await self.pooling.embed(request)
         finally:
             self.life.leave()
 
-    async def _embed(self, encoder: LoadedEncoder, request: EmbedRequest) -> EmbedResult:
-        """Tokenise some texts while those before are computed; when one fails or the caller leaves, drop the rest."""
-        num_tokens, coming = 0, list[asyncio.Future[bytes]]()
+    async def rank(self, request: RankRequest) -> RankResult:
+        """Rank with the model the request names."""
+        self.life.enter()
         try:
-            for first in range(0, len(request.input), _TEXTS_AT_ONCE):
-                texts = request.input[first : first + _TEXTS_AT_ONCE]
-                encode = partial(encoder.tokens.encode, texts, first, truncates=request.truncate)
-                tokens = await (at_once(encode) if sum(map(len, texts)) < _LONG_TEXT else self.in_thread(encode))
-                num_tokens += sum(map(len, tokens))
-                coming.append(asyncio.wrap_future(encoder.queue.submit(tokens)))
-            packed = b"".join([await one for one in coming])
+            return await self.pooling.rank(request)
         finally:
-            for one in coming:
-                one.cancel()  # of one that is done it is nothing
-        usage = Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
-        return EmbedResult(vectors=encoder.vectors(packed), model=request.model, usage=usage)
+            self.life.leave()
+
+    async def classify(self, request: ClassifyRequest) -> ClassifyResult:
+        """Classify with the model the request names."""
+        self.life.enter()
+        try:
+            return await self.pooling.classify(request)
+        finally:
+            self.life.leave()
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer with the model the request names; closing the stream aborts the request."""
@@ -432,6 +447,7 @@ def _info(name: str, model: LoadedModel) -> ModelInfo:
         architecture=model.runner.info.architecture,
         size_bytes=model.runner.info.weight_bytes,
         is_loaded=True,
+        task="generate",
         takes_effort=model.takes_effort,
     )
 

@@ -52,7 +52,7 @@ class _Links:
             self._engine(settings),
             look=store.look,
             size_of=store.size_of,
-            embeds=store.embeds,
+            task_of=store.task_of,
             unsupported=settings.backends.unsupported,
             trusts_request_templates=settings.engine.trust_request_chat_template,
         )

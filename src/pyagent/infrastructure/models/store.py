@@ -21,9 +21,10 @@ from pathlib import Path
 import msgspec
 
 from pyagent.core.errors import ModelError
+from pyagent.core.messages import ModelTask
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.sizes import format_bytes
-from pyagent.infrastructure.models.describe import is_encoder
+from pyagent.infrastructure.models.describe import task_of
 from pyagent.infrastructure.models.hub import fetch_from_hub
 from pyagent.infrastructure.models.sources import CATALOG, Source, WheelFolder
 
@@ -123,14 +124,14 @@ class ModelStore:
             return "is fetched and loaded on first use"
         return "loads on first use"
 
-    def embeds(self, name: str) -> bool | None:
-        """Return whether a model is one that embeds; None for one that is not here and not known. Fetches nothing."""
+    def task_of(self, name: str) -> ModelTask | None:
+        """Return what a model is for; None for one that is not here and not known. Fetches nothing."""
         found = self.find(name)
         path = Path(name).expanduser() if is_path(name) else found.path if found else None
         if path is not None:
-            return is_encoder(path)
+            return task_of(path)
         source = self.catalog.get(name)
-        return source.embeds if source is not None else None
+        return source.task if source is not None else None
 
     def size_of(self, name: str) -> int:
         """Return the bytes of a model's file, here or where it is fetched from; 0 for a folder, or where not known."""

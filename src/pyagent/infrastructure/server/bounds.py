@@ -16,7 +16,7 @@ MAX_TOOLS = 1024
 MAX_MESSAGES = 50_000
 MAX_CHOICES = 2000
 MAX_TEXTS = 2048
-"""Texts to embed at once, as many as OpenAI takes."""
+"""Texts to embed, rank or classify at once, as many as OpenAI takes."""
 _MAX_FIELDS, _MAX_COMMAS, _MAX_ESCAPES = 200_000, 1_000_000, 2_000_000
 """Counted in the body's bytes, texts included. Reading keeps the interpreter's lock: 0.15 s for a million values."""
 _MAX_DEPTH, _MAX_NODES = 128, 20_000
@@ -102,9 +102,9 @@ def _check_chars(text: str, most: int, param: str) -> None:
         raise RequestError(f"{param} has {len(text)} characters; {most} are taken at most", param=param)
 
 
-def check_texts(texts: Sequence[str]) -> None:
-    """Raise `RequestError` for too many texts to embed."""
-    _check_count(texts, MAX_TEXTS, "input")
+def check_texts(texts: Sequence[str], param: str = "input") -> None:
+    """Raise `RequestError` for too many texts at once."""
+    _check_count(texts, MAX_TEXTS, param)
 
 
 def _check_count(given: Sequence[object], most: int, param: str, code: str = "invalid_request") -> None:

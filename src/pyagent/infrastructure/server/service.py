@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -18,7 +18,18 @@ from pyagent import _rust
 from pyagent.core.backends import AGENT_PREFIX, Backend
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import AwayError, RequestError
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    ClassifyRequest,
+    ClassifyResult,
+    EmbedRequest,
+    EmbedResult,
+    Health,
+    ModelInfo,
+    RankRequest,
+    RankResult,
+)
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Server
 from pyagent.core.trace_context import continue_trace
@@ -40,6 +51,8 @@ if TYPE_CHECKING:
 
 _LONG_BYTES, _LARGE_BYTES, _TRIM_SECONDS = 100_000, 1_000_000, (2.0, 4.0, 8.0)
 T = TypeVar("T")
+OneCall = TypeVar("OneCall", EmbedRequest, RankRequest, ClassifyRequest)
+Pooled = TypeVar("Pooled", EmbedResult, RankResult, ClassifyResult)
 
 
 @dataclass(slots=True)
@@ -181,9 +194,27 @@ class Service:
             raise RequestError("there is nothing to embed; send a text, or several, none of them empty", param="input")
         check_texts(asked.input)
         backend = await self.backend_of(asked.model)
+        return await self._pooled(request, asked, backend, backend.embed)
+
+    async def rank(self, request: Request, asked: RankRequest) -> RankResult:
+        """Rank with the backend that has the model."""
+        backend = await self.backend_of(asked.model)
+        if backend.capabilities.rank is None:
+            raise RequestError("no link of the chain ranks documents; `native` does with a model for it", param="model")
+        return await self._pooled(request, asked, backend, backend.capabilities.rank)
+
+    async def classify(self, request: Request, asked: ClassifyRequest) -> ClassifyResult:
+        """Classify with the backend that has the model."""
+        backend = await self.backend_of(asked.model)
+        if backend.capabilities.classify is None:
+            raise RequestError("no link of the chain classifies; `native` does with a model for it", param="model")
+        return await self._pooled(request, asked, backend, backend.capabilities.classify)
+
+    async def _pooled(
+        self, request: Request, asked: OneCall, backend: Backend, ask: Callable[[OneCall], Awaitable[Pooled]]
+    ) -> Pooled:
         _continue_trace(request)
-        asked = msgspec.structs.replace(asked, tenant=tenant_of(request))
-        found = await unless_gone(backend.embed(asked), request.receive)
+        found = await unless_gone(ask(msgspec.structs.replace(asked, tenant=tenant_of(request))), request.receive)
         request.state.num_tokens, request.state.usage = found.usage.prompt_tokens, found.usage
         request.state.model, request.state.backend = self.stats.label(found.model or asked.model), backend.name
         return found

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from array import array
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from pyagent import _rust
 from pyagent.core.errors import CapacityError, ModelError, RequestError
-from pyagent.core.messages import ModelInfo
+from pyagent.core.messages import ModelInfo, ModelTask
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.encoders.encoder_queue import EncoderQueue
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reservation
@@ -48,15 +48,16 @@ class LoadedEncoder:
     tokens: TextTokens
     queue: EncoderQueue
     load_seconds: float
+    task: ModelTask
 
     @property
-    def num_dimensions(self) -> int:
-        """Numbers of a vector."""
-        return self.model.info()["num_dimensions"]
+    def labels(self) -> Sequence[str]:
+        """The labels of a model that ranks or classifies."""
+        return self.model.info()["labels"] or ()
 
-    def vectors(self, packed: bytes) -> list[list[float]]:
-        """Return vectors as numbers."""
-        numbers, width = array("f", packed).tolist(), self.num_dimensions
+    def rows(self, packed: bytes) -> list[list[float]]:
+        """Return what the texts gave, a row for each: its vector, or a number for each label."""
+        numbers, width = array("f", packed).tolist(), self.model.info()["num_outputs"]
         return [numbers[start : start + width] for start in range(0, len(numbers), width)]
 
     def info(self) -> ModelInfo:
@@ -69,7 +70,7 @@ class LoadedEncoder:
             architecture=about["architecture"],
             size_bytes=about["weight_bytes"],
             is_loaded=True,
-            embeds=True,
+            task=self.task,
         )
 
     def close(self) -> None:
@@ -194,7 +195,8 @@ class EncoderPool:
             raise ModelError(str(error), model=name) from error
         seconds = time.perf_counter() - started
         logger.info("the embedding model %s is loaded in %.1f s", name, seconds)
-        return LoadedEncoder(name, model, tokens, EncoderQueue(name, model.embed, BATCH_TOKENS), seconds)
+        queue = EncoderQueue(name, model.compute, BATCH_TOKENS)
+        return LoadedEncoder(name, model, tokens, queue, seconds, _rust.model_task(path))
 
     def give_back(self, level: int) -> None:
         """Unload idle encoders (2); there is nothing else to free (1)."""

@@ -21,6 +21,12 @@ _WORD = "▁"
 """What GGUF files put before a piece that begins a word."""
 
 
+Text = str | tuple[str, str]
+"""A text, or a pair of them that a model sees as one."""
+SECOND_TEXT = 1 << 31
+"""The bit that the engine reads as: of a pair's second text."""
+
+
 class TextTokens:
     """The tokens of texts for one encoder. Any thread may call it."""
 
@@ -35,20 +41,42 @@ class TextTokens:
             text = f"{path}: its tokenizer has {num_tokens} tokens, the model {vocab_size}; take both from one source"
             raise ModelError(text, model=str(path))
 
-    def encode(self, texts: Sequence[str], first: int = 0, *, truncates: bool = False) -> list[list[int]]:
-        """Return each text's tokens; a longer one is cut where `truncates` says so. `first` is the first one's number.
+    def encode(self, texts: Sequence[Text], first: int = 0, *, truncates: bool = False) -> list[list[int]]:
+        """Return the tokens of each text or pair; `first` is the first one's number.
 
-        Raises `RequestError` naming a text that is empty, longer than the model takes, or no Unicode.
+        A longer one is cut where `truncates` says so, a pair in its second text. `SECOND_TEXT` is set in what the
+        tokenizer counts to that one. Raises `RequestError` naming a text that is empty, longer than the model takes, or
+        no Unicode.
         """
         for number, text in enumerate(texts, first):
-            _check(text, number)
+            for part in [text] if isinstance(text, str) else text:
+                _check(part, number)
         found = self._inner.encode_batch(list(texts))
-        return [self._cut(one, number, truncates) for number, one in enumerate(found, first)]
+        return [self._tokens(one, number, truncates) for number, one in enumerate(found, first)]
+
+    def _tokens(self, encoding: tokenizers.Encoding, number: int, truncates: bool) -> list[int]:
+        is_pair = encoding.n_sequences > 1
+        cut = self._cut_pair if is_pair else self._cut
+        kept = range(len(encoding.ids)) if len(encoding.ids) <= self.max_tokens else cut(encoding, number, truncates)
+        ids, kinds = encoding.ids, encoding.type_ids
+        return [ids[index] | (SECOND_TEXT if is_pair and kinds[index] else 0) for index in kept]
+
+    def _cut_pair(self, encoding: tokenizers.Encoding, number: int, truncates: bool) -> list[int]:
+        """Return which tokens stay when the second text is cut; the first one and the special ones are needed."""
+        excess = len(encoding.ids) - self.max_tokens
+        of_second = [index for index, text in enumerate(encoding.sequence_ids) if text == 1]
+        if not truncates or excess >= len(of_second):
+            whose = "its query alone fills that" if truncates else "send shorter texts, or have documents cut"
+            raise ContextOverflowError(
+                f"pair {number} has {len(encoding.ids)} tokens, the model takes {self.max_tokens}; {whose}",
+                num_tokens=len(encoding.ids),
+                limit=self.max_tokens,
+            )
+        gone = set(of_second[len(of_second) - excess :])
+        return [index for index in range(len(encoding.ids)) if index not in gone]
 
     def _cut(self, encoding: tokenizers.Encoding, number: int, truncates: bool) -> list[int]:
         ids, most = encoding.ids, self.max_tokens
-        if len(ids) <= most:
-            return ids
         if not truncates:
             raise ContextOverflowError(
                 f"input {number} has {len(ids)} tokens, the model takes {most}; send shorter texts, or set truncate",
@@ -61,12 +89,12 @@ class TextTokens:
                 break
             num_closing += 1
         num_closing = min(num_closing, most - 1)
-        return ids[: most - num_closing] + ids[len(ids) - num_closing :]
+        return [*range(most - num_closing), *range(len(ids) - num_closing, len(ids))]
 
 
 def _check(text: str, number: int) -> None:
     if not text:
-        raise RequestError(f"input {number} is empty; there is nothing to embed", param="input")
+        raise RequestError(f"input {number} is empty; there is no text to compute", param="input")
     try:
         text.encode()
     except UnicodeEncodeError as error:

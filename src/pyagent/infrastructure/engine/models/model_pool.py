@@ -32,7 +32,7 @@ from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
-from pyagent.infrastructure.models.describe import is_encoder
+from pyagent.infrastructure.models.describe import task_of
 
 if TYPE_CHECKING:
     from pyagent.core.runners.factory import DeviceMemory
@@ -219,8 +219,8 @@ class ModelPool:
 
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
         path = self._locate(entry.name)
-        if is_encoder(path):
-            text = f"native:{entry.name} embeds texts and answers none; name another model to chat with"
+        if task_of(path) != "generate":
+            text = f"native:{entry.name} is an encoder, which answers nothing; name another model to chat with"
             raise UnsupportedError(text, backend=f"native:{entry.name}", fields=["messages"])
         options, times = self._options, LoadTimes()
         with times.phase("look"):

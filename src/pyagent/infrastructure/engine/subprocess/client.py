@@ -16,7 +16,17 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 
 from pyagent.core.errors import CapacityError, PyAgentError, RequestError
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Hint
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    ClassifyRequest,
+    ClassifyResult,
+    EmbedRequest,
+    EmbedResult,
+    Hint,
+    RankRequest,
+    RankResult,
+)
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, UnpinPrompt, ViewCache
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.client import EngineState, within
@@ -26,10 +36,13 @@ from pyagent.infrastructure.engine.subprocess.in_flight import InFlightRequest
 from pyagent.infrastructure.engine.subprocess.merging import merged_cache, merged_state
 from pyagent.infrastructure.engine.subprocess.protocol import (
     ENGINE,
+    ClassifyTexts,
+    Command,
     EmbedTexts,
     FreeMemory,
     GetState,
     QueryCache,
+    RankTexts,
     Start,
     Submit,
     TakeHint,
@@ -46,6 +59,8 @@ _LAST_ENDS_SECONDS = 10.0
 """How long processes may take to end requests whose readers left, before memory is given back."""
 _state_codec: Codec[EngineState] = Codec(EngineState, ENGINE)
 _embed_codec: Codec[EmbedResult] = Codec(EmbedResult, ENGINE)
+_rank_codec: Codec[RankResult] = Codec(RankResult, ENGINE)
+_classify_codec: Codec[ClassifyResult] = Codec(ClassifyResult, ENGINE)
 _query_codec: Codec[CacheQueryResult] = Codec(CacheQueryResult, ENGINE)
 
 
@@ -70,11 +85,21 @@ class ProcessEngine(Shared):
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Embed by the copy that has the fewest requests."""
+        return _embed_codec.decode(await self._pooled(EmbedTexts(request)))
+
+    async def rank(self, request: RankRequest) -> RankResult:
+        """Rank by the copy that has the fewest requests."""
+        return _rank_codec.decode(await self._pooled(RankTexts(request)))
+
+    async def classify(self, request: ClassifyRequest) -> ClassifyResult:
+        """Classify by the copy that has the fewest requests."""
+        return _classify_codec.decode(await self._pooled(ClassifyTexts(request)))
+
+    async def _pooled(self, command: Command) -> msgspec.Raw:
         copy = min(range(len(self.copies)), key=self.copies.num_requests_of)
         self.life.enter()
         try:
-            calling = self.copies.call(copy, EmbedTexts(request))
-            return _embed_codec.decode(await asyncio.wrap_future(calling))
+            return await asyncio.wrap_future(self.copies.call(copy, command))
         finally:
             self.life.leave()
 

@@ -34,6 +34,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Aborted,
     Busyness,
     Call,
+    ClassifyTexts,
     Command,
     Done,
     EmbedTexts,
@@ -47,6 +48,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Pong,
     QueryCache,
     Raised,
+    RankTexts,
     Returned,
     Start,
     Stop,
@@ -151,8 +153,8 @@ class _EngineServer:
 
     async def _execute(self, command: Command) -> object:
         match command:
-            case EmbedTexts(request):
-                return await self.engine.embed(request)
+            case EmbedTexts() | RankTexts() | ClassifyTexts():
+                return await self._pooled(command)
             case LoadModel(model, beside):
                 await self.engine.load(model, beside=beside)
             case UnloadModel(model):
@@ -170,6 +172,15 @@ class _EngineServer:
             case UseAttention(name):
                 await self.engine.use_attention(name)
         return None
+
+    async def _pooled(self, command: EmbedTexts | RankTexts | ClassifyTexts) -> object:
+        match command:
+            case EmbedTexts(request):
+                return await self.engine.embed(request)
+            case RankTexts(request):
+                return await self.engine.rank(request)
+            case ClassifyTexts(request):
+                return await self.engine.classify(request)
 
     async def _send(self, message: FromEngine) -> None:
         await self.socket.send(from_engine.encode(message))

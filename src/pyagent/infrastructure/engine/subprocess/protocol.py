@@ -11,7 +11,7 @@ import msgspec
 from pyagent import __version__
 from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import RequestError, WireError
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, Hint
+from pyagent.core.messages import ChatDelta, ChatRequest, ClassifyRequest, EmbedRequest, Hint, RankRequest
 from pyagent.core.prompt_cache import CacheQuery
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.request import PastTurn, TokenLog
@@ -98,13 +98,37 @@ class UseAttention(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
+class RankTexts(msgspec.Struct, frozen=True, tag=True):
+    """Return a `RankResult`."""
+
+    request: RankRequest
+
+
+class ClassifyTexts(msgspec.Struct, frozen=True, tag=True):
+    """Return a `ClassifyResult`."""
+
+    request: ClassifyRequest
+
+
 class EmbedTexts(msgspec.Struct, frozen=True, tag=True):
     """Return an `EmbedResult`."""
 
     request: EmbedRequest
 
 
-Command = EmbedTexts | LoadModel | UnloadModel | GetState | FreeMemory | TakeHint | QueryCache | Withdraw | UseAttention
+Command = (
+    EmbedTexts
+    | RankTexts
+    | ClassifyTexts
+    | LoadModel
+    | UnloadModel
+    | GetState
+    | FreeMemory
+    | TakeHint
+    | QueryCache
+    | Withdraw
+    | UseAttention
+)
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):

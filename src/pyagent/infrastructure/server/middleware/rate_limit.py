@@ -14,7 +14,7 @@ from pyagent.core.resilience.rate import TokenBucket
 from pyagent.infrastructure.server.errors import HttpError
 from pyagent.infrastructure.server.middleware.auth import send_error
 
-_PREFIXES = ("/v1/", "/api/")
+_PREFIXES = ("/v1/", "/v2/", "/api/")
 _MINUTE = 60.0
 
 

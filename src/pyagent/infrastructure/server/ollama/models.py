@@ -186,8 +186,8 @@ async def _capabilities(service: Service, model: ModelInfo) -> list[str]:
     link = service.backend.link_of(model) if isinstance(service.backend, Chain) else service.backend
     if link is None or model.id.startswith(AGENT_PREFIX):
         return ["completion"]
-    if model.embeds:
-        return ["embedding"]
+    if model.task not in {None, "generate"}:
+        return ["embedding"] if model.task == "embed" else []
     can = await abilities_of(link, model)
     can |= EMULATED if service.emulates else frozenset()
     return ["completion", *(word for field, word in _CAPABILITIES.items() if field in can)]

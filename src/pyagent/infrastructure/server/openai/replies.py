@@ -17,6 +17,8 @@ from pyagent.infrastructure.server.custom_tools import InputReader, input_of
 from pyagent.infrastructure.server.errors import HttpError
 
 _DONE = b"data: [DONE]\n\n"
+_CAPABILITIES = {"embed": "embeddings", "rank": "rerank", "classify": "classify"}
+"""What GET /v1/models says of models that answer nothing."""
 
 
 @dataclass(slots=True)
@@ -137,7 +139,7 @@ def model_entry(said: Sequence[ModelInfo], created: int) -> JsonObject:
     entry: JsonObject = {"id": model.id, "object": "model", "created": created, "owned_by": model.backend or "pyagent"}
     facts = {name: getattr(model, name) for name in ("context_length", "architecture", "quantization", "size_bytes")}
     entry |= {"backends": links} if len(links) > 1 else {}
-    entry |= {"capabilities": ["embeddings"]} if model.embeds else {}
+    entry |= {"capabilities": [_CAPABILITIES[model.task]]} if model.task and model.task in _CAPABILITIES else {}
     return entry | {name: value for name, value in facts.items() if value is not None}
 
 

@@ -1,0 +1,49 @@
+"""The endpoints that rank, score and classify."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyagent.core.messages import ClassifyRequest, RankRequest
+from pyagent.infrastructure.server.ranking.requests import (
+    classify_body,
+    read_classify,
+    read_rerank,
+    read_score,
+    rerank_body,
+    score_body,
+)
+from pyagent.infrastructure.server.service import Service, json_response
+from pyagent.infrastructure.server.validation import model_asked
+
+
+async def rerank(service: Service, request: Request) -> Response:
+    """POST /v1/rerank, and /v2/rerank, where Cohere's newer clients ask: the documents, the most relevant first."""
+    parsed, pairs = await service.read(request, read_rerank)
+    asked = RankRequest(
+        model=model_asked(parsed.model), pairs=pairs, private=bool(parsed.private), truncate=parsed.truncate
+    )
+    return json_response(rerank_body(parsed, await service.rank(request, asked), str(request.state.request_id)))
+
+
+async def score(service: Service, request: Request) -> Response:
+    """POST /v1/score: the relevance of each pair, in order."""
+    parsed, pairs = await service.read(request, read_score)
+    asked = RankRequest(
+        model=model_asked(parsed.model), pairs=pairs, private=bool(parsed.private), truncate=parsed.truncate
+    )
+    found = await service.rank(request, asked)
+    return json_response(score_body(parsed, found, str(request.state.request_id), int(time.time())))
+
+
+async def classify(service: Service, request: Request) -> Response:
+    """POST /v1/classify: the label of each text."""
+    parsed = await service.read(request, read_classify)
+    asked = ClassifyRequest(
+        model=model_asked(parsed.model), input=parsed.texts, private=bool(parsed.private), truncate=parsed.truncate
+    )
+    found = await service.classify(request, asked)
+    return json_response(classify_body(parsed, found, str(request.state.request_id), int(time.time())))
