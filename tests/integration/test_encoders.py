@@ -270,7 +270,7 @@ def _step(kind: str, path: str = "1_Pooling") -> Callable[[Path], object]:
         (_config(rope_theta=1.0), "rope_theta"),
         (_config(architectures=["BertForTokenClassification"]), "ranks or classifies texts"),
         (_config(layer_norm_eps=-1), "norm epsilon"),
-        (_step("Dense"), "step 'm.Dense' is not implemented"),
+        (_step("WordWeights"), "step 'm.WordWeights' is not implemented"),
         (_step("Pooling", "../../etc"), "expected a folder's name"),
         (_step("Transformer", ""), "no step is Pooling"),
         (_json("1_Pooling/config.json", {"pooling_mode_magic": True}), "pooling by 'magic'"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.models import located
-from support.tiny_encoder import PIECES, SHAPE, write_classifier, write_encoder
+from support.tiny_encoder import PIECES, SHAPE, write_classifier, write_encoder, write_json
 
 from pyagent import _rust
 from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
@@ -103,3 +103,118 @@ def test_tiny_random_classifiers_equal_transformers(kind: str, labels: list[str]
     expected = torch.sigmoid(logits) if len(labels) == 1 else torch.softmax(logits, dim=1)
     assert abs(ours - expected.numpy()).max() < 1e-5
     assert logits.std(dim=0).min() > 1e-3  # pairs differ
+
+
+DECODERS: dict[str, dict[str, object]] = {
+    "qwen3": {},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "mistral": {"sliding_window": 7},
+    "llama": {},
+    "olmo2": {},
+    "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2},
+    "gemma3_text, both ways": {
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window_pattern": 2,
+        "use_bidirectional_attention": True,
+    },
+}
+
+
+def save_decoder(kind: str, folder: Path, *, num_labels: int | None = None):
+    """Save a tiny random decoder with a head, or as a model that embeds; return transformers' own."""
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    torch.manual_seed(11)
+    shape = {
+        "vocab_size": 90,
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 80,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+        "initializer_range": 0.3,
+    }
+    labels = {} if num_labels is None else {"num_labels": num_labels}
+    config = AutoConfig.for_model(kind.partition(",")[0], **(shape | DECODERS[kind] | labels))
+    config._attn_implementation = "eager"
+    made = (AutoModel if num_labels is None else AutoModelForSequenceClassification).from_config(config).eval()
+    with torch.no_grad():
+        for name, tensor in made.named_parameters():
+            if "norm" in name:
+                tensor.add_(torch.randn_like(tensor) * 0.2)
+    made.save_pretrained(folder)
+    return made
+
+
+def test_dense_steps_follow_pooling(tmp_path: Path) -> None:
+    """Two dense layers as EmbeddingGemma has them, one with a bias and tanh: within 1e-5 of the same in torch."""
+    import torch
+    from safetensors.torch import save_file
+
+    model = save_decoder("qwen3", tmp_path)
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(48, 96, bias=False), torch.nn.Linear(96, 20)]
+    steps = [{"idx": 0, "name": "0", "path": "", "type": "m.Transformer"}]
+    steps.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": "m.Pooling"})
+    for number, layer in enumerate(layers, 2):
+        folder = tmp_path / f"{number}_Dense"
+        folder.mkdir()
+        about = {"in_features": layer.in_features, "out_features": layer.out_features, "bias": layer.bias is not None}
+        activation = "torch.nn.modules.linear.Identity" if number == 2 else "torch.nn.modules.activation.Tanh"
+        write_json(folder / "config.json", about | {"activation_function": activation})
+        save_file({f"linear.{name}": value for name, value in layer.state_dict().items()}, folder / "model.safetensors")
+        steps.append({"idx": number, "name": str(number), "path": folder.name, "type": "m.Dense"})
+    write_json(tmp_path / "modules.json", steps)
+    (tmp_path / "1_Pooling").mkdir()
+    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
+    texts = [[(13 * i + length) % 85 + 3 for i in range(length)] for length in (1, 9, 30)]
+    ours = _rust.EncoderModel.load(tmp_path, threads=2)
+    assert ours.info()["num_dimensions"] == 20
+    with torch.inference_mode():
+        rows = torch.stack([model(torch.tensor([text])).last_hidden_state[0].mean(0) for text in texts])
+        expected = torch.nn.functional.normalize(torch.tanh(layers[1](layers[0](rows))), dim=1).numpy()
+    assert abs(vectors(ours.compute(texts), 20) - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", [*DECODERS])
+def test_decoders_that_embed_equal_transformers(kind: str, tmp_path: Path) -> None:
+    """Texts of lengths beyond each window, alone and in one batch: last-token vectors within 1e-5."""
+    import numpy as np
+    import torch
+
+    model = save_decoder(kind, tmp_path)
+    steps = [{"idx": 0, "name": "0", "path": "", "type": "m.Transformer"}]
+    steps.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": "m.Pooling"})
+    write_json(tmp_path / "modules.json", steps)
+    (tmp_path / "1_Pooling").mkdir()
+    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_lasttoken": True})
+    assert _rust.model_task(tmp_path) == "embed"
+    texts = [[(13 * i + 7 * length) % 85 + 3 for i in range(length)] for length in (1, 2, 5, 17, 40, 67, 130)]
+    ours = _rust.EncoderModel.load(tmp_path, threads=2)
+    together = vectors(ours.compute(texts), 48)
+    assert all((vectors(ours.compute([text]), 48) == row).all() for text, row in zip(texts, together, strict=True))
+    with torch.inference_mode():
+        rows = [model(torch.tensor([text])).last_hidden_state[0, -1] for text in texts]
+        expected = torch.nn.functional.normalize(torch.stack(rows), dim=1).numpy()
+    assert np.abs(together - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_decoders_that_rank_equal_transformers(kind: str, num_labels: int, tmp_path: Path) -> None:
+    """`...ForSequenceClassification` of decoders: what the last token gives, within 1e-5."""
+    import torch
+
+    model = save_decoder(kind, tmp_path, num_labels=num_labels)
+    assert _rust.model_task(tmp_path) == ("rank" if num_labels == 1 else "classify")
+    texts = [[(13 * i + 7 * length) % 85 + 3 for i in range(length)] for length in (1, 5, 40)]
+    ours = vectors(_rust.EncoderModel.load(tmp_path, threads=2).compute(texts), num_labels)
+    with torch.inference_mode():
+        logits = torch.stack([model(torch.tensor([text])).logits[0] for text in texts])
+    expected = torch.sigmoid(logits) if num_labels == 1 else torch.softmax(logits, dim=1)
+    assert abs(ours - expected.numpy()).max() < 1e-5

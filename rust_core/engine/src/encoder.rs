@@ -4,7 +4,9 @@
 //! the same bit for bit alone and in any batch: every stage computes a token from its own row, or from its text's rows in
 //! their order. Knows token ids, not text.
 
+mod bert;
 mod config;
+mod decoder;
 mod forward;
 mod head;
 mod pooling;
@@ -17,7 +19,10 @@ use std::time::Instant;
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
-pub use self::config::{EncoderArchitecture, EncoderConfig, Pooling, task_of};
+pub use self::config::{
+    BertConfig, DecoderConfig, DenseStep, EncoderActivation, EncoderArchitecture, EncoderConfig, Layers, Pooling,
+    task_of,
+};
 pub use self::forward::SECOND_TEXT;
 use self::forward::{Batch, Pass, Workspace};
 pub use self::head::{Head, LabelActivation};
@@ -139,6 +144,8 @@ impl Encoder {
                 most_tokens,
             });
         }
+        let reached = self.weights.reach(batch.longest());
+        reached.expect("texts are no longer than the model takes");
         let width = self.config.num_outputs();
         let mut vectors = vec![0.0; texts.len() * width];
         let pass = Pass {

@@ -112,10 +112,14 @@ impl Weights {
         self.output.as_ref().unwrap_or(&self.embedding)
     }
 
+    /// The layers' matrices.
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        self.layers.iter().flat_map(Layer::matrices)
+    }
+
     /// Bytes held by matrices.
     pub fn bytes(&self) -> usize {
-        let layers = self.layers.iter().flat_map(Layer::matrices);
-        layers.map(PackedMatrix::bytes).sum::<usize>()
+        self.matrices().map(PackedMatrix::bytes).sum::<usize>()
             + self.embedding.bytes()
             + self.output.as_ref().map_or(0, PackedMatrix::bytes)
     }
@@ -261,6 +265,41 @@ pub fn load(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result
     weights(file, config, pool).map_err(|error| error.in_file(file.path()))
 }
 
+/// Rows of a decoder's embedding.
+pub(crate) fn embedding_rows(file: &ModelFile) -> Result<usize, ModelFileError> {
+    Ok(file.tensor(&Names::of(file).embedding())?.rows())
+}
+
+/// Refuses a file whose embedding is not as wide as the configuration says, or that lacks a layer's matrix or has one of
+/// another size, before memory is taken for weights.
+pub(crate) fn check(file: &ModelFile, config: &ModelConfig) -> Result<(), ModelFileError> {
+    let names = Names::of(file);
+    let hidden = config.hidden_size;
+    expect_size(&file.tensor(&names.embedding())?, config.vocab_size, hidden)?;
+    for layer in 0..config.num_layers {
+        for (part, rows, cols) in [
+            (Part::Query, config.query_size(), hidden),
+            (Part::Key, config.kv_size(), hidden),
+            (Part::Value, config.kv_size(), hidden),
+            (Part::AttentionOutput, hidden, config.query_size()),
+            (Part::Gate, config.ffn_size, hidden),
+            (Part::Up, config.ffn_size, hidden),
+            (Part::Down, hidden, config.ffn_size),
+        ] {
+            check_matrix(file, &names.layer(layer, part, config), rows, cols)?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a matrix that is missing or of another size.
+fn check_matrix(file: &ModelFile, place: &Place, rows: usize, cols: usize) -> Result<(), ModelFileError> {
+    match place.find(file, ".weight")? {
+        Some(tensor) => expect_size(&tensor, rows, cols),
+        None => file.tensor(&format!("{}.weight", place.name)).map(|_| ()),
+    }
+}
+
 fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<Weights, ModelFileError> {
     let loader = Loader {
         file,
@@ -357,12 +396,8 @@ impl Loader<'_> {
         Ok(())
     }
 
-    /// Refuses a matrix that is missing or of another size.
     fn check(&self, place: &Place, rows: usize, cols: usize) -> Result<(), ModelFileError> {
-        match place.find(self.file, ".weight")? {
-            Some(tensor) => expect_size(&tensor, rows, cols),
-            None => self.file.tensor(&format!("{}.weight", place.name)).map(|_| ()),
-        }
+        check_matrix(self.file, place, rows, cols)
     }
 
     fn linear(&self, place: &Place, rows: usize, cols: usize) -> Result<Linear, ModelFileError> {

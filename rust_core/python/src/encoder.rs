@@ -21,9 +21,13 @@ fn encoder_error(error: &EncoderError) -> PyErr {
 
 fn shape<'py>(py: Python<'py>, config: &EncoderConfig) -> PyResult<Bound<'py, PyDict>> {
     let about = PyDict::new(py);
-    about.set_item("architecture", config.architecture.name())?;
+    about.set_item("architecture", config.architecture())?;
     about.set_item("vocab_size", config.vocab_size)?;
-    about.set_item("num_dimensions", config.hidden_size)?;
+    let width = config
+        .head
+        .as_ref()
+        .map_or(config.num_outputs(), |_| config.hidden_size);
+    about.set_item("num_dimensions", width)?;
     about.set_item("num_layers", config.num_layers)?;
     about.set_item("max_tokens", config.max_tokens)?;
     about.set_item("pooling", config.pooling.name())?;

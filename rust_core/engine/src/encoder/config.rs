@@ -10,13 +10,14 @@ use serde_json::{Map, Value};
 
 use super::head::Head;
 use crate::config::hugging_face::{IRRELEVANT, JsonConfig, refuse_unknown};
-use crate::config::invalid;
+use crate::config::{Architecture, ModelConfig, invalid};
 use crate::gguf::GgufFile;
+use crate::model::embedding_rows;
 use crate::safetensors::{CONFIG_NAME, SafetensorsFolder, read_json, read_object};
 use crate::weights::{ModelFile, ModelFileError, clipped};
 
 /// The names of every encoder that can be run, for messages.
-pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta";
+pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta, and decoders that the engine runs";
 
 /// What is read here of `config.json`.
 const READ: &str = "model_type vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act \
@@ -26,6 +27,12 @@ const READ: &str = "model_type vocab_size hidden_size num_hidden_layers num_atte
 const OTHER_TASKS: &str = "attention_probs_dropout_prob hidden_dropout_prob classifier_dropout directionality output_past \
     pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type model_name \
     sbert_ce_default_activation_function sentence_transformers adapters gradient_checkpointing add_pooling_layer tie_word_embeddings";
+
+/// What sentence-transformers says of a model's steps.
+const MODULES: &str = "modules.json";
+
+/// Tokens of a text at most that a decoder takes: memory for one text is reserved whole.
+const MOST_DECODER_TOKENS: usize = 8_192;
 
 /// Tokens of a text at most, whatever a file says.
 const MOST_POSITIONS: usize = 1 << 20;
@@ -108,14 +115,47 @@ pub enum EncoderActivation {
 /// Everything the forward pass needs to know about an encoder besides its weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderConfig {
-    /// The family.
-    pub architecture: EncoderArchitecture,
     /// Tokens in the vocabulary.
     pub vocab_size: usize,
     /// Width of a token's vector, and of a text's.
     pub hidden_size: usize,
     /// Layers.
     pub num_layers: usize,
+    /// What the layers are.
+    pub layers: Layers,
+    /// How a text's vector is made.
+    pub pooling: Pooling,
+    /// What follows pooling, one after another.
+    pub dense: Vec<DenseStep>,
+    /// Tokens of a text at most, special ones included.
+    pub max_tokens: usize,
+    /// What follows the layers of a model that ranks or classifies; one that embeds has none.
+    pub head: Option<Head>,
+}
+
+/// What the layers of an encoder are.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Layers {
+    /// BERT's.
+    Bert(BertConfig),
+    /// A decoder's, read whole.
+    Decoder(DecoderConfig),
+}
+
+/// A decoder that embeds, ranks or classifies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// The decoder.
+    pub model: ModelConfig,
+    /// Whether a token sees those before it alone.
+    pub is_causal: bool,
+}
+
+/// What BERT's layers are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BertConfig {
+    /// The family.
+    pub architecture: EncoderArchitecture,
     /// Attention heads.
     pub num_heads: usize,
     /// Width inside the feed-forward block.
@@ -132,12 +172,6 @@ pub struct EncoderConfig {
     pub norm_epsilon: f32,
     /// The activation.
     pub activation: EncoderActivation,
-    /// How a text's vector is made.
-    pub pooling: Pooling,
-    /// Tokens of a text at most, special ones included.
-    pub max_tokens: usize,
-    /// What follows the layers of a model that ranks or classifies; one that embeds has none.
-    pub head: Option<Head>,
 }
 
 impl EncoderConfig {
@@ -145,32 +179,56 @@ impl EncoderConfig {
     pub fn of(file: &ModelFile) -> Result<Self, ModelFileError> {
         match file {
             ModelFile::Gguf(gguf) => Self::from_gguf(gguf)?,
-            ModelFile::Safetensors(folder) => Self::from_folder(folder)?,
+            ModelFile::Safetensors(folder) => Self::from_folder(folder)?.with_rows_of(file)?,
         }
         .check()
     }
 
     /// Numbers that a text gives: those of its vector, or one for each label.
     pub fn num_outputs(&self) -> usize {
-        self.head.as_ref().map_or(self.hidden_size, |head| head.labels.len())
+        let size = self.dense.last().map_or(self.hidden_size, |dense| dense.num_outputs);
+        self.head.as_ref().map_or(size, |head| head.labels.len())
     }
 
-    /// The type of a token, by whether it is of a pair's second text.
-    pub(super) fn kind_of(&self, is_second: bool) -> usize {
-        // RoBERTa's table of types has one row, or another that no tokenizer names.
-        usize::from(is_second && self.num_types > 1 && self.architecture == EncoderArchitecture::Bert)
+    /// The same with as many tokens as a decoder's embedding has rows, which may be filled up.
+    fn with_rows_of(mut self, file: &ModelFile) -> Result<Self, ModelFileError> {
+        if let Layers::Decoder(decoder) = &mut self.layers {
+            decoder.model.vocab_size = embedding_rows(file)?;
+            self.vocab_size = decoder.model.vocab_size;
+        }
+        Ok(self)
+    }
+
+    /// The family's name, for messages.
+    pub fn architecture(&self) -> &'static str {
+        match &self.layers {
+            Layers::Bert(bert) => bert.architecture.name(),
+            Layers::Decoder(decoder) => decoder.model.architecture.name(),
+        }
     }
 
     /// Width of an attention head.
     pub fn head_dim(&self) -> usize {
-        self.hidden_size / self.num_heads
+        match &self.layers {
+            Layers::Bert(bert) => self.hidden_size / bert.num_heads,
+            Layers::Decoder(decoder) => decoder.model.head_dim,
+        }
     }
 
     fn from_folder(folder: &SafetensorsFolder) -> Result<Self, ModelFileError> {
         let config = folder.config();
         let json = JsonConfig(config, None);
         let name = json.text("model_type").unwrap_or("(no model_type)");
-        let architecture = EncoderArchitecture::from_name(name).ok_or_else(|| unsupported(name))?;
+        match EncoderArchitecture::from_name(name) {
+            Some(architecture) => Self::bert_of_folder(folder, architecture),
+            None if Architecture::from_name(name).is_some() => decoder_of_folder(folder),
+            None => Err(unsupported(name)),
+        }
+    }
+
+    fn bert_of_folder(folder: &SafetensorsFolder, architecture: EncoderArchitecture) -> Result<Self, ModelFileError> {
+        let config = folder.config();
+        let json = JsonConfig(config, None);
         refuse_unknown(config, &[READ, OTHER_TASKS, IRRELEVANT], "")?;
         let head = Head::of(config)?;
         if let Some(kind) = json.text("position_embedding_type").filter(|kind| *kind != "absolute") {
@@ -190,11 +248,8 @@ impl EncoderConfig {
         };
         let most = num_positions.saturating_sub(first_position);
         let steps = Steps::of(folder.path())?;
-        Ok(Self {
+        let layers = BertConfig {
             architecture,
-            vocab_size: json.size("vocab_size")?,
-            hidden_size: json.size("hidden_size")?,
-            num_layers: json.size("num_hidden_layers")?,
             num_heads: json.size("num_attention_heads")?,
             ffn_size: json.size("intermediate_size")?,
             num_positions,
@@ -212,7 +267,14 @@ impl EncoderConfig {
                     )));
                 }
             },
+        };
+        Ok(Self {
+            vocab_size: json.size("vocab_size")?,
+            hidden_size: json.size("hidden_size")?,
+            num_layers: json.size("num_hidden_layers")?,
+            layers: Layers::Bert(layers),
             pooling: steps.pooling,
+            dense: steps.dense,
             max_tokens: steps.max_tokens.map_or(most, |tokens| tokens.min(most)),
             head,
         })
@@ -241,11 +303,8 @@ impl EncoderConfig {
         let num_positions = size("context_length")?;
         let types = file.find_tensor("token_types.weight");
         let embedding = file.find_tensor("token_embd.weight");
-        Ok(Self {
+        let layers = BertConfig {
             architecture: EncoderArchitecture::Bert,
-            vocab_size: embedding.map_or(0, |tensor| tensor.rows()),
-            hidden_size: size("embedding_length")?,
-            num_layers: size("block_count")?,
             num_heads: size("attention.head_count")?,
             ffn_size: size("feed_forward_length")?,
             num_positions,
@@ -254,7 +313,14 @@ impl EncoderConfig {
             num_types: types.map_or(0, |tensor| tensor.rows()),
             norm_epsilon: file.metadata_f32("bert.attention.layer_norm_epsilon")?,
             activation: EncoderActivation::Gelu,
+        };
+        Ok(Self {
+            vocab_size: embedding.map_or(0, |tensor| tensor.rows()),
+            hidden_size: size("embedding_length")?,
+            num_layers: size("block_count")?,
+            layers: Layers::Bert(layers),
             pooling,
+            dense: Vec::new(),
             max_tokens: num_positions,
             head: None,
         })
@@ -262,32 +328,106 @@ impl EncoderConfig {
 
     /// Refuses shapes no real model has, before anything is multiplied or allocated.
     fn check(self) -> Result<Self, ModelFileError> {
-        let limits = [
+        let mut limits = vec![
             ("vocabulary", self.vocab_size, 1, 1 << 28),
             ("hidden size", self.hidden_size, 1, 1 << 16),
             ("layers", self.num_layers, 1, 1_000),
-            ("attention heads", self.num_heads, 1, 4_096),
-            ("feed-forward size", self.ffn_size, 1, 1 << 20),
-            ("table of positions", self.num_positions, 1, MOST_POSITIONS),
             ("longest text", self.max_tokens, 1, MOST_POSITIONS),
-            ("table of token types", self.num_types, 0, 1 << 16),
         ];
+        if let Layers::Bert(bert) = &self.layers {
+            limits.extend([
+                ("attention heads", bert.num_heads, 1, 4_096),
+                ("feed-forward size", bert.ffn_size, 1, 1 << 20),
+                ("table of positions", bert.num_positions, 1, MOST_POSITIONS),
+                ("table of token types", bert.num_types, 0, 1 << 16),
+            ]);
+        }
         for (what, value, low, high) in limits {
             if !(low..=high).contains(&value) {
                 return Err(invalid(format!("{what} is {value}; expected {low} to {high}")));
             }
         }
-        if !self.hidden_size.is_multiple_of(self.num_heads) {
+        let widths = self.dense.iter().map(|dense| dense.num_outputs);
+        for (dense, width) in self.dense.iter().zip(std::iter::once(self.hidden_size).chain(widths)) {
+            if dense.num_inputs != width || !(1..=1 << 16).contains(&dense.num_outputs) {
+                let (folder, inputs, outputs) = (&dense.folder, dense.num_inputs, dense.num_outputs);
+                return Err(invalid(format!(
+                    "the step Dense in '{folder}' takes {inputs} numbers and gives {outputs}; expected it to take {width}"
+                )));
+            }
+        }
+        match &self.layers {
+            Layers::Bert(bert) => bert.check(self.hidden_size)?,
+            Layers::Decoder(decoder) => decoder.check()?,
+        }
+        Ok(self)
+    }
+}
+
+impl BertConfig {
+    /// The type of a token, by whether it is of a pair's second text.
+    pub(super) fn kind_of(&self, is_second: bool) -> usize {
+        // RoBERTa's table of types has one row, or another that no tokenizer names.
+        usize::from(is_second && self.num_types > 1 && self.architecture == EncoderArchitecture::Bert)
+    }
+
+    fn check(&self, hidden_size: usize) -> Result<(), ModelFileError> {
+        if !hidden_size.is_multiple_of(self.num_heads) {
             return Err(invalid(format!(
-                "{} attention heads cannot share a hidden size of {} evenly",
-                self.num_heads, self.hidden_size
+                "{} attention heads cannot share a hidden size of {hidden_size} evenly",
+                self.num_heads
             )));
         }
         if !(self.norm_epsilon.is_finite() && self.norm_epsilon >= 0.0) {
             return Err(invalid("norm epsilon is not a number from 0 on".to_owned()));
         }
-        Ok(self)
+        Ok(())
     }
+}
+
+impl DecoderConfig {
+    /// Refuses what a decoder that is read whole has not.
+    fn check(&self) -> Result<(), ModelFileError> {
+        let name = self.model.architecture.name();
+        let lacks = [
+            ("experts", self.model.experts.is_some()),
+            ("capped scores", self.model.attention_softcap.is_some()),
+        ];
+        match lacks.into_iter().find(|(_, has)| *has) {
+            Some((what, _)) => Err(invalid(format!(
+                "'{name}' has {what}, which is not implemented for models that embed"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A decoder whose folder says how it embeds, or that has a head.
+fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelFileError> {
+    let head = Head::of(folder.config())?;
+    let mut fields = folder.config().clone();
+    for other in ["sentence_transformers", "sbert_ce_default_activation_function"] {
+        fields.remove(other);
+    }
+    let is_causal = fields.remove("use_bidirectional_attention") != Some(Value::Bool(true));
+    let mut model = ModelConfig::from_hugging_face(&fields, None)?;
+    if !is_causal {
+        // Half of the window lies behind a token, its own position in both halves.
+        model.sliding_window = model.sliding_window.map(|window| window / 2 + 1);
+    }
+    model.is_output_tied = Some(true); // there is no output matrix, or none that is used
+    let steps = Steps::of(folder.path())?;
+    let most = model.context_length.min(MOST_DECODER_TOKENS);
+    Ok(EncoderConfig {
+        vocab_size: model.vocab_size,
+        hidden_size: model.hidden_size,
+        num_layers: model.num_layers,
+        layers: Layers::Decoder(DecoderConfig { model, is_causal }),
+        pooling: steps.pooling,
+        dense: steps.dense,
+        max_tokens: steps.max_tokens.map_or(most, |tokens| tokens.min(most)),
+        head,
+    })
 }
 
 /// What a model's files are for, from a header alone: `embed`, `rank` or `classify` of an encoder, else `generate`. A file
@@ -299,11 +439,14 @@ pub fn task_of(path: &Path) -> &'static str {
             return OTHER;
         };
         let name = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        return match EncoderArchitecture::from_name(name).map(|_| Head::of(&config)) {
-            None => OTHER,
-            Some(Ok(Some(head))) if head.labels.len() == 1 => "rank",
-            Some(Ok(Some(_))) => "classify",
-            Some(_) => "embed",
+        let is_decoder = EncoderArchitecture::from_name(name).is_none();
+        return match Head::of(&config) {
+            _ if is_decoder && Architecture::from_name(name).is_none() => OTHER,
+            Ok(Some(head)) if head.labels.len() == 1 => "rank",
+            Ok(Some(_)) => "classify",
+            // What sentence-transformers saves of a decoder beside it says that it embeds.
+            _ if is_decoder && !path.join(MODULES).exists() => OTHER,
+            _ => "embed",
         };
     }
     let file = GgufFile::open(path);
@@ -321,9 +464,53 @@ fn unsupported(name: &str) -> ModelFileError {
     ))
 }
 
+/// A dense layer that follows pooling.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DenseStep {
+    /// Its folder, below the model's.
+    pub folder: String,
+    /// Numbers it takes.
+    pub num_inputs: usize,
+    /// Numbers it gives.
+    pub num_outputs: usize,
+    /// Whether something is added.
+    pub has_bias: bool,
+    /// Whether what it gives goes through tanh.
+    pub is_tanh: bool,
+}
+
+impl DenseStep {
+    fn of(model: &Path, folder: &str) -> Result<Self, ModelFileError> {
+        let path = model.join(folder).join(CONFIG_NAME);
+        let config = read_object(&path)?;
+        let read = || {
+            let json = JsonConfig(&config, None);
+            let activation = json.text("activation_function").unwrap_or("Tanh");
+            Ok::<_, ModelFileError>(Self {
+                folder: folder.to_owned(),
+                num_inputs: json.size("in_features")?,
+                num_outputs: json.size("out_features")?,
+                has_bias: config.get("bias") != Some(&Value::Bool(false)),
+                is_tanh: match activation.rsplit('.').next() {
+                    Some("Identity") => false,
+                    Some("Tanh") => true,
+                    _ => {
+                        let activation = clipped(activation);
+                        return Err(invalid(format!(
+                            "the activation '{activation}' is not implemented; expected Identity or Tanh"
+                        )));
+                    }
+                },
+            })
+        };
+        read().map_err(|error| error.in_file(&path))
+    }
+}
+
 /// What sentence-transformers writes beside a model.
 struct Steps {
     pooling: Pooling,
+    dense: Vec<DenseStep>,
     max_tokens: Option<usize>,
 }
 
@@ -338,43 +525,58 @@ impl Steps {
         } else {
             None
         };
-        let modules = folder.join("modules.json");
-        let pooling = if modules.exists() {
-            let steps = read_json(&modules)?;
-            let named = pooling_folder(&steps).map_err(|error| error.in_file(&modules))?;
-            let path = folder.join(named).join(CONFIG_NAME);
-            pooling_of(&read_object(&path)?).map_err(|error| error.in_file(&path))?
-        } else {
-            Pooling::Mean
-        };
-        Ok(Self { pooling, max_tokens })
+        let modules = folder.join(MODULES);
+        if !modules.exists() {
+            return Ok(Self {
+                pooling: Pooling::Mean,
+                dense: Vec::new(),
+                max_tokens,
+            });
+        }
+        let steps = read_json(&modules)?;
+        let (pooled, dense) = step_folders(&steps).map_err(|error| error.in_file(&modules))?;
+        let path = folder.join(pooled).join(CONFIG_NAME);
+        let dense = dense.into_iter().map(|dense| DenseStep::of(folder, dense));
+        Ok(Self {
+            pooling: pooling_of(&read_object(&path)?).map_err(|error| error.in_file(&path))?,
+            dense: dense.collect::<Result<_, _>>()?,
+            max_tokens,
+        })
     }
 }
 
-/// The folder that says how to pool. Raises for steps that are not implemented, and for a folder somewhere else.
-fn pooling_folder(modules: &Value) -> Result<&str, ModelFileError> {
+/// The folder that says how to pool, and those of dense layers after it. Raises for steps that are not implemented, and
+/// for a folder somewhere else.
+fn step_folders(modules: &Value) -> Result<(&str, Vec<&str>), ModelFileError> {
     let steps = modules.as_array().map(Vec::as_slice).unwrap_or_default();
-    let mut found = None;
+    let (mut pooling, mut dense) = (None, Vec::new());
     for step in steps {
         let text = |key: &str| step.get(key).and_then(Value::as_str).unwrap_or_default();
         let kind = text("type");
         match kind.rsplit('.').next() {
             Some("Transformer" | "Normalize") => {}
-            Some("Pooling") if found.is_none() => found = Some(text("path")),
+            Some("Pooling") if pooling.is_none() => pooling = Some(plain_folder("Pooling", text("path"))?),
+            Some("Dense") if pooling.is_some() => dense.push(plain_folder("Dense", text("path"))?),
             _ => {
                 let kind = clipped(kind);
                 return Err(invalid(format!(
-                    "the step '{kind}' is not implemented; expected one each of Transformer, Pooling and Normalize"
+                    "the step '{kind}' is not implemented here; expected one each of Transformer, Pooling and Normalize, \
+                     and Dense after Pooling"
                 )));
             }
         }
     }
-    let name = found.ok_or_else(|| invalid("no step is Pooling: the model gives no vector for a text".to_owned()))?;
+    let pooling = pooling.ok_or_else(|| invalid("no step is Pooling: the model gives no vector for a text".to_owned()));
+    Ok((pooling?, dense))
+}
+
+/// A folder's name, of a step.
+fn plain_folder<'a>(step: &str, name: &'a str) -> Result<&'a str, ModelFileError> {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-' | '.');
     if name.is_empty() || name.starts_with('.') || !name.chars().all(is_plain) {
         let name = clipped(name);
         return Err(invalid(format!(
-            "the step Pooling is in '{name}'; expected a folder's name"
+            "the step {step} is in '{name}'; expected a folder's name"
         )));
     }
     Ok(name)

@@ -14,10 +14,12 @@ use pyagent_kernels::matmul::{Activations, matmul};
 use pyagent_kernels::thread_pool::{Piece, ThreadPool};
 
 use super::EncoderError;
-use super::config::{EncoderActivation, EncoderArchitecture, EncoderConfig};
+use super::bert::Bert;
+use super::config::{BertConfig, EncoderArchitecture, EncoderConfig, Layers};
+use super::decoder::Decoder;
 use super::head::activate;
-use super::pooling::pool;
-use super::weights::{EncoderLayer, EncoderWeights, Norm, input_forms};
+use super::pooling::{normalise, pool};
+use super::weights::{EncoderWeights, LayerWeights, input_forms};
 use crate::model::Linear;
 
 /// Tokens that pass through a stage together: what a core's caches hold, and enough to be worth a pass over the weights.
@@ -29,16 +31,16 @@ const LEAST_TILE_TOKENS: usize = 8;
 pub const SECOND_TEXT: u32 = 1 << 31;
 
 /// A token, its position, and its type: 1 in the second text of a pair.
-struct Place {
-    token: usize,
-    position: usize,
-    kind: usize,
+pub(super) struct Place {
+    pub(super) token: usize,
+    pub(super) position: usize,
+    pub(super) kind: usize,
 }
 
 /// Texts in a row: their tokens, each with its place, and where each text is.
 pub(super) struct Batch {
-    tokens: Vec<Place>,
-    texts: Vec<Range<usize>>,
+    pub(super) tokens: Vec<Place>,
+    pub(super) texts: Vec<Range<usize>>,
 }
 
 impl Batch {
@@ -65,16 +67,15 @@ impl Batch {
                 )));
             }
             let start = batch.tokens.len();
-            let mut position = config.first_position;
-            for marked in tokens {
-                let token = (marked & !SECOND_TEXT) as usize;
-                let is_padding = config.architecture == EncoderArchitecture::Roberta && token == config.pad_id;
-                batch.tokens.push(Place {
-                    token,
-                    position: if is_padding { config.pad_id } else { position },
-                    kind: config.kind_of(marked & SECOND_TEXT != 0),
-                });
-                position += usize::from(!is_padding);
+            match &config.layers {
+                Layers::Bert(bert) => batch.tokens.extend(bert_places(tokens, bert)),
+                Layers::Decoder(_) => batch
+                    .tokens
+                    .extend(tokens.iter().enumerate().map(|(position, token)| Place {
+                        token: (token & !SECOND_TEXT) as usize,
+                        position,
+                        kind: 0,
+                    })),
             }
             batch.texts.push(start..batch.tokens.len());
         }
@@ -83,6 +84,60 @@ impl Batch {
 
     pub(super) fn num_tokens(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Tokens of the longest text.
+    pub(super) fn longest(&self) -> usize {
+        self.texts.iter().map(ExactSizeIterator::len).max().unwrap_or(0)
+    }
+}
+
+/// A text's tokens in BERT's families, where RoBERTa's positions stand still at padding.
+fn bert_places<'a>(tokens: &'a [u32], bert: &'a BertConfig) -> impl Iterator<Item = Place> + 'a {
+    let mut next = bert.first_position;
+    tokens.iter().map(move |marked| {
+        let token = (marked & !SECOND_TEXT) as usize;
+        let is_padding = bert.architecture == EncoderArchitecture::Roberta && token == bert.pad_id;
+        let position = if is_padding { bert.pad_id } else { next };
+        next += usize::from(!is_padding);
+        Place {
+            token,
+            position,
+            kind: bert.kind_of(marked & SECOND_TEXT != 0),
+        }
+    })
+}
+
+/// Numbers of a token in a pass's memory, and in a thread's.
+#[derive(Clone, Copy)]
+pub(super) struct Widths {
+    /// Of the stream.
+    hidden: usize,
+    /// Of queries, keys and values side by side.
+    projected: usize,
+    /// Of what attention gives.
+    context: usize,
+    /// Inside the feed-forward block.
+    ffn: usize,
+}
+
+impl Widths {
+    fn of(config: &EncoderConfig) -> Self {
+        let hidden = config.hidden_size;
+        match &config.layers {
+            Layers::Bert(bert) => Self {
+                hidden,
+                projected: 3 * hidden,
+                context: hidden,
+                ffn: bert.ffn_size,
+            },
+            Layers::Decoder(decoder) => Self {
+                hidden,
+                projected: decoder.model.query_size() + 2 * decoder.model.kv_size(),
+                context: decoder.model.query_size(),
+                ffn: decoder.model.ffn_size,
+            },
+        }
     }
 }
 
@@ -93,70 +148,65 @@ pub(super) struct Workspace {
     projected: Vec<f32>,
     context: Vec<f32>,
     own: Vec<Mutex<Own>>,
-    hidden_forms: (bool, bool),
-    ffn_forms: (bool, bool),
+    forms: (bool, bool),
 }
 
 /// What a thread has for itself.
 #[derive(Default)]
-struct Own {
-    input: Activations,
-    ffn_input: Activations,
-    out: Vec<f32>,
+pub(super) struct Own {
+    pub(super) input: Activations,
+    pub(super) context_input: Activations,
+    pub(super) ffn_input: Activations,
+    pub(super) out: Vec<f32>,
+    pub(super) gate: Vec<f32>,
     attention: WholeScratch,
+}
+
+impl Own {
+    /// Makes room for a tile.
+    fn resize(&mut self, num_rows: usize, widths: Widths, (integers, numbers): (bool, bool)) {
+        self.input.resize(num_rows, widths.hidden, integers, numbers);
+        self.context_input.resize(num_rows, widths.context, integers, numbers);
+        self.ffn_input.resize(num_rows, widths.ffn, integers, numbers);
+        let most = num_rows * widths.hidden.max(widths.ffn);
+        self.out.resize(self.out.len().max(most), 0.0);
+        self.gate.resize(self.gate.len().max(most), 0.0);
+    }
 }
 
 impl Workspace {
     pub(super) fn new(config: &EncoderConfig, weights: &EncoderWeights, threads: usize, most_tokens: usize) -> Self {
-        let of_hidden = |layer: &EncoderLayer| {
-            let EncoderLayer {
-                query,
-                key,
-                value,
-                attention_output,
-                up,
-                ..
-            } = layer;
-            input_forms(
-                [query, key, value, attention_output, up]
-                    .map(|linear| &linear.weight)
-                    .into_iter(),
-            )
-        };
-        let of_head = weights
-            .head
-            .iter()
-            .flat_map(|head| [&head.dense.weight, &head.labels.weight]);
-        let of_ffn = |layer: &EncoderLayer| input_forms(std::iter::once(&layer.down.weight));
-        let either = |one: (bool, bool), other: (bool, bool)| (one.0 || other.0, one.1 || other.1);
-        let all = |forms: &dyn Fn(&EncoderLayer) -> (bool, bool)| {
-            weights.layers.iter().map(forms).fold((false, false), either)
+        let widths = Widths::of(config);
+        let last = input_forms(weights.last_matrices());
+        let layers = match &weights.layers {
+            LayerWeights::Bert(bert) => input_forms(bert.matrices()),
+            LayerWeights::Decoder(decoder) => input_forms(decoder.model.matrices()),
         };
         Self {
-            hidden: vec![0.0; most_tokens * config.hidden_size],
-            projected: vec![0.0; most_tokens * config.hidden_size * 3],
-            context: vec![0.0; most_tokens * config.hidden_size],
+            hidden: vec![0.0; most_tokens * widths.hidden],
+            projected: vec![0.0; most_tokens * widths.projected],
+            context: vec![0.0; most_tokens * widths.context],
             own: (0..threads).map(|_| Mutex::default()).collect(),
-            hidden_forms: either(all(&of_hidden), input_forms(of_head)),
-            ffn_forms: all(&of_ffn),
+            forms: (last.0 || layers.0, last.1 || layers.1),
         }
     }
 
     /// Bytes, for inputs in both forms.
     pub(super) fn bytes_of(config: &EncoderConfig, threads: usize, most_tokens: usize) -> usize {
-        let (hidden, ffn) = (config.hidden_size, config.ffn_size);
-        let inputs = (TILE_TOKENS + 16) * (hidden + ffn + 64) * 8;
-        let out = TILE_TOKENS * hidden.max(ffn) * 4;
+        let widths = Widths::of(config);
+        let inputs = (TILE_TOKENS + 16) * (widths.hidden + widths.context + widths.ffn + 64) * 8;
+        let out = TILE_TOKENS * widths.hidden.max(widths.ffn) * 8;
         let attention = whole_scratch_len(config.max_tokens.min(most_tokens), config.head_dim()) * 4;
-        most_tokens * hidden * 5 * 4 + threads * (inputs + out + attention)
+        let shared = most_tokens * (widths.hidden + widths.projected + widths.context) * 4;
+        shared + threads * (inputs + out + attention)
     }
 }
 
 /// Numbers that several threads write at different places.
 #[derive(Clone, Copy)]
-struct Shared {
+pub(super) struct Shared {
     base: *mut f32,
-    width: usize,
+    pub(super) width: usize,
 }
 
 // SAFETY: whoever uses a row says, at the place, why it is theirs.
@@ -170,17 +220,50 @@ impl Shared {
         Self { base, width }
     }
 
-    fn at(self, row: usize) -> *mut f32 {
+    pub(super) fn at(self, row: usize) -> *mut f32 {
         self.base.wrapping_add(row * self.width)
     }
 
     /// # Safety
     /// The rows are the caller's in this stage.
     #[expect(clippy::mut_from_ref, reason = "a view of memory that stages share")]
-    unsafe fn rows(&self, rows: Range<usize>) -> &mut [f32] {
+    pub(super) unsafe fn rows(&self, rows: Range<usize>) -> &mut [f32] {
         // SAFETY: by contract; the workspace has the rows.
         unsafe { std::slice::from_raw_parts_mut(self.at(rows.start), rows.len() * self.width) }
     }
+}
+
+/// What the stages of a pass share.
+pub(super) struct Memory {
+    pub(super) hidden: Shared,
+    pub(super) projected: Shared,
+    pub(super) context: Shared,
+    numbers: Shared,
+}
+
+/// A head of attention: where its keys and values begin in a token's row, its factor, and which tokens are seen.
+pub(super) struct AttentionHead {
+    pub(super) key: usize,
+    pub(super) value: usize,
+    pub(super) scale: f32,
+    pub(super) before: usize,
+    pub(super) behind: usize,
+}
+
+/// The layers of an encoder, a stage at a time.
+pub(super) trait Stages: Sync {
+    /// Heads of attention.
+    fn num_heads(&self) -> usize;
+
+    /// A head of a layer.
+    fn head(&self, layer: usize, head: usize) -> AttentionHead;
+
+    /// Brings a tile of tokens from what attention `layer - 1` gave to queries, keys and values of attention `layer`, and
+    /// after the last layer to the tokens' vectors. The thread's memory has room for the tile.
+    ///
+    /// # Safety
+    /// The tile's rows are the caller's in this stage.
+    unsafe fn tile(&self, memory: &Memory, layer: usize, rows: Range<usize>, own: &mut Own);
 }
 
 /// One forward pass.
@@ -191,202 +274,99 @@ pub(super) struct Pass<'a> {
     pub(super) batch: &'a Batch,
 }
 
-/// What the stages of a pass share.
-struct Memory {
-    hidden: Shared,
-    projected: Shared,
-    context: Shared,
-    vectors: Shared,
-}
-
 impl Pass<'_> {
-    /// Computes the batch and writes the texts' vectors.
+    /// Computes the batch and writes what the texts give.
     pub(super) fn run(
         &self,
         pool: &ThreadPool,
         space: &mut Workspace,
-        vectors: &mut [f32],
+        numbers: &mut [f32],
     ) -> Result<(), EncoderError> {
-        let hidden = self.config.hidden_size;
+        match (&self.config.layers, &self.weights.layers) {
+            (Layers::Bert(bert), LayerWeights::Bert(weights)) => {
+                let (isa, batch, num_layers) = (self.isa, self.batch, self.config.num_layers);
+                let layers = Bert {
+                    config: bert,
+                    num_layers,
+                    weights,
+                    isa,
+                    batch,
+                };
+                self.run_stages(&layers, pool, space, numbers)
+            }
+            (Layers::Decoder(decoder), LayerWeights::Decoder(weights)) => {
+                let (isa, batch) = (self.isa, self.batch);
+                let layers = Decoder {
+                    config: decoder,
+                    weights,
+                    isa,
+                    batch,
+                };
+                self.run_stages(&layers, pool, space, numbers)
+            }
+            _ => unreachable!("weights are loaded by their configuration"),
+        }
+    }
+
+    fn run_stages(
+        &self,
+        layers: &impl Stages,
+        pool: &ThreadPool,
+        space: &mut Workspace,
+        numbers: &mut [f32],
+    ) -> Result<(), EncoderError> {
+        let widths = Widths::of(self.config);
         let memory = Memory {
-            hidden: Shared::of(&mut space.hidden, hidden),
-            projected: Shared::of(&mut space.projected, 3 * hidden),
-            context: Shared::of(&mut space.context, hidden),
-            vectors: Shared::of(vectors, self.config.num_outputs()),
+            hidden: Shared::of(&mut space.hidden, widths.hidden),
+            projected: Shared::of(&mut space.projected, widths.projected),
+            context: Shared::of(&mut space.context, widths.context),
+            numbers: Shared::of(numbers, self.config.num_outputs()),
         };
-        let (own, forms) = (&space.own, (space.hidden_forms, space.ffn_forms));
+        let (own, forms) = (&space.own, space.forms);
         let (num_tokens, num_texts) = (self.batch.num_tokens(), self.batch.texts.len());
         let num_tiles = num_tiles(num_tokens, pool.num_threads());
-        let num_heads = self.config.num_heads;
+        let num_heads = layers.num_heads();
         let mut stages = [num_tiles, num_texts * num_heads].repeat(self.config.num_layers);
         stages.extend([num_tiles, num_texts]);
         let last = stages.len() - 1;
         pool.run(&stages, |Piece { stage, index, thread }| {
             // A thread that panicked leaves memory that the next pass writes anew.
             let mut own = own[thread].lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: a tile's rows, a head's columns of a text's rows and a text's vector are this piece's alone in its
+            // SAFETY: a tile's rows, a head's columns of a text's rows and a text's numbers are this piece's alone in its
             // stage, and what else it reads is written in an earlier one.
             unsafe {
                 if stage == last {
-                    self.finish_text(&memory, index, forms.0, &mut own);
+                    self.finish_text(&memory, index, forms, &mut own);
                 } else if stage % 2 == 1 {
-                    self.attend(&memory, index / num_heads, index % num_heads, &mut own);
+                    let head = layers.head(stage / 2, index % num_heads);
+                    self.attend(&memory, index / num_heads, index % num_heads, &head, &mut own);
                 } else {
                     let tile = index * num_tokens / num_tiles..(index + 1) * num_tokens / num_tiles;
-                    self.tile(&memory, stage / 2, tile, forms, &mut own);
+                    own.resize(tile.len(), widths, forms);
+                    layers.tile(&memory, stage / 2, tile, &mut own);
                 }
             }
         })?;
         Ok(())
     }
 
-    /// Brings a tile of tokens from what attention `layer - 1` gave to queries, keys and values of attention `layer`.
-    ///
-    /// # Safety
-    /// The tile's rows are the caller's in this stage.
-    unsafe fn tile(
-        &self,
-        memory: &Memory,
-        layer: usize,
-        rows: Range<usize>,
-        (hidden_forms, ffn_forms): ((bool, bool), (bool, bool)),
-        own: &mut Own,
-    ) {
-        let EncoderConfig {
-            hidden_size,
-            ffn_size,
-            num_layers,
-            ..
-        } = *self.config;
-        own.input
-            .resize(rows.len(), hidden_size, hidden_forms.0, hidden_forms.1);
-        own.ffn_input.resize(rows.len(), ffn_size, ffn_forms.0, ffn_forms.1);
-        let most = rows.len() * hidden_size.max(ffn_size);
-        own.out.resize(own.out.len().max(most), 0.0);
-        // SAFETY: by contract.
-        let hidden = unsafe { memory.hidden.rows(rows.clone()) };
-        if layer == 0 {
-            self.embed(rows.clone(), hidden);
-        } else {
-            // SAFETY: by contract; attention is over.
-            let context = unsafe { memory.context.rows(rows.clone()) };
-            self.finish_layer(&self.weights.layers[layer - 1], hidden, context, own);
-        }
-        if layer == num_layers {
-            return;
-        }
-        let EncoderLayer { query, key, value, .. } = &self.weights.layers[layer];
-        self.fill(&own.input, hidden);
-        for (part, linear) in [query, key, value].into_iter().enumerate() {
-            let out = memory.projected.at(rows.start).wrapping_add(part * hidden_size);
-            let stride = memory.projected.width;
-            // SAFETY: these columns of the tile's rows.
-            unsafe { self.multiply(linear, &own.input, out, stride) };
-            for row in 0..rows.len() {
-                // SAFETY: as above, and they are written.
-                let numbers = unsafe { std::slice::from_raw_parts_mut(out.wrapping_add(row * stride), hidden_size) };
-                self.add_bias(linear, numbers);
-            }
-        }
-    }
-
-    fn embed(&self, rows: Range<usize>, hidden: &mut [f32]) {
-        let EncoderWeights {
-            words,
-            positions,
-            types,
-            embedding_norm,
-            ..
-        } = self.weights;
-        let mut row = vec![0.0; self.config.hidden_size];
-        let tokens = &self.batch.tokens[rows];
-        let width = row.len();
-        for (place, out) in tokens.iter().zip(hidden.chunks_exact_mut(width)) {
-            words.row(place.token, out);
-            if let Some(types) = types {
-                elementwise::add(self.isa, out, &types[place.kind * width..][..width]);
-            }
-            positions.row(place.position, &mut row);
-            elementwise::add(self.isa, out, &row);
-            self.normalise(out, embedding_norm);
-        }
-    }
-
-    /// What follows attention: its output matrix, and the feed-forward block, each added and normalised.
-    fn finish_layer(&self, layer: &EncoderLayer, hidden: &mut [f32], context: &[f32], own: &mut Own) {
-        let (hidden_size, ffn_size) = (self.config.hidden_size, self.config.ffn_size);
-        self.fill(&own.input, context);
-        // SAFETY: the thread's own memory.
-        unsafe { self.multiply(&layer.attention_output, &own.input, own.out.as_mut_ptr(), hidden_size) };
-        self.add_block(&layer.attention_output, &layer.attention_norm, hidden, &own.out);
-        self.fill(&own.input, hidden);
-        // SAFETY: as above.
-        unsafe { self.multiply(&layer.up, &own.input, own.out.as_mut_ptr(), ffn_size) };
-        let num_rows = hidden.len() / hidden_size;
-        for row in own.out[..num_rows * ffn_size].chunks_exact_mut(ffn_size) {
-            self.add_bias(&layer.up, row);
-            match self.config.activation {
-                EncoderActivation::Gelu => elementwise::gelu(self.isa, row),
-                EncoderActivation::GeluTanh => elementwise::gelu_tanh(self.isa, row),
-            }
-        }
-        self.fill(&own.ffn_input, &own.out[..num_rows * ffn_size]);
-        // SAFETY: as above; the input was copied.
-        unsafe { self.multiply(&layer.down, &own.ffn_input, own.out.as_mut_ptr(), hidden_size) };
-        self.add_block(&layer.down, &layer.ffn_norm, hidden, &own.out);
-    }
-
-    /// Adds a block's output and bias to the stream, and normalises it.
-    fn add_block(&self, linear: &Linear, norm: &Norm, hidden: &mut [f32], out: &[f32]) {
-        let width = self.config.hidden_size;
-        for (hidden, out) in hidden.chunks_exact_mut(width).zip(out.chunks_exact(width)) {
-            self.add_bias(linear, hidden);
-            elementwise::add(self.isa, hidden, out);
-            self.normalise(hidden, norm);
-        }
-    }
-
-    fn add_bias(&self, linear: &Linear, row: &mut [f32]) {
-        if let Some(bias) = &linear.bias {
-            elementwise::add(self.isa, row, bias);
-        }
-    }
-
-    fn normalise(&self, row: &mut [f32], norm: &Norm) {
-        elementwise::layer_norm(self.isa, row, &norm.weight, &norm.bias, self.config.norm_epsilon);
-    }
-
-    /// Writes a product's input.
-    fn fill(&self, input: &Activations, rows: &[f32]) {
-        let (tokens, cols) = (input.tokens(), input.cols());
-        assert_eq!(rows.len(), tokens * cols, "a row for each token");
-        // SAFETY: the input is the thread's own; the rows are there.
-        unsafe { input.write_tile(self.isa, 0..tokens, 0..cols, rows.as_ptr(), cols) };
-    }
-
-    /// # Safety
-    /// At `out` there is a row for each of the input's tokens, `stride` numbers apart, that nobody else uses.
-    unsafe fn multiply(&self, linear: &Linear, input: &Activations, out: *mut f32, stride: usize) {
-        let (weight, tokens) = (&linear.weight, 0..input.tokens());
-        // SAFETY: by contract; the input is written, the weights are packed.
-        unsafe { matmul(self.isa, weight, 0..weight.num_groups(), input, tokens, out, stride) };
-    }
-
     /// # Safety
     /// The head's columns of the text's context are the caller's in this stage.
-    unsafe fn attend(&self, memory: &Memory, text: usize, head: usize, own: &mut Own) {
+    unsafe fn attend(&self, memory: &Memory, text: usize, index: usize, head: &AttentionHead, own: &mut Own) {
         let Range { start, end } = self.batch.texts[text];
-        let (width, head_dim) = (self.config.hidden_size, self.config.head_dim());
-        let first = memory.projected.at(start).wrapping_add(head * head_dim);
+        let head_dim = self.config.head_dim();
+        let first = memory.projected.at(start);
         let args = WholeArgs {
             num_tokens: end - start,
             head_dim,
-            scale: (head_dim as f32).powf(-0.5),
-            query: first,
-            key: first.wrapping_add(width),
-            value: first.wrapping_add(2 * width),
+            before: head.before,
+            behind: head.behind,
+            scale: head.scale,
+            query: first.wrapping_add(index * head_dim),
+            key: first.wrapping_add(head.key),
+            value: first.wrapping_add(head.value),
             stride: memory.projected.width,
-            out: memory.context.at(start).wrapping_add(head * head_dim),
+            out: memory.context.at(start).wrapping_add(index * head_dim),
             out_stride: memory.context.width,
         };
         // SAFETY: by contract; queries, keys and values are written.
@@ -400,24 +380,100 @@ impl Pass<'_> {
     unsafe fn finish_text(&self, memory: &Memory, text: usize, forms: (bool, bool), own: &mut Own) {
         let rows = self.batch.texts[text].clone();
         // SAFETY: by contract; the rows are only read.
-        let (rows, numbers) = unsafe { (memory.hidden.rows(rows), memory.vectors.rows(text..text + 1)) };
+        let (rows, numbers) = unsafe { (memory.hidden.rows(rows), memory.numbers.rows(text..text + 1)) };
         let (Some(head), Some(weights)) = (&self.config.head, &self.weights.head) else {
-            return pool(self.config.pooling, rows, numbers);
+            return self.pool_text(rows, numbers, forms, own);
         };
-        let hidden = self.config.hidden_size;
+        let (isa, hidden) = (self.isa, self.config.hidden_size);
+        let vector = match self.config.layers {
+            Layers::Bert(_) => &rows[..hidden],
+            Layers::Decoder(_) => &rows[rows.len() - hidden..],
+        };
         own.input.resize(1, hidden, forms.0, forms.1);
-        self.fill(&own.input, &rows[..hidden]);
-        own.out.resize(own.out.len().max(hidden), 0.0);
-        let first = &mut own.out[..hidden];
-        // SAFETY: the thread's own memory.
-        unsafe { self.multiply(&weights.dense, &own.input, first.as_mut_ptr(), hidden) };
-        self.add_bias(&weights.dense, first);
-        first.iter_mut().for_each(|x| *x = f64::from(*x).tanh() as f32);
-        self.fill(&own.input, first);
+        fill(isa, &own.input, vector);
+        if let Some(dense) = &weights.dense {
+            own.out.resize(own.out.len().max(hidden), 0.0);
+            let inner = &mut own.out[..hidden];
+            // SAFETY: the thread's own memory.
+            unsafe { multiply(isa, dense, &own.input, inner.as_mut_ptr(), hidden) };
+            add_bias(isa, dense, inner);
+            inner.iter_mut().for_each(|x| *x = f64::from(*x).tanh() as f32);
+            fill(isa, &own.input, inner);
+        }
         // SAFETY: the text's own numbers, one for each label.
-        unsafe { self.multiply(&weights.labels, &own.input, numbers.as_mut_ptr(), numbers.len()) };
-        self.add_bias(&weights.labels, numbers);
+        unsafe { multiply(isa, &weights.labels, &own.input, numbers.as_mut_ptr(), numbers.len()) };
+        add_bias(isa, &weights.labels, numbers);
         activate(head.activation, numbers);
+    }
+}
+
+impl Pass<'_> {
+    /// Writes a text's vector, of length 1.
+    fn pool_text(&self, rows: &[f32], vector: &mut [f32], forms: (bool, bool), own: &mut Own) {
+        let EncoderConfig {
+            hidden_size,
+            pooling,
+            ref dense,
+            ..
+        } = *self.config;
+        if dense.is_empty() {
+            pool(pooling, rows, vector);
+            return normalise(vector);
+        }
+        let widest = dense.iter().map(|step| step.num_outputs).fold(hidden_size, usize::max);
+        own.out.resize(own.out.len().max(widest), 0.0);
+        pool(pooling, rows, &mut own.out[..hidden_size]);
+        for (step, linear) in dense.iter().zip(&self.weights.dense) {
+            own.input.resize(1, step.num_inputs, forms.0, forms.1);
+            fill(self.isa, &own.input, &own.out[..step.num_inputs]);
+            // SAFETY: the thread's own memory, which has room; the input was copied.
+            unsafe { multiply_into(self.isa, linear, &own.input, own.out.as_mut_ptr(), step.num_outputs) };
+            if step.is_tanh {
+                let inner = &mut own.out[..step.num_outputs];
+                inner.iter_mut().for_each(|x| *x = f64::from(*x).tanh() as f32);
+            }
+        }
+        vector.copy_from_slice(&own.out[..vector.len()]);
+        normalise(vector);
+    }
+}
+
+/// Adds a matrix's bias to a row of what it gave.
+pub(super) fn add_bias(isa: Isa, linear: &Linear, row: &mut [f32]) {
+    if let Some(bias) = &linear.bias {
+        elementwise::add(isa, row, bias);
+    }
+}
+
+/// Writes a product's input.
+pub(super) fn fill(isa: Isa, input: &Activations, rows: &[f32]) {
+    let (tokens, cols) = (input.tokens(), input.cols());
+    assert_eq!(rows.len(), tokens * cols, "a row for each token");
+    // SAFETY: the input is the thread's own; the rows are there.
+    unsafe { input.write_tile(isa, 0..tokens, 0..cols, rows.as_ptr(), cols) };
+}
+
+/// # Safety
+/// At `out` there is a row for each of the input's tokens, `stride` numbers apart, that nobody else uses.
+pub(super) unsafe fn multiply(isa: Isa, linear: &Linear, input: &Activations, out: *mut f32, stride: usize) {
+    let (weight, tokens) = (&linear.weight, 0..input.tokens());
+    // SAFETY: by contract; the input is written, the weights are packed.
+    unsafe { matmul(isa, weight, 0..weight.num_groups(), input, tokens, out, stride) };
+}
+
+/// Multiplies and adds the bias.
+///
+/// # Safety
+/// As [`multiply`].
+pub(super) unsafe fn multiply_into(isa: Isa, linear: &Linear, input: &Activations, out: *mut f32, stride: usize) {
+    let width = linear.weight.rows();
+    // SAFETY: by contract.
+    unsafe { multiply(isa, linear, input, out, stride) };
+    for row in 0..input.tokens() {
+        // SAFETY: as above, and they are written.
+        add_bias(isa, linear, unsafe {
+            std::slice::from_raw_parts_mut(out.wrapping_add(row * stride), width)
+        });
     }
 }
 

@@ -1,8 +1,8 @@
-//! From the vectors of a text's tokens to the text's, of length 1.
+//! From the vectors of a text's tokens to the text's, and to length 1.
 
 use super::config::Pooling;
 
-/// Writes a text's vector: pooled, and scaled to length 1. `rows` has its tokens' vectors, of `out.len()` numbers each.
+/// Writes a text's vector. `rows` has its tokens' vectors, of `out.len()` numbers each.
 ///
 /// Sums run over the tokens in order, in double precision.
 pub(super) fn pool(pooling: Pooling, rows: &[f32], out: &mut [f32]) {
@@ -39,6 +39,10 @@ pub(super) fn pool(pooling: Pooling, rows: &[f32], out: &mut [f32]) {
             }
         }
     }
+}
+
+/// Scales a vector to length 1; zeros stay.
+pub(super) fn normalise(out: &mut [f32]) {
     let length = out.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
     if length > 0.0 {
         out.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
@@ -54,6 +58,7 @@ mod tests {
     fn pooled(pooling: Pooling) -> [f32; 2] {
         let mut out = [0.0; 2];
         pool(pooling, &ROWS, &mut out);
+        normalise(&mut out);
         out
     }
 
@@ -84,9 +89,11 @@ mod tests {
     fn what_has_no_direction_shows() {
         let mut out = [1.0; 2];
         pool(Pooling::Mean, &[1.0, -1.0, -1.0, 1.0], &mut out);
+        normalise(&mut out);
         assert_eq!(out, [0.0, 0.0]);
         for pooling in [Pooling::Mean, Pooling::Max, Pooling::WeightedMean] {
             pool(pooling, &[1.0, f32::NAN, 2.0, 0.0], &mut out);
+            normalise(&mut out);
             assert!(out[1].is_nan());
         }
     }

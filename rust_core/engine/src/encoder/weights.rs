@@ -1,12 +1,14 @@
 //! An encoder's weights: what files call them, that they are all there in their shapes, and loading them.
 
+use pyagent_kernels::elementwise::{RopeError, RopeTable};
 use pyagent_kernels::ggml::{self, GgmlType};
 use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
 
-use super::config::{EncoderArchitecture, EncoderConfig};
+use super::config::{BertConfig, DenseStep, EncoderArchitecture, EncoderConfig, Layers};
+use super::head::Head;
 use crate::config::invalid;
-use crate::model::{Linear, pack, vector};
+use crate::model::{self, Linear, Weights, pack, vector};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 /// A norm: its factors and what is added.
@@ -57,26 +59,80 @@ impl EncoderLayer {
 
 /// The matrices of a model that ranks or classifies.
 pub(super) struct HeadWeights {
-    pub(super) dense: Linear,
+    /// What comes before the labels' matrix, with tanh, in BERT's families.
+    pub(super) dense: Option<Linear>,
     pub(super) labels: Linear,
 }
 
-/// All weights. `types` has a row for each token type.
+impl HeadWeights {
+    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.dense.iter().chain([&self.labels])
+    }
+}
+
+/// All weights.
 pub(super) struct EncoderWeights {
+    pub(super) layers: LayerWeights,
+    /// What follows pooling.
+    pub(super) dense: Vec<Linear>,
+    pub(super) head: Option<HeadWeights>,
+}
+
+/// What the layers multiply with.
+pub(super) enum LayerWeights {
+    Bert(BertWeights),
+    Decoder(Box<DecoderWeights>),
+}
+
+/// A decoder's, and the angles of layers that see everything and of those with a window.
+pub(super) struct DecoderWeights {
+    pub(super) model: Weights,
+    pub(super) rope: [RopeTable; 2],
+}
+
+/// BERT's. `types` has a row for each token type.
+pub(super) struct BertWeights {
     pub(super) words: Table,
     pub(super) positions: Table,
     pub(super) types: Option<Vec<f32>>,
     pub(super) embedding_norm: Norm,
     pub(super) layers: Vec<EncoderLayer>,
-    pub(super) head: Option<HeadWeights>,
 }
 
 impl EncoderWeights {
     /// Bytes held by matrices and tables.
     pub(super) fn bytes(&self) -> usize {
-        let matrices = self.layers.iter().flat_map(EncoderLayer::linears);
-        let head = self.head.iter().flat_map(|head| [&head.dense, &head.labels]);
-        let packed: usize = matrices.chain(head).map(|linear| linear.weight.bytes()).sum();
+        let last: usize = self.last_matrices().map(PackedMatrix::bytes).sum();
+        last + match &self.layers {
+            LayerWeights::Bert(bert) => bert.bytes(),
+            LayerWeights::Decoder(decoder) => decoder.model.bytes(),
+        }
+    }
+
+    /// The matrices after the layers.
+    pub(super) fn last_matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        let linears = self.dense.iter().chain(self.head.iter().flat_map(HeadWeights::linears));
+        linears.map(|linear| &linear.weight)
+    }
+
+    /// Has the angles of so many positions.
+    pub(super) fn reach(&mut self, num_positions: usize) -> Result<(), RopeError> {
+        match &mut self.layers {
+            LayerWeights::Bert(_) => Ok(()),
+            LayerWeights::Decoder(decoder) => decoder.rope.iter_mut().try_for_each(|rope| rope.grow_to(num_positions)),
+        }
+    }
+}
+
+impl BertWeights {
+    /// The layers' matrices.
+    pub(super) fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        let linears = self.layers.iter().flat_map(EncoderLayer::linears);
+        linears.map(|linear| &linear.weight)
+    }
+
+    fn bytes(&self) -> usize {
+        let packed: usize = self.matrices().map(PackedMatrix::bytes).sum();
         packed + self.words.bytes.len() + self.positions.bytes.len()
     }
 }
@@ -104,8 +160,7 @@ const GGUF: [&str; 8] = [
 ];
 
 /// Rows and columns of a layer's tensors; a norm's is one row.
-fn part_shapes(config: &EncoderConfig) -> [(usize, usize); 8] {
-    let (hidden, ffn) = (config.hidden_size, config.ffn_size);
+fn part_shapes(hidden: usize, ffn: usize) -> [(usize, usize); 8] {
     let square = (hidden, hidden);
     let norm = (1, hidden);
     [square, square, square, square, norm, (ffn, hidden), (hidden, ffn), norm]
@@ -169,23 +224,15 @@ impl Names {
         }
     }
 
-    /// The dense layer and the labels' matrix.
-    fn head(&self, config: &EncoderConfig) -> [String; 2] {
-        match config.architecture {
-            EncoderArchitecture::Bert => [format!("{}pooler.dense", self.prefix), "classifier".to_owned()],
-            EncoderArchitecture::Roberta => ["classifier.dense", "classifier.out_proj"].map(str::to_owned),
-        }
-    }
-
     /// Every tensor with its rows and columns. All biases are there.
-    fn all(&self, config: &EncoderConfig) -> Vec<(String, usize, usize)> {
+    fn all(&self, config: &EncoderConfig, bert: &BertConfig) -> Vec<(String, usize, usize)> {
         let hidden = config.hidden_size;
         let mut all = vec![
             (self.words(), config.vocab_size, hidden),
-            (self.positions(), config.num_positions, hidden),
+            (self.positions(), bert.num_positions, hidden),
         ];
-        if config.num_types > 0 {
-            all.push((self.types(), config.num_types, hidden));
+        if bert.num_types > 0 {
+            all.push((self.types(), bert.num_types, hidden));
         }
         let mut with_bias = |name: String, rows: usize, cols: usize, num_biases: usize| {
             all.push((format!("{name}.weight"), rows, cols));
@@ -193,24 +240,77 @@ impl Names {
         };
         with_bias(self.embedding_norm(), 1, hidden, hidden);
         for layer in 0..config.num_layers {
-            for (part, (rows, cols)) in part_shapes(config).into_iter().enumerate() {
+            for (part, (rows, cols)) in part_shapes(hidden, bert.ffn_size).into_iter().enumerate() {
                 let num_biases = if is_norm(part) { cols } else { rows };
                 with_bias(self.part(layer, part), rows, cols, num_biases);
             }
-        }
-        if let Some(head) = &config.head {
-            let [dense, labels] = self.head(config);
-            with_bias(dense, hidden, hidden, hidden);
-            with_bias(labels, head.labels.len(), hidden, head.labels.len());
         }
         all
     }
 }
 
+/// The tensors of a head.
+struct HeadNames {
+    dense: Option<String>,
+    labels: String,
+    has_bias: bool,
+}
+
+impl HeadNames {
+    fn of(config: &EncoderConfig) -> Self {
+        let (dense, labels) = match &config.layers {
+            Layers::Decoder(_) => (None, "score"),
+            Layers::Bert(bert) => match bert.architecture {
+                EncoderArchitecture::Bert => (Some("bert.pooler.dense"), "classifier"),
+                EncoderArchitecture::Roberta => (Some("classifier.dense"), "classifier.out_proj"),
+            },
+        };
+        Self {
+            has_bias: dense.is_some(),
+            dense: dense.map(str::to_owned),
+            labels: labels.to_owned(),
+        }
+    }
+
+    /// Every tensor with its rows and columns.
+    fn all(&self, head: &Head, hidden: usize) -> Vec<(String, usize, usize)> {
+        let mut all = Vec::new();
+        let labels = (&self.labels, head.labels.len());
+        for (name, rows) in self.dense.iter().map(|name| (name, hidden)).chain([labels]) {
+            all.push((format!("{name}.weight"), rows, hidden));
+            if self.has_bias {
+                all.push((format!("{name}.bias"), 1, rows));
+            }
+        }
+        all
+    }
+}
+
+/// Every tensor of BERT's layers, and of a head, with its rows and columns.
+fn all(file: &ModelFile, config: &EncoderConfig) -> Vec<(String, usize, usize)> {
+    let layers = match &config.layers {
+        Layers::Bert(bert) => Names::of(file).all(config, bert),
+        Layers::Decoder(_) => Vec::new(),
+    };
+    let head = config.head.iter();
+    let head = head.flat_map(|head| HeadNames::of(config).all(head, config.hidden_size));
+    layers.into_iter().chain(head).collect()
+}
+
 /// Refuses a file in which a tensor is missing or has another shape than the configuration says.
 pub(super) fn check(file: &ModelFile, config: &EncoderConfig) -> Result<(), ModelFileError> {
-    for (name, rows, cols) in Names::of(file).all(config) {
+    for (name, rows, cols) in all(file, config) {
         expect(&file.tensor(&name)?, rows, cols)?;
+    }
+    if let Layers::Decoder(decoder) = &config.layers {
+        model::check(file, &decoder.model)?;
+    }
+    for step in &config.dense {
+        let opened = open_dense(file, step)?;
+        let tensor = opened.tensor(&format!("{DENSE}.weight"));
+        tensor
+            .and_then(|tensor| expect(&tensor, step.num_outputs, step.num_inputs))
+            .map_err(|error| error.in_file(opened.path()))?;
     }
     Ok(())
 }
@@ -228,13 +328,23 @@ fn expect(tensor: &TensorView<'_>, rows: usize, cols: usize) -> Result<(), Model
 
 /// Bytes that matrices and tables take once loaded: as many as in the file, groups of rows filled up.
 pub(super) fn bytes(file: &ModelFile, config: &EncoderConfig) -> Result<usize, ModelFileError> {
-    let named = Names::of(file).all(config);
-    let sizes = named.into_iter().map(|(name, rows, _)| {
+    let sizes = all(file, config).into_iter().map(|(name, rows, _)| {
         let tensor = file.tensor(&name)?;
         let row_bytes = tensor.bytes.len() / rows.max(1);
         Ok(rows.next_multiple_of(if rows == 1 { 1 } else { 16 }) * row_bytes)
     });
-    sizes.sum()
+    let named: usize = sizes.sum::<Result<usize, ModelFileError>>()?;
+    let dense: usize = config
+        .dense
+        .iter()
+        .map(|step| step.num_inputs * step.num_outputs * 4)
+        .sum();
+    Ok(named
+        + dense
+        + match &config.layers {
+            Layers::Bert(_) => 0,
+            Layers::Decoder(_) => file.file_bytes() as usize,
+        })
 }
 
 /// Loads every tensor, using the pool's threads.
@@ -243,6 +353,61 @@ pub(super) fn load(
     config: &EncoderConfig,
     pool: &ThreadPool,
 ) -> Result<EncoderWeights, ModelFileError> {
+    let hidden = config.hidden_size;
+    let head = config.head.as_ref().map(|head| {
+        let names = HeadNames::of(config);
+        let linear = |name: &str, rows: usize| linear(file, pool, name, (rows, hidden), names.has_bias);
+        Ok::<_, ModelFileError>(HeadWeights {
+            dense: names.dense.as_deref().map(|name| linear(name, hidden)).transpose()?,
+            labels: linear(&names.labels, head.labels.len())?,
+        })
+    });
+    let layers = match &config.layers {
+        Layers::Bert(bert) => LayerWeights::Bert(load_bert(file, config, bert, pool)?),
+        Layers::Decoder(decoder) => LayerWeights::Decoder(Box::new(DecoderWeights {
+            model: model::load(file, &decoder.model, pool)?,
+            rope: decoder.model.rope_tables()?,
+        })),
+    };
+    let dense = config.dense.iter().map(|step| {
+        let opened = open_dense(file, step)?;
+        let shape = (step.num_outputs, step.num_inputs);
+        linear(&opened, pool, DENSE, shape, step.has_bias).map_err(|error| error.in_file(opened.path()))
+    });
+    Ok(EncoderWeights {
+        layers,
+        dense: dense.collect::<Result<_, ModelFileError>>()?,
+        head: head.transpose()?,
+    })
+}
+
+/// What a dense step's matrix is called in its own file.
+const DENSE: &str = "linear";
+
+fn open_dense(file: &ModelFile, step: &DenseStep) -> Result<ModelFile, ModelFileError> {
+    ModelFile::open(&file.path().join(&step.folder))
+}
+
+fn linear(
+    file: &ModelFile,
+    pool: &ThreadPool,
+    name: &str,
+    (rows, cols): (usize, usize),
+    has_bias: bool,
+) -> Result<Linear, ModelFileError> {
+    let bias = |name: String| vector(&file.tensor(&name)?, rows);
+    Ok(Linear {
+        weight: pack(file, pool, &file.tensor(&format!("{name}.weight"))?, rows, cols)?,
+        bias: has_bias.then(|| bias(format!("{name}.bias"))).transpose()?,
+    })
+}
+
+fn load_bert(
+    file: &ModelFile,
+    config: &EncoderConfig,
+    bert: &BertConfig,
+    pool: &ThreadPool,
+) -> Result<BertWeights, ModelFileError> {
     let names = Names::of(file);
     let hidden = config.hidden_size;
     let norm = |name: String, size: usize| {
@@ -251,21 +416,8 @@ pub(super) fn load(
             bias: vector(&file.tensor(&format!("{name}.bias"))?, size)?,
         })
     };
-    let shapes = part_shapes(config);
-    let named = |name: String, rows: usize, cols: usize| {
-        Ok::<_, ModelFileError>(Linear {
-            weight: pack(file, pool, &file.tensor(&format!("{name}.weight"))?, rows, cols)?,
-            bias: Some(vector(&file.tensor(&format!("{name}.bias"))?, rows)?),
-        })
-    };
-    let linear = |layer: usize, part: usize| named(names.part(layer, part), shapes[part].0, shapes[part].1);
-    let head = config.head.as_ref().map(|head| {
-        let [dense, labels] = names.head(config);
-        Ok::<_, ModelFileError>(HeadWeights {
-            dense: named(dense, hidden, hidden)?,
-            labels: named(labels, head.labels.len(), hidden)?,
-        })
-    });
+    let shapes = part_shapes(hidden, bert.ffn_size);
+    let linear = |layer: usize, part: usize| linear(file, pool, &names.part(layer, part), shapes[part], true);
     let layers = (0..config.num_layers).map(|layer| {
         Ok(EncoderLayer {
             query: linear(layer, 0)?,
@@ -278,21 +430,20 @@ pub(super) fn load(
             ffn_norm: norm(names.part(layer, 7), hidden)?,
         })
     });
-    let types = (config.num_types > 0).then(|| {
-        let (table, mut rows) = (table(file, &names.types(), config.num_types, hidden)?, Vec::new());
-        rows.resize(config.num_types * hidden, 0.0);
+    let types = (bert.num_types > 0).then(|| {
+        let (table, mut rows) = (table(file, &names.types(), bert.num_types, hidden)?, Vec::new());
+        rows.resize(bert.num_types * hidden, 0.0);
         for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
             table.row(row, out);
         }
         Ok::<_, ModelFileError>(rows)
     });
-    Ok(EncoderWeights {
+    Ok(BertWeights {
         words: table(file, &names.words(), config.vocab_size, hidden)?,
-        positions: table(file, &names.positions(), config.num_positions, hidden)?,
+        positions: table(file, &names.positions(), bert.num_positions, hidden)?,
         types: types.transpose()?,
         embedding_norm: norm(names.embedding_norm(), hidden)?,
         layers: layers.collect::<Result<_, ModelFileError>>()?,
-        head: head.transpose()?,
     })
 }
 

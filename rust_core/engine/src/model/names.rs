@@ -72,6 +72,8 @@ pub(super) enum Names {
     HuggingFace(&'static str),
 }
 
+/// What the decoder's names begin with, unless it was saved without what gives logits.
+const DECODER: &str = "model.";
 /// What the decoder's names begin with where it is the text half of a model of pictures.
 const TEXT_HALF: &str = "model.language_model.";
 /// What follows it in the name of the embedding.
@@ -82,8 +84,8 @@ impl Names {
         match file {
             ModelFile::Gguf(_) => Self::Gguf,
             ModelFile::Safetensors(folder) => {
-                let is_half = !matches!(folder.find_tensor(&format!("{TEXT_HALF}{EMBEDDING}")), Ok(None));
-                Self::HuggingFace(if is_half { TEXT_HALF } else { "model." })
+                let has = |begin: &&str| !matches!(folder.find_tensor(&format!("{begin}{EMBEDDING}")), Ok(None));
+                Self::HuggingFace([TEXT_HALF, DECODER, ""].into_iter().find(has).unwrap_or(DECODER))
             }
         }
     }

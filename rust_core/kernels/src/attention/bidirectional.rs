@@ -1,4 +1,5 @@
-//! Attention of a whole text over itself, in `f32`: what encoders do. There is no cache, no mask and no paging.
+//! Attention of a whole text over itself, in `f32`: what encoders do. There is no cache and no paging; a token sees all
+//! others, or those so far before and behind it.
 //!
 //! A token's result is the same bit for bit wherever the text lies in a batch, and on every instruction set: a score is
 //! one chain of fused multiply-adds over the head's dimensions (lanes are sixteen keys), the sum of the weights
@@ -27,6 +28,10 @@ pub struct WholeArgs {
     pub num_tokens: usize,
     /// Width of the head: any number.
     pub head_dim: usize,
+    /// How many tokens before itself a token sees; `usize::MAX` for all.
+    pub before: usize,
+    /// How many behind itself: 0 in a decoder.
+    pub behind: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// The first token's queries of this head.
@@ -41,6 +46,14 @@ pub struct WholeArgs {
     pub out: *mut f32,
     /// Numbers from one token's result to the next.
     pub out_stride: usize,
+}
+
+impl WholeArgs {
+    /// The tokens that a token sees.
+    fn seen(&self, token: usize) -> std::ops::Range<usize> {
+        let end = token.saturating_add(self.behind).saturating_add(1);
+        token.saturating_sub(self.before)..end.min(self.num_tokens)
+    }
 }
 
 /// Memory that [`attend_whole`] works in; reuse one per thread.
@@ -60,7 +73,7 @@ pub const fn whole_scratch_len(num_tokens: usize, head_dim: usize) -> usize {
     padded * (head_dim + ROWS) + num_tokens * head_dim.next_multiple_of(LANES)
 }
 
-/// Writes each token's attention over all tokens of its text, of one head.
+/// Writes each token's attention over the tokens of its text that it sees, of one head.
 ///
 /// # Safety
 /// The pointers reach `num_tokens` rows of `head_dim` numbers at their strides; nobody writes what is read, or uses what is
@@ -107,19 +120,23 @@ unsafe fn attend<L: Lanes>(args: &WholeArgs, scratch: &mut WholeScratch) {
             let query: [*const f32; ROWS] =
                 std::array::from_fn(|row| args.query.add((first + row).min(tokens - 1) * args.stride));
             let num_rows = ROWS.min(tokens - first);
-            scores_of::<L>(args, &query, keys, scores, padded);
+            let any = args.seen(first).start..args.seen(first + num_rows - 1).end;
+            scores_of::<L>(args, &query, keys, scores, any.clone(), padded);
             let mut factors = [0.0; ROWS];
             for (row, factor) in factors.iter_mut().enumerate() {
+                let seen = args.seen((first + row).min(tokens - 1));
                 let row = std::slice::from_raw_parts_mut(scores.add(row * padded), tokens);
-                *factor = 1.0 / soft_weights::<L>(row);
+                row[any.start..seen.start].fill(0.0);
+                row[seen.end..any.end].fill(0.0);
+                *factor = 1.0 / soft_weights::<L>(&mut row[seen]);
             }
-            outputs_of::<L>(args, scores, values, (first, num_rows), (padded, width), &factors);
+            outputs_of::<L>(args, scores, values, any, (first, num_rows), (padded, width), &factors);
             first += ROWS;
         }
     }
 }
 
-/// Scores of some rows with all keys.
+/// Scores of some rows with the keys that any of them sees.
 ///
 /// # Safety
 /// As [`attend`].
@@ -129,12 +146,13 @@ unsafe fn scores_of<L: Lanes>(
     query: &[*const f32; ROWS],
     keys: *const f32,
     scores: *mut f32,
+    seen: std::ops::Range<usize>,
     padded: usize,
 ) {
     // SAFETY: the caller's promises.
     unsafe {
         let scale = L::splat(args.scale);
-        for start in (0..padded).step_by(LANES) {
+        for start in (seen.start / LANES * LANES..seen.end).step_by(LANES) {
             let mut sums = [L::splat(0.0); ROWS];
             for d in 0..args.head_dim {
                 let key = L::load(keys.add(d * padded + start));
@@ -187,6 +205,7 @@ unsafe fn outputs_of<L: Lanes>(
     args: &WholeArgs,
     weights: *const f32,
     values: *const f32,
+    seen: std::ops::Range<usize>,
     (first, num_rows): (usize, usize),
     (padded, width): (usize, usize),
     factors: &[f32; ROWS],
@@ -197,7 +216,7 @@ unsafe fn outputs_of<L: Lanes>(
         unsafe {
             let second = if is_single { start } else { start + LANES };
             let mut sums = [[L::splat(0.0); OUT_VECTORS]; ROWS];
-            for key in 0..args.num_tokens {
+            for key in seen.clone() {
                 let value = values.add(key * width);
                 let value = [L::load(value.add(start)), L::load(value.add(second))];
                 for row in 0..ROWS {
@@ -230,13 +249,21 @@ mod tests {
             .collect()
     }
 
-    fn attended(isa: Isa, tokens: usize, dims: usize, num_heads: usize, head: usize) -> Vec<f32> {
+    fn attended(
+        isa: Isa,
+        tokens: usize,
+        dims: usize,
+        (num_heads, head): (usize, usize),
+        (before, behind): (usize, usize),
+    ) -> Vec<f32> {
         let width = num_heads * dims;
         let [query, key, value] = [1, 2, 3].map(|seed| numbers(tokens * width, seed));
         let mut out = vec![f32::NAN; tokens * dims];
         let args = WholeArgs {
             num_tokens: tokens,
             head_dim: dims,
+            before,
+            behind,
             scale: (dims as f32).powf(-0.5),
             query: query[head * dims..].as_ptr(),
             key: key[head * dims..].as_ptr(),
@@ -250,12 +277,14 @@ mod tests {
         out
     }
 
-    /// Equal to the formula in double precision, over lengths and widths that fill registers and those that do not, and
-    /// the same bits on every instruction set.
+    /// Equal to the formula in double precision, over lengths and widths that fill registers and those that do not, whole,
+    /// causal and in windows, and the same bits on every instruction set.
     #[test]
     fn whole_attention_equals_its_formula_on_every_set() {
+        const ALL: usize = usize::MAX;
         let num_heads = 3;
-        for (tokens, dims) in [
+        let masks = [(ALL, ALL), (ALL, 0), (2, 3), (19, 0)];
+        for ((tokens, dims), mask) in [
             (1, 32),
             (2, 16),
             (5, 64),
@@ -265,13 +294,16 @@ mod tests {
             (130, 32),
             (7, 24),
             (40, 96),
-        ] {
+        ]
+        .into_iter()
+        .flat_map(|shape| masks.map(|mask| (shape, mask)))
+        {
             for head in [0, 2] {
                 let width = num_heads * dims;
                 let [query, key, value] = [1, 2, 3].map(|seed| numbers(tokens * width, seed));
-                let got = attended(Isa::best(), tokens, dims, num_heads, head);
+                let got = attended(Isa::best(), tokens, dims, (num_heads, head), mask);
                 for isa in Isa::available() {
-                    let other = attended(isa, tokens, dims, num_heads, head);
+                    let other = attended(isa, tokens, dims, (num_heads, head), mask);
                     assert!(
                         got.iter().zip(&other).all(|(a, b)| a.to_bits() == b.to_bits()),
                         "{}",
@@ -280,8 +312,12 @@ mod tests {
                 }
                 for token in 0..tokens {
                     let at = |row: &[f32], token: usize, d: usize| f64::from(row[token * width + head * dims + d]);
-                    let scores: Vec<f64> = (0..tokens)
-                        .map(|other| {
+                    let seen: Vec<usize> = (0..tokens)
+                        .filter(|other| *other + mask.0.min(tokens) >= token && *other <= token + mask.1.min(tokens))
+                        .collect();
+                    let scores: Vec<f64> = seen
+                        .iter()
+                        .map(|&other| {
                             let dot: f64 = (0..dims).map(|d| at(&query, token, d) * at(&key, other, d)).sum();
                             dot / (dims as f64).sqrt()
                         })
@@ -290,8 +326,10 @@ mod tests {
                     let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
                     let sum: f64 = weights.iter().sum();
                     for d in 0..dims {
-                        let expected: f64 = (0..tokens)
-                            .map(|other| weights[other] / sum * at(&value, other, d))
+                        let expected: f64 = seen
+                            .iter()
+                            .zip(&weights)
+                            .map(|(&other, weight)| weight / sum * at(&value, other, d))
                             .sum();
                         let error = (f64::from(got[token * dims + d]) - expected).abs();
                         assert!(error < 2e-5, "{tokens} x {dims}: {error}");
