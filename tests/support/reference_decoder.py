@@ -284,14 +284,23 @@ def _split(config: dict[str, Any], tensors: Tensors) -> Tensors:
 def reference_logits(config: dict[str, Any], tensors: Tensors, tokens: list[int]) -> Matrix:
     """The logits of every position."""
     tensors = _split(config, tensors)
+    output = tensors["model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"]
+    rows = [_times(output, row) for row in _stream(config, tensors, tokens)]
+    return [_capped(row, config.get("final_logit_softcapping")) for row in rows]
+
+
+def reference_vectors(config: dict[str, Any], tensors: Tensors, tokens: list[int]) -> Matrix:
+    """What a model that embeds has of every position, before pooling."""
+    return _stream(config, _split(config, tensors), tokens)
+
+
+def _stream(config: dict[str, Any], tensors: Tensors, tokens: list[int]) -> Matrix:
     is_gemma = config["model_type"] in _GEMMAS
     scale = math.sqrt(config["hidden_size"]) if is_gemma else 1.0
     stream = [[scale * value for value in tensors["model.embed_tokens.weight"][token]] for token in tokens]
     for layer in range(config["num_hidden_layers"]):
         _add_layer(config, tensors, layer, stream)
-    output = tensors["model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"]
-    rows = [_times(output, _norm(config, row, tensors["model.norm.weight"][0])) for row in stream]
-    return [_capped(row, config.get("final_logit_softcapping")) for row in rows]
+    return [_norm(config, row, tensors["model.norm.weight"][0]) for row in stream]
 
 
 def _add_layer(config: dict[str, Any], tensors: Tensors, layer: int, stream: Matrix) -> None:

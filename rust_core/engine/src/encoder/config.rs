@@ -139,7 +139,7 @@ pub enum Layers {
     /// BERT's.
     Bert(BertConfig),
     /// A decoder's, read whole.
-    Decoder(DecoderConfig),
+    Decoder(Box<DecoderConfig>),
 }
 
 /// A decoder that embeds, ranks or classifies.
@@ -422,7 +422,7 @@ fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelF
         vocab_size: model.vocab_size,
         hidden_size: model.hidden_size,
         num_layers: model.num_layers,
-        layers: Layers::Decoder(DecoderConfig { model, is_causal }),
+        layers: Layers::Decoder(Box::new(DecoderConfig { model, is_causal })),
         pooling: steps.pooling,
         dense: steps.dense,
         max_tokens: steps.max_tokens.map_or(most, |tokens| tokens.min(most)),
