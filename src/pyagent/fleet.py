@@ -106,7 +106,7 @@ class Fleet(RenewableFleet):
             make_chain(settings, host) if backend is None else backend,
             chosen(given.agents, make_agents(settings, host), "agent"),
             chosen(given.tools, _tools(settings, host, self._search), "tool"),
-            tool_providers=self._providers(settings),
+            tool_providers=self._providers(settings, host),
             journal=journal,
             limits=_limits(settings),
             tracer=_make_tracer(settings.server.otlp_endpoint),
@@ -135,7 +135,7 @@ class Fleet(RenewableFleet):
             {agent.name: agent for agent in agents},
             {tool.name: tool for tool in tools},
             host.guardrails().values(),
-            None if is_same else self._providers(self.settings),
+            None if is_same else self._providers(self.settings, host),
         )
 
     @property
@@ -143,9 +143,9 @@ class Fleet(RenewableFleet):
         """Whether tools come from providers of plugins: tools given by hand are all there are."""
         return self._given.tool_providers is None and "*" in self._given.tools
 
-    def _providers(self, settings: Settings) -> list[ToolProvider]:
+    def _providers(self, settings: Settings, host: PluginHost) -> list[ToolProvider]:
         if self._opens_providers:
-            return _providers(settings, self._brought)
+            return _providers(settings, self._brought, host)
         return self._given.tool_providers or []
 
     def __enter__(self) -> SyncFleet:
@@ -292,14 +292,26 @@ def _make_learner(settings: Settings, journal: Journal) -> AgentLearner | None:
     return AgentLearner(journal.outcomes, learning.policy, learning.margin, learning.seed)
 
 
-def _providers(settings: Settings, of_plugins: Mapping[str, ToolProvider]) -> list[ToolProvider]:
-    """Return the tool providers of plugins, and the MCP servers of the settings."""
+def _providers(settings: Settings, of_plugins: Mapping[str, ToolProvider], host: PluginHost) -> list[ToolProvider]:
+    """Return the tool providers of plugins, the MCP servers of the settings, and what searches the web."""
     brought: list[ToolProvider] = [*of_plugins.values()]
     if settings.mcp_servers:
         from pyagent.infrastructure.mcp.provider import mcp_providers
 
         brought += mcp_providers(settings.mcp_servers, wait_seconds=OPEN_SECONDS - 1)
-    return brought
+    return [*brought, _make_web(settings, host)] if settings.web.provider else brought
+
+
+def _make_web(settings: Settings, host: PluginHost) -> ToolProvider:
+    """Return what brings the tools for the web. Raises `ConfigError` for a search provider that no plugin brings."""
+    from pyagent.infrastructure.web.tools import WebTools
+    from pyagent.logic.reading.reader import PageReader
+
+    name, factories = settings.web.provider, host.search_providers()
+    if name not in factories:
+        hint = did_you_mean(name, factories, f"there are {', '.join(sorted(factories)) or 'none'}")
+        raise ConfigError(f"no plugin brings the search provider {name!r}; {hint}", key="web.provider")
+    return WebTools(factories[name](settings), PageReader(), allows_private=settings.web.private)
 
 
 def _limits(settings: Settings) -> FleetLimits:

@@ -157,6 +157,7 @@ if TYPE_CHECKING:
     from pyagent.core.scheduling import PreemptingPolicy, Queued, QueuePolicy, QueuePolicyFactory
     from pyagent.core.token_estimate import estimated_request_tokens, estimated_tokens
     from pyagent.core.tokenizers import Tokenizer, TokenizerFactory
+    from pyagent.core.web_search import SearchHit, SearchProvider, SearchProviderFactory
     from pyagent.http_pool import HttpPool, error_body
     from pyagent.infrastructure.engine.runners.paged import PagedRunner
     from pyagent.infrastructure.engine.runners.torch.attention_backends import FlexAttention
@@ -262,6 +263,9 @@ _LATER = {
     "RunnerInfo": "pyagent.core.runners.runner",
     "RunnerOptions": "pyagent.core.runners.factory",
     "Score": "pyagent.core.fleet.scores",
+    "SearchHit": "pyagent.core.web_search",
+    "SearchProvider": "pyagent.core.web_search",
+    "SearchProviderFactory": "pyagent.core.web_search",
     "Settings": "pyagent.core.settings",
     "StepOutput": "pyagent.core.runners.batch",
     "TOKEN_FIELDS": "pyagent.core.abilities",
@@ -439,6 +443,9 @@ __all__ = [
     "RunnerOptions",
     "SamplingParams",
     "Score",
+    "SearchHit",
+    "SearchProvider",
+    "SearchProviderFactory",
     "Settings",
     "StalledError",
     "StepOutput",

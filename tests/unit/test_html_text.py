@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyagent.infrastructure.tools.html_text import html_text
+from pyagent.core.html_text import html_text
 
 
 @pytest.mark.parametrize(

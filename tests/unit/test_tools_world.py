@@ -21,8 +21,9 @@ from pyagent.core.fleet.file_access import FileAccess, grant
 from pyagent.core.settings.tools import Tools
 from pyagent.infrastructure.tools import limited
 from pyagent.infrastructure.tools.built_in import built_in_tools
-from pyagent.infrastructure.tools.http import http_tool, is_public
+from pyagent.infrastructure.tools.http import http_tool
 from pyagent.infrastructure.tools.programs import ProgramLimits, python_tool, run_program, shell_tool
+from pyagent.infrastructure.web.fetching import is_public
 from pyagent.testing import serve
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and limits are those of Linux")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.rank_executor import RankExecutorFactory
     from pyagent.core.scheduling import QueuePolicyFactory
     from pyagent.core.tokenizers import TokenizerFactory
+    from pyagent.core.web_search import SearchProviderFactory
 
 PROJECT_NAME = "pyagent"
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
@@ -129,6 +130,11 @@ class HookSpecs:
     @hookspec
     def pyagent_register_executors(self) -> Mapping[str, ExecutorFactory]:
         """Places where agents run: `{"ray": make_executor}`; `fleet.executor` names one."""
+        ...
+
+    @hookspec
+    def pyagent_register_search_providers(self) -> Mapping[str, SearchProviderFactory]:
+        """What searches the web: `{"searxng": make_provider}`; `web.provider` names one."""
         ...
 
     @hookspec

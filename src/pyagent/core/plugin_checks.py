@@ -26,6 +26,7 @@ _MAKERS: dict[str, str] = {
     "eviction_policies": "name",
     "executors": "name",
     "rank_executors": "name",
+    "search_providers": "name",
     "commands": "name",
 }
 """What comes as a mapping to factories, and what the keys are."""

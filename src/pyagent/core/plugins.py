@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.rank_executor import RankExecutorFactory
     from pyagent.core.scheduling import QueuePolicyFactory
     from pyagent.core.tokenizers import TokenizerFactory
+    from pyagent.core.web_search import SearchProviderFactory
 
 logger = logging.getLogger("pyagent.plugins")
 LOAD_SECONDS = 60.0
@@ -232,6 +233,10 @@ class PluginHost:
     def executors(self) -> dict[str, ExecutorFactory]:
         """Makers of executors by name, besides the built-in one."""
         return cast("dict[str, ExecutorFactory]", self._collect("executors"))
+
+    def search_providers(self) -> dict[str, SearchProviderFactory]:
+        """Makers of search providers by name."""
+        return cast("dict[str, SearchProviderFactory]", self._collect("search_providers"))
 
     def commands(self) -> dict[str, Callable[..., object]]:
         """Sub-commands of the command line by name."""

@@ -23,6 +23,7 @@ from pyagent.core.settings.program import Log, Paths, Plugins
 from pyagent.core.settings.section import ENV_PREFIX, Section, Setting, sections_in, settings_in
 from pyagent.core.settings.server import Server
 from pyagent.core.settings.tools import Tools
+from pyagent.core.settings.web import Web
 from pyagent.core.settings.webhooks import Webhooks
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Setting",
     "Settings",
     "Tools",
+    "Web",
     "Webhooks",
     "sections_in",
     "settings_in",
@@ -74,6 +76,7 @@ class Settings(Section, frozen=True):
     fleet: Fleet = Fleet()
     learning: Learning = Learning()
     tools: Tools = Tools()
+    web: Web = Web()
     webhooks: Webhooks = Webhooks()
     server: Server = Server()
     plugins: Plugins = Plugins()

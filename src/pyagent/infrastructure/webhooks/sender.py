@@ -78,7 +78,7 @@ class Sender:
         await asyncio.to_thread(import_module, "httpcore")
         import httpcore
 
-        from pyagent.infrastructure.tools.http import checked_backend
+        from pyagent.infrastructure.web.fetching import checked_backend
 
         if self._pool is None:
             backend = checked_backend(allows_private=self._allows_private)

@@ -10,8 +10,13 @@ import re
 
 _NON_ASCII_WEIGHT = 8 / 3
 """Letters of English that a byte beyond ASCII weighs: eight a character of Chinese, where SmolLM2 needs 1.8 tokens."""
-_BORDERS = ("\n\n", "\n", ". ", "? ", "! ", "。", "！", "？", " ")
-_SENTENCE = re.compile(r".+?(?:[.!?…]+[\"')\]”’]*(?=\s|$)|[。！？]+[」』”]*|$)", re.DOTALL)
+_ENDS = "。！？｡।॥؟۔።။។։"
+"""Ends of sentences that need no space after them: Chinese, Japanese, Hindi, Arabic, Urdu, Amharic, Burmese, Khmer."""
+_BORDERS = ("\n\n", "\n", ". ", "? ", "! ", *_ENDS, " ")
+_SENTENCE = re.compile(rf".+?(?:[.!?…]+[\"')\]”’»]*(?=\s|$)|[{_ENDS}]+[」』”’»)]*|$)", re.DOTALL)
+_THAI = re.compile(r"[\u0e00-\u0e7f]")
+_THAI_SENTENCE_CHARACTERS = 60
+"""Thai ends a sentence by a space, and clauses as well: one is taken from this length on."""
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|No|vs|etc|e\.g|i\.e|approx|Inc|Ltd|Jr|Sr)|\b[A-Z]|^\d{1,3})\.$"
 )
@@ -59,9 +64,47 @@ def sentences(text: str) -> list[str]:
     return found
 
 
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Return where sentences begin and end, of any language, bullets left out; none goes beyond its line."""
+    found: list[tuple[int, int]] = []
+    place = 0
+    for line in text.split("\n"):
+        bullet = _BULLET.match(line)
+        begin, merges = bullet.end() if bullet else 0, False
+        for match in _SENTENCE.finditer(line, begin):
+            for start, end in _thai_spans(line, *_stripped(line, *match.span())):
+                if merges and found:
+                    found[-1] = (found[-1][0], place + end)
+                else:
+                    found.append((place + start, place + end))
+                merges = _ABBREVIATION.search(line[max(0, end - 12) : end]) is not None
+        place += len(line) + 1
+    return found
+
+
+def _stripped(line: str, start: int, end: int) -> tuple[int, int]:
+    piece = line[start:end]
+    return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
+
+
+def _thai_spans(line: str, start: int, end: int) -> list[tuple[int, int]]:
+    """Return a piece as it is, or one of Thai cut at spaces."""
+    if start >= end:
+        return []
+    if not _THAI.search(line, start, end):
+        return [(start, end)]
+    found, begin = list[tuple[int, int]](), start
+    for space in re.finditer(r"\s+", line[start:end]):
+        if start + space.start() - begin >= _THAI_SENTENCE_CHARACTERS:
+            found.append((begin, start + space.start()))
+            begin = start + space.end()
+    return [*found, (begin, end)]
+
+
 def is_finished(sentence: str) -> bool:
-    """Whether a sentence has its end, so that nothing was cut off."""
-    return sentence.rstrip("\"')]”’」』*_` ").endswith((".", "!", "?", "…", "。", "！", "？"))
+    """Whether a sentence has its end, so that nothing was cut off; Thai marks none."""
+    bare = sentence.rstrip("\"')]”’」』»*_` ")
+    return bare.endswith((".", "!", "?", "…", *_ENDS)) or (bool(bare) and _THAI.match(bare[-1]) is not None)
 
 
 def _skip(text: str, start: int) -> int:

@@ -261,3 +261,23 @@ CLASSIFICATION = (
     "Predict the class of each row by these labelled examples",
     "Is this sentence a fact or an opinion?",
 )
+WEB_SEARCH_ESSAY = (
+    "Write an essay about lighthouses with sources from the web",
+    "Search the web and write a report on heat pumps with citations",
+    "A news article about the bridge's opening, with references",
+    "Research electric buses online and write a briefing",
+    "Look up what websites say about the comet and write it up with links",
+    "Find several web sources on urban trees and compare what they claim",
+    "Write a blog post about sourdough, citing web pages",
+    "An academic text about glaciers with a list of references",
+    "Google the history of the zipper and write an explainer",
+    "Fact check what is written online about the tower's height",
+    "Collect online articles on the strike and write an essay from them",
+    "Do sources on the internet agree when the museum was founded?",
+    "Give me a sourced essay on tidal power",
+    "Write a well cited article about octopus intelligence from online sources",
+    "What do different web pages say about the dam? Write a report with quotes",
+    "Browse the web for recent facts about wind farms and summarise them with citations",
+    "I need a web-researched piece on the river's floods",
+    "Put together a briefing from the internet about rail freight, with URLs",
+)

@@ -18,12 +18,12 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.file_access import readable_path, short_path
+from pyagent.core.fleet.file_access import short_path
 from pyagent.core.fleet.scores import Score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.one_line import printable
-from pyagent.logic.agents.documents import MAX_FILE_BYTES
+from pyagent.logic.agents.documents import bytes_of
 from pyagent.logic.sandbox.pool import Work, WorkerPool
 from pyagent.logic.vision.seen import MAX_PAGES, Chart, Diagram, Kind, Look, PageSeen, Table
 
@@ -102,7 +102,7 @@ class VisionAgent:
         arguments = task.arguments_as(VisionArguments)
         arguments.check()
         kind = arguments.read or kind_in(task.text)
-        named = [(short_path(name), await asyncio.to_thread(_bytes_of, name)) for name in task.files or _named(task)]
+        named = [(short_path(name), await asyncio.to_thread(bytes_of, name)) for name in task.files or _named(task)]
         named += [(f"image {number}", _decoded(url)) for number, url in enumerate(arguments.images, 1)]
         if not named:
             raise RequestError("there is nothing to look at: name an image or a PDF", param="files")
@@ -145,18 +145,6 @@ def _named(task: Task) -> Sequence[str]:
     words = [task.text.strip(), *task.text.split()]
     found = [word.strip("\"'`,;?!") for word in words if word.lower().strip("\"'`,;?!.").endswith((*_IMAGES, ".pdf"))]
     return found[:1]
-
-
-def _bytes_of(name: str) -> bytes:
-    path = readable_path(name)
-    try:
-        if path.is_dir():
-            raise RequestError(f"{name} is a folder; name files", param="files")
-        if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise RequestError(f"{name} has {size:,} bytes; the most is {MAX_FILE_BYTES:,}", param="files")
-        return path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"{name} cannot be read: {error.strerror or error}", param="files") from error
 
 
 def _decoded(url: str) -> bytes:
@@ -220,7 +208,7 @@ def make_tool(workers: WorkerPool[list[PageSeen]]) -> FleetTool:
     """Return the reading of an image, for agents and models."""
 
     async def read_image(arguments: ReadImage) -> Vision:
-        data = await asyncio.to_thread(_bytes_of, arguments.path)
+        data = await asyncio.to_thread(bytes_of, arguments.path)
         name = short_path(arguments.path)
         return Vision(files=[await _seen(workers, name, data, arguments.read, MAX_PAGES)])
 

@@ -1,0 +1,1 @@
+"""Searching the web and reading its pages: connections, robots.txt, search providers, and the tools made of them."""
