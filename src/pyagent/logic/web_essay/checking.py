@@ -154,7 +154,7 @@ def _denials(statements: Sequence[Statement]) -> list[Check]:
             stem_to_places[each].append(place)
     for denial in denying:
         stems = denial.stems - _DENYING
-        rare = sorted(stems, key=lambda each: len(stem_to_places.get(each, ())))[:4]
+        rare = sorted(stems, key=lambda each: (len(stem_to_places.get(each, ())), each))[:4]
         places = {place for each in rare for place in stem_to_places.get(each, ())[:200]}
         for place in sorted(places):
             other = saying[place]

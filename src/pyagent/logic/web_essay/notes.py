@@ -55,11 +55,11 @@ def _weights(topic: str, candidates: Sequence[Statement], checked: Checked) -> l
     """Return how much each says of the topic: shares of its words, by how rare these are; more where sources agree."""
     wanted = set(terms(topic)) - STOP_STEMS
     num_having = Counter(stem for each in candidates for stem in each.stems & wanted)
-    word_to_weight = {word: math.log(1 + len(candidates) / (1 + num_having[word])) for word in wanted}
+    word_to_weight = {word: math.log(1 + len(candidates) / (1 + num_having[word])) for word in sorted(wanted)}
     total = sum(word_to_weight.values()) or 1.0
     weights: list[float] = []
     for each in candidates:
-        fits = sum(word_to_weight[word] for word in each.stems & wanted) / total
+        fits = sum(word_to_weight[word] for word in sorted(each.stems & wanted)) / total
         extra = _AGREED_WEIGHT if (each.source, each.start) in checked.agreed else 0.0
         extra += _FIGURE_WEIGHT if figures(each.quote) else 0.0
         weights.append(fits + (extra + _EARLY_WEIGHT / (1 + each.start / 500) if fits else 0.0))
@@ -102,5 +102,6 @@ def paragraphs(notes: Sequence[Note], size: int) -> list[list[Note]]:
             group.append(near)
         found.append(sorted(group, key=lambda note: (note.statement.source, note.statement.start)))
     if len(found) > 1 and len(found[-1]) == 1 and size > 1:
-        found[-2] += found.pop()
+        [alone] = found.pop()
+        found[-1].append(alone)
     return found
