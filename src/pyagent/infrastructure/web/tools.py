@@ -23,7 +23,7 @@ from pyagent.core.web_search import MAX_HITS, PageText, SearchHit, SearchProvide
 from pyagent.infrastructure.web.fetching import USER_AGENT, Fetcher, FetchLimits, checked_parts
 from pyagent.infrastructure.web.robots import MAX_BYTES, NO_PAGE, Robots, read_robots
 
-_PAGE_LIMITS = FetchLimits(max_bytes=3_000_000, seconds=30.0)
+_PAGE_LIMITS = FetchLimits(max_bytes=1_000_000, seconds=30.0)
 _ROBOTS_LIMITS = FetchLimits(max_bytes=MAX_BYTES, seconds=10.0)
 _MAX_SITES = 500
 _TYPES = re.compile(r"(?:text/(?:html|plain|markdown)|application/(?:xhtml\+xml|pdf))\s*(?:;|$)", re.IGNORECASE)

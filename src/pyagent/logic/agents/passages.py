@@ -1,6 +1,6 @@
 """Finds the passages of documents that matter to a question: BM25 over paragraphs (Robertson and Zaragoza 2009).
 
-Words count by their stems, characters of scripts without spaces by pairs. Knows no model.
+Words count by their stems, characters of scripts without spaces, and of Korean, by pairs. Knows no model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _K1, _B = 1.2, 0.75
 _MIN_SHARE = 0.3
 """Of the best passage's score; below it a passage is about something else."""
 _WORD = re.compile(r"[^\W_]+")
-_DENSE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f]+")
+_DENSE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f\uac00-\ud7af]+")
 _STOP_WORDS = """
     a about above after all also am an and any are as at be been being but by can could did do does doing for from had
     has have having he her here him his how i if in into is it its just many may me might more most much must my no nor

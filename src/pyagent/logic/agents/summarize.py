@@ -3,11 +3,13 @@
 All parts share one system prompt, so that a prefix cache computes it once. The instruction is one sentence and
 the message the bare text: small models then answer with the text's facts, otherwise with remarks about it. Answers are
 bounded, and each prompt fits a context of 2,048 tokens, whatever the script. The number of sentences is kept by
-counting them, as small models do not; a sentence that was cut off is left out.
+counting them, as small models do not; a sentence that was cut off is left out. The summary is asked for in the text's
+language, and each of its sentences has the words of the text that say so, where some were found.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 
@@ -16,11 +18,14 @@ import msgspec
 from pyagent.core.errors import AgentError, ContextOverflowError, Decline, RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.file_access import short_path
 from pyagent.core.fleet.scores import Score
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import SamplingParams
-from pyagent.logic.agents.documents import read_documents
+from pyagent.logic.agents.documents import PAGE_BREAK, Document, read_documents
+from pyagent.logic.agents.languages import joins_without_space, language_of
 from pyagent.logic.agents.parts import is_finished, sentences, split_text, weight
+from pyagent.logic.agents.quotes import Point, QuoteFinder
 from pyagent.logic.agents.typical_tasks import SUMMARIZE
 
 PART_WEIGHT = 3_600
@@ -36,9 +41,19 @@ _SYSTEM = (
 _PART_SENTENCES = 3
 _PART_SAMPLING = SamplingParams(temperature=0.0, max_tokens=72, repetition_penalty=1.1)
 _TOKENS_PER_SENTENCE = 48
-_ASKS = re.compile(r"\b(summar(y|i[sz]e\w*|ies)|tl;?dr|key points|shorten|sum up|gist)\b", re.IGNORECASE)
+_OTHER_LANGUAGES = (
+    r"\b(?:zusammenfass\w*|zusammen fassen|fasse?n?\b[^\n:]{1,60}\bzusammen|résum\w+|resume[nz]|resumir\w*|resuma"
+    r"|resumo|riassum\w+|samenvat\w*|vat\b[^\n:]{1,60}\bsamen|sammanfatt\w*|streszcz\w*|özet\w*|резюм\w+"
+    r"|кратк\w+ изложени\w+|перескаж\w+)\b|总结|總結|摘要|概括|要約|まとめて|요약|لخص|ملخص|تلخيص|सारांश|สรุป|סכם|סיכום"
+)
+"""How a summary is asked for in German, French, Spanish, Portuguese, Italian, Dutch, Swedish, Polish and others."""
+_ASKS = re.compile(
+    rf"\b(?:summar(?:y|i[sz]e\w*|ies)|tl;?dr|key points|shorten|sum up|gist)\b|{_OTHER_LANGUAGES}", re.IGNORECASE
+)
 _INSTRUCTION = re.compile(
-    r"^[^\n:]{0,120}\b(?:summar\w+|tl;?dr|shorten|sum up)\b[^\n:]{0,120}(?::|\n)\s*", re.IGNORECASE
+    rf"^[^\n:：]{{0,120}}(?:\b(?:summar\w+|tl;?dr|shorten|sum up)\b|{_OTHER_LANGUAGES})"
+    r"[^\n:：]{0,120}(?:[:：]|\n)\s*",
+    re.IGNORECASE,
 )
 _PLAIN_WISH = re.compile(
     r"\b(?:please|can|could|you|give|me|make|write|an?|the|this|these|it|its|of|for|in|to|short|brief|quick|document|text"
@@ -49,31 +64,50 @@ _PLAIN_WISH = re.compile(
 
 
 class SummaryArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long the summary may be."""
+    """How long the summary may be, and whether it is shown with the words of the text that say so."""
 
     num_sentences: int = 4
+    quotes: bool = False
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The summary, those of the parts it was made from, and the length of what was read.
 
-    `is_cut` says that the model did not come to the end of its first sentence.
+    `is_cut` says that the model did not come to the end of its first sentence. `points` are its sentences, each with a
+    quote; `shows_quotes` says that people are shown these.
     """
 
     text: str
     parts: list[str]
     num_words: int
     is_cut: bool = False
+    points: list[Point] = []
+    language: str = ""
+    shows_quotes: bool = False
 
     def __str__(self) -> str:
+        if self.shows_quotes:
+            return "\n".join(map(str, self.points))
         return f"{self.text} […]" if self.is_cut else self.text
+
+
+class _Wish(msgspec.Struct, frozen=True):
+    """What a summary is to look for, and the language it is wanted in; both may be empty."""
+
+    focus: str
+    language: str
+
+    def system(self, num_sentences: int) -> str:
+        """Return what the model is told."""
+        asked = _SYSTEM.format(num_sentences=num_sentences, focus=self.focus)
+        return asked if self.language in {"", "English"} else f"{asked} Write it in {self.language}."
 
 
 class SummarizeAgent:
     """Summarizes texts of any length."""
 
     name = "summarize"
-    description = "Summarizes a long text or a document: what it says, in a few sentences."
+    description = "Summarizes a long text or a document of any language: what it says, in a few sentences, with quotes."
     typical_tasks = SUMMARIZE
     is_pure = True
     arguments = SummaryArguments
@@ -95,43 +129,46 @@ class SummarizeAgent:
 
     async def run(self, context: Context, task: Task) -> Summary:
         """Return the summary of the files, else of the results handed on, else of the text."""
-        num_sentences = task.arguments_as(SummaryArguments).num_sentences
+        asked = task.arguments_as(SummaryArguments)
+        num_sentences = asked.num_sentences
         if not 1 <= num_sentences <= 50:
             raise RequestError(f"num_sentences goes from 1 to 50, got {num_sentences}", param="num_sentences")
-        text = await self._text(task)
+        documents = await _documents(task)
+        text = PAGE_BREAK.join(document.text for document in documents)
         if not text.strip():
             raise RequestError("there is nothing to summarize: give a text or a file", param="text")
         if text == task.text and len(text) <= _MIN_TEXT_CHARACTERS and _ASKS.search(text):
             raise Decline("it asks for a summary of something that is not there: give a text or a file")
-        focus = _focus(task)
-        parts = await self._shrink(context, text, focus)
-        system = _SYSTEM.format(num_sentences=num_sentences, focus=focus)
-        max_tokens = _TOKENS_PER_SENTENCE * num_sentences + 32
+        language, focus = language_of(text), _focus(task)
+        wish = _Wish(focus, language)
+        parts = await self._shrink(context, text, wish)
+        max_tokens = _TOKENS_PER_SENTENCE * num_sentences * (2 if weight(text) > 2 * len(text) else 1) + 32
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_penalty=1.1)
         prompt = "\n".join(parts) if parts else text
-        stream = context.stream(prompt, system=system, sampling=sampling)
+        stream = context.stream(prompt, system=wish.system(num_sentences), sampling=sampling)
         said = "".join([piece async for piece in stream])
         if not said.strip():
             raise AgentError("the model's summary is empty", agent=self.name)
-        summary = _counted(said, num_sentences, is_cut=stream.is_cut)
-        is_cut = stream.is_cut and not is_finished(summary)
-        return Summary(text=summary, parts=parts, num_words=len(text.split()), is_cut=is_cut)
+        told = _counted(said, num_sentences, is_cut=stream.is_cut)
+        summary = _joined(told, language)
+        return Summary(
+            text=summary,
+            parts=parts,
+            num_words=len(text.split()),
+            is_cut=stream.is_cut and not is_finished(summary),
+            points=await asyncio.to_thread(_points, told, documents),
+            language=language,
+            shows_quotes=asked.quotes,
+        )
 
-    async def _text(self, task: Task) -> str:
-        if task.files:
-            return "\n\n".join(document.text for document in await read_documents(task.files))
-        if task.results:
-            return "\n\n".join(str(result) for result in task.results.values())
-        return _INSTRUCTION.sub("", task.text.strip(), count=1)
-
-    async def _shrink(self, context: Context, text: str, focus: str) -> list[str]:
+    async def _shrink(self, context: Context, text: str, wish: _Wish) -> list[str]:
         """Summaries of the parts, and of these in turn, until they fit one prompt; none when the text does."""
         summaries: list[str] = []
         while weight(text) > self._whole_weight:
             parts = split_text(text, self._part_weight)
             context.progress(f"{len(parts)} parts in parallel")
             with context.phase(f"{len(parts)} parts"):
-                summaries = await context.map(lambda part: self._part(context, part, focus), parts)
+                summaries = await context.map(lambda part: self._part(context, part, wish), parts)
             shorter = "\n".join(summaries)
             if weight(shorter) > _LEAST_SHRINKING * weight(text):
                 raise AgentError(
@@ -140,19 +177,18 @@ class SummarizeAgent:
             text = shorter
         return summaries
 
-    async def _part(self, context: Context, part: str, focus: str) -> str:
+    async def _part(self, context: Context, part: str, wish: _Wish) -> str:
         """Return a part's summary; a part that is too long for the model after all is cut in two."""
-        system = _SYSTEM.format(num_sentences=_PART_SENTENCES, focus=focus)
         try:
-            summary = await context.complete(part, system=system, sampling=_PART_SAMPLING)
+            summary = await context.complete(part, system=wish.system(_PART_SENTENCES), sampling=_PART_SAMPLING)
         except ContextOverflowError:
             halves = split_text(part, max(1, -(-weight(part) // 2)))
             if len(halves) < 2:
                 raise
-            return "\n".join([await self._part(context, half, focus) for half in halves])
+            return "\n".join([await self._part(context, half, wish) for half in halves])
         if not summary.text.strip():
             raise AgentError("the model says nothing of a part of the text", agent=self.name)
-        return _counted(summary.text, _PART_SENTENCES, is_cut=summary.is_cut)
+        return _joined(_counted(summary.text, _PART_SENTENCES, is_cut=summary.is_cut), wish.language)
 
 
 def _focus(task: Task) -> str:
@@ -163,11 +199,29 @@ def _focus(task: Task) -> str:
     return f"; above all on what it says to this: {' '.join(task.text.split())[:300]}" if is_named else ""
 
 
-def _counted(text: str, num_sentences: int, *, is_cut: bool) -> str:
+async def _documents(task: Task) -> list[Document]:
+    if task.files:
+        read = await read_documents(task.files)
+        return [msgspec.structs.replace(document, path=short_path(document.path)) for document in read]
+    if task.results:
+        return [Document(f"step {step}", str(result)) for step, result in task.results.items()]
+    return [Document("", _INSTRUCTION.sub("", task.text.strip(), count=1))]
+
+
+def _points(told: Sequence[str], documents: Sequence[Document]) -> list[Point]:
+    finder = QuoteFinder(documents)
+    return [finder.point(sentence) for sentence in told]
+
+
+def _joined(told: Sequence[str], language: str) -> str:
+    return ("" if joins_without_space(language) else " ").join(told)
+
+
+def _counted(text: str, num_sentences: int, *, is_cut: bool) -> list[str]:
     """Return the first sentences, without the one an answer was cut in, unless there is no other."""
     found = sentences(text)
     is_last_broken = is_cut and len(found) > 1 and not is_finished(found[-1])
-    return " ".join((found[:-1] if is_last_broken else found)[:num_sentences])
+    return (found[:-1] if is_last_broken else found)[:num_sentences]
 
 
 @hookimpl

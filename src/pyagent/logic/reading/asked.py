@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 Form = Literal["html", "pdf"]
-MAX_TEXT_CHARACTERS = 400_000
-"""Of one page of the web: about 250 pages of a book."""
+MAX_TEXT_CHARACTERS = 200_000
+"""Of one page of the web: about 120 pages of a book."""
 MAX_PDF_PAGES = 2_000
 
 
