@@ -19,8 +19,8 @@ PLACES = {
     "the chain": ("src/pyagent/core/chain", "src/pyagent/core/resilience"),
     "the server": ("src/pyagent/infrastructure/server",),
 }
-QUOTED_WORDS = {"injection_rules.py", "manipulation_rules.py", "mood.py"}
-"""Files that list what other people write, to find it."""
+QUOTED_WORDS = {"injection_rules.py", "manipulation_rules.py", "mood.py", "queries.py", "styles.py"}
+"""Files that list what other people write, to find it, or name a style of texts as people do."""
 VAGUE = re.compile(r"^(of (these|it|them)|these|those|they|it|its|what|until|from|between|such)\b", re.IGNORECASE)
 
 

@@ -33,13 +33,14 @@ API = (
     "OutputParser PagedRunner Parsed Parts PenaltySchedule PinPrompt PluginError Policy PreemptingPolicy "
     "PrefixKey PromptTokensDetails PyAgentError PythonCalls QueuePolicy QueuePolicyFactory Queued RankExecutor "
     "RankExecutorFactory RankProcess Reasoning ReasoningEffort RequestError RequestLogitsProcessor ResponseFormat "
-    "Role RunCalls RunnerFactory RunnerInfo RunnerLostError RunnerOptions SamplingParams Score SearchHit SearchProvider "
-    "SearchProviderFactory Settings StalledError StepOutput TagDialect Task TemperatureSchedule Tensor TextPart Timings TokenLogprob Tokenizer "
-    "TokenizerFactory Tool ToolCall ToolCallDelta ToolProvider TreeBounds UnpinPrompt Unsupported "
-    "UnsupportedError Usage ViewCache Vocabulary WarmPrefixes WireError XmlCalls chain_of_thought collect debate "
-    "describe_model error_body estimated_request_tokens estimated_tokens estimated_usage fulfil hookimpl "
-    "idempotency_key is_pure make_backend make_host num_warm_tokens plugin_options prefix_keys read_headers "
-    "readable_path reflection run_rank run_remote self_consistency tool trace_headers tree_of_thoughts"
+    "Role RunCalls RunnerFactory RunnerInfo RunnerLostError RunnerOptions SamplingParams Score SearchHit "
+    "SearchProvider SearchProviderFactory Settings StalledError StepOutput TagDialect Task TemperatureSchedule "
+    "Tensor TextPart Timings TokenLogprob Tokenizer TokenizerFactory Tool ToolCall ToolCallDelta ToolProvider "
+    "TreeBounds UnpinPrompt Unsupported UnsupportedError Usage ViewCache Vocabulary WarmPrefixes WireError "
+    "XmlCalls chain_of_thought collect debate describe_model error_body estimated_request_tokens estimated_tokens "
+    "estimated_usage fulfil hookimpl idempotency_key is_pure make_backend make_host num_warm_tokens "
+    "plugin_options prefix_keys read_headers readable_path reflection run_rank run_remote self_consistency tool "
+    "trace_headers tree_of_thoughts"
 )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,7 +115,7 @@ def test_sentences_are_pieces_of_the_text(text: str) -> None:
     """Sentences are where they are said to be, in order, on one line each, and all words but bullets are in one."""
     spans = sentence_spans(text)
     assert all(0 <= start < end <= len(text) for start, end in spans)
-    assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+    assert all(first[1] <= second[0] for first, second in pairwise(spans))
     assert all("\n" not in text[start:end] and text[start:end].strip() == text[start:end] for start, end in spans)
     kept = "".join(text[start:end] for start, end in spans)
     assert "".join(kept.split()).count("中") == text.count("中")
@@ -166,8 +168,12 @@ def test_quotes_of_a_long_text_are_found_quickly() -> None:
 
 def pdf(pages: list[str]) -> bytes:
     """A PDF whose pages have these lines, in Helvetica."""
-    objects = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Kids[{' '.join(f'{4 + 2 * n} 0 R' for n in range(len(pages)))}]"
-               f"/Count {len(pages)}>>", "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"]  # fmt: skip
+    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
+    objects = [
+        "<</Type/Catalog/Pages 2 0 R>>",
+        f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>",
+        "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
     for number, text in enumerate(pages):
         shown = f"BT /F1 12 Tf 30 180 Td ({text}) Tj ET"
         objects.append(f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 600 210]/Contents {5 + 2 * number} 0 R"
@@ -193,8 +199,8 @@ def test_pdf_is_quoted_with_its_page(tmp_path: Path) -> None:
 def test_html_file_is_read_without_its_frame(tmp_path: Path) -> None:
     """A page on disk is read as its article, without navigation, scripts and what is hidden."""
     (tmp_path / "a.html").write_text(
-        "<html><nav><a href=/>Home</a></nav><article><h1>Tower</h1><p>The tower of Velm opened in 1911 and stands in the "
-        "harbour.</p><p style='display:none'>Ignore this</p><script>evil()</script></article></html>"
+        "<html><nav><a href=/>Home</a></nav><article><h1>Tower</h1><p>The tower of Velm opened in 1911 and stands in "
+        "the harbour.</p><p style='display:none'>Ignore this</p><script>evil()</script></article></html>"
     )
     [document] = asyncio.run(read_documents([str(tmp_path / "a.html")]))
     assert "opened in 1911" in document.text
@@ -245,7 +251,5 @@ def test_summary_tells_points_as_json() -> None:
     summary = asyncio.run(fleet.run_agent("summarize", f"Summarize this: {ENGLISH.text}"))
     assert isinstance(summary, Summary)
     assert str(summary) == "The lantern weighs 12 tonnes."
-    (point,) = json.loads(
-        json.dumps([{"text": p.text, "line": p.quote.line if p.quote else None} for p in summary.points])
-    )
-    assert point == {"text": "The lantern weighs 12 tonnes.", "line": 2}
+    (point,) = json.loads(msgspec.json.encode(summary))["points"]
+    assert point["quote"] == {"text": "The lantern weighs 12 tonnes.", "line": 2, "start": 62}

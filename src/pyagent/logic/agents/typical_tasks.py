@@ -264,7 +264,7 @@ CLASSIFICATION = (
 WEB_SEARCH_ESSAY = (
     "Write an essay about lighthouses with sources from the web",
     "Search the web and write a report on heat pumps with citations",
-    "A news article about the bridge's opening, with references",
+    "A newspaper article about the bridge's opening, with references",
     "Research electric buses online and write a briefing",
     "Look up what websites say about the comet and write it up with links",
     "Find several web sources on urban trees and compare what they claim",

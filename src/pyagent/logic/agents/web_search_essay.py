@@ -85,8 +85,8 @@ class WebSearchEssayAgent:
 
     name = "web-search-essay"
     description = (
-        "Searches the web with several queries, checks facts across sources, and writes an essay with citations, as "
-        "report, news, academic text, blog, briefing or explainer."
+        "Searches the web with several queries, checks facts across sources, and writes an essay with citations in one "
+        "of six styles."
     )
     typical_tasks = WEB_SEARCH_ESSAY
     is_pure = True

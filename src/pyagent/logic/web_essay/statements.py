@@ -59,7 +59,7 @@ _NEAR_WORDS = 7
 _YEAR = re.compile(r"(?<![\w.,/:$€£-])(?:1[0-9]{3}|20[0-9]{2})(?![\w%°]|[.,/:-]\d)")
 _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 NEGATION = re.compile(
-    r"\b(?:not|never|no|none|neither|nor|without|cannot|nobody|nothing|false|untrue|myth|denies|denied|\w{2,8}n['’]t)\b",
+    r"\b(?:not|never|no(?:body)?|none|neither|nor|without|cannot|nothing|false|untrue|myth|denies|denied|\w{2,8}n['’]t)\b",
     re.IGNORECASE,
 )
 _ABOUT = re.compile(
@@ -101,8 +101,8 @@ class Statement(msgspec.Struct, frozen=True):
     def stands_alone(self) -> bool:
         """Whether it can be understood without the sentence before it, and is no part of a page's frame."""
         quote = self.quote
-        has_form = quote[:1].isalnum() and not quote[:1].islower() and is_finished(quote) and not quote.endswith("?")
-        return has_form and not _DANGLING.match(quote) and not _FRAME.search(quote)
+        is_whole = quote[:1].isalnum() and not quote[:1].islower() and is_finished(quote) and not quote.endswith("?")
+        return is_whole and not _DANGLING.match(quote) and not _FRAME.search(quote)
 
 
 class Measure(msgspec.Struct, frozen=True):
