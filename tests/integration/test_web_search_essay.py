@@ -10,17 +10,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support.command_line import fresh_environment, pyagent
+from support.server import Model, keys
 from support.web_site import Web
 
+from pyagent.assembly import make_host
 from pyagent.core.config import load_settings
 from pyagent.core.errors import AgentError, BackendError, ConfigError, RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.events import Progress, RunFinished
+from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import ChatRequest
 from pyagent.core.web_search import SearchHit
 from pyagent.fleet import Fleet
+from pyagent.infrastructure.server.agents import AgentBackend
+from pyagent.infrastructure.server.app import create_app
 from pyagent.infrastructure.web import tools as web_tools
 from pyagent.infrastructure.web.fetching import FetchLimits
 from pyagent.logic.agents.web_search_essay import Essay
@@ -82,7 +88,7 @@ def call(made: Fleet, tool: str, **arguments: object) -> Any:
             return [await context.call_tool(tool, arguments)]
 
     async def main() -> Any:
-        given = Fleet(made.settings, backend=ScriptedBackend([]), agents=[Caller()])
+        given = Fleet(made.settings, backend=ScriptedBackend(echo), agents=[Caller()], host=made.host)
         async with given:
             return (await given.run_agent("caller", "go"))[0]  # type: ignore[index]
 
@@ -276,3 +282,40 @@ def test_command_line_writes_an_essay(tmp_path: Path, url: str) -> None:
     assert refused.returncode != 0
     assert refused.stderr.startswith("error: no search provider is set")
     assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_client_of_a_server_has_an_essay(tmp_path: Path, url: str) -> None:
+    """Over HTTP the model `agent:web-search-essay` answers with the essay, and the tool has it for models."""
+    made = fleet(tmp_path, **{"web.url": url})
+    agents = AgentBackend(lambda: made)
+    app = create_app(Model(), agents=agents, api_keys=keys())
+    with serve(app) as served:
+        body = {"model": "agent:web-search-essay", "messages": [{"role": "user", "content": TOPIC}]}
+        told = httpx.post(f"{served}/v1/chat/completions", json=body, timeout=60).json()
+    text = told["choices"][0]["message"]["content"]
+    assert text.startswith("# The Harbour Tower of Velm")
+    assert "## Where sources disagree" in text
+    assert isinstance(call(fleet(tmp_path, **{"web.url": url}), "web_search_essay", topic=TOPIC, sources=2), Essay)
+
+
+class Mine:
+    """A plugin's search provider."""
+
+    @hookimpl
+    def pyagent_register_search_providers(self) -> dict[str, Any]:
+        """One that always finds the guide."""
+
+        class Found:
+            async def search(self, query: str, limit: int) -> list[SearchHit]:
+                return [SearchHit(f"http://guide.test/{query}/{limit}")]
+
+        return {"mine": lambda _settings: Found()}
+
+
+def test_plugin_brings_a_search_provider(tmp_path: Path) -> None:
+    """`web.provider` names what a plugin brings by its hook."""
+    settings = load_settings(overrides={"paths.data": str(tmp_path), "web.provider": "mine"}).settings
+    host = make_host(settings)
+    host.register(Mine(), "mine")
+    made = Fleet(settings, backend=ScriptedBackend([]), host=host)
+    assert call(made, "web_search", query="q", limit=2) == [SearchHit("http://guide.test/q/2")]

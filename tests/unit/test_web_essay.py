@@ -38,6 +38,8 @@ def checks(*texts: str) -> list[Check]:
         ("Write an essay about the Harbour Tower of Velm with sources", "the Harbour Tower of Velm"),
         ("please write me a short news article on heat pumps, with citations.", "heat pumps"),
         ("tidal power", "tidal power"),
+        ("A blog post on the sources of the Nile, citing online sources", "the sources of the Nile"),
+        ("Write an essay about comets with sources from the web!", "comets"),
         ("Write a report on  \n dams", "dams"),
     ],
 )
@@ -60,6 +62,7 @@ def test_queries_stay_with_the_topic() -> None:
     assert len(set(queries)) == len(queries) == 4
     lines = [
         "1. Velm tower architecture",
+        "The answer is: Velm tower",
         "- weather tomorrow",
         "Sure! Here are queries:",
         "harbour tower velm history",
@@ -314,3 +317,20 @@ def test_every_paragraph_cites_a_source_that_is_listed(style: StyleName) -> None
 def test_styles_differ() -> None:
     """Six styles, and no two of one form."""
     assert len({(form.headings, form.num_notes, form.paragraph_size, form.tone) for form in STYLES.values()}) == 6
+
+
+def test_what_is_not_of_the_topic_is_not_told() -> None:
+    """Contradictions about other things than the topic are left out."""
+    made = statements("The Velm tower is 330 metres tall.", "The Velm tower is 300 metres tall.")
+    assert check_statements(made, frozenset({"comet"})).checks == []
+    assert len(check_statements(made, frozenset({"velm"})).checks) == 1
+
+
+def test_one_fact_is_told_once() -> None:
+    """Of two statements of one agreed figure the essay takes one."""
+    made = statements(
+        "The lantern of the Harbour Tower weighs 12 tonnes.",
+        "The lantern of the Harbour Tower in Velm weighs 12,000 kg and turns once a minute.",
+    )
+    notes = choose("Harbour Tower Velm", made, check_statements(made), 5)
+    assert len(notes) == 1

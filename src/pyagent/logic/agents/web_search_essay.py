@@ -27,7 +27,7 @@ from pyagent.logic.web_essay.checking import Check, Checked, check_statements
 from pyagent.logic.web_essay.notes import Note, choose, paragraphs
 from pyagent.logic.web_essay.queries import is_wish, kept_queries, rule_queries, topic_of
 from pyagent.logic.web_essay.sources import Source, Text, canonical_url, fingerprint, ranked, read_source
-from pyagent.logic.web_essay.statements import Statement, statements_of
+from pyagent.logic.web_essay.statements import Statement, content_stems, statements_of
 from pyagent.logic.web_essay.styles import STYLES, Paragraph, StyleName, laid_out
 from pyagent.logic.web_essay.wording import as_they_stand, worded
 
@@ -220,7 +220,7 @@ def _copy_of(page: WebPage, texts: Sequence[Text], seen: set[bytes]) -> str:
 
 def _compared(topic: str, texts: Sequence[Text], num_notes: int) -> tuple[list[Statement], Checked, list[Note]]:
     statements = [statement for text in texts for statement in statements_of(text)]
-    checked = check_statements(statements)
+    checked = check_statements(statements, content_stems(topic))
     return statements, checked, choose(topic, statements, checked, num_notes)
 
 

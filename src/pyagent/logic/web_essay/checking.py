@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from pyagent.logic.agents.passages import stem
-from pyagent.logic.web_essay.statements import Measure, Statement, measures_of
+from pyagent.logic.web_essay.statements import Measure, Statement, content_stems, measures_of
 
 Verdict = Literal["agree", "disagree"]
 _ABOUT_SHARE = Decimal("0.05")
@@ -55,29 +55,35 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """All comparisons; `disputed` are the statements, by source and start, that another source contradicts."""
+    """All comparisons; `disputed` are the statements, by source and start, that another source contradicts.
+
+    `agreed` are those that another source confirms, each with the place of its check.
+    """
 
     checks: list[Check]
     disputed: frozenset[tuple[int, int]]
-    agreed: dict[tuple[int, int], tuple[int, ...]]
+    agreed: dict[tuple[int, int], int]
 
 
-def check_statements(statements: Sequence[Statement]) -> Checked:
-    """Return where the sources agree and where they do not."""
+def check_statements(statements: Sequence[Statement], topic: frozenset[str] = frozenset()) -> Checked:
+    """Return where the sources agree and where they do not, in what has a word of the topic where one is given."""
     measures = [measure for statement in statements for measure in measures_of(statement)][:_MAX_MEASURES]
     checks: list[Check] = []
     for group in _groups(measures):
         checks += _checks(group)
     checks += _denials(statements)
+    if topic:
+        checks = [check for check in checks if any(content_stems(claim.quote) & topic for claim in check.claims)]
     checks.sort(key=lambda check: (check.verdict == "agree", -len({claim.source for claim in check.claims})))
     disputed = {
         (claim.source, claim.start) for check in checks if check.verdict == "disagree" for claim in check.claims
     }
-    agreed: dict[tuple[int, int], tuple[int, ...]] = {}
-    for check in checks:
-        if check.verdict == "agree":
-            numbers = tuple(sorted({claim.source for claim in check.claims}))
-            agreed |= {(claim.source, claim.start): numbers for claim in check.claims}
+    agreed = {
+        (claim.source, claim.start): place
+        for place, check in enumerate(checks)
+        if check.verdict == "agree"
+        for claim in check.claims
+    }
     return Checked(checks[:_MAX_CHECKS], frozenset(disputed), agreed)
 
 

@@ -17,6 +17,7 @@ from pyagent.logic.web_essay.statements import Statement
 from pyagent.logic.web_essay.support import figures, supports
 
 _ALIKE = 0.55
+_ALIKE_OF_ONE_FACT = 0.3
 _AGREED_WEIGHT = 0.4
 _FIGURE_WEIGHT = 0.15
 _EARLY_WEIGHT = 0.3
@@ -45,7 +46,7 @@ def choose(topic: str, statements: Sequence[Statement], checked: Checked, count:
     while left and len(chosen) < count:
         best = max(left, key=lambda place: _worth(place, chosen, candidates, weights, per_source))
         left.remove(best)
-        if all(_likeness(candidates[best], candidates[other]) < _ALIKE for other in chosen):
+        if not any(_says_the_same(candidates[best], candidates[other], checked) for other in chosen):
             chosen.append(best)
             per_source[candidates[best].source] += 1
     return [Note(candidates[place], _cited(candidates[place], candidates, checked)) for place in chosen]
@@ -75,6 +76,13 @@ def _worth(
 ) -> float:
     repeated = max((_likeness(candidates[place], candidates[other]) for other in chosen), default=0.0)
     return weights[place] - _REPEATED * repeated - _FURTHER_OF_A_SOURCE * per_source[candidates[place].source]
+
+
+def _says_the_same(first: Statement, second: Statement, checked: Checked) -> bool:
+    """Whether two statements are nearly alike, or rather alike and of one agreed figure."""
+    same = checked.agreed.get((first.source, first.start), -1)
+    is_one_fact = same >= 0 and same == checked.agreed.get((second.source, second.start))
+    return _likeness(first, second) >= (_ALIKE_OF_ONE_FACT if is_one_fact else _ALIKE)
 
 
 def _likeness(first: Statement, second: Statement) -> float:

@@ -17,7 +17,12 @@ _WISH = re.compile(
     r"(?:about|on|of|regarding|concerning)\s+(?:the (?:topic|subject) (?:of\s+)?)?",
     re.IGNORECASE,
 )
-_TRAILING = re.compile(r"[\s,;]*(?:,|with|and)?\s*(?:with )?(?:citations?|sources?|references?|cited)?[\s.!?\"']*$")
+_TRAILING = re.compile(
+    r"(?:[\s,;]{1,4}(?:and |with |citing |from |using |on |in )*(?:its |their |good |online |web )*"
+    r"(?:citations?|sources?|references?|quotes?|cited|the (?:web|internet)|web (?:pages?|sites?)|online)){1,4}"
+    r"[\s.!?\"']*$|[\s.!?\"']+$",
+    re.IGNORECASE,
+)
 _FROM_THE_WEB = re.compile(
     r"\b(?:web|online|internet|citations?|cit(?:e|ed|ing)|sources?|references?|fact[- ]check\w*)\b", re.IGNORECASE
 )
@@ -53,7 +58,7 @@ def kept_queries(lines: Iterable[str], topic: str, beside: Sequence[str]) -> lis
     for line in lines:
         query = printable(" ".join(_BULLET.sub("", line).split()))
         words = frozenset(terms(query))
-        is_query = 1 < len(words) <= 12 and len(query) <= MAX_QUERY_CHARACTERS and bool(words & wanted)
+        is_query = 1 < len(words) <= 12 and not re.search(r"[:=!;]|\.$", query) and bool(words & wanted)
         if is_query and words not in known:
             known.append(words)
             found.append(query)
