@@ -253,3 +253,21 @@ def test_summary_tells_points_as_json() -> None:
     assert str(summary) == "The lantern weighs 12 tonnes."
     (point,) = json.loads(msgspec.json.encode(summary))["points"]
     assert point["quote"] == {"text": "The lantern weighs 12 tonnes.", "line": 2, "start": 62}
+
+
+def test_with_quotes_every_point_has_one() -> None:
+    """A sentence that nothing in the text supports is left out, and the text's own sentences stand in; it is told."""
+    said = "The lantern has a weight of 12 tonnes. The lighthouse was a gift of the king of Spain."
+    task = Task(text=f"Summarize this: {ENGLISH.text}", arguments={"quotes": True, "num_sentences": 2})
+    summary = asyncio.run(Fleet(ScriptedBackend([said]), [SummarizeAgent()]).run_agent("summarize", task))
+    assert isinstance(summary, Summary)
+    assert "Spain" not in str(summary) + summary.text
+    assert summary.num_unsupported == 1
+    assert [point.text for point in summary.points] == [
+        "The lantern has a weight of 12 tonnes.",
+        "The lighthouse of Velm opened in 1911.",
+    ]
+    for point in summary.points:
+        assert point.quote is not None
+        assert ENGLISH.text[point.quote.start : point.quote.start + len(point.quote.text)] == point.quote.text
+    assert "1 sentences of the model are left out" in str(summary)

@@ -16,7 +16,7 @@ from itertools import islice
 import msgspec
 
 from pyagent.logic.agents.documents import Document
-from pyagent.logic.agents.parts import sentence_spans
+from pyagent.logic.agents.parts import is_finished, sentence_spans
 from pyagent.logic.agents.passages import STOP_STEMS, terms
 
 _MIN_COVERED = 0.45
@@ -24,6 +24,8 @@ _MIN_SHARED = 2
 _MAX_SENTENCES = 40_000
 _MAX_QUOTE_CHARACTERS = 600
 _MAX_CANDIDATES = 400
+_MAX_CENTRAL = 5_000
+_MIN_TERMS = 3
 _FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
 
 
@@ -93,6 +95,37 @@ class QuoteFinder:
             if fits and has_figures and wanted and score > best_score:
                 best, best_score = quote, score
         return Point(text, best)
+
+    def central(self, count: int, beside: Sequence[Point]) -> list[Point]:
+        """Return sentences of the text that have most of its frequent words, in the text's order, none twice.
+
+        After SumBasic (Nenkova and Vanderwende 2005): a word that a chosen sentence has counts no more.
+        """
+        told = [point.quote for point in beside if point.quote is not None]
+        covered = {term for quote in told for term in terms(quote.text)}
+        left = [place for place in self._whole() if not any(self._is_within(place, quote) for quote in told)]
+        chosen: list[int] = []
+        while left and len(chosen) < count:
+            best = max(left, key=lambda place: (self._centrality(place, covered), -place))
+            left.remove(best)
+            chosen.append(best)
+            covered |= self._sentences[best].terms
+        quotes = [self._quote(place, place) for place in sorted(chosen)]
+        return [Point(" ".join(quote.text.split()), quote) for quote in quotes]
+
+    def _whole(self) -> list[int]:
+        """Return the sentences that say something and have an end, such as headings have not; all where none has."""
+        places = [place for place, each in enumerate(self._sentences[:_MAX_CENTRAL]) if len(each.terms) >= _MIN_TERMS]
+        return [place for place in places if is_finished(self._quote(place, place).text)] or places
+
+    def _centrality(self, place: int, covered: set[str]) -> float:
+        found = self._sentences[place].terms
+        return sum(len(self._term_to_places[term]) for term in sorted(found - covered)) / len(found)
+
+    def _is_within(self, place: int, quote: Quote) -> bool:
+        sentence = self._sentences[place]
+        is_there = quote.start <= sentence.start < quote.start + len(quote.text)
+        return is_there and self._documents[sentence.document].path == quote.file
 
     def _weight(self, term: str) -> float:
         """Return how much a word tells sentences apart; one that is nowhere tells none, and counts half."""

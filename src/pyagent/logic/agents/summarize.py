@@ -64,7 +64,10 @@ _PLAIN_WISH = re.compile(
 
 
 class SummaryArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long the summary may be, and whether it is shown with the words of the text that say so."""
+    """How long the summary may be, and whether each of its points has to have words of the text that say so.
+
+    With `quotes` a sentence of the model that nothing in the text supports gives way to a sentence of the text.
+    """
 
     num_sentences: int = 4
     quotes: bool = False
@@ -74,7 +77,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The summary, those of the parts it was made from, and the length of what was read.
 
     `is_cut` says that the model did not come to the end of its first sentence. `points` are its sentences, each with a
-    quote; `shows_quotes` says that people are shown these.
+    quote where one was found; with `quotes` all of them, and `num_unsupported` sentences of the model were left out.
     """
 
     text: str
@@ -83,11 +86,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_cut: bool = False
     points: list[Point] = []
     language: str = ""
-    shows_quotes: bool = False
+    num_unsupported: int | None = None
 
     def __str__(self) -> str:
-        if self.shows_quotes:
-            return "\n".join(map(str, self.points))
+        if self.num_unsupported is not None:
+            left_out = f"{self.num_unsupported} sentences of the model are left out: nothing in the text says so"
+            return "\n".join([*map(str, self.points), *([f"({left_out})"] if self.num_unsupported else [])])
         return f"{self.text} […]" if self.is_cut else self.text
 
 
@@ -150,15 +154,16 @@ class SummarizeAgent:
         if not said.strip():
             raise AgentError("the model's summary is empty", agent=self.name)
         told = _counted(said, num_sentences, is_cut=stream.is_cut)
-        summary = _joined(told, language)
+        points, num_unsupported = await asyncio.to_thread(_points, told, documents, asked)
+        summary = _joined([point.text for point in points], language)
         return Summary(
             text=summary,
             parts=parts,
             num_words=len(text.split()),
             is_cut=stream.is_cut and not is_finished(summary),
-            points=await asyncio.to_thread(_points, told, documents),
+            points=points,
             language=language,
-            shows_quotes=asked.quotes,
+            num_unsupported=num_unsupported,
         )
 
     async def _shrink(self, context: Context, text: str, wish: _Wish) -> list[str]:
@@ -208,9 +213,17 @@ async def _documents(task: Task) -> list[Document]:
     return [Document("", _INSTRUCTION.sub("", task.text.strip(), count=1))]
 
 
-def _points(told: Sequence[str], documents: Sequence[Document]) -> list[Point]:
+def _points(
+    told: Sequence[str], documents: Sequence[Document], asked: SummaryArguments
+) -> tuple[list[Point], int | None]:
+    """Return the points with their quotes; where each has to have one, also how many sentences were left out."""
     finder = QuoteFinder(documents)
-    return [finder.point(sentence) for sentence in told]
+    points = [finder.point(sentence) for sentence in told]
+    if not asked.quotes:
+        return points, None
+    supported = [point for point in points if point.quote is not None]
+    num_unsupported = len(points) - len(supported)
+    return [*supported, *finder.central(num_unsupported, supported)] or points, num_unsupported
 
 
 def _joined(told: Sequence[str], language: str) -> str:
