@@ -146,7 +146,7 @@ def test_hostile_page_does_not_reach_the_model(tmp_path: Path, url: str) -> None
     backend = ScriptedBackend(echo)
     made, lines = essay(fleet(tmp_path, backend, **{"web.url": url}), style="blog")
     prompts = "\n".join(message.text for request in backend.requests for message in request.messages)
-    for words in ("aliens", "previous instructions", "cheese", "floats", "sings"):
+    for words in ("aliens", "previous instructions", "cheese", "ghost", "floats", "sings"):
         assert words not in prompts + made.text
     assert "212 oak piles" in made.text
     assert made.sources[3].num_withheld == 1

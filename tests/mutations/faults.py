@@ -13,6 +13,7 @@ import server_faults
 import strategy_faults
 import text_faults
 import tool_faults
+import web_faults
 import webhook_faults
 from fault import Fault
 
@@ -28,5 +29,6 @@ FAULTS: tuple[Fault, ...] = (
     *strategy_faults.FAULTS,
     *text_faults.FAULTS,
     *tool_faults.FAULTS,
+    *web_faults.FAULTS,
     *webhook_faults.FAULTS,
 )

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from functools import reduce
 from itertools import combinations
-from operator import and_
 from typing import Literal
 
 import msgspec
@@ -179,7 +177,7 @@ def _overlap(first: frozenset[str], second: frozenset[str]) -> float:
 def _about(group: Sequence[Measure]) -> str:
     """Return what a group is about in words of its first quote."""
     first = group[0]
-    shared = reduce(and_, (measure.about for measure in group)) or first.about
+    shared = first.about.intersection(*(measure.about for measure in group)) or first.about
     what = first.attribute or first.kind.removeprefix("#")
     return f"{' '.join(_words_of(first.statement, shared)[:4])}: {what}"
 
