@@ -115,7 +115,7 @@ class Web:
                 "/plain",
                 lambda _: PlainTextResponse("A plain note: the Harbour Tower of Velm has a flag of blue silk."),
             ),
-            Route("/deep", lambda _: HTMLResponse("<div>" * 60_000 + "deep words of the tower" + "</div>" * 60_000)),
+            Route("/deep", lambda _: HTMLResponse("<div>" * 5_000 + "deep words of the tower" + "</div>" * 5_000)),
         ]
         return Starlette(routes=routes)
 

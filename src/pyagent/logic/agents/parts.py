@@ -13,7 +13,8 @@ _NON_ASCII_WEIGHT = 8 / 3
 _ENDS = "。！？｡।॥؟۔።။។։"
 """Ends of sentences that need no space after them: Chinese, Japanese, Hindi, Arabic, Urdu, Amharic, Burmese, Khmer."""
 _BORDERS = ("\n\n", "\n", ". ", "? ", "! ", *_ENDS, " ")
-_SENTENCE = re.compile(rf".+?(?:[.!?…]+[\"')\]”’»]*(?=\s|$)|[{_ENDS}]+[」』”’»)]*|$)", re.DOTALL)
+_SENTENCE = re.compile(rf".+?(?:(?<![.!?…])[.!?…]++[\"')\]”’»]*+(?=\s|$)|[{_ENDS}]++[」』”’»)]*+|$)", re.DOTALL)
+"""A run of full stops is looked at once, from its beginning: a page may have nothing else."""
 _THAI = re.compile(r"[\u0e00-\u0e7f]")
 _THAI_SENTENCE_CHARACTERS = 60
 """Thai ends a sentence by a space, and clauses as well: one is taken from this length on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -39,6 +39,7 @@ _QUERIES_SYSTEM = "Write {count} short web search queries about the topic, one a
 _QUERIES_SAMPLING = SamplingParams(temperature=0.0, max_tokens=80, repetition_penalty=1.1)
 _HITS_PER_QUERY = 10
 _MAX_CONCURRENT_PAGES = 6
+T = TypeVar("T")
 
 
 class EssayArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -150,12 +151,12 @@ async def _search(context: Context, queries: Sequence[str]) -> list[SearchHit]:
 
     async def one(query: str) -> list[SearchHit]:
         try:
-            found = await context.call_tool("web_search", {"query": query, "limit": _HITS_PER_QUERY})
+            found = await _called(context, "web_search", {"query": query, "limit": _HITS_PER_QUERY}, list[SearchHit])
         except BackendError as error:
             failures.append(error)
             context.progress(f"a search failed: {error}")
             return []
-        return cast("list[SearchHit]", found)
+        return found
 
     with context.phase("search"):
         found = await context.map(one, queries)
@@ -197,10 +198,18 @@ async def _read(context: Context, hits: Sequence[SearchHit], wanted: int) -> tup
     return texts, skipped
 
 
+async def _called(context: Context, tool: str, arguments: JsonObject, kind: type[T]) -> T:
+    """Return what a tool returns, or returned when the run was kept, in its type. Raises `AgentError` for another."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(await context.call_tool(tool, arguments)), kind)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise AgentError(f"the tool {tool} returned what is none of its kind: {error}", agent=context.agent) from error
+
+
 async def _page(context: Context, hit: SearchHit) -> WebPage | str:
     """Return a page, or why there is none."""
     try:
-        return cast("WebPage", await context.call_tool("read_web_page", {"url": hit.url}))
+        return await _called(context, "read_web_page", {"url": hit.url}, WebPage)
     except (RequestError, BackendError, AgentError) as error:
         return printable(str(error))[:300]
 

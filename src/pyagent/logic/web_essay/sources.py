@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from pyagent.core.one_line import printable
-from pyagent.core.trust.findings import FLAGGED
+from pyagent.core.trust.findings import FLAGGED, Scan
 from pyagent.core.trust.scan import MAX_CHARACTERS, scan
 from pyagent.core.web_search import SearchHit, WebPage
 
@@ -21,6 +21,9 @@ _RANK_CONSTANT = 60
 """Of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009)."""
 _WITHHELD_FROM = 0.3
 """A passage's score of injection from which on it is withheld: below what the tools' guard flags."""
+
+_MIN_LINE_CHARACTERS = 12
+"""Of a line that is scanned by itself: a shorter one says nothing without its neighbours."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -110,7 +113,7 @@ def _withheld(text: str) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     starts = [0, *(place.end() for place in re.finditer("\n", text))]
     for number, line in enumerate(text.split("\n")):
-        seen = scan(line, "injection")
+        seen = scan(line, "injection") if len(line) >= _MIN_LINE_CHARACTERS else Scan()
         if seen.injection >= _WITHHELD_FROM:
             found[number] = [finding.kind for finding in seen.findings]
     whole = scan(text, "injection")
