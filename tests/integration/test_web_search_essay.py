@@ -21,6 +21,7 @@ from pyagent.core.config import load_settings
 from pyagent.core.errors import AgentError, BackendError, ConfigError, RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.events import Progress, RunFinished
+from pyagent.core.fleet.replay_check import ReplayReport
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import ChatRequest
 from pyagent.core.web_search import SearchHit
@@ -80,17 +81,22 @@ def essay(made: Fleet, topic: str = TOPIC, *, is_private: bool = False, **argume
 
 def call(made: Fleet, tool: str, **arguments: object) -> Any:
     """What a tool of the fleet returns in a run."""
+    return calls(made, tool, [arguments])[0]
+
+
+def calls(made: Fleet, tool: str, arguments: list[dict[str, object]]) -> Any:
+    """What several calls of a tool return in one run."""
 
     class Caller:
         name, description = "caller", "Calls a tool."
 
         async def run(self, context: Any, task: Task) -> object:
-            return [await context.call_tool(tool, arguments)]
+            return [await context.call_tool(tool, each) for each in arguments]
 
     async def main() -> Any:
         given = Fleet(made.settings, backend=ScriptedBackend(echo), agents=[Caller()], host=made.host)
         async with given:
-            return (await given.run_agent("caller", "go"))[0]  # type: ignore[index]
+            return await given.run_agent("caller", "go")
 
     return asyncio.run(main())
 
@@ -133,11 +139,11 @@ def test_quotes_are_on_the_pages(tmp_path: Path, url: str) -> None:
     """Each quote of a claim is in the page as it is read, character by character at its place."""
     made = fleet(tmp_path, **{"web.url": url})
     found, _ = essay(made, wording="sources")
-    pages = {each.number: call(made, "read_web_page", url=each.url) for each in found.sources}
+    pages = calls(made, "read_web_page", [{"url": each.url} for each in found.sources])
     claims = [claim for check in found.checks for claim in check.claims]
     assert len(claims) >= 8
     for claim in claims:
-        text = pages[claim.source].text
+        text = pages[claim.source - 1].text
         assert text[claim.start : claim.start + len(claim.quote)] == claim.quote
 
 
@@ -230,16 +236,18 @@ def test_page_that_cannot_be_read_says_why(
     assert time.monotonic() - begun < 15
 
 
-def test_huge_and_odd_pages_are_bounded(tmp_path: Path, url: str) -> None:
+def test_huge_and_odd_pages_are_bounded(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bomb of gzip, a page without end, tags 5,000 deep, a wrong charset and plain text are read within bounds."""
+    monkeypatch.setattr(web_tools, "_PAGE_LIMITS", FetchLimits(max_bytes=50_000))
     made = fleet(tmp_path, **{"web.url": url})
-    for path in ("/bomb", "/endless"):
-        page = call(made, "read_web_page", url=url + path)
+    *huge, ferries, plain = calls(
+        made, "read_web_page", [{"url": url + path} for path in ("/bomb", "/endless", "/ferries", "/plain")]
+    )
+    for page in huge:
         assert page.is_cut
-        assert len(page.text) <= 200_000
-    ferries = call(made, "read_web_page", url=f"{url}/ferries").text
-    assert ferries.startswith("Ferries to the Harbour Tower of Velm leave from the Café Ångström")
-    assert "blue silk" in call(made, "read_web_page", url=f"{url}/plain").text
+        assert len(page.text) <= 50_000
+    assert ferries.text.startswith("Ferries to the Harbour Tower of Velm leave from the Café Ångström")
+    assert "blue silk" in plain.text
     with pytest.raises(RequestError, match="it has no text"):
         call(made, "read_web_page", url=f"{url}/deep")
 
@@ -296,6 +304,19 @@ def test_client_of_a_server_has_an_essay(tmp_path: Path, url: str) -> None:
     assert text.startswith("# The Harbour Tower of Velm")
     assert "## Where sources disagree" in text
     assert isinstance(call(fleet(tmp_path, **{"web.url": url}), "web_search_essay", topic=TOPIC, sources=2), Essay)
+
+
+def test_run_is_replayed_without_the_web(tmp_path: Path) -> None:
+    """A run that is kept gives the same essay again when the site is gone: nothing is searched or read twice."""
+    with serve(Web(GOOD).app()) as gone:
+        essay(fleet(tmp_path, **{"web.url": gone}))
+
+    async def check() -> ReplayReport:
+        async with fleet(tmp_path, **{"web.url": gone}) as again:
+            [row] = again.runs()
+            return await again.check_replay(row.run)
+
+    assert not asyncio.run(check()).difference
 
 
 class Mine:

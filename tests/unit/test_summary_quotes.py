@@ -156,13 +156,13 @@ def test_point_that_no_sentence_says_has_no_quote() -> None:
 
 
 def test_quotes_of_a_long_text_are_found_quickly() -> None:
-    """A text of three million characters takes seconds, and one without an end to its sentence too."""
-    long = "\n".join(f"Ship {number} brought {number} boxes of tea to the harbour of Velm." for number in range(40_000))
+    """A text of a million characters takes seconds, and one without an end to its sentence too."""
+    long = "\n".join(f"Ship {number} brought {number} boxes of tea to the harbour of Velm." for number in range(20_000))
     begun = time.monotonic()
-    found = QuoteFinder([Document("", long)]).point("Ship 31417 brought 31417 boxes of tea.").quote
+    found = QuoteFinder([Document("", long)]).point("Ship 13417 brought 13417 boxes of tea.").quote
     assert found is not None
-    assert found.line == 31_418
-    QuoteFinder([Document("", "a b c " * 300_000)]).point("a b c d")
+    assert found.line == 13_418
+    QuoteFinder([Document("", "a b c " * 100_000)]).point("a b c d")
     assert time.monotonic() - begun < 30
 
 
