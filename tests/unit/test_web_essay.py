@@ -136,6 +136,7 @@ def test_copies_have_one_fingerprint() -> None:
         ("The bridge of Velm opened in 1911.", "year", "1911", "opened", ""),
         ("The budget of the tower cost more than $3.2 million.", "dollars", "3200000", "cost", "at least"),
         ("The island covers 12 square kilometres.", "area", "12000000", "area", ""),
+        ("The tank holds 3 cubic metres of oil.", "volume", "3000", "", ""),
         ("Some 45 per cent of the boats are old.", "share", "45", "age", "about"),
         ("The staircase has 129 steps inside.", "#step", "129", "", ""),
     ],

@@ -40,7 +40,6 @@ __all__ = [
     "Setting",
     "Settings",
     "Tools",
-    "Web",
     "Webhooks",
     "sections_in",
     "settings_in",

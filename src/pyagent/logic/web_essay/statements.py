@@ -35,7 +35,7 @@ _ATTRIBUTES = """
     speed speed fast
     cost cost costs price budget worth
     visitors visitors visited visit
-    built built constructed erected construction build building-work
+    built built constructed erected construction build
     begun began begun started
     finished completed finished completion
     opened opened opening inaugurated inauguration

@@ -17,7 +17,7 @@ _TABLE = """
     mass 1 kg kilogram kilograms kilo kilos
     mass 0.001 g gram grams
     mass 1000 t tonne tonnes
-    mass 0.45359237 lb lbs pound-mass
+    mass 0.45359237 lb lbs
     area 1 m² sqm
     area 1000000 km²
     area 10000 hectare hectares ha
@@ -84,8 +84,7 @@ def _unit(sign: str | None, unit: str | None) -> tuple[str, Decimal]:
     power, _, base = word.partition(" ") if word.lower().startswith(("square ", "cubic ")) else ("", "", word)
     found = _BY_WORD.get(base) or _BY_WORD.get(base.lower())
     if power and found and found[0] == "length":
-        times = 2 if power.lower() == "square" else 3
-        return ("area" if times == 2 else "volume-m3"), found[1] ** times
+        return ("area", found[1] ** 2) if power.lower() == "square" else ("volume", 1_000 * found[1] ** 3)
     if found is not None and not power:
         return found
     return (f"#{base.lower()}" if base and not power else ""), Decimal(1)
