@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import ModelCalled as ModelCalled
     from pyagent.core.fleet.events import NotesRead as NotesRead
     from pyagent.core.fleet.events import NoteTaken as NoteTaken
+    from pyagent.core.fleet.events import OptionChosen as OptionChosen
     from pyagent.core.fleet.events import Progress as Progress
     from pyagent.core.fleet.events import Question as Question
     from pyagent.core.fleet.events import QuestionAnswered as QuestionAnswered
@@ -114,7 +115,7 @@ _NAMES = {
     "pyagent.core.fleet.agent": "Agent Task",
     "pyagent.core.fleet.context": "Context",
     "pyagent.core.fleet.events": "AgentDeclined AgentFailed AgentFinished AgentStarted AnswerDoubted "
-    "FailureTolerated HistoryCompacted LoopEnded ModelCalled NoteTaken NotesRead Progress Question "
+    "FailureTolerated HistoryCompacted LoopEnded ModelCalled NoteTaken NotesRead OptionChosen Progress Question "
     "QuestionAnswered QuestionAsked RateLimited RouteChosen RunFailed RunFinished RunResumed RunStarted "
     "ScoreReported StepRetried StepSkipped TextDelta ToolCalled ToolResultFlagged ToolStarted",
     "pyagent.core.fleet.journal": "RunSummary",

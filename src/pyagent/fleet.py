@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.events import Event
     from pyagent.core.fleet.executor import Executor
     from pyagent.core.fleet.journal import Journal, RunSummary
-    from pyagent.core.fleet.learned_choice import AgentLearner
+    from pyagent.core.fleet.learner import Learner
     from pyagent.core.fleet.marks import Marked
     from pyagent.core.fleet.replay_check import ReplayReport
     from pyagent.core.fleet.rollups import Kind
@@ -117,12 +117,19 @@ class Fleet(RenewableFleet):
         self.settings = settings
         self.host = host
         self._recall()
-        self._scores.learner = _make_learner(settings, journal)
-        for name in settings.fleet.rates.agents:
+        self.learner = _make_learner(settings, journal)
+        if isinstance(self.backend, Chain) and self.learner is not None:
+            self.backend.prefer = self.learner.first_link
+        self._warn_of("fleet.rates.agents has a rate", settings.fleet.rates.agents)
+        self._warn_of("learning.prompts has prompts", settings.learning.prompts)
+        self._sync: SyncFleet | None = None
+
+    def _warn_of(self, what: str, named: Iterable[str]) -> None:
+        """Warn of settings for agents that are not here."""
+        for name in named:
             if name not in self.agents:
                 hint = did_you_mean(name, self.agents, f"there are {', '.join(self.agents)}")
-                logger.warning("fleet.rates.agents has a rate for %r, which is no agent here; %s", name, hint)
-        self._sync: SyncFleet | None = None
+                logger.warning("%s for %r, which is no agent here; %s", what, name, hint)
 
     async def renew(self) -> None:
         """Have runs that begin from now on use what the plugins bring now; runs under way keep what they have."""
@@ -278,18 +285,30 @@ def _make_search(journal: Journal, embedder: Backend | None) -> Search | None:
     return Search(journal.search_folder, journal, embedder) if isinstance(journal, SqliteJournal) else None
 
 
-def _make_learner(settings: Settings, journal: Journal) -> AgentLearner | None:
-    """Return what chooses among agents of near score; None where `learning.policy` is off."""
-    from pyagent.core.fleet.learned_choice import AgentLearner
+def _make_learner(settings: Settings, journal: Journal) -> Learner | None:
+    """Return what learns from outcomes; None where there is no policy and no prompt to test."""
+    learning = settings.learning
+    if learning.policy == "off" and not learning.prompts:
+        return None
+    from pyagent.core.fleet.learner import Learner, LearningRules
     from pyagent.infrastructure.storage.journal import SqliteJournal
 
-    learning = settings.learning
-    if learning.policy == "off":
-        return None
     if not isinstance(journal, SqliteJournal):
-        logger.warning("learning.policy = %s does nothing: the fleet's journal is not on disk", learning.policy)
+        logger.warning("[learning] does nothing: the fleet's journal is not on disk")
         return None
-    return AgentLearner(journal.outcomes, learning.policy, learning.margin, learning.seed)
+    rules = LearningRules(
+        policy=None if learning.policy == "off" else learning.policy,
+        margin=learning.margin,
+        seed=learning.seed,
+        attempts=learning.attempts,
+        rewards=frozenset(learning.rewards),
+        objectives=tuple(learning.objectives.values()),
+        strategies=tuple(learning.strategies),
+        has_backends=learning.backends,
+        prompts=learning.prompts,
+        prompts_by=learning.prompts_by,
+    )
+    return Learner(journal.outcomes, rules)
 
 
 def _providers(settings: Settings, of_plugins: Mapping[str, ToolProvider], host: PluginHost) -> list[ToolProvider]:

@@ -15,6 +15,7 @@ from pyagent.core.fleet.events import (
     AnswerDoubted,
     Event,
     HistoryCompacted,
+    OptionChosen,
     Progress,
     QuestionAsked,
     RunFailed,
@@ -72,8 +73,8 @@ def line_of(event: Event) -> str:
             line = f"  {event.agent}: {event.line}"
         case AnswerDoubted():
             line = f"  {event.agent} is not sure: {event.reason}"
-        case ScoreReported():
-            line = f"  {event.agent} reports a score of {event.score:g}"
+        case ScoreReported() | OptionChosen():
+            line = f"  {event.agent} {_said(event)}"
         case QuestionAsked():
             return f"  {event.agent} asks: {printable(event.question.text)}"
         case AgentFailed():
@@ -89,6 +90,12 @@ def line_of(event: Event) -> str:
         case _:
             pass
     return _short(line)
+
+
+def _said(event: ScoreReported | OptionChosen) -> str:
+    if isinstance(event, ScoreReported):
+        return f"reports a score of {event.score:g}"
+    return f"takes the {event.kind} {event.option}: {event.reason}"
 
 
 def _done(event: RunFailed) -> str:

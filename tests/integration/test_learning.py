@@ -14,7 +14,7 @@ from pyagent.core.errors import AgentError, Decline, RequestError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.context import Context
-from pyagent.core.learning.bandits import Choice
+from pyagent.core.learning.outcomes import Choice, arms_of
 from pyagent.core.settings import Settings
 from pyagent.core.settings.learning import Learning
 from pyagent.fleet import Fleet
@@ -99,7 +99,7 @@ def test_agent_that_fails_earns_nothing(tmp_path: Path) -> None:
         async with _fleet(tmp_path, first=_fail) as fleet:
             await _route(fleet)
             assert isinstance(fleet.journal, SqliteJournal)
-            [arm] = fleet.journal.outcomes.arms("", "agent", ["first"])
+            [arm] = arms_of(fleet.journal.outcomes.rows("", "agent"), ["first"])
             assert (arm.num_pulls, arm.num_rewards, arm.sum) == (1, 1, 0.0)
             return (await _route(fleet)).agent
 
@@ -150,7 +150,7 @@ def test_mark_says_what_it_does_not_take(tmp_path: Path) -> None:
             fleet.mark(route.run, "good")
             assert fleet.mark(route.run, 0.25).step_to_agent == {route.step: "first"}
             assert isinstance(fleet.journal, SqliteJournal)
-            [arm] = fleet.journal.outcomes.arms("", "agent", ["first"])
+            [arm] = arms_of(fleet.journal.outcomes.rows("", "agent"), ["first"])
             assert (arm.num_rewards, arm.sum) == (1, 0.25)
 
     asyncio.run(work())
@@ -160,8 +160,8 @@ def test_forgetting_is_bounded(tmp_path: Path) -> None:
     """The newest outcomes of a tenant are kept, and what is older no longer counts."""
     outcomes = SqliteOutcomes(tmp_path / "outcomes.db", window=3)
     for number, reward in enumerate([1.0, 1.0, 0.0, 0.0, 0.0]):
-        outcomes.reward(Choice(tenant="", kind="agent", run=f"r{number}", step="s", arm="a"), reward)
-    [arm] = outcomes.arms("", "agent", ["a"])
+        outcomes.reward(Choice(tenant="", kind="agent", run=f"r{number}", step="s", arm="a"), reward, "mark")
+    [arm] = arms_of(outcomes.rows("", "agent"), ["a"])
     assert (arm.num_pulls, arm.sum, outcomes.turn("", "agent")) == (3, 0.0, 6)
     outcomes.close()
 
@@ -178,4 +178,4 @@ def test_marks_come_over_http(tmp_path: Path) -> None:
         assert list(marked.json()["step_to_agent"].values()) == ["echo"]
     [of] = SqliteOutcomes(tmp_path / "outcomes.db").all()
     assert of.tenant
-    assert [(arm.name, arm.sum) for arm in of.arms] == [("echo", 1.0)]
+    assert [(row.arm, row.quality) for row in of.rows] == [("echo", 1.0)]

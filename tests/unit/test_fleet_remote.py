@@ -324,6 +324,7 @@ def test_remote_context_has_what_a_context_has() -> None:
         "urgency",
         "rank",
         "_pieces",
+        "system_text",
     }
     for name, member in vars(Context).items():
         if name.startswith("__") or name in own:

@@ -51,10 +51,11 @@ def describe(loaded: Loaded) -> dict[str, tuple[object, str]]:
     from pyagent.core.chain.settings import written
     from pyagent.core.config import leaf_settings
     from pyagent.core.secrets import strike_out
-    from pyagent.core.settings import mcp
+    from pyagent.core.settings import learning, mcp
 
     dumped = msgspec.to_builtins(loaded.settings, enc_hook=str)
     dumped["chain"] = [link if isinstance(link, str) else written(link) for link in loaded.settings.chain]
+    dumped["learning"] |= learning.written(loaded.settings.learning)
     dumped["mcp_servers"] = {name: mcp.written(server) for name, server in loaded.settings.mcp_servers.items()}
     rows: dict[str, tuple[object, str]] = {}
     for key, leaf in leaf_settings().items():

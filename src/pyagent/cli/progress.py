@@ -21,6 +21,7 @@ from pyagent.core.fleet.events import (
     Event,
     HistoryCompacted,
     ModelCalled,
+    OptionChosen,
     Progress,
     QuestionAnswered,
     QuestionAsked,
@@ -84,6 +85,7 @@ class RunProgress:
                 self._row(event.step, event.agent).line = printable(event.text)
             case (
                 RateLimited()
+                | OptionChosen()
                 | HistoryCompacted()
                 | ToolResultFlagged()
                 | AnswerDoubted()
@@ -150,11 +152,19 @@ class RunProgress:
 
 
 def _line_of(
-    event: RateLimited | HistoryCompacted | ToolResultFlagged | AnswerDoubted | QuestionAsked | QuestionAnswered,
+    event: RateLimited
+    | OptionChosen
+    | HistoryCompacted
+    | ToolResultFlagged
+    | AnswerDoubted
+    | QuestionAsked
+    | QuestionAnswered,
 ) -> str:
     match event:
         case RateLimited():
             return waits_for_rate(event)
+        case OptionChosen():
+            return printable(f"{event.kind} {event.option}: {event.reason}")
         case HistoryCompacted() | ToolResultFlagged():
             return printable(event.line)
         case AnswerDoubted():

@@ -1,23 +1,15 @@
-"""`pyagent runs mark`, and what `pyagent runs stats --learned` shows of marks."""
+"""`pyagent runs mark`: a person or a program says how good a run was."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from random import Random
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from pyagent.cli.options import AsJson, Config
-from pyagent.cli.output import coloured, for_terminal, write_json
-from pyagent.cli.run_journal import Run, cut, open_journal
-from pyagent.cli.startup import read_settings
-
-if TYPE_CHECKING:
-    from pyagent.core.learning.bandits import Arm, Policy
-
-_MOST_SAMPLES = 200
+from pyagent.cli.output import for_terminal, write_json
+from pyagent.cli.run_journal import Run, open_journal
 
 
 def mark(
@@ -26,7 +18,7 @@ def mark(
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Say how good a run's result was; `learning.policy` chooses agents by it."""
+    """Say how good a run's result was; `[learning]` chooses agents, strategies, prompts and links by it."""
     from pyagent.core.fleet.marks import mark_run
 
     journal = open_journal(config)
@@ -34,52 +26,6 @@ def mark(
     if as_json:
         write_json(marked)
         return
-    agents = ", ".join(dict.fromkeys(marked.step_to_agent.values()))
-    sys.stdout.write(f"marked {run} with {marked.reward:g}: {for_terminal(agents)}\n")
-
-
-def show_learned(config: Path | None, tenant: str | None, *, as_json: bool) -> None:
-    """Write each tenant's arms: how often chosen, marks, mean, bound, and how often each would be chosen now."""
-    settings = read_settings(config).learning
-    rows = [
-        {
-            "tenant": of.tenant,
-            "kind": of.kind,
-            "agent": arm.name,
-            "chosen": arm.num_pulls,
-            "marks": arm.num_rewards,
-            "mean": arm.mean,
-            "bound": _bound(arm, of.arms),
-            "next": share,
-        }
-        for of in open_journal(config).outcomes.all(tenant)
-        for arm, share in zip(of.arms, _shares(settings.policy, of.arms), strict=True)
-    ]
-    if as_json:
-        write_json({"policy": settings.policy, "arms": rows})
-        return
-    if not rows:
-        sys.stdout.write("no marks yet: pyagent runs mark RUN good\n")
-        return
-    sys.stdout.write(f"policy {settings.policy}; next: how often each would be chosen if all were near\n")
-    head = f"{'tenant':<16} {'agent':<24} {'chosen':>6} {'marks':>6} {'mean':>6} {'bound':>6} {'next':>6}"
-    sys.stdout.write(coloured(f"{head}\n", "dim"))
-    for row in rows:
-        shown = [f"{row[name]:>6.2f}" if row[name] is not None else f"{'-':>6}" for name in ("mean", "bound", "next")]
-        names = f"{for_terminal(cut(str(row['tenant']), 16)):<16} {for_terminal(cut(str(row['agent']), 24)):<24}"
-        sys.stdout.write(f"{names} {row['chosen']:>6} {row['marks']:>6} {' '.join(shown)}\n")
-
-
-def _bound(arm: Arm, arms: tuple[Arm, ...]) -> float | None:
-    from pyagent.core.learning.bandits import upper_bound
-
-    return upper_bound(arm, sum(each.num_rewards for each in arms)) if arm.num_rewards else None
-
-
-def _shares(policy: Policy | Literal["off"], arms: tuple[Arm, ...]) -> list[float | None]:
-    from pyagent.core.learning.bandits import choose
-
-    if policy == "off":
-        return [None] * len(arms)
-    names = [choose(policy, arms, Random(seed)).name for seed in range(_MOST_SAMPLES)]  # noqa: S311 - no secret
-    return [names.count(arm.name) / len(names) for arm in arms]
+    agents = [*dict.fromkeys(marked.step_to_agent.values())]
+    what = ", ".join([*agents, *(f"{kind} {option}" for kind, option in marked.choices.items())])
+    sys.stdout.write(f"marked {run} with {marked.reward:g}: {for_terminal(what)}\n")

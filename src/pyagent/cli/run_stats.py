@@ -50,7 +50,7 @@ def stats(
         bool, typer.Option("--findings", help="Say instead what is odd: slow, dear or failing.")
     ] = False,
     learned: Annotated[
-        bool, typer.Option("--learned", help="Say instead what marks taught: each agent's mean, bound and chance.")
+        bool, typer.Option("--learned", help="Say instead what was learned: each arm's mean, bound, chance and costs.")
     ] = False,
     as_json: AsJson = False,
     config: Config = None,
@@ -59,7 +59,7 @@ def stats(
     from pyagent.core.fleet.rollups import stats_of
 
     if learned:
-        from pyagent.cli.run_marks import show_learned
+        from pyagent.cli.run_learning import show_learned
 
         show_learned(config, tenant, as_json=as_json)
         return

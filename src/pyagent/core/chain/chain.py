@@ -34,7 +34,7 @@ from pyagent.core.chain.failover import Failover
 from pyagent.core.chain.failures import away_error, no_model_error, no_node_error
 from pyagent.core.chain.link import Link
 from pyagent.core.chain.listing import ModelLists
-from pyagent.core.chain.ordering import Shares, after, asks_for_abilities, error_of_none, is_absence, why_not
+from pyagent.core.chain.ordering import Prefer, Shares, after, asks_for_abilities, error_of_none, is_absence, why_not
 from pyagent.core.chain.routed_links import RoutedLinks
 from pyagent.core.chain.router import Router
 from pyagent.core.chain.settings import LinkSettings
@@ -87,6 +87,7 @@ class Chain:
     give more time or none. `check_answers` says which structured outputs are validated: those read whole, or all.
     `routing` says how neighbours with weights share requests. `answers` holds those given before, when they are to be
     given again. A `router` brings links that come and go.
+    `prefer` says which of several neighbours with weights is asked first.
     """
 
     links: Sequence[Backend]
@@ -103,6 +104,7 @@ class Chain:
     routing: Routing = "round_robin"
     response_cache: ResponseCache | None = None
     router: Router | None = None
+    prefer: Prefer | None = None
     clock: Clock = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     draw: Callable[[float, float], float] = random.uniform
@@ -267,7 +269,7 @@ class Chain:
         request, links = self._choose(request, taker)
         if request.model:
             links = sorted(links, key=lambda link: _RANKS[self._lists.has(link, request.model)])
-        links = self._shares.order(links, request, lambda: self.draw(0.0, 1.0))
+        links = self._shares.order(links, request, lambda: self.draw(0.0, 1.0), self.prefer)
         return request, links if self.router is None else self._order_by(self.router, request, links)
 
     def _rerouted(self, request: ChatRequest, node: str) -> list[Link]:

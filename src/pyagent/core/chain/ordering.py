@@ -74,6 +74,10 @@ def error_of_none(request: ChatRequest, reasons: Sequence[tuple[str, str]], priv
     return RequestError(f"no link of the chain takes this request: {said}", param=param, code=NO_LINK)
 
 
+Prefer = Callable[[ChatRequest, Sequence[str]], str]
+"""Returns which of several links that share requests a request goes to first; empty for none in particular."""
+
+
 @dataclass(slots=True)
 class Shares:
     """How neighbours with weights share requests: by a policy of `rules.routing`.
@@ -88,15 +92,24 @@ class Shares:
     def __post_init__(self) -> None:
         self._balancer = Balancer(self.routing)
 
-    def order(self, links: Sequence[Link], request: ChatRequest, draw: Callable[[], float]) -> list[Link]:
-        """Return the links, each run of weighted neighbours in the order to ask them."""
+    def order(
+        self, links: Sequence[Link], request: ChatRequest, draw: Callable[[], float], prefer: Prefer | None = None
+    ) -> list[Link]:
+        """Return the links, each run of weighted neighbours in the order to ask them, one that is preferred first."""
         if not any(link.settings.weight for link in links):
             return list(links)
         ordered: list[Link] = []
         for has_weight, group in groupby(links, key=lambda link: link.settings.weight is not None):
             run = list(group)
-            ordered += self._shared(run, request, draw) if has_weight and len(run) > 1 else run
+            ordered += self._preferred(run, request, draw, prefer) if has_weight and len(run) > 1 else run
         return ordered
+
+    def _preferred(
+        self, run: list[Link], request: ChatRequest, draw: Callable[[], float], prefer: Prefer | None
+    ) -> list[Link]:
+        shared = self._shared(run, request, draw)
+        first = "" if prefer is None else prefer(request, [link.name for link in run])
+        return sorted(shared, key=lambda link: link.name != first) if first else shared
 
     def _shared(self, run: list[Link], request: ChatRequest, draw: Callable[[], float]) -> list[Link]:
         session = request.session or (request.origin.run if self.routing == "round_robin" else "")

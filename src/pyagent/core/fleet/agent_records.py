@@ -23,6 +23,7 @@ _Told = (
     | ev.StepFinished
     | ev.RateLimited
     | ev.RouteChosen
+    | ev.OptionChosen
 )
 _Kept = ev.ModelCalled | ev.ToolStarted | ev.ToolCalled | ev.NoteTaken | ev.NotesRead
 _Ended = ev.AgentFinished | ev.AgentFailed | ev.AgentDeclined
@@ -83,6 +84,8 @@ class AgentRecord:
                 sure = "" if event.score is None else f" {event.score:.2g}"
                 if event.how not in {"named", "only"}:
                     self.notes.append(TreeNote("route", f"chosen by {event.how}{sure}: {event.reason}"))
+            case ev.OptionChosen():
+                self.notes.append(TreeNote(event.kind, f"{event.kind} {event.option}: {event.reason}"))
             case ev.AnswerDoubted():
                 self.notes.append(TreeNote("doubt", f"not sure: {event.reason}"))
             case ev.ScoreReported():

@@ -27,9 +27,7 @@ class AgentTree:
         self.shown.add(step)
         *before, last = self.records.agents[step].values()
         children = self._calls(step, (*before, last))
-        declined = [
-            f"{each.agent} declines: {each.end.reason}" for each in before if isinstance(each.end, ev.AgentDeclined)
-        ]
+        out = [note for each in before for note in _end_notes(each)]
         state, waits_for = self._state(last)
         if state == "running" and any(child.state == "waiting" for child in children):
             state = "waiting"
@@ -45,7 +43,7 @@ class AgentTree:
             agent=last.agent,
             about=(last.score if is_over else last.progress) or last.task,
             waits_for=waits_for,
-            notes=(*(TreeNote("declined", text) for text in declined), *last.notes, *_end_notes(last)),
+            notes=(*out, *last.notes, *_end_notes(last)),
             started_at=last.started_at,
             ended_at=last.last_at if is_over else 0.0,
             seconds=totals.seconds if totals else self.now - last.started_at if self.is_running else None,

@@ -35,6 +35,7 @@ from pyagent.core.fleet.events import (
     TextDelta,
     Totals,
 )
+from pyagent.core.fleet.learned_options import MAX_SITUATION, learned_strategy
 from pyagent.core.fleet.limits import MAX_SECONDS, check_number
 from pyagent.core.fleet.memory import Memory, read_notes, take_note
 from pyagent.core.fleet.model_call import Completion, ModelCall, TextStream
@@ -80,6 +81,8 @@ class Context(Questions):
     task: str = ""
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
     urgency: Urgency = NOT_URGENT
+    system_text: str = ""
+    """The system prompt of its calls instead of its own, where the run has a variant (`core.learning.prompts`)."""
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -160,7 +163,17 @@ class Context(Questions):
 
     async def doubts(self, agreement: float) -> DoubtAct | None:
         """Say how far several answers to one question agree, from 0 to 1; return what is to be done, if anything."""
+        if self.run.learner is not None:
+            self.run.learner.voted(self, agreement)
         return doubted(self, Confidence(agreement=agreement))
+
+    async def learned_strategy(self, options: Sequence[str], *, situation: str = "") -> str | None:
+        """Return which of several ways to go about a task earned most before, by `learning.policy`.
+
+        None where nothing is learned, or `learning.strategies` names fewer than two of them: the agent takes its own.
+        `situation` is what the choice depends on, in a few words that are equal for alike tasks.
+        """
+        return learned_strategy(self, options, situation[:MAX_SITUATION])
 
     # -- tools and other agents ---------------------------------------------------------------------------------------
 

@@ -71,6 +71,21 @@ class RouteChosen(_Event, frozen=True):
     score: float | None = None
 
 
+class OptionChosen(_Event, frozen=True):
+    """What was chosen for an agent: its `strategy`, or the variant of its `prompt`, whose `text` its models are told.
+
+    `how`: by what was `learned` from outcomes, or by a `test` of the variants.
+    """
+
+    step: str
+    agent: str
+    kind: str
+    option: str
+    how: Literal["learned", "test"]
+    reason: str
+    text: str = ""
+
+
 class AgentStarted(_Event, frozen=True):
     """An agent began its task; `parent` is the step that spawned it."""
 
@@ -413,6 +428,7 @@ Event = (
     | TextDelta
     | ModelCalled
     | AnswerDoubted
+    | OptionChosen
     | ScoreReported
     | ToolStarted
     | ToolCalled

@@ -167,9 +167,17 @@ class GraphRun:
             output, inner = await self._tries(step, round_place)
             seen = round_place.seen.plus({**inner.results, step.name: output}, {**inner.states, step.name: "done"})
             is_over = bool(step.repeat.until) and is_met(step.repeat.until, seen)
+            self._tell_check(step, round_place, is_over)
         path = step.name + place.marks
         self.run.emit(LoopEnded(run=self.run.id, step=path, rounds=number, is_met=is_over))
         return output
+
+    def _tell_check(self, step: Step, place: Place, is_passed: bool) -> None:
+        """Tell the learner whether a round's result is what the loop goes on for."""
+        if self.run.learner is None or step.repeat is None or not step.repeat.until:
+            return
+        for each in step.steps or (step,):
+            self.run.learner.checked(self.run, each.name + place.marks, each.agent or "", is_passed=is_passed)
 
     async def _tries(self, step: Step, place: Place) -> tuple[object, Seen]:
         """Return the result of the first try that does not fail, and what its steps gave.

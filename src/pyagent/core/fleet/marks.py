@@ -1,28 +1,32 @@
-"""A person's or a program's mark of a run: what its choices of agents earned, for later choices."""
+"""A person's or a program's mark of a run: what its choices earned, for later choices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from pyagent.core.errors import RequestError
 from pyagent.core.fleet.events import RouteChosen
 from pyagent.core.fleet.journal import Journal, JournalRecord
-from pyagent.core.fleet.learned_choice import AGENT, Outcomes
-from pyagent.core.learning.bandits import Choice
+from pyagent.core.fleet.learner import AGENT, Outcomes, last_attempts
+from pyagent.core.learning.outcomes import Choice
 
 _WORDS = {"good": 1.0, "bad": 0.0}
 _LONGEST = 40
 
 
 class Marked(msgspec.Struct, frozen=True, kw_only=True):
-    """A mark that was recorded: for each step whose agent was chosen, the agent, and the reward."""
+    """A mark that was recorded: for each step whose agent was chosen, the agent; what else was chosen; the reward.
+
+    `choices` has the option of each kind of choice but agents: a strategy, a prompt's variant, a link.
+    """
 
     run: str
     reward: float
     step_to_agent: dict[str, str]
+    choices: dict[str, str] = {}
 
 
 def read_mark(mark: str | float) -> float:
@@ -48,13 +52,24 @@ def mark_run(journal: Journal, outcomes: Outcomes, run: str, mark: str | float) 
         raise RequestError(f"there is no run {run[:80]!r}; `pyagent runs list` shows those kept", param="run")
     if summary.state == "running":
         raise RequestError(f"{run} is under way; mark it when it is over", param="run")
-    chosen = chosen_agents(journal.replay(run))
-    if not chosen:
-        raise RequestError(f"{run} has no agent that was chosen: its mark would teach nothing", param="run")
-    for step, agent in chosen.items():
-        choice = Choice(tenant=summary.tenant, kind=AGENT, run=run, step=step, arm=agent)
-        outcomes.reward(choice, reward)
-    return Marked(run=run, reward=reward, step_to_agent=chosen)
+    agents = chosen_agents(journal.replay(run))
+    recorded = last_attempts(outcomes.of_run(summary.tenant, run))
+    others = [choice for choice in recorded if choice.kind != AGENT]
+    if not agents and not others:
+        raise RequestError(f"{run} has nothing that was chosen: its mark would teach nothing", param="run")
+    for choice in [*_agent_choices(summary.tenant, run, agents, recorded), *others]:
+        outcomes.reward(choice, reward, "mark")
+    choices = {choice.kind: choice.arm.partition("#")[0] for choice in others}
+    return Marked(run=run, reward=reward, step_to_agent=agents, choices=choices)
+
+
+def _agent_choices(tenant: str, run: str, agents: Mapping[str, str], recorded: Iterable[Choice]) -> list[Choice]:
+    """Return the agents of a run as choices: as they were recorded, or new where they went by their scores alone."""
+    known = {choice.step: choice for choice in recorded if choice.kind == AGENT}
+    return [
+        known.get(step) or Choice(tenant=tenant, kind=AGENT, run=run, step=step, arm=agent)
+        for step, agent in agents.items()
+    ]
 
 
 def chosen_agents(records: Iterable[JournalRecord]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from pyagent.core.fleet.containment import contained
 from pyagent.core.fleet.events import ModelCalled, Totals
 from pyagent.core.fleet.past import CANCELLED, asked_of, fault_of, restored_error
 from pyagent.core.fleet.tracing import OpenSpan
+from pyagent.core.learning.prompts import with_system
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -142,9 +143,13 @@ class ModelCall:
     confidence: Confidence | None = field(default=None, init=False)
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob], init=False)
     prompt_logprob: float | None = field(default=None, init=False)
+    _told: list[Message] = field(init=False)
+    """The messages as the model is told them: with the variant of the system prompt, if the agent has one."""
 
     def __post_init__(self) -> None:
         self.call = self.context.scopes.next_call()
+        is_chat, text = self.prompt is None, self.context.system_text
+        self._told = with_system(self.messages, text) if is_chat and text else self.messages
 
     async def finish(self) -> None:
         """Wait for the whole answer."""
@@ -168,8 +173,8 @@ class ModelCall:
     async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
         """The answer as the backend streams it, or as it was given before the run was resumed."""
         choice, past = self.tool_choice, self.context.run.past
-        self._asked = asked_of("model", self.messages, self.tools, self.response_format, self.sampling, choice)
-        past.check(self.context, self.call, "an answer of the model", self._asked, self.messages)
+        self._asked = asked_of("model", self._told, self.tools, self.response_format, self.sampling, choice)
+        past.check(self.context, self.call, "an answer of the model", self._asked, self._told)
         if (kept := past.model_call(self.context, self.call)) is not None:
             yield self._kept(kept)
             return
@@ -237,7 +242,7 @@ class ModelCall:
     async def _counted(self) -> AsyncGenerator[ChatDelta, None]:
         """The answer, reserved before and settled after, in one of the run's slots."""
         await self.context.check_open()
-        num_prompt = estimated_prompt_tokens(self.messages, self.tools)
+        num_prompt = estimated_prompt_tokens(self._told, self.tools)
         max_tokens = self.sampling.max_tokens or DEFAULT_MAX_TOKENS
         reservation = self.context.budget.reserve(num_prompt + max_tokens, self._price(max_tokens))
         started, fault = time.perf_counter(), CANCELLED
@@ -270,12 +275,12 @@ class ModelCall:
             async for delta in stream:
                 self._note(delta)
                 yield delta
-        run.hints.answered(self.context.session, self.messages, is_spawned=self.context.parent is not None)
+        run.hints.answered(self.context.session, self._told, is_spawned=self.context.parent is not None)
 
     def _request(self, max_tokens: int) -> ChatRequest:
         run, deadline = self.context.run, self.context.deadline
         return ChatRequest(
-            messages=self.messages if self.prompt is None else [],
+            messages=self._told if self.prompt is None else [],
             prompt=self.prompt,
             response_format=self.response_format,
             tools=list(self.tools),
@@ -349,7 +354,7 @@ class ModelCall:
                 step=context.step,
                 agent=context.agent,
                 backend=self.backend or context.run.backend.name,
-                messages=self.messages,
+                messages=self._told,
                 answer="".join(self.pieces),
                 usage=usage,
                 finish_reason=self.finish_reason,

@@ -39,6 +39,7 @@ from pyagent.core.fleet.graph_run import GraphRun, Place
 from pyagent.core.fleet.guardrails import Guardrail
 from pyagent.core.fleet.hints import Durations, RunHints
 from pyagent.core.fleet.journal import Journal, MemoryJournal
+from pyagent.core.fleet.learner import Learner
 from pyagent.core.fleet.limits import MAX_PRIORITY, MAX_SECONDS, FleetLimits, RunBudget, check_budget, check_number
 from pyagent.core.fleet.past import Past
 from pyagent.core.fleet.planner import Planning, planning_of
@@ -103,6 +104,7 @@ class Fleet:
         self._deadline: Deadline | None = None
         self._durations = Durations()
         self._scores = Scores(self.agents)
+        self.learner: Learner | None = None
         self._start_order = start_order(self.agents)
         self._run_slots = Slots(limits.max_runs or sys.maxsize)
         self._jobs: set[asyncio.Task[object]] = set()
@@ -400,6 +402,7 @@ class Fleet:
             overrides=spec.overrides,
             turns=self._turns,
             stats=self.stats,
+            learner=self.learner,
         )
 
     def _hint(self, hint: Hint, *, is_private: bool) -> None:

@@ -28,6 +28,7 @@ from pyagent.core.fleet.events import (
     ModelCalled,
     NotesRead,
     NoteTaken,
+    OptionChosen,
     QuestionAnswered,
     QuestionAsked,
     RouteChosen,
@@ -71,6 +72,7 @@ class Past:
     _effect_keys: dict[_Key, str] = field(default_factory=dict[_Key, str])
     _answers: dict[_Key, str] = field(default_factory=dict[_Key, str])
     _key_of_question: dict[str, _Key] = field(default_factory=dict[str, _Key])
+    _options: dict[_Key, OptionChosen] = field(default_factory=dict[_Key, OptionChosen])
     _routes: dict[str, RouteChosen] = field(default_factory=dict[str, RouteChosen])
     _declined: defaultdict[str, dict[str, str]] = field(default_factory=lambda: defaultdict[str, dict[str, str]](dict))
     _agent_of_step: dict[str, str] = field(default_factory=dict[str, str])
@@ -101,10 +103,8 @@ class Past:
     def _add(self, record: JournalRecord) -> None:
         event, self.num_records = record.event, record.number + 1
         match event:
-            case RouteChosen():
-                self._routes[event.step] = event
-            case AgentDeclined():
-                self._declined[event.step][event.agent] = event.reason
+            case RouteChosen() | OptionChosen() | AgentDeclined():
+                self._add_choice(event)
             case AgentStarted():
                 self._add_agent(event)
             case AgentFinished():
@@ -126,6 +126,14 @@ class Past:
                 pass
         if not isinstance(event, _RESULTS | _ENDS) or not _is_usable(record):
             self._told[_said(event)] += 1
+
+    def _add_choice(self, event: RouteChosen | OptionChosen | AgentDeclined) -> None:
+        if isinstance(event, RouteChosen):
+            self._routes[event.step] = event
+        elif isinstance(event, OptionChosen):
+            self._options[event.step, event.agent, event.kind] = event
+        else:
+            self._declined[event.step][event.agent] = event.reason
 
     def _add_note(self, event: NoteTaken | NotesRead, number: int) -> None:
         self._begin((event.step, event.agent, event.call), event.asked)
@@ -251,6 +259,10 @@ class Past:
         """The ids of the questions that were asked and not answered, in order; what a fork asked anew has its id."""
         newest = {key: question for question, key in self._key_of_question.items()}
         return [question for key, question in newest.items() if key not in self._answers]
+
+    def option(self, step: str, agent: str, kind: str) -> OptionChosen | None:
+        """Return what was chosen for an agent: its strategy, or its prompt."""
+        return self._options.get((step, agent, kind))
 
     def route(self, step: str) -> RouteChosen | None:
         """Return which agent the step went to, unless that one declined."""

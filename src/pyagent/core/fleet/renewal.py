@@ -37,7 +37,7 @@ class RenewableFleet(Fleet):
         gone = [agent for name, agent in self.agents.items() if agents.get(name) is not agent]
         closers: dict[str, object] = {f"the agent {agent.name}": getattr(agent, "close", None) for agent in gone}
         self._start_order, self.agents, self.tools = order, dict(agents), dict(tools)
-        self._scores = Scores(self.agents, self._scores.fail_until, self._scores.clock, self._scores.learner)
+        self._scores = Scores(self.agents, self._scores.fail_until, self._scores.clock)
         self._guardrails = tuple(guardrails)
         if providers is None:
             self._tools.replace_own(self.tools)

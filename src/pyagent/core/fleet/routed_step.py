@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pyagent.core.errors import AgentAwayError, AgentError, Decline, RequestError
+from pyagent.core.errors import AgentAwayError, AgentError, Decline, GuardrailError, RequestError
 from pyagent.core.fleet.agent import Task
 from pyagent.core.fleet.budget import Budget
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.events import RouteChosen
+from pyagent.core.fleet.learned_choice import learned_route
 from pyagent.core.fleet.router import Route, choose_route, fixed_route, route_by_scores
 from pyagent.core.fleet.run import Run
 from pyagent.core.fleet.scores import Score, Scores
@@ -62,16 +63,23 @@ async def run_routed(run: Run, scores: Scores, step: RoutedStep) -> object:
     declined = run.past.declined(step.path)
     route = _kept_route(run, step.path) or _planned_route(fixed, step, declined)
     scored = {} if route is not None else await scores.of(step.task)
+    failed: dict[str, str] = {}
     while True:
         if route is None:
-            route = await _next_route(run, step, scored, declined)
+            route = await _next_route(run, step, scored, declined, failed)
             left = {name: score for name, score in scored.items() if name not in declined}
-            route = _learned_route(run, scores, step, left, route)
+            route = learned_route(run, step.path, left, route, failed)
         try:
-            return await _run_learned(run, scores, step, route, turn)
+            return await _run_agent(run, step, route, turn)
         except (Decline, AgentAwayError) as error:
             declined[route.agent] = str(error)
-            route, scored = None, scored or await scores.of(step.task)
+        except (AgentError, GuardrailError) as error:
+            if isinstance(error, GuardrailError) and error.param != "output":
+                raise
+            failed[route.agent] = str(error)
+            if not _goes_on(run, step, declined, failed):
+                raise
+        route, scored = None, scored or await scores.of(step.task)
 
 
 def _kept_route(run: Run, path: str) -> Route | None:
@@ -87,37 +95,30 @@ def _planned_route(fixed: Route | None, step: RoutedStep, declined: Mapping[str,
     return None if fixed is None or fixed.agent in declined else msgspec.structs.replace(fixed, reason=step.why)
 
 
-def _learned_route(
-    run: Run, scores: Scores, step: RoutedStep, scored: Mapping[str, Score | None], route: Route
-) -> Route:
-    """Return the route, or the one that the fleet's learner prefers among those whose scores are near."""
-    if scores.learner is None:
-        return route
-    return scores.learner.route(run, step.path, scored, route)
-
-
-async def _run_learned(run: Run, scores: Scores, step: RoutedStep, route: Route, turn: StepTurn | None) -> object:
-    """Return the agent's result; tell the learner of one that fails by itself."""
-    try:
-        return await _run_agent(run, step, route, turn)
-    except AgentAwayError:
-        raise
-    except AgentError:
-        if scores.learner is not None:
-            scores.learner.failed(run, step.path, route)
-        raise
+def _goes_on(run: Run, step: RoutedStep, declined: Mapping[str, str], failed: Mapping[str, str]) -> bool:
+    """Tell the learner that the last agent failed; return whether another gets the task (`learning.attempts`)."""
+    learner = run.learner
+    if learner is None:
+        return False
+    learner.failed(run, step.path, [*failed][-1])
+    is_left = run.fatal is None and any(name not in failed and name not in declined for name in run.agents)
+    return is_left and learner.rules.policy is not None and len(failed) < learner.rules.attempts
 
 
 async def _next_route(
-    run: Run, step: RoutedStep, scores: Mapping[str, Score | None], declined: Mapping[str, str]
+    run: Run,
+    step: RoutedStep,
+    scores: Mapping[str, Score | None],
+    declined: Mapping[str, str],
+    failed: Mapping[str, str],
 ) -> Route:
-    """Return the agent to hand the task to, `declined` ones being out; a model is asked when no score is sure."""
-    route = route_by_scores(scores, declined)
+    """Return the agent to hand the task to; `declined` and `failed` are out. A model is asked when no score is sure."""
+    route = route_by_scores(scores, {**declined, **failed})
     if not isinstance(route, Route):
         route = await _chosen_route(run, step, route)
-    if not declined:
-        return route
-    return msgspec.structs.replace(route, reason=f"{', '.join(declined)} did not take it; {route.reason}")
+    told = [f"{', '.join(declined)} did not take it"] if declined else []
+    told += [f"{', '.join(failed)} failed"] if failed else []
+    return msgspec.structs.replace(route, reason="; ".join([*told, route.reason]))
 
 
 async def _chosen_route(run: Run, step: RoutedStep, names: Sequence[str]) -> Route:

@@ -41,6 +41,8 @@ from pyagent.core.fleet.executor import Executor, InProcess
 from pyagent.core.fleet.guardrails import Guardrail, check
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
+from pyagent.core.fleet.learned_options import take_prompt
+from pyagent.core.fleet.learner import Learner
 from pyagent.core.fleet.limits import FleetLimits
 from pyagent.core.fleet.memory import RunNotes
 from pyagent.core.fleet.past import Past, asked_of, fault_of, is_restorable, restored, restored_error
@@ -75,6 +77,7 @@ class Run:
     hints: RunHints
     turns: Turns
     stats: RunStats = field(default_factory=RunStats)
+    learner: Learner | None = None
     followers: set[Callable[[Event], None]] = field(default_factory=set[Callable[[Event], None]])
     client: str = ""
     tenant: str = ""
@@ -207,6 +210,7 @@ class Run:
             await self._wait_for_turn(context, around, turn)
             if parent is None:  # how a step fails is recorded, whatever it is: steps may go on after that
                 self._count_agent(context)
+            take_prompt(context)
             await check(self.guardrails, "check_task", context, task)
             output = checked_output(agent, await self._call(agent, context, task))
             await check(self.guardrails, "check_output", context, output)
@@ -225,6 +229,8 @@ class Run:
         finally:
             context.is_over = True
             self.hints.done(context.session)
+            if self.learner is not None:
+                self.learner.ended(context, context.totals())
             (parent.usage if parent else self.usage).add(context.usage)
         self.step_to_partial.pop(context.step, None)
         self.emit(

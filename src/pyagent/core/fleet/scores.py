@@ -16,12 +16,9 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from inspect import iscoroutine
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
 
 from pyagent.core.fleet.agent import Agent, Task
-
-if TYPE_CHECKING:
-    from pyagent.core.fleet.learned_choice import AgentLearner
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +44,12 @@ class Scores:
     """Asks the agents of one fleet, and remembers those whose `score` hung or was complained of.
 
     Agents that `fail_until` a time of the clock come after those of equal score: ties go by the order of what `of`
-    returns. A `learner` chooses among those whose scores are near.
+    returns.
     """
 
     agents: Mapping[str, Agent]
     fail_until: Mapping[str, float] = field(default_factory=dict[str, float])
     clock: Callable[[], float] = time.monotonic
-    learner: AgentLearner | None = None
     _hung: set[str] = field(default_factory=set[str])
     _warned: set[str] = field(default_factory=set[str])
 

@@ -19,16 +19,6 @@ _PRIOR_MEAN, _PRIOR_PULLS, _PRIOR_SHAPE, _PRIOR_RATE = 0.5, 1.0, 1.0, 0.25
 """Of the normal-gamma prior: one pull's worth of a mean of 0.5 and a variance of about 0.25."""
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """An arm that a step of a tenant's run took, and what kind of choice it was."""
-
-    tenant: str
-    kind: str
-    run: str
-    step: str
-    arm: str
-
-
 class Arm(msgspec.Struct, frozen=True):
     """A choice, how often it was taken, and the rewards that are known of it."""
 
@@ -42,6 +32,10 @@ class Arm(msgspec.Struct, frozen=True):
     def mean(self) -> float | None:
         """The mean reward; None before the first."""
         return self.sum / self.num_rewards if self.num_rewards else None
+
+    def pulled(self) -> Arm:
+        """Return the arm after one more pull whose reward is not known."""
+        return msgspec.structs.replace(self, num_pulls=self.num_pulls + 1)
 
     def rewarded(self, reward: float) -> Arm:
         """Return the arm after one more pull with this reward."""

@@ -6,6 +6,7 @@ About files it reads: the passages that matter to the question are found first, 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import cast
 
 import msgspec
 
@@ -79,7 +80,7 @@ class ReasoningAgent:
     async def run(self, context: Context, task: Task) -> Reasoned:
         """Return the answer to the text, about the files and results if there are any."""
         options = task.arguments_as(ReasoningArguments)
-        strategy = options.chosen()
+        strategy = await _strategy(context, task, options)
         text = options.asked(task)
         results = [*_conversation(task), *(f"{name}: {result}" for name, result in task.results.items())]
         documents = await read_documents(task.files)
@@ -92,6 +93,22 @@ class ReasoningAgent:
         question = "\n\n".join([*results, *(passage.text for passage in found), text])
         reasoned = await _STRATEGIES[strategy](context, question, options)
         return msgspec.structs.replace(reasoned, quotes=[] if strategy == "chain-of-thought" else found)
+
+
+async def _strategy(context: Context, task: Task, options: ReasoningArguments) -> Strategy:
+    """Return the strategy that the options choose; where they leave it open, what earned most before."""
+    strategy = options.chosen()
+    if options != ReasoningArguments(question=options.question):
+        return strategy
+    learned = await context.learned_strategy([*_STRATEGIES], situation=_situation(task))
+    return cast("Strategy", learned) if learned in _STRATEGIES else strategy
+
+
+def _situation(task: Task) -> str:
+    """Return what kind of question a task is, in a word: strategies are good at different ones."""
+    if task.files:
+        return "files"
+    return "numbers" if any(sign.isdigit() for sign in task.text) else "words"
 
 
 async def _in_one_line(context: Context, question: str, options: ReasoningArguments) -> Reasoned:

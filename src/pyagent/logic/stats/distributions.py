@@ -10,7 +10,7 @@ _PRECISION = 4e-16
 _LARGE = 50.0
 
 
-def student_tail(t: float, df: int) -> float:
+def student_tail(t: float, df: float) -> float:
     """Return the probability of a value as far from 0 as `t`, to both sides."""
     return _beta(df / 2, 0.5, df / (df + t * t), t * t / (df + t * t))
 
@@ -31,7 +31,7 @@ def normal_quantile(confidence: float) -> float:
     return -NormalDist().inv_cdf((1 - confidence) / 2)
 
 
-def student_quantile(confidence: float, df: int) -> float:
+def student_quantile(confidence: float, df: float) -> float:
     """Return how far from 0 the values of this share reach, to both sides: by bisection on the tail's logarithm."""
     tail = 1 - confidence
     low, high = 0.0, 1.0

@@ -53,6 +53,7 @@ class RunCalls:
             "phase_ended": self._phase_ended,
             "report": self._report,
             "doubts": context.doubts,
+            "learned_strategy": self._learned_strategy,
             "note": self._note,
             "notes": partial(read_notes, context),
             "chain": context.chain,
@@ -181,6 +182,9 @@ class RunCalls:
 
     async def _report(self, score: float, series: str) -> object:
         return self._context.report(score, series=series)
+
+    async def _learned_strategy(self, options: Any, situation: str) -> object:
+        return await self._context.learned_strategy(options, situation=situation)
 
     async def _note(self, spec: Any) -> object:
         return take_note(self._context, spec)

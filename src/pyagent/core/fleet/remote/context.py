@@ -144,6 +144,10 @@ class RemoteContext(Questions):
         """Say how far several answers agree; return what is to be done about it."""
         return cast("DoubtAct | None", await self._call("doubts", agreement))
 
+    async def learned_strategy(self, options: Sequence[str], *, situation: str = "") -> str | None:
+        """Return which of several ways to go about a task earned most before; None where nothing is learned."""
+        return cast("str | None", await self._ask_run("learned_strategy", tuple(options), situation))
+
     async def complete(  # noqa: PLR0913 - ways to say what is wanted
         self,
         prompt: Prompt,
