@@ -42,6 +42,8 @@ def always_valid_p(differences: Iterable[float]) -> float:
     """Return the p-value of differences from -1 to 1, in their order, under a mean of 0, valid at every length."""
     logs, peak = [0.0] * len(_BETS), 0.0
     for difference in differences:
+        if not difference:
+            continue
         logs = [log + math.log1p(bet * difference) for log, bet in zip(logs, _BETS, strict=True)]
         top = max(logs)
         capital = top + math.log(math.fsum(math.exp(log - top) for log in logs) / len(logs))

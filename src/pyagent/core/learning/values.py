@@ -27,6 +27,8 @@ FIRST_VALUE = 1.0
 """Of what was never done: the greatest reward, so that each action is tried once."""
 _STEP_POWER = 0.8
 """The nth update of a value is by n to the power of minus this, which converges (Even-Dar and Mansour, 2003)."""
+_WIDTH = 0.5
+"""Of an upper bound: the most that a reward from 0 to 1 can deviate."""
 _ACTOR_STEP, _CRITIC_STEP = 0.4, 0.1
 _COIN_SEED = 20_100
 StepSize = Callable[[int], float]
@@ -66,9 +68,10 @@ def decaying(num_updates: int) -> float:
 
 
 class ActionValues:
-    """Values of actions by one of the four methods that bootstrap from values; chosen greedily but for some chance.
+    """Values of actions by one of the four methods that bootstrap from values.
 
-    An action is taken by chance as often as K in K + n, of K actions in a state that was met n times.
+    The action with the highest upper bound is taken: its value and `_WIDTH` times sqrt(ln n / n_a), of a state that was
+    met n times and an action that was taken n_a times there, as in UCB1-tuned and in UCT (Kocsis and Szepesvari, 2006).
     """
 
     def __init__(
@@ -86,11 +89,13 @@ class ActionValues:
         )
         self._num_updates = Counter[tuple[int, str, str]]()
         self._num_met = Counter[str]()
+        self._num_taken = Counter[tuple[str, str]]()
         self._coin = Random(_COIN_SEED)  # noqa: S311 - no secret
 
     def learn(self, episode: Episode) -> None:
         """Take in an episode that is over."""
         self._num_met.update(each.state for each in episode)
+        self._num_taken.update((each.state, each.action) for each in episode)
         if self._method == "td_lambda":
             self._learn_by_traces(episode)
             return
@@ -103,11 +108,15 @@ class ActionValues:
         return sum(found) / len(found)
 
     def choose(self, state: str, actions: Sequence[str], random: Random) -> str:
-        """Return the best action, or by chance any."""
-        num_actions = len(actions)
-        if random.random() < num_actions / (num_actions + self._num_met[state]):
-            return random.choice(actions)
-        return max(actions, key=lambda action: self.value(state, action))
+        """Return the action with the highest upper bound; of those never taken any."""
+        untried = [action for action in actions if not self._num_taken[state, action]]
+        if untried:
+            return random.choice(untried)
+        return max(actions, key=lambda action: self._upper_bound(state, action))
+
+    def _upper_bound(self, state: str, action: str) -> float:
+        num_taken = self._num_taken[state, action]
+        return self.value(state, action) + _WIDTH * math.sqrt(math.log(self._num_met[state]) / num_taken)
 
     def _update(self, now: Transition, then: Transition | None) -> None:
         own = self._coin.randrange(2) if self._method == "double_q" else 0
@@ -131,10 +140,12 @@ class ActionValues:
 
     def _learn_by_traces(self, episode: Episode) -> None:
         """Run true online SARSA(lambda) with dutch traces over an episode (van Seijen et al. 2016, algorithm 2)."""
-        table, traces, value_before = self._tables[0], dict[tuple[str, str], float](), 0.0
+        table, value_before = self._tables[0], 0.0
+        traces, steps = dict[tuple[str, str], float](), dict[tuple[str, str], float]()
         for place, now in enumerate(episode):
             then = episode[place + 1] if place + 1 < len(episode) else None
             key, step = (now.state, now.action), self._step(0, now)
+            steps[key] = step
             value = table[now.state].setdefault(now.action, FIRST_VALUE)
             after = 0.0 if then is None else table[then.state].get(then.action, FIRST_VALUE)
             error = now.reward + self._discount * after - value
@@ -143,7 +154,7 @@ class ActionValues:
             traces = {each: decay * trace for each, trace in traces.items()}
             traces[key] = traces.get(key, 0.0) + 1 - step * decay * own_trace
             for (state, action), trace in traces.items():
-                table[state][action] += step * (error + value - value_before) * trace
+                table[state][action] += steps[state, action] * (error + value - value_before) * trace
             table[now.state][now.action] -= step * (value - value_before)
             value_before = after
 
