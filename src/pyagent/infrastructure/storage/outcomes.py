@@ -35,7 +35,8 @@ _SCHEMA = Schema(
     {
         2: (
             """INSERT INTO choices (tenant, kind, turn, run, step, arm, reward, rank, judged)
-            SELECT tenant, kind, turn, run, step, arm, reward, 3, turn FROM outcomes""",
+            SELECT tenant, kind, turn, run, step, arm, reward, iif(reward IS NULL, 0, 3), iif(reward IS NULL, 0, turn)
+            FROM outcomes""",
             "DROP TABLE outcomes",
         )
     },
