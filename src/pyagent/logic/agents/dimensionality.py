@@ -20,6 +20,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.core.one_line import printable
 from pyagent.logic.agents.documents import read_documents
 from pyagent.logic.agents.pictures import checked_target, save_picture
+from pyagent.logic.agents.typical_tasks import DIMENSIONALITY
 from pyagent.logic.stats import matrix
 from pyagent.logic.stats.maps import reduction_picture
 from pyagent.logic.stats.matrix import Metric
@@ -119,14 +120,15 @@ class DimensionalityAgent:
         "Finds principal components, clusters (k-means), projections and similarities of rows of a table or of texts, "
         "and draws them."
     )
+    typical_tasks = DIMENSIONALITY
     arguments = MapArguments
 
-    def score(self, task: Task) -> float:
+    def score(self, task: Task) -> float | None:
         """Asks for components, clusters or similarities of a table."""
         has_table = any(name.lower().endswith(_TABLES) for name in task.files)
         if has_table and _ASKED.search(task.text[:_MAX_SCORED]):
             return Score(0.9, "it asks to reduce a table")
-        return 0.0
+        return 0.0 if task.files and not has_table else None
 
     async def run(self, context: Context, task: Task) -> Reduction:
         """Return what the method makes of the files', the arguments', an earlier step's or the text's rows."""

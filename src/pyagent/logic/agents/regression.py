@@ -20,6 +20,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.core.one_line import printable
 from pyagent.logic.agents.documents import read_documents
 from pyagent.logic.agents.pictures import checked_target, save_picture
+from pyagent.logic.agents.typical_tasks import REGRESSION
 from pyagent.logic.stats.charts import regression_picture, trend_picture
 from pyagent.logic.stats.exact_numbers import Column, read_number
 from pyagent.logic.stats.picture import Picture
@@ -99,16 +100,16 @@ class RegressionAgent:
         "Fits lines, polynomials, exponential and power curves to numbers of a table or text, with intervals and "
         "p-values, predicts, and tests for a trend (Mann-Kendall, Sen's slope)."
     )
+    typical_tasks = REGRESSION
     arguments = RegressionArguments
 
-    def score(self, task: Task) -> float:
+    def score(self, task: Task) -> float | None:
         """Asks for a fit, a regression or a trend, of a table or of at least three numbers."""
         text = task.text[:_MAX_SCORED]
-        if not _ASKED.search(text):
-            return 0.0
-        if any(name.lower().endswith(_TABLES) for name in task.files) or len(re.findall(r"\d+(?:\.\d+)?", text)) > 2:
+        has_table = any(name.lower().endswith(_TABLES) for name in task.files)
+        if _ASKED.search(text) and (has_table or len(re.findall(r"\d+(?:\.\d+)?", text)) > 2):
             return Score(0.9, "it asks to fit numbers")
-        return 0.0
+        return 0.0 if task.files and not has_table else None
 
     async def run(self, context: Context, task: Task) -> Regression:
         """Return the fit or the trend of the text's, the files', the arguments' or an earlier step's numbers."""

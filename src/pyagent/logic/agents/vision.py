@@ -15,7 +15,7 @@ from importlib.util import find_spec
 
 import msgspec
 
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import Decline, RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.file_access import short_path
@@ -24,6 +24,7 @@ from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.one_line import printable
 from pyagent.logic.agents.documents import bytes_of
+from pyagent.logic.agents.typical_tasks import VISION
 from pyagent.logic.sandbox.pool import Work, WorkerPool
 from pyagent.logic.vision.seen import MAX_PAGES, Chart, Diagram, Kind, Look, PageSeen, Table
 
@@ -80,14 +81,15 @@ class VisionAgent:
 
     name = "vision"
     description = "Reads text, code, tables, bar charts and diagrams from images, screenshots and scanned PDF pages."
+    typical_tasks = VISION
     is_pure = True
     arguments = VisionArguments
 
     def __init__(self, workers: WorkerPool[list[PageSeen]]) -> None:
         self._workers = workers
 
-    def score(self, task: Task) -> float:
-        """Comes with images; a PDF only where it is said to be scanned."""
+    def score(self, task: Task) -> float | None:
+        """Comes with images; a PDF only where it is said to be scanned. Other files are not for it."""
         images = [name for name in task.files if name.lower().endswith(_IMAGES)]
         if task.files and len(images) == len(task.files):
             return Score(0.95, "it comes with images")
@@ -95,7 +97,7 @@ class VisionAgent:
             return Score(0.95, "it comes with images")
         if task.files and re.search(r"\bscan(?:ned|s)?\b|\bocr\b", task.text, re.IGNORECASE):
             return Score(0.9, "it is about scanned pages")
-        return 0.0
+        return 0.0 if task.files else None
 
     async def run(self, context: Context, task: Task) -> Vision:
         """Return what the files show. Raises `RequestError` naming a file that cannot be read, or has no such thing."""
@@ -105,7 +107,7 @@ class VisionAgent:
         named = [(short_path(name), await asyncio.to_thread(bytes_of, name)) for name in task.files or _named(task)]
         named += [(f"image {number}", _decoded(url)) for number, url in enumerate(arguments.images, 1)]
         if not named:
-            raise RequestError("there is nothing to look at: name an image or a PDF", param="files")
+            raise Decline("there is nothing to look at: name an image or a PDF")
         seen: list[Seen] = []
         for name, data in named:
             context.progress(f"looking at {printable(name)}")
