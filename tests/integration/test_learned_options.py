@@ -24,6 +24,8 @@ from pyagent.core.fleet.journal import MemoryJournal
 from pyagent.core.fleet.step_options import Repeat
 from pyagent.core.fleet.steps import Step
 from pyagent.core.learning.outcomes import Choice
+from pyagent.core.learning.prompts import PromptVariant
+from pyagent.core.learning.sequential import verdict
 from pyagent.core.messages import ChatRequest, Message
 from pyagent.fleet import Fleet
 from pyagent.infrastructure.storage.journal import SqliteJournal
@@ -185,6 +187,35 @@ def test_better_variant_is_given_to_all_once_the_test_says_so(tmp_path: Path) ->
     asyncio.run(work())
 
 
+def test_all_agents_of_a_name_in_a_run_have_one_variant(tmp_path: Path) -> None:
+    """What is told in the middle of a run does not change it: ten spawned agents are one outcome, of one text."""
+
+    arms = [PromptVariant(name=name, text=text).arm for name, text in SHORT.items()]
+
+    async def many(context: Context, task: Task) -> object:
+        for number in range(10):
+            await context.spawn("talk", f"part {number}")
+            [choice] = _outcomes(fleet).of_run("", context.run.id)  # one for all of them
+            another = next(arm for arm in arms if arm != choice.arm)
+            for other in range(40):  # this variant becomes the worse one
+                arm = choice.arm if other % 2 else another
+                taken = Choice(tenant="", kind=choice.kind, run=f"x{number}-{other}", step="", arm=arm)
+                _outcomes(fleet).reward(taken, float(other % 2 == 0), "mark")
+        return ""
+
+    fleet = _fleet(tmp_path, {"prompts": {"talk": SHORT}}, Custom("many", many), Custom("talk", _talk))
+
+    async def work() -> None:
+        async with fleet:
+            events = await _events(fleet, "x", agent="many")
+            options = _options(events)
+            assert len(options) == 10
+            assert len(set(options)) == 1
+            assert verdict(_outcomes(fleet).rows("", "prompt/talk"), arms).better.partition("#")[0] != options[0][1]
+
+    asyncio.run(work())
+
+
 def test_resumed_run_has_its_variant_though_the_settings_changed(tmp_path: Path) -> None:
     """The text stands in the journal: a run that goes on tells its models the same, and a check finds no change."""
 
@@ -290,8 +321,26 @@ def test_task_goes_to_another_agent_when_one_fails(tmp_path: Path, policy: str, 
             assert all(len(set(route)) == len(route) and route[-1] == "third" for route in routes)
             rows = _outcomes(fleet).rows("", "agent")
             assert {row.attempt for row in rows} > {1}
-            assert {row.state for row in rows} >= {"first", "first after second"}
+            assert {row.state.partition(" after ")[0] for row in rows} == {"first"}
+            assert all((row.attempt == 1) == (row.state == "first") for row in rows)
             assert sum(route == ["third"] for route in routes[-8:]) >= least
+
+    asyncio.run(work())
+
+
+def test_mark_is_for_the_agent_that_gave_the_result(tmp_path: Path) -> None:
+    """The one that failed keeps its 0, also where the next was the only one left."""
+
+    async def work() -> None:
+        agents = [_three()[0], Custom("far", echo, score=lambda task: 0.6)]
+        agents.append(Custom("near", _fail, score=lambda task: 0.9))
+        async with _fleet(tmp_path, {"policy": "q_learning", "attempts": 3}, *agents) as fleet:
+            events = await _events(fleet, "x")
+            assert isinstance(events[-1], ev.RunFinished)
+            fleet.mark(events[0].run, "good")
+            rows = _outcomes(fleet).rows("", "agent")
+            assert [(row.attempt, row.quality) for row in rows] == [(1, 0.0), (2, 0.0), (3, 1.0)]
+            assert (rows[2].arm, rows[2].state) == ("far", "first after first, near")
 
     asyncio.run(work())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pyagent.core.fleet.learner import AGENT
 from pyagent.core.fleet.router import Route
 from pyagent.core.fleet.scores import Score
@@ -36,6 +38,8 @@ def learned_route(
     )
     decision = learner.decision(choice, names)
     if decision is None:
+        if tried:
+            learner.took(msgspec.structs.replace(choice, arm=route.agent))
         return route
     return Route(decision.arm.name, "learned", decision.reason, float(scores[decision.arm.name] or 0.0))
 

@@ -31,14 +31,16 @@ def learned_strategy(context: Context, options: Sequence[str], situation: str) -
 
 
 def take_prompt(context: Context) -> None:
-    """Give an agent the variant of its prompt that this run has, if there are variants."""
-    kept = context.run.past.option(context.step, context.agent, PROMPT)
-    if kept is not None:
-        context.system_text = kept.text
-        return
-    learner = context.run.learner
-    picked = None if learner is None else learner.prompt(context.run, context.agent)
-    if picked is not None:
+    """Give an agent the variant of its prompt that this run has, if there are variants: one in all of its steps."""
+    run, agent = context.run, context.agent
+    if agent not in run.agent_to_prompt:
+        kept = run.past.prompt(agent)
+        if kept is not None:
+            picked = Picked(kept.option, kept.how, kept.reason, kept.text)
+        else:
+            picked = None if run.learner is None else run.learner.prompt(run, agent)
+        run.agent_to_prompt[agent] = picked
+    if (picked := run.agent_to_prompt[agent]) is not None:
         context.system_text = picked.text
         _told(context, PROMPT, picked)
 

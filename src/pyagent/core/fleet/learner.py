@@ -120,6 +120,12 @@ class Learner:
             return decision
         return None
 
+    def took(self, choice: Choice) -> None:
+        """Record what was taken without a choice, as it is part of an episode: the one agent that was left."""
+        if self.rules.policy is not None:
+            with self._going_on("an attempt is not learned"):
+                self.outcomes.chosen(choice)
+
     def strategy(self, run: Run, step: str, agent: str, options: Sequence[str], situation: str) -> Picked | None:
         """Return which of an agent's strategies it takes, of those that the settings name; None for its own choice."""
         names = [name for name in options if name in self.rules.strategies]
@@ -218,7 +224,8 @@ class Learner:
         with self._going_on("an outcome is not learned"):
             for choice in last_attempts(self.outcomes.of_run(run.tenant, run.id)):
                 is_of_run = choice.kind == prompt or (choice.kind == BACKEND and source != "failure")
-                if choice.step == step or is_of_run:
+                is_of_step = choice.step == step and (choice.kind != AGENT or choice.arm == agent)
+                if is_of_step or is_of_run:
                     self.outcomes.reward(choice, reward, source)
 
     @contextmanager

@@ -65,9 +65,11 @@ def mark_run(journal: Journal, outcomes: Outcomes, run: str, mark: str | float) 
 
 def _agent_choices(tenant: str, run: str, agents: Mapping[str, str], recorded: Iterable[Choice]) -> list[Choice]:
     """Return the agents of a run as choices: as they were recorded, or new where they went by their scores alone."""
-    known = {choice.step: choice for choice in recorded if choice.kind == AGENT}
+    known = {(choice.step, choice.arm): choice for choice in recorded if choice.kind == AGENT}
+    attempts = {choice.step: choice.attempt for choice in known.values()}
     return [
-        known.get(step) or Choice(tenant=tenant, kind=AGENT, run=run, step=step, arm=agent)
+        known.get((step, agent))
+        or Choice(tenant=tenant, kind=AGENT, run=run, step=step, arm=agent, attempt=attempts.get(step, 0) + 1)
         for step, agent in agents.items()
     ]
 

@@ -264,6 +264,11 @@ class Past:
         """Return what was chosen for an agent: its strategy, or its prompt."""
         return self._options.get((step, agent, kind))
 
+    def prompt(self, agent: str) -> OptionChosen | None:
+        """Return the variant of an agent's prompt that the run has, in whichever step it was told."""
+        found = (each for each in self._options.values() if each.agent == agent and each.kind == "prompt")
+        return next(found, None)
+
     def route(self, step: str) -> RouteChosen | None:
         """Return which agent the step went to, unless that one declined."""
         route = self._routes.get(step)

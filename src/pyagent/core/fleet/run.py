@@ -42,7 +42,7 @@ from pyagent.core.fleet.guardrails import Guardrail, check
 from pyagent.core.fleet.hints import RunHints
 from pyagent.core.fleet.journal import Journal, JournalRecord
 from pyagent.core.fleet.learned_options import take_prompt
-from pyagent.core.fleet.learner import Learner
+from pyagent.core.fleet.learner import Learner, Picked
 from pyagent.core.fleet.limits import FleetLimits
 from pyagent.core.fleet.memory import RunNotes
 from pyagent.core.fleet.past import Past, asked_of, fault_of, is_restorable, restored, restored_error
@@ -78,6 +78,7 @@ class Run:
     turns: Turns
     stats: RunStats = field(default_factory=RunStats)
     learner: Learner | None = None
+    agent_to_prompt: dict[str, Picked | None] = field(default_factory=dict[str, "Picked | None"])
     followers: set[Callable[[Event], None]] = field(default_factory=set[Callable[[Event], None]])
     client: str = ""
     tenant: str = ""

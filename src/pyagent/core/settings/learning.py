@@ -15,7 +15,7 @@ PolicyName = Literal[
 ]
 Rewarded = Literal["check", "vote"]
 _MAX_AGENTS = 100
-_MAX_VARIANTS = 20
+_MAX_VARIANTS = 8
 _LONGEST_NAME = 60
 _LONGEST_TEXT = 20_000
 _MAX_STRATEGIES = 20
