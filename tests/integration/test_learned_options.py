@@ -302,12 +302,12 @@ def _three(first: object = _fail) -> list[Agent]:
 
 @pytest.mark.parametrize(
     ("policy", "least"),
-    [("q_learning", 5), ("sarsa", 5), ("double_q", 5), ("td_lambda", 5), ("ucb1", 5), ("actor_critic", 3)],
+    [("q_learning", 4), ("sarsa", 4), ("double_q", 4), ("td_lambda", 4), ("ucb1", 4), ("actor_critic", 3)],
 )
 def test_task_goes_to_another_agent_when_one_fails(tmp_path: Path, policy: str, least: int) -> None:
-    """With attempts a run succeeds by the agent that can, and of its last eight runs it begins most with that one.
+    """With attempts a run succeeds by the agent that can, and of its last eight runs many begin with that one.
 
-    The actor's preferences move by small steps: it begins with it in more runs than a uniform choice.
+    A uniform choice would in 2.7 of them; the actor moves by small steps.
     """
 
     async def work() -> None:
