@@ -116,6 +116,19 @@ def test_strategy_that_a_task_names_is_not_exchanged(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_misspelt_strategies_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the settings leave an agent fewer than two strategies there is one warning, with those it has."""
+
+    async def work() -> None:
+        learning = {"policy": "ucb1", "strategies": ["chain-of-thought", "self_consistency"]}
+        async with _fleet(tmp_path, learning, ReasoningAgent()) as fleet:
+            assert [_options(await _events(fleet)) for _ in range(2)] == [[], []]
+
+    asyncio.run(work())
+    [warning] = [record.message for record in caplog.records if "learning.strategies" in record.message]
+    assert "self-consistency" in warning
+
+
 def test_votes_are_rewards_where_they_count(tmp_path: Path) -> None:
     """With `vote` among the rewards the agreement of samples is one, which a mark replaces and a vote does not."""
 

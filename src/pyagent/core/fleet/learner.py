@@ -103,6 +103,7 @@ class Learner:
     outcomes: Outcomes
     rules: LearningRules
     _links: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict[tuple[str, str], str])
+    _warned: set[str] = field(default_factory=set[str])
 
     # -- choosing -----------------------------------------------------------------------------------------------------
 
@@ -129,11 +130,21 @@ class Learner:
     def strategy(self, run: Run, step: str, agent: str, options: Sequence[str], situation: str) -> Picked | None:
         """Return which of an agent's strategies it takes, of those that the settings name; None for its own choice."""
         names = [name for name in options if name in self.rules.strategies]
-        if run.is_private:
+        if run.is_private or not self.rules.strategies:
+            return None
+        if len(names) < 2:
+            self._warn_of(agent, options)
             return None
         choice = _choice(run, f"{STRATEGY}/{agent}", step, state=situation)
         decision = self.decision(choice, names)
         return None if decision is None else Picked(decision.arm.name, "learned", decision.reason)
+
+    def _warn_of(self, agent: str, options: Sequence[str]) -> None:
+        """Warn once of settings that leave an agent no choice among its strategies."""
+        if agent not in self._warned:
+            self._warned.add(agent)
+            has = ", ".join(options)
+            logger.warning("learning.strategies names fewer than two strategies of %s, which has %s", agent, has)
 
     def prompt(self, run: Run, agent: str) -> Picked | None:
         """Return the variant of an agent's prompt that a run has, in all of its steps; None where there are none."""
