@@ -16,7 +16,7 @@ from support.fleets import Custom, ask, echo
 from pyagent.core.chain import Chain
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.config import load_settings
-from pyagent.core.errors import AgentError, ConfigError, PyAgentError
+from pyagent.core.errors import AgentError, ConfigError, Decline, PyAgentError
 from pyagent.core.fleet import events as ev
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
@@ -279,7 +279,8 @@ def test_link_that_earns_more_is_asked_first(tmp_path: Path) -> None:
 
     async def work() -> None:
         links = [ScriptedBackend(_answer, name=name) for name in ("one", "two")]
-        chain = Chain(links, settings=[LinkSettings(use=link.name, weight=1.0) for link in links])
+        own = [LinkSettings(use=link.name, weight=1.0) for link in links]
+        chain = Chain(links, settings=own, private=["one", "two"])
         learning = {"policy": "thompson", "backends": True}
         async with _fleet(tmp_path, learning, Custom("ask", ask), backend=chain) as fleet:
             taken: list[str] = []
@@ -291,7 +292,7 @@ def test_link_that_earns_more_is_asked_first(tmp_path: Path) -> None:
             assert taken.count("two") > 9
             assert all(row.seconds for row in _outcomes(fleet).rows("", "backend"))
             num_rows = len(_outcomes(fleet).rows("", "backend"))
-            await _events(fleet, is_private=True)
+            assert isinstance((await _events(fleet, is_private=True))[-1], ev.RunFinished)
             [delta async for delta in chain.chat(ChatRequest(messages=[Message("user", "no run")]))]
             assert len(_outcomes(fleet).rows("", "backend")) == num_rows
 
@@ -354,6 +355,22 @@ def test_mark_is_for_the_agent_that_gave_the_result(tmp_path: Path) -> None:
             rows = _outcomes(fleet).rows("", "agent")
             assert [(row.attempt, row.quality) for row in rows] == [(1, 0.0), (2, 0.0), (3, 1.0)]
             assert (rows[2].arm, rows[2].state) == ("far", "first after first, near")
+
+    asyncio.run(work())
+
+
+def test_agent_that_declines_is_not_judged_by_the_next_ones_failure(tmp_path: Path) -> None:
+    """A failure is the agent's own that failed, not the one's that was chosen before it and declined."""
+
+    async def decline(context: Context, task: Task) -> object:
+        raise Decline("not mine")
+
+    async def work() -> None:
+        agents = [_three(decline)[0], _three()[1]]
+        async with _fleet(tmp_path, {"policy": "ucb1"}, *agents) as fleet:
+            events = await _events(fleet, "x")
+            assert [each.agent for each in events if isinstance(each, ev.RouteChosen)] == ["first", "second"]
+            assert [(row.arm, row.quality) for row in _outcomes(fleet).rows("", "agent")] == [("first", None)]
 
     asyncio.run(work())
 

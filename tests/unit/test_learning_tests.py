@@ -74,7 +74,13 @@ def test_verdict_names_the_better_of_three_once_it_beats_both() -> None:
 
 
 def test_verdict_pairs_in_the_order_of_judgement_and_knows_no_other_arms() -> None:
-    """Rewards not known yet do not count; those of variants that are gone do not either."""
+    """The order of runs does not matter; rewards not known yet do not count, nor those of variants that are gone."""
+    late = [
+        Outcome(run=run, step="", arm=run[0], quality=quality, judged=judged)
+        for run, quality, judged in (("a1", 0.0, 3), ("a2", 1.0, 1), ("a3", 1.0, 2), ("b1", 0.0, 4), ("b2", 0.0, 5))
+    ]
+    late.append(Outcome(run="b3", step="", arm="b", quality=1.0, judged=6))
+    assert verdict(late, ["a", "b"]).p_values["a", "b"] == always_valid_p([1.0, 1.0, -1.0])
     rows = [*_rows("a", [None, 1.0, 0.0]), *_rows("b", [1.0, None], 50), *_rows("gone", [0.0] * 9, 90)]
     found = verdict(rows, ["a", "b"])
     assert found.num_pairs == {("a", "b"): 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from random import Random
@@ -121,6 +122,32 @@ def test_double_q_values_the_action_by_the_other_table() -> None:
     for _ in range(20):
         values.learn([Transition("s", "a", 0.0)])
     assert values.value("s", "a") == 0.0
+
+
+def test_double_q_does_not_take_luck_for_worth() -> None:
+    """Where eight next actions are equally good, Q-learning values their state too highly by the luckiest of them, and
+    double Q, which values the best by one table with the other, does not (van Hasselt, 2010).
+    """
+    found: dict[Method, float] = {}
+    for method in ("q_learning", "double_q"):
+        values, random, seen = ActionValues(method, step_size=lambda _: 0.2), Random(4), list[float]()
+        for number in range(4_000):
+            reward = float(random.random() < 0.5)
+            values.learn([Transition("one", "x", 0.0), Transition("two", str(random.randrange(8)), reward)])
+            seen += [values.value("one", "x")] if number >= 1_000 else []
+        found[method] = sum(seen) / len(seen)
+    assert found["q_learning"] > 0.6
+    assert found["double_q"] == pytest.approx(DISCOUNT * 0.5, abs=0.06)
+
+
+def test_actor_moves_all_preferences_of_a_state() -> None:
+    """A step is the advantage times the policy's gradient: what was not done rises when what was done was poor."""
+    values = values_by("actor_critic")
+    values.learn([Transition("s", "a", 1.0)])
+    values.learn(
+        [Transition("s", "b", 0.0)]
+    )  # the state's value is 0.1 by then: an advantage of -0.1, shares of a half
+    assert values.value("s", "a") == pytest.approx(1 / (1 + math.exp(-2 * 0.4 * 0.1 * 0.5)), rel=1e-12)
 
 
 def _forward_view(episode: Sequence[Transition], step: float) -> dict[tuple[str, str], float]:
