@@ -146,7 +146,7 @@ def test_actor_moves_all_preferences_of_a_state() -> None:
     values.learn([Transition("s", "a", 1.0)])
     values.learn(
         [Transition("s", "b", 0.0)]
-    )  # the state's value is 0.1 by then: an advantage of -0.1, shares of a half
+    )  # its advantage is -0.1, shares are a half
     assert values.value("s", "a") == pytest.approx(1 / (1 + math.exp(-2 * 0.4 * 0.1 * 0.5)), rel=1e-12)
 
 
