@@ -144,9 +144,7 @@ def test_actor_moves_all_preferences_of_a_state() -> None:
     """A step is the advantage times the policy's gradient: what was not done rises when what was done was poor."""
     values = values_by("actor_critic")
     values.learn([Transition("s", "a", 1.0)])
-    values.learn(
-        [Transition("s", "b", 0.0)]
-    )  # its advantage is -0.1, shares are a half
+    values.learn([Transition("s", "b", 0.0)])  # its advantage is -0.1, shares are a half
     assert values.value("s", "a") == pytest.approx(1 / (1 + math.exp(-2 * 0.4 * 0.1 * 0.5)), rel=1e-12)
 
 
