@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.storage.outcomes import OutcomesOf
 
 _NUM_SAMPLES = 100
-_MEANS = ("quality", "seconds", "usd", "tokens")
+_MAX_KIND = 40
 Row = dict[str, object]
 
 
@@ -95,19 +95,25 @@ def _shares(rows: Sequence[Outcome], names: Sequence[str], state: str, learning:
 
 
 def _write_arms(rows: Sequence[Row]) -> None:
-    head = f"{'tenant':<10} {'kind':<18} {'arm':<22} {'chosen':>6} {'known':>5} {'mean':>5} {'bound':>5} {'next':>5}"
+    width = min(_MAX_KIND, max(len(_kind(row)) for row in rows))
+    head = (
+        f"{'tenant':<10} {'kind':<{width}} {'arm':<22} {'chosen':>6} {'known':>5} {'mean':>5} {'bound':>5} {'next':>5}"
+    )
     sys.stdout.write(coloured(f"{head} {'seconds':>8} {'USD':>8} {'tokens':>7}  front\n", "dim"))
     for row in rows:
         means = cast("dict[str, float]", row["means"])
-        kind = f"{row['kind']} ({row['situation']})" if row["situation"] else str(row["kind"])
-        names = [(str(row["tenant"]), 10), (kind, 18), (str(row["arm"]), 22)]
-        shown = " ".join(f"{for_terminal(cut(name, width)):<{width}}" for name, width in names)
+        names = [(str(row["tenant"]), 10), (_kind(row), width), (str(row["arm"]), 22)]
+        shown = " ".join(f"{for_terminal(cut(name, most)):<{most}}" for name, most in names)
         numbers = " ".join(_cell(row[name], 5, 2) for name in ("mean", "bound", "next"))
         costs = (
             f"{_cell(means.get('seconds'), 8, 2)} {_cell(means.get('usd'), 8, 4)} {_cell(means.get('tokens'), 7, 0)}"
         )
         end = "yes" if row["is_on_front"] else f"out: {row['breaks']}" if row["breaks"] else "-"
         sys.stdout.write(f"{shown} {row['chosen']:>6} {row['marks']:>5} {numbers} {costs}  {end}\n")
+
+
+def _kind(row: Row) -> str:
+    return f"{row['kind']} ({row['situation']})" if row["situation"] else str(row["kind"])
 
 
 def _cell(value: object, width: int, digits: int) -> str:
