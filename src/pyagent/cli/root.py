@@ -82,7 +82,7 @@ def _plugin_commands() -> Mapping[str, Callable[..., object]]:
     return make_host(load_settings().settings).commands()
 
 
-def _command_of_plugin(name: str, brought: Callable[..., object]) -> Any:
+def command_of_plugin(name: str, brought: Callable[..., object]) -> Any:
     """A plugin's function, or its `typer.Typer`, as a command like our own."""
     if isinstance(brought, typer.Typer):
         command: Any = typer.main.get_command(brought)
@@ -107,7 +107,7 @@ class _LazyGroup(TyperGroup):
         if cmd_name in COMMANDS:
             return self.commands.get(cmd_name) or _LazyCommand(cmd_name, callback=None, help=COMMANDS[cmd_name])
         brought = _plugin_commands().get(cmd_name)
-        return None if brought is None else _command_of_plugin(cmd_name, brought)
+        return None if brought is None else command_of_plugin(cmd_name, brought)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the first word names; an unknown one fails with the nearest name."""

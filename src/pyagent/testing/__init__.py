@@ -1,4 +1,4 @@
-"""Fakes for the tests of agents, chains and plugins, and what every backend must do, as a suite (`conformance`).
+"""Fakes for the tests of agents, chains and plugins, and what an implementer of each hook must do, as suites.
 
 Fakes stand only for paid services and for software that is absent; everything else runs for real. The servers listen on
 a free loopback port, in a thread, for the time of a `with` block. Imported on first use, as they bring a web server.
@@ -18,20 +18,52 @@ if TYPE_CHECKING:
     from pyagent.testing.runner_conformance import RunnerConformance
     from pyagent.testing.runs import Played, play
     from pyagent.testing.servers import Fault, serve
+    from pyagent.testing.suites.agents import AgentConformance
+    from pyagent.testing.suites.architectures import ArchitectureConformance
+    from pyagent.testing.suites.attention import AttentionBackendConformance
+    from pyagent.testing.suites.commands import CommandConformance
+    from pyagent.testing.suites.dialects import DialectConformance
+    from pyagent.testing.suites.executors import ExecutorConformance, RankExecutorConformance
+    from pyagent.testing.suites.grammars import GrammarBackendConformance
+    from pyagent.testing.suites.guardrails import GuardrailConformance
+    from pyagent.testing.suites.kv_connectors import KvConnectorConformance
+    from pyagent.testing.suites.logits_processors import LogitsProcessorConformance
+    from pyagent.testing.suites.policies import EvictionPolicyConformance, QueuedRequest, QueuePolicyConformance
+    from pyagent.testing.suites.tokenizers import TokenizerConformance
+    from pyagent.testing.suites.tools import ToolConformance, ToolProviderConformance
+    from pyagent.testing.suites.vocabulary import ByteVocabulary
 
 __all__ = [
+    "AgentConformance",
+    "ArchitectureConformance",
+    "AttentionBackendConformance",
     "BackendConformance",
+    "ByteVocabulary",
+    "CommandConformance",
+    "DialectConformance",
     "EchoBackend",
+    "EvictionPolicyConformance",
+    "ExecutorConformance",
     "Fault",
+    "GrammarBackendConformance",
+    "GuardrailConformance",
+    "KvConnectorConformance",
     "LMStudioServer",
+    "LogitsProcessorConformance",
     "OllamaServer",
     "OpenAIServer",
     "Played",
+    "QueuePolicyConformance",
+    "QueuedRequest",
+    "RankExecutorConformance",
     "RecordedBackend",
     "Reply",
     "RunnerConformance",
     "ScriptedBackend",
     "Subject",
+    "TokenizerConformance",
+    "ToolConformance",
+    "ToolProviderConformance",
     "lmstudio_server",
     "ollama_server",
     "openai_server",
@@ -40,18 +72,36 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AgentConformance": "suites.agents",
+    "ArchitectureConformance": "suites.architectures",
+    "AttentionBackendConformance": "suites.attention",
     "BackendConformance": "conformance",
+    "ByteVocabulary": "suites.vocabulary",
+    "CommandConformance": "suites.commands",
+    "DialectConformance": "suites.dialects",
     "EchoBackend": "backends",
+    "EvictionPolicyConformance": "suites.policies",
+    "ExecutorConformance": "suites.executors",
     "Fault": "servers",
+    "GrammarBackendConformance": "suites.grammars",
+    "GuardrailConformance": "suites.guardrails",
+    "KvConnectorConformance": "suites.kv_connectors",
     "LMStudioServer": "lmstudio",
+    "LogitsProcessorConformance": "suites.logits_processors",
     "OllamaServer": "ollama",
     "OpenAIServer": "openai",
     "Played": "runs",
+    "QueuePolicyConformance": "suites.policies",
+    "QueuedRequest": "suites.policies",
+    "RankExecutorConformance": "suites.executors",
     "RecordedBackend": "recorded",
     "Reply": "backends",
     "RunnerConformance": "runner_conformance",
     "ScriptedBackend": "backends",
     "Subject": "conformance",
+    "TokenizerConformance": "suites.tokenizers",
+    "ToolConformance": "suites.tools",
+    "ToolProviderConformance": "suites.tools",
     "lmstudio_server": "lmstudio",
     "ollama_server": "ollama",
     "openai_server": "openai",
