@@ -52,6 +52,7 @@ class AttentionBackendConformance:
 
     def test_it_says_what_it_cannot_do(self) -> None:
         """It says of any shape, also on a device that is not there, a reason or None, and does not raise."""
+        _skip_without_torch()
         odd = AttentionShape("no-such-device", "f8", "f4", 7, 7, 3, frozenset({1}), 0.5)
         for shape in (*self.shapes(), odd):
             try:
@@ -76,8 +77,7 @@ class AttentionBackendConformance:
         find_fault: Callable[[AttentionTrial, Attend], str | None],
         open_backend: Callable[[AttentionShape], Attend],
     ) -> None:
-        if find_spec("torch") is None:
-            pytest.skip("torch is not installed")
+        _skip_without_torch()
         shapes = [shape for shape in self.shapes() if self.make().unavailable_reason(shape) is None]
         if not shapes:
             pytest.skip(f"it cannot compute here: {self.make().unavailable_reason(self.shapes()[0])}")
@@ -90,3 +90,8 @@ class AttentionBackendConformance:
                 trial = AttentionTrial(shape, shape.head_dim**-0.5, torch.device(self.device))
                 fault = find_fault(trial, open_backend(shape))
                 assert fault is None, f"{shape}: {fault}"
+
+
+def _skip_without_torch() -> None:
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed: without it the runner asks no backend")

@@ -54,14 +54,15 @@ class TokenizerConformance:
         check_host_takes("tokenizers", [self.make()])
 
     def test_it_knows_its_own_models_alone(self) -> None:
-        """It matches its model, and neither an empty folder nor another file nor what is not there."""
+        """It matches its model, and neither an empty folder, nor one of other files, nor what is not there."""
         factory = self.make()
         assert factory.matches(self.model()) is True, f"it does not know {self.model()}"
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
             (folder / "empty").mkdir()
-            (folder / "other.txt").write_bytes(b"\x00other\xff" * 9)
-            for other in ("empty", "other.txt", "nowhere"):
+            (folder / "other").mkdir()
+            (folder / "other" / "notes.txt").write_bytes(b"\x00other\xff" * 9)
+            for other in ("empty", "other", "nowhere"):
                 assert factory.matches(folder / other) is False, f"it takes {other!r} for a model of its own"
 
     def test_values_are_what_they_should_be(self) -> None:
