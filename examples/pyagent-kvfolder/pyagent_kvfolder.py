@@ -78,8 +78,9 @@ class FolderConnector:
         await asyncio.gather(*self.saving)
 
     def files(self, prompt: KvPrompt) -> Sequence[Path]:
-        """A file for each block that a prompt could end with; another model's or tenant's have other names."""
-        begun = sha256(repr((self.caches[prompt.model].layout, prompt.key.tenant)).encode())
+        """A file for each block that a prompt could end with; where the key or the model differ, so do the names."""
+        key = prompt.key
+        begun = sha256(repr((self.caches[prompt.model].layout, key.tenant, key.adapter_id, key.media_hash)).encode())
         files: list[Path] = []
         for start in range(0, len(prompt.tokens), BLOCK_TOKENS):
             begun.update(array("I", prompt.tokens[start : start + BLOCK_TOKENS]).tobytes())
