@@ -1,5 +1,7 @@
 """A PyAgent plugin with a batch processor: `aim` makes answers end after about as many tokens as a request says."""
 
+from typing import cast
+
 from pyagent.plugin import AddedRow, BatchLogitsProcessorFactory, BatchUpdate, Vocabulary, hookimpl
 
 
@@ -27,7 +29,7 @@ class Aim:
         """All rows of the step, [rows, vocabulary]."""
         for row, request in enumerate(self.rows):
             if request is not None:
-                wanted = request.args["tokens"]
+                wanted = cast("int", request.args["tokens"])  # the schema says so
                 by = (len(request.output_token_ids) - wanted) / wanted
                 for end in self.end_ids:
                     logits[row, end] += 20 * by if by > 0 else 5 * by

@@ -1,6 +1,6 @@
 """What every backend must do, the command backend does: the suite is PyAgent's, the subject is ours."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from pyagent_command import CommandBackend
@@ -11,7 +11,7 @@ from pyagent.testing import BackendConformance, Subject
 
 class TestCommand(BackendConformance):
     @contextmanager
-    def subject(self) -> Iterator[Subject]:
+    def subject(self) -> Generator[Subject]:
         yield Subject(
             lambda: CommandBackend(LinkSpec("command", "cat")),
             scheme="command",

@@ -28,7 +28,7 @@ class ChoiceMatcher:
 
     @property
     def is_finished(self) -> bool:
-        return self.is_ended or self.left == {b""}
+        return self.is_ended or self.left == frozenset({b""})
 
     def allowed(self) -> list[int]:
         """A token fits where some choice goes on with it; where one is whole, the answer may end."""

@@ -1,14 +1,16 @@
-"""The packages that `pyagent plugins new` writes, and what checks them.
+"""The packages that `pyagent plugins new` writes, the plugins of the documentation, and what checks them.
 
     python tests/support/plugin_kinds.py [mypy]
 
-writes one of each kind into a temporary folder and checks the types of all at once, strictly: by basedpyright, or mypy.
+writes one of each kind into a temporary folder, puts the examples beside them and checks the types of all at once,
+strictly: by basedpyright, or mypy.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,8 @@ from support.installed import find_first, write_distribution
 from pyagent.cli.new_plugin import write_package
 from pyagent.cli.plugin_package import KINDS, Package, files_of, package_of
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 
 def write_kinds(folder: Path) -> list[Package]:
     """Write a package of each kind, named `my-KIND`."""
@@ -28,6 +32,22 @@ def write_kinds(folder: Path) -> list[Package]:
     for package in packages:
         write_package(folder / package.distribution, files_of(package))
     return packages
+
+
+def copy_examples(folder: Path) -> None:
+    """Put the example plugins, with the tests that run their hook's suite, into a folder like the written ones."""
+    for example in sorted(EXAMPLES.glob("pyagent-*")):
+        flat = [*example.glob("pyagent_*.py"), *example.glob("*_server.py")]
+        for file in flat:
+            package = folder / example.name / "src" / file.stem
+            package.mkdir(parents=True)
+            shutil.copy(file, package / "__init__.py")
+        if not flat:
+            shutil.copytree(example / "src", folder / example.name / "src")
+        (folder / example.name / "tests").mkdir()
+        for file in example.rglob("test_*.py"):
+            if "Conformance" in file.read_text():
+                shutil.copy(file, folder / example.name / "tests")
 
 
 def install_package(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -63,4 +83,5 @@ def check_types(folder: Path, checker: str) -> int:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         write_kinds(Path(made))
+        copy_examples(Path(made))
         sys.exit(check_types(Path(made), sys.argv[1] if sys.argv[1:] else "basedpyright"))

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-import msgspec
 import pytest
 
 from pyagent.core.backends import Backend
@@ -27,7 +26,7 @@ from pyagent.core.fleet.scores import checked_score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.testing.backends import EchoBackend, Reply, ScriptedBackend
 from pyagent.testing.runs import play
-from pyagent.testing.suites.checks import check_host_takes, run
+from pyagent.testing.suites.checks import check_host_takes, check_json, run
 
 _ODD_TEXTS = ("?", "\x00", "{" * 200, "word " * 4_000, "\N{LEFT-TO-RIGHT OVERRIDE}é", '{"a": [1, 2]', "-1e999")
 _SCORE_SECONDS = 1.0
@@ -74,7 +73,7 @@ class AgentConformance:
         for task in self.tasks:
             result = self._result(self.make(), task)
             assert text_of(result).strip(), f"the result of {task!r} shows as nothing"
-            msgspec.json.encode(result)
+            check_json(f"the result of {task!r:.80}", result)
 
     def test_tasks_at_once_do_not_mix(self) -> None:
         """One agent does several tasks at the same time, each as it does it alone where it is pure."""

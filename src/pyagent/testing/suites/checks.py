@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
+import msgspec
+
 from pyagent.core.errors import PluginError
 from pyagent.core.plugin_checks import checked_items
 
@@ -19,6 +21,14 @@ def check_host_takes(noun: str, brought: object) -> None:
         assert checked_items("under test", noun, brought), f"the hook brings no {noun}"
     except PluginError as error:
         raise AssertionError(str(error)) from error
+
+
+def check_json(what: str, value: object) -> None:
+    """Fail where a value cannot be written as JSON."""
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"{what} cannot be written as JSON: {error}") from error
 
 
 def run(work: Awaitable[T]) -> T:

@@ -37,7 +37,7 @@ _PARAMETERS: JsonObject = {
 LOOK_UP = Tool(FunctionDefinition("look_up", "Looks the weather up.", _PARAMETERS))
 _NUM_SPLITS = 12
 _NUM_SCRAMBLED = 40
-_LONG_SECONDS = 5.0
+_LONG_SECONDS = 10.0
 
 
 @dataclass
@@ -100,15 +100,15 @@ class DialectConformance:
     def test_copy_goes_on_by_itself(self) -> None:
         """A copied parser and the one it was copied from read on, and neither hears the other."""
         for answer in self.answers:
-            half = len(answer) // 2
-            parser, first = self._parser(), _Heard()
-            first.hear(parser.push(answer[:half]))
-            copy = parser.copy()
-            copy.push("@@ something else <<")
-            copy.finish()
-            first.hear(parser.push(answer[half:]))
-            first.hear(parser.finish())
-            assert first == self._heard([answer]), f"its copy changes what is read of {answer!r}"
+            for place in range(0, len(answer), max(1, len(answer) // 8)):
+                parser, heard = self._parser(), _Heard()
+                heard.hear(parser.push(answer[:place]))
+                copy = parser.copy()
+                copy.push("@@ something else <<")
+                copy.finish()
+                heard.hear(parser.push(answer[place:]))
+                heard.hear(parser.finish())
+                assert heard == self._heard([answer]), f"a copy after {place} letters changes what {answer!r} is"
 
     def test_answers_may_end_anywhere(self) -> None:
         """An answer that ends early leaves the arguments of each call a JSON object; one that is cut, their start."""
@@ -139,12 +139,12 @@ class DialectConformance:
             assert not heard.calls, f"without tools it reads a call in {answer!r}"
 
     def test_long_text_takes_linear_time(self) -> None:
-        """Sixty thousand letters, one by one, with tags that do not end, are read within five seconds."""
+        """Forty thousand letters, one by one, with tags that do not end, are read within ten seconds."""
         for answer in self.answers:
             started = time.perf_counter()
-            self._heard((answer[: len(answer) * 3 // 4] + "x ") * (60_000 // len(answer)))
-            self._heard(answer[: len(answer) * 3 // 4] + "y" * 60_000)
-            assert time.perf_counter() - started < 2 * _LONG_SECONDS, "a long text takes more than linear time"
+            self._heard((answer[: len(answer) * 3 // 4] + "x ") * (20_000 // len(answer)))
+            self._heard(answer[: len(answer) * 3 // 4] + "y" * 20_000)
+            assert time.perf_counter() - started < _LONG_SECONDS, "a long text takes more than linear time"
 
     def test_grammar_compiles(self) -> None:
         """Its grammars, with a call required or not and one or several, are Lark that llguidance takes."""
@@ -161,9 +161,11 @@ class DialectConformance:
         """What its grammar writes when a call is required, whatever it chooses, its parser reads as such a call."""
         backend = GUIDANCE.open(ByteVocabulary())
         text = self.make().grammar([LOOK_UP], is_required=True, is_parallel=False)
+        endings = [answer[place:] for answer in self.answers for place in range(1, len(answer))]
         for seed in range(5):
             matcher = backend.compile(GrammarSource("lark", text))
-            written = walk(backend, matcher, random.Random(seed)).decode("utf-8", "replace")  # noqa: S311 - no secret
+            chance = random.Random(seed)  # noqa: S311 - no secret
+            written = walk(backend, matcher, chance, endings).decode("utf-8", "replace")
             heard = _hear(self.make().parser([LOOK_UP], is_held=True), [written])
             assert [name for name, _ in heard.calls] == ["look_up"], f"its grammar writes {written!r}: no call is read"
             arguments = _json(heard.calls[0][1]) or {}

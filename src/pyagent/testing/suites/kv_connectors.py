@@ -51,6 +51,8 @@ _weights = itertools.count()
 class KvConnectorConformance:
     """Derive from it, and define `make`."""
 
+    _factory: KvConnectorFactory | None = None
+
     def make(self) -> KvConnectorFactory:
         """Return the factory."""
         raise NotImplementedError
@@ -168,7 +170,9 @@ class KvConnectorConformance:
 
     @asynccontextmanager
     async def _opened(self, cache: _Cache) -> AsyncGenerator[KvConnector]:
-        connector = self.make().open()
+        if self._factory is None:
+            self._factory = self.make()
+        connector = self._factory.open()
         connector.register(_MODEL, cache)
         try:
             yield connector

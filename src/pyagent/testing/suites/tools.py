@@ -26,7 +26,7 @@ from pyagent.core.fleet.tool_providers import OPEN_SECONDS, ToolProvider
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.messages import JsonObject
 from pyagent.testing.backends import EchoBackend, Reply, ScriptedBackend
-from pyagent.testing.suites.checks import check_host_takes, run
+from pyagent.testing.suites.checks import check_host_takes, check_json, run
 
 _OTHER_TYPES: dict[str, object] = {
     "string": 7,
@@ -70,7 +70,7 @@ class ToolConformance:
     def test_examples_are_answered_with_json(self) -> None:
         """Each example is taken, and what comes of it can be written as JSON, as a model is told it."""
         for example in self.examples:
-            msgspec.json.encode(self._called(self.make(), example))
+            check_json(f"what comes of {example!r:.80}", self._called(self.make(), example))
 
     def test_json_text_is_taken_like_a_dict(self) -> None:
         """Arguments that come as JSON text, as models write them, are those of the dict."""
