@@ -27,23 +27,7 @@ EXAMPLES = ROOT / "examples"
 PAGES = sorted(
     [*DOCS.rglob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 )
-PLUGIN_EXAMPLES = (
-    "pyagent-haiku",
-    "pyagent-words",
-    "pyagent-command",
-    "pyagent-shortest",
-    "pyagent-count",
-    "pyagent-toolserver",
-    "pyagent-parrot",
-    "pyagent-sinks",
-    "pyagent-atcall",
-    "pyagent-script",
-    "pyagent-aim",
-    "pyagent-softcap",
-    "pyagent-bytes",
-    "pyagent-kvfolder",
-    "pyagent-granite",
-)
+PLUGIN_EXAMPLES = sorted(folder.name for folder in EXAMPLES.glob("pyagent-*"))
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
