@@ -7,6 +7,7 @@ on nothing below. A server answers before it has a fleet, so nothing of a fleet 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from pyagent.core.chain.chain import Chain
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.errors import ConfigError, PluginError
 from pyagent.core.nearest import did_you_mean
-from pyagent.core.plugins import PluginHost
+from pyagent.core.plugins import Isolator, PluginHost
 from pyagent.core.resilience.retry import RetryPolicy
 from pyagent.core.resilience.spend_limit import SpendLimit
 from pyagent.core.secrets import strike_text
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.agent import Agent
     from pyagent.core.response_cache.cache import ResponseCache
     from pyagent.core.settings import ResponseCacheSettings, Settings
+    from pyagent.core.settings.program import Plugins
     from pyagent.infrastructure.backends.found import Look
     from pyagent.infrastructure.storage.journal import SqliteJournal
 
@@ -43,7 +45,16 @@ __all__ = [
 
 def make_host(settings: Settings) -> PluginHost:
     """Return the installed plugins, found but not imported."""
-    return PluginHost.discover(settings.plugins)
+    return PluginHost.discover(settings.plugins, _isolator_of(settings.plugins))
+
+
+def _isolator_of(options: Plugins) -> Isolator | None:
+    """Return what isolates plugins, where the settings name some."""
+    if not options.isolate:
+        return None
+    from pyagent.infrastructure.isolation.plugin import isolated
+
+    return partial(isolated, seconds=options.isolated_seconds, memory_bytes=options.isolated_memory)
 
 
 def make_backend(

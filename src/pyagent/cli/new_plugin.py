@@ -69,10 +69,10 @@ def _check_is_free(package: Package, config: Path | None) -> None:
 
 
 def _taken_name(package: Package, config: Path | None) -> str:
+    from pyagent.assembly import make_host
     from pyagent.core.config import load_settings
-    from pyagent.core.plugins import PluginHost
 
-    host = PluginHost.discover(load_settings(config).settings.plugins)
+    host = make_host(load_settings(config).settings)
     if package.name in {info.name for info in host.plugins()}:
         return f"there is a plugin {package.name!r}"
     brought: dict[str, object] = getattr(host, KINDS[package.kind].noun)()

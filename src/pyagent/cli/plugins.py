@@ -126,10 +126,10 @@ def _text(value: object) -> str:
 
 
 def _loaded_host(config: Path | None) -> PluginHost:
+    from pyagent.assembly import make_host
     from pyagent.core.config import load_settings
-    from pyagent.core.plugins import PluginHost
 
-    host = PluginHost.discover(load_settings(config).settings.plugins)
+    host = make_host(load_settings(config).settings)
     logger = logging.getLogger("pyagent.plugins")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # what it would warn of is what this command prints

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from pyagent.core.web_search import SearchProviderFactory
 
 logger = logging.getLogger("pyagent.plugins")
+Isolator = Callable[[str, Mapping[str, str]], object]
+"""Makes what stands for a plugin that runs elsewhere, from its name and its modules by noun."""
 LOAD_SECONDS = 60.0
 """How long a plugin may take to import, and to answer a hook."""
 
@@ -90,17 +92,24 @@ class PluginOptions(Protocol):
         """How long a plugin may take to import, and to answer a hook."""
         ...
 
+    @property
+    def isolate(self) -> Sequence[str]:
+        """Plugins that run in processes of their own."""
+        ...
+
 
 class PluginHost:
     """Holds the plugins. `discover` reads metadata; `backends`, `agents` and `tools` import what they need."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a setting
         self,
         *,
         disable: Iterable[str] = (),
         order: Iterable[str] = (),
         with_options: Iterable[str] = (),
         load_seconds: float = LOAD_SECONDS,
+        isolate: Iterable[str] = (),
+        isolator: Isolator | None = None,
     ) -> None:
         self._manager = pluggy.PluginManager(PROJECT_NAME)
         self._manager.add_hookspecs(HookSpecs)
@@ -111,17 +120,21 @@ class PluginHost:
         self._contributions = Contributions.of(NOUNS)
         self._open_nouns = set(NOUNS)
         self._load_seconds = load_seconds
+        self._isolated = frozenset(isolate)
+        self._isolator = isolator
         self._tried: FoundPlugin | None = None
         self._lock = threading.RLock()
 
     @classmethod
-    def discover(cls, options: PluginOptions) -> PluginHost:
-        """Find the installed plugins by their metadata; nothing is imported."""
+    def discover(cls, options: PluginOptions, isolator: Isolator | None = None) -> PluginHost:
+        """Find the installed plugins by their metadata; nothing is imported. Those to isolate go by the `isolator`."""
         host = cls(
             disable=options.disable,
             order=options.order,
             with_options=options.options,
             load_seconds=options.load_seconds,
+            isolate=options.isolate,
+            isolator=isolator,
         )
         for entry, distribution in installed_entry_points():
             host._add_entry(entry.name, entry.value, distribution)
@@ -257,8 +270,9 @@ class PluginHost:
         return self._contributions.clashes()
 
     def unknown_names(self) -> list[str]:
-        """Names in `plugins.order`, `plugins.disable` and of tables `plugins.NAME` that no plugin has."""
-        return sorted((self._disabled | self._order.keys() | self._with_options) - self._plugins.keys())
+        """Names in the settings of plugins (order, disable, isolate, tables `plugins.NAME`) that no plugin has."""
+        named = self._disabled | self._order.keys() | self._with_options | self._isolated
+        return sorted(named - self._plugins.keys())
 
     # -- while the program runs --------------------------------------------------------------------------------------
 
@@ -393,7 +407,7 @@ class PluginHost:
         """Import one module of a plugin and register it; quarantines on any failure."""
         started = time.perf_counter()
         try:
-            thing = plugin.in_time(f"importing {target}", self._load_seconds, lambda: import_target(target))
+            thing = plugin.in_time(f"importing {target}", self._load_seconds, lambda: self._imported(plugin, target))
             self._register_object(plugin, target, thing)
         except PluginError as error:
             self._quarantine(plugin, str(error).removeprefix(f"plugin {plugin.name!r} "))
@@ -404,6 +418,15 @@ class PluginHost:
         else:
             plugin.state = "loaded"
         plugin.load_seconds += time.perf_counter() - started
+
+    def _imported(self, plugin: FoundPlugin, target: str) -> object:
+        """Return a plugin's module; what stands for it where the plugin is to be isolated: its code is not run here."""
+        if plugin.name not in self._isolated:
+            return import_target(target)
+        if self._isolator is None:
+            text = f"plugin {plugin.name!r} is in plugins.isolate, and this part of the program cannot isolate plugins"
+            raise PluginError(text, plugin=plugin.name)
+        return self._isolator(plugin.name, plugin.noun_to_target)
 
     def _register_object(self, plugin: FoundPlugin, target: str, thing: object) -> None:
         check_hook_names(plugin.name, thing)

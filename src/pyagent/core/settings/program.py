@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import platformdirs
 
-from pyagent.core.setting_kinds import PATH, TABLES, TEXTS, choice, number
+from pyagent.core.setting_kinds import PATH, SIZE, TABLES, TEXTS, choice, number
 from pyagent.core.settings.section import Section, Setting
 
 
@@ -26,6 +26,20 @@ class Plugins(Section, frozen=True):
             "Seconds that a plugin may take to import, and to answer a hook; then it is left out, and named.",
         ),
     ] = 60.0
+    isolate: Annotated[
+        list[str],
+        Setting(
+            TEXTS,
+            "Plugins whose agents and tools run in processes of their own, with the files, network and tools that each "
+            "plugin declares.",
+        ),
+    ] = []
+    isolated_seconds: Annotated[
+        float, Setting(number(86_400.0), "Seconds that an agent or a tool of an isolated plugin may take.")
+    ] = 300.0
+    isolated_memory: Annotated[
+        int, Setting(SIZE, "Memory that the process of an isolated plugin may take, its interpreter included.")
+    ] = 2_000_000_000
     options: Annotated[
         dict[str, dict[str, object]],
         Setting(TABLES, "Options of a plugin, which its own page names; written as a table `[plugins.NAME]`."),

@@ -1,0 +1,134 @@
+"""An isolated plugin as the host sees it: hooks that bring its agents and tools, each of which runs in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from pyagent.core.errors import PluginError, RequestError
+from pyagent.core.fleet.agent import Agent, Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.remote.calls import RunCalls
+from pyagent.core.fleet.remote.messages import AgentCall
+from pyagent.core.fleet.tools import Effect, FleetTool
+from pyagent.core.hooks import hookimpl
+from pyagent.core.messages import JsonObject
+from pyagent.infrastructure.isolation.capabilities import declared, source_of_plugin
+from pyagent.infrastructure.isolation.jail import kinds
+from pyagent.infrastructure.isolation.messages import ARGUMENTS, AgentTold, Asked, CallTool, RunAgent, ToolTold, View
+from pyagent.infrastructure.isolation.process import IsolatedPlugin
+
+logger = logging.getLogger("pyagent.plugins")
+NOUNS = frozenset({"agents", "tools"})
+"""What an isolated plugin can bring; the rest is called too often, or needs the program's memory."""
+
+
+def isolated(name: str, targets: Mapping[str, str], seconds: float, memory_bytes: int) -> object:
+    """Return the plugin's hooks, after asking its process what it brings. Raises `PluginError` saying why not."""
+    if others := sorted(set(targets) - NOUNS):
+        what = others[0] or "anything (its entry point names no hook)"
+        raise PluginError(f"plugin {name!r} brings {what}, and only agents and tools can be isolated", plugin=name)
+    target, *more = dict.fromkeys(targets.values())
+    if more:
+        raise PluginError(f"plugin {name!r} has several modules, and only one can be isolated", plugin=name)
+    source = source_of_plugin(name, target)
+    plugin = IsolatedPlugin(name, target, str(source), declared(name, source), seconds, memory_bytes)
+    if missing := [kind for kind in ("landlock", "seccomp") if kind not in kinds()]:
+        text = "plugin %s is isolated without %s, which this system lacks: native code gets around Python's audit hooks"
+        logger.warning(text, name, " and ".join(missing))
+    return _Hooks(plugin)
+
+
+class _Hooks:
+    def __init__(self, plugin: IsolatedPlugin) -> None:
+        self._plugin = plugin
+        told = asyncio.run(plugin.describe())
+        self._agents = [_Agent(plugin, agent) for agent in told.agents]
+        self._tools = [_tool(plugin, tool) for tool in told.tools]
+
+    @hookimpl
+    def pyagent_register_agents(self) -> Sequence[Agent]:
+        """Bring its agents."""
+        return self._agents
+
+    @hookimpl
+    def pyagent_register_tools(self) -> Sequence[FleetTool]:
+        """Bring its tools."""
+        return self._tools
+
+
+class _Agent:
+    """An agent whose code runs in a process of its own for each task; its result is what JSON has."""
+
+    def __init__(self, plugin: IsolatedPlugin, told: AgentTold) -> None:
+        self.plugin = plugin
+        self.name, self.description = told.name, told.description
+
+    async def run(self, context: Context, task: Task) -> object:
+        """Do the task."""
+        calls = RunCalls(context, is_repeatable=False)
+        try:
+            asked = RunAgent(self.name, task, _view(calls, self.plugin.allowed.tools))
+            made = _Made(calls, self.plugin, asked.view.attempt)
+            return msgspec.msgpack.decode(await self.plugin.run(asked, made.make))
+        finally:
+            await calls.close()
+
+
+@dataclass
+class _Made:
+    """Makes an agent's calls with its run's context, those that it may make."""
+
+    calls: RunCalls
+    plugin: IsolatedPlugin
+    attempt: int
+
+    async def make(self, asked: Asked) -> bytes:
+        """Return what came of a call. Raises `RequestError` for one that an isolated plugin may not make."""
+        call = AgentCall(self.attempt, asked.index, asked.name, self._arguments(asked))
+        return msgspec.msgpack.encode(await self.calls.make(call), enc_hook=str)
+
+    def _arguments(self, asked: Asked) -> tuple[object, ...]:
+        if asked.name not in ARGUMENTS:
+            text = f"the plugin {self.plugin.name} is isolated, and may not ask its run for {asked.name!r:.40}"
+            raise RequestError(text, param=asked.name)
+        try:
+            decode: Any = msgspec.msgpack.decode
+            args = cast("tuple[object, ...]", decode(asked.args, type=ARGUMENTS[asked.name]))
+        except msgspec.MsgspecError as error:
+            raise RequestError(f"the plugin {self.plugin.name} asks wrongly: {error}", param=asked.name) from error
+        for tool in _tools_named(asked.name, args):
+            if tool not in self.plugin.allowed.tools:
+                text = f"the plugin {self.plugin.name} did not declare the tool {tool!r:.80}"
+                raise RequestError(text, param="tools")
+        return args
+
+
+def _tools_named(call: str, args: tuple[object, ...]) -> Sequence[object]:
+    """Return the tools that a call would have called."""
+    if call == "call_tool":
+        return args[:1]
+    return cast("Sequence[object]", args[2]) if call == "complete" else ()
+
+
+def _view(calls: RunCalls, tools: Sequence[str]) -> View:
+    view = calls.begin()
+    known = {name: getattr(view, name) for name in View.__struct_fields__ if name != "tools"}
+    return View(**known, tools=tuple(tool for tool in view.tools if tool.name in tools))
+
+
+def _tool(plugin: IsolatedPlugin, told: ToolTold) -> FleetTool:
+    async def refuse(asked: Asked) -> bytes:
+        raise RequestError(f"a tool has no run to ask for {asked.name!r:.40}", param="tools")
+
+    async def call(arguments: JsonObject) -> object:
+        return msgspec.msgpack.decode(await plugin.run(CallTool(told.name, arguments), refuse))
+
+    function: Callable[..., Awaitable[object]] = call
+    effect = cast("Effect", told.effect)
+    return FleetTool(told.name, told.description, told.parameters, function, effect, told.needs_approval)
