@@ -65,7 +65,7 @@ def show(name: str, config: Config = None, as_json: AsJson = False) -> None:
     if name not in infos:
         hint = did_you_mean(name, infos, "`pyagent plugins list` shows all")
         raise ConfigError(f"there is no plugin {name!r}; {hint}")
-    described = _as_json(host, infos[name])
+    described = _as_json(host, infos[name]) | _isolation(infos[name], config)
     if as_json:
         typer.echo(json.dumps(described))
         return
@@ -138,6 +138,20 @@ def _loaded_host(config: Path | None) -> PluginHost:
     finally:
         logger.setLevel(level)
     return host
+
+
+def _isolation(info: PluginInfo, config: Path | None) -> dict[str, object]:
+    """Return what an isolated plugin may do, and what of this machine holds it to that; nothing for others."""
+    import msgspec
+
+    from pyagent.core.config import load_settings
+    from pyagent.infrastructure.isolation.capabilities import declared, source_of_plugin
+    from pyagent.infrastructure.isolation.jail import kinds
+
+    if info.name not in load_settings(config).settings.plugins.isolate or not info.modules:
+        return {}
+    allowed = declared(info.name, source_of_plugin(info.name, info.modules[0]))
+    return {"may": msgspec.to_builtins(allowed), "isolated_by": kinds()}
 
 
 def _columns(info: PluginInfo) -> tuple[str, str, str]:

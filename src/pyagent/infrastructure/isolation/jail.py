@@ -105,7 +105,7 @@ class Network:
 
     def __init__(self, declared: Sequence[str]) -> None:
         self._places = {(host, int(port)) for host, _, port in (one.rpartition(":") for one in declared)}
-        self._names = {host for host, _ in self._places if not _is_number(host)}
+        self._ports_of_names = {port for host, port in self._places if not _is_number(host)}
 
     def refusal(self, event: str, args: tuple[object, ...]) -> str | None:
         """Return what is not allowed, in words; None for what is."""
@@ -122,8 +122,7 @@ class Network:
         if not isinstance(address, tuple) or len(cast("tuple[object, ...]", address)) < 2:
             return False
         host, port = cast("tuple[object, ...]", address)[:2]
-        is_of_a_name = bool(self._names) and _is_number(str(host)) and port in {port for _, port in self._places}
-        return (host, port) in self._places or is_of_a_name
+        return (host, port) in self._places or (_is_number(str(host)) and port in self._ports_of_names)
 
 
 def _is_number(host: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,7 +48,8 @@ def isolated(name: str, targets: Mapping[str, str], seconds: float, memory_bytes
 class _Hooks:
     def __init__(self, plugin: IsolatedPlugin) -> None:
         self._plugin = plugin
-        told = asyncio.run(plugin.describe())
+        with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
+            told = thread.submit(asyncio.run, plugin.describe()).result()
         self._agents = [_Agent(plugin, agent) for agent in told.agents]
         self._tools = [_tool(plugin, tool) for tool in told.tools]
 

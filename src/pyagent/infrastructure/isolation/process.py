@@ -38,6 +38,7 @@ from pyagent.infrastructure.wire.fault import Fault
 
 Make = Callable[[Asked], Awaitable[bytes]]
 """Makes a call of the plugin's with its run's context, and returns what came of it by msgpack."""
+_DESCRIBE_SECONDS = 60.0
 _MOST_CALLS = 256
 """Calls of one agent that are under way at the same time."""
 _MAX_FRAME = 64 << 20
@@ -57,24 +58,24 @@ class IsolatedPlugin:
 
     async def describe(self) -> Described:
         """Return what it brings."""
-        answer = await self._ask(Describe(), _no_calls)
+        answer = await self._ask(Describe(), _no_calls, _DESCRIBE_SECONDS)
         assert isinstance(answer, Described)
         return answer
 
     async def run(self, asked: RunAgent | CallTool, make: Make) -> bytes:
         """Return what an agent or a tool returns, by msgpack. Raises what it raises, and `AgentError` past a bound."""
-        answer = await self._ask(asked, make)
+        answer = await self._ask(asked, make, self.seconds)
         assert isinstance(answer, Done)
         return answer.value
 
-    async def _ask(self, asked: ToPlugin, make: Make) -> Described | Done:
+    async def _ask(self, asked: ToPlugin, make: Make, seconds: float) -> Described | Done:
         expected = Described if isinstance(asked, Describe) else Done
         async with self._process() as process:
             try:
-                async with asyncio.timeout(self.seconds):
+                async with asyncio.timeout(seconds):
                     answer = await self._converse(process, asked, make)
             except TimeoutError as error:
-                text = f"the plugin {self.name} has not ended within {self.seconds:g} s; plugins.isolated_seconds"
+                text = f"the plugin {self.name} has not ended within {seconds:g} s; plugins.isolated_seconds"
                 raise AgentError(f"{text} is the bound", agent=self.name) from error
             except (WireError, OSError) as error:
                 raise AgentError(await self._why_it_ended(process, error), agent=self.name) from error
