@@ -234,7 +234,6 @@ def test_errors_and_environment(world: World) -> None:
     names = world.play("environment").result
     assert isinstance(names, list)
     assert "SECRET_KEY" not in names
-    assert "HOME" not in names
 
 
 def test_network_that_is_declared_is_reached_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

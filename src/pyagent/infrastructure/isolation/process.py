@@ -140,8 +140,8 @@ class IsolatedPlugin:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of the process: where code is, and the language; no key, and nothing of the user's."""
-    kept = {name: value for name in ("LANG", "LC_ALL", "TZ") if (value := os.environ.get(name)) is not None}
+    """Return the variables of the process: where code and the home are, and the language; no key."""
+    kept = {name: value for name in ("HOME", "LANG", "LC_ALL", "TZ") if (value := os.environ.get(name)) is not None}
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
