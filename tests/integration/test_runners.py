@@ -413,9 +413,8 @@ def test_logits_from_elsewhere_are_sampled_as_the_cpu_runner_samples(tiny_model_
             outputs.append(_rust.sample_logits(logits, samplers, [0, 1, 2], {1: masks[1]}))
             assert set(_rust.sample_logits(logits, samplers, [0, 1, 2], masks)[2]) == {2}
         else:
-            outputs.append(
-                runner.model.execute(runner.pool, [0, 1, 2], lengths, tokens, samplers, [0, 1, 2], {1: masks[1]})
-            )
+            asked = (lengths, tokens, samplers, [0, 1, 2], {1: masks[1]})
+            outputs.append(runner.model.execute(runner.pool, [0, 1, 2], *asked)[:3])
         for sequence in range(3):
             runner.release(sequence)
         runner.pool.clear_index()

@@ -75,18 +75,46 @@ pub struct LoadOptions {
     pub most_positions: Option<usize>,
 }
 
-/// A row of logits to sample from.
+/// A row of logits to sample from, and one after each token that is proposed to follow.
 pub struct SamplingRow<'a> {
-    /// Row of the last batch's logits.
+    /// Row of the last batch's logits: the first of `1 + drafts.len()`.
     pub row: usize,
+    /// Proposed tokens: what is sampled from a row after the first counts while all before it were proposed right.
+    pub drafts: &'a [u32],
     /// The request's parameters and counts.
     pub state: &'a mut SamplerState,
-    /// One bit per token, set where allowed.
+    /// One bit per token, set where allowed; those of one row after those of the other.
     pub mask: Option<&'a [u32]>,
     /// Tokens the request has sampled so far: with its seed, what the sample depends on.
     pub step: u64,
     /// Whether [`CpuModel::prepare`] comes before [`CpuModel::sample`], for processors between the two.
     pub is_prepared: bool,
+}
+
+impl SamplingRow<'_> {
+    /// Samples from row after row, until what is sampled is not what was proposed. Each token is the one that a step of
+    /// its own would sample, as it depends on the seed, its number and the logits alone.
+    fn verify(&mut self, rows: &mut [f32], vocab: usize) -> Result<Vec<Sampled>, SampleError> {
+        let mut masks = self
+            .mask
+            .map(|masks| masks.chunks_exact((masks.len() / (1 + self.drafts.len())).max(1)));
+        let mut all = Vec::with_capacity(1 + self.drafts.len());
+        for (place, row) in rows.chunks_exact_mut(vocab).enumerate() {
+            let mask = masks.as_mut().and_then(Iterator::next);
+            let sampled = match self.state.sample(row, mask, self.step + place as u64) {
+                Ok(sampled) => sampled,
+                Err(error) if place == 0 => return Err(error),
+                Err(_) => break, // the step in which it comes first says so
+            };
+            self.state.observe(sampled.token);
+            let is_right = self.drafts.get(place) == Some(&sampled.token);
+            all.push(sampled);
+            if !is_right {
+                break;
+            }
+        }
+        Ok(all)
+    }
 }
 
 /// A loaded model.
@@ -262,21 +290,23 @@ impl CpuModel {
         self.on_rows(rows, |sample, row| sample.state.prepare(row, sample.mask, sample.step))
     }
 
-    /// Samples a token from each given row of the last batch's logits, on all threads. A row's fault is its own.
+    /// Samples from each given row of the last batch's logits, on all threads: a token, and one more for each draft that
+    /// was right. A row's fault is its own.
     ///
     /// # Panics
     /// When the rows do not rise, or one does not exist.
     pub fn sample<'a, 'b: 'a>(
         &mut self,
         rows: impl Iterator<Item = &'a mut SamplingRow<'b>>,
-    ) -> Result<Vec<Result<Sampled, SampleError>>, EngineError> {
-        self.on_rows(rows, |sample, row| {
-            let sampled = if sample.is_prepared {
-                sample.state.sample_prepared(row, sample.step)
-            } else {
-                sample.state.sample(row, sample.mask, sample.step)
-            };
-            sampled.inspect(|sampled| sample.state.observe(sampled.token))
+    ) -> Result<Vec<Result<Vec<Sampled>, SampleError>>, EngineError> {
+        let vocab = self.config.vocab_size;
+        self.on_rows(rows, |sample, rows| {
+            if sample.is_prepared {
+                let sampled = sample.state.sample_prepared(rows, sample.step)?;
+                sample.state.observe(sampled.token);
+                return Ok(vec![sampled]);
+            }
+            sample.verify(rows, vocab)
         })
     }
 
@@ -287,14 +317,17 @@ impl CpuModel {
         work: impl Fn(&mut SamplingRow<'b>, &mut [f32]) -> T + Sync,
     ) -> Result<Vec<T>, EngineError> {
         let vocab = self.config.vocab_size;
-        let mut logits = self.space.logits.first(self.num_outputs).chunks_exact_mut(vocab);
+        let mut logits = self.space.logits.first(self.num_outputs);
         let mut next = 0;
         let tasks: Vec<_> = rows
             .map(|sample| {
                 assert!(sample.row >= next, "rows to sample from must rise");
-                let row = logits.nth(sample.row - next).expect("a row of the last batch");
-                next = sample.row + 1;
-                Mutex::new((sample, row, None))
+                let end = sample.row + 1 + sample.drafts.len();
+                let (before, after) = std::mem::take(&mut logits).split_at_mut((end - next) * vocab);
+                logits = after;
+                let rows = &mut before[(sample.row - next) * vocab..];
+                next = end;
+                Mutex::new((sample, rows, None))
             })
             .collect();
         let work = |task: &Mutex<(&mut SamplingRow<'b>, &mut [f32], Option<T>)>| {

@@ -278,6 +278,9 @@ impl CpuModel {
 /// A sampled token's log-probability, the likeliest tokens with theirs, and the entropy where it was asked for.
 pub(crate) type Likelihood = (f32, Vec<(u32, f32)>, Option<f32>);
 
+/// What is sampled after a segment's first token: tokens, with their likelihoods where these were asked for.
+type Further = HashMap<usize, Vec<(u32, Option<Likelihood>)>>;
+
 /// The tokens sampled; for some segments their likelihoods, and for some what is wrong.
 pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, Likelihood>, HashMap<usize, String>);
 
@@ -322,15 +325,19 @@ impl CpuModel {
     /// `steps[i]`-th, from the tokens that `masks[i]` allows where there is one. `num_outputs` says how many of each segment's last tokens give
     /// logits, if not one of each that samples. The segments in `scores` are parts of prompts whose tokens are scored.
     ///
+    /// The last `num_drafts[i]` tokens of a segment are proposals for what is sampled after those before them: each is
+    /// sampled as in a step of its own, up to the first that was not proposed right, and `masks[i]` has the masks of all of
+    /// them one after the other. The pool learns of the tokens that were right.
+    ///
     /// Before the segments in `processed` are sampled, `process` is called once with their `LogitsRows`; it returns what is
     /// wrong with some, by segment.
     ///
-    /// Returns the tokens sampled, likelihoods by segment where they were asked for, and by segment what was wrong with it:
-    /// the others were computed all the same. Raises `ValueError` when the columns do not fit; then nothing was.
+    /// Returns the tokens sampled, likelihoods by segment where they were asked for, by segment what was wrong with it (the
+    /// others were computed all the same), and by segment the tokens after its first, with theirs. Raises `ValueError` when the columns do not fit; then nothing was.
     #[expect(clippy::too_many_arguments, reason = "a column for each thing that a segment has")]
     #[pyo3(signature = (pool, sequence_ids, lengths, tokens, samplers = Vec::new(), steps = Vec::new(),
         masks = HashMap::new(), *, num_outputs = None, scores = HashMap::new(), process = None,
-        processed = HashSet::new()))]
+        processed = HashSet::new(), num_drafts = HashMap::new()))]
     fn execute(
         &self,
         py: Python<'_>,
@@ -345,7 +352,8 @@ impl CpuModel {
         scores: HashMap<usize, Bound<'_, PromptScores>>,
         process: Option<Py<PyAny>>,
         processed: HashSet<usize>,
-    ) -> PyResult<StepOutput> {
+        num_drafts: HashMap<usize, usize>,
+    ) -> PyResult<(Vec<u32>, HashMap<usize, Likelihood>, HashMap<usize, String>, Further)> {
         if samplers.len() != steps.len() {
             return Err(PyValueError::new_err("there is not one step for each sampler"));
         }
@@ -357,10 +365,11 @@ impl CpuModel {
                 sampler: sampler.get().shared(),
                 mask: masks.get(&segment).map(|mask| mask_words(mask)),
                 step,
+                num_drafts: num_drafts.get(&segment).copied().unwrap_or(0),
                 is_processed: processed.contains(&segment),
             })
             .collect();
-        let samples = |segment| usize::from(segment < asked.len());
+        let samples = |segment| asked.get(segment).map_or(0, |asked: &Asked| 1 + asked.num_drafts);
         let columns = Columns {
             num_outputs: num_outputs.unwrap_or_else(|| (0..sequence_ids.len()).map(samples).collect()),
             sequence_ids,
@@ -372,7 +381,7 @@ impl CpuModel {
                 .collect(),
         };
         let outcome = py.detach(|| step::run(&mut *self.lock()?, pool, columns, &asked, process.as_ref()))?;
-        Ok((outcome.tokens, outcome.likelihoods, outcome.errors))
+        Ok((outcome.tokens, outcome.likelihoods, outcome.errors, outcome.more))
     }
 
     /// The last step's logits as little-endian f32, [outputs, vocab]; for tests and tools.

@@ -9,6 +9,7 @@ mod model_files;
 mod sampling;
 mod step;
 mod text;
+mod token_index;
 mod torch_kernels;
 mod torch_team;
 mod vocabulary;
@@ -35,6 +36,9 @@ mod _rust {
         CpuModel, ModelFileError, PromptScores, SamplerState, SwapHandle, available_cores, cpu_features,
         describe_model, most_step_bytes,
     };
+
+    #[pymodule_export]
+    use crate::token_index::TokenIndex;
 
     #[pymodule_export]
     use crate::encoder::{EncoderModel, describe_encoder, model_task};

@@ -16,7 +16,7 @@ use crate::step::{Asked, Outcome};
 /// Samples a token from each row of `logits`, [len(samplers), vocabulary] of 32-bit floats, with `samplers[i]`, as its
 /// `steps[i]`-th, from the tokens that `masks[i]` allows where there is one.
 ///
-/// `process` and `processed` are as for `CpuModel.execute`. Returns what that does. Raises `ValueError` when the columns do not fit; then nothing was sampled.
+/// `process` and `processed` are as for `CpuModel.execute`. Returns what that does of segments without drafts. Raises `ValueError` when the columns do not fit; then nothing was sampled.
 #[pyfunction]
 #[pyo3(signature = (logits, samplers, steps, masks = HashMap::new(), *, process = None, processed = HashSet::new()))]
 pub fn sample_logits(
@@ -43,6 +43,7 @@ pub fn sample_logits(
             sampler: sampler.get().shared(),
             mask: masks.get(&row).map(|mask| mask_words(mask)),
             step,
+            num_drafts: 0,
             is_processed: process.is_some() && processed.contains(&row),
         })
         .collect();

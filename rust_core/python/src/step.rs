@@ -33,19 +33,24 @@ pub(crate) struct Columns {
     pub(crate) scores: HashMap<usize, Arc<Mutex<PromptScores>>>,
 }
 
-/// What the first segments sample, each from its last row of logits.
+/// What the first segments sample: the token after their last, and one after each draft before it that is right.
 pub(crate) struct Asked {
     pub(crate) sampler: Arc<Mutex<SamplerState>>,
+    /// Of each row after the other.
     pub(crate) mask: Option<Vec<u32>>,
     pub(crate) step: u64,
+    /// How many of the segment's last tokens are drafts.
+    pub(crate) num_drafts: usize,
     /// Whether its logits are processed from outside before it is sampled.
     pub(crate) is_processed: bool,
 }
 
-/// What came out of a step: a token for each sample, and what there is to say about some segments.
+/// What came out of a step: a token for each sample, and what there is to say about some segments: the tokens after it,
+/// with their likelihoods where these were asked for.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) tokens: Vec<u32>,
+    pub(crate) more: HashMap<usize, Vec<(u32, Option<Likelihood>)>>,
     pub(crate) likelihoods: HashMap<usize, Likelihood>,
     pub(crate) errors: HashMap<usize, String>,
 }
@@ -113,9 +118,18 @@ pub(crate) fn run(
     step.outcome.tokens.resize(asked.len(), 0);
     step.locate(&scores)?;
     step.compute(model, &scores)?;
-    step.commit(model)?;
+    let has_drafts = |segment: usize| asked.get(segment).is_some_and(|asked| asked.num_drafts > 0);
+    step.commit(model, |segment, length| (!has_drafts(segment)).then_some(length))?;
     step.take_scores(model, &mut scores);
     step.sample(model, asked, &mut samplers, process)?;
+    if asked.iter().any(|asked| asked.num_drafts > 0) {
+        let num_right: Vec<_> = (0..asked.len())
+            .map(|segment| step.outcome.more.get(&segment).map_or(0, Vec::len))
+            .collect();
+        step.commit(model, |segment, length| {
+            has_drafts(segment).then(|| length - asked[segment].num_drafts + num_right[segment])
+        })?;
+    }
     Ok(step.outcome)
 }
 
@@ -147,12 +161,22 @@ fn check(columns: &Columns, asked: &[Asked], vocab_size: usize) -> PyResult<()> 
             "{samples} samples from {count} segments, each of which must give logits"
         )));
     }
-    if let Some(mask) = asked
+    let few = |(segment, sample): &(usize, &Asked)| {
+        sample.num_drafts >= columns.num_outputs[*segment] || (sample.num_drafts > 0 && sample.is_processed)
+    };
+    if let Some((segment, sample)) = asked.iter().enumerate().find(few) {
+        let drafts = sample.num_drafts;
+        return Err(PyValueError::new_err(format!(
+            "segment {segment} has {drafts} drafts, which need a row of logits each and no processors"
+        )));
+    }
+    let rows = |sample: &Asked| 1 + sample.num_drafts;
+    let mut masks = asked
         .iter()
-        .filter_map(|sample| sample.mask.as_ref())
-        .find(|mask| mask.len() * 32 < vocab_size)
+        .filter_map(|sample| Some((sample.mask.as_ref()?, rows(sample))));
+    if let Some((mask, rows)) = masks.find(|(mask, rows)| mask.len() % rows != 0 || mask.len() / rows * 32 < vocab_size)
     {
-        let bits = mask.len() * 32;
+        let bits = mask.len() * 32 / rows;
         return Err(PyValueError::new_err(format!(
             "a mask of {bits} bits for {vocab_size} tokens"
         )));
@@ -166,6 +190,64 @@ fn check(columns: &Columns, asked: &[Asked], vocab_size: usize) -> PyResult<()> 
         ))),
         None => Ok(()),
     }
+}
+
+impl Outcome {
+    /// Takes what a segment sampled.
+    fn take(&mut self, segment: usize, sampled: Result<Vec<Sampled>, String>) {
+        let mut sampled = match sampled {
+            Ok(sampled) => sampled.into_iter().map(with_likelihood),
+            Err(reason) => return drop(self.errors.insert(segment, reason)),
+        };
+        let Some((token, likelihood)) = sampled.next() else {
+            return;
+        };
+        self.tokens[segment] = token;
+        if let Some(likelihood) = likelihood {
+            self.likelihoods.insert(segment, likelihood);
+        }
+        if sampled.len() > 0 {
+            self.more.insert(segment, sampled.collect());
+        }
+    }
+
+    /// Has rows of logits processed from outside, and leaves out those for which that failed.
+    fn process(
+        &mut self,
+        model: &mut CpuModel,
+        samples: &mut Vec<(usize, SamplingRow<'_>)>,
+        process: &Py<PyAny>,
+    ) -> PyResult<()> {
+        let prepared = samples.iter().filter(|(_, row)| row.is_prepared);
+        let places: Vec<_> = prepared.map(|(segment, row)| (*segment, row.row)).collect();
+        let rows = samples.iter_mut().map(|(_, row)| row).filter(|row| row.is_prepared);
+        let results = model.prepare(rows).map_err(|error| engine_error(&error))?;
+        let failed = places.iter().zip(results);
+        let failed = failed.filter_map(|((segment, _), result)| Some((*segment, result.err()?.to_string())));
+        self.errors.extend(failed);
+        let vocab = model.config().vocab_size;
+        let mut logits = model.logits().chunks_exact_mut(vocab).enumerate();
+        let errors = &self.errors;
+        let shown = places.into_iter().filter(|(segment, _)| !errors.contains_key(segment));
+        let rows = shown.filter_map(|(segment, wanted)| {
+            let found = logits.find(|(row, _)| *row == wanted)?;
+            Some((segment, found.1))
+        });
+        let faults = process_rows(process, rows)?;
+        self.errors.extend(faults);
+        samples.retain(|(segment, _)| !self.errors.contains_key(segment));
+        Ok(())
+    }
+}
+
+fn with_likelihood(sampled: Sampled) -> (u32, Option<Likelihood>) {
+    let Sampled {
+        token,
+        logprob,
+        top_logprobs,
+        entropy,
+    } = sampled;
+    (token, logprob.map(|logprob| (logprob, top_logprobs, entropy)))
 }
 
 impl Step<'_> {
@@ -249,11 +331,15 @@ impl Step<'_> {
         self.outcome.errors.insert(place.segment, reason);
     }
 
-    /// Tells the pool what was computed, of the sequences that are still where they were.
-    fn commit(&mut self, model: &CpuModel) -> PyResult<()> {
+    /// Tells the pool what was computed, of the sequences that are still where they were: so many of a segment's tokens
+    /// as `counted` says of it and its length.
+    fn commit(&mut self, model: &CpuModel, counted: impl Fn(usize, usize) -> Option<usize>) -> PyResult<()> {
         let mut pool = self.pool.lock()?;
         let groups = &model.kv().pages.groups;
         for (place, tables) in self.places.iter().zip(self.tables.chunks_exact(self.num_groups)) {
+            let Some(length) = counted(place.segment, place.tokens.1 - place.tokens.0) else {
+                continue;
+            };
             let sequence = self.columns.sequence_ids[place.segment];
             let is_there = pool
                 .num_tokens(sequence)
@@ -262,7 +348,7 @@ impl Step<'_> {
                     .tables(sequence)
                     .is_ok_and(|now| place.is_written_in(groups, tables, now));
             let committed = if is_there {
-                let tokens = &self.columns.tokens[place.tokens.0..place.tokens.1];
+                let tokens = &self.columns.tokens[place.tokens.0..][..length];
                 pool.commit(sequence, tokens).map_err(|error| error.to_string())
             } else {
                 // Released while it was computed, and perhaps begun again elsewhere.
@@ -295,7 +381,7 @@ impl Step<'_> {
         }
     }
 
-    /// Samples from the last row of each of the first segments.
+    /// Samples from the last row of each of the first segments, and from those before it that follow drafts.
     fn sample(
         &mut self,
         model: &mut CpuModel,
@@ -316,7 +402,8 @@ impl Step<'_> {
             };
             let asked = &asked[place.segment];
             let row = SamplingRow {
-                row: end - 1,
+                row: end - 1 - asked.num_drafts,
+                drafts: &self.columns.tokens[place.tokens.1 - asked.num_drafts..place.tokens.1],
                 state,
                 mask: asked.mask.as_deref(),
                 step: asked.step,
@@ -325,58 +412,15 @@ impl Step<'_> {
             samples.push((place.segment, row));
         }
         if let Some(process) = process {
-            self.process(model, &mut samples, process)?;
+            self.outcome.process(model, &mut samples, process)?;
         }
         let results = model.sample(samples.iter_mut().map(|(_, row)| row));
         let results = results.map_err(|error| engine_error(&error))?;
-        for ((segment, _), result) in samples.into_iter().zip(results) {
-            match result {
-                Ok(Sampled {
-                    token,
-                    logprob,
-                    top_logprobs,
-                    entropy,
-                }) => {
-                    self.outcome.tokens[segment] = token;
-                    if let Some(logprob) = logprob {
-                        self.outcome
-                            .likelihoods
-                            .insert(segment, (logprob, top_logprobs, entropy));
-                    }
-                }
-                Err(error) => {
-                    self.outcome.errors.insert(segment, error.to_string());
-                }
-            }
+        let segments: Vec<_> = samples.iter().map(|(segment, _)| *segment).collect();
+        drop(samples);
+        for (segment, result) in segments.into_iter().zip(results) {
+            self.outcome.take(segment, result.map_err(|error| error.to_string()));
         }
-        Ok(())
-    }
-
-    /// Has rows of logits processed from outside, and leaves out those for which that failed.
-    fn process(
-        &mut self,
-        model: &mut CpuModel,
-        samples: &mut Vec<(usize, SamplingRow<'_>)>,
-        process: &Py<PyAny>,
-    ) -> PyResult<()> {
-        let prepared = samples.iter().filter(|(_, row)| row.is_prepared);
-        let places: Vec<_> = prepared.map(|(segment, row)| (*segment, row.row)).collect();
-        let rows = samples.iter_mut().map(|(_, row)| row).filter(|row| row.is_prepared);
-        let results = model.prepare(rows).map_err(|error| engine_error(&error))?;
-        let failed = places.iter().zip(results);
-        let failed = failed.filter_map(|((segment, _), result)| Some((*segment, result.err()?.to_string())));
-        self.outcome.errors.extend(failed);
-        let vocab = model.config().vocab_size;
-        let mut logits = model.logits().chunks_exact_mut(vocab).enumerate();
-        let errors = &self.outcome.errors;
-        let shown = places.into_iter().filter(|(segment, _)| !errors.contains_key(segment));
-        let rows = shown.filter_map(|(segment, wanted)| {
-            let found = logits.find(|(row, _)| *row == wanted)?;
-            Some((segment, found.1))
-        });
-        let faults = process_rows(process, rows)?;
-        self.outcome.errors.extend(faults);
-        samples.retain(|(segment, _)| !self.outcome.errors.contains_key(segment));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Code metrics, duplicates, text scanning and replacing, nearest-neighbour search. Knows nothing of Python objects, models or the
+//! Code metrics, duplicates, text scanning and replacing, nearest-neighbour search, an index of tokens. Knows nothing of Python objects, models or the
 //! network.
 
 pub mod code_metrics;
@@ -6,3 +6,4 @@ pub mod duplicates;
 pub mod names;
 pub mod nearest;
 pub mod replace;
+pub mod token_index;

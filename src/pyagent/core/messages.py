@@ -159,7 +159,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     the caller reads the answer when it is complete, so that a chain may validate it, and begin it anew with another
     link; deltas before a `restart` are void. `after_link` names a link of the chain: only those after
     it are asked. `is_movable`: the chain that sends it can ask another node, so an engine
-    may give it back while it waits (`MovedError`).
+    may give it back while it waits (`MovedError`). `prediction` is a text that the answer is expected to be like (OpenAI's
+    predicted output): a backend may be quicker where it is, and answers as it would without.
     """
 
     model: str = ""
@@ -192,6 +193,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     after_link: str = ""
     is_movable: bool = False
+    prediction: str = ""
 
 
 def check_echo(request: ChatRequest) -> None:
@@ -286,6 +288,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     `grammar_backend` (ours): what held the answer to a schema, grammar or form of calls.
     `cost_usd` (ours): what the answer cost by the `price` of the links that gave it, failed ones included.
     `reasoning_tokens` are those of `completion_tokens` that the model spent on thinking, where the backend counts them.
+    Of the tokens that were proposed for the answer and verified (drafts of speculative decoding, of a `prediction` or
+    others), `accepted_prediction_tokens` are in it and `rejected_prediction_tokens` are not.
     """
 
     prompt_tokens: int = 0
@@ -297,6 +301,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     answer: Literal["computed", "cached", "shared"] = "computed"
     ignored: tuple[str, ...] = ()
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
     grammar_backend: str = ""
     cost_usd: float = 0.0
 

@@ -240,5 +240,7 @@ def summed(usage: list[Usage | None]) -> Usage | None:
         completion_tokens=sum(one.completion_tokens for one in counted),
         total_tokens=sum(one.total_tokens for one in counted),
         reasoning_tokens=sum(one.reasoning_tokens for one in counted),
+        accepted_prediction_tokens=sum(one.accepted_prediction_tokens for one in counted),
+        rejected_prediction_tokens=sum(one.rejected_prediction_tokens for one in counted),
         cost_usd=sum(one.cost_usd for one in counted),
     )

@@ -44,6 +44,11 @@ class Batch:
     probabilities are wanted; they go there. Before the segments in `processed` are sampled, `process` is called once,
     in any thread, with their logits after `masks`; it returns why some cannot be sampled. Without `tokens`, a segment
     is the token that the step before sampled for its sequence (`LaunchingRunner`).
+
+    The last `num_drafts[i]` tokens of one of the first `num_decoding` segments are drafts, for which there is room:
+    proposals for what is sampled after the tokens before them. Each is sampled as in a step of its own, until one is
+    not as proposed; KV of tokens after it is void. `masks[i]` then has the masks of all of them, one after the other.
+    Only a runner that `verifies_drafts` is given any.
     """
 
     sequence_ids: list[int] = field(default_factory=list[int])
@@ -56,6 +61,7 @@ class Batch:
     process: Callable[[LogitsRows], dict[int, str]] | None = None
     processed: frozenset[int] = frozenset()
     num_decoding: int = 0
+    num_drafts: dict[int, int] = field(default_factory=dict[int, int])
 
 
 class Likelihood(NamedTuple):
@@ -71,12 +77,14 @@ class StepOutput:
     """The tokens sampled, in the order of the segments that sample; likelihoods and faults of rows that have any.
 
     `more` has, by row below `num_decoding`, the tokens accepted after `tokens[row]` in the same step, where the runner
-    verified several: at most `Runner.num_lookahead_tokens`. Their KV is computed, but for the last one's. `seconds` is
-    how long the runner computed, measured by its caller.
+    verified several: at most the row's drafts, or `Runner.num_lookahead_tokens` of its own. Their KV is computed, but
+    for the last one's. `more_likelihoods` are theirs, where the request asks for any. `seconds` is how long the runner
+    computed, measured by its caller.
     """
 
     tokens: list[int]
     more: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    more_likelihoods: dict[int, list[Likelihood]] = field(default_factory=dict[int, list[Likelihood]])
     likelihoods: dict[int, Likelihood] = field(default_factory=dict[int, Likelihood])
     errors: dict[int, str] = field(default_factory=dict[int, str])
     seconds: float = 0.0

@@ -273,6 +273,11 @@ class ModelRunner(Runner, Protocol):
         ...
 
     @property
+    def verifies_drafts(self) -> bool:
+        """Whether it takes a batch's `num_drafts`; where not, it is given none."""
+        ...
+
+    @property
     def kv_tokens(self) -> int:
         """The longest sequence whose keys and values fit in memory, up to the model's context."""
         ...

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from pyagent.core.setting_kinds import COUNT, NUMBER, SIZE, TEXT, TEXTS, TRUTH, choice, number, whole
-from pyagent.core.settings.engine_tables import ARGUMENTS, BUDGETS, CLASSES, TEMPLATES, RequestClass
+from pyagent.core.settings.engine_tables import ARGUMENTS, BUDGETS, CLASSES, TEMPLATES, RequestClass, Speculative
 from pyagent.core.settings.section import Section, Setting, auto
 
 
@@ -352,6 +352,7 @@ class Engine(Section, frozen=True):
             "for each token.",
         ),
     ] = 1
+    speculative: Speculative = Speculative()
     isa: Annotated[
         Literal["auto", "scalar", "avx2", "avx512", "amx"],
         Setting(choice("auto", "scalar", "avx2", "avx512", "amx"), "Widest CPU instruction set to use, for debugging."),

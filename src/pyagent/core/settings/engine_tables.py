@@ -1,9 +1,9 @@
 """Kinds of tables among the settings of the engine; each says what it expects."""
 
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pyagent.core.messages import ReasoningEffort
-from pyagent.core.setting_kinds import TABLE, TEXT, Kind, number, read_table, whole
+from pyagent.core.setting_kinds import SIZE, TABLE, TEXT, Kind, choice, number, read_table, whole
 from pyagent.core.settings.section import Section, Setting, settings_in
 
 
@@ -13,6 +13,31 @@ class RequestClass(Section, frozen=True):
     policy: Annotated[str, Setting(TEXT, "Queue policy of the request class.")] = "fcfs"
     options: Annotated[dict[str, Any], Setting(TABLE, "Options of the queue policy.")] = {}
     share: Annotated[float, Setting(number(10**6), "Share of the engine that the request class gets.")] = 1.0
+
+
+class Speculative(Section, frozen=True):
+    """Speculative decoding of the embedded engine."""
+
+    method: Annotated[
+        Literal["off", "ngram", "suffix"],
+        Setting(
+            choice("off", "ngram", "suffix"),
+            "Where the tokens are from that a step proposes and verifies (speculative decoding): `ngram` copies from a "
+            "request's own prompt and answer, `suffix` also from earlier answers to the same tenant. Answers are the "
+            "same, token by token, and steps verify only what is measured to be quicker. For the `cpu` runner.",
+        ),
+    ] = "suffix"
+    num_speculative_tokens: Annotated[
+        int, Setting(whole(1, 64), "Tokens that a step proposes for a request at most.")
+    ] = 7
+    prompt_lookup_min: Annotated[
+        int,
+        Setting(whole(1, 64), "Tokens of a text's end that must be found again for what came after them to be proposed."),
+    ] = 2
+    memory: Annotated[
+        int,
+        Setting(SIZE, "Memory for the texts that tokens are proposed from, of each model: 12 bytes a token."),
+    ] = 32_000_000
 
 
 def _read_class(name: str, value: object) -> RequestClass:

@@ -69,6 +69,8 @@ class _Choice(msgspec.Struct):
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -301,4 +303,6 @@ def _usage(counted: _Usage) -> Usage:
         total_tokens=counted.total_tokens or counted.prompt_tokens + counted.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=(details and details.cached_tokens) or 0),
         reasoning_tokens=(generated and generated.reasoning_tokens) or 0,
+        accepted_prediction_tokens=(generated and generated.accepted_prediction_tokens) or 0,
+        rejected_prediction_tokens=(generated and generated.rejected_prediction_tokens) or 0,
     )

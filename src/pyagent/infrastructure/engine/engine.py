@@ -11,8 +11,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -21,6 +23,9 @@ from pyagent.core.moving_average import moving_average
 from pyagent.core.runners.batch import Likelihood, StepOutput
 from pyagent.core.runners.runner import DeferringRunner, Runner, StepMemoryError
 from pyagent.core.withdrawal import Withdrawal
+from pyagent.infrastructure.engine.drafts.ahead import Ahead, add_masks
+from pyagent.infrastructure.engine.drafts.options import DraftOptions
+from pyagent.infrastructure.engine.drafts.speculation import Speculation
 from pyagent.infrastructure.engine.grammar import GrammarError, told_briefly
 from pyagent.infrastructure.engine.logits.step_logits import StepLogits
 from pyagent.infrastructure.engine.request import Output, Request, Status
@@ -32,6 +37,9 @@ from pyagent.infrastructure.engine.scheduler.withdrawable import withdrawable
 from pyagent.infrastructure.engine.stats import Counts, EngineStats
 from pyagent.infrastructure.engine.step_executor import InFlightStep, StepThread, execute
 from pyagent.infrastructure.engine.step_masks import StepMasks
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.memory.ledger import Reservation
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +61,13 @@ class Engine:
         *,
         is_async: bool = False,
         logits: StepLogits | None = None,
+        drafts: DraftOptions | None = None,
+        draft_memory: Reservation | None = None,
     ) -> None:
         """With `is_async`, compute steps in a thread of their own, and plan the next one meanwhile.
 
-        `logits` takes the rows of requests through their logits processors.
+        `logits` takes the rows of requests through their logits processors. With `drafts`, steps verify some, whose
+        texts are reserved in `draft_memory`.
         """
         self.runner = runner
         self.scheduler = Scheduler(runner, limits, queues, clock)
@@ -72,6 +83,11 @@ class Engine:
         self._busy_since: float | None = None  # when the loop's present turn began
         self._steps = StepThread(runner) if is_async else None
         self._logits = logits
+        self.speculation = None
+        if drafts is not None:
+            limits = self.scheduler.limits
+            most_rows = drafts.most_rows(limits.most_running, limits.max_num_batched_tokens)
+            self.speculation = Speculation(drafts, most_rows, self.scheduler.reserve_drafts, draft_memory)
         self._in_flight: InFlightStep | None = None  # the step being computed
         self._unreleased: list[int] = []  # sequences that ended during it
         self._clock = clock
@@ -154,6 +170,7 @@ class Engine:
             preemptions=scheduler.num_preemptions,
             prefill_tokens_per_second=scheduler.costs.prefill_tokens_per_second,
             pool=self.runner.stats(),
+            drafts=None if self.speculation is None else self.speculation.counts,
         )
 
     def end(self, request: Request) -> None:
@@ -181,7 +198,8 @@ class Engine:
             if self._in_flight is None:
                 return has_failed
         in_flight = self._in_flight
-        ahead = self._plan_ahead() if in_flight.future is not None else None
+        can_plan = in_flight.future is not None and not in_flight.plan.batch.num_drafts  # how many come is not known
+        ahead = self._plan_ahead() if can_plan else None
         launched = self._launch_ahead(ahead) if ahead is not None else None
         output = self._compute(in_flight)
         over = in_flight.plan.requests() if output is None else self._apply_output(in_flight, output)
@@ -190,7 +208,7 @@ class Engine:
             launched = ahead = None
         self._in_flight = launched
         self._release_later()
-        self._count(in_flight, 0.0 if output is None else output.seconds)
+        self._count(in_flight, output)
         if launched is not None:
             launched.plan.has_ended |= bool(over)
         elif ahead is not None:
@@ -206,8 +224,7 @@ class Engine:
         planning = time.perf_counter() - start
         has_failed = self._end_failed()
         if plan is not None:
-            faults = self._add_masks(plan) if self.scheduler.has_masks else {}
-            self._start(plan, planning, faults)
+            self._start(plan, planning, self._add_drafts(plan))
         return has_failed
 
     def _plan_ahead(self) -> InFlightStep | None:
@@ -228,7 +245,8 @@ class Engine:
         start = time.perf_counter()
         ahead.plan.fill(over)
         if ahead.plan.sampled:
-            self._start(ahead.plan, ahead.planning + time.perf_counter() - start, {})
+            planning = ahead.planning + time.perf_counter() - start
+            self._start(ahead.plan, planning, self._add_drafts(ahead.plan))
 
     def _start(self, plan: Plan, planning: float, faults: dict[int, str]) -> None:
         if self._logits is not None and self.scheduler.has_processors:
@@ -237,9 +255,15 @@ class Engine:
         future = None if self._steps is None else self._steps.start(plan.batch)
         self._in_flight = InFlightStep(plan, planning, faults, future, started)
 
-    def _add_masks(self, plan: Plan) -> dict[int, str]:
-        """Give the batch its masks; return the reasons of grammars that failed, by row."""
-        plan.batch.masks, failed = self._masks.compute(plan.sampled)
+    def _add_drafts(self, plan: Plan) -> dict[int, str]:
+        """Give the batch its drafts and masks; return the reasons of grammars that failed, by row."""
+        drafts = {} if self.speculation is None else self.speculation.choose(plan)
+        faults = self._add_masks(plan, drafts) if self.scheduler.has_masks else {}
+        plan.add_drafts({row: ahead.tokens for row, ahead in drafts.items()})
+        return faults
+
+    def _add_masks(self, plan: Plan, drafts: dict[int, Ahead]) -> dict[int, str]:
+        failed = add_masks(plan, drafts, self._masks)
         plan.force_tokens()
         return {row: _grammar_fault(plan.sampled[row], error) for row, error in failed.items()}
 
@@ -300,9 +324,17 @@ class Engine:
                 continue
             after = output.more.get(row, ()) if output.more else ()
             self._take(request, token, likelihood, now, len(after))
-            for place, further in enumerate(after, 1):
-                if not request.is_finished:  # by the token before
-                    self._take(request, further, None, now, len(after) - place)
+            if after:
+                self._take_more(request, after, output.more_likelihoods.get(row, ()), now)
+
+    def _take_more(
+        self, request: Request, tokens: Sequence[int], likelihoods: Sequence[Likelihood], now: float
+    ) -> None:
+        """Emit what a step's further tokens give a client, up to one that ends its answer."""
+        for place, (token, likelihood) in enumerate(zip_longest(tokens, likelihoods[: len(tokens)])):
+            if request.is_finished:
+                return
+            self._take(request, token, likelihood, now, len(tokens) - place - 1)
 
     def _take(self, request: Request, token: int, likelihood: Likelihood | None, now: float, num_after: int) -> None:
         """Emit what a sampled token gives its client; `num_after` further ones of the step come after it."""
@@ -383,7 +415,7 @@ class Engine:
         elif not self._emit(request, emitted):
             self._end(request, request.finish("abort"))
 
-    def _count(self, in_flight: InFlightStep, forward_seconds: float) -> None:
+    def _count(self, in_flight: InFlightStep, output: StepOutput | None) -> None:
         plan, now = in_flight.plan, time.perf_counter()
         seconds = now - max(in_flight.started - in_flight.planning, self._last_step_end)
         self._last_step_end = now
@@ -393,7 +425,9 @@ class Engine:
         self.scheduler.costs.note(seconds, num_prompt, num_decoding)
         num_output = len(plan.sampled) + in_flight.num_more
         self.counts.note_step(in_flight.planning, plan.num_tokens, num_output)
-        plan.charge(forward_seconds, in_flight.planning)
+        plan.charge(0.0 if output is None else output.seconds, in_flight.planning)
+        if self.speculation is not None and output is not None:
+            self.speculation.note(plan, output, seconds)
 
     def _end_overdue(self) -> None:
         """End the requests whose deadline has passed."""
@@ -421,6 +455,8 @@ class Engine:
         if request.scheduled is not None:  # what leaves the queue unbegun says nothing of how quick requests are
             self._note_pace(self._clock())
         self.counts.note_end(request)
+        if self.speculation is not None:
+            self.speculation.end(request)
         self._emit(request, output)
 
     def _release_later(self) -> None:

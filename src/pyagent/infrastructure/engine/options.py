@@ -13,6 +13,7 @@ from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory,
 from pyagent.core.runners.kv_connector import KvConnectorFactory
 from pyagent.core.settings import Engine
 from pyagent.core.tokenizers import NO_OPTIONS, TokenizerOptions
+from pyagent.infrastructure.engine.drafts.options import DraftOptions
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 from pyagent.infrastructure.engine.logits.processors import LogitsOptions
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice
@@ -67,7 +68,7 @@ class EngineOptions:
     text of `stream_interval` tokens goes out together. `tokenizer` says how vocabularies and chat templates are
     found; `trusts_request_templates` lets requests bring their own. `grammar_backends` compile structured output,
     `logits` says which logits processors there are. `kv_connector` moves KV from and to other engines; without one,
-    a node of a cluster may bring its own where `takes_kv_connector`.
+    a node of a cluster may bring its own where `takes_kv_connector`. With `drafts`, steps verify proposed tokens.
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
@@ -90,6 +91,7 @@ class EngineOptions:
     logits: LogitsOptions = field(default_factory=LogitsOptions)
     kv_connector: KvConnectorFactory | None = None
     takes_kv_connector: bool = True
+    drafts: DraftOptions | None = None
 
     def of_model(self, name: str) -> EngineOptions:
         """Return the options of one model."""
@@ -98,7 +100,9 @@ class EngineOptions:
     @property
     def largest_step(self) -> LargestStep:
         """Bounds of every step of a model."""
-        return LargestStep(self.limits.max_num_batched_tokens, self.limits.most_running, self.max_model_len)
+        running, most_tokens = self.limits.most_running, self.limits.max_num_batched_tokens
+        most_outputs = running if self.drafts is None else self.drafts.most_rows(running, most_tokens)
+        return LargestStep(most_tokens, most_outputs, self.max_model_len)
 
     def runner_for(self, path: Path) -> tuple[RunnerFactory, ModelNeeds]:
         """Return the runner that a model gets, and what the model will take there.

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from pyagent.core.runners.kv_connector import KvConnectorFactory
     from pyagent.core.runners.rank_executor import RankExecutor
     from pyagent.core.settings import Engine as EngineSettings
+    from pyagent.core.settings.engine_tables import Speculative
     from pyagent.core.tokenizers import TokenizerFactory, TokenizerOptions
     from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
+    from pyagent.infrastructure.engine.drafts.options import DraftOptions
     from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
 
@@ -189,6 +191,20 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         logits=pick_logits(engine.logits_processors, parts.logits_processors(), engine.logits_processor_seconds),
         kv_connector=_kv_connector(engine.kv_connector, parts),
         takes_kv_connector=engine.kv_connector == "auto",
+        drafts=_drafts(engine.speculative),
+    )
+
+
+def _drafts(speculative: Speculative) -> DraftOptions | None:
+    from pyagent.infrastructure.engine.drafts.options import DraftOptions
+
+    if speculative.method == "off":
+        return None
+    return DraftOptions(
+        method=speculative.method,
+        num_speculative_tokens=speculative.num_speculative_tokens,
+        prompt_lookup_min=speculative.prompt_lookup_min,
+        most_bytes=speculative.memory,
     )
 
 

@@ -26,6 +26,7 @@ from pyagent.infrastructure.engine.sessions.sessions import NO_PROMPT, Prompt
 
 if TYPE_CHECKING:
     from pyagent._rust import PromptScores, SamplerState
+    from pyagent.infrastructure.engine.drafts.proposals import RequestDrafts
     from pyagent.infrastructure.engine.grammar import Grammar
     from pyagent.infrastructure.engine.logits.row_processors import RowProcessor
     from pyagent.infrastructure.engine.sampling.beam_search import Search
@@ -134,7 +135,8 @@ class Request:
     `spans_reasoning`, it holds from the first token on. `followers` are to be forked from it when its prompt is
     computed, all but the last token.
     `scores` takes the log probabilities of the prompt's tokens, where they are asked for; `processors` change the
-    logits that it is sampled from. The text of `stream_interval` tokens goes out together; `unsent` is what waits for
+    logits that it is sampled from. `predicted` are tokens that the answer may be like; `drafts` is what is proposed for
+    it. The text of `stream_interval` tokens goes out together; `unsent` is what waits for
     the others. The answer begins with `num_echoed` characters of the prompt.
 
     The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_prefilled` of them
@@ -168,6 +170,8 @@ class Request:
     samples: Samples | None = None
     search: Search | None = None
     processors: tuple[RowProcessor, ...] = ()
+    predicted: tuple[int, ...] = ()
+    drafts: RequestDrafts | None = None
     followers: list[Request] = field(default_factory=list["Request"])
     stream_interval: int = 1
     unsent: Parsed = NOTHING
@@ -274,6 +278,11 @@ class Request:
     def read(self, token: int) -> None:
         """Go on by a beam's token, of which nothing is told yet. Raises `GrammarError`."""
         self._read(token)
+
+    def is_ended_by(self, token: int) -> bool:
+        """Go on by a token of which nothing is told, and return whether the answer ends with it. Raises `GrammarError`."""
+        _, is_stopped = self._read(token)
+        return is_stopped or (self.grammar is not None and self.grammar.is_finished)
 
     def ends_with(self, token: int) -> bool:
         """Whether nothing can follow a token that the mask allows, as the form is whole then."""

@@ -68,6 +68,26 @@ class PoolCounts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class DraftCounts(msgspec.Struct, kw_only=True):
+    """Speculative decoding since the model was loaded: sequences of drafts verified, their tokens, those accepted.
+
+    `accepted_at` has the last by their place in the sequence, counted from 0.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_at: dict[str, int] = {}
+
+    def note(self, num_tokens: int, num_accepted: int) -> None:
+        """Count a sequence of drafts that was verified."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_tokens
+        self.num_accepted_tokens += num_accepted
+        for place in map(str, range(num_accepted)):
+            self.accepted_at[place] = self.accepted_at.get(place, 0) + 1
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine has done and does. Seconds unless the name says otherwise.
 
@@ -77,7 +97,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     are any. `num_slow_steps` took more than five times what is usual, the p50 or what their prompt
     tokens should take; `slowest_step` took the longest of them. `step_trend` is the p50 of the last 128 steps over that
     of the last 1,024: above 1, steps get slower. `preemptions` are by kind, `finished` by reason, `waiting` by request
-    class.
+    class. `drafts` are counted where there may be any.
     """
 
     num_running: int = 0
@@ -102,6 +122,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_seconds: Percentiles = Percentiles()
     prefill_tokens_per_second: float = 0.0
     pool: PoolCounts = PoolCounts()
+    drafts: DraftCounts | None = None
 
 
 class KvMoveStats(msgspec.Struct, kw_only=True):
@@ -218,6 +239,7 @@ class Counts:
         preemptions: Mapping[str, int],
         prefill_tokens_per_second: float,
         pool: PoolStats,
+        drafts: DraftCounts | None,
     ) -> EngineStats:
         """Return the counts with what the engine holds now."""
         return EngineStats(
@@ -243,4 +265,5 @@ class Counts:
             first_token_seconds=self.first_token_seconds.percentiles(),
             inter_token_seconds=self.inter_token_seconds.percentiles(),
             pool=PoolCounts.of(pool),
+            drafts=drafts and msgspec.structs.replace(drafts, accepted_at=dict(drafts.accepted_at)),
         )

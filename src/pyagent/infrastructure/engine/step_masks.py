@@ -23,7 +23,8 @@ class StepMasks:
 
     def __init__(self, vocab_size: int) -> None:
         self._row_bytes = mask_bytes(vocab_size)
-        self._all = b"\xff" * self._row_bytes
+        self.all = b"\xff" * self._row_bytes
+        """A mask that allows every token."""
         self._none = bytes(self._row_bytes)
         self._memory = bytearray()
 
@@ -57,7 +58,7 @@ class StepMasks:
             return
         if request.is_outside_grammar:
             begun = {token for token in request.opener_ids if allows(mask, token)} if request.opener_ids else ()
-            mask[:] = self._all
+            mask[:] = self.all
             if request.grammar is not None:  # thinking: no end, and no beginning of a call that the grammar has not
                 forbid(mask, request.end_ids | request.opener_ids.difference(begun))
         elif not request.num_output_tokens:

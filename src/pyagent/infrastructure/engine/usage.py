@@ -23,12 +23,16 @@ def usage_of(request: Request) -> Usage:
         num_output_tokens = sum(len(answer.tokens) for answer in request.search.answers)
     else:
         num_output_tokens = sum(answer.num_output_tokens for answer in request.answers)
+    drafts = [answer.drafts for answer in request.answers if answer.drafts is not None]
+    num_accepted = sum(one.num_accepted for one in drafts)
     return Usage(
         prompt_tokens=request.num_prompt_tokens,
         completion_tokens=num_output_tokens,
         total_tokens=request.num_prompt_tokens + num_output_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=request.num_cached or 0),
         reasoning_tokens=sum(answer.text.num_reasoning_tokens for answer in request.answers),
+        accepted_prediction_tokens=num_accepted,
+        rejected_prediction_tokens=sum(one.num_drafted for one in drafts) - num_accepted,
         timings=timings_of(request),
         cache=_cache_report(request),
         grammar_backend="" if request.grammar is None else request.grammar.backend_name,

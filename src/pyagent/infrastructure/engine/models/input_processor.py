@@ -42,7 +42,7 @@ class ProcessedInput:
 
     `tokens` are the prompt's, `max_new_tokens` those that may follow it. `given` is what another engine delivered,
     `log` all tokens of the only answer that there are already, an answer prefix included. `token_lists` are those that
-    sampling fields name, `processors` those of the first answer.
+    sampling fields name, `processors` those of the first answer. The answer may be like the tokens `predicted`.
     """
 
     request: ChatRequest
@@ -56,6 +56,7 @@ class ProcessedInput:
     key: PrefixKey
     token_lists: dict[str, Any]
     processors: tuple[RowProcessor, ...]
+    predicted: tuple[int, ...] = ()
 
 
 class InputProcessor:
@@ -191,6 +192,7 @@ class InputProcessor:
             key=PrefixKey(tenant=request.origin.tenant, priority=_eviction_priority(request.priority)),
             token_lists=find_tokens(request.sampling, self._tokenizer),
             processors=self._processors(request),
+            predicted=AssistantPrefix.of(request.prediction, self._tokenizer).tokens[: context.num_tokens],
         )
 
     def _processors(self, request: ChatRequest) -> tuple[RowProcessor, ...]:
@@ -241,6 +243,7 @@ class InputProcessor:
             prompt=common.prompt.prompt,
             index=index,
             processors=processors,
+            predicted=common.predicted,
             status=Status.FOLLOWING if index else Status.WAITING,
             stream_interval=self._stream_interval,
             num_echoed=len(common.prompt.echo),

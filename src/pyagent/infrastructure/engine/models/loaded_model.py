@@ -74,6 +74,8 @@ class LoadedModel:
             replace(options.limits, kv_settings=memory.kv_settings),
             options.queues(),
             logits=self.logits.step,
+            drafts=options.drafts if self.runner.verifies_drafts else None,
+            draft_memory=memory.drafts,
             is_async=is_async(options.async_scheduling, self.runner.num_threads, num_cores=_rust.available_cores()),
         )
         self.grammars = GrammarCompiler(vocabulary, memory.grammars, options.grammar_backends)

@@ -340,6 +340,7 @@ class ModelPool:
             grammars=reserve("grammars", 0, partial(self._forget_grammars, entry)),
             sessions=reserve("sessions", 0),
             prompts=reserve("prompts", 0),
+            drafts=reserve("drafts", 0),
             kv_settings=(*most.kv_settings, ledger.setting),
         )
 

@@ -27,6 +27,7 @@ class CpuRunner(PagedRunner):
     """Computes batches on this machine's cores. Not for concurrent use: one engine loop owns it."""
 
     scores_prompts = True
+    verifies_drafts = True
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class CpuRunner(PagedRunner):
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and sample the tokens it asks for; the pool learns what was computed."""
-        tokens, likelihoods, errors = self.model.execute(
+        tokens, likelihoods, errors, further = self.model.execute(
             self.pool,
             batch.sequence_ids,
             batch.lengths,
@@ -79,9 +80,14 @@ class CpuRunner(PagedRunner):
             scores=batch.scores,
             process=batch.process,
             processed=batch.processed,
+            num_drafts=batch.num_drafts,
         )
-        found = {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}
-        return StepOutput(tokens, likelihoods=found, errors=errors)
+        output = StepOutput(tokens, errors=errors)
+        output.likelihoods = {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}
+        for row, sampled in further.items():
+            output.more[row] = [token for token, _ in sampled]
+            output.more_likelihoods[row] = [Likelihood(*likelihood) for _, likelihood in sampled if likelihood]
+        return output
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of KV pages: (from, to), in this order."""

@@ -42,6 +42,8 @@ class PagedRunner(ABC):
     """This machine's threads that steps keep busy."""
     scores_prompts = False
     """Whether `execute` fills a batch's `scores`."""
+    verifies_drafts = False
+    """Whether `execute` takes a batch's `num_drafts`."""
     processes_logits = True
     """Whether `execute` calls a batch's `process`, as `finish_step` does."""
 

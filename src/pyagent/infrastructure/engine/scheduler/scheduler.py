@@ -256,6 +256,11 @@ class Scheduler:
             self.ending[request.id] = request
         return kept
 
+    def reserve_drafts(self, request: Request, num_drafts: int) -> int:
+        """Make room for the drafts of a decoding request, where there is memory; return for how many there is room."""
+        self.admission.reserve(request, len(request.tokens) + num_drafts)
+        return max(0, min(num_drafts, request.num_reserved - len(request.tokens)))
+
     # -- decoding -----------------------------------------------------------------------------------------------------
 
     def _reserve_for_decode(self, now: float) -> None:

@@ -5,7 +5,7 @@ Plans nothing itself, and knows neither queues nor memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -75,6 +75,17 @@ class Plan:
                 else:
                     self.unsampled.append(request)
 
+    def add_drafts(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """Have the step verify tokens that may follow those of its decoding rows."""
+        batch, tokens = self.batch, list[int]()
+        for row, token in enumerate(batch.tokens[: self.num_decoding]):
+            proposed = drafts.get(row, ())
+            tokens += (token, *proposed)
+            if proposed:
+                batch.lengths[row] += len(proposed)
+                batch.num_drafts[row] = len(proposed)
+        batch.tokens[: self.num_decoding] = tokens
+
     def fill(self, ended: Collection[Request]) -> None:
         """Give a step planned ahead its input, each request's newest token; drop the requests that have `ended`."""
         if ended:
@@ -107,7 +118,7 @@ class Plan:
         """Add the step's times to its requests, a search's to its lead: forward pass by tokens, scheduling evenly."""
         per_token = forward_seconds / max(1, self.num_tokens)
         per_request = scheduler_seconds / max(1, len(self.batch.sequence_ids))
-        decoding = ((request, 1) for request in self.sampled[: self.num_decoding])
+        decoding = zip(self.sampled[: self.num_decoding], self.batch.lengths, strict=False)
         for request, num_tokens in chain(decoding, ((chunk.request, chunk.num_tokens) for chunk in self.chunks)):
             charged = request if request.search is None else request.search.lead
             charged.forward_seconds += per_token * num_tokens

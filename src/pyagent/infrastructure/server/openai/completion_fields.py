@@ -153,7 +153,6 @@ class CompletionFields(FormatFields, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: object = None
     prompt_cache_options: object = None
     prompt_cache_retention: object = None
-    prediction: object = None
     spaces_between_special_tokens: object = None
 
     def sampling(self, max_tokens: int | None, top_logprobs: int | None, *, echo: bool = False) -> SamplingParams:

@@ -170,8 +170,9 @@ def _full(usage: Usage) -> JsonObject:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": usage.prompt_tokens_details,
     }
-    if usage.reasoning_tokens:
-        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    names = ("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
+    if details := {name: count for name in names if (count := getattr(usage, name))}:
+        counts["completion_tokens_details"] = details
     counts |= {"timings": usage.timings} if usage.timings else {}
     counts |= {"cache": usage.cache} if usage.cache else {}
     counts |= {"ignored": usage.ignored} if usage.ignored else {}

@@ -8,7 +8,7 @@ the value that means nothing (`REFUSED`). An unknown field is refused too, with 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -33,7 +33,6 @@ IGNORED = (
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
-    "prediction",
     "spaces_between_special_tokens",
 )
 REFUSED: Refused = {
@@ -56,6 +55,25 @@ _BUDGETS = (
 """Names of one field: vLLM's, Qwen's, and llama.cpp's."""
 
 
+class PredictedPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a predicted output."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's predicted output."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatBody(CompletionFields, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
@@ -67,6 +85,7 @@ class ChatBody(CompletionFields, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    prediction: Prediction | None = None
     # vLLM's, Qwen's, and llama.cpp's
     thinking_token_budget: int | None = None
     thinking_budget: int | None = None
@@ -179,6 +198,7 @@ def _read_chat(parsed: ChatBody) -> ParsedRequest:
         reasoning_effort=parsed.reasoning_effort,
         chat_template=parsed.chat_template or "",
         chat_template_kwargs=parsed.chat_template_kwargs or {},
+        prediction="" if parsed.prediction is None else parsed.prediction.text,
     )
     understood = _asked(parsed, request, is_chat=True)
     return msgspec.structs.replace(understood, custom_tools=custom_names(parsed.tools or []))

@@ -1,0 +1,1 @@
+"""Speculative decoding: proposals for an answer's next tokens, verified in the step that samples the first of them."""

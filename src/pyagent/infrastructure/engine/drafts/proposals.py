@@ -1,0 +1,86 @@
+"""What may come next in a request's answer: copied from its own text, from a predicted one, or from earlier answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyagent.infrastructure.engine.drafts.acceptance import Acceptance, bucket_of
+from pyagent.infrastructure.engine.drafts.texts import OwnText
+
+if TYPE_CHECKING:
+    from pyagent._rust import TokenIndex
+
+_SEEN = 64
+"""Tokens of a text's end that are looked for."""
+_PREDICTED = "predicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Tokens, and how likely each is sampled, with all before it; where they are from, and the class of their match."""
+
+    tokens: list[int]
+    chances: list[float]
+    source: str
+    bucket: int
+
+
+@dataclass(slots=True)
+class RequestDrafts:
+    """What is known for a request's drafts: its texts, its record, and what was proposed last.
+
+    Without `text`, there was no memory for it, or the request has ended: nothing is proposed. Of its drafts `num_drafted` were verified, `num_accepted` of them right.
+    """
+
+    text: OwnText | None
+    acceptance: Acceptance
+    predicted: tuple[int, ...] = ()
+    num_drafted: int = 0
+    num_accepted: int = 0
+    _last: Proposal | None = field(default=None, init=False)
+
+    def propose(
+        self, tokens: list[int], num_prompt_tokens: int, most: int, shared: TokenIndex | None
+    ) -> Proposal | None:
+        """Learn from what the log has more than before, and propose what may come next, at most so many tokens."""
+        text = self.text
+        if text is None:
+            return None
+        self._learn(text.read(tokens))
+        found = self._from_prediction(tokens, num_prompt_tokens, most)
+        found = found or self._found(text.index, tokens[-_SEEN:], most, shared)
+        self._last = found
+        return found
+
+    def _learn(self, new: list[int]) -> None:
+        last = self._last
+        if last is None:
+            return
+        num_seen = min(len(new), len(last.tokens))
+        num_right = next((at for at in range(num_seen) if new[at] != last.tokens[at]), num_seen)
+        self.acceptance.note(last.source, last.bucket, num_right, min(num_right + 1, num_seen))
+
+    def _from_prediction(self, tokens: list[int], num_prompt_tokens: int, most: int) -> Proposal | None:
+        """Go on with the prediction while the answer is as predicted from its beginning."""
+        num_output = len(tokens) - num_prompt_tokens
+        if num_output >= len(self.predicted) or tuple(tokens[num_prompt_tokens:]) != self.predicted[:num_output]:
+            self.predicted = ()
+            return None
+        coming = list(self.predicted[num_output : num_output + most])
+        return self._rated(coming, [1.0] * len(coming), _PREDICTED, 32)
+
+    def _found(self, own: TokenIndex, end: list[int], most: int, shared: TokenIndex | None) -> Proposal | None:
+        """Return what the longer match proposes, of equals that of the request's own text."""
+        found, source = own.propose(end, most), "own"
+        if shared is not None:
+            other = shared.propose(end, most)
+            found, source = (other, "shared") if other[2] > found[2] else (found, source)
+        tokens, shares, num_matched = found
+        return self._rated(tokens, shares, source, num_matched) if tokens else None
+
+    def _rated(self, tokens: list[int], shares: list[float], source: str, num_matched: int) -> Proposal:
+        bucket = bucket_of(num_matched)
+        rate = self.acceptance.rate(source, bucket)
+        chances = [share * rate**place for place, share in enumerate(shares, 1)]
+        return Proposal(tokens, chances, source, bucket)

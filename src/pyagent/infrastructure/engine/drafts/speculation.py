@@ -1,0 +1,149 @@
+"""Speculative decoding in the engine's loop: which drafts a planned step verifies, and what came of them.
+
+A step's drafts are those by which it gives the most tokens a second, by the measured seconds of steps of so many rows
+and by how often such proposals were right before; none where that is not more than without. What they may lose is bounded
+by a balance (`step_seconds.Balance`). Only the engine's thread calls. The tokens of an answer do not depend on it: the
+sampler of each draft's row samples as in a step of its own (decision 69).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from pyagent.infrastructure.engine.drafts.acceptance import Acceptance
+from pyagent.infrastructure.engine.drafts.ahead import Ahead, follow
+from pyagent.infrastructure.engine.drafts.proposals import Proposal, RequestDrafts
+from pyagent.infrastructure.engine.drafts.step_seconds import Balance, StepSeconds
+from pyagent.infrastructure.engine.drafts.texts import OwnText, SharedTexts, TextMemory
+from pyagent.infrastructure.engine.stats import DraftCounts
+
+if TYPE_CHECKING:
+    from pyagent.core.runners.batch import StepOutput
+    from pyagent.infrastructure.engine.drafts.options import DraftOptions
+    from pyagent.infrastructure.engine.memory.ledger import Reservation
+    from pyagent.infrastructure.engine.request import Request
+    from pyagent.infrastructure.engine.scheduler.step_plan import Plan
+
+_LEAST_GAIN = 1.03
+"""Steps with drafts are to give so many times the tokens a second of those without."""
+_LEAST_CHANCE = 0.05
+"""What is less likely to be accepted is not considered."""
+_REMEASURE_STEPS = 128
+"""A step goes without drafts where none has for so long: what steps take changes with the machine."""
+
+
+class Speculation:
+    """Chooses and counts the drafts of one model's steps."""
+
+    def __init__(
+        self,
+        options: DraftOptions,
+        most_rows: int,
+        reserve: Callable[[Request, int], int],
+        memory: Reservation | None = None,
+    ) -> None:
+        """A step has `most_rows` at most; `reserve` makes room for drafts of a request, and returns for how many."""
+        self._options = options
+        self._most_rows = most_rows
+        self._reserve = reserve
+        self._memory = TextMemory(options.most_bytes, memory)
+        self._shared = SharedTexts(options.prompt_lookup_min, self._memory) if options.method == "suffix" else None
+        self._acceptance = Acceptance()
+        self.seconds = StepSeconds()
+        self._balance = Balance()
+        self.counts = DraftCounts()
+
+    def choose(self, plan: Plan) -> dict[int, Ahead]:
+        """Return the drafts of a planned step by row; none for one that computes prompts too."""
+        num_rows = plan.num_decoding
+        if plan.chunks or not num_rows:
+            return {}
+        proposals = [self._propose(request) for request in plan.sampled[:num_rows]]
+        lengths = self.lengths([(row, one) for row, one in enumerate(proposals) if one is not None], num_rows)
+        return dict(self._drafts(plan, proposals, lengths))
+
+    def _drafts(
+        self, plan: Plan, proposals: list[Proposal | None], lengths: dict[int, int]
+    ) -> Iterator[tuple[int, Ahead]]:
+        for row, length in lengths.items():
+            request, proposal = plan.sampled[row], proposals[row]
+            tokens = [] if proposal is None else _before_end(proposal.tokens[:length], request)
+            after = follow(request, tokens) if request.has_mask else []
+            tokens = tokens[: len(after)] if request.has_mask else tokens
+            num_drafts = self._reserve(request, len(tokens)) if tokens else 0
+            if num_drafts:
+                yield row, Ahead(tokens[:num_drafts], after[:num_drafts])
+
+    def _propose(self, request: Request) -> Proposal | None:
+        most = min(self._options.num_speculative_tokens, request.max_tokens - request.num_output_tokens - 1)
+        if most <= 0 or request.search is not None or request.processors or request.forced_token is not None:
+            return None
+        drafts = request.drafts
+        if drafts is None:
+            drafts = request.drafts = self._begin(request)
+        shared = None if self._shared is None else self._shared.of(request.key.tenant)
+        return drafts.propose(request.tokens, request.num_prompt_tokens, most, shared)
+
+    def _begin(self, request: Request) -> RequestDrafts:
+        least, most_more = self._options.prompt_lookup_min, request.max_tokens - request.num_output_tokens
+        text = OwnText.begin(request.tokens, request.predicted, most_more, least, self._memory)
+        return RequestDrafts(text, Acceptance(self._acceptance), request.predicted)
+
+    def lengths(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> dict[int, int]:
+        """Return by row how many drafts give a step the most tokens a second; nothing for none."""
+        seconds = self.seconds
+        is_due = seconds.is_known(num_rows) and seconds.age(num_rows) < _REMEASURE_STEPS
+        if not proposals or not is_due or self._balance.seconds < 0:
+            return {}
+        of_rows = ([(chance, row) for chance in one.chances if chance >= _LEAST_CHANCE] for row, one in proposals)
+        likeliest = sorted(chain.from_iterable(of_rows), reverse=True)[: max(0, self._most_rows - num_rows)]
+        best, num_best, expected = _LEAST_GAIN * num_rows / seconds.at(num_rows), 0, float(num_rows)
+        for num_drafts, (chance, _) in enumerate(likeliest, 1):
+            expected += chance
+            rate = expected / seconds.at(num_rows + num_drafts)
+            if rate > best:
+                best, num_best = rate, num_drafts
+        lengths: dict[int, int] = {}
+        for _, row in likeliest[:num_best]:
+            lengths[row] = lengths.get(row, 0) + 1
+        return lengths
+
+    def note(self, plan: Plan, output: StepOutput, seconds: float) -> None:
+        """Record a computed step and what came of its drafts."""
+        if plan.chunks or not plan.num_decoding:
+            return
+        num_rows = plan.num_tokens
+        drafts = plan.batch.num_drafts
+        num_accepted = 0
+        for row, num_drafts in drafts.items():
+            num_right = len(output.more.get(row, ()))
+            num_accepted += num_right
+            self.counts.note(num_drafts, num_right)
+            if (of_request := plan.sampled[row].drafts) is not None:
+                of_request.num_drafted += num_drafts
+                of_request.num_accepted += num_right
+        if drafts:
+            plain = self.seconds.at(plan.num_decoding)
+            self._balance.note(seconds, plain, plan.num_decoding, num_accepted)
+        else:
+            self._balance.earn(seconds)
+        self.seconds.note(num_rows, seconds)
+
+    def end(self, request: Request) -> None:
+        """Forget a request's texts; keep its answer for later ones, where it came to its end."""
+        drafts = request.drafts
+        if drafts is None or drafts.text is None:
+            return
+        self._memory.give(drafts.text.num_bytes)
+        drafts.text = None
+        if self._shared is not None and request.finish_reason in {"stop", "length", "tool_calls"}:
+            prompt, answer = request.tokens[: request.num_prompt_tokens], request.tokens[request.num_prompt_tokens :]
+            self._shared.remember(request.key.tenant, prompt, answer)
+
+
+def _before_end(tokens: list[int], request: Request) -> list[int]:
+    """Return drafts up to the first token that would end the answer."""
+    end = next((place for place, token in enumerate(tokens) if token in request.end_ids), len(tokens))
+    return tokens[:end]

@@ -1,0 +1,79 @@
+"""What steps of so many rows take, as measured, and what drafts may still cost. Knows no request.
+
+A row is a token that a decode-only step computes, so that a step of eight requests with two drafts has ten rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+_SAMPLES = 9
+"""The median of so many last steps counts: a step that the machine interrupted does not."""
+_FEW, _STALE_STEPS = 3, 256
+"""What rests on fewer steps than this is measured again after so many."""
+_GUESSED_SLOPE = 0.1
+"""What a row adds, before any was measured: this part of the step without it."""
+_ALLOWANCE = 0.01
+"""Part of the decode time that drafts may lose."""
+_CREDIT_STEPS = 8
+"""What drafts have won counts for so many plain steps at most, so that they end soon where they begin to lose."""
+
+
+class StepSeconds:
+    """Medians by rows, and between them a line."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
+        self._noted: dict[int, int] = {}
+        self._num_steps = 0
+
+    def note(self, num_rows: int, seconds: float) -> None:
+        """Record a decode-only step."""
+        self._num_steps += 1
+        samples = self._samples.setdefault(num_rows, deque(maxlen=_SAMPLES))
+        samples.append(seconds)
+        self._medians[num_rows] = sorted(samples)[len(samples) // 2]
+        self._noted[num_rows] = self._num_steps
+
+    def is_known(self, num_rows: int) -> bool:
+        """Whether steps of just so many rows were measured, and not long ago where they were few."""
+        samples = self._samples.get(num_rows)
+        if samples is None:
+            return False
+        return len(samples) >= _FEW or self._num_steps - self._noted[num_rows] < _STALE_STEPS
+
+    def age(self, num_rows: int) -> int:
+        """Return how many steps ago one of so many rows was measured; they must be known."""
+        return self._num_steps - self._noted[num_rows]
+
+    def at(self, num_rows: int) -> float:
+        """Return the seconds to expect of so many rows; some number of rows, not greater, must be known."""
+        if self.is_known(num_rows):
+            return self._medians[num_rows]
+        known = [rows for rows in self._medians if self.is_known(rows)]
+        below = max(rows for rows in known if rows < num_rows)
+        first = self._medians[below]
+        above = min((rows for rows in known if rows > num_rows), default=None)
+        if above is None:
+            return first + first * _GUESSED_SLOPE * (num_rows - below)
+        return first + (self._medians[above] - first) * (num_rows - below) / (above - below)
+
+
+class Balance:
+    """Seconds that drafts have won, and of what they may lose, the rest. While it is spent there are none.
+
+    What they lose is bounded by it, whatever was expected of them: a hundredth of the time spent decoding, and one step.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def note(self, seconds: float, plain_seconds: float, num_requests: int, num_accepted: int) -> None:
+        """Record a decode-only step, one without drafts takes `plain_seconds`, and the tokens it gave beyond one each."""
+        saved = plain_seconds * (num_requests + num_accepted) / num_requests - seconds
+        self.seconds = min(self.seconds + saved + _ALLOWANCE * seconds, _CREDIT_STEPS * plain_seconds)
+
+    def earn(self, seconds: float) -> None:
+        """Record a step without drafts."""
+        self.seconds += _ALLOWANCE * seconds if self.seconds < _CREDIT_STEPS * seconds else 0.0
