@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.runner import CompileStats, RankStats
     from pyagent.infrastructure.engine.client import EngineState
     from pyagent.infrastructure.engine.memory.garbage import GarbageStats
-    from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats
+    from pyagent.infrastructure.engine.stats import DraftCounts, EngineStats, KvMoveStats
 
 _Row = tuple[tuple[str, ...], float]
 _Engine = tuple[str, str]
@@ -56,6 +56,7 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     yield from _garbage({copy: state.garbage for copy, state in copies})
     yield from _requests(stats)
     yield from _steps(stats)
+    yield from _drafts({key: engine.drafts for key, engine in stats.items() if engine.drafts is not None})
     yield from _pages(stats)
     yield from _ranks({(model, copy): ranks for copy, state in copies for model, ranks in state.ranks.items()})
     yield from _compilation({(model, copy): of for copy, state in copies for model, of in state.compilation.items()})
@@ -132,6 +133,26 @@ def _steps(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
     )
     slowest = [(key, step.seconds) for key, engine in stats.items() if (step := engine.slowest_step)]
     yield _gauge("slowest_step_seconds", "Seconds of the slowest of the slow steps.", ("model", "engine"), slowest)
+
+
+def _drafts(drafts: Mapping[_Engine, DraftCounts]) -> Iterator[Metric]:
+    """Speculative decoding, by vLLM's names."""
+    for name, text, field in (
+        ("spec_decode_num_drafts", "Sequences of draft tokens verified (speculative decoding).", "num_drafts"),
+        ("spec_decode_num_draft_tokens", "Draft tokens verified (speculative decoding).", "num_draft_tokens"),
+        (
+            "spec_decode_num_accepted_tokens",
+            "Draft tokens accepted, each an output token without a step of its own (speculative decoding).",
+            "num_accepted_tokens",
+        ),
+    ):
+        yield _counter(name, text, ("model", "engine"), [(key, getattr(one, field)) for key, one in drafts.items()])
+    yield _counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens accepted, by their position in the sequence of drafts, counted from 0.",
+        ("model", "engine", "position"),
+        [row for key, one in drafts.items() for row in _rows(one.accepted_at, *key)],
+    )
 
 
 def _pages(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:

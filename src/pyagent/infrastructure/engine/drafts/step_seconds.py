@@ -48,16 +48,16 @@ class StepSeconds:
         return self._num_steps - self._noted[num_rows]
 
     def at(self, num_rows: int) -> float:
-        """Return the seconds to expect of so many rows; some number of rows, not greater, must be known."""
+        """Return the seconds to expect of so many rows; 0 before anything is known."""
         if self.is_known(num_rows):
             return self._medians[num_rows]
         known = [rows for rows in self._medians if self.is_known(rows)]
-        below = max(rows for rows in known if rows < num_rows)
-        first = self._medians[below]
-        above = min((rows for rows in known if rows > num_rows), default=None)
-        if above is None:
+        below = max((rows for rows in known if rows < num_rows), default=0)
+        above = min((rows for rows in known if rows > num_rows), default=0)
+        first, last = self._medians.get(below, 0.0), self._medians.get(above, 0.0)
+        if not above:
             return first + first * _GUESSED_SLOPE * (num_rows - below)
-        return first + (self._medians[above] - first) * (num_rows - below) / (above - below)
+        return first + (last - first) * (num_rows - below) / (above - below) if below else last
 
 
 class Balance:

@@ -11,7 +11,7 @@ import msgspec
 from pyagent.core.prompt_cache import CachePages, CacheQuery, CacheQueryResult, ModelCache, ViewCache
 from pyagent.infrastructure.engine.client import EngineState
 from pyagent.infrastructure.engine.memory.garbage import GarbageStats
-from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats, Percentiles, PoolCounts, SlowStep
+from pyagent.infrastructure.engine.stats import DraftCounts, EngineStats, KvMoveStats, Percentiles, PoolCounts, SlowStep
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 
@@ -82,9 +82,11 @@ def _merged(stats: Sequence[EngineStats]) -> EngineStats:
     trend = max(one.step_trend for one in stats)
     rate = max(one.prefill_tokens_per_second for one in stats)  # of one prompt, which one copy computes
     pool = _sums(PoolCounts, [one.pool for one in stats])
+    drafts = [one.drafts for one in stats if one.drafts is not None]
     return msgspec.structs.replace(
         _sums(EngineStats, stats),
         pool=pool,
+        drafts=_sums(DraftCounts, drafts) if drafts else None,
         slowest_step=slowest,
         step_trend=trend,
         prefill_tokens_per_second=rate,

@@ -1,0 +1,191 @@
+"""Speculative decoding beside going without: recorded answers replayed, tokens a second of decoding, one interleaved run.
+
+    .venv/bin/python benchmarks/drafts.py [--model FILE] [--threads 2] [--rounds 3] [--batch 1]
+
+The texts are this repository's own history: the prompt has a file as it was before a commit, the answer is the file after
+it (`edit`), the commit's diff (`diff`), or, after the diff, a report that quotes it (`report`). `prose` is a page of the
+documentation without anything to copy from but itself, `noise` is random tokens, which repeat nothing. Whatever the model,
+the recorded answer is sampled: each row has a mask that allows its token alone, with drafts and without. So the lengths
+accepted are those of real texts, and what a step takes is that of the model's shape. Engines take turns, request by
+request; the ratio is the median over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyagent.core.backends import collect
+from pyagent.core.messages import ChatRequest, Origin, SamplingParams
+from pyagent.core.runners.batch import Batch, StepOutput
+from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.drafts.options import DraftOptions
+from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
+from pyagent.infrastructure.engine.runners.choice import RunnerChoice
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
+from pyagent.infrastructure.engine.runners.cpu_factory import CpuRunnerFactory
+from pyagent.infrastructure.models.store import ModelStore
+
+REPOSITORY = Path(__file__).parent.parent
+MOST_PROMPT, MOST_ANSWER = 1_600, 400
+"""Tokens."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A prompt and the answer that was given, as tokens."""
+
+    kind: str
+    prompt: list[int]
+    answer: list[int]
+
+
+class Replay(CpuRunner):
+    """Samples the recorded answers, whatever the model says."""
+
+    answers: dict[tuple[int, ...], list[int]]
+
+    def execute(self, batch: Batch) -> StepOutput:
+        row_bytes = -(-self.vocab_size // 32) * 4
+        for row, sequence in enumerate(batch.sequence_ids[: len(batch.samplers)]):
+            answer = self._answers[sequence]
+            masks = bytearray(row_bytes * (1 + batch.num_drafts.get(row, 0)))
+            for place in range(1 + batch.num_drafts.get(row, 0)):
+                token = answer[min(batch.steps[row] + place, len(answer) - 1)]
+                masks[row_bytes * place + token // 8] |= 1 << token % 8
+            batch.masks[row] = bytes(masks)
+        return super().execute(batch)
+
+    def add(self, sequence_id: int, tokens: list[int], *args: object, **named: object) -> int:
+        self._answers = {**getattr(self, "_answers", {}), sequence_id: self.answers[tuple(tokens[:MOST_PROMPT])]}
+        return super().add(sequence_id, tokens, *args, **named)  # type: ignore[arg-type]
+
+
+class ReplayFactory(CpuRunnerFactory):
+    """Makes them."""
+
+    def load(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None) -> CpuRunner:
+        return Replay(path, options, kv)
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+
+
+def edits(num_files: int) -> Iterator[tuple[str, str, str, str]]:
+    """Subject, file before, file after and diff of commits that change a Python file of middling size a little."""
+    for commit in git("log", "--format=%H", "-n", "400", "--no-merges").split():
+        for line in git("show", "--numstat", "--format=", commit).splitlines():
+            added, removed, path = line.split("\t")
+            if not path.endswith(".py") or not added.isdigit() or not 2 <= int(added) <= 30 or int(removed) == 0:
+                continue
+            before, after = git("show", f"{commit}^:{path}"), git("show", f"{commit}:{path}")
+            if 1_500 <= len(after) <= 4_500:
+                yield git("log", "-1", "--format=%s", commit).strip(), before, after, git("show", "--format=", commit, "--", path)
+                num_files -= 1
+                break
+        if not num_files:
+            return
+
+
+def recorded(encode: object, vocab_size: int, num_files: int) -> list[Recorded]:
+    """The sessions."""
+    tokens = lambda text: encode(text)  # type: ignore[operator] # noqa: E731
+    found: list[Recorded] = []
+
+    def add(kind: str, prompt: list[int], answer: list[int]) -> None:
+        found.append(Recorded(kind, prompt[-MOST_PROMPT:], answer[:MOST_ANSWER]))
+
+    for subject, before, after, diff in edits(num_files):
+        task = f"{before}\n\n{subject}. Write "
+        add("edit", tokens(task + "the whole file.\n\n"), tokens(after))
+        add("diff", tokens(task + "a diff.\n\n"), tokens(diff))
+        lines = [line[1:] for line in diff.splitlines() if line[:1] in {"+", "-"} and len(line) > 30]
+        told = "".join(f"- `{line.strip()}` is in the change.\n" for line in lines)
+        add("report", tokens(f"$ git show\n{diff}\n\nReport what changed.\n\n"), tokens(f"{subject}:\n{told}"))
+    pages = sorted((REPOSITORY / "docs" / "explanation").glob("*.md"), key=lambda page: page.stat().st_size)[-num_files:]
+    for page in pages:
+        text = page.read_text()
+        add("prose", tokens("Explain.\n\n" + text[:600]), tokens(text[1_500:4_500]))
+    draw = random.Random(5)
+    for _ in range(num_files):
+        add("noise", *(draw.choices(range(1_000, vocab_size), k=count) for count in (400, 300)))
+    return found
+
+
+async def seconds_of(backend: NativeBackend, batch: list[Recorded], tag: str) -> tuple[float, int, int, int]:
+    """Seconds of decoding a batch, its tokens, the drafts verified and those accepted."""
+    requests = [
+        ChatRequest(
+            prompt_token_ids=tuple(one.prompt),
+            sampling=SamplingParams(temperature=0, max_tokens=len(one.answer), ignore_eos=True),
+            origin=Origin(tenant=tag),
+        )
+        for one in batch
+    ]
+    answers = await asyncio.gather(*(collect(backend.chat(request)) for request in requests))
+    usages = [answer.usage for answer in answers if answer.usage is not None and answer.usage.timings is not None]
+    spent = max(usage.timings.inter_token_seconds * (usage.completion_tokens - 1) for usage in usages)  # type: ignore[union-attr]
+    num_accepted = sum(usage.accepted_prediction_tokens for usage in usages)
+    num_drafted = num_accepted + sum(usage.rejected_prediction_tokens for usage in usages)
+    return spent, sum(usage.completion_tokens for usage in usages), num_drafted, num_accepted
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--files", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=1)
+    asked = parser.parse_args()
+    path = asked.model or ModelStore(Path.home() / ".local/share/pyagent/models").locate("smollm2:135m")
+
+    def backend(drafts: DraftOptions | None) -> NativeBackend:
+        cpu = RunnerOptions(threads=asked.threads, kv_bytes=1 << 28)
+        limits = SchedulerLimits(max_num_batched_tokens=512)
+        return NativeBackend.of(
+            "replay", lambda: path, EngineOptions(cpu, limits, runners=RunnerChoice((ReplayFactory(),)), drafts=drafts)
+        )
+
+    engines = {"without": backend(None), "with": backend(DraftOptions())}
+    model = await engines["with"].load()
+    sessions = recorded(model.tokenizer.encode_text, model.runner.vocab_size, asked.files)
+    Replay.answers = {tuple(one.prompt): one.answer for one in sessions}
+    print(f"{path.name}, {asked.threads} threads, batches of {asked.batch}")
+    print("| text | without tok/s | with tok/s | ratio | accepted of drafts | tokens a step |\n|---|---|---|---|---|---|")
+    for kind in dict.fromkeys(one.kind for one in sessions):
+        of_kind = [one for one in sessions if one.kind == kind]
+        batches = [of_kind[at : at + asked.batch] for at in range(0, len(of_kind), asked.batch)]
+        speeds: dict[str, list[float]] = {name: [] for name in engines}
+        drafted = accepted = num_tokens = 0
+        for turn in range(asked.rounds):
+            spent = dict.fromkeys(engines, 0.0)
+            for batch in batches:
+                for name in sorted(engines, reverse=turn % 2 == 0):
+                    seconds, count, num_drafted, num_accepted = await seconds_of(engines[name], batch, f"{kind} {turn}")
+                    spent[name] += seconds
+                    drafted, accepted, num_tokens = drafted + num_drafted, accepted + num_accepted, num_tokens + count
+            for name, seconds in spent.items():
+                speeds[name].append(sum(len(one.answer) for one in of_kind) / seconds)
+        ratio = statistics.median(after / before for before, after in zip(*speeds.values(), strict=True))
+        medians = {name: statistics.median(values) for name, values in speeds.items()}
+        steps = num_tokens / 2 - accepted
+        print(
+            f"| {kind} | {medians['without']:.0f} | {medians['with']:.0f} | {ratio:.2f} "
+            f"| {accepted / max(1, drafted):.0%} of {drafted} | {num_tokens / 2 / max(1, steps):.2f} |",
+            flush=True,
+        )
+    for engine in engines.values():
+        await engine.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

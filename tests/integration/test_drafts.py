@@ -1,0 +1,186 @@
+"""Speculative decoding gives the answers that there are without it, token by token, whatever is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.drafts import Eager, drafting
+from support.native import assert_idle, at_once, chat, mixed_requests, options, run, running
+from support.waiting import until
+
+from pyagent.core.backends import Answer, collect
+from pyagent.core.messages import (
+    ChatRequest,
+    JsonSchemaFormat,
+    ResponseFormat,
+)
+from pyagent.core.runners.factory import RunnerOptions
+from pyagent.infrastructure.engine.options import EngineOptions
+
+Told = list[tuple[Any, ...]]
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"user": {"enum": ["the", "on"]}, "at": {"type": "integer"}},
+    "required": ["user", "at"],
+    "additionalProperties": False,
+}
+
+
+def requests_of_all_kinds() -> list[ChatRequest]:
+    """Those of other tests, and log probabilities, several answers, fewest tokens, forms, beams, DRY, Mirostat."""
+    form = ResponseFormat("json_schema", JsonSchemaFormat(schema=SCHEMA))
+    kinds: list[dict[str, object]] = [
+        {"top_logprobs": 5, "temperature": 0},
+        {"top_logprobs": 3, "return_entropy": True, "seed": 2},
+        {"min_tokens": 30, "seed": 4, "temperature": 2.0, "ignore_eos": False},
+        {"dry_multiplier": 0.8, "seed": 5},
+        {"no_repeat_ngram_size": 3, "temperature": 0},
+        {"mirostat": 2, "seed": 6},
+        {"repeat_last_n": 20, "repetition_penalty": 1.3, "seed": 8, "xtc_probability": 0.5},
+        {"stop": ("the", "er"), "include_stop_str_in_output": True, "seed": 9},
+    ]
+    texts = ("the user is at the system", "on and on and on and on and on")
+    asked = [chat(text, **{"max_tokens": 60, "ignore_eos": True} | kind) for kind in kinds for text in texts]
+    asked += [msgspec.structs.replace(one, n=2) for one in asked[2:6]]
+    asked += [msgspec.structs.replace(chat(text, max_tokens=80, seed=7), response_format=form) for text in texts]
+    return asked + mixed_requests(24)
+
+
+def told(answer: Answer) -> tuple[Any, ...]:
+    """All that a client hears of an answer, but for when."""
+    parts = sorted(answer.deltas, key=lambda delta: delta.index)
+    return (
+        [
+            (index, "".join(one.content for one in parts if one.index == index))
+            for index in {one.index for one in parts}
+        ],
+        [
+            (one.index, entry.token, entry.logprob, entry.top_logprobs, entry.entropy)
+            for one in parts
+            for entry in one.logprobs
+        ],
+        [(one.index, one.finish_reason) for one in parts if one.finish_reason],
+        answer.usage and (answer.usage.prompt_tokens, answer.usage.completion_tokens),
+    )
+
+
+async def plain_answers(path: Path, asked: list[ChatRequest], chosen: EngineOptions | None = None) -> Told:
+    async with running(path, chosen) as backend:
+        return [told(answer) for answer in await at_once(backend, asked)]
+
+
+async def same_twice(path: Path, asked: list[ChatRequest], chosen: EngineOptions | None = None) -> Eager:
+    """Ask with drafts at once, and again, when earlier answers are proposed, which are right; compare with none."""
+    expected = await plain_answers(path, asked, chosen)
+    async with drafting(path, chosen) as (backend, eager):
+        for _ in range(2):
+            assert [told(answer) for answer in await at_once(backend, asked)] == expected
+        pool = (await backend.load()).runner.pool
+        await until(lambda: pool.stats().active == 0)
+        pool.check()
+    assert eager.counts.num_accepted_tokens > 0
+    assert eager.counts.num_draft_tokens > eager.counts.num_accepted_tokens
+    return eager
+
+
+def test_answers_of_every_kind_are_the_same(tiny_model_path: Path) -> None:
+    """In a batch of all of them, with log probabilities, forms, penalties, stop strings and several answers."""
+
+    async def work() -> None:
+        eager = await same_twice(tiny_model_path, requests_of_all_kinds())
+        assert eager.counts.num_accepted_tokens > 500
+        assert eager.counts.accepted_at["6"] > 10
+
+    run(work())
+
+
+@pytest.mark.parametrize(("kv_type", "isa"), [("f32", "scalar"), ("f16", None), ("int8", None)])
+def test_answers_are_the_same_in_every_kv_type(tiny_gemma_path: Path, kv_type: Any, isa: str | None) -> None:
+    """Also with windows, from which blocks slide while drafts are refused."""
+    asked = requests_of_all_kinds()[: 4 if isa else 12]
+    run(_discard(same_twice(tiny_gemma_path, asked, options(kv_type=kv_type, isa=isa, threads=2))))
+
+
+async def _discard(work: Any) -> None:
+    await work
+
+
+@pytest.mark.parametrize("scheduling", ["on", "off"])
+def test_answers_are_the_same_while_requests_are_preempted(tiny_model_path: Path, scheduling: Any) -> None:
+    """With little KV memory, short steps, and the next step planned ahead where no draft forbids it."""
+
+    async def work() -> None:
+        chosen = replace(options(blocks=28, max_num_batched_tokens=40), async_scheduling=scheduling)
+        short = [chat("on", max_tokens=2, seed=number) for number in range(12)]
+        asked = [chat("the user is", max_tokens=150, seed=at, ignore_eos=True, temperature=0.4) for at in range(8)]
+        expected = await plain_answers(tiny_model_path, asked)
+        async with drafting(tiny_model_path, chosen) as (backend, eager):
+            await at_once(backend, short)  # so that little is expected of the others
+            for _ in range(2):
+                assert [told(answer) for answer in await at_once(backend, asked)] == expected
+            engine = (await backend.load()).engine
+            assert engine.scheduler.num_preemptions.total() > 0
+            await assert_idle(backend)
+        assert eager.counts.num_accepted_tokens > 50
+
+    run(work())
+
+
+def test_long_greedy_answers_are_the_same(smollm2_path: Path) -> None:
+    """SmolLM2 writes a thousand tokens in a batch of three; the second time most drafts are right."""
+    texts = ("Count from one to three hundred.", "Repeat 'no no yes' forever.", "Write a long story of a fox.")
+    asked = [chat(text, max_tokens=340, temperature=0, ignore_eos=True) for text in texts]
+    chosen = EngineOptions(RunnerOptions(threads=2, kv_bytes=1 << 27))
+
+    async def work() -> None:
+        eager = await same_twice(smollm2_path, asked, chosen)
+        assert eager.counts.num_accepted_tokens > 900
+
+    run(work())
+
+
+def test_predicted_output_is_copied(smollm2_path: Path) -> None:
+    """An answer that is as predicted takes fewer steps; one that is not is the same as without a prediction."""
+    chosen = EngineOptions(RunnerOptions(threads=2, kv_bytes=1 << 26))
+    request = chat("Name five colours.", max_tokens=40, temperature=0)
+
+    async def work() -> None:
+        async with drafting(smollm2_path, chosen) as (backend, _):
+            plain = await collect(backend.chat(request))
+            engine = (await backend.load()).engine
+            before = engine.counts.num_steps
+            other = msgspec.structs.replace(request, origin=msgspec.structs.replace(request.origin, tenant="other"))
+            for text in (plain.text, "The answer is: " + plain.text, "nothing of it <|im_end|>"):
+                answer = await collect(backend.chat(msgspec.structs.replace(other, prediction=text)))
+                assert answer.text == plain.text
+                if text == plain.text:
+                    assert engine.counts.num_steps - before < answer.usage.completion_tokens // 2  # type: ignore[union-attr]
+
+    run(work())
+
+
+def test_drafts_of_one_tenant_are_not_of_another(tiny_model_path: Path) -> None:
+    """An answer is proposed again to its own tenant, and to no other; where memory is short the oldest tenant's go."""
+
+    async def work() -> None:
+        async with drafting(tiny_model_path) as (backend, eager):
+            shared = eager._shared
+            assert shared is not None
+            for tenant in ("a", "b"):
+                origin = msgspec.structs.replace(ChatRequest().origin, tenant=tenant)
+                await collect(backend.chat(msgspec.structs.replace(chat("hi", max_tokens=30, seed=1), origin=origin)))
+                assert shared.of(tenant) is not None
+                assert [other for other in ("a", "b", "") if shared.of(other)] == ["a", "b"][: 1 + (tenant == "b")]
+            first = shared.of("a")
+            assert first is not shared.of("b")
+            for number in range(20):
+                shared.remember(f"other {number}", [1, 2], [3, 4])
+            assert shared.of("a") is None
+            assert eager._memory.num_bytes <= eager._options.most_bytes
+
+    run(work())

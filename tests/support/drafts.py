@@ -1,0 +1,61 @@
+"""Speculative decoding that verifies all it can think of, right or wrong, whatever that costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from support.native import options, running
+
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.drafts.options import DraftOptions
+from pyagent.infrastructure.engine.drafts.proposals import Proposal
+from pyagent.infrastructure.engine.drafts.speculation import Speculation
+from pyagent.infrastructure.engine.engine import Engine
+from pyagent.infrastructure.engine.options import EngineOptions
+from pyagent.infrastructure.engine.request import Request
+
+
+class Eager(Speculation):
+    """Verifies every proposal, of some only a part, and of some with a token changed; guesses where there is none."""
+
+    def __init__(self, engine: Engine, options: DraftOptions) -> None:
+        limits = engine.scheduler.limits
+        most_rows = options.most_rows(limits.most_running, limits.max_num_batched_tokens)
+        super().__init__(options, most_rows, engine.scheduler.reserve_drafts)
+        self.random = random.Random(3)
+        self.vocab_size = engine.runner.vocab_size
+
+    def _propose(self, request: Request) -> Proposal | None:
+        proposal = super()._propose(request)
+        if request.drafts is None:
+            return None
+        left = min(self._options.num_speculative_tokens, request.max_tokens - request.num_output_tokens - 1)
+        tokens = list(proposal.tokens) if proposal else [self.random.randrange(self.vocab_size)]
+        if self.random.random() < 0.2:
+            tokens[self.random.randrange(len(tokens))] = self.random.randrange(self.vocab_size)
+        tokens = tokens[: max(0, left)]
+        return Proposal(tokens, [0.9] * len(tokens), "test", 0)
+
+    def lengths(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> dict[int, int]:
+        lengths: dict[int, int] = {}
+        left = self._most_rows - num_rows
+        for row, proposal in proposals:
+            length = min(left, self.random.choice([len(proposal.tokens)] * 3 + [len(proposal.tokens) // 2]))
+            left -= length
+            if length:
+                lengths[row] = length
+        return lengths
+
+
+@asynccontextmanager
+async def drafting(path: Path, chosen: EngineOptions | None = None) -> AsyncIterator[tuple[NativeBackend, Eager]]:
+    """A backend whose engine drafts so."""
+    drafts = DraftOptions()
+    async with running(path, replace(chosen or options(), drafts=drafts)) as backend:
+        engine = (await backend.load()).engine
+        engine.speculation = eager = Eager(engine, drafts)
+        yield backend, eager
