@@ -1,13 +1,13 @@
-"""Speculative decoding beside going without: recorded answers replayed, tokens a second of decoding, one interleaved run.
+"""Speculative decoding beside going without: recorded answers replayed, in turns; tokens a second of decoding.
 
-    .venv/bin/python benchmarks/drafts.py [--model FILE] [--threads 2] [--rounds 3] [--batch 1]
+    .venv/bin/python benchmarks/drafts.py [--model FILE] [--threads 2] [--rounds 3] [--batch 1] [--only KIND ...]
 
-The texts are this repository's own history: the prompt has a file as it was before a commit, the answer is the file after
-it (`edit`), the commit's diff (`diff`), or, after the diff, a report that quotes it (`report`). `prose` is a page of the
-documentation without anything to copy from but itself, `noise` is random tokens, which repeat nothing. Whatever the model,
-the recorded answer is sampled: each row has a mask that allows its token alone, with drafts and without. So the lengths
-accepted are those of real texts, and what a step takes is that of the model's shape. Engines take turns, request by
-request; the ratio is the median over rounds.
+The texts are this repository's own history: the prompt has a file as it was before a commit, the answer is the file
+after it (`edit`), the commit's diff (`diff`), or, after the diff, a report that quotes it (`report`). `prose` is a page
+of the documentation without anything to copy from but itself, `noise` is random tokens, which repeat nothing. Whatever
+the model, the recorded answer is sampled: each row has a mask that allows its token alone, with drafts and without. So
+the lengths accepted are those of real texts, and what a step takes is that of the model's shape. Engines take turns,
+request by request; the ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 import random
 import statistics
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,16 +88,16 @@ def edits(num_files: int) -> Iterator[tuple[str, str, str, str]]:
                 continue
             before, after = git("show", f"{commit}^:{path}"), git("show", f"{commit}:{path}")
             if 1_500 <= len(after) <= 4_500:
-                yield git("log", "-1", "--format=%s", commit).strip(), before, after, git("show", "--format=", commit, "--", path)
+                diff = git("show", "--format=", commit, "--", path)
+                yield git("log", "-1", "--format=%s", commit).strip(), before, after, diff
                 num_files -= 1
                 break
         if not num_files:
             return
 
 
-def recorded(encode: object, vocab_size: int, num_files: int) -> list[Recorded]:
+def recorded(tokens: Callable[[str], list[int]], vocab_size: int, num_files: int) -> list[Recorded]:
     """The sessions."""
-    tokens = lambda text: encode(text)  # type: ignore[operator] # noqa: E731
     found: list[Recorded] = []
 
     def add(kind: str, prompt: list[int], answer: list[int]) -> None:
@@ -110,8 +110,8 @@ def recorded(encode: object, vocab_size: int, num_files: int) -> list[Recorded]:
         lines = [line[1:] for line in diff.splitlines() if line[:1] in {"+", "-"} and len(line) > 30]
         told = "".join(f"- `{line.strip()}` is in the change.\n" for line in lines)
         add("report", tokens(f"$ git show\n{diff}\n\nReport what changed.\n\n"), tokens(f"{subject}:\n{told}"))
-    pages = sorted((REPOSITORY / "docs" / "explanation").glob("*.md"), key=lambda page: page.stat().st_size)[-num_files:]
-    for page in pages:
+    pages = sorted((REPOSITORY / "docs" / "explanation").glob("*.md"), key=lambda page: page.stat().st_size)
+    for page in pages[-num_files:]:
         text = page.read_text()
         add("prose", tokens("Explain.\n\n" + text[:600]), tokens(text[1_500:4_500]))
     draw = random.Random(5)
@@ -145,6 +145,7 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--files", type=int, default=4)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--only", nargs="*", help="kinds of texts")
     asked = parser.parse_args()
     path = asked.model or ModelStore(Path.home() / ".local/share/pyagent/models").locate("smollm2:135m")
 
@@ -160,8 +161,8 @@ async def main() -> None:
     sessions = recorded(model.tokenizer.encode_text, model.runner.vocab_size, asked.files)
     Replay.answers = {tuple(one.prompt): one.answer for one in sessions}
     print(f"{path.name}, {asked.threads} threads, batches of {asked.batch}")
-    print("| text | without tok/s | with tok/s | ratio | accepted of drafts | tokens a step |\n|---|---|---|---|---|---|")
-    for kind in dict.fromkeys(one.kind for one in sessions):
+    print("| text | without tok/s | with tok/s | ratio | accepted of drafts | tokens a step |\n|" + "---|" * 6)
+    for kind in asked.only or dict.fromkeys(one.kind for one in sessions):
         of_kind = [one for one in sessions if one.kind == kind]
         batches = [of_kind[at : at + asked.batch] for at in range(0, len(of_kind), asked.batch)]
         speeds: dict[str, list[float]] = {name: [] for name in engines}

@@ -6,21 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from support.drafts import Eager, drafting
-from support.native import assert_idle, at_once, chat, mixed_requests, options, run, running
+from support.native import assert_idle, at_once, chat, engine_of, mixed_requests, options, run, running
+from support.server import serving
 from support.waiting import until
 
 from pyagent.core.backends import Answer, collect
+from pyagent.core.errors import ConfigError
 from pyagent.core.messages import (
     ChatRequest,
     JsonSchemaFormat,
     ResponseFormat,
 )
 from pyagent.core.runners.factory import RunnerOptions
+from pyagent.infrastructure.engine.drafts.speculation import Speculation
 from pyagent.infrastructure.engine.options import EngineOptions
 
+PREFIX = "pyagent_engine_spec_decode_num"
 Told = list[tuple[Any, ...]]
 
 SCHEMA = {
@@ -131,15 +136,16 @@ def test_answers_are_the_same_while_requests_are_preempted(tiny_model_path: Path
     run(work())
 
 
-def test_long_greedy_answers_are_the_same(smollm2_path: Path) -> None:
-    """SmolLM2 writes a thousand tokens in a batch of three; the second time most drafts are right."""
+@pytest.mark.parametrize("num_tokens", [80, pytest.param(1500, marks=pytest.mark.slow)])
+def test_greedy_answers_of_a_real_model_are_the_same(smollm2_path: Path, num_tokens: int) -> None:
+    """SmolLM2 writes the same tokens in a batch of three with drafts and without; the second time most are right."""
     texts = ("Count from one to three hundred.", "Repeat 'no no yes' forever.", "Write a long story of a fox.")
-    asked = [chat(text, max_tokens=340, temperature=0, ignore_eos=True) for text in texts]
-    chosen = EngineOptions(RunnerOptions(threads=2, kv_bytes=1 << 27))
+    asked = [chat(text, max_tokens=num_tokens, temperature=0, ignore_eos=True) for text in texts]
+    chosen = EngineOptions(RunnerOptions(threads=2, kv_bytes=1 << 28))
 
     async def work() -> None:
         eager = await same_twice(smollm2_path, asked, chosen)
-        assert eager.counts.num_accepted_tokens > 900
+        assert eager.counts.num_accepted_tokens > 2.5 * num_tokens
 
     run(work())
 
@@ -182,5 +188,66 @@ def test_drafts_of_one_tenant_are_not_of_another(tiny_model_path: Path) -> None:
                 shared.remember(f"other {number}", [1, 2], [3, 4])
             assert shared.of("a") is None
             assert eager._memory.num_bytes <= eager._options.most_bytes
+
+    run(work())
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_prediction_over_http_is_counted(smollm2_path: Path, process: bool) -> None:
+    """OpenAI's field takes a text or its parts; usage and metrics have what came of it; other shapes are refused."""
+    asked: dict[str, Any] = {
+        "model": str(smollm2_path),
+        "messages": [{"role": "user", "content": "Write the numbers from 1 to 40, with commas."}],
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+
+    async def work() -> None:
+        async with (
+            engine_of(smollm2_path, process=process) as backend,
+            serving(backend) as url,
+            httpx.AsyncClient(timeout=60, base_url=url) as http,
+        ):
+            plain = (await http.post("/v1/chat/completions", json=asked)).json()
+            text = plain["choices"][0]["message"]["content"]
+            for content in (text, [{"type": "text", "text": text[:40]}, {"type": "text", "text": text[40:]}]):
+                body = asked | {"prediction": {"type": "content", "content": content}}
+                reply = (await http.post("/v1/chat/completions", json=body)).json()
+                assert reply["choices"][0]["message"]["content"] == text
+                details = reply["usage"]["completion_tokens_details"]
+                assert 10 < details["accepted_prediction_tokens"] < 60
+            metrics = (await http.get("/metrics")).text
+            accepted = next(line for line in metrics.splitlines() if line.startswith(f"{PREFIX}_accepted_tokens_total"))
+            assert float(accepted.split()[-1]) >= details["accepted_prediction_tokens"]
+            assert 'account="drafts:' in metrics
+            for wrong in (
+                "text",
+                {"type": "content"},
+                {"type": "text", "content": "a"},
+                {"type": "content", "content": 1},
+            ):
+                reply = await http.post("/v1/chat/completions", json=asked | {"prediction": wrong})
+                assert reply.status_code == 400
+                assert "prediction" in reply.json()["error"]["message"]
+
+    run(work())
+
+
+def test_method_off_has_no_drafts(tiny_model_path: Path) -> None:
+    """`engine.speculative.method` turns it off, and `ngram` keeps no answers for later requests."""
+
+    async def drafts_of(**settings: object) -> Speculation | None:
+        async with engine_of(tiny_model_path, process=False, **settings) as backend:
+            await collect(backend.chat(chat("on and on and on", max_tokens=30, temperature=0, ignore_eos=True)))
+            return (await backend.load()).engine.speculation
+
+    async def work() -> None:
+        assert await drafts_of(**{"engine.speculative.method": "off"}) is None
+        of_own = await drafts_of(**{"engine.speculative.method": "ngram"})
+        assert of_own is not None
+        assert of_own._shared is None
+        assert of_own._memory.num_bytes == 0
+        with pytest.raises(ConfigError, match=r"engine\.speculative\.method"):
+            await drafts_of(**{"engine.speculative.method": "eagle"})
 
     run(work())

@@ -159,8 +159,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     the caller reads the answer when it is complete, so that a chain may validate it, and begin it anew with another
     link; deltas before a `restart` are void. `after_link` names a link of the chain: only those after
     it are asked. `is_movable`: the chain that sends it can ask another node, so an engine
-    may give it back while it waits (`MovedError`). `prediction` is a text that the answer is expected to be like (OpenAI's
-    predicted output): a backend may be quicker where it is, and answers as it would without.
+    may give it back while it waits (`MovedError`). `prediction` is a text that the answer is expected to be like
+    (OpenAI's predicted output): a backend may be quicker where it is, and answers as it would without.
     """
 
     model: str = ""

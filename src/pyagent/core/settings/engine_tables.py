@@ -32,7 +32,9 @@ class Speculative(Section, frozen=True):
     ] = 7
     prompt_lookup_min: Annotated[
         int,
-        Setting(whole(1, 64), "Tokens of a text's end that must be found again for what came after them to be proposed."),
+        Setting(
+            whole(1, 64), "Tokens of a text's end that must be found again for what came after them to be proposed."
+        ),
     ] = 2
     memory: Annotated[
         int,

@@ -435,7 +435,8 @@ _NOTHING_LEFT = "no token is allowed"
 def _takes_long(request: ChatRequest) -> bool:
     """Whether to prepare a request beside the event loop: for its text, schemas, or texts to find in a vocabulary."""
     has_long_form = request.response_format is not None and not is_short(request.response_format)
-    length = len(request.prompt or "") + len(request.prediction) + sum(len(message.text) for message in request.messages)
+    length = len(request.prompt or "") + len(request.prediction)
+    length += sum(len(message.text) for message in request.messages)
     return has_long_form or bool(request.tools) or length > _LONG_TEXT or names_texts(request.sampling)
 
 

@@ -280,7 +280,7 @@ class Request:
         self._read(token)
 
     def is_ended_by(self, token: int) -> bool:
-        """Go on by a token of which nothing is told, and return whether the answer ends with it. Raises `GrammarError`."""
+        """Go on by a token of which nothing is told; return whether the answer ends with it. Raises `GrammarError`."""
         _, is_stopped = self._read(token)
         return is_stopped or (self.grammar is not None and self.grammar.is_finished)
 

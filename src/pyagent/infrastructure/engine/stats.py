@@ -239,7 +239,7 @@ class Counts:
         preemptions: Mapping[str, int],
         prefill_tokens_per_second: float,
         pool: PoolStats,
-        drafts: DraftCounts | None,
+        drafts: DraftCounts | None = None,
     ) -> EngineStats:
         """Return the counts with what the engine holds now."""
         return EngineStats(

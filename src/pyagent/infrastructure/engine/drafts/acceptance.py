@@ -1,7 +1,7 @@
 """How often proposals are right, by where they are from and how much of the text they matched.
 
-Every proposal is compared with what was sampled, also one that no step verified: to learn costs nothing. A request's own
-record counts beside that of all requests, which counts alone at its beginning.
+Every proposal is compared with what was sampled, also one that no step verified: to learn costs nothing. A request's
+own record counts beside that of all requests, which counts alone at its beginning.
 """
 
 from __future__ import annotations

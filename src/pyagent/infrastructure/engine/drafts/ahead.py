@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.scheduler.step_plan import Plan
     from pyagent.infrastructure.engine.step_masks import StepMasks
 
+
 @dataclass(slots=True)
 class Ahead:
     """A request's drafts, and where it may have a mask the request after each."""
@@ -50,7 +51,8 @@ def add_masks(plan: Plan, drafts: dict[int, Ahead], masks: StepMasks) -> dict[in
     Return what the grammars of some rows failed with; one that fails after a draft loses the row its drafts.
     """
     after = {row: ahead.after for row, ahead in drafts.items()}
-    places = [(row, at, one) for row, first in enumerate(plan.sampled) for at, one in enumerate((first, *after.get(row, ())))]
+    positions = [(first, *after.get(row, ())) for row, first in enumerate(plan.sampled)]
+    places = [(row, at, one) for row, of_row in enumerate(positions) for at, one in enumerate(of_row)]
     found, failed = masks.compute([one for _, _, one in places])
     for row in {places[place][0] for place in failed if places[place][1]}:
         del drafts[row]

@@ -30,7 +30,8 @@ class Proposal:
 class RequestDrafts:
     """What is known for a request's drafts: its texts, its record, and what was proposed last.
 
-    Without `text`, there was no memory for it, or the request has ended: nothing is proposed. Of its drafts `num_drafted` were verified, `num_accepted` of them right.
+    Without `text` there was no memory for it, or the request has ended: nothing is proposed. Of its drafts
+    `num_drafted` were verified, `num_accepted` of them right.
     """
 
     text: OwnText | None

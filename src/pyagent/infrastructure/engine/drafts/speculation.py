@@ -1,9 +1,9 @@
 """Speculative decoding in the engine's loop: which drafts a planned step verifies, and what came of them.
 
 A step's drafts are those by which it gives the most tokens a second, by the measured seconds of steps of so many rows
-and by how often such proposals were right before; none where that is not more than without. What they may lose is bounded
-by a balance (`step_seconds.Balance`). Only the engine's thread calls. The tokens of an answer do not depend on it: the
-sampler of each draft's row samples as in a step of its own (decision 69).
+and by how often such proposals were right before; none where that is not more than without. What they may lose is
+bounded by a balance (`step_seconds.Balance`). Only the engine's thread calls. The tokens of an answer do not depend on
+it: the sampler of each draft's row samples as in a step of its own (decision 69).
 """
 
 from __future__ import annotations

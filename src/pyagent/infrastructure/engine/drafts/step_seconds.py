@@ -63,14 +63,14 @@ class StepSeconds:
 class Balance:
     """Seconds that drafts have won, and of what they may lose, the rest. While it is spent there are none.
 
-    What they lose is bounded by it, whatever was expected of them: a hundredth of the time spent decoding, and one step.
+    What they lose is bounded by it, whatever was expected of them: a hundredth of the time spent decoding, and a step.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def note(self, seconds: float, plain_seconds: float, num_requests: int, num_accepted: int) -> None:
-        """Record a decode-only step, one without drafts takes `plain_seconds`, and the tokens it gave beyond one each."""
+        """Record a step with drafts, in which `num_accepted` were right; one without takes `plain_seconds`."""
         saved = plain_seconds * (num_requests + num_accepted) / num_requests - seconds
         self.seconds = min(self.seconds + saved + _ALLOWANCE * seconds, _CREDIT_STEPS * plain_seconds)
 

@@ -2,8 +2,8 @@
 
 `weights` and `kv` are the model's matrices and its slabs of keys and values; `workspace` is what its steps compute in,
 for the largest step there can be; `tokenizer` what building it took of the heap; `sessions` are the token logs of
-conversations, `prompts` the beginnings that many share, `grammars` compiled grammars, `drafts` the texts that tokens are
-proposed from.
+conversations, `prompts` the beginnings that many share, `grammars` compiled grammars, `drafts` the texts that tokens
+are proposed from.
 """
 
 from __future__ import annotations
