@@ -1,0 +1,182 @@
+"""Which drafts a step verifies, on simulated machines: much is won where text repeats, and next to nothing is ever lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.counting_runner import Client
+
+from pyagent.core.runners.batch import Batch, StepOutput
+from pyagent.infrastructure.engine.drafts.acceptance import Acceptance
+from pyagent.infrastructure.engine.drafts.options import DraftOptions
+from pyagent.infrastructure.engine.drafts.speculation import Speculation
+from pyagent.infrastructure.engine.drafts.step_seconds import Balance, StepSeconds
+from pyagent.infrastructure.engine.drafts.texts import SharedTexts, TextMemory
+from pyagent.infrastructure.engine.request import Request
+from pyagent.infrastructure.engine.scheduler.step_plan import Plan
+
+Machine = Callable[[int], float]
+
+
+def reading_bound(rows: int) -> float:
+    """A step of eight rows takes 1.7 times one of a single row."""
+    return 0.01 * (1 + 0.1 * (rows - 1))
+
+
+def compute_bound(rows: int) -> float:
+    """Each row takes its full share: drafts cannot pay."""
+    return 0.01 * rows
+
+
+def odd(rows: int) -> float:
+    """Quick up to four rows, and from then on slower than one could think."""
+    return 0.01 if rows <= 4 else 0.1
+
+
+def noise(count: int, num_kinds: int = 8, seed: int = 1) -> list[int]:
+    """Tokens of so few kinds that everything was there before, and nothing follows from it."""
+    return random.Random(seed).choices(range(num_kinds), k=count)
+
+
+def copies(count: int) -> list[int]:
+    page = random.Random(3).sample(range(10_000), k=200)
+    return (page * (count // 200 + 1))[:count]
+
+
+def gain(texts: Sequence[list[int]], machine: Machine, jitter: float = 0.0, num_prompt: int = 50) -> float:
+    """How much quicker answers that write these texts together are with drafts than without."""
+    requests = [request_for(text[:num_prompt], len(text) - num_prompt, number) for number, text in enumerate(texts)]
+    speculation = Speculation(DraftOptions(), 64, lambda _, count: count)
+    draw = random.Random(9)
+    spent = plain = 0.0
+    for request, text in zip(requests, texts, strict=True):
+        request.tokens.append(text[num_prompt])
+    running = dict(zip(requests, texts, strict=True))
+    while running:
+        rows = list(running)
+        batch = Batch(lengths=[1] * len(rows), tokens=[one.tokens[-1] for one in rows], num_decoding=len(rows))
+        plan = Plan(batch, rows, [], len(rows))
+        drafts = speculation.choose(plan)
+        plan.add_drafts({row: ahead.tokens for row, ahead in drafts.items()})
+        output = StepOutput([])
+        for row, request in enumerate(rows):
+            coming = running[request][len(request.tokens) :]
+            tokens = drafts[row].tokens if row in drafts else []
+            num_right = next((at for at, token in enumerate(tokens) if token != coming[at]), len(tokens))
+            assert num_right < len(coming)
+            output.tokens.append(coming[0])
+            if num_right:
+                output.more[row] = coming[1 : num_right + 1]
+            request.tokens += coming[: num_right + 1]
+            plain += machine(len(rows)) / len(rows) * (num_right + 1)
+        seconds = machine(plan.num_tokens) * (1 + jitter * draw.random())
+        spent += seconds / (1 + jitter / 2)
+        speculation.note(plan, output, seconds)
+        running = {one: text for one, text in running.items() if len(one.tokens) < len(text)}
+    return plain / spent
+
+
+def request_for(prompt: list[int], max_tokens: int, number: int = 0) -> Request:
+    return Client(number, prompt, max_tokens).request
+
+
+@pytest.mark.parametrize("machine", [reading_bound, compute_bound, odd])
+@pytest.mark.parametrize("jitter", [0.0, 0.5])
+@pytest.mark.parametrize("num_texts", [1, 5])
+def test_text_that_repeats_nothing_loses_next_to_nothing(machine: Machine, jitter: float, num_texts: int) -> None:
+    """Though all of it was there before: at least 0.98 of the speed without drafts."""
+    texts = [noise(1_500, seed=seed) for seed in range(num_texts)]
+    assert gain(texts, machine, jitter) > (0.98 if jitter == 0 else 0.97)
+
+
+def test_text_that_repeats_is_quicker() -> None:
+    """Three times where a step's rows are cheap, also in a batch; not at all, and no slower, where they are not."""
+    assert gain([copies(1_500)], reading_bound) > 3
+    assert gain([copies(900), noise(900), copies(700)], reading_bound) > 1.2
+    assert gain([copies(1_500)], compute_bound) > 0.98
+    assert 2 < gain([copies(1_500)], odd) < 4.1
+
+
+def test_text_that_stops_repeating_keeps_what_was_won() -> None:
+    """Proposals that were right and are no more cost a few steps."""
+    after = noise(1_500, num_kinds=2_000)
+    assert gain([copies(1_000) + copies(30) * 0 + after], reading_bound, num_prompt=1_000) > 0.98
+    assert gain([copies(600) + after], reading_bound) > 1.1
+
+
+def test_balance_bounds_the_loss() -> None:
+    """Whatever was expected: with drafts that are always wrong and twice as slow, the loss is a hundredth and a step."""
+    balance, spent, plain = Balance(), 0.0, 0.0
+    for _ in range(2_000):
+        if balance.seconds < 0:
+            balance.earn(1.0)
+            spent += 1.0
+        else:
+            balance.note(2.0, 1.0, 1, 0)
+            spent += 2.0
+        plain += 1.0
+    assert spent - plain < 0.011 * spent + 2
+    for _ in range(1_000):
+        balance.note(1.0, 1.0, 1, 7)
+    assert balance.seconds <= 8
+
+
+@given(st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10), min_size=1))
+def test_seconds_lie_between_what_was_measured(measured: dict[int, float]) -> None:
+    """Known rows have their median, others a line between their neighbours, and none is negative."""
+    seconds = StepSeconds()
+    for rows, value in measured.items():
+        seconds.note(rows, value)
+    for rows in range(1, 65):
+        value = seconds.at(rows)
+        assert value > 0
+        if rows in measured:
+            assert value == measured[rows]
+        elif min(measured) < rows < max(measured):
+            below, above = (
+                pick for pick in (max(r for r in measured if r < rows), min(r for r in measured if r > rows))
+            )
+            assert (
+                min(measured[below], measured[above]) * 0.999 <= value <= max(measured[below], measured[above]) * 1.001
+            )
+
+
+def test_few_measurements_are_forgotten() -> None:
+    """One slow step of many rows keeps them out for a while, not for ever."""
+    seconds = StepSeconds()
+    seconds.note(8, 5.0)
+    for _ in range(255):
+        seconds.note(1, 0.01)
+    assert seconds.at(8) == 5.0
+    seconds.note(1, 0.01)
+    assert seconds.at(8) == pytest.approx(0.017)
+    assert StepSeconds().at(3) == 0
+
+
+def test_rates_begin_with_those_of_all_and_become_ones_own() -> None:
+    """A request whose proposals are wrong learns that of itself; others keep a rate near what they knew."""
+    of_all = Acceptance()
+    before = of_all.rate("own", 2)
+    mine, other = Acceptance(of_all), Acceptance(of_all)
+    for _ in range(12):
+        mine.note("own", 2, 0, 1)
+    assert mine.rate("own", 2) < 0.1
+    assert mine.rate("own", 2) < other.rate("own", 2) < before
+    assert other.rate("shared", 2) == before
+
+
+def test_memory_of_texts_is_bounded() -> None:
+    """The tenant that was answered longest ago gives way, and where there is no room for one there is none."""
+    memory = TextMemory(2 * 12 * (1 << 18))
+    shared = SharedTexts(2, memory)
+    for tenant in ("a", "b", "a", "c"):
+        shared.remember(tenant, [1, 2], [3])
+    assert [tenant for tenant in "abc" if shared.of(tenant)] == ["a", "c"]
+    assert memory.num_bytes == 2 * 12 * (1 << 18)
+    none = SharedTexts(2, TextMemory(100))
+    none.remember("a", [1, 2], [3])
+    assert none.of("a") is None
