@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from support.calling_model import TEMPLATE, write_calling_model
 from support.drafts import Eager, drafting
 from support.native import assert_idle, at_once, chat, engine_of, mixed_requests, options, run, running
 from support.server import serving
@@ -146,6 +148,31 @@ def test_greedy_answers_of_a_real_model_are_the_same(smollm2_path: Path, num_tok
     async def work() -> None:
         eager = await same_twice(smollm2_path, asked, chosen)
         assert eager.counts.num_accepted_tokens > 2.5 * num_tokens
+
+    run(work())
+
+
+def test_thinking_budgets_and_forms_hold(tmp_path: Path) -> None:
+    """What ends reasoning is forced where it was, in the middle of drafts too, and the form holds what comes then."""
+    opening = TEMPLATE + "{{ '<think>\n' }}"
+    model = write_calling_model(tmp_path / "thinking.gguf", tokenizer__chat_template=opening)
+    form = ResponseFormat("json_schema", JsonSchemaFormat(schema=SCHEMA))
+    asked = [
+        msgspec.structs.replace(
+            chat("go", max_tokens=100, seed=seed, thinking_token_budget=budget), response_format=held
+        )
+        for seed, budget in enumerate((3, 9, 10, 30, 60))
+        for held in (form, None)
+    ]
+
+    async def work() -> None:
+        async with drafting(model) as (backend, eager):
+            answers = await at_once(backend, asked)
+            assert all(any(delta.reasoning for delta in answer.deltas) for answer in answers)
+            parsed = [json.loads(answer.text) for answer in answers[:-2:2]]
+            assert all(set(one) == {"user", "at"} for one in parsed)
+        eager = await same_twice(model, asked)
+        assert eager.counts.num_accepted_tokens > 100
 
     run(work())
 
