@@ -108,6 +108,18 @@ def test_text_that_stops_repeating_keeps_what_was_won() -> None:
     assert gain([copies(600) + after], reading_bound) > 1.1
 
 
+def test_rare_slow_steps_end_drafts() -> None:
+    """What medians do not show, the balance does: one step in three with drafts takes as long as thirty without."""
+    num_steps = 0
+
+    def treacherous(rows: int) -> float:
+        nonlocal num_steps
+        num_steps += rows > 1
+        return 0.3 if rows > 1 and num_steps % 3 == 2 else 0.01
+
+    assert gain([copies(1_500)], treacherous) > 0.97
+
+
 def test_balance_bounds_the_loss() -> None:
     """Whatever was expected: drafts that are always wrong and twice as slow lose a hundredth and a step."""
     balance, spent, plain = Balance(), 0.0, 0.0

@@ -281,6 +281,9 @@ pub(crate) type Likelihood = (f32, Vec<(u32, f32)>, Option<f32>);
 /// What is sampled after a segment's first token: tokens, with their likelihoods where these were asked for.
 type Further = HashMap<usize, Vec<(u32, Option<Likelihood>)>>;
 
+/// What a step gives: see `StepOutput`, and what comes after drafts.
+type VerifiedOutput = (Vec<u32>, HashMap<usize, Likelihood>, HashMap<usize, String>, Further);
+
 /// The tokens sampled; for some segments their likelihoods, and for some what is wrong.
 pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, Likelihood>, HashMap<usize, String>);
 
@@ -353,7 +356,7 @@ impl CpuModel {
         process: Option<Py<PyAny>>,
         processed: HashSet<usize>,
         num_drafts: HashMap<usize, usize>,
-    ) -> PyResult<(Vec<u32>, HashMap<usize, Likelihood>, HashMap<usize, String>, Further)> {
+    ) -> PyResult<VerifiedOutput> {
         if samplers.len() != steps.len() {
             return Err(PyValueError::new_err("there is not one step for each sampler"));
         }
