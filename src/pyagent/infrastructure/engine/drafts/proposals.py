@@ -40,6 +40,7 @@ class RequestDrafts:
     num_drafted: int = 0
     num_accepted: int = 0
     _last: Proposal | None = field(default=None, init=False)
+    _num_as_predicted: int = field(default=0, init=False)
 
     def propose(
         self, tokens: list[int], num_prompt_tokens: int, most: int, shared: TokenIndex | None
@@ -64,9 +65,13 @@ class RequestDrafts:
 
     def _from_prediction(self, tokens: list[int], num_prompt_tokens: int, most: int) -> Proposal | None:
         """Go on with the prediction while the answer is as predicted from its beginning."""
-        num_output = len(tokens) - num_prompt_tokens
-        if num_output >= len(self.predicted) or tuple(tokens[num_prompt_tokens:]) != self.predicted[:num_output]:
+        if not self.predicted:
+            return None
+        num_output, begun = len(tokens) - num_prompt_tokens, self._num_as_predicted
+        if tuple(tokens[num_prompt_tokens + begun :]) != self.predicted[begun:num_output]:
             self.predicted = ()
+        self._num_as_predicted = num_output
+        if num_output >= len(self.predicted):
             return None
         coming = list(self.predicted[num_output : num_output + most])
         return self._rated(coming, [1.0] * len(coming), _PREDICTED, 32)
