@@ -186,6 +186,25 @@ def test_memory_of_texts_is_bounded() -> None:
         shared.remember(tenant, [1, 2], [3])
     assert [tenant for tenant in "abc" if shared.of(tenant)] == ["a", "c"]
     assert memory.num_bytes == 2 * 12 * (1 << 18)
+    assert not memory.take(1)
+    assert shared.forget_oldest()
+    assert [tenant for tenant in "abc" if shared.of(tenant)] == ["c"]
     none = SharedTexts(2, TextMemory(100))
     none.remember("a", [1, 2], [3])
     assert none.of("a") is None
+
+
+def test_own_text_comes_before_earlier_answers() -> None:
+    """Where the texts' memory is full, a request that begins has that of the tenant answered longest ago."""
+    speculation = Speculation(DraftOptions(most_bytes=12 * (1 << 18) + 12 * 1024), 64, lambda _, count: count)
+    for number in range(3):
+        request = request_for([1, 2, 3, 4], 100, number)
+        request.tokens.append(5)
+        plan = Plan(Batch(lengths=[1], tokens=[5], num_decoding=1), [request], [], 1)
+        speculation.choose(plan)
+        assert request.drafts is not None
+        assert request.drafts.text is not None
+        request.finish_reason = "stop"
+        if number != 1:
+            speculation.end(request)
+    assert speculation._memory.num_bytes <= 12 * (1 << 18) + 12 * 1024

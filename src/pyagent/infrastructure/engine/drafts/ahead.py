@@ -9,8 +9,6 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pyagent.core.structured_output.errors import GrammarError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -39,7 +37,7 @@ def follow(request: Request, drafts: Sequence[int]) -> list[Request]:
         try:
             if ahead.is_ended_by(token) or ahead.forced_token is not None:
                 break
-        except GrammarError:
+        except BaseException:  # noqa: BLE001 - a draft that breaks the form, or a native grammar that panics
             break
         after.append(ahead)
     return after

@@ -9,6 +9,7 @@ it: the sampler of each draft's row samples as in a step of its own (decision 69
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,10 @@ class Speculation:
 
     def _begin(self, request: Request) -> RequestDrafts:
         least, most_more = self._options.prompt_lookup_min, request.max_tokens - request.num_output_tokens
-        text = OwnText.begin(request.tokens, request.predicted, most_more, least, self._memory)
+        begin = partial(OwnText.begin, request.tokens, request.predicted, most_more, least, self._memory)
+        text = begin()
+        while text is None and self._shared is not None and self._shared.forget_oldest():
+            text = begin()
         return RequestDrafts(text, Acceptance(self._acceptance), request.predicted)
 
     def lengths(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> dict[int, int]:

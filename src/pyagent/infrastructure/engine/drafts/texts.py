@@ -99,11 +99,17 @@ class SharedTexts:
             index.extend(prompt[-_CONTEXT:] + answer)
             index.end_text()
 
+    def forget_oldest(self) -> bool:
+        """Give up the answers of the tenant that was answered longest ago; False where there are none."""
+        if not self._indexes:
+            return False
+        self._indexes.popitem(last=False)
+        self._memory.give(_SHARED * _TOKEN_BYTES)
+        return True
+
     def _make(self, tenant: str) -> TokenIndex | None:
         while not self._memory.take(_SHARED * _TOKEN_BYTES):
-            if not self._indexes:
+            if not self.forget_oldest():
                 return None
-            self._indexes.popitem(last=False)
-            self._memory.give(_SHARED * _TOKEN_BYTES)
         index = self._indexes[tenant] = TokenIndex(self._least, _SHARED)
         return index
