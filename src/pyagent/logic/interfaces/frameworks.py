@@ -1,0 +1,56 @@
+"""The frameworks: how each is written and read, and which fields of an element its code cannot say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal, cast, get_args
+
+import msgspec
+
+from pyagent.core.errors import RequestError
+from pyagent.core.nearest import did_you_mean
+from pyagent.logic.interfaces.elements import Element
+from pyagent.logic.interfaces.mending import clean
+from pyagent.logic.interfaces.markup import read_jsx, read_markup, read_svelte
+from pyagent.logic.interfaces.tag_reading import page_of
+from pyagent.logic.interfaces.tkinter_reading import read_tkinter
+from pyagent.logic.interfaces.tkinter_writing import write_tkinter
+from pyagent.logic.interfaces.web_writing import write_html, write_react, write_svelte, write_vue
+
+FrameworkName = Literal["html", "react", "vue", "svelte", "tkinter", "pyside6", "textual", "flutter", "swiftui"]
+NAMES: tuple[FrameworkName, ...] = get_args(FrameworkName)
+_SET_TITLE = re.compile(r"document\.title\s*=\s*(\"(?:[^\"\\\n]|\\.)*\")")
+
+
+class Framework(msgspec.Struct, frozen=True, kw_only=True):
+    """A framework: `loses` names the fields of an element that its code does not say."""
+
+    write: Callable[[Element], str]
+    read: Callable[[str], Element]
+    suffix: str
+    loses: frozenset[str] = frozenset()
+
+
+def _read_vue(text: str) -> Element:
+    set_by_script = _SET_TITLE.search(text)
+    title = clean(cast("str", msgspec.json.decode(set_by_script[1]))) if set_by_script else ""
+    return page_of(read_markup(text), title)
+
+
+FRAMEWORKS: dict[FrameworkName, Framework] = {
+    "html": Framework(write=write_html, read=lambda text: page_of(read_markup(text)), suffix=".html"),
+    "react": Framework(write=write_react, read=lambda text: page_of(read_jsx(text)), suffix=".jsx"),
+    "vue": Framework(write=write_vue, read=_read_vue, suffix=".vue"),
+    "svelte": Framework(write=write_svelte, read=lambda text: page_of(read_svelte(text)), suffix=".svelte"),
+    "tkinter": Framework(
+        write=write_tkinter, read=read_tkinter, suffix=".py", loses=frozenset({"language", "autocomplete", "size"})
+    ),
+}
+
+
+def carried(page: Element, framework: Framework) -> Element:
+    """Return a page as a framework's code says it, and reading that code finds it."""
+    lost = {name: getattr(Element(kind=page.kind), name) for name in framework.loses}
+    children = tuple(carried(child, framework) for child in page.children)
+    return msgspec.structs.replace(page, **lost, children=children)
