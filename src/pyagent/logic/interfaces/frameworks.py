@@ -13,6 +13,8 @@ from pyagent.core.nearest import did_you_mean
 from pyagent.logic.interfaces.elements import Element
 from pyagent.logic.interfaces.mending import clean
 from pyagent.logic.interfaces.markup import read_jsx, read_markup, read_svelte
+from pyagent.logic.interfaces.qt_reading import read_qt
+from pyagent.logic.interfaces.qt_writing import write_qt
 from pyagent.logic.interfaces.tag_reading import page_of
 from pyagent.logic.interfaces.tkinter_reading import read_tkinter
 from pyagent.logic.interfaces.tkinter_writing import write_tkinter
@@ -46,6 +48,7 @@ FRAMEWORKS: dict[FrameworkName, Framework] = {
     "tkinter": Framework(
         write=write_tkinter, read=read_tkinter, suffix=".py", loses=frozenset({"language", "autocomplete", "size"})
     ),
+    "pyside6": Framework(write=write_qt, read=read_qt, suffix=".py", loses=frozenset({"autocomplete"})),
 }
 
 
