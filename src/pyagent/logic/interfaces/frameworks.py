@@ -16,6 +16,8 @@ from pyagent.logic.interfaces.markup import read_jsx, read_markup, read_svelte
 from pyagent.logic.interfaces.qt_reading import read_qt
 from pyagent.logic.interfaces.qt_writing import write_qt
 from pyagent.logic.interfaces.tag_reading import page_of
+from pyagent.logic.interfaces.textual_reading import read_textual
+from pyagent.logic.interfaces.textual_writing import write_textual
 from pyagent.logic.interfaces.tkinter_reading import read_tkinter
 from pyagent.logic.interfaces.tkinter_writing import write_tkinter
 from pyagent.logic.interfaces.web_writing import write_html, write_react, write_svelte, write_vue
@@ -49,6 +51,9 @@ FRAMEWORKS: dict[FrameworkName, Framework] = {
         write=write_tkinter, read=read_tkinter, suffix=".py", loses=frozenset({"language", "autocomplete", "size"})
     ),
     "pyside6": Framework(write=write_qt, read=read_qt, suffix=".py", loses=frozenset({"autocomplete"})),
+    "textual": Framework(
+        write=write_textual, read=read_textual, suffix=".py", loses=frozenset({"language", "autocomplete", "size"})
+    ),
 }
 
 
