@@ -11,6 +11,8 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.nearest import did_you_mean
 from pyagent.logic.interfaces.elements import Element
+from pyagent.logic.interfaces.flutter_reading import read_flutter
+from pyagent.logic.interfaces.flutter_writing import write_flutter
 from pyagent.logic.interfaces.mending import clean
 from pyagent.logic.interfaces.markup import read_jsx, read_markup, read_svelte
 from pyagent.logic.interfaces.qt_reading import read_qt
@@ -54,6 +56,7 @@ FRAMEWORKS: dict[FrameworkName, Framework] = {
     "textual": Framework(
         write=write_textual, read=read_textual, suffix=".py", loses=frozenset({"language", "autocomplete", "size"})
     ),
+    "flutter": Framework(write=write_flutter, read=read_flutter, suffix=".dart"),
 }
 
 
