@@ -17,6 +17,8 @@ from pyagent.logic.interfaces.mending import clean
 from pyagent.logic.interfaces.markup import read_jsx, read_markup, read_svelte
 from pyagent.logic.interfaces.qt_reading import read_qt
 from pyagent.logic.interfaces.qt_writing import write_qt
+from pyagent.logic.interfaces.swiftui_reading import read_swiftui
+from pyagent.logic.interfaces.swiftui_writing import write_swiftui
 from pyagent.logic.interfaces.tag_reading import page_of
 from pyagent.logic.interfaces.textual_reading import read_textual
 from pyagent.logic.interfaces.textual_writing import write_textual
@@ -57,6 +59,7 @@ FRAMEWORKS: dict[FrameworkName, Framework] = {
         write=write_textual, read=read_textual, suffix=".py", loses=frozenset({"language", "autocomplete", "size"})
     ),
     "flutter": Framework(write=write_flutter, read=read_flutter, suffix=".dart"),
+    "swiftui": Framework(write=write_swiftui, read=read_swiftui, suffix=".swift"),
 }
 
 
