@@ -170,7 +170,8 @@ class _Reading:
         return _with_label(Element(kind="radio", options=options, value=chosen), label)
 
     def _tabs(self, node: Node) -> Element:
-        tabs = list(walk_calls([node], lambda each: each.name == "Tab"))
+        bar = next(iter(walk_calls(_inside(node), lambda each: each.name == "TabBar")), Node("call"))
+        tabs = list(walk_calls(_inside(bar), lambda each: each.name == "Tab"))
         view = next(iter(walk_calls([node], lambda each: each.name == "TabBarView")), None)
         children = view.argument("children") if view is not None else None
         pages = [tuple(self._elements(each)) for each in children.items] if children is not None else []
@@ -188,6 +189,10 @@ def _unwrapped(elements: tuple[Element, ...]) -> tuple[Element, ...]:
     """Return what is in a column that only lays out a page or a tab."""
     is_wrapped = len(elements) == 1 and elements[0].kind == "column" and not elements[0].id
     return elements[0].children if is_wrapped else elements
+
+
+def _inside(node: Node) -> list[Node]:
+    return [each for _, each in node.arguments]
 
 
 def _key(node: Node) -> str:

@@ -117,15 +117,15 @@ class _Mending:
             return Element(kind="tab", text=element.text or "Tab", children=(element,))
         if element.kind == "tab" and parent != "tabs":
             self.notes.append("a tab that stands alone became a group")
-            return msgspec.structs.replace(element, kind="group")
+            element = msgspec.structs.replace(element, kind="group")
         if element.kind == "page":
             self.notes.append("a page inside the page became a column")
-            return msgspec.structs.replace(element, kind="column")
+            element = msgspec.structs.replace(element, kind="column")
         if element.kind == "group" and not clean(element.text):
-            return msgspec.structs.replace(element, kind="column")
+            element = msgspec.structs.replace(element, kind="column")
         if element.kind in {"select", "radio"} and not any(map(clean, element.options)):
             self.notes.append(f"a {element.kind} without options became an input")
-            return msgspec.structs.replace(element, kind="input")
+            element = msgspec.structs.replace(element, kind="input")
         return element
 
     def _own(self, element: Element) -> Element:
@@ -144,7 +144,7 @@ class _Mending:
         """Return an element whose values fit its kind."""
         changed: dict[str, Any] = {}  # Any: values of fields
         match element.kind:
-            case "heading":
+            case "heading" if element.text:
                 changed["level"] = self._next_level(element.level)
             case "input":
                 changed = {"value": _value(element), "autocomplete": element.autocomplete}

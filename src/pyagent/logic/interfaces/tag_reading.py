@@ -237,7 +237,8 @@ class _Reading:
     def _fieldset(self, tag: Tag) -> Element | None:
         legend = next((text_in(one) for one in tag.children if isinstance(one, Tag) and one.name == "legend"), "") or self._label(tag)
         children = self._below(tag)
-        if children and all(each.kind == "radio" for each in children):
+        is_nested = any(one.name == "fieldset" for one in all_tags(tag))
+        if children and not is_nested and all(each.kind == "radio" for each in children):
             required = legend.endswith("*")
             options = tuple(option for each in children for option in each.options)
             value = next((each.value for each in children if each.value), "")

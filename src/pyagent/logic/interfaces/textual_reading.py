@@ -68,7 +68,7 @@ class _Reading:
         found: list[Element] = []
         for statement in body:
             for element in self._statement(statement, depth):
-                before = found[-1] if found else None
+                before = found[-1] if found and _may_follow_label(statement) else None
                 if element.kind in _LABELLED and not element.text and before is not None and before.kind == "text" and not before.id:
                     found[-1] = _with_label(element, before.text)
                 else:
@@ -167,6 +167,14 @@ class _Reading:
                 return None
 
 
+def _may_follow_label(statement: ast.stmt) -> bool:
+    """Whether a statement shows an input itself, not a box of several things."""
+    if isinstance(statement, ast.With):
+        call = statement.items[0].context_expr
+        return isinstance(call, ast.Call) and _class(call) == "RadioSet"
+    return isinstance(statement, ast.Expr)
+
+
 def _raw(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
@@ -184,6 +192,8 @@ def _text(call: ast.Call, text: str) -> Element:
     classes = argument(call, "classes").split()
     if "image" in classes:
         return Element(kind="image", text=text, source=argument(call, "name"), decorative=not text)
+    if "legend" in classes:
+        return Element(kind="heading", text=text, level=6)
     level = next((int(match[1]) for each in classes if (match := re.fullmatch(r"heading-([1-6])", each))), 0)
     return Element(kind="heading", text=text, level=level) if level else Element(kind="text", text=text)
 

@@ -165,8 +165,8 @@ class _Reading:
             options = tuple(child.text.removeprefix("• ") for child in children)
             yield Element(kind="list", id=given, options=options, line=call.lineno)
         elif widget.name in {"LabelFrame", "Labelframe"}:
-            is_radio = bool(children) and all(child.kind == "radio" for child in children)
-            group = children[0] if is_radio and len(children) == 1 else Element(kind="group", text=text, children=children)
+            is_radio = len(children) == 1 and _is_button(children[0])
+            group = children[0] if is_radio else Element(kind="group", text=text, children=children)
             group = _with_label(group, text) if group.kind == "radio" else group
             yield msgspec.structs.replace(group, id=given, line=call.lineno)
         elif name or len(children) > 1:
@@ -242,12 +242,17 @@ def _with_radios(found: list[Element]) -> tuple[Element, ...]:
     merged: list[Element] = []
     for element in found:
         last = merged[-1] if merged else None
-        if element.kind == "radio" and last is not None and last.kind == "radio":
+        if _is_button(element) and last is not None and _is_button(last):
             value = last.value or element.value
             merged[-1] = msgspec.structs.replace(last, options=last.options + element.options, value=value)
         else:
             merged.append(element)
     return tuple(merged)
+
+
+def _is_button(element: Element) -> bool:
+    """Whether an element is of radio buttons that have no common label yet."""
+    return element.kind == "radio" and not element.text
 
 
 def _field(children: Sequence[Element]) -> Iterator[Element]:
