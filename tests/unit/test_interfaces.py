@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
-import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyagent.core.errors import RequestError
-from pyagent.logic.interfaces.elements import CONTAINERS, KINDS, MAX_DEPTH, Element, check_bounds, walk, without_lines
-from pyagent.logic.interfaces.frameworks import FRAMEWORKS, NAMES, FrameworkName, carried
+from pyagent.logic.interfaces.elements import CONTAINERS, KINDS, Element, walk, without_lines
+from pyagent.logic.interfaces.frameworks import FRAMEWORKS, carried
 from pyagent.logic.interfaces.mending import mend
 
 HOSTILE = [
     '"; alert(1) //', "</script><script>alert(1)</script>", "{{x}}", "\\(x)", "$x", "${x}", "{x}", "[red]x[/]", "&amp; &", "'''", '"""',
     "<b>bold</b>", "a\\", "*/ }", "`${1}`", "%s %@", "#{x}", "-->", "&&", "_a_", "\\u0041", "\\n", "é 中 🙂", "* star *",
 ]  # fmt: skip
-TEXTS = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=12), st.sampled_from(["Email", "Save", "Your name", "Password"]))
+TEXTS = st.one_of(
+    st.sampled_from(HOSTILE), st.text(max_size=12), st.sampled_from(["Email", "Save", "Your name", "Password"])
+)
 COLORS = st.sampled_from(["", "", "#fff", "#123456", "red", "#ABCDEF"])
 IDS = st.one_of(st.just(""), st.sampled_from(["a", "save", "class", "Bad Id", "x-1", "a_1", "self", "values"]))
 
@@ -40,7 +38,9 @@ def _leaves() -> st.SearchStrategy[Element]:
         "head": st.lists(TEXTS, max_size=3).map(tuple),
         "rows": st.lists(st.lists(TEXTS, max_size=3).map(tuple), max_size=3).map(tuple),
         "source": st.sampled_from(["", "logo.png", "https://example.com/a.png?x=1&y=2", "javascript:alert(1)"]),
-        "target": st.sampled_from(["", "#", "/a?b=1&c=2", "https://example.com/", "JaVaScript:alert(1)", "data:text/html,x"]),
+        "target": st.sampled_from(
+            ["", "#", "/a?b=1&c=2", "https://example.com/", "JaVaScript:alert(1)", "data:text/html,x"]
+        ),
         "color": COLORS,
         "background": COLORS,
         "size": st.one_of(st.none(), st.tuples(st.integers(0, 99), st.integers(0, 99))),

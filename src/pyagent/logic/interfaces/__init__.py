@@ -1,1 +1,1 @@
-"""User interfaces as trees of a few kinds of elements: written as code of nine frameworks, read back, found, audited."""
+"""User interfaces as trees of elements: written as code of nine frameworks, read back, found, audited."""

@@ -16,15 +16,20 @@ from pyagent.logic.interfaces.mending import clean
 
 Language = Literal["Dart", "Swift"]
 _MAX_DEPTH = 120
-_DART_STRING = r"r?'''(?:[^\\]|\\.)*?'''|r'[^'\n]*'|r\"[^\"\n]*\"|'(?:[^'\\\n$]|\\.|\$\{[^{}\n]*\}|\$)*'|\"(?:[^\"\\\n$]|\\.|\$\{[^{}\n]*\}|\$)*\""
+_DART_STRING = (
+    r"r?'''(?:[^\\]|\\.)*?'''|r'[^'\n]*'|r\"[^\"\n]*\""
+    r"|'(?:[^'\\\n$]|\\.|\$\{[^{}\n]*\}|\$)*'|\"(?:[^\"\\\n$]|\\.|\$\{[^{}\n]*\}|\$)*\""
+)
 _SWIFT_STRING = r"\"\"\"(?:[^\\\"]|\\.|\"(?!\"\"))*\"\"\"|\"(?:[^\"\\\n]|\\.)*\""
-_REST = r"|\d[\d_]*(?:\.\d+)?(?:x[0-9A-Fa-f]+)?|0x[0-9A-Fa-f]+|[@$#]?[A-Za-z_]\w*|=>|\?\?|\?\.|&&|\|\||[=!<>]=|\.\.\.?|->|\S"
+_REST = r"|\d[\d_]*(?:\.\d+)?|[@$#]?[A-Za-z_]\w*|=>|\?\?|\?\.|&&|\|\||[=!<>]=|\.\.\.?|->|\S"
 _SKIPPED = r"(?:\s+|//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)+"
 _TOKENS = {
     "Dart": re.compile(f"({_SKIPPED})|0x[0-9A-Fa-f]+|{_DART_STRING}{_REST}", re.DOTALL),
     "Swift": re.compile(f"({_SKIPPED})|0x[0-9A-Fa-f]+|{_SWIFT_STRING}{_REST}", re.DOTALL),
 }
-_OPERATORS = frozenset({"+", "-", "*", "/", "%", "==", "!=", "<=", ">=", "<", ">", "&&", "||", "??", "=", "?", ":", "..", "...", "&", "|"})
+_OPERATORS = frozenset(
+    {"+", "-", "*", "/", "%", "==", "!=", "<=", ">=", "<", ">", "&&", "||", "??", "=", "?", ":", "..", "...", "&", "|"}
+)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _DART_ESCAPE = re.compile(r"\\(u\{[0-9A-Fa-f]{1,6}\}|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|.)", re.DOTALL)
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
@@ -94,13 +99,13 @@ class Parser:
         self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def line(self, at: int) -> int:
-        """Return the line, from 1, of a token."""
+        """Return the line, from 1, of a sign."""
         from bisect import bisect_right
 
         return bisect_right(self._starts, self.tokens[min(at, len(self.tokens) - 1)].at) if self.tokens else 1
 
     def peek(self, ahead: int = 0) -> str:
-        """Return a token that comes; nothing at the end."""
+        """Return a sign that comes; nothing at the end."""
         at = self.at + ahead
         return self.tokens[at].text if at < len(self.tokens) else ""
 
@@ -131,38 +136,40 @@ class Parser:
         return self.text[self.tokens[start].at : last.at + len(last.text)]
 
     def _primary(self) -> Node:
-        start, token = self.at, self.peek()
+        start, sign = self.at, self.peek()
         line = self.line(start)
-        if token in {"const", "new", "await", "try", "-", "!", "&", "\\", "some", "any"}:
+        if sign in {"const", "new", "await", "try", "-", "!", "&", "\\", "some", "any"}:
             self.at += 1
-            return self._primary() if self.at < len(self.tokens) else Node("other", token, line)
-        if token in _CLOSING:
-            return self._bracketed(token, start)
+            return self._primary() if self.at < len(self.tokens) else Node("other", sign, line)
+        if sign in _CLOSING:
+            return self._bracketed(sign, start)
         self.at += 1
-        if token[:1] in {"'", '"'} or token[:2] in {"r'", 'r"'}:
-            return Node("text" if self._is_plain(token) else "other", self._source(start), line, text=self._unquoted(token))
-        if token == "." and self.peek()[:1].isalpha():
+        if sign[:1] in {"'", '"'} or sign[:2] in {"r'", 'r"'}:
+            return Node(
+                "text" if self._is_plain(sign) else "other", self._source(start), line, text=self._unquoted(sign)
+            )
+        if sign == "." and self.peek()[:1].isalpha():
             self.at += 1
             return Node("name", self._source(start), line, name=f".{self.peek(-1)}")
-        if re.match(r"[@$#]?[A-Za-z_]", token):
-            return Node("name", token, line, name=token)
-        if token[:1].isdigit():
-            return Node("other", token, line)
-        raise RequestError(f"line {line}: {token[:20]!r} is not expected here")
+        if re.match(r"[@$#]?[A-Za-z_]", sign):
+            return Node("name", sign, line, name=sign)
+        if sign[:1].isdigit():
+            return Node("other", sign, line)
+        raise RequestError(f"line {line}: {sign[:20]!r} is not expected here")
 
-    def _bracketed(self, token: str, start: int) -> Node:
+    def _bracketed(self, sign: str, start: int) -> Node:
         line = self.line(start)
-        if token == "[":
+        if sign == "[":
             items = [node for _, node in self._arguments("[")]
             return Node("list", self._source(start), line, items=items)
-        if token == "{" and self._is_swift:
+        if sign == "{" and self._is_swift:
             return Node("closure", "", line, body=self.block())
         self.skip()
-        if token == "(" and self.peek() == "=>":
+        if sign == "(" and self.peek() == "=>":
             self.at += 1
             inner = self.value()
             return Node("closure", self._source(start), line, body=[inner])
-        if token == "(" and not self._is_swift and self.peek() in {"{", "async"}:
+        if sign == "(" and not self._is_swift and self.peek() in {"{", "async"}:
             self.at += self.peek() == "async"
             if self.peek() == "{":
                 self.skip()
@@ -174,11 +181,11 @@ class Parser:
         open_signs: list[str] = []
         start = self.at
         while self.at < len(self.tokens):
-            token = self.peek()
+            sign = self.peek()
             self.at += 1
-            if token in _CLOSING:
-                open_signs.append(_CLOSING[token])
-            elif open_signs and token == open_signs[-1]:
+            if sign in _CLOSING:
+                open_signs.append(_CLOSING[sign])
+            elif open_signs and sign == open_signs[-1]:
                 open_signs.pop()
             if not open_signs:
                 return
@@ -188,26 +195,30 @@ class Parser:
         """Return a value with its calls and what is called of it."""
         start = self.at - 1
         while True:
-            token = self.peek()
-            if token == "<" and node.kind == "name" and node.name[:1].isupper() and (end := self._end_of_types()):
+            sign = self.peek()
+            if sign == "<" and node.kind == "name" and node.name[:1].isupper() and (end := self._end_of_types()):
                 self.at = end
-            elif token == "(" and node.kind in {"name", "call"} and not (node.kind == "call" and not node.modifiers):
+            elif sign == "(" and node.kind in {"name", "call"} and not (node.kind == "call" and not node.modifiers):
                 node = self._called(node, start)
-            elif token == "{" and self._is_swift and node.kind in {"name", "call"} and self._takes_closure(node):
+            elif sign == "{" and self._is_swift and node.kind in {"name", "call"} and self._takes_closure(node):
                 self._add_closures(node)
-            elif token in {".", "?."} and re.match(r"[A-Za-z_]", self.peek(1)):
+            elif sign in {".", "?."} and re.match(r"[A-Za-z_]", self.peek(1)):
                 self.at += 2
                 name = self.peek(-1)
                 if node.kind == "name":
                     node = Node("name", f"{node.name}.{name}", node.line, name=f"{node.name}.{name}")
                 else:
                     self._add_modifier(node, name)
-            elif token == "[" and node.kind in {"name", "other"}:
+            elif sign == "[" and node.kind in {"name", "other"}:
                 self.skip()
-                node = Node("other", node.source + self.text[self.tokens[start + 1].at : self.tokens[self.at - 1].at + 1], node.line)
-            elif token == "!" or (token == "?" and self.peek(1) in {")", ",", "]", ";", ".", "}"}):
+                node = Node(
+                    "other",
+                    node.source + self.text[self.tokens[start + 1].at : self.tokens[self.at - 1].at + 1],
+                    node.line,
+                )
+            elif sign == "!" or (sign == "?" and self.peek(1) in {")", ",", "]", ";", ".", "}"}):
                 self.at += 1
-            elif token in {"as", "is"} and not self._is_swift:
+            elif sign in {"as", "is"} and not self._is_swift:
                 self.at += 2
                 if self.peek() == "<" and (end := self._end_of_types()):
                     self.at = end
@@ -218,12 +229,12 @@ class Parser:
         """Return where `<Types>` ends that a call follows; 0 where it is a comparison."""
         depth, at = 0, self.at
         while at < min(len(self.tokens), self.at + 40):
-            token = self.tokens[at].text
-            depth += {"<": 1, ">": -1}.get(token, 0)
+            sign = self.tokens[at].text
+            depth += {"<": 1, ">": -1}.get(sign, 0)
             at += 1
             if depth == 0:
                 return at if at < len(self.tokens) and self.tokens[at].text in {"(", "[", "{", "."} else 0
-            if not re.fullmatch(r"[\w<>,?.]+", token):
+            if not re.fullmatch(r"[\w<>,?.]+", sign):
                 return 0
         return 0
 
@@ -306,14 +317,14 @@ class Parser:
     def _skip_parameters(self) -> None:
         """Go past `item in`, `(a, b) in` or `_ in` at the beginning of a closure."""
         for ahead in range(12):
-            token = self.peek(ahead)
-            if token == "in":
+            sign = self.peek(ahead)
+            if sign == "in":
                 self.at += ahead + 1
                 return
-            if not re.fullmatch(r"[\w(),:$@\[\]]+", token):
+            if not re.fullmatch(r"[\w(),:$@\[\]]+", sign):
                 return
 
-    def _statement(self) -> Iterator[Node]:
+    def _statement(self) -> Iterator[Node]:  # noqa: C901, PLR0912 - one for each keyword
         match self.peek():
             case ";" | ",":
                 self.at += 1
@@ -342,15 +353,15 @@ class Parser:
             case _:
                 yield self.value()
 
-    def _is_plain(self, token: str) -> bool:
+    def _is_plain(self, sign: str) -> bool:
         """Whether nothing is computed within a text."""
-        if token[0] == "r":
+        if sign[0] == "r":
             return True
-        return not re.search(r"\\\(" if self._is_swift else r"\$", re.sub(r"\\\\|\\\$", "", token))
+        return not re.search(r"\\\(" if self._is_swift else r"\$", re.sub(r"\\\\|\\\$", "", sign))
 
-    def _unquoted(self, token: str) -> str:
-        raw = token[0] == "r"
-        quoted = token[1:] if raw else token
+    def _unquoted(self, sign: str) -> str:
+        raw = sign[0] == "r"
+        quoted = sign[1:] if raw else sign
         width = 3 if quoted[:3] in {"'''", '"""'} and len(quoted) >= 6 else 1
         inner = quoted[width:-width]
         return inner if raw else _DART_ESCAPE.sub(_letter, inner)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 
 _NAMED = {
-    "black": "#000000", "silver": "#c0c0c0", "gray": "#808080", "grey": "#808080", "white": "#ffffff", "maroon": "#800000",
-    "red": "#ff0000", "purple": "#800080", "fuchsia": "#ff00ff", "magenta": "#ff00ff", "green": "#008000", "lime": "#00ff00",
-    "olive": "#808000", "yellow": "#ffff00", "navy": "#000080", "blue": "#0000ff", "teal": "#008080", "aqua": "#00ffff",
-    "cyan": "#00ffff", "orange": "#ffa500", "brown": "#a52a2a", "pink": "#ffc0cb", "gold": "#ffd700", "crimson": "#dc143c",
-    "darkgray": "#a9a9a9", "darkgrey": "#a9a9a9", "lightgray": "#d3d3d3", "lightgrey": "#d3d3d3", "dimgray": "#696969",
-    "dimgrey": "#696969", "gainsboro": "#dcdcdc", "whitesmoke": "#f5f5f5", "darkblue": "#00008b", "darkgreen": "#006400",
-    "darkred": "#8b0000", "lightblue": "#add8e6", "lightgreen": "#90ee90", "steelblue": "#4682b4", "tomato": "#ff6347",
-    "indigo": "#4b0082", "violet": "#ee82ee", "coral": "#ff7f50", "salmon": "#fa8072", "khaki": "#f0e68c", "beige": "#f5f5dc",
-    "ivory": "#fffff0", "tan": "#d2b48c", "turquoise": "#40e0d0", "slategray": "#708090", "royalblue": "#4169e1",
+    "black": "#000000", "silver": "#c0c0c0", "gray": "#808080", "grey": "#808080", "white": "#ffffff",
+    "maroon": "#800000", "red": "#ff0000", "purple": "#800080", "fuchsia": "#ff00ff", "magenta": "#ff00ff",
+    "green": "#008000", "lime": "#00ff00", "olive": "#808000", "yellow": "#ffff00", "navy": "#000080",
+    "blue": "#0000ff", "teal": "#008080", "aqua": "#00ffff", "cyan": "#00ffff", "orange": "#ffa500",
+    "brown": "#a52a2a", "pink": "#ffc0cb", "gold": "#ffd700", "crimson": "#dc143c", "darkgray": "#a9a9a9",
+    "darkgrey": "#a9a9a9", "lightgray": "#d3d3d3", "lightgrey": "#d3d3d3", "dimgray": "#696969", "dimgrey": "#696969",
+    "gainsboro": "#dcdcdc", "whitesmoke": "#f5f5f5", "darkblue": "#00008b", "darkgreen": "#006400",
+    "darkred": "#8b0000", "lightblue": "#add8e6", "lightgreen": "#90ee90", "steelblue": "#4682b4",
+    "tomato": "#ff6347", "indigo": "#4b0082", "violet": "#ee82ee", "coral": "#ff7f50", "salmon": "#fa8072",
+    "khaki": "#f0e68c", "beige": "#f5f5dc", "ivory": "#fffff0", "tan": "#d2b48c", "turquoise": "#40e0d0",
+    "slategray": "#708090", "royalblue": "#4169e1",
 }  # fmt: skip
 _RGB = re.compile(r"rgb\(\s*(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\d{1,3})\s*\)")
 

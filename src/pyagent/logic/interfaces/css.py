@@ -43,7 +43,7 @@ class Sheet(msgspec.Struct, frozen=True):
         return cls(found)
 
     def style_of(self, name: str, attributes: Attributes) -> Style:
-        """Return the style of a tag: its tag's rules, its classes', its id's and its own, the later above the earlier."""
+        """Return the style of a tag: its tag's rules, its classes', its id's and its own, later ones first."""
         classes = str(attributes.get("class", "")).split()[:50]
         selectors = [name, *(f".{each}" for each in classes), *(f"{name}.{each}" for each in classes)]
         selectors += [f"#{attributes.get('id', '')}", f"{name}#{attributes.get('id', '')}"]

@@ -1,6 +1,6 @@
 """An interface as a tree of a closed set of elements. Knows no framework, no file and no model.
 
-What a tree may hold is bounded here; `mending.mend` makes any tree that passes `check_bounds` one that each writer takes.
+What a tree may hold is bounded here; `mending.mend` makes any tree within the bounds one that each writer takes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,27 @@ from pyagent.core.errors import RequestError
 from pyagent.core.field_errors import field_error
 
 Kind = Literal[
-    "page", "row", "column", "grid", "group", "tabs", "tab", "heading", "text", "input", "area", "checkbox", "select",
-    "radio", "button", "list", "table", "image", "link", "progress",
-]  # fmt: skip
+    "page",
+    "row",
+    "column",
+    "grid",
+    "group",
+    "tabs",
+    "tab",
+    "heading",
+    "text",
+    "input",
+    "area",
+    "checkbox",
+    "select",
+    "radio",
+    "button",
+    "list",
+    "table",
+    "image",
+    "link",
+    "progress",
+]
 InputType = Literal["text", "email", "password", "number", "date", "search", "url", "tel"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -29,7 +47,8 @@ NAMED = LABELLED | {"button", "link", "image", "tab"}
 """Those that have an id, always."""
 COLORED = frozenset({"page", "heading", "text", "button", "link"})
 MAX_DEPTH = 16
-MAX_ELEMENTS = 2_000
+"""Of what is written: Python has no more than 20 blocks within each other."""
+MAX_ELEMENTS = 5_000
 MAX_TEXT = 2_000
 """Characters of a text."""
 MAX_ITEMS = 200
@@ -126,7 +145,40 @@ def _check(element: Element) -> None:
         raise RequestError(f"a text of the {element.kind} {element.id!r:.50} has more than {MAX_TEXT:,} characters")
     counts = [len(element.options), len(element.head), len(element.rows), *(len(row) for row in element.rows)]
     if max(counts) > MAX_ITEMS or len(cells) > MAX_ELEMENTS:
-        raise RequestError(f"the {element.kind} {element.id!r:.50} has more than {MAX_ITEMS} options, rows or cells of a row")
+        raise RequestError(
+            f"the {element.kind} {element.id!r:.50} has more than {MAX_ITEMS} options, rows or cells of a row"
+        )
+
+
+def cut(root: Element, max_depth: int) -> Element:
+    """Return a tree that was read, its texts and lists no longer than a tree may have.
+
+    Raises `RequestError` for one with too many elements, or nested deeper than `max_depth`.
+    """
+    num_elements = sum(1 for _ in walk(root))
+    if num_elements > MAX_ELEMENTS:
+        raise RequestError(f"it has {num_elements:,} elements; the most is {MAX_ELEMENTS:,}")
+    return _cut(root, max_depth)
+
+
+def _cut(element: Element, depth_left: int) -> Element:
+    if depth_left == 0:
+        raise RequestError("its elements are nested too deep")
+
+    def short(texts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(text[:MAX_TEXT] for text in texts[:MAX_ITEMS])
+
+    return msgspec.structs.replace(
+        element,
+        text=element.text[:MAX_TEXT],
+        value=element.value[:MAX_TEXT],
+        source=element.source[:MAX_TEXT],
+        target=element.target[:MAX_TEXT],
+        options=short(element.options),
+        head=short(element.head),
+        rows=tuple(short(row) for row in element.rows[:MAX_ITEMS]),
+        children=tuple(_cut(child, depth_left - 1) for child in element.children),
+    )
 
 
 def is_id(text: str) -> bool:

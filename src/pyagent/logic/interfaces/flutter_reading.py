@@ -12,12 +12,29 @@ from pyagent.logic.interfaces.calls import Node, Parser, text_of, walk_calls
 from pyagent.logic.interfaces.elements import Element, InputType, Kind
 from pyagent.logic.interfaces.flutter_writing import HINTS, KEYBOARDS
 
-_KEYBOARD_TO_TYPE = {f"TextInputType.{name}": kind for kind, name in KEYBOARDS.items()}
+_KEYBOARD_TO_TYPE: dict[str, InputType] = {f"TextInputType.{name}": kind for kind, name in KEYBOARDS.items()}
 _HINT_TO_PURPOSE = {f"AutofillHints.{name}": purpose for purpose, name in HINTS.items()}
 _CONTAINERS: dict[str, Kind] = {
-    "Row": "row", "Wrap": "row", "Column": "column", "ListView": "column", "GridView.count": "grid", "Stack": "column",
-}  # fmt: skip
-_CHILDREN = ("child", "body", "home", "content", "title", "children", "slivers", "actions", "builder", "appBar", "floatingActionButton")
+    "Row": "row",
+    "Wrap": "row",
+    "Column": "column",
+    "ListView": "column",
+    "GridView.count": "grid",
+    "Stack": "column",
+}
+_CHILDREN = (
+    "child",
+    "body",
+    "home",
+    "content",
+    "title",
+    "children",
+    "slivers",
+    "actions",
+    "builder",
+    "appBar",
+    "floatingActionButton",
+)
 _COLOR = re.compile(r"Color\(\s*0x[fF]{2}([0-9A-Fa-f]{6})\s*\)")
 
 
@@ -31,11 +48,20 @@ class _Reading:
         self._values: dict[str, Node] = {}
         self._root = self._largest(Parser(text, "Dart"))
         self._readers: dict[str, Callable[[Node], Element]] = {
-            "Text": _text, "TextFormField": self._field, "TextField": self._field, "CheckboxListTile": self._checkbox,
-            "SwitchListTile": self._checkbox, "DropdownButtonFormField": self._select, "RadioGroup": self._radio, "ListBody": _list,
-            "DataTable": _table, "LinearProgressIndicator": _progress, "Image.asset": _image, "Image.network": _image,
+            "Text": _text,
+            "TextFormField": self._field,
+            "TextField": self._field,
+            "CheckboxListTile": self._checkbox,
+            "SwitchListTile": self._checkbox,
+            "DropdownButtonFormField": self._select,
+            "RadioGroup": self._radio,
+            "ListBody": _list,
+            "DataTable": _table,
+            "LinearProgressIndicator": _progress,
+            "Image.asset": _image,
+            "Image.network": _image,
             "DefaultTabController": self._tabs,
-        }  # fmt: skip
+        }
 
     def _largest(self, parser: Parser) -> Node:
         """Return the longest widget that is returned; and take the map of initial values, where there is one."""
@@ -43,7 +69,9 @@ class _Reading:
         size = 0
         while parser.at < len(parser.tokens):
             start = parser.at
-            is_widget = parser.peek() in {"return", "=>"} and re.match(r"[A-Z]", parser.peek(2 if parser.peek(1) == "const" else 1))
+            is_widget = parser.peek() in {"return", "=>"} and re.match(
+                r"[A-Z]", parser.peek(2 if parser.peek(1) == "const" else 1)
+            )
             if parser.peek() == "values" and parser.peek(1) == "=" and parser.peek(2) == "{":
                 parser.at += 2
                 self._values = parser.map_literal()
@@ -85,7 +113,14 @@ class _Reading:
         name = node.name
         if name in self._readers:
             yield self._with_place(node, self._readers[name](node))
-        elif name.split(".")[0] in {"ElevatedButton", "FilledButton", "TextButton", "OutlinedButton", "IconButton", "FloatingActionButton"}:
+        elif name.split(".")[0] in {
+            "ElevatedButton",
+            "FilledButton",
+            "TextButton",
+            "OutlinedButton",
+            "IconButton",
+            "FloatingActionButton",
+        }:
             yield self._with_place(node, _button(node))
         elif name == "Semantics":
             yield from self._semantics(node)
@@ -96,7 +131,9 @@ class _Reading:
             count = node.argument("crossAxisCount")
             columns = min(max(int(count.source), 1), 12) if count is not None and count.source.isdigit() else 2
             children = self._below(node)
-            yield Element(kind=kind, id=_key(node), columns=columns if kind == "grid" else 0, children=children, line=node.line)
+            yield Element(
+                kind=kind, id=_key(node), columns=columns if kind == "grid" else 0, children=children, line=node.line
+            )
         else:
             yield from self._below(node)
 
@@ -117,7 +154,15 @@ class _Reading:
             url = node.argument("linkUrl")
             target = text_of(url.place(0)) if url is not None and url.kind == "call" else "#"
             link = below[0]
-            yield Element(kind="link", id=link.id, text=link.text, target=target, color=link.color, background=link.background, line=link.line)
+            yield Element(
+                kind="link",
+                id=link.id,
+                text=link.text,
+                target=target,
+                color=link.color,
+                background=link.background,
+                line=link.line,
+            )
         else:
             label = text_of(node.argument("label"))
             yield from (msgspec.structs.replace(each, text=each.text or label) for each in below)
@@ -179,7 +224,13 @@ class _Reading:
         return Element(
             kind="tabs",
             children=tuple(
-                Element(kind="tab", id=_key(tab), text=text_of(tab.argument("text")), children=_unwrapped(page), line=tab.line)
+                Element(
+                    kind="tab",
+                    id=_key(tab),
+                    text=text_of(tab.argument("text")),
+                    children=_unwrapped(page),
+                    line=tab.line,
+                )
                 for tab, page in zip(tabs, pages, strict=False)
             ),
         )
@@ -202,7 +253,11 @@ def _key(node: Node) -> str:
 
 def _label(node: Node) -> str:
     decoration = node.argument("decoration")
-    return "" if decoration is None else text_of(decoration.argument("labelText")) or _inner_text(decoration.argument("label"))
+    return (
+        ""
+        if decoration is None
+        else text_of(decoration.argument("labelText")) or _inner_text(decoration.argument("label"))
+    )
 
 
 def _inner_text(node: Node | None) -> str:
@@ -243,16 +298,33 @@ def _color(node: Node, name: str) -> str:
 
 
 def _text(node: Node) -> Element:
-    return Element(kind="text", text=text_of(node.place(0)), color=_color(node, "color"), background=_color(node, "backgroundColor"))
+    return Element(
+        kind="text",
+        text=text_of(node.place(0)),
+        color=_color(node, "color"),
+        background=_color(node, "backgroundColor"),
+    )
 
 
 def _button(node: Node) -> Element:
-    text = _inner_text(node.argument("child")) or _inner_text(node.argument("label")) or text_of(node.argument("tooltip"))
+    text = (
+        _inner_text(node.argument("child")) or _inner_text(node.argument("label")) or text_of(node.argument("tooltip"))
+    )
     style = node.argument("style")
     fixed = style.argument("fixedSize") if style is not None else None
     sides = [each.source for _, each in fixed.arguments] if fixed is not None else []
-    size = (int(sides[0]), int(sides[1])) if len(sides) == 2 and all(side.isdigit() and len(side) < 5 for side in sides) else None
-    return Element(kind="button", text=text, size=size, color=_color(node, "foregroundColor"), background=_color(node, "backgroundColor"))
+    size = (
+        (int(sides[0]), int(sides[1]))
+        if len(sides) == 2 and all(side.isdigit() and len(side) < 5 for side in sides)
+        else None
+    )
+    return Element(
+        kind="button",
+        text=text,
+        size=size,
+        color=_color(node, "foregroundColor"),
+        background=_color(node, "backgroundColor"),
+    )
 
 
 def _list(node: Node) -> Element:
@@ -280,4 +352,6 @@ def _progress(node: Node) -> Element:
 def _image(node: Node) -> Element:
     label = text_of(node.argument("semanticLabel"))
     hidden = node.argument("excludeFromSemantics")
-    return Element(kind="image", text=label, source=text_of(node.place(0)), decorative=hidden is not None and hidden.name == "true")
+    return Element(
+        kind="image", text=label, source=text_of(node.place(0)), decorative=hidden is not None and hidden.name == "true"
+    )

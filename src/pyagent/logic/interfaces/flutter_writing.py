@@ -9,15 +9,32 @@ from pyagent.logic.interfaces.elements import INPUTS, Element, InputType, walk
 from pyagent.logic.interfaces.web_writing import component_name
 
 KEYBOARDS: dict[InputType, str] = {
-    "email": "emailAddress", "url": "url", "tel": "phone", "number": "number", "date": "datetime",
-}  # fmt: skip
+    "email": "emailAddress",
+    "url": "url",
+    "tel": "phone",
+    "number": "number",
+    "date": "datetime",
+}
 HINTS = {
-    "name": "name", "given-name": "givenName", "family-name": "familyName", "username": "username", "email": "email",
-    "new-password": "newPassword", "current-password": "password", "one-time-code": "oneTimeCode", "tel": "telephoneNumber",
-    "street-address": "fullStreetAddress", "postal-code": "postalCode", "address-level2": "addressCity",
-    "country-name": "countryName", "organization": "organizationName", "bday": "birthday", "cc-number": "creditCardNumber",
-    "cc-exp": "creditCardExpirationDate", "cc-csc": "creditCardSecurityCode",
-}  # fmt: skip
+    "name": "name",
+    "given-name": "givenName",
+    "family-name": "familyName",
+    "username": "username",
+    "email": "email",
+    "new-password": "newPassword",
+    "current-password": "password",
+    "one-time-code": "oneTimeCode",
+    "tel": "telephoneNumber",
+    "street-address": "fullStreetAddress",
+    "postal-code": "postalCode",
+    "address-level2": "addressCity",
+    "country-name": "countryName",
+    "organization": "organizationName",
+    "bday": "birthday",
+    "cc-number": "creditCardNumber",
+    "cc-exp": "creditCardExpirationDate",
+    "cc-csc": "creditCardSecurityCode",
+}
 _SIZES = (32, 26, 22, 19, 17, 15)
 _START = "crossAxisAlignment: CrossAxisAlignment.start"
 
@@ -34,7 +51,11 @@ def write_flutter(page: Element) -> str:
     colors = [f"backgroundColor: const {_color(page.background)}"] if page.background else []
     shown = _call("Scaffold", page, [*colors, after("body: ", scroll)])
     title = [f"title: {dart(page.text)}", "color: const Color(0xFF000000)", after("child: ", shown)]
-    locale = ["context: context", f"locale: const Locale({dart(page.language)})", after("child: ", Group("Title(", title))]
+    locale = [
+        "context: context",
+        f"locale: const Locale({dart(page.language)})",
+        after("child: ", Group("Title(", title)),
+    ]
     body = Group("Localizations.override(", locale)
     return _FILE.format(name=name, values=printed(values, 1), body=printed(body, 2))
 
@@ -87,7 +108,7 @@ def _column(element: Element) -> Group:
     return Group("Column(", [_START, _children(element)])
 
 
-def _widget(element: Element) -> Code:
+def _widget(element: Element) -> Code:  # noqa: PLR0911 - one for each kind
     match element.kind:
         case "row":
             children = [Group("Flexible(", [after("child: ", _widget(child))]) for child in element.children]
@@ -159,7 +180,10 @@ def _choice(element: Element) -> Group:
             shown = [f"initialValue: {place} as String?", decoration, Group("items: const [", items, "]"), changed]
             return _call("DropdownButtonFormField<String>", element, shown)
         case _:
-            tiles = [f"RadioListTile<String>(value: {dart(each)}, title: const Text({dart(each)}))" for each in element.options]
+            tiles = [
+                f"RadioListTile<String>(value: {dart(each)}, title: const Text({dart(each)}))"
+                for each in element.options
+            ]
             children = Group("children: [", [f"const Text({dart(element.label)})", *tiles], "]")
             column = Group("child: Column(", [_START, children])
             return _call("RadioGroup<String>", element, [f"groupValue: {place} as String?", changed, column])
@@ -175,7 +199,10 @@ def _shown(element: Element) -> Group:
             return _captioned(element.text, _call("LinearProgressIndicator", element, value))
         case _:
             heads = Group("columns: const [", [f"DataColumn(label: Text({dart(cell)}))" for cell in element.head], "]")
-            rows = [Group("DataRow(cells: [", [f"DataCell(Text({dart(cell)}))" for cell in row], "])") for row in element.rows]
+            rows = [
+                Group("DataRow(cells: [", [f"DataCell(Text({dart(cell)}))" for cell in row], "])")
+                for row in element.rows
+            ]
             table = _call("DataTable", element, [heads, Group("rows: const [", rows, "]")])
             return _captioned(element.text, table) if element.text else table
 
@@ -202,7 +229,11 @@ def _button(element: Element) -> Group:
     styles = [f"foregroundColor: const {_color(element.color)}"] if element.color else []
     styles += [f"backgroundColor: const {_color(element.background)}"] if element.background else []
     if element.size is not None:
-        styles += ["fixedSize: const Size({}, {})".format(*element.size), "minimumSize: Size.zero", "padding: EdgeInsets.zero"]
+        styles += [
+            "fixedSize: const Size({}, {})".format(*element.size),
+            "minimumSize: Size.zero",
+            "padding: EdgeInsets.zero",
+        ]
         styles.append("tapTargetSize: MaterialTapTargetSize.shrinkWrap")
     style = [Group(f"style: {name}.styleFrom(", styles)] if styles else []
     pressed = f"onPressed: () => widget.onAction({dart(element.id)}, values)"

@@ -9,12 +9,11 @@ from typing import Literal, cast, get_args
 import msgspec
 
 from pyagent.core.errors import RequestError
-from pyagent.core.nearest import did_you_mean
 from pyagent.logic.interfaces.elements import Element
 from pyagent.logic.interfaces.flutter_reading import read_flutter
 from pyagent.logic.interfaces.flutter_writing import write_flutter
-from pyagent.logic.interfaces.mending import clean
 from pyagent.logic.interfaces.markup import read_jsx, read_markup, read_svelte
+from pyagent.logic.interfaces.mending import clean
 from pyagent.logic.interfaces.qt_reading import read_qt
 from pyagent.logic.interfaces.qt_writing import write_qt
 from pyagent.logic.interfaces.swiftui_reading import read_swiftui
@@ -63,8 +62,68 @@ FRAMEWORKS: dict[FrameworkName, Framework] = {
 }
 
 
+_BY_SUFFIX: dict[str, FrameworkName] = {
+    ".html": "html",
+    ".htm": "html",
+    ".jsx": "react",
+    ".tsx": "react",
+    ".js": "react",
+    ".vue": "vue",
+    ".svelte": "svelte",
+    ".dart": "flutter",
+    ".swift": "swiftui",
+}
+_BY_CODE: tuple[tuple[FrameworkName, str], ...] = (
+    ("textual", r"^\s*(?:from|import) textual\b"),
+    ("pyside6", r"^\s*(?:from|import) (?:PySide6|PySide2|PyQt5|PyQt6)\b"),
+    ("tkinter", r"^\s*(?:from|import) (?:tkinter|Tkinter)\b"),
+    ("flutter", r"^\s*import ['\"]package:flutter/"),
+    ("swiftui", r"^\s*import SwiftUI\b"),
+    ("svelte", r"<svelte:\w+|\$props\(\)|\{#(?:if|each|await)\b"),
+    ("vue", r"<script setup\b|^<template>"),
+    ("react", r"\bclassName=|\bfrom ['\"]react['\"]|return \(\s*<"),
+    ("html", r"<!doctype html|<html\b|<(?:body|form|main|div|p|h1|input|button|label)\b"),
+)
+_IN_WORDS: tuple[tuple[FrameworkName, str], ...] = (
+    ("react", r"react(?:\.js)?|jsx"),
+    ("vue", r"vue(?:\.js)?"),
+    ("svelte", r"svelte"),
+    ("tkinter", r"tkinter|tk"),
+    ("pyside6", r"pyside6?|pyqt\d?|qt"),
+    ("textual", r"textual"),
+    ("flutter", r"flutter|dart"),
+    ("swiftui", r"swift ?ui"),
+    ("html", r"html"),
+)
+
+
 def carried(page: Element, framework: Framework) -> Element:
     """Return a page as a framework's code says it, and reading that code finds it."""
     lost = {name: getattr(Element(kind=page.kind), name) for name in framework.loses}
     children = tuple(carried(child, framework) for child in page.children)
     return msgspec.structs.replace(page, **lost, children=children)
+
+
+def framework_in(description: str) -> FrameworkName | None:
+    """Return the framework that a description names: `in React`, `with Tkinter`."""
+    for name, words in _IN_WORDS:
+        if re.search(
+            rf"\b(?:in|using|with|for|as|an?)\s+(?:plain\s+)?(?:{words})\b", description[:2_000], re.IGNORECASE
+        ):
+            return name
+    return None
+
+
+def framework_of(file_name: str, code: str) -> FrameworkName:
+    """Return the framework of a file, by its name, else by what its code imports or is like."""
+    suffix = f".{file_name.rpartition('.')[2].lower()}" if "." in file_name else ""
+    if suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[suffix]
+    for name, sign in _BY_CODE:
+        if re.search(sign, code[:100_000], re.MULTILINE | re.IGNORECASE):
+            return name
+    known = ", ".join(NAMES)
+    raise RequestError(
+        f"{file_name or 'the code'} is of no framework that is known; name one by --framework: {known}",
+        param="framework",
+    )

@@ -1,4 +1,4 @@
-"""Reads HTML, Vue's templates, Svelte and JSX as tags. What is computed when the page runs is kept as `{its source}`."""
+"""Reads HTML, Vue's templates, Svelte and JSX as tags. What is computed at run time is kept as `{its source}`."""
 
 from __future__ import annotations
 
@@ -143,7 +143,12 @@ def _end_of_expression(text: str, start: int) -> int:
 def _said(source: str) -> str:
     """Return what an expression says: a string's text, else its source in braces."""
     stripped = source.strip()
-    if len(stripped) > 1 and stripped[0] == stripped[-1] and stripped[0] in "\"'`" and stripped[0] not in stripped[1:-1]:
+    if (
+        len(stripped) > 1
+        and stripped[0] == stripped[-1]
+        and stripped[0] in "\"'`"
+        and stripped[0] not in stripped[1:-1]
+    ):
         try:
             return cast("str", json.loads(f'"{stripped[1:-1]}"', strict=False))
         except ValueError:

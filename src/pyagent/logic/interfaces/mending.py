@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -92,8 +92,7 @@ class _Mending:
         language = mended.language if _LANGUAGE.fullmatch(mended.language) else "en"
         if language != mended.language:
             self.notes.append("the page's language is taken for English (en)")
-        named = self._with_ids(msgspec.structs.replace(mended, text=title, language=language, children=tuple(kept)))
-        return named
+        return self._with_ids(msgspec.structs.replace(mended, text=title, language=language, children=tuple(kept)))
 
     def _mended(self, element: Element, parent: Kind) -> Element | None:
         element = self._placed(element, parent)
@@ -222,7 +221,7 @@ def _cleaned(value: Any) -> Any:  # Any: the value of a field
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, tuple):
-        return tuple(_cleaned(each) for each in value)
+        return tuple(_cleaned(each) for each in cast("tuple[Any, ...]", value))
     return value
 
 

@@ -1,4 +1,4 @@
-"""What the writers and readers of Python share: lines with their indentation, and calls read by `ast` in their order."""
+"""What writers and readers of Python share: lines with their indentation, and calls read by `ast` in order."""
 
 from __future__ import annotations
 

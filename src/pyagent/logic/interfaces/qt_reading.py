@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+
 import msgspec
 
 from pyagent.logic.interfaces.colors import read_color
@@ -14,16 +15,23 @@ from pyagent.logic.interfaces.python_code import argument, calls, is_true, items
 from pyagent.logic.interfaces.qt_writing import HINTS
 from pyagent.logic.interfaces.tag_reading import all_tags, text_in
 
-_LAYOUTS: dict[str, Kind] = {"QHBoxLayout": "row", "QVBoxLayout": "column", "QGridLayout": "grid", "QFormLayout": "column"}
-_ADDS = frozenset({"addWidget", "addLayout", "addRow", "addTab", "setLayout", "setCentralWidget", "setWidget", "insertWidget"})
+_LAYOUTS: dict[str, Kind] = {
+    "QHBoxLayout": "row",
+    "QVBoxLayout": "column",
+    "QGridLayout": "grid",
+    "QFormLayout": "column",
+}
+_ADDS = frozenset(
+    {"addWidget", "addLayout", "addRow", "addTab", "setLayout", "setCentralWidget", "setWidget", "insertWidget"}
+)
 _CONTAINERS = frozenset({"QWidget", "QFrame", "QGroupBox", "QScrollArea", "QTabWidget", "QStackedWidget", "QSplitter"})
 _COLOR_RULE = re.compile(r"(?:^|[;{\s])(color|background|background-color)\s*:\s*([^;}]+)")
-_HINT_TO_TYPE = {hint: kind for kind, hint in HINTS.items()}
+_HINT_TO_TYPE: dict[str, InputType] = {hint: kind for kind, hint in HINTS.items()}
 _ROOT = "self"
 
 
 class _Part(msgspec.Struct):
-    """A widget or a layout: what it was made by, what was called of it, and what was added to it, with a label or title."""
+    """A widget or a layout: what made it, what was called of it, and what was added to it, with a label or title."""
 
     name: str
     call: ast.Call
@@ -66,7 +74,11 @@ class _Reading:
             self._add(owner, self._found(arguments[1]), text.replace("&&", "&"))
         elif arguments:
             title = said(arguments[1]).replace("&&", "&") if how == "addTab" and len(arguments) > 1 else ""
-            self._add(owner, self._found(arguments[1] if how == "insertWidget" and len(arguments) > 1 else arguments[0]), title)
+            self._add(
+                owner,
+                self._found(arguments[1] if how == "insertWidget" and len(arguments) > 1 else arguments[0]),
+                title,
+            )
 
     def _found(self, node: ast.expr) -> _Part | None:
         if isinstance(node, ast.Call):
@@ -74,7 +86,13 @@ class _Reading:
         return self._parts.get(ast.unparse(node))
 
     def _add(self, owner: _Part | None, part: _Part | None, title: str) -> None:
-        if owner is not None and part is not None and part is not owner and id(part) not in self._added and part is not self._root:
+        if (
+            owner is not None
+            and part is not None
+            and part is not owner
+            and id(part) not in self._added
+            and part is not self._root
+        ):
             self._added.add(id(part))
             owner.below.append((title, part))
 
@@ -95,7 +113,9 @@ class _Reading:
         )
 
     def _elements(self, parts: Sequence[tuple[str, _Part]]) -> tuple[Element, ...]:
-        buddies = {ast.unparse(call.args[0]): part for _, part in parts for call in part.did.get("setBuddy", []) if call.args}
+        buddies = {
+            ast.unparse(call.args[0]): part for _, part in parts for call in part.did.get("setBuddy", []) if call.args
+        }
         found: list[Element] = []
         for label, part in parts:
             if "setBuddy" in part.did:
@@ -117,9 +137,11 @@ class _Reading:
         given = _said_by(part, "setObjectName")
         fixed = [whole(each) for call in part.did.get("setFixedSize", []) for each in call.args]
         size = (fixed[0], fixed[1]) if len(fixed) == 2 and read.kind == "button" else None
-        yield msgspec.structs.replace(read, id=given, line=part.call.lineno, color=color, background=background, size=size)
+        yield msgspec.structs.replace(
+            read, id=given, line=part.call.lineno, color=color, background=background, size=size
+        )
 
-    def _control(self, part: _Part, label: str) -> Element | None:
+    def _control(self, part: _Part, label: str) -> Element | None:  # noqa: PLR0911 - one for each class
         text = argument(part.call, "text", 0).replace("&&", "&")
         match part.name:
             case "QLabel" if "setPixmap" in part.did:
@@ -133,7 +155,9 @@ class _Reading:
             case "QComboBox":
                 options = items(next((call.args[0] for call in part.did.get("addItems", []) if call.args), None))
                 options += tuple(said(call.args[0]) for call in part.did.get("addItem", []) if call.args)
-                return _with_label(Element(kind="select", options=options, value=_said_by(part, "setCurrentText")), label)
+                return _with_label(
+                    Element(kind="select", options=options, value=_said_by(part, "setCurrentText")), label
+                )
             case "QCheckBox":
                 return _with_label(Element(kind="checkbox", checked=_is_set(part, "setChecked")), text)
             case "QRadioButton":
@@ -144,7 +168,10 @@ class _Reading:
                 percent = next((whole(call.args[0]) for call in part.did.get("setValue", []) if call.args), 0)
                 return Element(kind="progress", text=label, percent=min(max(percent, 0), 100))
             case "QListWidget":
-                return Element(kind="list", options=items(next((call.args[0] for call in part.did.get("addItems", []) if call.args), None)))
+                return Element(
+                    kind="list",
+                    options=items(next((call.args[0] for call in part.did.get("addItems", []) if call.args), None)),
+                )
             case "QTableWidget":
                 return _table(part, label)
             case _:
@@ -161,9 +188,15 @@ class _Reading:
         given, line = _said_by(part, "setObjectName"), part.call.lineno
         below = part.below
         if part.name == "QTabWidget":
-            yield Element(kind="tabs", id=given, line=line, children=tuple(self._tab(title, one) for title, one in below))
+            yield Element(
+                kind="tabs", id=given, line=line, children=tuple(self._tab(title, one) for title, one in below)
+            )
             return
-        inner = below[0][1].below if part.name in _CONTAINERS and len(below) == 1 and below[0][1].name in _LAYOUTS else below
+        inner = (
+            below[0][1].below
+            if part.name in _CONTAINERS and len(below) == 1 and below[0][1].name in _LAYOUTS
+            else below
+        )
         children = self._elements(inner)
         if part.name == "QGroupBox":
             text = (argument(part.call, "title", 0) or _said_by(part, "setTitle")).replace("&&", "&")
@@ -215,7 +248,11 @@ def _label(part: _Part) -> Element:
         links = [tag for tag in all_tags(read_markup(text)) if tag.name == "a"]
         if links:
             return Element(kind="link", text=text_in(links[0]), target=str(links[0].attributes.get("href", "#")))
-    levels = [whole(call.args[1]) for call in part.did.get("setProperty", []) if len(call.args) > 1 and said(call.args[0]) == "level"]
+    levels = [
+        whole(call.args[1])
+        for call in part.did.get("setProperty", [])
+        if len(call.args) > 1 and said(call.args[0]) == "level"
+    ]
     if levels and 1 <= levels[0] <= 6:
         return Element(kind="heading", text=text, level=levels[0])
     return Element(kind="text", text=text)

@@ -15,6 +15,14 @@ HINTS: dict[InputType, str] = {
     "number": "ImhFormattedNumbersOnly",
     "date": "ImhDate",
 }
+_RUN = """if __name__ == "__main__":
+    app = QApplication(sys.argv)
+    page = {name}()
+    page.action.connect(print)
+    page.show()
+    sys.exit(app.exec())
+"""
+_DOC = '    """The page; a button emits its id and the values of all inputs."""\n\n    action = Signal(str, dict)\n'
 _SIZES = (26, 22, 19, 17, 15, 14)
 
 
@@ -46,15 +54,18 @@ class _Writer:
         add("page.addStretch()")
         body = "\n".join(self._code.lines)
         name = component_name(page)
-        main = "    app = QApplication(sys.argv)\n    page = {0}()\n    page.action.connect(print)\n    page.show()\n    sys.exit(app.exec())\n"
-        run = f'if __name__ == "__main__":\n{main.format(name)}'
-        widgets = sorted({*re.findall(r"\bQ[A-Z]\w+(?=\()", body), "QApplication", "QWidget"} - {"QLocale", "QPixmap"} | self._used_only(body))
+        run = _RUN.format(name=name)
+        widgets = sorted(
+            {*re.findall(r"\bQ[A-Z]\w+(?=\()", body), "QApplication", "QWidget"} - {"QLocale", "QPixmap"}
+            | self._used_only(body)
+        )
         core = sorted({"Signal", "QLocale"} | ({"Qt"} if "Qt." in body else set()))
         pixmap = "from PySide6.QtGui import QPixmap\n" if "QPixmap(" in body else ""
-        imports = f"import sys\n\nfrom PySide6.QtCore import {', '.join(core)}\n{pixmap}from PySide6.QtWidgets import (\n"
+        imports = (
+            f"import sys\n\nfrom PySide6.QtCore import {', '.join(core)}\n{pixmap}from PySide6.QtWidgets import (\n"
+        )
         imports += "".join(f"    {widget},\n" for widget in widgets) + ")\n"
-        doc = '    """The page; a button emits its id and the values of all inputs."""\n\n    action = Signal(str, dict)\n'
-        return f"{imports}\n\nclass {name}(QWidget):\n{doc}\n    def __init__(self):\n{body}\n\n\n{run}"
+        return f"{imports}\n\nclass {name}(QWidget):\n{_DOC}\n    def __init__(self):\n{body}\n\n\n{run}"
 
     @staticmethod
     def _used_only(body: str) -> set[str]:
@@ -184,12 +195,12 @@ class _Writer:
         for number, option in enumerate(element.options, 1):
             button = f"{element.id}_option{number}"
             add(f"{button} = QRadioButton({with_ampersands(option)!r})")
-            add(f"{button}.setProperty(\"value\", {option!r})")
+            add(f'{button}.setProperty("value", {option!r})')
             if option == element.value:
                 add(f"{button}.setChecked(True)")
             add(f"{inner}.addWidget({button})")
-        chosen = f"[each.property(\"value\") for each in {group}.findChildren(QRadioButton) if each.isChecked()]"
-        add(f"values[{element.id!r}] = lambda: next(iter({chosen}), \"\")")
+        chosen = f'[each.property("value") for each in {group}.findChildren(QRadioButton) if each.isChecked()]'
+        add(f'values[{element.id!r}] = lambda: next(iter({chosen}), "")')
 
     def _plain(self, element: Element, parent: str, place: str) -> None:
         add = self._code.add

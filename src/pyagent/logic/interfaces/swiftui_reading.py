@@ -13,12 +13,18 @@ from pyagent.logic.interfaces.colors import read_color
 from pyagent.logic.interfaces.elements import Element, InputType, Kind
 from pyagent.logic.interfaces.swiftui_writing import CONTENT_TYPES, KEYBOARDS
 
-_KEYBOARD_TO_TYPE = {f".{name}": kind for kind, name in KEYBOARDS.items()}
+_KEYBOARD_TO_TYPE: dict[str, InputType] = {f".{name}": kind for kind, name in KEYBOARDS.items()}
 _CONTENT_TO_PURPOSE = {f".{name}": purpose for purpose, name in CONTENT_TYPES.items()}
 _CONTAINERS: dict[str, Kind] = {
-    "HStack": "row", "LazyHStack": "row", "VStack": "column", "LazyVStack": "column", "ZStack": "column", "Form": "column",
-    "List": "column", "LazyVGrid": "grid",
-}  # fmt: skip
+    "HStack": "row",
+    "LazyHStack": "row",
+    "VStack": "column",
+    "LazyVStack": "column",
+    "ZStack": "column",
+    "Form": "column",
+    "List": "column",
+    "LazyVGrid": "grid",
+}
 _FONTS = {".largeTitle": 1, ".title": 2, ".title2": 3, ".title3": 4}
 _RGB = re.compile(r"Color\(red: (\d{1,3}) / 255, green: (\d{1,3}) / 255, blue: (\d{1,3}) / 255\)")
 
@@ -58,12 +64,18 @@ class _Reading:
 
     def page(self) -> Element:
         outer = self._body[0] if len(self._body) == 1 else Node("call")
-        title = outer.modifier("navigationTitle") or next((each for each in _modified(self._body) if each.name == "navigationTitle"), None)
+        title = outer.modifier("navigationTitle") or next(
+            (each for each in _modified(self._body) if each.name == "navigationTitle"), None
+        )
         locales = walk_calls([each for _, each in _all_arguments(outer)], lambda node: node.name == "Locale")
         language = next((text_of(each.argument("identifier")) for each in locales), "")
         color, background = _colors(outer) if len(self._body) == 1 else ("", "")
         children = tuple(element for node in self._body for element in self._elements(node))
-        is_wrapped = len(children) == 1 and children[0].kind == "column" and outer.name in {"ScrollView", "NavigationStack", "VStack"}
+        is_wrapped = (
+            len(children) == 1
+            and children[0].kind == "column"
+            and outer.name in {"ScrollView", "NavigationStack", "VStack"}
+        )
         return Element(
             kind="page",
             id=_identifier(outer),
@@ -89,7 +101,9 @@ class _Reading:
             return
         color, background = _colors(node) if read.kind in {"heading", "text", "button", "link"} else ("", "")
         size = _size(node) if read.kind == "button" else None
-        yield msgspec.structs.replace(read, id=_identifier(node), line=node.line, color=color, background=background, size=size)
+        yield msgspec.structs.replace(
+            read, id=_identifier(node), line=node.line, color=color, background=background, size=size
+        )
 
     def _below(self, nodes: Sequence[Node]) -> tuple[Element, ...]:
         return tuple(element for node in nodes for element in self._elements(node))
@@ -106,18 +120,24 @@ class _Reading:
                 content = _modifier_name(node, "textContentType")
                 purpose = _CONTENT_TO_PURPOSE.get(content, "")
                 label = _first_text(node.arguments) or _said_in(node.argument("label"))
-                return _with_label(Element(kind="input", type=kind, value=self._value(node, "text"), autocomplete=purpose), label)
+                return _with_label(
+                    Element(kind="input", type=kind, value=self._value(node, "text"), autocomplete=purpose), label
+                )
             case "TextEditor":
                 return Element(kind="area", value=self._value(node, "text"))
             case "Toggle":
                 state = node.argument("isOn")
                 first = self._values.get(state.name if state is not None else "")
                 checked = first is not None and first.name == "true"
-                return _with_label(Element(kind="checkbox", checked=checked), _first_text(node.arguments) or _said(node.body))
+                return _with_label(
+                    Element(kind="checkbox", checked=checked), _first_text(node.arguments) or _said(node.body)
+                )
             case "Picker":
                 options = tuple(_text_of_view(each) for each in node.body if each.kind == "call")
                 is_radio = _modifier_name(node, "pickerStyle") in {".inline", ".radioGroup", ".segmented"}
-                element = Element(kind="radio" if is_radio else "select", options=options, value=self._value(node, "selection"))
+                element = Element(
+                    kind="radio" if is_radio else "select", options=options, value=self._value(node, "selection")
+                )
                 return _with_label(element, _first_text(node.arguments) or _said_in(node.argument("label")))
             case "ProgressView":
                 value = node.argument("value")
@@ -127,7 +147,7 @@ class _Reading:
             case _:
                 return None
 
-    def _made(self, node: Node) -> Element | None:
+    def _made(self, node: Node) -> Element | None:  # noqa: PLR0911 - one for each view
         match node.name:
             case "Text" | "Label":
                 return _text(node)
@@ -142,10 +162,14 @@ class _Reading:
             case "Image":
                 return _image(node)
             case "GroupBox" | "Section":
-                text = _first_text(node.arguments) or _said_in(node.argument("label")) or _said_in(node.argument("header"))
+                text = (
+                    _first_text(node.arguments) or _said_in(node.argument("label")) or _said_in(node.argument("header"))
+                )
                 return Element(kind="group", text=text, children=self._below(node.body))
             case "TabView":
-                return Element(kind="tabs", children=tuple(self._tab(each) for each in node.body if each.kind == "call"))
+                return Element(
+                    kind="tabs", children=tuple(self._tab(each) for each in node.body if each.kind == "call")
+                )
             case "Grid":
                 return _table(node)
             case name if name in _CONTAINERS:
@@ -246,16 +270,26 @@ def _colors(node: Node) -> tuple[str, str]:
 
 def _color(node: Node) -> str:
     if node.kind != "call":
-        return read_color(node.name.rpartition(".")[2]) if node.name in {".black", ".white", "Color.black", "Color.white"} else ""
+        return (
+            read_color(node.name.rpartition(".")[2])
+            if node.name in {".black", ".white", "Color.black", "Color.white"}
+            else ""
+        )
     source = f"Color({', '.join(f'{label}: {each.source}' for label, each in node.arguments)})"
     parts = _RGB.fullmatch(source)
-    return "#" + "".join(f"{int(part):02x}" for part in parts.groups()) if parts and all(int(part) < 256 for part in parts.groups()) else ""
+    return (
+        "#" + "".join(f"{int(part):02x}" for part in parts.groups())
+        if parts and all(int(part) < 256 for part in parts.groups())
+        else ""
+    )
 
 
 def _size(node: Node) -> tuple[int, int] | None:
     frame = node.modifier("frame")
     sides = [frame.argument(name) for name in ("width", "height")] if frame is not None else []
-    numbers = [int(side.source) for side in sides if side is not None and side.source.isdigit() and len(side.source) < 5]
+    numbers = [
+        int(side.source) for side in sides if side is not None and side.source.isdigit() and len(side.source) < 5
+    ]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
 

@@ -1,4 +1,4 @@
-"""Writes a page as a view of SwiftUI. A button calls `onAction` with its id and all values. Texts are verbatim, no keys."""
+"""Writes a page as a view of SwiftUI. A button calls `onAction` with its id and all values. Texts are verbatim."""
 
 from __future__ import annotations
 
@@ -6,16 +6,33 @@ from pyagent.logic.interfaces.elements import INPUTS, Element, InputType, walk
 from pyagent.logic.interfaces.web_writing import component_name
 
 KEYBOARDS: dict[InputType, str] = {
-    "email": "emailAddress", "url": "URL", "tel": "phonePad", "number": "decimalPad", "date": "numbersAndPunctuation",
+    "email": "emailAddress",
+    "url": "URL",
+    "tel": "phonePad",
+    "number": "decimalPad",
+    "date": "numbersAndPunctuation",
     "search": "webSearch",
-}  # fmt: skip
+}
 CONTENT_TYPES = {
-    "name": "name", "given-name": "givenName", "family-name": "familyName", "username": "username", "email": "emailAddress",
-    "new-password": "newPassword", "current-password": "password", "one-time-code": "oneTimeCode", "tel": "telephoneNumber",
-    "street-address": "fullStreetAddress", "postal-code": "postalCode", "address-level2": "addressCity",
-    "country-name": "countryName", "organization": "organizationName", "bday": "birthdate", "cc-number": "creditCardNumber",
-    "cc-exp": "creditCardExpiration", "cc-csc": "creditCardSecurityCode",
-}  # fmt: skip
+    "name": "name",
+    "given-name": "givenName",
+    "family-name": "familyName",
+    "username": "username",
+    "email": "emailAddress",
+    "new-password": "newPassword",
+    "current-password": "password",
+    "one-time-code": "oneTimeCode",
+    "tel": "telephoneNumber",
+    "street-address": "fullStreetAddress",
+    "postal-code": "postalCode",
+    "address-level2": "addressCity",
+    "country-name": "countryName",
+    "organization": "organizationName",
+    "bday": "birthdate",
+    "cc-number": "creditCardNumber",
+    "cc-exp": "creditCardExpiration",
+    "cc-csc": "creditCardSecurityCode",
+}
 _FONTS = ("largeTitle", "title", "title2", "title3", "headline", "subheadline")
 
 
@@ -40,13 +57,15 @@ class _Writer:
         states = [f"    @State private var {each.id}_value = {_initial(each)}" for each in inputs]
         pairs = [f"{swift(each.id)}: {_as_text(each)}" for each in inputs]
         values = f"    private var values: [String: String] {{\n        [{', '.join(pairs) or ':'}]\n    }}"
-        head = f"import SwiftUI\n\nstruct {component_name(page)}: View {{\n    var onAction: (String, [String: String]) -> Void = {{ _, _ in }}"
+        head = f"import SwiftUI\n\nstruct {component_name(page)}: View {{\n"
+        head += "    var onAction: (String, [String: String]) -> Void = { _, _ in }"
         self._open("ScrollView {")
         self._open("VStack(alignment: .leading, spacing: 12) {")
         for child in page.children:
             self._write(child)
         self._close("")
-        modifiers = f".navigationTitle(Text(verbatim: {swift(page.text)})).environment(\\.locale, Locale(identifier: {swift(page.language)}))"
+        modifiers = f".navigationTitle({_text(page.text)})"
+        modifiers += f".environment(\\.locale, Locale(identifier: {swift(page.language)}))"
         self._close(f"{modifiers}{_modifiers(page)}")
         body = "\n".join(self._lines)
         return "\n".join([head, *states, "", values, "", "    var body: some View {", body, "    }", "}"]) + "\n"
@@ -146,7 +165,9 @@ class _Writer:
         match element.kind:
             case "heading":
                 font = f".font(.{_FONTS[element.level - 1]})"
-                self._add(f"{text}{font}.accessibilityAddTraits(.isHeader).accessibilityHeading(.h{element.level}){modifiers}")
+                self._add(
+                    f"{text}{font}.accessibilityAddTraits(.isHeader).accessibilityHeading(.h{element.level}){modifiers}"
+                )
             case "button":
                 self._open("Button {")
                 self._add(f"onAction({swift(element.id)}, values)")

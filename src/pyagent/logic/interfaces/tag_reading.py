@@ -6,16 +6,37 @@ import re
 from collections.abc import Callable, Iterator
 from typing import cast, get_args
 
+from msgspec.structs import replace
+
 from pyagent.logic.interfaces.css import Sheet, Style
 from pyagent.logic.interfaces.elements import Element, InputType, Kind
 from pyagent.logic.interfaces.mending import clean
 from pyagent.logic.interfaces.tags import Attributes, Tag
 
 _SKIPPED = frozenset(
-    {"script", "style", "head", "meta", "link", "noscript", "title", "base", "source", "track", "svelte:head", "legend",
-     "summary", "caption", "label", "option", "datalist"}
-)  # fmt: skip
-_INLINE = frozenset({"span", "b", "strong", "i", "em", "small", "code", "br", "u", "s", "sub", "sup", "mark", "abbr", "wbr", "time"})
+    {
+        "script",
+        "style",
+        "head",
+        "meta",
+        "link",
+        "noscript",
+        "title",
+        "base",
+        "source",
+        "track",
+        "svelte:head",
+        "legend",
+        "summary",
+        "caption",
+        "label",
+        "option",
+        "datalist",
+    }
+)
+_INLINE = frozenset(
+    {"span", "b", "strong", "i", "em", "small", "code", "br", "u", "s", "sub", "sup", "mark", "abbr", "wbr", "time"}
+)
 _TYPES = frozenset(get_args(InputType))
 _COLUMNS = re.compile(r"repeat\((\d{1,2})")
 
@@ -57,14 +78,28 @@ class _Reading:
     def __init__(self, root: Tag) -> None:
         self._root = root
         self._tags = list(all_tags(root))
-        self._id_to_label = {str(tag.attributes["for"]): text_in(tag) for tag in self._tags if tag.name == "label" and "for" in tag.attributes}
+        self._id_to_label = {
+            str(tag.attributes["for"]): text_in(tag)
+            for tag in self._tags
+            if tag.name == "label" and "for" in tag.attributes
+        }
         self._id_to_tag = {str(tag.attributes["id"]): tag for tag in self._tags if "id" in tag.attributes}
         self._sheet = Sheet.read("\n".join(_raw_text(tag) for tag in self._tags if tag.name == "style"))
         self._readers: dict[str, Callable[[Tag], Element | None]] = {
-            "input": self._input, "textarea": self._area, "select": self._select, "button": self._button, "a": self._link,
-            "img": self._image, "ul": self._list, "ol": self._list, "table": self._table, "progress": self._progress,
-            "details": self._details, "fieldset": self._fieldset, "p": self._text,
-        }  # fmt: skip
+            "input": self._input,
+            "textarea": self._area,
+            "select": self._select,
+            "button": self._button,
+            "a": self._link,
+            "img": self._image,
+            "ul": self._list,
+            "ol": self._list,
+            "table": self._table,
+            "progress": self._progress,
+            "details": self._details,
+            "fieldset": self._fieldset,
+            "p": self._text,
+        }
 
     def page(self, title: str) -> Element:
         found = {tag.name: tag for tag in reversed(self._tags)}
@@ -140,12 +175,12 @@ class _Reading:
 
     def _styled(self, tag: Tag, element: Element) -> Element:
         """Return an element with its tag's id, line, colours and size."""
-        from msgspec.structs import replace
-
         style = self._style(tag)
         given = element.id or _said(tag.attributes, "id")
         colors = {"color": style.color, "background": style.background} if element.kind != "group" else {}
-        return replace(element, id=given, line=tag.line, size=style.size if element.kind == "button" else None, **colors)
+        return replace(
+            element, id=given, line=tag.line, size=style.size if element.kind == "button" else None, **colors
+        )
 
     def _style(self, tag: Tag) -> Style:
         return self._sheet.style_of(tag.name, tag.attributes)
@@ -155,7 +190,11 @@ class _Reading:
         attributes = tag.attributes
         if label := clean(_said(attributes, "aria-label")):
             return label
-        named = [text_in(self._id_to_tag[name]) for name in _said(attributes, "aria-labelledby").split()[:20] if name in self._id_to_tag]
+        named = [
+            text_in(self._id_to_tag[name])
+            for name in _said(attributes, "aria-labelledby").split()[:20]
+            if name in self._id_to_tag
+        ]
         if any(named):
             return " ".join(named)
         if label := self._id_to_label.get(_said(attributes, "id"), ""):
@@ -164,12 +203,12 @@ class _Reading:
         own = _name(tag) if has_text else ""
         return around or own or clean(_said(attributes, "title"))
 
-    def _entry(self, tag: Tag, kind: Kind, **fields: object) -> Element:
+    def _entry(self, tag: Tag, element: Element) -> Element:
+        """Return an input with its label, and whether something must be entered."""
         label = self._label(tag)
         starred = label.endswith("*")
         required = starred or "required" in tag.attributes or tag.attributes.get("aria-required") == "true"
-        fields |= {"kind": kind, "text": label.rstrip("* ") if starred else label, "required": required}
-        return Element(**cast("dict[str, str]", fields))  # fields of Element, by their names
+        return replace(element, text=label.rstrip("* ") if starred else label, required=required)
 
     def _input(self, tag: Tag) -> Element:
         kind = _said(tag.attributes, "type").lower() or "text"
@@ -177,26 +216,32 @@ class _Reading:
         match kind:
             case "submit" | "button" | "reset" | "image":
                 said = clean(_said(tag.attributes, "alt")) if kind == "image" else value
-                return Element(kind="button", text=said or self._label(tag) or ("" if kind in {"button", "image"} else kind.capitalize()))
+                return Element(
+                    kind="button",
+                    text=said or self._label(tag) or ("" if kind in {"button", "image"} else kind.capitalize()),
+                )
             case "checkbox":
-                return self._entry(tag, "checkbox", checked="checked" in tag.attributes)
+                return self._entry(tag, Element(kind="checkbox", checked="checked" in tag.attributes))
             case "radio":
-                return self._entry(tag, "radio", options=(self._label(tag),), value=self._label(tag) if "checked" in tag.attributes else "")
+                label = self._label(tag)
+                chosen = label if "checked" in tag.attributes else ""
+                return self._entry(tag, Element(kind="radio", options=(label,), value=chosen))
             case _:
                 purpose = _said(tag.attributes, "autocomplete")
-                return self._entry(
-                    tag, "input", type=kind if kind in _TYPES else "text", value=value, autocomplete=purpose if purpose not in {"on", "off"} else ""
-                )
+                purpose = "" if purpose in {"on", "off"} else purpose
+                named = cast("InputType", kind) if kind in _TYPES else "text"
+                return self._entry(tag, Element(kind="input", type=named, value=value, autocomplete=purpose))
 
     def _area(self, tag: Tag) -> Element:
-        return self._entry(tag, "area", value=text_in(tag) or clean(_said(tag.attributes, "value")))
+        return self._entry(tag, Element(kind="area", value=text_in(tag) or clean(_said(tag.attributes, "value"))))
 
     def _select(self, tag: Tag) -> Element:
         options = [one for one in all_tags(tag) if one.name == "option"]
         texts = tuple(text_in(one) or _said(one.attributes, "label") for one in options)
         chosen = next((text for one, text in zip(options, texts, strict=True) if "selected" in one.attributes), "")
         value = clean(_said(tag.attributes, "value"))
-        return self._entry(tag, "select", options=texts, value=chosen or (value if value in texts else ""))
+        chosen = chosen or (value if value in texts else "")
+        return self._entry(tag, Element(kind="select", options=texts, value=chosen))
 
     def _button(self, tag: Tag) -> Element:
         return Element(kind="button", text=self._label(tag, has_text=True))
@@ -224,25 +269,37 @@ class _Reading:
         texts = [tuple(text_in(cell) for cell in row) for row in cells if row]
         caption = next((text_in(one) for one in tag.children if isinstance(one, Tag) and one.name == "caption"), "")
         has_head = bool(texts) and all(cell.name == "th" for cell in next(row for row in cells if row))
-        return Element(kind="table", text=caption, head=texts[0] if has_head else (), rows=tuple(texts[1:] if has_head else texts))
+        return Element(
+            kind="table", text=caption, head=texts[0] if has_head else (), rows=tuple(texts[1:] if has_head else texts)
+        )
 
     def _progress(self, tag: Tag) -> Element:
         value, most = _number(tag, "value", 0.0), _number(tag, "max", 1.0)
-        return Element(kind="progress", text=self._label(tag), percent=round(100 * min(max(value / (most or 1.0), 0.0), 1.0)))
+        return Element(
+            kind="progress", text=self._label(tag), percent=round(100 * min(max(value / (most or 1.0), 0.0), 1.0))
+        )
 
     def _details(self, tag: Tag) -> Element:
         summary = next((text_in(one) for one in tag.children if isinstance(one, Tag) and one.name == "summary"), "")
         return Element(kind="tab" if "name" in tag.attributes else "group", text=summary, children=self._below(tag))
 
     def _fieldset(self, tag: Tag) -> Element | None:
-        legend = next((text_in(one) for one in tag.children if isinstance(one, Tag) and one.name == "legend"), "") or self._label(tag)
+        legend = next(
+            (text_in(one) for one in tag.children if isinstance(one, Tag) and one.name == "legend"), ""
+        ) or self._label(tag)
         children = self._below(tag)
         is_nested = any(one.name == "fieldset" for one in all_tags(tag))
         if children and not is_nested and all(each.kind == "radio" for each in children):
             required = legend.endswith("*")
             options = tuple(option for each in children for option in each.options)
             value = next((each.value for each in children if each.value), "")
-            return Element(kind="radio", text=legend.rstrip("* ") if required else legend, required=required, options=options, value=value)
+            return Element(
+                kind="radio",
+                text=legend.rstrip("* ") if required else legend,
+                required=required,
+                options=options,
+                value=value,
+            )
         return Element(kind="group", text=legend, children=children) if children else None
 
     def _text(self, tag: Tag) -> Element | None:
@@ -259,9 +316,15 @@ def _num_columns(template: str) -> int:
 
 
 _ROLES = {
-    "button": "button", "link": "a", "img": "img", "checkbox": "checkbox", "textbox": "textarea", "combobox": "select",
-    "progressbar": "progress", "radiogroup": "fieldset",
-}  # fmt: skip
+    "button": "button",
+    "link": "a",
+    "img": "img",
+    "checkbox": "checkbox",
+    "textbox": "textarea",
+    "combobox": "select",
+    "progressbar": "progress",
+    "radiogroup": "fieldset",
+}
 
 
 def _holds_tags(tag: Tag) -> bool:

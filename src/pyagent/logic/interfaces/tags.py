@@ -34,7 +34,7 @@ def _tags(elements: Sequence[Element]) -> list[Tag]:
     return [_tag(element) for element in elements]
 
 
-def _tag(element: Element) -> Tag:
+def _tag(element: Element) -> Tag:  # noqa: PLR0911 - one for each kind
     match element.kind:
         case "row" | "column":
             return Tag("div", _with_id(element, {"class": element.kind}), [*_tags(element.children)])
@@ -97,7 +97,9 @@ def _control(element: Element) -> Tag:
 
 
 def _option(element: Element, option: str) -> Tag:
-    return Tag("option", {"value": option, "selected": True} if option == element.value else {"value": option}, [option])
+    return Tag(
+        "option", {"value": option, "selected": True} if option == element.value else {"value": option}, [option]
+    )
 
 
 def _box(element: Element) -> Tag:
@@ -115,7 +117,9 @@ def _radio(element: Element) -> Tag:
             attributes["required"] = True
         if option == element.value:
             attributes["checked"] = True
-        children.append(Tag("div", {"class": "check"}, [Tag("input", attributes), Tag("label", {"for": name}, [option])]))
+        children.append(
+            Tag("div", {"class": "check"}, [Tag("input", attributes), Tag("label", {"for": name}, [option])])
+        )
     return Tag("fieldset", {"id": element.id}, children)
 
 

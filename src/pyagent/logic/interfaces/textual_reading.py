@@ -16,10 +16,20 @@ from pyagent.logic.interfaces.python_code import argument, is_true, option, pars
 
 _TYPES = frozenset(get_args(InputType))
 _CONTAINERS: dict[str, Kind] = {
-    "Horizontal": "row", "HorizontalGroup": "row", "HorizontalScroll": "row", "Vertical": "column", "VerticalGroup": "column",
-    "VerticalScroll": "column", "Container": "column", "ScrollableContainer": "column", "Grid": "grid", "ItemGrid": "grid",
-    "Center": "column", "Middle": "column", "Group": "column",
-}  # fmt: skip
+    "Horizontal": "row",
+    "HorizontalGroup": "row",
+    "HorizontalScroll": "row",
+    "Vertical": "column",
+    "VerticalGroup": "column",
+    "VerticalScroll": "column",
+    "Container": "column",
+    "ScrollableContainer": "column",
+    "Grid": "grid",
+    "ItemGrid": "grid",
+    "Center": "column",
+    "Middle": "column",
+    "Group": "column",
+}
 _LABELLED = frozenset({"input", "area", "select", "radio", "progress", "table"})
 _MAX_DEPTH = 60
 
@@ -28,7 +38,12 @@ def read_textual(text: str) -> Element:
     """Return an app or a screen as a page; raises `RequestError` for what is no Python, or composes nothing."""
     module = parse_python(text)
     classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
-    composed = [(each, one) for each in classes for one in each.body if isinstance(one, ast.FunctionDef) and one.name == "compose"]
+    composed = [
+        (each, one)
+        for each in classes
+        for one in each.body
+        if isinstance(one, ast.FunctionDef) and one.name == "compose"
+    ]
     if not composed:
         raise RequestError("there is no class with `compose`, as an app of Textual has")
     outer = max(composed, key=lambda pair: any("App" in ast.unparse(base) for base in pair[0].bases))
@@ -69,7 +84,13 @@ class _Reading:
         for statement in body:
             for element in self._statement(statement, depth):
                 before = found[-1] if found and _may_follow_label(statement) else None
-                if element.kind in _LABELLED and not element.text and before is not None and before.kind == "text" and not before.id:
+                if (
+                    element.kind in _LABELLED
+                    and not element.text
+                    and before is not None
+                    and before.kind == "text"
+                    and not before.id
+                ):
                     found[-1] = _with_label(element, before.text)
                 else:
                     found.append(element)
@@ -95,7 +116,9 @@ class _Reading:
         call = self._variables.get(name) if name else value
         if not isinstance(call, ast.Call):
             return
-        inside = [ast.Expr(ast.Yield(each), lineno=call.lineno) for each in call.args if isinstance(each, ast.Call | ast.Name)]
+        inside = [
+            ast.Expr(ast.Yield(each), lineno=call.lineno) for each in call.args if isinstance(each, ast.Call | ast.Name)
+        ]
         if _class(call) in _CONTAINERS:
             yield from self._with(call, cast("list[ast.stmt]", inside), depth)
         elif (element := self._widget(call, name)) is not None:
@@ -121,7 +144,9 @@ class _Reading:
             element = Element(kind="group", text=children[0].text, children=children[1:])
         else:
             container = _CONTAINERS.get(kind, "column")
-            element = Element(kind=container, columns=_columns(classes) if container == "grid" else 0, children=children)
+            element = Element(
+                kind=container, columns=_columns(classes) if container == "grid" else 0, children=children
+            )
         yield msgspec.structs.replace(element, id=given, line=call.lineno)
 
     def _widget(self, call: ast.Call, name: str) -> Element | None:
@@ -134,7 +159,7 @@ class _Reading:
         color, background = (style.color, style.background) if plain else ("", "")
         return msgspec.structs.replace(read, id=given, line=call.lineno, color=color, background=background)
 
-    def _control(self, call: ast.Call, name: str) -> Element | None:
+    def _control(self, call: ast.Call, name: str) -> Element | None:  # noqa: PLR0911 - one for each class
         text = argument(call, "label", 0)
         match _class(call):
             case "Label" | "Static" | "Markdown":
@@ -162,7 +187,9 @@ class _Reading:
             case "DataTable":
                 heads = [each.args for each in self._did.get(f"{name}.add_columns", [])]
                 rows = [tuple(said(cell) for cell in each.args) for each in self._did.get(f"{name}.add_row", [])]
-                return Element(kind="table", head=tuple(said(cell) for cell in (heads[0] if heads else [])), rows=tuple(rows))
+                return Element(
+                    kind="table", head=tuple(said(cell) for cell in (heads[0] if heads else [])), rows=tuple(rows)
+                )
             case _:
                 return None
 

@@ -1,4 +1,4 @@
-"""Writes a page as an app of Textual. A button ends the app with its id and all values. Texts are no markup of Textual."""
+"""Writes a page as an app of Textual. A button ends the app with its id and all values. Texts hold no markup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _VALUES = {
     "area": "values |= {each.id: each.text for each in self.query(TextArea)}",
     "checkbox": "values |= {each.id: each.value for each in self.query(Checkbox)}",
     "select": "values |= {each.id: each.selection for each in self.query(Select)}",
-    "radio": "values |= {each.id: str(each.pressed_button.label) if each.pressed_button else None for each in self.query(RadioSet)}",
+    "radio": (
+        "values |= {each.id: str(each.pressed_button.label) for each in self.query(RadioSet) if each.pressed_button}"
+    ),
 }
 
 
@@ -49,25 +51,48 @@ class _Writer:
         rules = "\n".join(f"    {rule}" for rule in self._rules(body))
         css = f'    CSS = """\n{rules}\n    """\n'
         made = body + pressed
-        widgets = sorted(set(re.findall(r"\b(Button|Checkbox|DataTable|Input|Label|Link|ProgressBar|RadioButton|RadioSet|Select|Static|TabbedContent|TabPane|TextArea)\b(?=[(.)])", made)))
+        widgets = sorted(
+            set(
+                re.findall(
+                    r"\b(Button|Checkbox|DataTable|Input|Label|Link|ProgressBar|RadioButton|RadioSet|Select|Static|TabbedContent|TabPane|TextArea)\b(?=[(.)])",
+                    made,
+                )
+            )
+        )
         containers = sorted(set(re.findall(r"\b(Grid|HorizontalGroup|VerticalGroup|VerticalScroll)(?=\()", body)))
         imports = ["from rich.text import Text"] if "Text(" in re.sub(r"\w+Text\(", "", body) else []
-        imports += ["from textual.app import App, ComposeResult", f"from textual.containers import {', '.join(containers)}"]
+        imports += [
+            "from textual.app import App, ComposeResult",
+            f"from textual.containers import {', '.join(containers)}",
+        ]
         imports += ["from textual.content import Content"] if "Content(" in body else []
         imports += [f"from textual.widgets import {', '.join(widgets)}"] if widgets else []
         compose = f"    def compose(self) -> ComposeResult:\n{body}\n"
         doc = '    """The page; a button ends it with its id and the values of all inputs."""\n'
         run = f'if __name__ == "__main__":\n    print({name}().run())\n'
-        parts = ["\n".join(imports), "", "", f"class {name}(App):\n{doc}\n    TITLE = {page.text!r}\n{css}\n{compose}{pressed}\n\n{run}"]
+        parts = [
+            "\n".join(imports),
+            "",
+            "",
+            f"class {name}(App):\n{doc}\n    TITLE = {page.text!r}\n{css}\n{compose}{pressed}\n\n{run}",
+        ]
         return "\n".join(parts)
 
     def _rules(self, body: str) -> list[str]:
-        rules = [f"{selector} {{ {rule}; }}" for selector, rule in _RULES if re.search(rf"\b{selector.lstrip('.')}\b", body)]
+        rules = [
+            f"{selector} {{ {rule}; }}" for selector, rule in _RULES if re.search(rf"\b{selector.lstrip('.')}\b", body)
+        ]
         elements = list(walk(self._page))
         grids = sorted({each.columns for each in elements if each.kind == "grid"})
-        rules += [f".grid-{columns} {{ height: auto; grid-size: {columns}; grid-rows: auto; grid-gutter: 1; }}" for columns in grids]
+        rules += [
+            f".grid-{columns} {{ height: auto; grid-size: {columns}; grid-rows: auto; grid-gutter: 1; }}"
+            for columns in grids
+        ]
         levels = sorted({each.level for each in elements if each.kind == "heading"})
-        rules += [f".heading-{level} {{ text-style: bold{' underline' if level == 1 else ''}; margin-bottom: 1; }}" for level in levels]
+        rules += [
+            f".heading-{level} {{ text-style: bold{' underline' if level == 1 else ''}; margin-bottom: 1; }}"
+            for level in levels
+        ]
         for each in elements:
             colors = [f"color: {each.color};"] if each.color else []
             colors += [f"background: {each.background};"] if each.background else []
@@ -79,7 +104,12 @@ class _Writer:
         kinds = {each.kind for each in walk(self._page)}
         if "button" not in kinds:
             return ""
-        lines = ["", "    def on_button_pressed(self, event: Button.Pressed) -> None:", '        """End the app."""', "        values = {}"]
+        lines = [
+            "",
+            "    def on_button_pressed(self, event: Button.Pressed) -> None:",
+            '        """End the app."""',
+            "        values = {}",
+        ]
         lines += [f"        {line}" for kind, line in _VALUES.items() if kind in kinds]
         return "\n".join([*lines, "        self.exit((event.button.id, values))", ""])
 

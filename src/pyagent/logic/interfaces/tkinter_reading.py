@@ -15,9 +15,27 @@ from pyagent.logic.interfaces.python_code import Called, argument, calls, is_tru
 
 _TYPES = frozenset(get_args(InputType))
 _WIDGETS = frozenset(
-    {"Frame", "LabelFrame", "Labelframe", "Label", "Entry", "Spinbox", "Combobox", "Checkbutton", "Radiobutton", "Button", "Text",
-     "ScrolledText", "Treeview", "Notebook", "Progressbar", "Listbox", "Message", "Canvas"}
-)  # fmt: skip
+    {
+        "Frame",
+        "LabelFrame",
+        "Labelframe",
+        "Label",
+        "Entry",
+        "Spinbox",
+        "Combobox",
+        "Checkbutton",
+        "Radiobutton",
+        "Button",
+        "Text",
+        "ScrolledText",
+        "Treeview",
+        "Notebook",
+        "Progressbar",
+        "Listbox",
+        "Message",
+        "Canvas",
+    }
+)
 _VARIABLES = frozenset({"StringVar", "BooleanVar", "IntVar", "DoubleVar", "PhotoImage"})
 _LAYOUT = re.compile(r"(?:.*\.)?(Row|Column|Grid|Field|List|Radio)(\d{0,2})\.T(?:Frame|Labelframe)")
 
@@ -56,10 +74,12 @@ class _Reading:
             self._title = self._title or argument(call, "string", 0)
         elif called.name == "configure" and called.owner not in self._widgets:
             self._styles[argument(call, "style", 0)] = call
-        elif (widget := self._widgets.get(called.owner)) is not None:
-            (widget.placed if called.name in {"pack", "grid", "place"} else cast("list[object]", widget.did)).append(
-                call if called.name in {"pack", "grid", "place"} else called
-            )
+        elif (widget := self._widgets.get(called.owner)) is None:
+            return
+        elif called.name in {"pack", "grid", "place"}:
+            widget.placed.append(call)
+        else:
+            widget.did.append(called)
 
     def _add(self, called: Called) -> None:
         first = called.call.args[0] if called.call.args else option(called.call, "master")
@@ -103,10 +123,14 @@ class _Reading:
         background = background or read_color(argument(call, "background") or argument(call, "bg"))
         plain = read.kind in {"heading", "text", "link", "button"}
         yield msgspec.structs.replace(
-            read, id=argument(call, "name"), line=call.lineno, color=color if plain else "", background=background if plain else ""
+            read,
+            id=argument(call, "name"),
+            line=call.lineno,
+            color=color if plain else "",
+            background=background if plain else "",
         )
 
-    def _control(self, widget: _Widget) -> Element | None:
+    def _control(self, widget: _Widget) -> Element | None:  # noqa: PLR0911 - one for each class
         call = widget.call
         text = argument(call, "text")
         match widget.name:
@@ -122,7 +146,9 @@ class _Reading:
                 return _with_label(Element(kind="checkbox", checked=checked), text)
             case "Radiobutton":
                 chosen = self._value(call, "variable")
-                return Element(kind="radio", options=(text,), value=text if chosen and chosen == argument(call, "value") else "")
+                return Element(
+                    kind="radio", options=(text,), value=text if chosen and chosen == argument(call, "value") else ""
+                )
             case "Button":
                 return Element(kind="button", text=text)
             case "Text" | "ScrolledText":
@@ -134,7 +160,10 @@ class _Reading:
                 most = whole(option(call, "maximum")) or 100
                 return Element(kind="progress", percent=min(100, round(100 * whole(option(call, "value")) / most)))
             case "Listbox":
-                return Element(kind="list", options=tuple(argument(each.call, "", 1) for each in widget.did if each.name == "insert"))
+                return Element(
+                    kind="list",
+                    options=tuple(argument(each.call, "", 1) for each in widget.did if each.name == "insert"),
+                )
             case _:
                 return None
 
@@ -145,7 +174,11 @@ class _Reading:
             source = "" if picture is None else argument(picture, "file")
             return Element(kind="image", text=text, source=source, decorative=not text)
         for each in widget.did:
-            opened = [one for one in ast.walk(each.call) if isinstance(one, ast.Call) and ast.unparse(one.func) == "webbrowser.open"]
+            opened = [
+                one
+                for one in ast.walk(each.call)
+                if isinstance(one, ast.Call) and ast.unparse(one.func) == "webbrowser.open"
+            ]
             if each.name == "bind" and opened:
                 return Element(kind="link", text=text, target=argument(opened[0], "url", 0))
         if found := re.search(r"Heading([1-6])\.TLabel", style):
@@ -184,7 +217,11 @@ class _Reading:
             added = titles.get(keys.get(id(frame), ""))
             title = "" if added is None else argument(added.call, "text")
             children = self._elements(frame.below)
-            tabs.append(Element(kind="tab", id=argument(frame.call, "name"), text=title, children=children, line=frame.call.lineno))
+            tabs.append(
+                Element(
+                    kind="tab", id=argument(frame.call, "name"), text=title, children=children, line=frame.call.lineno
+                )
+            )
         return tuple(tabs)
 
     def _value(self, call: ast.Call, name: str = "textvariable") -> str:
@@ -194,9 +231,15 @@ class _Reading:
     def _colors(self, style: str) -> tuple[str, str]:
         """Return the colours of a style, or of the ones that its name ends in."""
         while style:
-            if (call := self._styles.get(style)) is not None and (option(call, "foreground") or option(call, "background")):
+            if (call := self._styles.get(style)) is not None and (
+                option(call, "foreground") or option(call, "background")
+            ):
                 is_link = style == "Link.TLabel"
-                return ("", "") if is_link else (read_color(argument(call, "foreground")), read_color(argument(call, "background")))
+                return (
+                    ("", "")
+                    if is_link
+                    else (read_color(argument(call, "foreground")), read_color(argument(call, "background")))
+                )
             style = style.partition(".")[2]
         return "", ""
 
@@ -224,12 +267,16 @@ def _placed(widgets: Sequence[_Widget]) -> Kind:
     places = [place for widget in widgets for place in widget.placed]
     if any(whole(option(place, "column")) for place in places) and any(whole(option(place, "row")) for place in places):
         return "grid"
-    is_row = any(whole(option(place, "column")) or argument(place, "side") in {"left", "{tk.LEFT}", "{LEFT}"} for place in places)
+    is_row = any(
+        whole(option(place, "column")) or argument(place, "side") in {"left", "{tk.LEFT}", "{LEFT}"} for place in places
+    )
     return "row" if is_row else "column"
 
 
 def _num_columns(widgets: Sequence[_Widget]) -> int:
-    return min(12, 1 + max((whole(option(place, "column")) for widget in widgets for place in widget.placed), default=1))
+    return min(
+        12, 1 + max((whole(option(place, "column")) for widget in widgets for place in widget.placed), default=1)
+    )
 
 
 def _with_label(element: Element, label: str) -> Element:

@@ -7,13 +7,19 @@ from pyagent.logic.interfaces.python_code import Code
 
 STYLE_OF: dict[Kind, str] = {"heading": "TLabel", "text": "TLabel", "link": "Link.TLabel", "button": "TButton"}
 _SIZES = (22, 18, 15, 13, 12, 11)
-_RUN = '''
+_HEAD = '''
+
+
+def build(root, on_action=print):
+    """Show the page in a window; return a function for each input that has its value."""
+'''
+_RUN = """
 
 if __name__ == "__main__":
     window = tk.Tk()
     build(window)
     window.mainloop()
-'''
+"""
 
 
 def write_tkinter(page: Element) -> str:
@@ -39,9 +45,8 @@ class _Writer:
             self._write(child, "page", 'pack(anchor="w", fill="x", pady=4)')
         add("return values")
         has_links = any(each.kind == "link" for each in walk(page))
-        head = f"{'import tkinter as tk'}\n{'import webbrowser' + chr(10) if has_links else ''}from tkinter import ttk\n\n\n"
-        function = 'def build(root, on_action=print):\n    """Show the page in a window; return a function for each input that has its value."""\n'
-        return head + function + "\n".join(self._code.lines) + "\n" + _RUN
+        imports = ["import tkinter as tk", *(["import webbrowser"] if has_links else []), "from tkinter import ttk"]
+        return "\n".join(imports) + _HEAD + "\n".join(self._code.lines) + "\n" + _RUN
 
     def _styles(self) -> None:
         add, page = self._code.add, self._page
@@ -106,7 +111,9 @@ class _Writer:
         if element.kind == "table":
             self._table(element, field)
         elif element.kind == "area":
-            area = self._make(element, "area", f"tk.Text({field}{_named(element)}, height=4, width=40)", 'pack(anchor="w")')
+            area = self._make(
+                element, "area", f"tk.Text({field}{_named(element)}, height=4, width=40)", 'pack(anchor="w")'
+            )
             if element.value:
                 self._code.add(f'{area}.insert("1.0", {element.value!r})')
             self._code.add(f'values[{element.id!r}] = lambda: {area}.get("1.0", "end-1c")')
@@ -143,7 +150,8 @@ class _Writer:
 
     def _table(self, element: Element, parent: str) -> None:
         numbers = [str(number) for number in range(len(element.head))]
-        made = f'ttk.Treeview({parent}{_named(element)}, columns={numbers}, show="headings", height={min(len(element.rows), 10)})'
+        shown = f'columns={numbers}, show="headings", height={min(len(element.rows), 10)}'
+        made = f"ttk.Treeview({parent}{_named(element)}, {shown})"
         table = self._make(element, "table", made, 'pack(anchor="w")')
         for number, cell in zip(numbers, element.head, strict=True):
             self._code.add(f"{table}.heading({number!r}, text={cell!r})")
@@ -159,7 +167,8 @@ class _Writer:
                 made = f"ttk.Button({parent}{_named(element)}, text={element.text!r}{style}, command=lambda: {called})"
                 self._make(element, "button", made, place.replace(', fill="x"', ""))
             case "link":
-                made = f'ttk.Label({parent}{_named(element)}, text={element.text!r}{style}, cursor="hand2", takefocus=True)'
+                shown = f'text={element.text!r}{style}, cursor="hand2", takefocus=True'
+                made = f"ttk.Label({parent}{_named(element)}, {shown})"
                 name = self._make(element, "link", made, place)
                 for event in ("<Button-1>", "<Return>"):
                     add(f"{name}.bind({event!r}, lambda event: webbrowser.open({element.target!r}))")
@@ -170,7 +179,10 @@ class _Writer:
                 add("except tk.TclError:  # where there is no such file, its text is shown")
                 add(f'    {picture} = ""')
                 name = self._make(
-                    element, "image", f"ttk.Label({parent}{_named(element)}, text={element.text!r}, image={picture})", place
+                    element,
+                    "image",
+                    f"ttk.Label({parent}{_named(element)}, text={element.text!r}, image={picture})",
+                    place,
                 )
                 add(f"{name}.picture = {picture}")
             case _:

@@ -18,6 +18,13 @@ Flavour = Literal["html", "react", "vue", "svelte"]
 _ENTITIES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "{": "&#123;", "}": "&#125;"}
 )
+_REACT_SUBMIT = (
+    "  const submit = (event) => {",
+    "    event.preventDefault();",
+    "    const values = new FormData(event.currentTarget, event.nativeEvent.submitter);",
+    "    onAction?.(Object.fromEntries(values));",
+    "  };",
+)
 _VOID = frozenset({"img", "input", "meta"})
 _REACT_NAMES = {"class": "className", "for": "htmlFor", "checked": "defaultChecked", "autocomplete": "autoComplete"}
 _STYLES: tuple[tuple[str, str], ...] = (
@@ -72,14 +79,11 @@ def write_react(page: Element) -> str:
     body = page_tag(page)
     body.attributes["lang"] = page.language
     has_form = _has_form(body)
-    if has_form:
-        submit = "    event.preventDefault();\n    const values = new FormData(event.currentTarget, event.nativeEvent.submitter);\n"
-        submit = f"  const submit = (event) => {{\n{submit}    onAction?.(Object.fromEntries(values));\n  }};\n"
     lines = [
         f"const css = `\n{chr(10).join(_rules(body))}\n`;",
         "",
         f"export default function {component_name(page)}({'{ onAction }' if has_form else ''}) {{",
-        *([submit.rstrip("\n")] if has_form else []),
+        *(_REACT_SUBMIT if has_form else ()),
         "  return (",
         "    <>",
         f"      <title>{escaped(page.text)}</title>",
@@ -202,7 +206,9 @@ def _named(tag: Tag, flavour: Flavour) -> dict[str, str | bool]:
     named = {_REACT_NAMES.get(name, name): value for name, value in tag.attributes.items() if name != "selected"}
     if tag.name in {"input", "textarea"} and named.get("type") != "radio" and "value" in named:
         named["defaultValue"] = named.pop("value")
-    chosen = [child.attributes["value"] for child in tag.children if isinstance(child, Tag) and "selected" in child.attributes]
+    chosen = [
+        child.attributes["value"] for child in tag.children if isinstance(child, Tag) and "selected" in child.attributes
+    ]
     if tag.name == "select" and chosen:
         named["defaultValue"] = chosen[0]
     if tag.name == "textarea" and tag.children:
