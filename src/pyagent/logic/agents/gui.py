@@ -28,7 +28,7 @@ from pyagent.logic.agents.new_files import checked_target, save_code
 from pyagent.logic.agents.typical_tasks import GUI
 from pyagent.logic.interfaces.audit import Rules, audit
 from pyagent.logic.interfaces.axe import axe_findings, check_installed
-from pyagent.logic.interfaces.drafts import DRAFT_TOKENS, Draft, page_from_draft, prompt_for
+from pyagent.logic.interfaces.drafts import DRAFT, DRAFT_TOKENS, page_from_draft, prompt_for
 from pyagent.logic.interfaces.elements import Element, as_element
 from pyagent.logic.interfaces.found import ElementCache, find, num_elements, stamp_of
 from pyagent.logic.interfaces.frameworks import FRAMEWORKS, FrameworkName, framework_in, framework_of
@@ -190,10 +190,8 @@ async def _described(context: Context, description: str, by: str) -> Element:
         return described.page
     sampling = SamplingParams(temperature=0.0, max_tokens=DRAFT_TOKENS)
     try:
-        draft = await context.generate(prompt_for(description), schema=Draft, sampling=sampling)
+        draft = await context.generate(prompt_for(description), regex=DRAFT, sampling=sampling)
     except AgentError as error:
-        if by == "model":
-            raise
         context.progress(f"the model's draft is left out: {printable(str(error)[:200])}")
         return described.page
     return page_from_draft(draft, described.page, is_named=described.is_named)

@@ -143,6 +143,9 @@ class Parser:
             return self._primary() if self.at < len(self.tokens) else Node("other", sign, line)
         if sign in _CLOSING:
             return self._bracketed(sign, start)
+        if sign == "<" and (end := self._end_of_types()):  # a list of Dart with the type of its items: <Widget>[]
+            self.at = end
+            return self._primary()
         self.at += 1
         if sign[:1] in {"'", '"'} or sign[:2] in {"r'", 'r"'}:
             return Node(

@@ -1,103 +1,85 @@
-"""A page as a model drafts it: a small tree under a schema, which rules make a page of.
+"""A page as a model drafts it: lines held to a regular expression, which rules make a page of.
 
-The schema is small enough for a model of 135M parameters: sections of elements of a closed set. What the description
-names stands in the page whatever the model writes.
+The lines are few and short, for models of 135M parameters: a title, and sections of elements of a closed set.
+What the description names stands in the page whatever the model writes.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 
-from pyagent.logic.interfaces.elements import Element, Kind, walk
-from pyagent.logic.interfaces.mending import clean
+from pyagent.logic.interfaces.elements import Element, InputType, Kind, walk
 
-_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=60)]
-_Label = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
-_Widget = Literal[
-    "text",
-    "input",
-    "email",
-    "password",
-    "number",
-    "date",
-    "area",
-    "checkbox",
-    "select",
-    "radio",
-    "button",
-    "list",
-    "table",
-    "image",
-    "link",
-]
-DRAFT_TOKENS = 900
-
-
-class Widget(msgspec.Struct, frozen=True):
-    """An element: its kind, what it is called, and its options, items or columns."""
-
-    kind: _Widget
-    label: _Label
-    options: Annotated[list[_Label], msgspec.Meta(max_length=4)] = []
-
-
-class Section(msgspec.Struct, frozen=True):
-    """A heading and what stands below it."""
-
-    heading: _Label
-    widgets: Annotated[list[Widget], msgspec.Meta(min_length=1, max_length=5)]
-
-
-class Draft(msgspec.Struct, frozen=True):
-    """A page's title and its sections."""
-
-    title: _Text
-    sections: Annotated[list[Section], msgspec.Meta(min_length=1, max_length=3)]
+_LABEL = r"[A-Z][A-Za-z0-9',?]{0,11}(?: [A-Za-z0-9',?]{1,12}){0,2}"
+_PLAIN = r"(?:text|input|email|password|number|date|area|checkbox|image|link|button)"
+_LISTED = r"(?:select|radio|list|table)"
+_LINE = rf"(?:{_PLAIN}: {_LABEL}|{_LISTED}: {_LABEL} \({_LABEL}(?:; {_LABEL}){{1,2}}\))"
+DRAFT = rf"page: {_LABEL}\n(?:section: {_LABEL}\n(?:{_LINE}\n){{2,4}}){{1,2}}end"
+DRAFT_TOKENS = 500
+_EXAMPLE = """page: Order
+section: Your order
+select: Size (Small; Large)
+number: Quantity
+section: Delivery
+input: Address
+date: Day
+button: Order now
+end"""
+_READ = re.compile(rf"(\w+): ({_LABEL})(?: \(([^()\n]*)\))?")
+_TYPES = frozenset({"email", "password", "number", "date"})
 
 
 def prompt_for(description: str) -> str:
     """Return what a model is asked."""
     return (
-        "Design a user interface. Answer with its title and its sections; each section has a heading and widgets, and "
-        "each widget a kind, a short label and, for select, radio, list and table, options.\n\n"
-        f"The interface: {description[:2_000]}"
+        "Write the elements of a user interface, one a line, in sections. For example, for a shop's order page:\n\n"
+        f"{_EXAMPLE}\n\nNow write those of this one: {description[:2_000]}"
     )
 
 
-def page_from_draft(draft: Draft, named: Element, *, is_named: bool) -> Element:
-    """Return a draft as a page; with the elements that the description names before those that only the model has."""
-    known = {_name(each) for each in walk(named)} if is_named else set[str]()
-    sections: list[Element] = []
-    for section in draft.sections:
-        elements: list[Element] = []
-        for widget in section.widgets:
-            element = _element(widget)
-            if (name := _name(element)) not in known:
-                known.add(name)
-                elements.append(element)
-        if elements:
-            sections += [Element(kind="heading", text=section.heading, level=2), *elements]
-    if is_named:
-        return msgspec.structs.replace(named, children=(*named.children, *sections))
-    title = clean(draft.title) or named.text
-    return Element(kind="page", text=title, children=(Element(kind="heading", text=title, level=1), *sections))
+def page_from_draft(draft: str, named: Element, *, is_named: bool) -> Element:
+    """Return a draft as a page: what the description names, if anything, and then what only the model has."""
+    known = {_name(each) for each in walk(named)}
+    children: list[Element] = []
+    title, heading = named.text, ""
+    for kind, label, options in _lines(draft):
+        if kind == "page":
+            title = label
+        elif kind == "section":
+            heading = label
+        else:
+            element = _element(kind, label, options)
+            if _name(element) in known:
+                continue
+            known.add(_name(element))
+            if heading and heading != title:
+                children.append(Element(kind="heading", text=heading, level=2))
+            heading = ""
+            children.append(element)
+    if is_named or not children:
+        return msgspec.structs.replace(named, children=(*named.children, *children))
+    return Element(kind="page", text=title, children=(Element(kind="heading", text=title, level=1), *children))
+
+
+def _lines(draft: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield kind, label and options of each line; lines of another form, and those of the example, are passed over."""
+    copied = set(_EXAMPLE.splitlines())
+    for line in draft.splitlines()[:40]:
+        if line.strip() not in copied and (found := _READ.fullmatch(line.strip())) is not None:
+            yield found[1], found[2], tuple(each.strip() for each in (found[3] or "").split(";") if each.strip())
 
 
 def _name(element: Element) -> str:
-    return f"{element.kind} {clean(element.text).lower().rstrip('* ')}"
+    return element.text.lower().rstrip("* ")
 
 
-def _element(widget: Widget) -> Element:
-    options = tuple(widget.options)
-    match widget.kind:
-        case "email" | "password" | "number" | "date":
-            return Element(kind="input", type=widget.kind, text=widget.label)
-        case "list":
-            return Element(kind="list", text=widget.label, options=options or (widget.label,))
-        case "table":
-            return Element(kind="table", text=widget.label, head=options or ("Name", "Value"))
-        case kind:
-            named: Kind = kind
-            return Element(kind=named, text=widget.label, options=options)
+def _element(kind: str, label: str, options: tuple[str, ...]) -> Element:
+    if kind in _TYPES:
+        return Element(kind="input", type=cast("InputType", kind), text=label)
+    if kind == "table":
+        return Element(kind="table", text=label, head=options)
+    return Element(kind=cast("Kind", kind), text=label, options=options)

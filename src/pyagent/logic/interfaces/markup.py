@@ -23,6 +23,7 @@ _ENDED_BY = {
     "td": frozenset({"td", "th"}),
     "th": frozenset({"td", "th"}),
     "p": frozenset({"p"}),
+    "a": frozenset({"a"}),
 }
 """Tags that end an open one of these without its end tag."""
 _MAX_DEPTH = 200

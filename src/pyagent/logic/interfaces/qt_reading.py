@@ -142,16 +142,17 @@ class _Reading:
         )
 
     def _control(self, part: _Part, label: str) -> Element | None:  # noqa: PLR0911 - one for each class
-        text = argument(part.call, "text", 0).replace("&&", "&")
+        raw = argument(part.call, "text", 0)
+        text = raw.replace("&&", "&")
         match part.name:
             case "QLabel" if "setPixmap" in part.did:
                 return self._image(part, argument(part.call, "text", 0))
             case "QLabel":
                 return _label(part)
             case "QLineEdit" | "QSpinBox" | "QDoubleSpinBox" | "QDateEdit":
-                return _with_label(Element(kind="input", type=_type(part), value=text), label)
+                return _with_label(Element(kind="input", type=_type(part), value=raw), label)
             case "QPlainTextEdit" | "QTextEdit":
-                return _with_label(Element(kind="area", value=text), label)
+                return _with_label(Element(kind="area", value=raw), label)
             case "QComboBox":
                 options = items(next((call.args[0] for call in part.did.get("addItems", []) if call.args), None))
                 options += tuple(said(call.args[0]) for call in part.did.get("addItem", []) if call.args)

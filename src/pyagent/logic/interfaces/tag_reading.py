@@ -130,7 +130,7 @@ class _Reading:
             texts.clear()
 
         for child in tag.children:
-            if isinstance(child, str) or (child.name in _INLINE and not _holds_tags(child)):
+            if isinstance(child, str) or (child.name in _INLINE and not _says_more(child)):
                 texts.append(child)
                 continue
             end_text()
@@ -329,6 +329,11 @@ _ROLES = {
 
 def _holds_tags(tag: Tag) -> bool:
     return any(one.name not in _INLINE for one in all_tags(tag))
+
+
+def _says_more(tag: Tag) -> bool:
+    """Whether an inline tag is more than text: it has a role that is read, or holds what is."""
+    return _said(tag.attributes, "role") in _ROLES or _holds_tags(tag)
 
 
 def _is_in(outer: Tag, tag: Tag) -> bool:

@@ -120,7 +120,7 @@ def page_from_words(text: str) -> Described:
         for item in items[:_MAX_ITEMS]
         if (element := _element(item, is_form=_is_form(head, preset is not None))) is not None
     ]
-    is_named = bool(named) or preset is not None
+    is_named = any(each.kind != "text" for each in named) or preset is not None
     if preset is not None and not any(each.kind in _ASKS for each in named):
         named = [each for item in preset[2] if (each := _element(item, is_form=True)) is not None] + named
     title = _title(head, preset[1] if preset else "")
