@@ -135,7 +135,7 @@ class Parser:
         last = self.tokens[max(self.at, start + 1) - 1]
         return self.text[self.tokens[start].at : last.at + len(last.text)]
 
-    def _primary(self) -> Node:
+    def _primary(self) -> Node:  # noqa: PLR0911 - one for each beginning
         start, sign = self.at, self.peek()
         line = self.line(start)
         if sign in {"const", "new", "await", "try", "-", "!", "&", "\\", "some", "any"}:
