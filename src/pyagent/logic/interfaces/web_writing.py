@@ -78,12 +78,12 @@ def write_react(page: Element) -> str:
     """Return a page as a component of React 19, in JSX."""
     body = page_tag(page)
     body.attributes["lang"] = page.language
-    has_form = _has_form(body)
+    is_form = _is_form(body)
     lines = [
         f"const css = `\n{chr(10).join(_rules(body))}\n`;",
         "",
-        f"export default function {component_name(page)}({'{ onAction }' if has_form else ''}) {{",
-        *(_REACT_SUBMIT if has_form else ()),
+        f"export default function {component_name(page)}({'{ onAction }' if is_form else ''}) {{",
+        *(_REACT_SUBMIT if is_form else ()),
         "  return (",
         "    <>",
         f"      <title>{escaped(page.text)}</title>",
@@ -101,7 +101,7 @@ def write_vue(page: Element) -> str:
     body = page_tag(page)
     body.attributes["lang"] = page.language
     script = [f"document.title = {script_text(page.text)};"]
-    if _has_form(body):
+    if _is_form(body):
         script += [
             'const emit = defineEmits(["action"]);',
             "",
@@ -123,7 +123,7 @@ def write_svelte(page: Element) -> str:
     body = page_tag(page)
     body.attributes["lang"] = page.language
     script: list[str] = []
-    if _has_form(body):
+    if _is_form(body):
         script = [
             "<script>",
             "  let { onaction } = $props();",
@@ -152,7 +152,7 @@ def script_text(text: str) -> str:
     return json.dumps(text).replace("<", "\\u003c")
 
 
-def _has_form(tag: Tag) -> bool:
+def _is_form(tag: Tag) -> bool:
     return any(isinstance(child, Tag) and child.name == "form" for child in tag.children)
 
 
