@@ -93,6 +93,7 @@ def test_a_layout_is_written_as_it_is(pool: WorkerPool[Element], tmp_path: Path)
         (Task(text="read", arguments={"action": "read"}), "there is no code of an interface"),
         (Task(text=WORDS, arguments={"output": __file__}), "is there already: name a new file"),
         (Task(text="x", arguments={"layout": "nowhere.json"}), "there is no file or folder 'nowhere.json'"),
+        (Task(text="x", arguments={"layout": "/dev/zero"}), "/dev/zero is no plain file"),
         (Task(arguments={"layout": {"kind": "page"}, "by": "model"}), "by no model"),
         (Task(text="x", arguments={"browser": True, "action": "read"}), "a browser is for --action audit"),
         (Task(arguments={"code": "nothing", "action": "read"}), "the code is of no framework that is known"),

@@ -209,6 +209,8 @@ def _text_of(path: Path, name: str) -> str:
     try:
         if path.is_dir():
             raise RequestError(f"{name} is a folder; name files", param="files")
+        if not path.is_file():  # a device may have no end, a pipe no writer
+            raise RequestError(f"{name} is no plain file", param="files")
         if (size := path.stat().st_size) > MAX_CODE_BYTES:
             raise RequestError(f"{name} has {size:,} bytes; the most is {MAX_CODE_BYTES:,}", param="files")
         return path.read_text(encoding="utf-8")
