@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from support.plugins import Install
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.logic.agents.math.sandbox import Sandbox
 
 
 @pytest.fixture
@@ -47,3 +50,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
     """Compiles grammars for the tiny model's vocabulary."""
     return GrammarCompiler(ModelVocabulary(tokenizer))
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    """Return the math agent's sandbox with one worker, which a module's tests share."""
+    made = Sandbox(max_workers=1)
+    yield made
+    asyncio.run(made.close())

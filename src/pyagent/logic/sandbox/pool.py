@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -29,6 +30,10 @@ from pyagent.logic.sandbox.serving import READY, Question, Reply
 R = TypeVar("R")
 
 _START_SECONDS = 60.0
+_END = b""
+"""In place of a line, when there are no more."""
+_END_SECONDS = 2.0
+"""How long a process may take to end after its output has."""
 _WAIT_FACTOR = 6
 """Of the processor's time: how long a worker may take on a machine that others keep busy."""
 
@@ -49,65 +54,97 @@ class Work(Generic[R]):
     memory_bytes: int = 1 << 30
 
 
+@dataclass(slots=True)
+class _Crew:
+    """The threads that wait for workers, one for each worker there may be, and the workers that are idle."""
+
+    threads: ThreadPoolExecutor
+    idle: queue.SimpleQueue[_Worker]
+    is_closed: bool = False
+
+    def take(self) -> _Worker | None:
+        """Return an idle worker that still runs, if there is one."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                worker = self.idle.get_nowait()
+                if worker.is_alive:
+                    return worker
+                worker.kill()
+        return None
+
+    def give(self, worker: _Worker) -> None:
+        """Have a worker wait for the next question, or end where the crew was closed meanwhile."""
+        self.idle.put(worker)
+        if self.is_closed:
+            self.end_idle()
+
+    def end_idle(self) -> None:
+        """End the workers that are idle."""
+        while (worker := self.take()) is not None:
+            worker.kill()
+
+
 class WorkerPool(Generic[R]):
     """Workers that answer questions."""
 
     def __init__(self, work: Work[R], *, max_workers: int = 4) -> None:
         self.work = work
-        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(max_workers):
-            self._idle.put(None)
+        self._max_workers = max_workers
+        self._crew = self._new_crew()
+
+    def _new_crew(self) -> _Crew:
+        return _Crew(ThreadPoolExecutor(self._max_workers, f"{self.work.agent}-worker"), queue.SimpleQueue())
 
     async def ask(self, asked: msgspec.Struct) -> R:
-        """Return the answer. Raises `RequestError` for a question without one, `AgentError` when a bound is hit."""
-        left = threading.Event()
+        """Return the answer. Raises `RequestError` for a question without one, `AgentError` when a bound is hit.
+
+        Waits in a thread of its own: those that all of the program shares are not kept from it by slow questions.
+        """
+        left, crew = threading.Event(), self._crew
         try:
-            return await asyncio.to_thread(self._ask, asked, left)
+            return await asyncio.wrap_future(crew.threads.submit(self._ask, crew, asked, left))
         finally:
             left.set()
 
-    def _ask(self, asked: msgspec.Struct, left: threading.Event) -> R:
-        worker, work = self._idle.get(), self.work
+    def _ask(self, crew: _Crew, asked: msgspec.Struct, left: threading.Event) -> R:
+        work = self.work
+        worker = crew.take() or _Worker(work.module, work.memory_bytes)
         try:
-            if worker is None or not worker.is_alive:
-                worker = _Worker(work.module, work.memory_bytes)
             self._await_ready(worker, left)
             reply = worker.ask(asked, work.seconds, left)
-            if reply is None or not worker.is_alive:
-                worker.kill()
-                worker = None if left.is_set() else _Worker(work.module, work.memory_bytes)
-            if reply is None:
-                message = f"{work.agent} gave up after {work.seconds:g} s; ask for {work.smaller}"
-                raise AgentError(message, agent=work.agent)
-        finally:
-            self._idle.put(worker)
+        except BaseException:
+            worker.kill()
+            raise
+        self._replaced_or_kept(crew, worker, is_fit=reply is not None, is_wanted=not left.is_set())
+        if reply is None:
+            raise AgentError(f"{work.agent} gave up after {work.seconds:g} s; ask for {work.smaller}", agent=work.agent)
         if reply.refused:
             raise RequestError(reply.refused, param="text")
         if reply.failed:
             raise AgentError(f"{work.agent} cannot do this: {reply.failed}", agent=work.agent)
         return msgspec.json.decode(reply.result, type=work.result)
 
+    def _replaced_or_kept(self, crew: _Crew, worker: _Worker, *, is_fit: bool, is_wanted: bool) -> None:
+        if is_fit and worker.is_alive:
+            crew.give(worker)
+            return
+        worker.kill()
+        if is_wanted:
+            crew.give(_Worker(self.work.module, self.work.memory_bytes))
+
     def _await_ready(self, worker: _Worker, left: threading.Event) -> None:
         if not worker.wait_until_ready(left):
             if not left.is_set():
-                worker.kill()
                 message = f"the worker of {self.work.agent} does not start; is {self.work.needs} installed?"
                 raise AgentError(message, agent=self.work.agent)
             raise RequestError("the caller has left", param="text")
 
     async def close(self) -> None:
-        """End the workers that are idle; a busy one ends with its question."""
-        kept: list[None] = []
-        while True:
-            try:
-                worker = self._idle.get_nowait()
-            except queue.Empty:
-                break
-            kept.append(None)
-            if worker is not None:
-                await asyncio.to_thread(worker.kill)
-        for nothing in kept:
-            self._idle.put(nothing)
+        """End the workers that are idle; a busy one ends with its question. What is asked later gets new ones."""
+        crew, self._crew = self._crew, self._new_crew()
+        crew.is_closed = True
+        crew.threads.shutdown(wait=False)
+        await asyncio.to_thread(crew.end_idle)
 
 
 class _Worker:
@@ -137,33 +174,43 @@ class _Worker:
         return self._process.poll() is None
 
     def ask(self, asked: msgspec.Struct, seconds: float, left: threading.Event) -> Reply | None:
-        """Return the reply; None when time ran out, the caller left or the process died."""
+        """Return the reply; None when time ran out or the caller left."""
         assert self._process.stdin is not None
         question = Question(msgspec.Raw(msgspec.json.encode(asked)), seconds)
         try:
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
             self._process.stdin.flush()
         except OSError:
-            return None
+            return self._ended()
         line = self._wait(_WAIT_FACTOR * seconds, left)
-        if not line:
-            is_out_of_memory = self._process.poll() not in {None, -signal.SIGPROF}
-            return Reply(failed="it needs more memory than it may use") if is_out_of_memory else None
-        return msgspec.json.decode(line, type=Reply)
+        if line == _END:
+            return self._ended()
+        return None if line is None else msgspec.json.decode(line, type=Reply)
 
-    def _wait(self, seconds: float, left: threading.Event) -> bytes:
+    def _ended(self) -> Reply | None:
+        """Return why a process that is not to end has ended; None for time that ran out."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        code = self._process.poll()
+        if code == -signal.SIGPROF:
+            return None
+        how = f"signal {-code}" if code is not None and code < 0 else f"code {code}"
+        return Reply(failed=f"its process ended with {how}, as it does where it needs more memory than it may use")
+
+    def _wait(self, seconds: float, left: threading.Event) -> bytes | None:
+        """Return the next line, `_END` when the process ended, None when time ran out or the caller left."""
         waited = 0.0
         while waited < seconds and not left.is_set():
             with contextlib.suppress(queue.Empty):
                 return self._lines.get(timeout=min(0.1, seconds))
             waited += 0.1
-        return b""
+        return None
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.put(line)
-        self._lines.put(b"")
+        self._lines.put(_END)
 
     def kill(self) -> None:
         """End the process now and reap it."""
