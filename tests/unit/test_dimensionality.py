@@ -162,7 +162,10 @@ def test_file_has_names_gaps_and_columns(tmp_path: Path) -> None:
         {"cars": 1, "trains": 1},
     ]
     assert "  0  3 rows: apples, pears, plums" in str(found)
-    assert _run(Task(text="pca", files=files, arguments={"columns": ["a,b"]})).num_left_out == 0
+    named = _run(Task(text="pca", files=files, arguments={"columns": ["a,b"]}))
+    assert (named.num_left_out, named.names[4]) == (0, "buses")
+    labelled = _run(Task(text="pca", files=files, arguments={"columns": ["b"], "label": "a"}))
+    assert labelled.names == ["9", "8", "8", "1", "1", "2"]
 
 
 def test_texts_are_embedded_and_counted(tmp_path: Path) -> None:
@@ -177,6 +180,8 @@ def test_texts_are_embedded_and_counted(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id,said\n1,aa\n2,xx\n3,xa\n")
     column = Task(files=(str(tmp_path / "t.csv"),), arguments={"embed": True, "columns": ["said"]})
     assert _run(column, _Embedder()).names == ["aa", "xx", "xa"]
+    both = Task(files=(str(tmp_path / "t.csv"),), arguments={"embed": True, "columns": ["id, said"]})
+    assert _run(both, _Embedder()).names == ["1 aa", "2 xx", "3 xa"]
 
 
 def test_texts_without_an_embedder_are_refused() -> None:
@@ -212,6 +217,14 @@ def test_texts_without_an_embedder_are_refused() -> None:
         ({"data": {"x": ["a", "b"]}}, "no column has numbers"),
         ({"data": {"x": [1, float("nan")], "y": [None, 2]}}, "no row has a number"),
         ({"data": {"x": [1, 2]}, "method": "random-projection"}, "name components"),
+        ({"data": {"x": [1, 2, 3]}, "clusters": 0}, "clusters from 1 to 3, got 0"),
+        ({"data": {"x": [1, 2, 3]}, "components": 0}, "components from 1 to 1, got 0"),
+        ({"data": {"x": [1, 2]}, "components": 0, "method": "random-projection"}, "name components"),
+        ({"data": {"x": [1, 2, 3]}, "components": 1, "method": "k-means"}, "components is for pca and random"),
+        ({"data": {"x": [1, 2, 3]}, "clusters": 2, "variance": 0.5}, "variance is for pca, not for k-means"),
+        ({"data": {"x": [1, 2, 3]}, "metric": "euclidean"}, "metric is for similarity, not for pca"),
+        ({"data": {"x": [1, 2, 3]}, "error": 0.2}, "error is for random-projection, not for pca"),
+        ({"texts": ["a", "b"], "label": "x"}, "label names a table's rows"),
         ({"data": {"x": [1, 2]}, "method": "random-projection", "components": 10**9}, "1 to 10,000"),
         ({"texts": ["one"]}, "expected 2 to 2,000"),
         ({"texts": ["one", "x" * 9_000]}, "the most is 8,000"),
@@ -222,6 +235,23 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object], fault: str) -
     """One sentence says what is wrong, and what is expected."""
     with pytest.raises(RequestError, match=fault):
         _run(Task(arguments=arguments))
+
+
+def test_size_of_a_projection_is_bounded_before_it_is_made() -> None:
+    """Ten thousand components of many rows or of many columns would take gigabytes."""
+    for columns in ({"x": list(range(5_001))}, {f"c{place}": [0, 1, 2] for place in range(5_001)}):
+        with pytest.raises(RequestError, match="5,001 rows or columns times 10,000 components"):
+            _run(_data(columns, method="random-projection", components=10_000))
+
+
+def test_distances_are_compared_some_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fits at a time, the ratios are the same."""
+    rows = np.random.default_rng(5).normal(size=(50, 7))
+    projected = matrix.random_projection(rows, 3, 0)
+    whole = matrix.distortion(rows, projected, 1)
+    monkeypatch.setattr(matrix, "_CHUNK_CELLS", 1_000)
+    assert matrix.distortion(rows, projected, 1) == whole
+    assert 0 <= whole[0] < 1 < whole[1]
 
 
 def test_number_of_compared_rows_is_bounded() -> None:

@@ -225,3 +225,11 @@ def test_deadline_is_no_sooner_by_what_is_no_number() -> None:
     """A limit in seconds that came out as NaN is an error, and no end of all limits."""
     with pytest.raises(RequestError, match="timeout_seconds must be 0 or more, got nan"):
         Deadline.after(60).sooner(math.nan)
+
+
+def test_a_table_among_arguments_is_told_by_its_beginning() -> None:
+    """Events and prompts that show a task do not repeat a million numbers of its arguments."""
+    task = Task(arguments={"data": {"x": list(range(1_000_000))}, "y": "z" * 1_000_000, "top": 3, "names": ["a", "b"]})
+    assert len(task.title) < 3_000
+    assert task.title.startswith("data={'x': [0, 1, 2, ")
+    assert task.title.endswith("zzz... top=3 names=['a', 'b']")

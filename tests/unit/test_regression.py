@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from fractions import Fraction
-from itertools import permutations
-from math import comb, exp
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from pyagent.logic.stats.exact_numbers import Column, column_of, read_number
 from pyagent.logic.stats.picture import Picture, Words, to_png, to_svg
 from pyagent.logic.stats.regression import Curve, Fit, Wanted, regress
 from pyagent.logic.stats.table import read_data, read_file
-from pyagent.logic.stats.trend import Trend, mann_kendall
+from pyagent.logic.stats.trend import mann_kendall
 
 _NIST = Path(__file__).parents[1] / "data/nist"
 _ALL = ("deflator", "gnp", "unemployed", "armed_forces", "population", "year")
@@ -259,61 +258,6 @@ def test_distributions_are_those_of_the_tables() -> None:
     assert fisher_tail(4.256494729093748, 2, 9) == pytest.approx(0.05, rel=1e-13)
     assert student_tail(1e9, 30) == pytest.approx(3.9e-245, rel=0.5)
     assert (student_tail(0.0, 5), fisher_tail(0.0, 2, 5)) == (1.0, 1.0)
-
-
-def _trend(y: list[float], x: list[float] | None = None) -> Trend:
-    places = x or [float(place) for place in range(1, len(y) + 1)]
-    return mann_kendall(_column("x", places), _column("y", y), 0.95)
-
-
-def test_trend_with_ties_by_hand() -> None:
-    """S, the variance with a tie of two and one of three, and tau-b, worked by hand."""
-    trend = _trend([1, 2, 2, 3, 3, 3, 4])
-    assert (trend.s, trend.num_tied_values) == (17, 5)
-    assert trend.variance == pytest.approx((7 * 6 * 19 - 2 * 1 * 9 - 3 * 2 * 11) / 18, rel=1e-15)
-    assert trend.z == pytest.approx(16 / trend.variance**0.5, rel=1e-15)
-    assert trend.tau_b == pytest.approx(17 / (21 * 17) ** 0.5, rel=1e-15)
-    assert (trend.direction, trend.p_method, trend.slope) == ("rising", "normal", 0.5)
-
-
-def test_exact_p_is_the_share_of_all_orders() -> None:
-    """Without ties p counts the orders of six values whose S is as far from 0."""
-    trend = _trend([1, 2, 3, 4, 6, 5])
-
-    def s(order: tuple[int, ...]) -> int:
-        return sum((b > a) - (b < a) for place, a in enumerate(order) for b in order[place + 1 :])
-
-    orders = list(permutations(range(6)))
-    assert trend.p == sum(abs(s(order)) >= trend.s for order in orders) / len(orders)
-    assert (trend.p_method, trend.direction, _trend([6, 5, 4, 3, 2, 1]).direction) == ("exact", "rising", "falling")
-
-
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=4, max_size=30))
-def test_s_counts_every_pair(points: list[tuple[int, int]]) -> None:
-    """The n log n count is that of the definition, ties in both columns included."""
-    try:
-        trend = mann_kendall(Column("x", [x for x, _ in points], 1), Column("y", [y for _, y in points], 1), 0.95)
-    except RequestError:
-        assert len({x for x, _ in points}) == 1 or len({y for _, y in points}) == 1
-        return
-    pairs = [(one, other) for place, one in enumerate(points) for other in points[place + 1 :]]
-    signs = [((b[0] > a[0]) - (b[0] < a[0])) * ((b[1] > a[1]) - (b[1] < a[1])) for a, b in pairs]
-    assert len(signs) == comb(len(points), 2)
-    assert trend.s == sum(signs)
-
-
-def test_trend_of_too_little_is_refused() -> None:
-    """Three points, or one value, have no trend."""
-    with pytest.raises(RequestError, match="at least 4 points"):
-        _trend([1, 2, 3])
-    with pytest.raises(RequestError, match="y is the same in each row"):
-        _trend([2, 2, 2, 2])
-
-
-def test_many_points_have_a_test_and_no_slope() -> None:
-    """Beyond 3,000 points the pairs are not looked at one by one."""
-    trend = _trend([float(place % 1_000) for place in range(4_000)])
-    assert (trend.slope, trend.num_points, trend.p_method) == (None, 4_000, "normal")
 
 
 @pytest.mark.parametrize(

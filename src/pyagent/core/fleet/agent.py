@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from reprlib import Repr
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast, get_type_hints
 
 import msgspec
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
 
 T = TypeVar("T")
+_MAX_SHOWN = 2_000
+_MAX_SHOWN_ITEMS = 20
+"""Of an argument that is a list or an object, which may be a table of millions of numbers."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,8 +43,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def title(self) -> str:
-        """What to show of the task: its text, else its arguments as `top=3 path=src`."""
-        return self.text or " ".join(f"{name}={value}" for name, value in self.arguments.items())
+        """What to show of the task: its text, else its arguments as `top=3 path=src`, the beginnings of long ones."""
+        return self.text or " ".join(f"{name}={_shown(value)}" for name, value in self.arguments.items())
 
     def arguments_as(self, kind: type[T]) -> T:
         """Return the arguments as `kind`, a msgspec struct; raises `RequestError` naming what is wrong."""
@@ -49,6 +53,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         except msgspec.ValidationError as error:
             wrong = field_error(error, kind)
             raise RequestError(f"the arguments are not what the agent takes: {wrong}", param="arguments") from error
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}..."
+    brief = Repr()
+    brief.maxlist = brief.maxdict = _MAX_SHOWN_ITEMS
+    brief.maxstring = brief.maxother = _MAX_SHOWN
+    return brief.repr(value)
 
 
 class Agent(Protocol):

@@ -60,6 +60,8 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
 
     def value(self, value: object) -> object:
         """Return a value with the places in all its texts filled."""
+        if self.task is None and not self.items:
+            return value
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):

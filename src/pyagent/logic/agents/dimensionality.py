@@ -47,6 +47,17 @@ _ASKED = re.compile(
 )
 
 
+_METHODS_OF: dict[str, tuple[Method, ...]] = {
+    "clusters": ("k-means",),
+    "variance": ("pca",),
+    "components": ("pca", "random-projection"),
+    "error": ("random-projection",),
+    "metric": ("similarity",),
+}
+_UNSAID: dict[str, object] = {"error": 0.1, "metric": "cosine"}
+"""What these options are where they are not given; others are None."""
+
+
 class ReductionArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to reduce rows of numbers: of `columns` of a table, or of `data`; or of texts, which are embedded.
 
@@ -69,7 +80,7 @@ class ReductionArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     data: dict[str, list[int | float | str | None]] = {}
 
     def check(self) -> None:
-        """Raise `RequestError` for numbers that make no sense, and for options of another method."""
+        """Raise `RequestError` for numbers that make no sense."""
         if not 0 < self.error < 1:
             raise RequestError(f"expected error from 0 to 1, got {self.error}", param="error")
         if self.variance is not None and not 0 < self.variance <= 1:
@@ -78,17 +89,20 @@ class ReductionArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True
             raise RequestError(f"expected seed from 0 to {2**32 - 1}, got {self.seed}", param="seed")
         if self.variance is not None and self.components is not None:
             raise RequestError("name components or variance, not both", param="variance")
-        belongs = {"clusters": "k-means", "variance": "pca"}
-        for name, method in belongs.items():
-            if getattr(self, name) is not None and self.method not in {None, method}:
-                raise RequestError(f"{name} is for {method}, not for {self.method}", param=name)
 
     def wish(self, text: str) -> Wish:
-        """Return how to reduce: as the arguments say, else as the text does, else by PCA."""
-        implied: Method = "k-means" if self.clusters else "pca"
-        named = None if self.clusters or self.variance else _named(text)
+        """Return how to reduce: as the arguments say, else as the text does, else by PCA.
+
+        Raises `RequestError` for an option of another method.
+        """
+        implied: Method = "pca" if self.clusters is None else "k-means"
+        named = _named(text) if self.clusters is None and self.variance is None else None
+        method = self.method or named or implied
+        for name, methods in _METHODS_OF.items():
+            if getattr(self, name) != _UNSAID.get(name) and method not in methods:
+                raise RequestError(f"{name} is for {' and '.join(methods)}, not for {method}", param=name)
         return Wish(
-            method=self.method or named or implied,
+            method=method,
             components=self.components,
             variance=self.variance,
             clusters=self.clusters,
@@ -110,6 +124,12 @@ class MapArguments(ReductionArguments, frozen=True, forbid_unknown_fields=True, 
 
     embed: bool = False
     plot: str | None = None
+
+    def check(self) -> None:
+        """Raise `RequestError` for numbers that make no sense, and a label of what has none."""
+        super().check()
+        if self.label is not None and (self.embed or self.texts):
+            raise RequestError("label names a table's rows; texts are told by their own beginnings", param="label")
 
 
 class DimensionalityAgent:
@@ -152,13 +172,12 @@ async def _table(task: Task, arguments: ReductionArguments) -> Table:
     if len(task.files) + len(task.results) + bool(arguments.data) > 1:
         raise RequestError("the numbers come from one file, one step or `data`, not from several", param="files")
     if arguments.data:
-        return read_data(arguments.data)
+        return await asyncio.to_thread(read_data, arguments.data)
     for document in await read_documents(task.files):
         return await asyncio.to_thread(read_file, document.path, document.text)
     text = next((text_of(result) for result in task.results.values()), task.text)
-    table = (
-        read_file("result.json", text) if text.lstrip()[:1] in {"[", "{"} else await asyncio.to_thread(read_text, text)
-    )
+    is_json = text.lstrip()[:1] in {"[", "{"}
+    table = await (asyncio.to_thread(read_file, "result.json", text) if is_json else asyncio.to_thread(read_text, text))
     if table is None:
         if not task.arguments:
             raise Decline("there are no rows of numbers: give a file")
@@ -167,11 +186,9 @@ async def _table(task: Task, arguments: ReductionArguments) -> Table:
 
 
 def _rows(table: Table, arguments: ReductionArguments) -> Rows:
-    names = [table.named(name, "columns") for each in arguments.columns for name in _split(each, table)]
-    label = None if arguments.label is None else table.named(arguments.label, "label")
-    if not names:
-        names = [name for name in table.numeric if name != label]
-        label = label or next((name for name in table.names if name not in names), None)
+    label, numeric = None if arguments.label is None else table.named(arguments.label, "label"), table.numeric
+    names = _columns(table, arguments) or [name for name in numeric if name != label]
+    label = label or next((name for name in table.names if name not in {*names, *numeric}), None)
     if not names:
         raise RequestError(f"no column has numbers; the columns are {told(table.names)}", param="columns")
     columns, left_out = table.numbers(names)
@@ -182,6 +199,11 @@ def _rows(table: Table, arguments: ReductionArguments) -> Rows:
     named = [f"row {row}" if label is None else _short(table.columns[label][row - 1]) for row in kept]
     np = matrix.numpy()
     return Rows(np.array([column.values for column in columns]).T, names, named, len(left_out))
+
+
+def _columns(table: Table, arguments: ReductionArguments) -> list[str]:
+    """Return the columns that are named, each by itself or several between commas."""
+    return [table.named(name, "columns") for each in arguments.columns for name in _split(each, table)]
 
 
 def _split(name: str, table: Table) -> list[str]:
@@ -198,8 +220,8 @@ async def _texts(task: Task, arguments: MapArguments) -> list[str]:
     for document in await read_documents(task.files):
         if arguments.columns:
             table = await asyncio.to_thread(read_file, document.path, document.text)
-            names = [table.named(name, "columns") for name in arguments.columns]
-            found += [" ".join(cells) for cells in zip(*(table.columns[name] for name in names), strict=True)]
+            columns = [table.columns[name] for name in _columns(table, arguments)]
+            found += [" ".join(cells) for cells in zip(*columns, strict=True)]
         else:
             found += document.text.splitlines()
     if not found:
@@ -244,8 +266,9 @@ async def _tool(arguments: ReductionArguments) -> Reduction:
     arguments.check()
     if arguments.texts or not arguments.data:
         raise RequestError("the tool takes numbers, as columns of data", param="data")
-    rows = await asyncio.to_thread(_rows, read_data(arguments.data), arguments)
-    return await asyncio.to_thread(reduce, rows, arguments.wish(""))
+    wish, table = arguments.wish(""), await asyncio.to_thread(read_data, arguments.data)
+    rows = await asyncio.to_thread(_rows, table, arguments)
+    return await asyncio.to_thread(reduce, rows, wish)
 
 
 @hookimpl

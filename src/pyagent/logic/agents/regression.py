@@ -151,12 +151,15 @@ async def _table(task: Task, arguments: FitArguments) -> Table:
     if len(task.files) + len(task.results) + bool(arguments.data) > 1:
         raise RequestError("the numbers come from one file, one step or `data`, not from several", param="files")
     if arguments.data:
-        return read_data(arguments.data)
+        return await asyncio.to_thread(read_data, arguments.data)
     for document in await read_documents(task.files):
         return await asyncio.to_thread(read_file, document.path, document.text)
     for step, result in task.results.items():
         text = text_of(result)
-        table = read_file(f"{step}.json", text) if text.lstrip()[:1] in {"[", "{"} else read_text(text)
+        is_json = text.lstrip()[:1] in {"[", "{"}
+        table = await (
+            asyncio.to_thread(read_file, f"{step}.json", text) if is_json else asyncio.to_thread(read_text, text)
+        )
         if table is None:
             raise RequestError(f"the result of {step} has no series of numbers", param="text")
         return table
@@ -282,7 +285,7 @@ async def _tool(arguments: FitArguments) -> Regression:
     arguments.check()
     if not arguments.data:
         raise RequestError("data has no columns", param="data")
-    table = read_data(arguments.data)
+    table = await asyncio.to_thread(read_data, arguments.data)
     outcome = await asyncio.to_thread(_fitted, table, _chosen(table, arguments, ""), arguments)
     return outcome.report
 

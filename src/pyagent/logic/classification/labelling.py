@@ -6,6 +6,7 @@ sure of. All prompts of a batch begin alike, and the first of them alone compute
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,7 +121,8 @@ class Labelling:
         self, labels: Sequence[str], examples: Sequence[Example], items: Sequence[Item]
     ) -> list[tuple[dict[str, float], str]]:
         """Return the probabilities of each text's labels, and by what they were found."""
-        examples = [each for each in examples if each.label in set(labels)]
+        known = set(labels)
+        examples = [each for each in examples if each.label in known]
         method = self.how.method
         if method == "trained" or (method in {"auto", "fused"} and has_enough(examples, labels)):
             return await self._trained_first(labels, examples, items)
@@ -131,13 +133,7 @@ class Labelling:
     ) -> list[tuple[dict[str, float], str]]:
         if not has_enough(examples, labels, 2):
             raise RequestError("training takes at least two examples of each label", param="examples")
-        classifier = train([(each.text, each.label) for each in examples])
-        temperature = self._fitted(classifier)
-        found: list[tuple[dict[str, float], str]] = []
-        for item in items:
-            scores = classifier.scores(item.text)
-            even = dict.fromkeys(labels, 1 / len(labels))
-            found.append((even if scores is None else probabilities(scores, temperature), "trained"))
+        found = await asyncio.to_thread(self._by_training, labels, examples, items)
         is_fused = self.how.method == "fused"
         doubtful = [nth for nth, (shares, _) in enumerate(found) if is_fused or max(shares.values()) < SURE]
         if self.how.method == "trained" or not doubtful:
@@ -152,6 +148,18 @@ class Labelling:
             return found
         for nth, (shares, method) in zip(doubtful, told, strict=True):
             found[nth] = fused([found[nth][0], shares]), f"trained + {method}"
+        return found
+
+    def _by_training(
+        self, labels: Sequence[str], examples: Sequence[Example], items: Sequence[Item]
+    ) -> list[tuple[dict[str, float], str]]:
+        classifier = train([(each.text, each.label) for each in examples])
+        temperature = self._fitted(classifier)
+        found: list[tuple[dict[str, float], str]] = []
+        for item in items:
+            scores = classifier.scores(item.text)
+            even = dict.fromkeys(labels, 1 / len(labels))
+            found.append((even if scores is None else probabilities(scores, temperature), "trained"))
         return found
 
     def _fitted(self, classifier: Classifier) -> float:
@@ -245,7 +253,7 @@ class Labelling:
         """Return how likely each label is by itself: against all that is something else."""
         method = self.how.method
         if method == "trained" or (method in {"auto", "fused"} and has_enough(self.examples, labels)):
-            return self._several_trained(labels, items)
+            return await asyncio.to_thread(self._several_trained, labels, items)
         check_labels(labels)
         if method == "choice":
             return await self._several_by_choice(labels, items)
@@ -332,6 +340,18 @@ def _against(score: float, other: float) -> float:
 
 
 def _examples_below(node: Node, examples: Sequence[Example]) -> list[Example]:
-    """Return the examples of a node's children: those that have the label of one, or of one below it."""
-    child_of = {below.name: child.name for child in node.children for below in every(child)}
+    """Return the examples of a node's children: those that have the label of one, or of one below it.
+
+    Raises `RequestError` for an example whose label stands below several of them.
+    """
+    taught, child_of = {each.label for each in examples}, dict[str, str]()
+    for child in node.children:
+        for below in every(child):
+            other = child_of.setdefault(below.name, child.name)
+            if other != child.name and below.name in taught:
+                raise RequestError(
+                    f"the label {below.name!r} stands below {other!r} and {child.name!r}: an example of "
+                    "it does not say which",
+                    param="taxonomy",
+                )
     return [Example(each.text, child_of[each.label]) for each in examples if each.label in child_of]

@@ -63,7 +63,7 @@ def read_taxonomy(given: str | Mapping[str, object]) -> Node:
         except (msgspec.DecodeError, RecursionError) as error:
             raise RequestError(f"the taxonomy is no JSON that can be read: {error}", param="taxonomy") from error
         return _checked(Node("", _nested(value, 1)))
-    first = [name.strip().lower() for name in text.partition("\n")[0].split(",")]
+    first = [name.strip().lower() for name in text.partition("\n")[0].split(delimiter_of(text))]
     return _checked(_from_pairs(text) if set(first) >= {"label", "parent"} else _from_lines(text))
 
 
@@ -110,12 +110,26 @@ def _built(rows: Sequence[tuple[int, str]]) -> Node:
     return Node("", tuple(reversed(below.pop(-1, []))))
 
 
+def delimiter_of(text: str) -> str:
+    """Return what separates the names in the first line of a CSV file: a comma, else a semicolon or a tab."""
+    first = text.partition("\n")[0]
+    return next((sign for sign in ",;\t" if sign in first), ",")
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter_of(text), skipinitialspace=True)
+    try:
+        for row in reader:
+            fields = {str(name).strip().lower(): value for name, value in row.items() if isinstance(value, str)}
+            yield label_of(fields.get("label", "")), fields.get("parent", "").strip()
+    except csv.Error as error:
+        raise RequestError(f"the taxonomy is no CSV after line {reader.line_num}: {error}", param="taxonomy") from error
+
+
 def _from_pairs(text: str) -> Node:
     """Read a row for each label that names its parent, in any order; an empty parent is the root."""
     parent_of: dict[str, str] = {}
-    for row in csv.DictReader(io.StringIO(text), skipinitialspace=True):
-        fields = {str(name).strip().lower(): value for name, value in row.items() if isinstance(value, str)}
-        name, parent = label_of(fields.get("label", "")), (fields.get("parent") or "").strip()
+    for name, parent in _pairs(text):
         if name in parent_of:
             raise RequestError(f"the label {name!r} has two rows in the taxonomy", param="taxonomy")
         parent_of[name] = label_of(parent) if parent else ""

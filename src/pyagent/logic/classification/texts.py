@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from pyagent.core.errors import RequestError
-from pyagent.logic.classification.taxonomy import label_of
+from pyagent.logic.classification.taxonomy import delimiter_of, label_of
 
 MAX_TEXTS = 20_000
 _MAX_CELL = 1_000_000
@@ -106,7 +106,7 @@ def _json_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, object]]]:
 
 def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, object]]]:
     csv.field_size_limit(_MAX_CELL)
-    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter_of(text), skipinitialspace=True)
     try:
         for row in reader:
             yield reader.line_num, {str(key).strip().lower(): value for key, value in row.items()}

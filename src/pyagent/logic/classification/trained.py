@@ -17,6 +17,7 @@ MIN_EXAMPLES = 20
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d{1,30}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,3})?(?![\w.]*\d)")
 _LEAST_VARIANCE = 1e-9
 _HUGE = 1e100
+_MAX_ROW_CHARACTERS = 100_000
 _MAX_LEFT_OUT = 2_000
 
 
@@ -34,7 +35,7 @@ class Classifier(Protocol):
 
 def train(examples: Sequence[tuple[str, str]]) -> Classifier:
     """Return a classifier: over numbers where all examples are the same words around numbers, else over words."""
-    forms = {_form(text) for text, _ in examples}
+    forms = {_form(text) for text, _ in examples} if all(map(_may_be_a_row, (text for text, _ in examples))) else set()
     if len(forms) == 1 and "#" in next(iter(forms)):
         return GaussianBayes([(numbers_in(text), label) for text, label in examples], next(iter(forms)))
     return NaiveBayes(examples)
@@ -43,6 +44,11 @@ def train(examples: Sequence[tuple[str, str]]) -> Classifier:
 def numbers_in(text: str) -> tuple[float, ...]:
     """Return the numbers of a text."""
     return tuple(max(-_HUGE, min(_HUGE, float(found))) for found in _NUMBER.findall(text))
+
+
+def _may_be_a_row(text: str) -> bool:
+    """Whether a text is short enough to be looked at for numbers."""
+    return len(text) <= _MAX_ROW_CHARACTERS
 
 
 def _form(text: str) -> str:
@@ -96,7 +102,7 @@ class GaussianBayes:
 
     def scores(self, text: str) -> dict[str, float] | None:
         """Return the log density of the text's numbers for each label; None for a text of another form."""
-        if _form(text) != self.form:
+        if not _may_be_a_row(text) or _form(text) != self.form:
             return None
         row = self._centred(numbers_in(text))
         return {label: self._score(label, row, is_left_out=False) for label in self._moments}

@@ -17,6 +17,8 @@ from pyagent.logic.stats.exact_numbers import Column
 MAX_WORK = 600_000_000
 """Most products of sums, each counted by the machine words of its numbers: some half a minute."""
 
+_ROWS_AT_A_TIME = 20_000
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -79,7 +81,7 @@ def sums_of(columns: Sequence[Column], explained: Column) -> Sums:
     products = [[0] * len(all_columns) for _ in all_columns]
     for place, one in enumerate(all_columns):
         for other in range(place, len(all_columns)):
-            products[place][other] = products[other][place] = sum(map(mul, one.whole, all_columns[other].whole))
+            products[place][other] = products[other][place] = _product(one.whole, all_columns[other].whole)
     names, scales = tuple(each.name for each in all_columns), tuple(each.scale for each in all_columns)
     return Sums(names, scales, products, len(explained))
 
@@ -95,14 +97,20 @@ def sums_of_powers(x: Column, degree: int, explained: Column) -> Sums:
     for exponent in range(2 * degree + 1):
         squares.append(sum(power))
         if exponent <= degree:
-            crossed.append(sum(map(mul, power, explained.whole)))
+            crossed.append(_product(power, explained.whole))
         if exponent < 2 * degree:
-            power = list(map(mul, power, x.whole))
+            power = [one * other for one, other in zip(power, x.whole, strict=True)]
     products = [[*squares[row : row + degree + 1], crossed[row]] for row in range(degree + 1)]
-    products.append([*crossed, sum(map(mul, explained.whole, explained.whole))])
+    products.append([*crossed, _product(explained.whole, explained.whole)])
     names = ["", *([x.name] if degree else []), *(f"{x.name}^{exponent}" for exponent in range(2, degree + 1))]
     scales = [x.scale**exponent for exponent in range(degree + 1)]
     return Sums((*names, explained.name), (*scales, explained.scale), products, len(x))
+
+
+def _product(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the sum of products, some rows at a time: a sum of millions would keep every other thread waiting."""
+    places = range(0, len(one), _ROWS_AT_A_TIME)
+    return sum(sum(map(mul, one[at : at + _ROWS_AT_A_TIME], other[at : at + _ROWS_AT_A_TIME])) for at in places)
 
 
 def _words(column: Column) -> int:

@@ -97,13 +97,22 @@ def distortion(rows: Any, projected: Any, seed: int) -> tuple[float, float]:
     """Return the least and the greatest ratio of squared distances, after to before, over at most 20,000 pairs."""
     np = numpy()
     first, second = np.random.RandomState(seed).randint(0, len(rows), (2, 20_000))
-    before = ((rows[first] - rows[second]) ** 2).sum(axis=1)
-    after = ((projected[first] - projected[second]) ** 2).sum(axis=1)
+    before, after = (_squares_apart(each, first, second) for each in (rows, projected))
     is_apart = before > 0
     if not is_apart.any():
         return 1.0, 1.0
     ratios = after[is_apart] / before[is_apart]
     return float(ratios.min()), float(ratios.max())
+
+
+def _squares_apart(rows: Any, first: Any, second: Any) -> Any:
+    """Return the squared distance of each pair of rows, some pairs at a time, as rows may be long."""
+    np = numpy()
+    step = max(1, _CHUNK_CELLS // rows.shape[1])
+    places = range(0, len(first), step)
+    return np.concatenate(
+        [((rows[first[at : at + step]] - rows[second[at : at + step]]) ** 2).sum(axis=1) for at in places]
+    )
 
 
 @dataclass(frozen=True)

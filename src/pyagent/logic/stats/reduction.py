@@ -21,6 +21,8 @@ _NUM_PAIRS = 10
 _NUM_LOADINGS = 5
 _NUM_EXAMPLES = 4
 _SHOWN = 12
+_MAX_PROJECTED = 50_000_000
+"""Most cells of a projection, and of what it is made by: 400 MB each."""
 _MAX_WORK = 100_000_000
 """Most cells times clusters of k-means: about a minute."""
 
@@ -200,10 +202,13 @@ def _project(values: object, rows: Rows, wish: Wish) -> Reduction:
     array = numpy().asarray(values)
     num_rows, num_columns = array.shape
     needed = matrix.needed_dimensions(num_rows, wish.error)
-    number = wish.components or needed
+    number = needed if wish.components is None else wish.components
     if not 1 <= number <= 10_000 or (wish.components is None and number >= num_columns):
         text = f"{num_rows:,} rows need {needed:,} dimensions to keep squared distances within {wish.error:g}"
         raise RequestError(f"{text}, and there are {num_columns:,}: name components (1 to 10,000)", param="components")
+    if number * max(num_rows, num_columns) > _MAX_PROJECTED:
+        text = f"{max(num_rows, num_columns):,} rows or columns times {number:,} components are more than"
+        raise RequestError(f"{text} {_MAX_PROJECTED:,}: name fewer components", param="components")
     projected = matrix.random_projection(array, number, wish.seed)
     kept = matrix.kept_error(num_rows, number)
     bound = f"promises {kept:.3f}" if kept is not None else "promises nothing"
@@ -234,7 +239,7 @@ def _cluster(values: object, rows: Rows, wish: Wish) -> Reduction:
         tried[number] = (found, matrix.silhouette(array, found.labels, wish.seed))
     if not tried:
         raise RequestError("choosing a number of clusters needs at least 3 rows, 2 of them different", param="clusters")
-    number = max(tried, key=lambda each: tried[each][1] or -2.0)
+    number = max(tried, key=lambda each: _or_least(tried[each][1]))
     found, score = tried[number]
     order = np.argsort(-np.bincount(found.labels, minlength=number), kind="stable")  # the largest is cluster 0
     labels = np.argsort(order)[found.labels]
@@ -254,6 +259,11 @@ def _cluster(values: object, rows: Rows, wish: Wish) -> Reduction:
         silhouettes={str(each): value for each, (_, value) in tried.items() if value is not None and len(tried) > 1},
         notes=notes,
     )
+
+
+def _or_least(silhouette: float | None) -> float:
+    """Return a silhouette, which is -1 at least; less than any where there is none."""
+    return -2.0 if silhouette is None else silhouette
 
 
 def _starts(work: int) -> tuple[int, list[str]]:

@@ -21,29 +21,46 @@ MAX_PIXELS = 40_000_000
 _PDF_DOTS = 200 / 72
 """Pixels for each of a PDF's points: 200 dpi."""
 _MAX_SIDE = 4_000
-_MIN_HEIGHT = 64
+_MIN_SIDE = 64
+_MOST_STRETCHED = 8
+"""Of the longer side to the shorter one: the OCR enlarges what is longer to many times its pixels."""
 _TALL = 1.5
 _SURE = 0.85
 
 
 def images_of(data: bytes, max_pages: int) -> Iterator[NDArray[np.uint8]]:
-    """Yield the image, or the pages of a PDF, as [height, width, 3] in red, green, blue on white.
+    """Yield the image, or the pages of a PDF or a TIFF, as [height, width, 3] in red, green, blue on white.
 
-    Raises `RequestError` for what is neither, too large, or has more pages.
+    Of an animation it is the first picture. Raises `RequestError` for what is neither, too large, or has more pages.
     """
     if data[:1024].lstrip().startswith(b"%PDF-"):
         yield from _pages(data, max_pages)
         return
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            if opened.width * opened.height > MAX_PIXELS:
-                raise RequestError(f"an image of {opened.width} x {opened.height} pixels is too large; the most is "
-                                   f"{MAX_PIXELS:,}", param="files")  # fmt: skip
-            yield _plain(opened)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise RequestError(
-            f"this is neither an image nor a PDF that can be read: {error}"[:300], param="files"
-        ) from error
+            num_pages = int(getattr(opened, "n_frames", 1)) if opened.format == "TIFF" else 1
+            _check_pages("image", num_pages, max_pages)
+            for number in range(num_pages):
+                opened.seek(number)
+                _check_pixels(opened)
+                yield _plain(opened)
+    except Image.DecompressionBombError as error:
+        raise RequestError(f"the image is too large; the most is {MAX_PIXELS:,} pixels", param="files") from error
+    except UnidentifiedImageError as error:
+        raise RequestError("this is neither an image nor a PDF that can be read", param="files") from error
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise RequestError(f"this image cannot be read: {error}"[:300], param="files") from error
+
+
+def _check_pages(what: str, num_pages: int, max_pages: int) -> None:
+    if num_pages > max_pages:
+        raise RequestError(f"the {what} has {num_pages} pages; the most is {max_pages}", param="files")
+
+
+def _check_pixels(image: Image.Image) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        text = f"an image of {image.width} x {image.height} pixels is too large; the most is {MAX_PIXELS:,}"
+        raise RequestError(text, param="files")
 
 
 def _pages(data: bytes, max_pages: int) -> Iterator[NDArray[np.uint8]]:
@@ -51,8 +68,7 @@ def _pages(data: bytes, max_pages: int) -> Iterator[NDArray[np.uint8]]:
 
     try:
         pdf: Any = pypdfium2.PdfDocument(data)
-        if len(pdf) > max_pages:
-            raise RequestError(f"the PDF has {len(pdf)} pages; the most is {max_pages}", param="files")
+        _check_pages("PDF", len(pdf), max_pages)
         for page in pdf:
             width, height = page.get_size()
             scale = min(_PDF_DOTS, _MAX_SIDE / max(width, height, 1.0))
@@ -67,13 +83,24 @@ def _plain(image: Image.Image) -> NDArray[np.uint8]:
         clear = turned.convert("RGBA")
         white = Image.new("RGBA", clear.size, "white")
         turned = Image.alpha_composite(white, clear)
-    plain = turned.convert("RGB")
+    plain = (_eight_bits(turned) if turned.mode.startswith(("I", "F")) else turned).convert("RGB")
     if max(plain.size) > _MAX_SIDE:
         plain.thumbnail((_MAX_SIDE, _MAX_SIDE))
-    if plain.height < _MIN_HEIGHT or plain.width < _MIN_HEIGHT:
+    least = max(_MIN_SIDE, -(-max(plain.size) // _MOST_STRETCHED))
+    if min(plain.size) < least:
         edge = cast("tuple[int, ...]", plain.getpixel((0, 0)))
-        plain = ImageOps.expand(plain, _MIN_HEIGHT // 2, edge)
+        beside, above = (max(0, least - side + 1) // 2 for side in plain.size)
+        plain = ImageOps.expand(plain, (beside, above, beside, above), edge)
     return np.array(plain)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return greys of more than eight bits from black to white: those of a scan need not use the whole range."""
+    values = np.asarray(image, dtype=np.float64)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    shares = (np.nan_to_num(np.clip(values, low, high), nan=low) - low) / (high - low or 1.0)
+    return Image.fromarray((255 * shares).astype(np.uint8))
 
 
 class Reader:
