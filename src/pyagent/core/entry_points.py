@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, EntryPoint, distributions
 
 GROUP = "pyagent"
-_GROUP_HEADER = re.compile(rf"^\s*\[\s*{GROUP}\s*\]\s*$", re.MULTILINE)
+_GROUP_HEADER = re.compile(rf"^[ \t]*\[[ \t]*{GROUP}[ \t]*\][ \t\r]*$", re.MULTILINE)
 _REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9._-]+)")
 
 logger = logging.getLogger("pyagent.plugins")

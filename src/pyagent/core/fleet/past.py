@@ -314,8 +314,12 @@ def _is_usable(record: JournalRecord) -> bool:
 
 
 def asked_of(*parts: object) -> str:
-    """Return what is equal for calls that ask for the same."""
-    said = msgspec.msgpack.encode(parts, enc_hook=lambda value: type(value).__qualname__)
+    """Return what is equal for calls that ask for the same. Raises `RequestError` for numbers that no journal holds."""
+    try:
+        said = msgspec.msgpack.encode(parts, enc_hook=lambda value: type(value).__qualname__)
+    except OverflowError as error:
+        text = "a whole number among the arguments is beyond 64 bits (-2^63 to 2^64 - 1)"
+        raise RequestError(text, param="arguments") from error
     return b64encode(blake2b(said, digest_size=6).digest()).decode()
 
 

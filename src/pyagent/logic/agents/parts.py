@@ -21,7 +21,7 @@ _THAI_SENTENCE_CHARACTERS = 60
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|No|vs|etc|e\.g|i\.e|approx|Inc|Ltd|Jr|Sr)|\b[A-Z]|^\d{1,3})\.$"
 )
-_BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,3}[.)])\s+", re.MULTILINE)
+_BULLET = re.compile(r"^[^\S\n]*(?:[-*•]|\d{1,3}[.)])\s+", re.MULTILINE)
 
 
 def weight(text: str) -> int:

@@ -13,7 +13,7 @@ from pyagent.core.messages import Message, SamplingParams
 
 SYSTEM = "You solve problems. Think step by step, in short numbered steps. End with one line: Answer: ..."
 GREEDY = SamplingParams(temperature=0.0, max_tokens=384, repetition_penalty=1.05)
-_ANSWER = re.compile(r"^\W*(?:final )?answer(?: is)?\W*[:=]\s*(.+)$", re.IGNORECASE | re.MULTILINE)
+_ANSWER = re.compile(r"^[^\w\n]*(?:final )?answer(?: is)?\W*[:=]\s*(.+)$", re.IGNORECASE | re.MULTILINE)
 _ANSWER_TOKENS = 48
 _STEP = re.compile(r"^\W*(?:step\s+)?\d{1,2}\W", re.IGNORECASE)
 

@@ -28,7 +28,8 @@ _SPECIAL = re.compile(r"([\\`*_\[\]#|^$%~=!{}])")
 _CODE = re.compile(r"(?<!`)(`[^`]+`)(?!`)")
 _NOT_IN_LABELS = str.maketrans("[]|", "---")
 _COMMENT = re.compile(r"\A(?:#!.*\n)?((?:#(?![!#]) ?.*\n?)+)")
-_HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+_HEADING = re.compile(r"^#{1,6}[ \t]+([^\n]{1,500})", re.MULTILINE)
+_PICTURE_OR_LINK = re.compile(r"!?\[([^\[\]]{0,500})\]\([^()\n]{0,2000}\)|[`*]")
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -210,11 +211,13 @@ def _prose(text: str) -> str:
     body = re.sub(r"\A---\n.*?\n---\n", "", text, count=1, flags=re.DOTALL)
     for paragraph in body[:20_000].split("\n\n"):
         lines = [line for line in paragraph.strip().splitlines() if not line.startswith("#")]
-        words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", "\n".join(lines)).strip()
+        words = _PICTURE_OR_LINK.sub(r"\1", "\n".join(lines)).strip()
         if words and words[0].isalpha():
             return first_sentence(words)
     heading = _HEADING.search(body)
-    return heading[1] if heading else ""
+    title = heading[1].strip() if heading else ""
+    without_marks = title.rstrip("#")
+    return without_marks.rstrip() if without_marks.endswith((" ", "\t")) else title
 
 
 def _cut(text: str) -> str:
