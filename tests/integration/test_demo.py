@@ -1,4 +1,4 @@
-"""`pyagent demo` beside plugins that are broken in every way it meets: they are named, and its three agents finish."""
+"""`pyagent demo` beside plugins that are broken in every way it meets: they are named, and its six agents finish."""
 
 from __future__ import annotations
 
@@ -68,3 +68,6 @@ def test_demo_runs_its_agents_beside_bad_plugins(tmp_path: Path, monkeypatch: py
     assert done.returncode == 0, shown
     for text in ("fleet of", "391 + sqrt(2)", "code-health", "summarize", "unloadable", "breaks cannot be closed"):
         assert text in shown, (text, shown)
+    for text in ("y is rising with row", "Winner: Porto", "override at character 28", "A fine text."):
+        assert text in shown, (text, shown)
+    assert shown.count("\u25cf") == 6, shown

@@ -168,6 +168,16 @@ def test_file_has_names_gaps_and_columns(tmp_path: Path) -> None:
     assert labelled.names == ["9", "8", "8", "1", "1", "2"]
 
 
+def test_column_with_a_cell_that_is_no_number_is_told(tmp_path: Path) -> None:
+    """One wrong cell does not lose a column in silence; a column of words alone has nothing to tell."""
+    (tmp_path / "t.csv").write_text("name,a,b,c\np,1,2,3\nq,2,inf,5\nr,4,1,1\n")
+    found = _run(Task(text="pca", files=(str(tmp_path / "t.csv"),)))
+    assert (found.num_columns, found.names) == (2, ["p", "q", "r"])
+    assert "(passed over, as a cell is no number: b)" in str(found)
+    named = _run(Task(text="pca", files=(str(tmp_path / "t.csv"),), arguments={"columns": ["a", "c"]}))
+    assert named.notes == []
+
+
 def test_texts_are_embedded_and_counted(tmp_path: Path) -> None:
     """Lines, a column or texts given are embedded in batches; their vectors are what is reduced."""
     backend = _Embedder()

@@ -166,6 +166,15 @@ def test_exact_fit_has_no_error_and_no_tests(y: str, estimates: list[float]) -> 
     assert "every point is on the curve" in fit.notes[0]
 
 
+def test_adjusted_r_squared_counts_what_is_fitted() -> None:
+    """1 - (1 - R²) (n - 1) / (n - p), and n in place of n - 1 through the origin (Theil 1961)."""
+    for has_constant in (True, False):
+        fit = _curve([1, 2, 3, 4, 5], [2, 4, 5, 4, 5], Wanted(has_constant=has_constant)).fit
+        counted = 1 - (1 - fit.r_squared) * (5 - has_constant) / (4 - has_constant)
+        assert fit.adjusted_r_squared == pytest.approx(counted, rel=1e-12)
+        assert fit.adjusted_r_squared < fit.r_squared
+
+
 def test_degree_is_chosen_with_the_reason() -> None:
     """The least AICc or BIC wins and the others are told; the lowest exact fit goes before all."""
     fit = _certified("pontius.csv", Wanted("polynomial"))

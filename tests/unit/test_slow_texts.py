@@ -61,7 +61,7 @@ def test_an_answer_is_found_wherever_it_stands_on_its_line() -> None:
     ("text", "title"),
     [
         ("# Title ##\n", "Title"),
-        ("---\na: b\n---\n\n##  C#  \n", "C"),
+        ("---\na: b\n---\n\n##  C#  \n", "C#"),
         ("#nothing\n", ""),
         ("# One\n\n[two](x) `words`. More.\n", "two words."),
     ],

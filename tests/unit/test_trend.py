@@ -97,3 +97,22 @@ def test_places_that_floats_cannot_tell_apart_have_a_slope() -> None:
     whole = [10**20 + place for place in range(1, 6)]
     trend = mann_kendall(Column("x", whole, 1), Column("y", [2 * each for each in whole], 1), 0.95)
     assert (trend.slope, trend.direction, trend.s) == (2.0, "rising", 10)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]), ([1, 2, 3, 4, 5], [1, 1, 1, 2, 2]), ([1, 1, 1, 2, 3, 3], [4, 4, 4, 5, 5, 6])],
+)
+def test_variance_is_that_of_s_over_all_orders(x: list[int], y: list[int]) -> None:
+    """Also with ties of two and of three in both columns."""
+
+    def s(order: tuple[int, ...]) -> int:
+        pairs = [(one, other) for one in range(len(x)) for other in range(one)]
+        return sum(
+            ((x[one] > x[other]) - (x[one] < x[other])) * ((order[one] > order[other]) - (order[one] < order[other]))
+            for one, other in pairs
+        )
+
+    squares = [s(order) ** 2 for order in permutations(y)]
+    trend = mann_kendall(Column("x", x, 1), Column("y", y, 1), 0.95)
+    assert trend.variance == pytest.approx(sum(squares) / len(squares), rel=1e-12)

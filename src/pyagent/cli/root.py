@@ -29,7 +29,7 @@ COMMANDS = {
     "node": "Serve, and share work with the other nodes of a cluster.",
     "cluster": "Make, join and look at a cluster of nodes.",
     "stop": "End a server that runs.",
-    "demo": "Watch three agents solve a mixed task.",
+    "demo": "Watch six agents at work, side by side.",
     "doctor": "Say what this machine can do and what is missing.",
     "bench": "Measure tokens per second.",
     "replace": "Search and replace in many files, all or none, with undo.",

@@ -198,7 +198,8 @@ def _rows(table: Table, arguments: ReductionArguments) -> Rows:
         raise RequestError(f"no row has a number in each of {told(names)}", param="data")
     named = [f"row {row}" if label is None else _short(table.columns[label][row - 1]) for row in kept]
     np = matrix.numpy()
-    return Rows(np.array([column.values for column in columns]).T, names, named, len(left_out))
+    passed_over = [] if arguments.columns else table.partly_numeric(exclude={*names, arguments.label})
+    return Rows(np.array([column.values for column in columns]).T, names, named, len(left_out), passed_over)
 
 
 def _columns(table: Table, arguments: ReductionArguments) -> list[str]:

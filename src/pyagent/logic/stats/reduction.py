@@ -11,6 +11,7 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.logic.stats import matrix
 from pyagent.logic.stats.matrix import Metric, numpy
+from pyagent.logic.stats.table import told
 
 Method = Literal["pca", "random-projection", "k-means", "similarity"]
 MAX_ROWS_TOLD = 1_000
@@ -120,12 +121,16 @@ def _cluster_lines(found: Reduction) -> list[str]:
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """The rows as an array, the columns' names (of embeddings there are none), and the rows' names."""
+    """The rows as an array, the columns' names (of embeddings there are none), and the rows' names.
+
+    `passed_over` names columns that have numbers, and something else too.
+    """
 
     values: object
     columns: list[str]
     names: list[str]
     num_left_out: int = 0
+    passed_over: list[str] = []
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +167,12 @@ def reduce(rows: Rows, wish: Wish) -> Reduction:
         num_columns=values.shape[1],
         names=rows.names[:MAX_ROWS_TOLD],
         num_left_out=rows.num_left_out,
+        notes=[*found.notes, *_passed_over(rows.passed_over)],
     )
+
+
+def _passed_over(columns: Sequence[str]) -> list[str]:
+    return [f"passed over, as a cell is no number: {told(columns)}"] if columns else []
 
 
 def _empty(wish: Wish) -> Reduction:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import cast
@@ -27,6 +27,8 @@ MAX_COLUMNS = 10_000
 MAX_TEXT_CHARACTERS = 1_000_000
 _MAX_NAME_CHARACTERS = 60
 _MAX_TOLD = 8
+_LOOKED_AT = 50
+"""Cells by which a column is taken for one of numbers."""
 _MAX_BITS = 4_000
 _NUMBER = r"[+\-\N{MINUS SIGN}]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?"
 _RUN = re.compile(rf"(?<![\w.])(?:{_NUMBER})(?:(?:\s*[,;]\s*|\s+){_NUMBER})*(?![\w%])", re.ASCII)
@@ -56,6 +58,11 @@ class Table:
     def numeric(self) -> list[str]:
         """The columns whose first cells are numbers, or stand for none."""
         return [name for name, cells in self.columns.items() if _looks_numeric(cells)]
+
+    def partly_numeric(self, exclude: Collection[str | None]) -> list[str]:
+        """Return the columns, but for some, whose first cells are numbers and something else."""
+        others = {name: cells for name, cells in self.columns.items() if name not in exclude}
+        return [name for name, cells in others.items() if any(is_number(cell) for cell in cells[:_LOOKED_AT])]
 
     def named(self, name: str, what: str) -> str:
         """Return the column of that name, large or small; raises `RequestError` with the nearest one there is."""
@@ -245,5 +252,5 @@ def _is_missing(cell: str) -> bool:
 
 
 def _looks_numeric(cells: Sequence[str]) -> bool:
-    some = [cell for cell in cells[:50] if not _is_missing(cell)]
+    some = [cell for cell in cells[:_LOOKED_AT] if not _is_missing(cell)]
     return bool(some) and all(is_number(cell) for cell in some)
