@@ -117,6 +117,26 @@ def test_clusters_without_rows_are_filled() -> None:
         first_centres(np.array([[1.0], [1.0], [2.0]]), 3, np.random.RandomState(0))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_heaviest_column_of_a_component_counts_up(seed: int) -> None:
+    """Of a direction and its opposite the one is told whose largest loading is positive."""
+    rows = np.random.RandomState(seed).normal(size=(20, 4))
+    found = matrix.principal_components(rows, 4)
+    assert all(direction[np.argmax(np.abs(direction))] > 0 for direction in found.directions)
+    assert np.allclose(found.coordinates, (rows - rows.mean(axis=0)) @ found.directions.T)
+
+
+def test_steps_end_where_nothing_moves() -> None:
+    """Each row is in the cluster of the nearest centre, and each centre is its rows' mean, nearly."""
+    rows = np.random.RandomState(4).uniform(size=(300, 2))
+    found = lloyd(rows, rows[:5])
+    apart = ((rows[:, None] - found.centres) ** 2).sum(axis=2)
+    assert (found.labels == apart.argmin(axis=1)).all()
+    means = np.array([rows[found.labels == nth].mean(axis=0) for nth in range(5)])
+    assert np.abs(means - found.centres).max() < 0.01
+    assert found.inertia == pytest.approx(apart.min(axis=1).sum())
+
+
 def test_best_of_ten_starts_is_kept() -> None:
     """Inertia never grows with more clusters, on rows with no groups."""
     rows = np.random.RandomState(2).uniform(size=(80, 3))

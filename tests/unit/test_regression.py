@@ -8,7 +8,7 @@ from math import exp
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyagent.core.errors import RequestError
@@ -337,6 +337,7 @@ def test_many_points_are_thinned() -> None:
 
 
 @given(st.floats(-1e90, 1e90), st.floats(1e-90, 1e90))
+@example(3.1234498077883412e16, 18.0)  # of which floats tell every fourth whole number
 def test_ticks_are_in_order_and_told_apart(low: float, width: float) -> None:
     """Any range has an axis whose ticks rise, lie in it, and read unlike each other."""
     found = axis([low, low + width], "x")
@@ -345,6 +346,12 @@ def test_ticks_are_in_order_and_told_apart(low: float, width: float) -> None:
     assert all(found.low <= tick <= found.high for tick in found.ticks)
     if width > abs(low) * 1e-6:
         assert len({found.text(tick) for tick in found.ticks}) == len(found.ticks)
+
+
+def test_years_have_no_comma() -> None:
+    """Numbers from ten thousand on have one, as people read them."""
+    assert [axis([1947, 1962], "year").text(tick) for tick in axis([1947, 1962], "year").ticks][:2] == ["1948", "1950"]
+    assert axis([0, 60_000], "x").text(20_000) == "20,000"
 
 
 def test_number_too_long_for_python_is_told() -> None:

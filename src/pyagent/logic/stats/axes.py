@@ -59,7 +59,7 @@ def _ticks(low: float, high: float) -> tuple[float, ...]:
     first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
     if not isfinite(step) or last - first > 2 * _NUM_TICKS:
         return (low, high)
-    ticks = tuple(at * step for at in range(first, last + 1))
+    ticks = tuple(tick for tick in (at * step for at in range(first, last + 1)) if low <= tick <= high)
     return ticks if len(set(ticks)) == len(ticks) and len(ticks) > 1 else (low, high)
 
 
