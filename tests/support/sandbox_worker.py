@@ -1,9 +1,10 @@
-"""A worker that does what it is asked: waits, dies, fills memory, or tells its process and how much it was asked."""
+"""A worker that does what it is asked: waits, dies, fills memory, writes, or tells its process and its questions."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from typing import Literal
 
@@ -15,7 +16,7 @@ from pyagent.logic.sandbox.serving import bound_process, serve
 class Order(msgspec.Struct, frozen=True):
     """What to do, and for how many seconds where it is to wait."""
 
-    what: Literal["tell", "wait", "exit", "fill"] = "tell"
+    what: Literal["tell", "wait", "spin", "exit", "fill", "write"] = "tell"
     seconds: float = 0.0
 
 
@@ -42,7 +43,13 @@ def main() -> None:
             case "exit":
                 os._exit(3)
             case "fill":
-                bytearray(1 << 40)
+                bytearray(2 << 30)
+            case "spin":
+                while True:
+                    pass
+            case "write":
+                with tempfile.TemporaryFile(buffering=0) as file:
+                    file.write(b"x")
         return Told(os.getpid(), num_asked)
 
     serve(Order, answer)

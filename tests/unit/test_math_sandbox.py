@@ -29,7 +29,7 @@ def test_memory_is_bounded() -> None:
 
     async def main() -> None:
         box = Sandbox(seconds=60.0, memory_bytes=300 << 20, max_workers=1)
-        with pytest.raises(AgentError):
+        with pytest.raises(AgentError, match="needs more memory"):
             await box.compute(read_question("expand (x+y+z+a+b)^300"))
         assert (await box.compute(read_question("sqrt(16)"))).exact == "4"
         await box.close()

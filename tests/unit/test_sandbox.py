@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.sandbox_worker import Order, Told
 
 from pyagent.core.errors import AgentError
 from pyagent.logic.sandbox.pool import Work, WorkerPool
+from pyagent.logic.sandbox.serving import Question
 
 Body = Callable[[WorkerPool[Told]], Coroutine[None, None, None]]
 
@@ -79,7 +83,10 @@ def test_worker_killed_between_questions_is_replaced() -> None:
     with_pool(body)
 
 
-@pytest.mark.parametrize(("what", "message"), [("exit", "ended with code 3"), ("fill", "needs more memory")])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("exit", "ended with code 3"), ("fill", "needs more memory"), ("write", "No usable temporary directory")],
+)
 def test_question_that_ends_its_worker_is_told_from_one_that_takes_too_long(what: str, message: str) -> None:
     """Nothing is said of seconds where none passed."""
 
@@ -90,6 +97,20 @@ def test_question_that_ends_its_worker_is_told_from_one_that_takes_too_long(what
         assert (await pool.ask(Order())).process_id
 
     with_pool(body)
+
+
+def test_worker_ends_itself_past_its_seconds_of_the_processor() -> None:
+    """Also when the one that asks is too busy to see to it."""
+    question = Question(msgspec.Raw(msgspec.json.encode(Order("spin"))), 0.2)
+    done = subprocess.run(
+        [sys.executable, "-m", "support.sandbox_worker", str(1 << 30)],
+        input=msgspec.json.encode(question) + b"\n",
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGPROF
 
 
 def test_questions_that_wait_keep_no_thread_of_the_program_from_its_work() -> None:
