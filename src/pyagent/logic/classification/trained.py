@@ -35,7 +35,8 @@ class Classifier(Protocol):
 
 def train(examples: Sequence[tuple[str, str]]) -> Classifier:
     """Return a classifier: over numbers where all examples are the same words around numbers, else over words."""
-    forms = {_form(text) for text, _ in examples} if all(map(_may_be_a_row, (text for text, _ in examples))) else set()
+    is_short = all(_may_be_a_row(text) for text, _ in examples)
+    forms = {_form(text) for text, _ in examples if is_short}
     if len(forms) == 1 and "#" in next(iter(forms)):
         return GaussianBayes([(numbers_in(text), label) for text, label in examples], next(iter(forms)))
     return NaiveBayes(examples)
