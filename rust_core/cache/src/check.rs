@@ -79,7 +79,8 @@ impl Store {
                 }
                 let entry = sequence.entries[block];
                 ensure!(
-                    pages.is_some() == (block >= border),
+                    (pages.is_some() == (block >= border))
+                        || (pages.is_none() && layout.classes[class].kind.is_state()),
                     "sequence {seq} sees block {block} of class {class} wrongly"
                 );
                 if pages.is_some() {

@@ -18,6 +18,9 @@ pub enum GroupKind {
     Window(usize),
     /// Those since the last multiple of so many.
     Chunk(usize),
+    /// What all of them left behind: a recurrent layer's state. A block's pages hold the state after its last token; one
+    /// block in so many keeps it as a checkpoint, the others give it up once the next has its own.
+    State(usize),
 }
 
 impl GroupKind {
@@ -27,7 +30,13 @@ impl GroupKind {
             Self::Full => 0,
             Self::Window(size) => (position + 1).saturating_sub(size),
             Self::Chunk(size) => position / size * size,
+            Self::State(_) => position.saturating_sub(1),
         }
+    }
+
+    /// Whether pages hold the state after a block's tokens, which stands for all of them or for none.
+    pub(crate) fn is_state(self) -> bool {
+        matches!(self, Self::State(_))
     }
 }
 
@@ -66,6 +75,8 @@ pub(crate) struct Layout {
     pub(crate) num_groups: usize,
     /// Pages of a block in all groups.
     pub(crate) width: usize,
+    /// Whether some class keeps states.
+    pub(crate) has_states: bool,
 }
 
 impl Layout {
@@ -89,12 +100,22 @@ impl Layout {
             num_groups: groups.len(),
             classes,
             width,
+            has_states: groups.iter().any(|group| group.kind.is_state()),
         })
     }
 
     /// The first block that the token at `position` can see in `class`.
     pub(crate) fn first_block(&self, class: usize, position: usize) -> usize {
         self.classes[class].kind.first_visible(position) / self.block_tokens
+    }
+
+    /// The first block of `class` whose pages a sequence of so many tokens needs to go on.
+    pub(crate) fn first_needed(&self, class: usize, num_tokens: usize) -> usize {
+        if self.classes[class].kind.is_state() {
+            self.first_block(class, num_tokens)
+        } else {
+            self.first_block(class, num_tokens / self.block_tokens * self.block_tokens)
+        }
     }
 
     /// Classes whose pages slide out of sight.
@@ -112,22 +133,38 @@ impl Layout {
                 let in_sight = size.saturating_add(step_tokens) / self.block_tokens;
                 blocks.min(in_sight.saturating_add(3))
             }
+            // Of a step: its last block, checkpoints, and the two that the prompt asks for; and those it began from.
+            GroupKind::State(every) => {
+                let checkpoints = step_tokens.div_ceil(self.block_tokens) / every;
+                blocks.min(checkpoints.saturating_add(5))
+            }
         };
         self.classes.iter().map(|class| most(class) * class.row.len()).sum()
     }
 }
 
+/// Pages of a block in a group at most.
+const MOST_PAGES: usize = 4096;
+
 fn check(groups: &[Group]) -> Result<(), &'static str> {
     let num_full = groups.iter().filter(|group| group.kind == GroupKind::Full).count();
-    let sees_nothing = |group: &Group| matches!(group.kind, GroupKind::Window(0) | GroupKind::Chunk(0));
+    let sees_nothing = |group: &Group| {
+        matches!(
+            group.kind,
+            GroupKind::Window(0) | GroupKind::Chunk(0) | GroupKind::State(0)
+        )
+    };
     if groups.is_empty() || groups.len() > 16 || num_full > 1 {
         return Err("expected 1 to 16 of them, one of which may see everything");
     }
-    if groups.iter().any(|group| !(1..=256).contains(&group.pages_per_block)) {
-        return Err("expected 1 to 256 pages a block");
+    if groups
+        .iter()
+        .any(|group| !(1..=MOST_PAGES).contains(&group.pages_per_block))
+    {
+        return Err("expected 1 to 4096 pages a block");
     }
     if groups.iter().any(sees_nothing) {
-        return Err("expected windows and chunks of at least one token");
+        return Err("expected windows, chunks and checkpoints of at least one");
     }
     Ok(())
 }

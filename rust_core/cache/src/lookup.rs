@@ -106,7 +106,13 @@ impl Store {
 
     /// The block after a usable chain that begins with most of `tokens`.
     pub(crate) fn part(&self, chain: &[u32], tokens: &[u32], salt: &Salt) -> Option<Alike> {
-        self.alike(end_of(chain), tokens, salt).max()
+        let parts = self.alike(end_of(chain), tokens, salt);
+        parts.filter(|part| self.stands_for(*part)).max()
+    }
+
+    /// Whether what an entry holds can be used for the tokens in common: the state after a block is that after all of it.
+    pub(crate) fn stands_for(&self, part: Alike) -> bool {
+        !self.layout.has_states || part.num_tokens == self.entries.tokens(part.entry).len()
     }
 
     /// The tail after a usable chain that begins with all of `tokens`, or these with all of it.

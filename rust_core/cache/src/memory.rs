@@ -48,9 +48,8 @@ impl BlockPool {
         let layout = &self.store.layout;
         let sequence = self.sequence(seq)?;
         let blocks = sequence.tokens.len().div_ceil(layout.block_tokens);
-        let border = sequence.entries.len() * layout.block_tokens;
         let pages = |class| {
-            let first = layout.first_block(class, border);
+            let first = layout.first_needed(class, sequence.tokens.len());
             (first..blocks).flat_map(move |block| sequence.pages(layout, class, block).unwrap_or_default())
         };
         Ok((0..layout.num_groups).flat_map(pages).copied().collect())
@@ -74,11 +73,10 @@ impl BlockPool {
         self.check_new(seq, tokens)?;
         let mut sequence = self.start(tokens, tokens, salt, options.priority);
         let layout = &self.store.layout;
-        let (cached, whole) = (sequence.entries.len(), tokens.len() / layout.block_tokens);
+        let cached = sequence.entries.len();
         let blocks = tokens.len().div_ceil(layout.block_tokens);
-        let border = whole * layout.block_tokens;
         let firsts: Vec<usize> = (0..layout.num_groups)
-            .map(|class| layout.first_block(class, border))
+            .map(|class| layout.first_needed(class, tokens.len()))
             .collect();
         let rows = layout.classes.iter().map(|class| class.row.len());
         let missing = rows

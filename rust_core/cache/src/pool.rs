@@ -182,6 +182,9 @@ impl BlockPool {
         let hash = store.chain_hash(&chain[..num_blocks], &salt);
         let mut sequence = Sequence::new(&store.layout, prompt, &chain[..num_blocks], salt, hash);
         sequence.priority = priority;
+        if store.layout.has_states && chain.len() > num_blocks {
+            sequence.expect_branch(chain.len());
+        }
         sequence.hold_entries(store);
         sequence
     }
@@ -237,7 +240,8 @@ impl BlockPool {
         }
     }
 
-    /// Makes room so that the sequence's tables cover `num_tokens` tokens, all or nothing.
+    /// Makes room so that the sequence's tables cover `num_tokens` tokens, all or nothing. Of a state, blocks have pages
+    /// where it is to be kept; the last always: the step that follows ends there.
     ///
     /// # Errors
     /// [`CacheError::OutOfPages`], [`CacheError::UnknownSequence`].
@@ -245,14 +249,12 @@ impl BlockPool {
         let sequence = self.sequences.get_mut(&seq).ok_or(CacheError::UnknownSequence(seq))?;
         let layout = &self.store.layout;
         let blocks = num_tokens.div_ceil(layout.block_tokens);
-        let missing = blocks.saturating_sub(sequence.num_reserved(layout));
+        let missing = sequence.pages_to_extend(layout, blocks);
         if missing == 0 {
             return Ok(());
         }
-        let pages = self.store.allocate(missing * layout.width)?;
-        for row in pages.chunks_exact(self.store.layout.width) {
-            sequence.push_row(&self.store.layout, row);
-        }
+        let pages = self.store.allocate(missing)?;
+        sequence.extend_to(&self.store.layout, blocks, pages);
         Ok(())
     }
 

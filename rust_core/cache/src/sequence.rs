@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::entries::{Key, NO_ENTRY};
-use crate::group::{Layout, NO_PAGE};
+use crate::group::{GroupKind, Layout, NO_PAGE};
 use crate::identity::Salt;
 use crate::lookup::Alike;
 use crate::store::Store;
@@ -32,6 +32,9 @@ pub(crate) struct Sequence {
     /// For each class, the blocks before this one slid out of sight.
     first: Vec<usize>,
     checkpoints: Vec<Checkpoint>,
+    /// Blocks whose state is worth keeping when it is computed: the prompt's last whole one, and the last that another
+    /// sequence had in common with it.
+    state_blocks: [Option<usize>; 2],
     /// Prompt tokens found and looked up, until they are counted.
     pub(crate) uncounted: (u64, u64),
 }
@@ -56,7 +59,70 @@ impl Sequence {
                 first: prompt.len().saturating_sub(1) / block_tokens,
                 last: prompt.len() / block_tokens,
             }],
+            state_blocks: [(prompt.len().saturating_sub(1) / block_tokens).checked_sub(1), None],
             uncounted: (0, 0),
+        }
+    }
+
+    /// Has the state kept where another sequence went another way, after so many blocks.
+    pub(crate) fn expect_branch(&mut self, num_blocks: usize) {
+        self.state_blocks[1] = num_blocks.checked_sub(1);
+        let (first, last) = (num_blocks, num_blocks);
+        self.checkpoints.push(Checkpoint { first, last });
+    }
+
+    /// Whether a block of a reservation of `num_blocks` in all gets pages in `class`: all but a state's do.
+    fn takes_pages(&self, layout: &Layout, class: usize, block: usize, num_blocks: usize) -> bool {
+        let GroupKind::State(every) = layout.classes[class].kind else {
+            return true;
+        };
+        block + 1 == num_blocks || (block + 1).is_multiple_of(every) || self.state_blocks.contains(&Some(block))
+    }
+
+    /// Pages that [`Self::extend_to`] takes.
+    pub(crate) fn pages_to_extend(&self, layout: &Layout, num_blocks: usize) -> usize {
+        let takes = |&(class, block): &(usize, usize)| self.takes_pages(layout, class, block, num_blocks);
+        let blocks = self.num_reserved(layout)..num_blocks;
+        let new = (0..layout.num_groups).flat_map(|class| blocks.clone().map(move |block| (class, block)));
+        let new: usize = new
+            .filter(takes)
+            .map(|(class, _)| layout.classes[class].row.len())
+            .sum();
+        let late = self
+            .lacking_states(layout, num_blocks)
+            .map(|class| layout.classes[class].row.len());
+        new + late.sum::<usize>()
+    }
+
+    /// Classes of states that lack pages in the last of so many blocks, which is reserved: an earlier reservation went
+    /// further.
+    fn lacking_states(&self, layout: &Layout, num_blocks: usize) -> impl Iterator<Item = usize> + use<> {
+        let is_late = num_blocks > self.entries.len() && num_blocks <= self.num_reserved(layout);
+        let lacks = |&class: &usize| {
+            is_late && layout.classes[class].kind.is_state() && self.pages(layout, class, num_blocks - 1).is_none()
+        };
+        (0..layout.num_groups).filter(lacks).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Reserves blocks up to so many, with these pages of its own.
+    pub(crate) fn extend_to(&mut self, layout: &Layout, num_blocks: usize, pages: Vec<u32>) {
+        let mut pages = pages.into_iter();
+        for class in self.lacking_states(layout, num_blocks) {
+            let own: Vec<u32> = pages.by_ref().take(layout.classes[class].row.len()).collect();
+            self.set_pages(class, num_blocks - 1, &own);
+        }
+        let reserved = self.num_reserved(layout);
+        for class in 0..layout.num_groups {
+            for block in reserved..num_blocks {
+                let row = layout.classes[class].row.len();
+                let row = if self.takes_pages(layout, class, block, num_blocks) {
+                    row
+                } else {
+                    0
+                };
+                let own: Vec<u32> = pages.by_ref().take(row).collect();
+                self.push_block(layout, class, (!own.is_empty()).then_some(&own));
+            }
         }
     }
 
@@ -186,7 +252,7 @@ impl Sequence {
         let tokens = &self.tokens[self.entries.len() * store.layout.block_tokens..];
         let parent = self.entries.last().copied().unwrap_or(NO_ENTRY);
         let salt = Arc::clone(&self.salt);
-        let is_known = |part: Alike| part.num_tokens == tokens.len();
+        let is_known = |part: Alike| part.num_tokens == tokens.len() && store.stands_for(part);
         if tokens.is_empty() || !self.is_indexed || store.alike(parent, tokens, &salt).any(is_known) {
             return;
         }
@@ -243,6 +309,11 @@ impl Sequence {
     }
 
     fn is_checkpointed(&self, layout: &Layout, class: usize, block: usize) -> bool {
+        if let GroupKind::State(every) = layout.classes[class].kind
+            && (block + 1).is_multiple_of(every)
+        {
+            return true;
+        }
         self.checkpoints.iter().any(|checkpoint| {
             let in_sight_from = layout.first_block(class, checkpoint.first * layout.block_tokens);
             (in_sight_from..checkpoint.last).contains(&block)

@@ -61,6 +61,7 @@ fn sees(kind: GroupKind, position: usize, seen: usize) -> bool {
         GroupKind::Full => true,
         GroupKind::Window(size) => position - seen < size,
         GroupKind::Chunk(size) => position / size == seen / size,
+        GroupKind::State(_) => position - seen < 2,
     }
 }
 

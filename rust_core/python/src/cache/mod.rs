@@ -84,9 +84,10 @@ fn group((kind, size, pages_per_block): (String, usize, usize)) -> PyResult<Grou
         "full" => GroupKind::Full,
         "window" => GroupKind::Window(size),
         "chunk" => GroupKind::Chunk(size),
+        "state" => GroupKind::State(size),
         other => {
             return Err(PyValueError::new_err(format!(
-                "a KV group is full, window or chunk, got '{other}'"
+                "a KV group is full, window, chunk or state, got '{other}'"
             )));
         }
     };
