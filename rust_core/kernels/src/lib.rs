@@ -7,5 +7,6 @@ pub mod isa;
 mod lanes;
 pub mod matmul;
 pub mod pack;
+pub mod recurrent;
 pub mod sampling;
 pub mod thread_pool;

@@ -59,6 +59,10 @@ elementwise! {
     silu_mul(up, gate;) = functions::silu(gate).mul(up)
 }
 elementwise! {
+    /// `x = sigmoid(gate) * x`.
+    sigmoid_mul(x, gate;) = functions::sigmoid(gate).mul(x)
+}
+elementwise! {
     /// `up = gelu(gate) * up`, with the tanh form of gelu.
     gelu_tanh_mul(up, gate;) = functions::gelu_tanh(gate).mul(up)
 }

@@ -1,0 +1,239 @@
+//! The kernels against plain loops in `f64`, and against themselves: cut anywhere, on every instruction set.
+
+use super::*;
+use crate::isa::Isa;
+
+/// Numbers of -1 to 1, from a seed.
+fn numbers(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+    (0..count)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+const C: usize = CELL_CHANNELS;
+
+struct Conv {
+    weights: Vec<f32>,
+    bias: Vec<f32>,
+    input: Vec<f32>,
+    gates: [Vec<f32>; 2],
+    num_tokens: usize,
+}
+
+impl Conv {
+    fn new(taps: usize, num_tokens: usize) -> Self {
+        Self {
+            weights: numbers(taps * C, 1),
+            bias: numbers(C, 2),
+            input: numbers(num_tokens * C, 3),
+            gates: [numbers(num_tokens * C, 4), numbers(num_tokens * C, 5)],
+            num_tokens,
+        }
+    }
+
+    /// Output and history, by runs of so many tokens.
+    fn run(&self, isa: Isa, run: usize, is_gated: bool) -> (Vec<f32>, Vec<f32>) {
+        let taps = self.weights.len() / C;
+        let mut out = vec![0.0; self.num_tokens * C];
+        let mut history = vec![0.0; history_len(taps)];
+        for start in (0..self.num_tokens).step_by(run) {
+            let at = start * C;
+            let work = Convolution {
+                weights: &self.weights,
+                bias: (!is_gated).then_some(&self.bias[..]),
+                input: self.input[at..].as_ptr(),
+                input_stride: C,
+                gates: is_gated.then(|| [self.gates[0][at..].as_ptr(), self.gates[1][at..].as_ptr()]),
+                has_silu: !is_gated,
+                out: out[at..].as_mut_ptr(),
+                out_stride: C,
+                num_tokens: run.min(self.num_tokens - start),
+                history: history.as_mut_ptr(),
+            };
+            // SAFETY: the vectors hold the tokens.
+            unsafe { convolve(isa, &work) };
+        }
+        (out, history)
+    }
+
+    fn expected(&self, is_gated: bool) -> Vec<f64> {
+        let taps = self.weights.len() / C;
+        let input = |token: usize, channel: usize| {
+            let at = token * C + channel;
+            f64::from(self.input[at]) * if is_gated { f64::from(self.gates[0][at]) } else { 1.0 }
+        };
+        let each = (0..self.num_tokens * C).map(|at| {
+            let (token, channel) = (at / C, at % C);
+            let seen = (0..taps).filter(|tap| token + tap + 1 >= taps);
+            let terms =
+                seen.map(|tap| f64::from(self.weights[tap * C + channel]) * input(token + tap + 1 - taps, channel));
+            let sum: f64 = terms.sum();
+            if is_gated {
+                sum * f64::from(self.gates[1][at])
+            } else {
+                let sum = sum + f64::from(self.bias[channel]);
+                sum / (1.0 + (-sum).exp())
+            }
+        });
+        each.collect()
+    }
+}
+
+fn expect_near(got: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len());
+    for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert!(
+            (f64::from(*got) - expected).abs() < tolerance,
+            "{index}: {got} for {expected}"
+        );
+    }
+}
+
+/// A convolution is the sum over the tokens before, gated or activated, and its history the last inputs.
+#[test]
+fn convolution_is_that_of_a_plain_loop() {
+    for taps in 1..=MOST_TAPS {
+        for is_gated in [false, true] {
+            let conv = Conv::new(taps, 13);
+            let (out, history) = conv.run(Isa::Scalar, 13, is_gated);
+            expect_near(&out, &conv.expected(is_gated), 1e-5);
+            if !is_gated {
+                assert_eq!(history, conv.input[(14 - taps) * C..], "the last inputs");
+            }
+        }
+    }
+}
+
+/// Cut into runs of any length, on every instruction set, a convolution has the same bits.
+#[test]
+fn convolution_has_the_same_bits_however_it_is_cut() {
+    for (taps, is_gated) in [(3, true), (4, false)] {
+        let conv = Conv::new(taps, 33);
+        let whole = conv.run(Isa::Scalar, 33, is_gated);
+        for isa in Isa::available() {
+            for run in [1, 2, 5, 16, 33] {
+                assert_eq!(conv.run(isa, run, is_gated), whole, "{} in runs of {run}", isa.name());
+            }
+        }
+    }
+}
+
+struct Scan {
+    keys: Vec<f32>,
+    queries: Vec<f32>,
+    values: Vec<f32>,
+    decays: Vec<f32>,
+    rates: Vec<f32>,
+    key_size: usize,
+    num_tokens: usize,
+}
+
+impl Scan {
+    fn new(key_size: usize, num_tokens: usize) -> Self {
+        let mut scan = Self {
+            keys: numbers(num_tokens * key_size, 1),
+            queries: numbers(num_tokens * key_size, 2),
+            values: numbers(num_tokens * C, 3),
+            decays: numbers(num_tokens, 4).iter().map(|x| 0.5 + 0.5 * x.abs()).collect(),
+            rates: numbers(num_tokens, 5).iter().map(|x| x.abs()).collect(),
+            key_size,
+            num_tokens,
+        };
+        for key in scan.keys.chunks_exact_mut(key_size) {
+            l2_normalise(Isa::Scalar, key, 1e-6, 1.0);
+        }
+        scan
+    }
+
+    fn run(&self, isa: Isa, run: usize, is_delta: bool) -> (Vec<f32>, Vec<f32>) {
+        let mut out = vec![0.0; self.num_tokens * C];
+        let mut state = vec![0.0; matrix_len(self.key_size)];
+        for start in (0..self.num_tokens).step_by(run) {
+            let end = (start + run).min(self.num_tokens);
+            let work = DeltaRule {
+                keys: self.keys[start * self.key_size..].as_ptr(),
+                queries: self.queries[start * self.key_size..].as_ptr(),
+                key_stride: self.key_size,
+                key_size: self.key_size,
+                values: self.values[start * C..].as_ptr(),
+                value_stride: C,
+                decays: &self.decays[start..end],
+                rates: &self.rates[start..end],
+                is_delta,
+                out: out[start * C..].as_mut_ptr(),
+                out_stride: C,
+                state: state.as_mut_ptr(),
+            };
+            // SAFETY: the vectors hold the tokens and the state.
+            unsafe { scan(isa, &work) };
+        }
+        (out, state)
+    }
+
+    /// The rule as the paper has it, in `f64`.
+    fn expected(&self, is_delta: bool) -> Vec<f64> {
+        let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+        let mut state = vec![vec![0.0_f64; C]; self.key_size];
+        let mut out = Vec::new();
+        for token in 0..self.num_tokens {
+            let key = wide(&self.keys[token * self.key_size..(token + 1) * self.key_size]);
+            let query = wide(&self.queries[token * self.key_size..(token + 1) * self.key_size]);
+            let (decay, rate) = (f64::from(self.decays[token]), f64::from(self.rates[token]));
+            for channel in 0..C {
+                state.iter_mut().for_each(|row| row[channel] *= decay);
+                let said: f64 = state.iter().zip(&key).map(|(row, key)| row[channel] * key).sum();
+                let value = f64::from(self.values[token * C + channel]);
+                let added = rate * if is_delta { value - said } else { value };
+                state
+                    .iter_mut()
+                    .zip(&key)
+                    .for_each(|(row, key)| row[channel] += key * added);
+                out.push(state.iter().zip(&query).map(|(row, query)| row[channel] * query).sum());
+            }
+        }
+        out
+    }
+}
+
+/// The delta rule, and decay-and-add, are the papers' in `f64`.
+#[test]
+fn scan_is_the_rule_of_the_paper() {
+    for (key_size, is_delta) in [(16, true), (128, true), (33, true), (64, false)] {
+        let scan = Scan::new(key_size, 70);
+        let (out, _) = scan.run(Isa::Scalar, 70, is_delta);
+        expect_near(&out, &scan.expected(is_delta), 1e-4);
+    }
+}
+
+/// Cut into runs of any length, on every instruction set, a scan has the same bits.
+#[test]
+fn scan_has_the_same_bits_however_it_is_cut() {
+    for is_delta in [false, true] {
+        let scan = Scan::new(48, 40);
+        let whole = scan.run(Isa::Scalar, 40, is_delta);
+        for isa in Isa::available() {
+            for run in [1, 3, 16, 40] {
+                assert_eq!(scan.run(isa, run, is_delta), whole, "{} in runs of {run}", isa.name());
+            }
+        }
+    }
+}
+
+/// A normalised vector has the length that was asked for, and one of zeros stays.
+#[test]
+fn l2_norm_is_one_over_the_length() {
+    for isa in Isa::available() {
+        let mut x = numbers(50, 9);
+        let length = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        let expected: Vec<f64> = x.iter().map(|x| f64::from(*x) / length * 0.25).collect();
+        l2_normalise(isa, &mut x, 1e-6, 0.25);
+        expect_near(&x, &expected, 1e-6);
+        let mut zeros = [0.0; 20];
+        l2_normalise(isa, &mut zeros, 1e-6, 1.0);
+        assert_eq!(zeros, [0.0; 20]);
+    }
+}
