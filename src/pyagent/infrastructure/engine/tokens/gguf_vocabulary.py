@@ -17,14 +17,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
-from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, QWEN
+from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, QWEN, QWEN35
 
 # Token types of GGUF.
 _NORMAL, UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, BYTE = range(1, 7)
 MADE_OF_TEXT = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
 
-LLAMA3_NAMES = frozenset({"llama-bpe", "llama3"})
-SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "qwen2", "gpt-2", "default")
+LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "lfm2"})
+_QWEN_WORDS = {"qwen2": QWEN, "qwen35": QWEN35}
+SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "lfm2", "qwen2", "qwen35", "gpt-2", "default")
 
 
 class GgufReader:
@@ -84,9 +85,9 @@ def _byte_level(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) 
     if pre in LLAMA3_NAMES:
         words = pre_tokenizers.Split(Regex(CL100K), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
-    elif pre == "qwen2":
+    elif isinstance(pre, str) and pre in _QWEN_WORDS:
         tokenizer.normalizer = normalizers.NFC()
-        words = pre_tokenizers.Split(Regex(QWEN), "isolated")
+        words = pre_tokenizers.Split(Regex(_QWEN_WORDS[pre]), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     elif pre == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
