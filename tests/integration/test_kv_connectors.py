@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from support.hybrid_model import write_hybrid
 from support.installed import find_first, write_distribution
 from support.native import alone, assert_idle, chat, engine_of, options, run, running
 from support.waiting import until
@@ -240,6 +241,23 @@ def test_model_that_is_loaded_again_is_registered_again(tiny_model_path: Path) -
             assert len(set(connector.layouts)) == 1
 
     run(work())
+
+
+def test_states_of_recurrent_layers_do_not_move(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A model with such layers is computed where it is asked for; the log says why its KV does not move."""
+    path = write_hybrid(tmp_path / "hybrid.gguf", "lfm2")
+
+    async def work() -> None:
+        connector = FailingConnector("nowhere")
+        async with running(path, dataclasses.replace(options(), kv_connector=connector)) as backend:
+            for _ in range(2):
+                assert (await collect(backend.chat(chat("hello " * 20, max_tokens=2)))).text
+            assert (await backend.load()).movable is None
+        assert (connector.layouts, connector.loaded_tokens) == ([], 0)
+        assert "KV of tiny does not move: its recurrent layers have a state" in caplog.text
+
+    with caplog.at_level(logging.WARNING):
+        run(work())
 
 
 def test_connector_of_a_plugin_keeps_kv_beyond_the_engine(

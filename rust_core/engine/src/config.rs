@@ -4,14 +4,16 @@
 //! layout of rotary pairs, the text halves of Qwen-VL in names alone, Phi-3 in matrices that lie together and heads of
 //! which a part is rotated, SmolLM3 in layers without rotary positions, OLMo 2 in where its norms are, Gemma 2 and 3 in
 //! their extra norms, their scaled embedding and their sliding-window layers, Gemma 2 in the caps of its scores and
-//! logits. Mixtral, Qwen3-MoE and OLMoE have several feed-forward blocks for one (experts).
+//! logits. LFM2 and Qwen 3.5 have recurrent layers beside attention. Mixtral, Qwen3-MoE and OLMoE have several feed-forward blocks for one (experts).
 //!
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
+mod recurrent;
 
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
+pub use self::recurrent::{DeltaNet, Recurrent};
 use pyagent_kernels::attention::{KvLayout, KvType};
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle, RopeTable};
 use pyagent_kernels::pack::ROWS_PER_GROUP;
@@ -41,6 +43,10 @@ pub enum Architecture {
     Qwen3Moe,
     /// OLMoE: experts, and norms as OLMo 2's of queries and keys, but before blocks.
     OlMoe,
+    /// LFM2: short convolutions, and attention with norms on each head.
+    Lfm2,
+    /// Qwen 3.5: gated delta nets, and attention with norms on each head whose output has a gate.
+    Qwen35,
 }
 
 /// Decoder layers at most.
@@ -50,7 +56,8 @@ const MOST_LAYERS: usize = 1_000;
 const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
-pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, qwen3moe, olmoe, and the text \
+pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, qwen3moe, olmoe, lfm2, \
+    qwen35 (Qwen 3.5, dense), and the text \
     half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
@@ -67,6 +74,8 @@ impl Architecture {
             "smollm3" => Some(Self::SmolLm3),
             "qwen3moe" | "qwen3_moe" => Some(Self::Qwen3Moe),
             "olmoe" => Some(Self::OlMoe),
+            "lfm2" => Some(Self::Lfm2),
+            "qwen35" | "qwen3_5_text" => Some(Self::Qwen35),
             _ => None,
         }
     }
@@ -84,6 +93,8 @@ impl Architecture {
             Self::SmolLm3 => "smollm3",
             Self::Qwen3Moe => "qwen3moe",
             Self::OlMoe => "olmoe",
+            Self::Lfm2 => "lfm2",
+            Self::Qwen35 => "qwen35",
         }
     }
 
@@ -100,6 +111,16 @@ impl Architecture {
     /// Whether the norm of queries, and that of keys, is over all heads together.
     pub fn is_qk_norm_wide(self) -> bool {
         matches!(self, Self::Olmo2 | Self::OlMoe)
+    }
+
+    /// Whether what heads attended to is multiplied by a gate of its own.
+    pub fn has_gated_attention(self) -> bool {
+        self == Self::Qwen35
+    }
+
+    /// Whether a part of each head may be rotated alone.
+    pub(crate) fn is_partly_rotary(self) -> bool {
+        matches!(self, Self::Phi3 | Self::Qwen35)
     }
 
     /// Which layers have rotary positions, where the file does not say.
@@ -196,6 +217,10 @@ pub struct ModelConfig {
     pub sliding_window: Option<usize>,
     /// Of each layer, whether it is a sliding-window layer.
     pub sliding_layers: Vec<bool>,
+    /// What the layers without attention are, where there are any.
+    pub recurrent: Option<Recurrent>,
+    /// Of each layer, whether it is one of them.
+    pub recurrent_layers: Vec<bool>,
     /// The gate's activation.
     pub activation: Activation,
     /// Factor on query-key products.
@@ -214,6 +239,11 @@ impl ModelConfig {
     /// How many positions layer `layer` sees, its own included; `None` means all.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.sliding_window.filter(|_| self.sliding_layers[layer])
+    }
+
+    /// What layer `layer` is, if it has no attention.
+    pub fn recurrent(&self, layer: usize) -> Option<&Recurrent> {
+        self.recurrent.as_ref().filter(|_| self.recurrent_layers[layer])
     }
 
     /// Rotary tables of layers that see everything and of sliding-window layers, no position computed yet.
@@ -256,6 +286,26 @@ impl ModelConfig {
         }
     }
 
+    fn check_recurrent(&self) -> Result<(), ModelFileError> {
+        let num_recurrent = self
+            .recurrent_layers
+            .iter()
+            .filter(|is_recurrent| **is_recurrent)
+            .count();
+        let count = self.recurrent_layers.len();
+        match &self.recurrent {
+            _ if count != self.num_layers => Err(invalid(format!(
+                "the kinds of {count} layers are told, of {}",
+                self.num_layers
+            ))),
+            None if num_recurrent == 0 => Ok(()),
+            Some(recurrent) if num_recurrent < count => recurrent.check(self.hidden_size),
+            _ => Err(invalid(format!(
+                "{num_recurrent} of {count} layers are recurrent; expected at least one with attention"
+            ))),
+        }
+    }
+
     /// Refuses shapes no real model has, before anything is multiplied or allocated.
     fn check(self) -> Result<Self, ModelFileError> {
         let limits = [
@@ -273,6 +323,7 @@ impl ModelConfig {
             }
         }
         self.experts.as_ref().map_or(Ok(()), Experts::check)?;
+        self.check_recurrent()?;
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return Err(invalid(format!(
                 "{} query heads cannot share {} key/value heads evenly",

@@ -9,6 +9,7 @@ mod attention;
 mod experts;
 mod mlp;
 mod projection;
+mod recurrent;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,10 +23,11 @@ use pyagent_kernels::isa::Isa;
 use pyagent_kernels::matmul::{self, Activations};
 use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
 use pyagent_kernels::thread_pool::Piece;
+pub(crate) use recurrent::{mixed_size, output_size};
 
-use crate::config::ModelConfig;
-use crate::kv::KvMemory;
-use crate::model::{FeedForward, Gated, Linear, Weights};
+use crate::config::{ModelConfig, Recurrent};
+use crate::kv::{KvMemory, KvPages, StateRun};
+use crate::model::{FeedForward, Gated, Linear, Mixer, Weights};
 use crate::workspace::{Own, Patch, Stream, Workspace};
 
 /// Rows that one piece of a product covers at most: what is made of them stays in the caches for the next stage.
@@ -87,13 +89,15 @@ pub struct Plan<'a> {
     /// Where the first of them goes in the memory for logits.
     first_output: usize,
     attention: AttentionPlan,
+    /// Of each segment, the runs of tokens between states that are kept; none where no layer has any.
+    runs: Vec<Vec<StateRun>>,
     routing: RoutingPlan,
     num_threads: usize,
 }
 
 impl<'a> Plan<'a> {
     /// Lays a batch out for so many threads.
-    pub fn new(segments: &'a [Segment<'a>], config: &ModelConfig, num_threads: usize) -> Self {
+    pub fn new(segments: &'a [Segment<'a>], config: &ModelConfig, pages: &KvPages, num_threads: usize) -> Self {
         let mut plan = Self {
             segments,
             rows: Vec::new(),
@@ -101,9 +105,17 @@ impl<'a> Plan<'a> {
             outputs: Vec::new(),
             first_output: 0,
             attention: AttentionPlan::new(segments, attention::num_units(config), num_threads),
+            runs: Vec::new(),
             routing: RoutingPlan::default(),
             num_threads,
         };
+        if let Some(states) = &pages.states {
+            let runs = segments.iter().map(|segment| {
+                let table = pages.state_table(segment.tables);
+                states.runs(table, segment.first_position, segment.tokens.len())
+            });
+            plan.runs = runs.collect();
+        }
         for (index, segment) in segments.iter().enumerate() {
             let start = plan.rows.len();
             let count = segment.tokens.len();
@@ -186,6 +198,7 @@ pub(crate) fn most_piece_columns(config: &ModelConfig) -> usize {
     gate.max(experts::most_output_columns(config))
         .max(config.kv_size())
         .max(attention::unit_width(config))
+        .max(recurrent::most_columns(config))
 }
 
 /// How many residual streams a batch of `rows` tokens keeps: one per thread for a few, else one for all.
@@ -212,14 +225,18 @@ fn is_few(rows: usize) -> bool {
 pub enum Stage {
     /// Rows of the stream that all threads share, after so many blocks, of which a layer has two; and their norm.
     Stream(usize),
-    /// A layer's queries, keys and values.
+    /// A layer's queries, keys and values; or what a recurrent layer makes of its input.
     Project(usize),
     /// The norm of a layer's queries and keys over all heads, where the family has it; only then are they rotated and
     /// stored.
     NormaliseHeads(usize),
     /// A layer's attention.
     Attend(usize),
-    /// A block's output: of attention where the number is even, else of the feed-forward block.
+    /// A recurrent layer's convolution.
+    Convolve(usize),
+    /// A recurrent layer's delta rule.
+    Scan(usize),
+    /// A block's output: of attention, or what a layer has instead, where the number is even, else of the feed-forward block.
     Block(usize),
     /// Which experts a layer's tokens have.
     Route(usize),
@@ -247,9 +264,7 @@ impl Pass<'_> {
         let stream = |blocks| is_shared.then_some(Stage::Stream(blocks));
         let layer = |layer: usize| {
             let (attention, ffn) = (2 * layer, 2 * layer + 1);
-            let wide_norm = is_norm_wide.then_some(Stage::NormaliseHeads(layer));
-            let first = [Stage::Project(layer)].into_iter().chain(wide_norm);
-            let first = first.chain([Stage::Attend(layer), Stage::Block(attention)]);
+            let first = self.mixer_stages(layer, is_norm_wide).chain([Stage::Block(attention)]);
             let route = self.config.experts.map(|_| Stage::Route(layer));
             let second = route.into_iter().chain([Stage::Gate(layer), Stage::Block(ffn)]);
             let first = first.chain(stream(attention + 1));
@@ -275,6 +290,11 @@ impl Pass<'_> {
             Stage::Stream(_) | Stage::NormaliseHeads(_) => plan.num_rows(),
             Stage::OutputNorm => plan.num_outputs(),
             Stage::Attend(_) => plan.attention.num_pieces(),
+            Stage::Convolve(_) => recurrent::num_convolution_pieces(plan, self.config),
+            Stage::Scan(layer) => match self.config.recurrent(layer) {
+                Some(Recurrent::DeltaNet(net)) => recurrent::num_scan_pieces(plan, net),
+                _ => 0,
+            },
             Stage::Gate(_) if self.config.experts.is_some() => experts::num_gate_pieces(plan, self.config),
             _ => self.tiling(plan, stage).num_pieces(),
         }
@@ -284,6 +304,9 @@ impl Pass<'_> {
     fn tiling(&self, plan: &Plan<'_>, stage: Stage) -> Tiling {
         let config = self.config;
         let (num_rows, num_units, most_units) = match stage {
+            Stage::Project(layer) if config.recurrent(layer).is_some() => {
+                return recurrent::projection_tiling(plan, config);
+            }
             Stage::Project(_) => {
                 let heads = config.num_heads + config.num_kv_heads;
                 (plan.num_rows(), heads, heads)
@@ -330,7 +353,12 @@ impl Pass<'_> {
             let ranges = |stage| self.tiling(plan, stage).ranges(piece.index);
             match stage {
                 Stage::Stream(blocks) => part.advance(piece.index, blocks.checked_sub(1), blocks, &mut own.row),
-                Stage::Project(layer) => part.project(layer, ranges(stage), own),
+                Stage::Project(layer) => match &self.weights.layers[layer].mixer {
+                    Mixer::Attention(attention) => part.project(layer, attention, ranges(stage), own),
+                    Mixer::Recurrent(recurrent) => part.project_mixer(recurrent, ranges(stage)),
+                },
+                Stage::Convolve(layer) => part.convolve(layer, piece.index, own),
+                Stage::Scan(layer) => part.scan(layer, piece.index, own),
                 Stage::NormaliseHeads(layer) => part.normalise_heads(layer, piece.index),
                 Stage::Attend(layer) => part.attend(layer, piece.index, own),
                 Stage::Block(block) => match self.experts(block) {

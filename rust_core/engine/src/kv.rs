@@ -1,11 +1,13 @@
 //! The memory that holds keys and values, in pages, and which layer lies where in them.
 //!
 //! Layers that see the same positions are a group. A page holds 16 tokens of [`KvPages::layers_per_page`] layers: the
-//! greatest number that divides every group, so that all groups can share one pool of pages. Which page belongs to whom
+//! greatest number that divides every group, so that all groups can share one pool of pages. Recurrent layers have a state
+//! in its place: they are a group of their own, the last one, whose pages hold what a block's tokens left behind. Which page belongs to whom
 //! is the block pool's business (`pyagent-cache`); here are only bytes. The operating system commits a page when it is
 //! first written, so resident memory follows use, not the pool's size.
 
 mod moves;
+mod states;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +19,7 @@ use crate::config::ModelConfig;
 use crate::runner::EngineError;
 
 pub use moves::SwappedPages;
+pub use states::{LayerCells, StatePages, StateRun};
 
 /// In a table: no page, because the block slid out of every later token's sight.
 pub const NO_PAGE: u32 = u32::MAX;
@@ -28,6 +31,8 @@ pub struct KvGroup {
     pub window: Option<usize>,
     /// Pages that a block of 16 tokens takes.
     pub pages_per_block: usize,
+    /// Of recurrent layers' states: one block in so many keeps its own.
+    pub state_every: Option<usize>,
 }
 
 impl KvGroup {
@@ -55,14 +60,33 @@ pub struct KvPages {
     pub layers_per_page: usize,
     /// How a layer's part of a page is laid out.
     pub layout: KvLayout,
-    places: Vec<Place>,
+    /// Of each layer, where it lies; none of a recurrent one.
+    places: Vec<Option<Place>>,
+    /// Of recurrent layers, where their states lie.
+    pub states: Option<StatePages>,
+    page_bytes: usize,
 }
 
 impl KvPages {
     /// The groups of a model.
     pub fn of(config: &ModelConfig, layout: KvLayout) -> Self {
-        let windows: Vec<_> = (0..config.num_layers).map(|layer| config.window(layer)).collect();
-        Self::new(&windows, layout)
+        let has_attention = |&layer: &usize| config.recurrent(layer).is_none();
+        let attention = (0..config.num_layers).filter(has_attention);
+        let windows: Vec<_> = attention.map(|layer| config.window(layer)).collect();
+        let mut pages = Self::new(&windows, layout);
+        let per_block = pages.pages_per_block();
+        if let Some((states, page_bytes)) = StatePages::of(config, pages.page_bytes, per_block) {
+            let mut places = std::mem::take(&mut pages.places).into_iter().flatten();
+            let place = |layer| has_attention(&layer).then(|| places.next()).flatten();
+            pages.places = (0..config.num_layers).map(place).collect();
+            pages.groups.push(KvGroup {
+                window: None,
+                pages_per_block: states.num_pages,
+                state_every: Some(states.every),
+            });
+            (pages.states, pages.page_bytes) = (Some(states), page_bytes);
+        }
+        pages
     }
 
     /// The groups of layers with these windows.
@@ -86,6 +110,7 @@ impl KvPages {
         let group = |&(window, layers): &(Option<usize>, usize)| KvGroup {
             window,
             pages_per_block: layers / layers_per_page,
+            state_every: None,
         };
         let place = |(group, index): (usize, usize)| Place {
             group,
@@ -96,19 +121,36 @@ impl KvPages {
             groups: kinds.iter().map(group).collect(),
             layers_per_page,
             layout,
-            places: in_group.into_iter().map(place).collect(),
+            places: in_group.into_iter().map(place).map(Some).collect(),
+            states: None,
+            page_bytes: layers_per_page * layout.block_bytes(),
         }
     }
 
     /// Bytes of a page.
     pub fn page_bytes(&self) -> usize {
-        self.layers_per_page * self.layout.block_bytes()
+        self.page_bytes
     }
 
-    /// Bytes that a block of 16 tokens takes in all groups.
+    /// Bytes that the keys and values of a block of 16 tokens take in all groups.
     pub fn block_bytes(&self) -> usize {
-        let pages: usize = self.groups.iter().map(|group| group.pages_per_block).sum();
-        pages * self.page_bytes()
+        self.pages_per_block() * self.page_bytes()
+    }
+
+    /// Pages of the keys and values of a block.
+    fn pages_per_block(&self) -> usize {
+        let of_keys = self.groups.iter().filter(|group| group.state_every.is_none());
+        of_keys.map(|group| group.pages_per_block).sum()
+    }
+
+    /// The fewest pages with which a text can be computed: a block's, and two states.
+    pub fn least_pages(&self) -> usize {
+        self.pages_per_block() + self.states.as_ref().map_or(0, |states| 2 * states.num_pages)
+    }
+
+    /// Of a sequence's tables, that of its states.
+    pub fn state_table<'a>(&self, tables: &'a [Arc<Vec<u32>>]) -> &'a [u32] {
+        &tables[self.groups.len() - 1]
     }
 }
 
@@ -146,9 +188,9 @@ impl KvMemory {
     /// One layer's blocks of the sequence with these tables, one table a group.
     ///
     /// # Panics
-    /// When there is no such layer, or no table for its group.
+    /// When there is no such layer with attention, or no table for its group.
     pub fn layer<'a>(&self, layer: usize, tables: &'a [Arc<Vec<u32>>]) -> LayerBlocks<'a> {
-        let place = self.pages.places[layer];
+        let place = self.pages.places[layer].expect("a layer with attention");
         let offset = place.layer_in_page * self.pages.layout.block_bytes();
         LayerBlocks {
             // SAFETY: the layer is one of its page, so the offset lies in page 0, which is mapped.
@@ -183,6 +225,10 @@ impl KvMemory {
                     "{got} pages of group {index} do not cover position {}",
                     end - 1
                 ));
+            }
+            if let (Some(_), Some(states)) = (group.state_every, &self.pages.states) {
+                states.check(table, first, end, self.num_pages)?;
+                continue;
             }
             let num_hidden = group.first_block(first) * group.pages_per_block;
             if !checked.keep(table, num_hidden) {

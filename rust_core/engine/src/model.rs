@@ -4,6 +4,7 @@
 //! read, and the pages of the mapping are given back at once, so that a model is resident once.
 
 mod names;
+mod recurrent;
 
 use std::path::Path;
 
@@ -16,6 +17,8 @@ use self::names::{Names, Part, Place};
 use crate::config::gguf::longrope;
 use crate::config::{Architecture, Experts, ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView, clipped};
+
+pub use self::recurrent::{DeltaWeights, RecurrentWeights};
 
 /// Row groups one thread packs at a time.
 const PACK_GROUPS: usize = 4;
@@ -32,11 +35,8 @@ pub struct Linear {
 #[expect(missing_docs, reason = "the fields are the names every model card uses")]
 pub struct Layer {
     pub attention_norm: Option<Vec<f32>>,
-    pub query: Linear,
-    pub key: Linear,
-    pub value: Linear,
-    pub query_norm: Option<Vec<f32>>,
-    pub key_norm: Option<Vec<f32>>,
+    pub mixer: Mixer,
+    /// The output matrix of attention, or of what a recurrent layer has instead.
     pub attention_output: Linear,
     pub post_attention_norm: Option<Vec<f32>>,
     pub ffn_norm: Option<Vec<f32>>,
@@ -46,13 +46,46 @@ pub struct Layer {
 
 impl Layer {
     fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
-        let attention = [&self.query, &self.key, &self.value, &self.attention_output];
+        let mixer = self.mixer.inputs().into_iter().chain([&self.attention_output]);
         let router = self.ffn.router().into_iter();
         let ffn = self.ffn.gated().iter();
         let ffn = ffn.flat_map(|gated| [&gated.gate, &gated.up, &gated.down]);
-        let linears = attention.into_iter().chain(router).chain(ffn);
+        let linears = mixer.chain(router).chain(ffn);
         linears.map(|linear| &linear.weight)
     }
+}
+
+/// What brings a layer's tokens together.
+pub enum Mixer {
+    /// Attention.
+    Attention(Box<Attention>),
+    /// A state that each token changes.
+    Recurrent(RecurrentWeights),
+}
+
+impl Mixer {
+    /// The matrices that the layer's input is multiplied by.
+    pub fn inputs(&self) -> Vec<&Linear> {
+        match self {
+            Self::Attention(attention) => {
+                let linears = [&attention.query, &attention.key, &attention.value].into_iter();
+                linears.chain(&attention.gate).collect()
+            }
+            Self::Recurrent(recurrent) => recurrent.inputs.iter().collect(),
+        }
+    }
+}
+
+/// Attention's weights but for its output matrix.
+#[expect(missing_docs, reason = "the fields are the names every model card uses")]
+pub struct Attention {
+    pub query: Linear,
+    pub key: Linear,
+    pub value: Linear,
+    /// Qwen 3.5: gates of what heads attended to.
+    pub gate: Option<Linear>,
+    pub query_norm: Option<Vec<f32>>,
+    pub key_norm: Option<Vec<f32>>,
 }
 
 /// A gated feed-forward block.
@@ -233,7 +266,7 @@ pub fn find<'a>(
     let whole = |name| (Place { name, rows: None }, "");
     let place = match name {
         "token_embd.weight" => Some(whole(names.embedding())),
-        "output_norm.weight" => Some(whole(names.final_norm())),
+        "output_norm.weight" => Some(whole(names.final_norm(config.architecture))),
         "output.weight" => Some(whole(names.output())),
         _ => names.named(name, config),
     };
@@ -308,6 +341,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
         names: Names::of(file),
     };
     loader.check_experts()?;
+    loader.check_recurrent()?;
     let layers = (0..config.num_layers)
         .map(|layer| loader.layer(layer))
         .collect::<Result<_, _>>()?;
@@ -316,7 +350,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
     Ok(Weights {
         embedding: loader.matrix(&loader.names.embedding(), config.vocab_size, config.hidden_size)?,
         layers,
-        final_norm: loader.norm(&loader.names.final_norm(), config.hidden_size)?,
+        final_norm: loader.norm(&loader.names.final_norm(config.architecture), config.hidden_size)?,
         output: has_output
             .then(|| loader.matrix(&output_name, config.vocab_size, config.hidden_size))
             .transpose()?,
@@ -335,22 +369,46 @@ impl Loader<'_> {
         let config = self.config;
         let hidden = config.hidden_size;
         let name = |part: Part| self.names.layer(layer, part, config);
-        let (query_norm, key_norm) = config.qk_norm_sizes();
+        let (mixer, output) = self.mixer(layer)?;
         let has_input_norms = config.architecture.has_input_norms();
         let input_norm = |part| has_input_norms.then(|| self.norm(&name(part).name, hidden)).transpose();
         Ok(Layer {
             attention_norm: input_norm(Part::AttentionNorm)?,
-            query: self.linear(&name(Part::Query), config.query_size(), hidden)?,
-            key: self.linear(&name(Part::Key), config.kv_size(), hidden)?,
-            value: self.linear(&name(Part::Value), config.kv_size(), hidden)?,
-            query_norm: self.optional_norm(&name(Part::QueryNorm).name, query_norm)?,
-            key_norm: self.optional_norm(&name(Part::KeyNorm).name, key_norm)?,
-            attention_output: self.linear(&name(Part::AttentionOutput), hidden, config.query_size())?,
+            mixer,
+            attention_output: output,
             post_attention_norm: self.optional_norm(&name(Part::PostAttentionNorm).name, hidden)?,
             ffn_norm: input_norm(Part::FfnNorm)?,
             ffn: self.feed_forward(layer)?,
             post_ffn_norm: self.optional_norm(&name(Part::PostFfnNorm).name, hidden)?,
         })
+    }
+
+    /// What brings a layer's tokens together, and its output matrix.
+    fn mixer(&self, layer: usize) -> Result<(Mixer, Linear), ModelFileError> {
+        let (config, hidden) = (self.config, self.config.hidden_size);
+        let name = |part: Part| self.names.layer(layer, part, config);
+        if let Some(recurrent) = config.recurrent(layer) {
+            let columns = recurrent.output_size(hidden);
+            let output = self.linear(&name(Part::MixerOutput), hidden, columns)?;
+            return Ok((Mixer::Recurrent(self.recurrent(layer, recurrent)?), output));
+        }
+        let (query_norm, key_norm) = config.qk_norm_sizes();
+        let (query, gate) = if config.architecture.has_gated_attention() {
+            let [query, gate] = self.interleaved_heads(&name(Part::Query))?;
+            (query, Some(gate))
+        } else {
+            (self.linear(&name(Part::Query), config.query_size(), hidden)?, None)
+        };
+        let attention = Attention {
+            query,
+            key: self.linear(&name(Part::Key), config.kv_size(), hidden)?,
+            value: self.linear(&name(Part::Value), config.kv_size(), hidden)?,
+            gate,
+            query_norm: self.optional_norm(&name(Part::QueryNorm).name, query_norm)?,
+            key_norm: self.optional_norm(&name(Part::KeyNorm).name, key_norm)?,
+        };
+        let output = self.linear(&name(Part::AttentionOutput), hidden, config.query_size())?;
+        Ok((Mixer::Attention(Box::new(attention)), output))
     }
 
     fn feed_forward(&self, layer: usize) -> Result<FeedForward, ModelFileError> {

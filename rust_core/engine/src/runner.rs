@@ -141,7 +141,7 @@ impl CpuModel {
         let pool = ThreadPool::shared(options.threads);
         let weights = model::load(&file, &config, &pool)?;
         let pages = KvPages::of(&config, config.kv_layout(options.kv_type));
-        let least = pages.block_bytes() / pages.page_bytes();
+        let least = pages.least_pages();
         let num_pages = (options.kv_bytes / pages.page_bytes()).clamp(least, NO_PAGE as usize);
         let kv = KvMemory::new(pages, num_pages)?;
         let rope = config.rope_tables()?;
@@ -240,7 +240,7 @@ impl CpuModel {
         for table in &mut self.rope[..num_rope_tables(&self.config)] {
             table.grow_to(last)?;
         }
-        let mut plan = Plan::new(segments, &self.config, self.pool.num_threads());
+        let mut plan = Plan::new(segments, &self.config, &self.kv.pages, self.pool.num_threads());
         let (targets, num_outputs) = (plan.targets(), plan.num_outputs());
         let logit_rows = num_outputs + targets.len().min(SCORED_ROWS);
         self.space

@@ -13,9 +13,10 @@ use pyagent_kernels::matmul::Activations;
 
 use crate::config::ModelConfig;
 use crate::forward::{
-    FEW_ROWS, Routing, most_piece_columns, most_piece_rows, most_slots, most_split_rows, num_delta_rows, num_streams,
+    FEW_ROWS, Routing, mixed_size, most_piece_columns, most_piece_rows, most_slots, most_split_rows, num_delta_rows,
+    num_streams, output_size,
 };
-use crate::model::Weights;
+use crate::model::{Mixer, Weights};
 
 /// Tokens of a prompt that are scored at a time: enough to read the output matrix seldom, few enough for their logits to
 /// take little memory.
@@ -220,6 +221,15 @@ fn waiting_kv_size(config: &ModelConfig) -> usize {
     }
 }
 
+/// Gates of a token's heads.
+fn gate_size(config: &ModelConfig) -> usize {
+    if config.architecture.has_gated_attention() {
+        config.query_size()
+    } else {
+        0
+    }
+}
+
 /// Values of the largest tile that a thread has in its own memory in a step of so many tokens.
 fn own_tile_len(config: &ModelConfig, tokens: usize) -> usize {
     most_piece_rows(tokens).saturating_mul(stride_of(most_piece_columns(config)))
@@ -247,6 +257,10 @@ pub struct Workspace {
     /// Keys, where their norm is over all heads, which different threads compute; likewise values.
     pub key: Rows,
     pub value: Rows,
+    /// Gates of what heads attend to, where the family has them.
+    pub gate: Rows,
+    /// What recurrent layers make of their input: each projection's output after the other's.
+    pub mixed: Rows,
     /// What a block gives, to be added to the stream; what every block gives, where threads have streams of their own.
     pub delta: Rows,
     /// What chunks of the context gave, a row for each query token, head and chunk.
@@ -254,10 +268,13 @@ pub struct Workspace {
     pub logits: Rows,
     pub heads_input: Activations,
     pub ffn_input: Activations,
+    /// What recurrent layers hand to their output matrices.
+    pub mixer_input: Activations,
     pub routing: Routing,
     hidden_forms: Forms,
     heads_forms: Forms,
     ffn_forms: Forms,
+    mixer_forms: Forms,
     output_forms: Forms,
 }
 
@@ -277,6 +294,13 @@ impl Forms {
     }
 }
 
+/// The output matrices of attention, or of recurrent layers.
+fn outputs(weights: &Weights, are_recurrent: bool) -> impl Iterator<Item = &pyagent_kernels::pack::PackedMatrix> {
+    let layers = weights.layers.iter();
+    let layers = layers.filter(move |layer| matches!(layer.mixer, Mixer::Recurrent(_)) == are_recurrent);
+    layers.map(|layer| &layer.attention_output.weight)
+}
+
 impl Workspace {
     /// Empty buffers for a model and a number of threads.
     pub fn new(config: &ModelConfig, weights: &Weights, threads: usize) -> Self {
@@ -292,19 +316,23 @@ impl Workspace {
             query: Rows::new(config.query_size()),
             key: Rows::new(waiting_kv_size(config)),
             value: Rows::new(waiting_kv_size(config)),
+            gate: Rows::new(gate_size(config)),
+            mixed: Rows::new(mixed_size(config)),
             delta: Rows::new(config.hidden_size),
             chunks: Rows::new(config.num_heads * chunk_len(config.head_dim, 1)),
             logits: Rows::new(config.vocab_size),
             heads_input: Activations::new(),
             ffn_input: Activations::new(),
+            mixer_input: Activations::new(),
             routing: Routing::new(config),
             hidden_forms: Forms::of(layers().flat_map(|layer| {
-                let attention = [&layer.query, &layer.key, &layer.value].into_iter();
+                let mixer = layer.mixer.inputs().into_iter();
                 let ffn = layer.ffn.gated().iter().flat_map(|gated| [&gated.gate, &gated.up]);
-                let linears = attention.chain(layer.ffn.router()).chain(ffn);
+                let linears = mixer.chain(layer.ffn.router()).chain(ffn);
                 linears.map(|linear| &linear.weight)
             })),
-            heads_forms: Forms::of(layers().map(|layer| &layer.attention_output.weight)),
+            heads_forms: Forms::of(outputs(weights, false)),
+            mixer_forms: Forms::of(outputs(weights, true)),
             ffn_forms: Forms::of(
                 layers()
                     .flat_map(|layer| layer.ffn.gated())
@@ -335,10 +363,14 @@ impl Workspace {
         self.query.reserve(tokens);
         self.key.reserve(tokens);
         self.value.reserve(tokens);
+        self.gate.reserve(tokens);
+        self.mixed.reserve(tokens);
         self.delta.reserve(num_delta_rows(config, tokens));
         self.chunks.reserve(split_rows);
         self.logits.reserve(outputs);
         resize(&mut self.heads_input, tokens, config.query_size(), self.heads_forms);
+        let mixer_columns = output_size(config);
+        resize(&mut self.mixer_input, tokens, mixer_columns, self.mixer_forms);
         let slots = most_slots(config, tokens);
         resize(&mut self.ffn_input, slots, config.ffn_size, self.ffn_forms);
         self.routing.reserve(config, tokens);
@@ -365,9 +397,17 @@ impl Workspace {
         });
         let own = self.own.iter_mut();
         let own = own.map(|own| own.get_mut().unwrap_or_else(PoisonError::into_inner).bytes());
-        let projected = [&mut self.query, &mut self.key, &mut self.value].map(Rows::bytes);
+        let projected = [
+            &mut self.query,
+            &mut self.key,
+            &mut self.value,
+            &mut self.gate,
+            &mut self.mixed,
+        ];
+        let projected = projected.map(Rows::bytes);
         let rows = [&mut self.delta, &mut self.chunks, &mut self.logits].map(Rows::bytes);
-        let inputs = self.heads_input.bytes() + self.ffn_input.bytes() + self.routing.bytes();
+        let inputs = [&self.heads_input, &self.mixer_input, &self.ffn_input].map(Activations::bytes);
+        let inputs = inputs.into_iter().sum::<usize>() + self.routing.bytes();
         let rows = projected.into_iter().chain(rows).sum::<usize>();
         streams.sum::<usize>() + own.sum::<usize>() + rows + inputs
     }
@@ -416,14 +456,15 @@ impl LargestStep {
         let input = |rows: u128, columns: u128| (rows + 16) * ((columns + 32) * 3 + (columns + 32) * 4);
         let stream = |rows: u128| rows * hidden * 4 + 2 * input(rows, hidden);
         let deltas = tokens.max(num_delta_rows(config, FEW_ROWS) as u128);
-        let projected = query + 2 * waiting_kv_size(config) as u128;
+        let mixed = gate_size(config) + mixed_size(config);
+        let projected = query + 2 * waiting_kv_size(config) as u128 + mixed as u128;
         let rows = 4 * (tokens * projected + deltas * hidden) + threads * 4 * (hidden + 2 * tile);
         let slots = most_slots(config, self.tokens) as u128;
         // Of a token, its experts' weights; of a slot, its token and at most a run.
         let routing = config
             .experts
             .map_or(0, |experts| 4 * tokens * experts.num_experts as u128 + 64 * slots);
-        let inputs = input(tokens, query) + input(slots, ffn) + routing;
+        let inputs = input(tokens, query) + input(tokens, output_size(config) as u128) + input(slots, ffn) + routing;
         let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
         let logits = self.logit_rows(self.tokens) as u128 * config.vocab_size as u128 * 4;
         let chunks = self.split_rows(config) as u128 * config.num_heads as u128;

@@ -534,9 +534,10 @@ fn rope(config: &ModelConfig) -> String {
 fn kv_groups(pages: &KvPages) -> Vec<(&'static str, usize, usize)> {
     let groups = pages.groups.iter();
     groups
-        .map(|group| match group.window {
-            None => ("full", 0, group.pages_per_block),
-            Some(window) => ("window", window, group.pages_per_block),
+        .map(|group| match (group.state_every, group.window) {
+            (Some(every), _) => ("state", every, group.pages_per_block),
+            (None, None) => ("full", 0, group.pages_per_block),
+            (None, Some(window)) => ("window", window, group.pages_per_block),
         })
         .collect()
 }

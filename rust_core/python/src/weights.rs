@@ -27,6 +27,7 @@ pub struct ModelConfig {
     head_dim: usize,
     ffn_size: usize,
     num_experts: usize,
+    num_recurrent_layers: usize,
     context_length: usize,
     norm_epsilon: f64,
     norm_weight_offset: f64,
@@ -60,6 +61,9 @@ impl ModelConfig {
             head_dim: config.head_dim,
             ffn_size: config.ffn_size,
             num_experts: config.experts.map_or(0, |experts| experts.num_experts),
+            num_recurrent_layers: (0..config.num_layers)
+                .filter(|&layer| config.recurrent(layer).is_some())
+                .count(),
             context_length: config.context_length,
             norm_epsilon: f64::from(config.norm_epsilon),
             norm_weight_offset: f64::from(config.norm_weight_offset),

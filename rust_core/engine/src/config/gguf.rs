@@ -1,5 +1,7 @@
 //! A GGUF's metadata as a configuration.
 
+mod hybrid;
+
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 
 use super::{Activation, Architecture, Experts, ModelConfig, invalid, periodic, unsupported};
@@ -42,7 +44,7 @@ const IRRELEVANT: [&str; 7] = [
 ];
 
 /// What changes nothing with this value, and is not implemented with another.
-const NEUTRAL: [(&str, f64); 12] = [
+const NEUTRAL: [(&str, f64); 13] = [
     ("attention.causal", 1.0),
     ("attn_logit_softcapping", 0.0),
     ("embedding_scale", 1.0),
@@ -51,6 +53,7 @@ const NEUTRAL: [(&str, f64); 12] = [
     ("expert_used_count", 0.0),
     ("final_logit_softcapping", 0.0),
     ("logit_scale", 1.0),
+    ("nextn_predict_layers", 0.0),
     ("residual_scale", 1.0),
     ("rope.scale_linear", 1.0),
     ("rope.scaling.yarn_attn_factor", 1.0),
@@ -78,7 +81,7 @@ impl ModelConfig {
         let keys = Keys { file, name };
         let has_caps = architecture == Architecture::Gemma2;
         let experts = keys.experts(architecture)?;
-        keys.refuse_unknown(has_caps, experts.is_some())?;
+        keys.refuse_unknown(has_caps, experts.is_some(), hybrid::more_keys(architecture))?;
         let hidden_size = keys.size("embedding_length")?;
         let num_heads = keys.size("attention.head_count")?;
         let num_layers = keys.size("block_count")?;
@@ -87,7 +90,8 @@ impl ModelConfig {
             .unwrap_or(hidden_size / num_heads.max(1));
         keys.expect_size("attention.value_length", head_dim)?;
         let rotary_dims = keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
-        if architecture != Architecture::Phi3 {
+        let (recurrent, recurrent_layers) = keys.recurrent(architecture, num_layers)?;
+        if !architecture.is_partly_rotary() {
             keys.expect_size("rope.dimension_count", head_dim)?;
         }
         let rope_base = keys.number_or("rope.freq_base", 10_000.0)?;
@@ -104,7 +108,7 @@ impl ModelConfig {
             hidden_size,
             num_layers,
             num_heads,
-            num_kv_heads: keys.optional_size("attention.head_count_kv")?.unwrap_or(num_heads),
+            num_kv_heads: keys.num_kv_heads(architecture, num_heads)?,
             head_dim,
             ffn_size: match keys.optional_size("expert_feed_forward_length")? {
                 Some(size) if experts.is_some() => size,
@@ -130,6 +134,8 @@ impl ModelConfig {
             rope_scaling,
             sliding_window,
             sliding_layers: keys.sliding_layers(architecture, num_layers, sliding_window.is_some())?,
+            recurrent,
+            recurrent_layers,
             activation: if is_gemma {
                 Activation::GeluTanh
             } else {
@@ -220,7 +226,7 @@ impl Keys<'_> {
         }))
     }
 
-    fn refuse_unknown(&self, has_caps: bool, has_experts: bool) -> Result<(), ModelFileError> {
+    fn refuse_unknown(&self, has_caps: bool, has_experts: bool, more: &[&str]) -> Result<(), ModelFileError> {
         let prefix = self.key("");
         for (key, value) in self.file.metadata() {
             let Some(suffix) = key.strip_prefix(&prefix) else {
@@ -228,7 +234,8 @@ impl Keys<'_> {
             };
             let is_read = READ.contains(&suffix)
                 || (has_caps && CAPS.contains(&suffix))
-                || (has_experts && OF_EXPERTS.contains(&suffix));
+                || (has_experts && OF_EXPERTS.contains(&suffix))
+                || more.contains(&suffix);
             if is_read || IRRELEVANT.contains(&suffix) {
                 continue;
             }

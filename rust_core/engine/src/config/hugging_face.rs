@@ -1,5 +1,6 @@
 //! A Hugging Face `config.json` as a configuration, with the families' own defaults for what it leaves out.
 
+mod hybrid;
 mod qwen_vl;
 mod rope;
 
@@ -74,6 +75,7 @@ const OF_ROUTERS: &str = "output_router_logits router_aux_loss_coef router_jitte
 /// The families' defaults where they differ from what the file's other fields say.
 const GEMMA_HEAD_DIM: usize = 256;
 const QWEN3_HEAD_DIM: usize = 128;
+const QWEN35_ROTARY_SHARE: f64 = 0.25;
 const DEFAULT_WINDOW: usize = 4096;
 const QWEN_MAX_WINDOW_LAYERS: usize = 28;
 const GEMMA2_PERIOD: usize = 2;
@@ -95,6 +97,8 @@ impl ModelConfig {
         let more = match architecture {
             Architecture::Gemma2 => CAPS,
             Architecture::Phi3 => PARTLY_ROTARY,
+            Architecture::Lfm2 => hybrid::LFM2,
+            Architecture::Qwen35 => hybrid::QWEN35,
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::Qwen3Moe => QWEN3_MOE,
             Architecture::OlMoe => OLMOE,
@@ -110,7 +114,7 @@ impl ModelConfig {
         let num_heads = json.size("num_attention_heads")?;
         let num_layers = json.size("num_hidden_layers")?;
         let head_dim = json.optional_size("head_dim")?.unwrap_or(match architecture {
-            Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_HEAD_DIM,
+            Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Qwen35 => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
             _ => hidden_size / num_heads.max(1),
         });
@@ -126,6 +130,7 @@ impl ModelConfig {
             (rope_base, rope_scaling.clone())
         };
         let rotary_layers = json.rotary_layers(architecture, num_layers)?;
+        let (recurrent, recurrent_layers) = json.recurrent(architecture, num_layers)?;
         let config = Self {
             architecture,
             vocab_size: json.size("vocab_size")?,
@@ -134,15 +139,19 @@ impl ModelConfig {
             num_heads,
             num_kv_heads: json.num_kv_heads(name, num_heads)?,
             head_dim,
-            ffn_size: json.size(if architecture == Architecture::Qwen3Moe {
-                "moe_intermediate_size"
-            } else {
-                "intermediate_size"
-            })?,
+            ffn_size: match architecture {
+                Architecture::Qwen3Moe => json.size("moe_intermediate_size")?,
+                Architecture::Lfm2 => json.lfm2_ffn_size()?,
+                _ => json.size("intermediate_size")?,
+            },
             experts,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
-            norm_epsilon: json.number("rms_norm_eps").unwrap_or(default_epsilon(name)) as f32,
-            norm_weight_offset: if is_gemma { 1.0 } else { 0.0 },
+            norm_epsilon: json.norm_epsilon(name) as f32,
+            norm_weight_offset: if is_gemma || architecture == Architecture::Qwen35 {
+                1.0
+            } else {
+                0.0
+            },
             rope_style: RopeStyle::Neox,
             rotary_dims: json.rotary_dims(architecture, head_dim),
             rope_base,
@@ -152,12 +161,14 @@ impl ModelConfig {
             sliding_window: json.sliding_window(name)?,
             sliding_layers: json.sliding_layers(name, &rotary_layers)?,
             rotary_layers,
-            activation: json.activation()?,
+            recurrent,
+            recurrent_layers,
+            activation: json.activation(architecture)?,
             attention_scale: (query_size as f32).powf(-0.5),
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: json.cap(has_caps, "final_logit_softcapping", GEMMA2_CAPS[1])?,
             embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
-            is_output_tied: json.truth("tie_word_embeddings").or(is_gemma.then_some(true)),
+            is_output_tied: json.is_output_tied(architecture),
         };
         config.check()
     }
@@ -166,7 +177,7 @@ impl ModelConfig {
 /// The epsilon of a family's norms where the file does not say.
 fn default_epsilon(name: &str) -> f64 {
     match name {
-        "phi3" | "olmo2" | "mixtral" | "olmoe" => 1e-5,
+        "phi3" | "olmo2" | "mixtral" | "olmoe" | "lfm2" => 1e-5,
         _ => 1e-6,
     }
 }
@@ -191,6 +202,19 @@ fn is_neutral(field: &str, value: &Value) -> bool {
     let neutral = NEUTRAL.iter().find(|(name, _)| *name == field);
     let neutral = neutral.and_then(|(_, text)| serde_json::from_str::<Value>(text).ok());
     neutral.is_some_and(|neutral| neutral == *value || (neutral.is_number() && neutral.as_f64() == value.as_f64()))
+}
+
+/// Which share of a head is rotated, if the file says: beside the table of rotary parameters, or in it.
+fn rotary_share(config: &Map<String, Value>) -> Option<f64> {
+    let share = |fields: &Map<String, Value>| fields.get("partial_rotary_factor").and_then(Value::as_f64);
+    let tables = ["rope_parameters", "rope_scaling"].into_iter();
+    let table = || {
+        tables
+            .filter_map(|key| config.get(key)?.as_object())
+            .next()
+            .and_then(share)
+    };
+    share(config).or_else(table)
 }
 
 /// A `config.json` with typed, checked access.
@@ -261,7 +285,22 @@ impl JsonConfig<'_> {
         }))
     }
 
-    fn activation(&self) -> Result<Activation, ModelFileError> {
+    fn norm_epsilon(&self, name: &str) -> f64 {
+        let own = self.number(if name == "lfm2" { "norm_eps" } else { "rms_norm_eps" });
+        own.unwrap_or(default_epsilon(name))
+    }
+
+    fn is_output_tied(&self, architecture: Architecture) -> Option<bool> {
+        let is_lfm2 = architecture == Architecture::Lfm2;
+        let older = || is_lfm2.then(|| self.truth("tie_embedding")).flatten();
+        let by_family = (is_lfm2 || architecture.is_gemma()).then_some(true);
+        older().or(self.truth("tie_word_embeddings")).or(by_family)
+    }
+
+    fn activation(&self, architecture: Architecture) -> Result<Activation, ModelFileError> {
+        if architecture == Architecture::Lfm2 {
+            return Ok(Activation::Silu);
+        }
         match self.text("hidden_activation").or_else(|| self.text("hidden_act")) {
             Some("silu") => Ok(Activation::Silu),
             Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
@@ -282,7 +321,7 @@ impl JsonConfig<'_> {
             "qwen3_moe" if self.truth("use_sliding_window") == Some(true) => Err(invalid(
                 "config.json: 'use_sliding_window' is not implemented for qwen3_moe".to_owned(),
             )),
-            "qwen3_moe" => Ok(None),
+            "qwen3_moe" | "lfm2" | "qwen3_5_text" => Ok(None),
             "qwen2" | "qwen3" | "smollm3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
             "llama" | "mixtral" | "olmo2" | "olmoe" | "phi3" | "smollm3" => Ok(window),
             _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
@@ -293,6 +332,7 @@ impl JsonConfig<'_> {
     fn sliding_layers(&self, name: &str, rotary_layers: &[bool]) -> Result<Vec<bool>, ModelFileError> {
         let num_layers = rotary_layers.len();
         let by_family = match name {
+            "lfm2" | "qwen3_5_text" => return Ok(vec![false; num_layers]),
             "llama" | "olmo2" | "olmoe" | "qwen3_moe" => vec![false; num_layers],
             "mistral" | "mixtral" | "phi3" => periodic(num_layers, 0),
             "smollm3" => rotary_layers.iter().map(|has_rotary| !has_rotary).collect(),

@@ -391,6 +391,7 @@ impl DecoderConfig {
         let name = self.model.architecture.name();
         let lacks = [
             ("experts", self.model.experts.is_some()),
+            ("recurrent layers", self.model.recurrent.is_some()),
             ("capped scores", self.model.attention_softcap.is_some()),
         ];
         match lacks.into_iter().find(|(_, has)| *has) {

@@ -10,7 +10,7 @@ use super::config::DecoderConfig;
 use super::forward::{AttentionHead, Batch, Memory, Own, Stages, fill, multiply_into};
 use super::weights::DecoderWeights;
 use crate::config::Activation;
-use crate::model::{Gated, Layer};
+use crate::model::{Gated, Layer, Mixer};
 
 /// The layers, over a batch.
 pub(super) struct Decoder<'a> {
@@ -56,12 +56,15 @@ impl Stages for Decoder<'_> {
             return;
         }
         let weights = &self.weights.model.layers[layer];
+        let Mixer::Attention(attention) = &weights.mixer else {
+            unreachable!("recurrent layers are refused when the model is opened")
+        };
         self.fill_normalised(weights.attention_norm.as_deref(), hidden, own);
         let (query, key) = (model.query_size(), model.kv_size());
         let parts = [
-            (&weights.query, 0),
-            (&weights.key, query),
-            (&weights.value, query + key),
+            (&attention.query, 0),
+            (&attention.key, query),
+            (&attention.value, query + key),
         ];
         let (first, stride) = (memory.projected.at(rows.start), memory.projected.width);
         for (linear, start) in parts {
@@ -73,8 +76,8 @@ impl Stages for Decoder<'_> {
             let projected = unsafe { memory.projected.rows(row..row + 1) };
             let (queries, rest) = projected.split_at_mut(query);
             let position = self.batch.tokens[row].position;
-            self.rotate(layer, weights.query_norm.as_deref(), queries, position);
-            self.rotate(layer, weights.key_norm.as_deref(), &mut rest[..key], position);
+            self.rotate(layer, attention.query_norm.as_deref(), queries, position);
+            self.rotate(layer, attention.key_norm.as_deref(), &mut rest[..key], position);
         }
     }
 }

@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, CHUNK_TOKENS};
+use pyagent_kernels::elementwise;
 use pyagent_kernels::pack::BLOCK_COLS;
 
 use super::{Part, Pass, Segment, part};
@@ -136,7 +137,7 @@ impl Part<'_> {
                     let args = self.attention_args(index, tile, kv_head, &mut heads);
                     self.merge_chunks(&args, tile, &mut own.attention);
                 }
-                self.hand_on(&heads);
+                self.hand_on(&mut heads);
             }
         }
     }
@@ -172,9 +173,16 @@ impl Part<'_> {
         unsafe { attention::merge_chunks(isa, layout, args, results, scratch) };
     }
 
-    /// Hands what heads gave to the output matrix.
-    unsafe fn hand_on(&self, heads: &Patch<'_>) {
-        let Pass { space, isa, .. } = *self.pass;
+    /// Hands what heads gave to the output matrix, through its gates where the family has them.
+    unsafe fn hand_on(&self, heads: &mut Patch<'_>) {
+        let Pass { space, isa, config, .. } = *self.pass;
+        let gated = heads.rows().filter(|_| config.architecture.has_gated_attention());
+        for row in gated {
+            // SAFETY: the projections are over, and nobody writes gates in this stage.
+            let gates = unsafe { space.gate.shared_row(row) };
+            let columns = heads.columns();
+            elementwise::sigmoid_mul(isa, heads.row(row), &gates[columns]);
+        }
         // SAFETY: these columns of the input are this piece's.
         unsafe {
             space

@@ -44,10 +44,11 @@ impl Part<'_> {
     /// The output of attention, or of a feed-forward block without experts.
     pub(super) unsafe fn block(&self, block: usize, (rows, groups): (Range<usize>, Range<usize>)) {
         let Pass { space, isa, .. } = *self.pass;
-        let input = if block.is_multiple_of(2) {
-            &space.heads_input
-        } else {
-            &space.ffn_input
+        let is_recurrent = || self.pass.config.recurrent(block / 2).is_some();
+        let input = match block % 2 {
+            0 if is_recurrent() => &space.mixer_input,
+            0 => &space.heads_input,
+            _ => &space.ffn_input,
         };
         let Some(linear) = self.pass.block(block).0 else {
             return;

@@ -6,14 +6,20 @@ use pyagent_kernels::attention::{BLOCK_TOKENS, KvLayout, expect_kv, store_kv};
 use pyagent_kernels::elementwise;
 
 use super::{Part, Pass};
+use crate::model::{Attention, Mixer};
 use crate::workspace::{Own, Patch};
 
 impl Part<'_> {
     /// Queries, keys and values, head by head: multiplied, biased, normalised where the family does, rotated, stored.
     /// Where the norm is over all heads, the last three wait for [`Self::normalise_heads`].
-    pub(super) unsafe fn project(&self, index: usize, (rows, units): (Range<usize>, Range<usize>), own: &mut Own) {
+    pub(super) unsafe fn project(
+        &self,
+        index: usize,
+        layer: &Attention,
+        (rows, units): (Range<usize>, Range<usize>),
+        own: &mut Own,
+    ) {
         let Pass { config, space, .. } = *self.pass;
-        let layer = &self.pass.weights.layers[index];
         // A key-value head weighs as much as two query heads: spread between them, so that equal runs are equal work.
         let run = config.num_heads / config.num_kv_heads + 1;
         let heads_before = |unit: usize| unit / run * (run - 1) + (unit % run).saturating_sub(1);
@@ -30,7 +36,11 @@ impl Part<'_> {
                     expect_kv(layout, block, slot, kv_head);
                 },
             );
-            let mut query = space.query.patch(rows.clone(), columns(heads));
+            let mut query = space.query.patch(rows.clone(), columns(heads.clone()));
+            if let Some(gate) = &layer.gate {
+                let mut gates = space.gate.patch(rows.clone(), columns(heads));
+                self.multiply_columns(gate, &self.stream.hidden_input, None, &mut gates);
+            }
             self.multiply_columns(&layer.query, &self.stream.hidden_input, None, &mut query);
             let is_norm_wide = config.architecture.is_qk_norm_wide();
             let (mut key, mut value) = if is_norm_wide {
@@ -57,7 +67,9 @@ impl Part<'_> {
     /// All of the row's heads are projected, and no other thread uses the row or its KV slots in this stage.
     pub(super) unsafe fn normalise_heads(&self, index: usize, row: usize) {
         let Pass { config, space, .. } = *self.pass;
-        let layer = &self.pass.weights.layers[index];
+        let Mixer::Attention(layer) = &self.pass.weights.layers[index].mixer else {
+            return;
+        };
         let rows = row..row + 1;
         // SAFETY: as the caller's.
         unsafe {

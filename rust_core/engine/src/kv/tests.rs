@@ -20,10 +20,12 @@ fn gemma_has_pages_of_three_layers_and_six_pages_a_block() {
     let sliding = KvGroup {
         window: Some(512),
         pages_per_block: 5,
+        state_every: None,
     };
     let full = KvGroup {
         window: None,
         pages_per_block: 1,
+        state_every: None,
     };
     assert_eq!((pages.groups, pages.layers_per_page), (vec![sliding, full], 3));
 }
@@ -44,7 +46,7 @@ proptest! {
         let mut offsets: Vec<usize> = (0..kinds.len())
             .map(|layer| {
                 let kv = memory.layer(layer, &tables);
-                assert_eq!(kinds[layer], pages.groups[pages.places[layer].group].window);
+                assert_eq!(kinds[layer], pages.groups[pages.places[layer].expect("attention").group].window);
                 // SAFETY: every table has one block.
                 unsafe { kv.block(0) as usize - start }
             })

@@ -20,6 +20,15 @@ pub(super) enum Part {
     Up,
     Down,
     PostFfnNorm,
+    MixerInput,
+    MixerGate,
+    MixerRate,
+    MixerDecay,
+    MixerConvolution,
+    MixerDecayBase,
+    MixerDecayBias,
+    MixerNorm,
+    MixerOutput,
 }
 
 const PARTS: [Part; 13] = [
@@ -94,8 +103,12 @@ impl Names {
         self.of_decoder("token_embd.weight", EMBEDDING)
     }
 
-    pub(super) fn final_norm(&self) -> String {
-        self.of_decoder("output_norm.weight", "norm.weight")
+    /// LFM2's is called after the embedding.
+    pub(super) fn final_norm(&self, architecture: Architecture) -> String {
+        match architecture {
+            Architecture::Lfm2 => self.of_decoder("token_embd_norm.weight", "embedding_norm.weight"),
+            _ => self.of_decoder("output_norm.weight", "norm.weight"),
+        }
     }
 
     pub(super) fn output(&self) -> String {
@@ -117,9 +130,16 @@ impl Names {
         let fused = fused_part(part, config);
         let rows = fused.as_ref().map(|(.., rows)| rows.clone());
         let name = match (self, fused) {
-            (Self::Gguf, fused) => format!("blk.{layer}.{}", fused.map_or(gguf_part(part), |(gguf, ..)| gguf)),
+            (Self::Gguf, fused) => {
+                let own = gguf_part_of(part, config.architecture);
+                format!("blk.{layer}.{}", fused.map_or(own, |(gguf, ..)| gguf))
+            }
             (Self::HuggingFace(decoder), fused) => {
-                let name = fused.map_or_else(|| hugging_face_part(part, config.architecture), |(_, name, _)| name);
+                let own = || match config.architecture {
+                    Architecture::Lfm2 => lfm2_part(part),
+                    architecture => hugging_face_part(part, architecture),
+                };
+                let name = fused.map_or_else(own, |(_, name, _)| name);
                 format!("{decoder}layers.{layer}.{name}")
             }
         };
@@ -243,6 +263,46 @@ fn gguf_part(part: Part) -> &'static str {
         Part::Up => "ffn_up",
         Part::Down => "ffn_down",
         Part::PostFfnNorm => "post_ffw_norm.weight",
+        Part::MixerInput => "attn_qkv",
+        Part::MixerGate => "attn_gate",
+        Part::MixerRate => "ssm_beta",
+        Part::MixerDecay => "ssm_alpha",
+        Part::MixerConvolution => "ssm_conv1d",
+        Part::MixerDecayBase => "ssm_a",
+        Part::MixerDecayBias => "ssm_dt.bias",
+        Part::MixerNorm => "ssm_norm.weight",
+        Part::MixerOutput => "ssm_out",
+    }
+}
+
+/// What a family's GGUF files call a part, where they differ from others: LFM2's recurrent layers, and Qwen 3.5's norm
+/// before the feed-forward block, which stands where Gemma's after attention does.
+fn gguf_part_of(part: Part, architecture: Architecture) -> &'static str {
+    match (architecture, part) {
+        (Architecture::Lfm2, Part::MixerInput) => "shortconv.in_proj",
+        (Architecture::Lfm2, Part::MixerConvolution) => "shortconv.conv",
+        (Architecture::Lfm2, Part::MixerOutput) => "shortconv.out_proj",
+        (Architecture::Qwen35, Part::FfnNorm) => "post_attention_norm.weight",
+        (Architecture::Qwen35, Part::PostAttentionNorm) => "(none)",
+        _ => gguf_part(part),
+    }
+}
+
+/// LFM2's names elsewhere.
+fn lfm2_part(part: Part) -> &'static str {
+    match part {
+        Part::AttentionNorm => "operator_norm.weight",
+        Part::QueryNorm => "self_attn.q_layernorm.weight",
+        Part::KeyNorm => "self_attn.k_layernorm.weight",
+        Part::AttentionOutput => "self_attn.out_proj",
+        Part::FfnNorm => "ffn_norm.weight",
+        Part::Gate => "feed_forward.w1",
+        Part::Up => "feed_forward.w3",
+        Part::Down => "feed_forward.w2",
+        Part::MixerInput => "conv.in_proj",
+        Part::MixerConvolution => "conv.conv",
+        Part::MixerOutput => "conv.out_proj",
+        part => hugging_face_part(part, Architecture::Lfm2),
     }
 }
 
@@ -269,5 +329,14 @@ fn hugging_face_part(part: Part, architecture: Architecture) -> &'static str {
         Part::Up => "mlp.up_proj",
         Part::Down => "mlp.down_proj",
         Part::PostFfnNorm => "post_feedforward_layernorm.weight",
+        Part::MixerInput => "linear_attn.in_proj_qkv",
+        Part::MixerGate => "linear_attn.in_proj_z",
+        Part::MixerRate => "linear_attn.in_proj_b",
+        Part::MixerDecay => "linear_attn.in_proj_a",
+        Part::MixerConvolution => "linear_attn.conv1d",
+        Part::MixerDecayBase => "linear_attn.A_log",
+        Part::MixerDecayBias => "linear_attn.dt_bias",
+        Part::MixerNorm => "linear_attn.norm.weight",
+        Part::MixerOutput => "linear_attn.out_proj",
     }
 }

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class RunnerInfo:
     """A model as a runner holds it. Rows of logits are `vocab_size` long.
 
-    KV memory is `num_pages` pages of `page_bytes`. `kv_groups` are its groups of layers: "full" or "window", the window
-    in tokens (0 where the whole sequence is seen), and the pages that a block of tokens takes. `load_seconds` is what
-    loading took by phase, where the runner tells.
+    KV memory is `num_pages` pages of `page_bytes`. `kv_groups` are its groups of layers: "full", "window" or "state", a
+    size (a window's tokens; the blocks of which one keeps the state of recurrent layers; else 0), and the pages that a
+    block of tokens takes. `load_seconds` is what loading took by phase, where the runner tells.
     """
 
     architecture: str

@@ -19,7 +19,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A model's card. Bytes of weights are those the packed weights take in memory.
 
     `kv_bytes_per_token` is what a token takes while every layer sees it. `kv_groups` are the engine's groups of layers:
-    kind, size of the window in tokens, pages of `page_bytes` for a block.
+    kind, size (a window's tokens, or the blocks of which one keeps a state), pages of `page_bytes` for a block.
     """
 
     architecture: str

@@ -1,4 +1,4 @@
-//! The text half of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a `config.json` of Qwen2 or Qwen3.
+//! The text half of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen 3.5: a `config.json` of Qwen2, Qwen3 or Qwen 3.5's text.
 //!
 //! A rotary position is a frame, a row and a column there (M-RoPE), and each frequency turns by one of them. In text all
 //! three are the token's place, so that sections are checked and change nothing.
@@ -26,7 +26,15 @@ struct Family {
     is_interleaved: bool,
 }
 
-const FAMILIES: [Family; 3] = [
+/// Qwen 3.5, whose text half stands alone too.
+const QWEN35: Family = Family {
+    name: "qwen3_5",
+    text: "qwen3_5_text",
+    base: 10_000.0,
+    is_interleaved: true,
+};
+
+const FAMILIES: [Family; 5] = [
     Family {
         name: "qwen2_vl",
         text: "qwen2",
@@ -44,6 +52,11 @@ const FAMILIES: [Family; 3] = [
         text: "qwen3",
         base: 500_000.0,
         is_interleaved: true,
+    },
+    QWEN35,
+    Family {
+        name: QWEN35.text,
+        ..QWEN35
     },
 ];
 
@@ -96,7 +109,11 @@ fn num_frequencies(family: &Family, text: &Map<String, Value>) -> u64 {
     } else {
         share()
     };
-    size("head_dim").or(by_family).unwrap_or(0) / 2
+    let head_dim = size("head_dim").or(by_family).unwrap_or(0);
+    if family.text == QWEN35.text {
+        return (head_dim as f64 * super::rotary_share(text).unwrap_or(super::QWEN35_ROTARY_SHARE)) as u64 / 2;
+    }
+    head_dim / 2
 }
 
 /// Checks the sections of a table of rotary parameters, and takes them out.

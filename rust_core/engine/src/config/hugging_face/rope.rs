@@ -20,6 +20,7 @@ const BETA_SLOW: f64 = 1.0;
 const BASE: f64 = 10_000.0;
 const GEMMA3_BASE: f64 = 1_000_000.0;
 const SMOLLM3_BASE: f64 = 2_000_000.0;
+const LFM2_BASE: f64 = 1_000_000.0;
 const MIXTRAL_BASE: f64 = 1_000_000.0;
 
 impl JsonConfig<'_> {
@@ -30,6 +31,7 @@ impl JsonConfig<'_> {
         let default = match architecture {
             Architecture::Gemma3 => GEMMA3_BASE,
             Architecture::SmolLm3 => SMOLLM3_BASE,
+            Architecture::Lfm2 => LFM2_BASE,
             _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
             _ => BASE,
         };
@@ -47,10 +49,12 @@ impl JsonConfig<'_> {
 
     /// Numbers at the start of a head that are rotated.
     pub(super) fn rotary_dims(&self, architecture: Architecture, head_dim: usize) -> usize {
-        let in_table = || self.rope_table()?.get("partial_rotary_factor")?.as_f64();
-        let share = self.number("partial_rotary_factor").or_else(in_table);
+        let share = super::rotary_share(self.0).or(match architecture {
+            Architecture::Qwen35 => Some(super::QWEN35_ROTARY_SHARE),
+            _ => None,
+        });
         match share {
-            Some(share) if architecture == Architecture::Phi3 => (head_dim as f64 * share) as usize,
+            Some(share) if architecture.is_partly_rotary() => (head_dim as f64 * share) as usize,
             _ => head_dim,
         }
     }
@@ -77,7 +81,7 @@ impl JsonConfig<'_> {
             "longrope" | "su" => LONGROPE,
             _ => "",
         };
-        let partly = if architecture == Architecture::Phi3 {
+        let partly = if architecture.is_partly_rotary() {
             super::PARTLY_ROTARY
         } else {
             ""

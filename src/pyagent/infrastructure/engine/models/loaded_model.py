@@ -151,8 +151,15 @@ class LoadedModel:
 
     @property
     def movable(self) -> MovableKv | None:
-        """The runner, where it lets KV be read and written from outside."""
-        return self.runner if isinstance(self.runner, MovableKv) else None
+        """The runner, where it lets KV be read and written from outside; a state of recurrent layers does not move."""
+        runner = self.runner
+        return runner if isinstance(runner, MovableKv) and not self.has_states else None
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state in place of keys and values."""
+        runner = self.runner
+        return isinstance(runner, MovableKv) and any(kind == "state" for kind, _, _ in runner.kv_shape.groups)
 
     def on_close(self, end: Callable[[], None]) -> bool:
         """Have something ended before the runner is; False, and it is not, when the model is closed already."""

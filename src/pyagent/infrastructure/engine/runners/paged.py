@@ -200,8 +200,10 @@ class PagedRunner(ABC):
 
     def reserve(self, sequence_id: int, num_tokens: int) -> bool:
         """Make room for so many tokens in all; False, and nothing changed, when there is none."""
-        held = self.num_pages(self.pool.num_tokens(sequence_id)) if self._slabs is not None else 0
-        most = max(self.pages_per_block, self.num_pages(num_tokens) - held)
+        num_computed = self.pool.num_tokens(sequence_id)
+        held = self.num_pages(num_computed) if self._slabs is not None else 0
+        most = self.pool.most_pages(num_tokens, max(1, num_tokens - num_computed))
+        most = max(self.pages_per_block, most - held)
         return self._take(most, lambda: self.pool.reserve(sequence_id, num_tokens))
 
     def _take(self, num_pages: int, take: Callable[[], None]) -> bool:

@@ -65,15 +65,19 @@ class DescribedModel:
     """A model of the CPU runner's families, in a GGUF file or a folder of safetensors."""
 
     def __init__(self, path: Path, most_positions: int | None) -> None:
-        """Open it for texts as long at most, checked as for the CPU. Raises `ModelError`, for experts too."""
+        """Open it for texts as long at most, checked as for the CPU.
+
+        Raises `ModelError`, for experts and recurrent layers too.
+        """
         self.path = path
         try:
             self._file = _rust.ModelFile(path, most_positions)
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error
         self.config = self._file.config
-        if self.config.num_experts:
-            text = f"{path}: {self.config.architecture} with experts is not implemented for the torch runner"
+        if self.config.num_experts or self.config.num_recurrent_layers:
+            lacking = "experts" if self.config.num_experts else "recurrent layers"
+            text = f"{path}: {self.config.architecture} with {lacking} is not implemented for the torch runner"
             raise ModelError(f"{text}; set engine.runner to cpu", model=str(path))
 
     def weight_bytes(self, part: ModelPart, target: Target) -> int:

@@ -1,0 +1,137 @@
+//! Recurrent layers in a `config.json`: LFM2's short convolutions, Qwen 3.5's gated delta nets.
+
+use serde_json::Value;
+
+use super::JsonConfig;
+use crate::config::{Architecture, DeltaNet, Recurrent, invalid};
+use crate::weights::ModelFileError;
+
+/// What is read of LFM2 besides, and what its files say of training and of sizes that are the hidden size.
+pub(super) const LFM2: &str = "conv_L_cache conv_bias norm_eps full_attn_idxs tie_embedding block_ff_dim \
+    block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of block_dim conv_dim conv_dim_out num_heads \
+    block_norm_eps block_use_swiglu use_pos_enc block_mlp_init_scale block_out_init_scale block_use_xavier_init \
+    conv_use_xavier_init theta";
+
+/// What is read of Qwen 3.5 besides; what drafts of further tokens have, which are left alone; the type of states.
+pub(super) const QWEN35: &str = "linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim \
+    linear_num_key_heads linear_num_value_heads full_attention_interval attn_output_gate partial_rotary_factor \
+    mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype";
+
+/// The families' defaults.
+const LFM2_TAPS: usize = 3;
+const LFM2_MULTIPLE: usize = 256;
+const QWEN35_INTERVAL: usize = 4;
+
+impl JsonConfig<'_> {
+    /// The recurrent layers of a family that has any, and which they are.
+    pub(super) fn recurrent(
+        &self,
+        architecture: Architecture,
+        num_layers: usize,
+    ) -> Result<(Option<Recurrent>, Vec<bool>), ModelFileError> {
+        match architecture {
+            Architecture::Lfm2 => {
+                self.check_lfm2()?;
+                let taps = self.optional_size("conv_L_cache")?.unwrap_or(LFM2_TAPS);
+                let attention = self.0.get("full_attn_idxs").and_then(Value::as_array);
+                let has_attention = |layer: usize| {
+                    attention.is_none_or(|layers| layers.iter().any(|index| index.as_u64() == Some(layer as u64)))
+                };
+                let by_family = (0..num_layers.min(crate::config::MOST_LAYERS)).map(|layer| !has_attention(layer));
+                let layers = self.recurrent_layers("conv", num_layers, by_family.collect())?;
+                Ok((Some(Recurrent::ShortConvolution { taps }), layers))
+            }
+            Architecture::Qwen35 => {
+                if self
+                    .0
+                    .get("attn_output_gate")
+                    .is_some_and(|gate| gate.as_bool() != Some(true))
+                {
+                    return Err(invalid("config.json: 'attn_output_gate' must be true".to_owned()));
+                }
+                let every = self
+                    .optional_size("full_attention_interval")?
+                    .unwrap_or(QWEN35_INTERVAL);
+                let by_family = crate::config::periodic(num_layers, every);
+                let layers = self.recurrent_layers("linear_attention", num_layers, by_family)?;
+                Ok((Some(Recurrent::DeltaNet(self.delta_net()?)), layers))
+            }
+            _ => Ok((None, vec![false; num_layers.min(crate::config::MOST_LAYERS)])),
+        }
+    }
+
+    fn delta_net(&self) -> Result<DeltaNet, ModelFileError> {
+        let size = |key, default| Ok::<_, ModelFileError>(self.optional_size(key)?.unwrap_or(default));
+        Ok(DeltaNet {
+            taps: size("linear_conv_kernel_dim", 4)?,
+            num_key_heads: size("linear_num_key_heads", 16)?,
+            num_value_heads: size("linear_num_value_heads", 32)?,
+            key_size: size("linear_key_head_dim", 128)?,
+            value_size: size("linear_value_head_dim", 128)?,
+            is_tiled: false,
+        })
+    }
+
+    /// Which layers are recurrent: those that `layer_types` calls `kind`, else those the family has.
+    fn recurrent_layers(
+        &self,
+        kind: &str,
+        num_layers: usize,
+        by_family: Vec<bool>,
+    ) -> Result<Vec<bool>, ModelFileError> {
+        let Some(types) = self.0.get("layer_types").filter(|value| !value.is_null()) else {
+            return Ok(by_family);
+        };
+        let is_recurrent = |value: &Value| match value.as_str() {
+            Some("full_attention") => Some(false),
+            Some(name) if name == kind => Some(true),
+            _ => None,
+        };
+        let layers = types.as_array().map(|types| types.iter().map(is_recurrent).collect());
+        let layers: Option<Vec<bool>> = layers.flatten();
+        layers.filter(|layers| layers.len() == num_layers).ok_or_else(|| {
+            invalid(format!(
+                "config.json: 'layer_types' must have {kind} or full_attention for each of {num_layers} layers"
+            ))
+        })
+    }
+
+    /// Refuses an LFM2 whose blocks have another width than the stream, or no gate.
+    fn check_lfm2(&self) -> Result<(), ModelFileError> {
+        let hidden = self.size("hidden_size")?;
+        for key in ["block_dim", "conv_dim", "conv_dim_out"] {
+            if self.optional_size(key)?.is_some_and(|size| size != hidden) {
+                return Err(invalid(format!(
+                    "config.json: '{key}' must be the hidden size, {hidden}"
+                )));
+            }
+        }
+        for key in ["block_use_swiglu", "use_pos_enc"] {
+            if self.0.get(key).is_some_and(|truth| truth.as_bool() != Some(true)) {
+                return Err(invalid(format!("config.json: '{key}' must be true")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The width of LFM2's feed-forward blocks: two thirds of what is said, in whole multiples.
+    pub(super) fn lfm2_ffn_size(&self) -> Result<usize, ModelFileError> {
+        let said = match self.optional_size("block_ff_dim")? {
+            Some(size) => size,
+            None => self.size("intermediate_size")?,
+        };
+        if self.0.get("block_auto_adjust_ff_dim").and_then(Value::as_bool) == Some(false) {
+            return Ok(said);
+        }
+        let adjusted = said.saturating_mul(2) / 3;
+        let factor = match self.0.get("block_ffn_dim_multiplier") {
+            Some(Value::Null) => return Ok(adjusted),
+            value => value.and_then(Value::as_f64).unwrap_or(1.0),
+        };
+        let multiple = self.optional_size("block_multiple_of")?.unwrap_or(LFM2_MULTIPLE).max(1);
+        let adjusted = (factor * adjusted as f64) as usize;
+        adjusted
+            .checked_next_multiple_of(multiple)
+            .ok_or_else(|| invalid("config.json: the feed-forward size is too large".to_owned()))
+    }
+}

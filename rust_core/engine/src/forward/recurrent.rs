@@ -1,0 +1,387 @@
+//! Recurrent layers: their projections, their convolutions, and the gated delta rule, in place of attention's stages.
+//!
+//! A piece has some channels, or a key head, of one sequence's tokens, and takes them one after the other: the sequence's
+//! state is read and written in its pages. So the number of pieces is that of sequences times parts of a layer, and what a
+//! token becomes depends on the tokens before it alone.
+
+use std::ops::Range;
+
+use pyagent_kernels::elementwise;
+use pyagent_kernels::matmul;
+use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
+use pyagent_kernels::recurrent::{CELL_CHANNELS, Convolution, DeltaRule, convolve, l2_normalise, scan};
+
+use super::{MOST_GROUPS, PIECES_PER_THREAD, PRODUCT_TILE, Part, Pass, Plan, Stage, Tiling, part};
+use crate::config::{DeltaNet, ModelConfig, Recurrent};
+use crate::kv::{StatePages, StateRun};
+use crate::model::{DeltaWeights, Mixer, RecurrentWeights};
+use crate::workspace::{Own, Patch};
+
+/// Blocks of channels in a piece of a convolution at most.
+const MOST_BLOCKS: usize = 8;
+/// What a key's or query's squared length is never below, when it is made 1.
+const L2_EPSILON: f32 = 1e-6;
+
+/// Columns of the widest tile that a recurrent layer's pieces use.
+pub(super) fn most_columns(config: &ModelConfig) -> usize {
+    match &config.recurrent {
+        None => 0,
+        Some(Recurrent::ShortConvolution { .. }) => MOST_BLOCKS * BLOCK_COLS,
+        Some(Recurrent::DeltaNet(net)) => (2 * net.key_size).max(net.value_size),
+    }
+}
+
+/// Values in a row of all of a recurrent layer's projections; none without such layers.
+pub(crate) fn mixed_size(config: &ModelConfig) -> usize {
+    let recurrent = config.recurrent.as_ref();
+    recurrent.map_or(0, |recurrent| recurrent.columns(config.hidden_size).1)
+}
+
+/// Values that a recurrent layer hands to its output matrix; none without such layers.
+pub(crate) fn output_size(config: &ModelConfig) -> usize {
+    let recurrent = config.recurrent.as_ref();
+    recurrent.map_or(0, |recurrent| recurrent.output_size(config.hidden_size))
+}
+
+/// How a recurrent layer's projections are cut.
+pub(super) fn projection_tiling(plan: &Plan<'_>, config: &ModelConfig) -> Tiling {
+    let groups = mixed_size(config) / ROWS_PER_GROUP;
+    Tiling::new(plan.num_rows(), groups, MOST_GROUPS, plan.num_threads)
+}
+
+/// Parts that a sequence's channels are cut into.
+fn num_channel_parts(plan: &Plan<'_>, config: &ModelConfig) -> usize {
+    let channels = config
+        .recurrent
+        .map_or(0, |recurrent| recurrent.num_channels(config.hidden_size));
+    let blocks = channels.div_ceil(BLOCK_COLS);
+    let wanted = (plan.num_threads * PIECES_PER_THREAD).div_ceil(plan.segments.len().max(1));
+    wanted.max(blocks.div_ceil(MOST_BLOCKS)).min(blocks)
+}
+
+/// Pieces of a layer's convolution.
+pub(super) fn num_convolution_pieces(plan: &Plan<'_>, config: &ModelConfig) -> usize {
+    plan.segments.len() * num_channel_parts(plan, config)
+}
+
+/// Pieces of a layer's delta rule.
+pub(super) fn num_scan_pieces(plan: &Plan<'_>, net: &DeltaNet) -> usize {
+    plan.segments.len() * net.num_key_heads
+}
+
+/// One sequence's tokens in a recurrent layer.
+struct Sequence<'a> {
+    recurrent: Recurrent,
+    weights: &'a RecurrentWeights,
+    states: &'a StatePages,
+    /// The pages of its states.
+    table: &'a [u32],
+    runs: &'a [StateRun],
+    /// Row of the batch of the first token.
+    first_row: usize,
+    /// Where each projection's output begins in a row.
+    columns: Vec<usize>,
+}
+
+impl Sequence<'_> {
+    /// The rows of a run, some at a time.
+    fn tiles(&self, run: &StateRun) -> impl Iterator<Item = Range<usize>> + use<> {
+        let rows = self.first_row + run.tokens.start..self.first_row + run.tokens.end;
+        let starts = rows.clone().step_by(PRODUCT_TILE);
+        starts.map(move |start| start..(start + PRODUCT_TILE).min(rows.end))
+    }
+}
+
+impl Pass<'_> {
+    /// The stages of a layer before its first output: attention's, or a recurrent layer's.
+    pub(super) fn mixer_stages(&self, layer: usize, is_norm_wide: bool) -> impl Iterator<Item = Stage> + use<> {
+        let recurrent = self.config.recurrent(layer);
+        let attention = recurrent.is_none();
+        let scans = matches!(recurrent, Some(Recurrent::DeltaNet(_)));
+        let stages = [
+            Some(Stage::Project(layer)),
+            (attention && is_norm_wide).then_some(Stage::NormaliseHeads(layer)),
+            attention.then_some(Stage::Attend(layer)),
+            (!attention).then_some(Stage::Convolve(layer)),
+            scans.then_some(Stage::Scan(layer)),
+        ];
+        stages.into_iter().flatten()
+    }
+}
+
+impl Part<'_> {
+    fn sequence(&self, layer: usize, segment: usize) -> Option<Sequence<'_>> {
+        let Pass {
+            config, weights, kv, ..
+        } = *self.pass;
+        let (Mixer::Recurrent(weights), Some(recurrent)) = (&weights.layers[layer].mixer, config.recurrent) else {
+            return None;
+        };
+        Some(Sequence {
+            recurrent,
+            weights,
+            states: kv.pages.states.as_ref()?,
+            table: kv.pages.state_table(self.plan.segments[segment].tables),
+            runs: &self.plan.runs[segment],
+            first_row: self.plan.starts[segment],
+            columns: recurrent.columns(config.hidden_size).0,
+        })
+    }
+
+    /// All of a recurrent layer's projections, some of their columns for some rows.
+    ///
+    /// # Safety
+    /// These columns of these rows are this piece's.
+    pub(super) unsafe fn project_mixer(
+        &self,
+        weights: &RecurrentWeights,
+        (rows, groups): (Range<usize>, Range<usize>),
+    ) {
+        let Pass { config, space, isa, .. } = *self.pass;
+        let Some(recurrent) = &config.recurrent else { return };
+        let (starts, width) = recurrent.columns(config.hidden_size);
+        for (linear, start) in weights.inputs.iter().zip(starts) {
+            let first = start / ROWS_PER_GROUP;
+            let own = groups.start.max(first)..groups.end.min(first + linear.weight.num_groups());
+            if own.is_empty() {
+                continue;
+            }
+            let own = own.start - first..own.end - first;
+            let out = space.mixed.base().wrapping_add(start);
+            let columns = own.start * ROWS_PER_GROUP..(own.end * ROWS_PER_GROUP).min(linear.weight.rows());
+            // SAFETY: by contract; the matrix's columns lie from `start` on.
+            unsafe {
+                matmul::matmul(
+                    isa,
+                    &linear.weight,
+                    own,
+                    &self.stream.hidden_input,
+                    rows.clone(),
+                    out,
+                    width,
+                );
+                let Some(bias) = &linear.bias else { continue };
+                let columns_in_row = start + columns.start..start + columns.end;
+                let mut outputs = space.mixed.patch(rows.clone(), columns_in_row);
+                rows.clone()
+                    .for_each(|row| elementwise::add(isa, outputs.row(row), &bias[columns.clone()]));
+            }
+        }
+    }
+
+    /// Some channels of a sequence's convolution: a short convolution's output, or a delta net's queries, keys and values,
+    /// which stay where they were.
+    ///
+    /// # Safety
+    /// The layer's projections are over; the piece's channels and their states are this thread's in this stage.
+    pub(super) unsafe fn convolve(&self, layer: usize, piece: usize, own: &mut Own) {
+        let config = self.pass.config;
+        let num_parts = num_channel_parts(self.plan, config);
+        let Some(sequence) = self.sequence(layer, piece / num_parts) else {
+            return;
+        };
+        let channels = sequence.recurrent.num_channels(config.hidden_size);
+        let blocks = part(channels.div_ceil(BLOCK_COLS), num_parts, piece % num_parts);
+        let channels = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(channels);
+        let cells = channels.start / CELL_CHANNELS..channels.end / CELL_CHANNELS;
+        for run in sequence.runs {
+            // SAFETY: by contract; runs and tiles follow each other.
+            unsafe {
+                for cell in cells.clone() {
+                    let [len, _] = sequence.states.cell_lens;
+                    let history = sequence.states.layer(layer).histories[cell];
+                    self.pass.kv.begin(sequence.states, sequence.table, run, history, len);
+                }
+                for rows in sequence.tiles(run) {
+                    self.convolve_tile(layer, &sequence, run, rows, channels.clone(), own);
+                }
+            }
+        }
+    }
+
+    unsafe fn convolve_tile(
+        &self,
+        layer: usize,
+        sequence: &Sequence<'_>,
+        run: &StateRun,
+        rows: Range<usize>,
+        channels: Range<usize>,
+        own: &mut Own,
+    ) {
+        let Pass {
+            config, space, isa, kv, ..
+        } = *self.pass;
+        let (width, hidden) = (space.mixed.width(), config.hidden_size);
+        let is_short = matches!(sequence.recurrent, Recurrent::ShortConvolution { .. });
+        let out = is_short.then(|| Patch::own(&mut own.first, rows.clone(), channels.clone()));
+        let taps = sequence.recurrent.taps();
+        for channel in channels.clone().step_by(CELL_CHANNELS) {
+            let cell = channel / CELL_CHANNELS;
+            let row = space.mixed.base().wrapping_add(rows.start * width + channel);
+            let target = |patch: &Patch<'_>| patch.origin().wrapping_add(rows.start * patch.stride() + channel);
+            let bias = sequence.weights.convolution_bias.as_ref();
+            let history = sequence.states.layer(layer).histories[cell];
+            let work = Convolution {
+                weights: &sequence.weights.convolution[cell * taps * CELL_CHANNELS..][..taps * CELL_CHANNELS],
+                bias: bias.map(|bias| &bias[channel..channel + CELL_CHANNELS]),
+                input: if is_short { row.wrapping_add(2 * hidden) } else { row },
+                input_stride: width,
+                // Relative to the input: both gates lie before what is convolved.
+                gates: is_short.then(|| [row.cast_const(), row.wrapping_add(hidden).cast_const()]),
+                has_silu: !is_short,
+                out: out.as_ref().map_or(row, target),
+                out_stride: out.as_ref().map_or(width, Patch::stride),
+                num_tokens: rows.len(),
+                history: kv.cell(sequence.states, sequence.table, run.to, history),
+            };
+            // SAFETY: by contract.
+            unsafe { convolve(isa, &work) };
+        }
+        if let Some(out) = out {
+            // SAFETY: these columns of these rows are this piece's.
+            unsafe {
+                space
+                    .mixer_input
+                    .write_tile(isa, rows, channels, out.origin(), out.stride())
+            };
+        }
+    }
+
+    /// The gated delta rule of a key head's value heads, normalised and gated.
+    ///
+    /// # Safety
+    /// The layer's convolution is over; the piece's heads and their states are this thread's in this stage.
+    pub(super) unsafe fn scan(&self, layer: usize, piece: usize, own: &mut Own) {
+        let Some(Recurrent::DeltaNet(net)) = self.pass.config.recurrent else {
+            return;
+        };
+        let Some(sequence) = self.sequence(layer, piece / net.num_key_heads) else {
+            return;
+        };
+        let Some(delta) = &sequence.weights.delta else { return };
+        let key_head = piece % net.num_key_heads;
+        let cells = |head: usize| {
+            let each = net.value_size / CELL_CHANNELS;
+            head * each..(head + 1) * each
+        };
+        for run in sequence.runs {
+            // SAFETY: by contract; runs and tiles follow each other.
+            unsafe {
+                for cell in net.value_heads(key_head).flat_map(cells) {
+                    let [_, len] = sequence.states.cell_lens;
+                    let matrix = sequence.states.layer(layer).matrices[cell];
+                    self.pass.kv.begin(sequence.states, sequence.table, run, matrix, len);
+                }
+                for rows in sequence.tiles(run) {
+                    self.prepare_keys(&net, key_head, rows.clone(), &mut own.second);
+                    for head in net.value_heads(key_head) {
+                        let head = Head {
+                            net,
+                            delta,
+                            layer,
+                            head,
+                        };
+                        self.scan_tile(&sequence, run, &head, rows.clone(), own);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A head's keys, then its queries, of some rows, of length 1; queries are scaled as attention's are.
+    unsafe fn prepare_keys(&self, net: &DeltaNet, head: usize, rows: Range<usize>, memory: &mut [f32]) {
+        let Pass { space, isa, .. } = *self.pass;
+        let size = net.key_size;
+        let mut prepared = Patch::own(memory, rows.clone(), 0..2 * size);
+        for row in rows {
+            // SAFETY: the convolution is over, and nobody writes queries and keys in this stage.
+            let mixed = unsafe { space.mixed.shared_row(row) };
+            let (keys, queries) = prepared.row(row).split_at_mut(size);
+            queries.copy_from_slice(&mixed[head * size..(head + 1) * size]);
+            keys.copy_from_slice(&mixed[net.keys_size() + head * size..][..size]);
+            l2_normalise(isa, keys, L2_EPSILON, 1.0);
+            l2_normalise(isa, queries, L2_EPSILON, (size as f32).powf(-0.5));
+        }
+    }
+
+    /// A value head's outputs of some rows, whose keys and queries are prepared.
+    unsafe fn scan_tile(
+        &self,
+        sequence: &Sequence<'_>,
+        run: &StateRun,
+        head: &Head<'_>,
+        rows: Range<usize>,
+        own: &mut Own,
+    ) {
+        let Pass {
+            config, space, isa, kv, ..
+        } = *self.pass;
+        let (net, width) = (head.net, space.mixed.width());
+        let columns = head.head * net.value_size..(head.head + 1) * net.value_size;
+        let keys = Patch::own(&mut own.second, rows.clone(), 0..2 * net.key_size);
+        let mut out = Patch::own(&mut own.first, rows.clone(), columns.clone());
+        let (mut decays, mut rates) = ([0.0; PRODUCT_TILE], [0.0; PRODUCT_TILE]);
+        for (index, row) in rows.clone().enumerate() {
+            // SAFETY: the projections are over, and nobody writes these in this stage.
+            let mixed = unsafe { space.mixed.shared_row(row) };
+            (decays[index], rates[index]) = head.step(mixed, &sequence.columns);
+        }
+        for column in columns.clone().step_by(CELL_CHANNELS) {
+            let first_key = keys.origin().wrapping_add(rows.start * keys.stride());
+            let values = space
+                .mixed
+                .base()
+                .wrapping_add(rows.start * width + 2 * net.keys_size() + column);
+            let matrix = sequence.states.layer(head.layer).matrices[column / CELL_CHANNELS];
+            let work = DeltaRule {
+                keys: first_key,
+                queries: first_key.wrapping_add(net.key_size),
+                key_stride: keys.stride(),
+                key_size: net.key_size,
+                values,
+                value_stride: width,
+                decays: &decays[..rows.len()],
+                rates: &rates[..rows.len()],
+                is_delta: true,
+                out: out.origin().wrapping_add(rows.start * out.stride() + column),
+                out_stride: out.stride(),
+                state: kv.cell(sequence.states, sequence.table, run.to, matrix),
+            };
+            // SAFETY: by contract; keys were prepared for these rows.
+            unsafe { scan(isa, &work) };
+        }
+        for row in rows.clone() {
+            // SAFETY: as above.
+            let mixed = unsafe { space.mixed.shared_row(row) };
+            let output = out.row(row);
+            elementwise::rms_norm_in_place(isa, output, &head.delta.norm, config.norm_epsilon);
+            let gates = &mixed[sequence.columns[1]..];
+            elementwise::silu_mul(isa, output, &gates[columns.clone()]);
+        }
+        // SAFETY: these columns of these rows are this piece's.
+        unsafe {
+            space
+                .mixer_input
+                .write_tile(isa, rows, columns, out.origin(), out.stride())
+        };
+    }
+}
+
+/// A value head of a layer.
+struct Head<'a> {
+    net: DeltaNet,
+    delta: &'a DeltaWeights,
+    layer: usize,
+    head: usize,
+}
+
+impl Head<'_> {
+    /// What a token leaves of the state, and how much of its value is added; computed in `f64`.
+    fn step(&self, mixed: &[f32], columns: &[usize]) -> (f32, f32) {
+        let [rate, step] = [columns[2], columns[3]].map(|column| f64::from(mixed[column + self.head]));
+        let step = step + f64::from(self.delta.step_biases[self.head]);
+        let step = if step > 20.0 { step } else { step.exp().ln_1p() };
+        let decay = (f64::from(self.delta.log_decays[self.head]) * step).exp();
+        (decay as f32, (1.0 / (1.0 + (-rate).exp())) as f32)
+    }
+}

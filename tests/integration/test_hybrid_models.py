@@ -1,0 +1,307 @@
+"""Models with recurrent layers: the same bits cold, warm, in chunks, in batches, forked, swapped and preempted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command_line import COMMAND, fresh_environment
+from support.gguf_writer import Tensors
+from support.hybrid_model import hybrid_tensors, write_hybrid
+from support.native import alone, assert_idle, at_once, chat, mixed_requests, options, run, running
+from support.tiny_model import vocabulary
+
+from pyagent import _rust
+from pyagent.core.backends import collect
+from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.core.runners.factory import LargestStep, RunnerOptions
+from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
+from pyagent.infrastructure.engine.runners.cpu_factory import CPU
+
+NUM_TOKENS = len(vocabulary()[0])
+FAMILIES = ("lfm2", "qwen35")
+LITTLE = {"lfm2": 20, "qwen35": 66}
+"""Memory for one long sequence and a bit, in blocks of the tiny model: states of delta nets take more."""
+FORMATS: dict[str, Callable[[int], EngineOptions]] = {
+    "two threads": lambda _: options(threads=2),
+    "seven tokens a step": lambda _: options(max_num_batched_tokens=7),
+    "little memory": lambda blocks: options(blocks=blocks, max_num_batched_tokens=64),
+    "plain": lambda _: options(isa="scalar"),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small hybrid model."""
+    return write_hybrid(tmp_path_factory.mktemp("hybrid") / f"{request.param}.gguf", request.param)
+
+
+class Memory:
+    """A model and its pool, as a runner has them."""
+
+    def __init__(self, path: Path, swap_dir: Path | None = None, *, threads: int = 1) -> None:
+        self.model = _rust.CpuModel.load(path, threads=threads, kv_bytes=8 << 20, swap_dir=swap_dir)
+        info = self.model.info()
+        self.pool = _rust.BlockPool(info["num_pages"], groups=info["kv_groups"])
+
+    def add(self, sequence: int, tokens: list[int]) -> int:
+        """Start a sequence on what is cached; return how many of its tokens that is."""
+        num_cached = self.pool.add(sequence, tokens)
+        part, copies = self.pool.take_part(sequence, tokens[num_cached : min(num_cached + 16, len(tokens) - 1)])
+        self.model.copy_pages(copies)
+        return num_cached + part
+
+    def compute(self, *segments: tuple[int, list[int]]) -> list[bytes]:
+        """The logits after each segment's last token."""
+        for sequence, tokens in segments:
+            self.pool.reserve(sequence, self.pool.num_tokens(sequence) + len(tokens))
+        lengths = [len(tokens) for _, tokens in segments]
+        log = [token for _, tokens in segments for token in tokens]
+        ids = [sequence for sequence, _ in segments]
+        _, _, errors = self.model.execute(self.pool, ids, lengths, log, num_outputs=[1] * len(ids))
+        assert not errors
+        self.pool.check()
+        logits, size = self.model.logits(), len(self.model.logits()) // len(ids)
+        return [logits[start : start + size] for start in range(0, len(logits), size)]
+
+    def whole(self, tokens: list[int]) -> bytes:
+        """The logits after tokens that are computed at once, from nothing."""
+        self.pool.clear_index()
+        self.pool.add(99, tokens)
+        (logits,) = self.compute((99, tokens))
+        self.pool.release(99)
+        self.pool.clear_index()
+        return logits
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
+
+
+def test_states_are_a_group_of_pages(path: Path) -> None:
+    """Beside the layers with attention, recurrent layers' states are a group whose blocks keep checkpoints."""
+    groups = _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 22).info()["kv_groups"]
+    assert [kind for kind, _, _ in groups] == ["full", "state"]
+    (_, _, of_keys), (_, every, of_states) = groups
+    assert every == -(-2 * of_states // of_keys)
+    assert groups == list(_rust.describe_model(path)["kv_groups"])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_chunks_and_neighbours_change_no_bit(path: Path, threads: int) -> None:
+    """A prompt in chunks of any length, beside sequences that decode or begin, has the bits of the prompt at once."""
+    memory = Memory(path, threads=threads)
+    draw = random.Random(3)
+    for seed in range(4):
+        tokens, other = random_tokens(seed, draw.randrange(40, 300)), random_tokens(seed + 50, 300)
+        expected = memory.whole(tokens)
+        assert Memory(path).whole(tokens) == expected
+        memory.pool.add(1, tokens)
+        memory.pool.add(2, other)
+        start, steps = 0, 0
+        while start < len(tokens):
+            chunk = tokens[start : start + draw.choice([1, 1, 5, 16, 17, 70])]
+            start, steps = start + len(chunk), steps + 1
+            logits, _ = memory.compute((1, chunk), (2, other[steps : steps + 1]))
+        assert logits == expected
+        memory.pool.release(1)
+        memory.pool.release(2)
+
+
+def test_cached_turns_change_no_bit(path: Path) -> None:
+    """From a checkpoint, the end of a turn, or where two prompts part: the bits are those of a cold prompt."""
+    memory = Memory(path)
+    first = random_tokens(1, 203)
+    turn = [*first, *random_tokens(2, 90)]
+    branch = [*first[:100], *random_tokens(3, 90)]
+    again = [*first[:100], *random_tokens(4, 50)]
+    expected = [memory.whole(tokens) for tokens in (first, turn, branch, again)]
+    found: list[int] = []
+    for number, (tokens, logits) in enumerate(zip((first, turn, branch, again), expected, strict=True)):
+        found.append(memory.add(number, tokens))
+        assert memory.compute((number, tokens[found[-1] :])) == [logits]
+        memory.pool.release(number)
+    assert found[0] == 0
+    assert found[1] == 203
+    assert found[2] <= 96
+    assert found[3] == 96
+
+
+def test_forked_and_swapped_sequences_go_on_with_the_same_bits(path: Path, tmp_path: Path) -> None:
+    """Two forks go different ways; one is swapped out, its pages used by others, and goes on as if nothing was."""
+    memory = Memory(path, tmp_path)
+    tokens, ways = random_tokens(4, 150), (random_tokens(5, 30), random_tokens(6, 30))
+    expected = [memory.whole([*tokens, *way]) for way in ways]
+    memory.pool.add(1, tokens)
+    memory.compute((1, tokens))
+    memory.model.copy_pages(memory.pool.fork(1, 2))
+    handle = memory.model.swap_out(memory.pool.pages_in_use(1))
+    memory.pool.release(1)
+    assert memory.compute((2, ways[1])) == [expected[1]]
+    memory.pool.release(2)
+    memory.pool.clear_index()
+    memory.pool.set_limit(0)
+    memory.model.give_back(memory.pool.take_freed())
+    memory.pool.set_limit(memory.model.info()["num_pages"])
+    memory.pool.add(3, random_tokens(7, 400))
+    memory.compute((3, random_tokens(7, 400)))
+    num_cached, places = memory.pool.restore(1, tokens)
+    memory.model.swap_in(handle, places)
+    memory.pool.commit(1, tokens[num_cached:])
+    assert memory.compute((1, ways[0])) == [expected[0]]
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[str]:
+    """What requests of all kinds are answered, each alone."""
+    return asyncio.run(alone(path, mixed_requests(12)))
+
+
+@pytest.mark.parametrize("variant", FORMATS)
+def test_answers_in_a_batch_are_those_given_alone(path: Path, variant: str, expected: list[str]) -> None:
+    """Twelve requests at once, twice, in chunks and preempted: each has the text that it is given alone."""
+
+    async def work() -> None:
+        requests = mixed_requests(12)
+        async with running(path, FORMATS[variant](LITTLE[path.stem])) as backend:
+            for _ in range(2):  # the second time prefixes are cached
+                assert [answer.text for answer in await at_once(backend, requests)] == expected
+            await assert_idle(backend)
+        assert len(set(expected)) > 7
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", ["recompute", pytest.param("swap", marks=pytest.mark.slow)])
+def test_preempted_answers_are_unchanged(path: Path, kind: str) -> None:
+    """Four long answers in memory for less: requests yield, and their texts are the same."""
+
+    async def work() -> None:
+        max_tokens, blocks = {"lfm2": (300, LITTLE["lfm2"]), "qwen35": (900, 92)}[path.stem]
+        sampling: dict[str, object] = {"ignore_eos": True, "max_tokens": max_tokens, "frequency_penalty": 1}
+        seeded = [chat(f"{seed} the", seed=seed, **sampling) for seed in range(4)]
+        texts = await alone(path, seeded)
+        async with running(path, options(blocks=blocks)) as backend:
+            await at_once(backend, [chat("the", max_tokens=1)] * 4)  # so that short answers are expected
+            model = await backend.load()
+            model.runner.swap_seconds = lambda num_tokens: 0.0 if kind == "swap" else math.inf
+            assert [answer.text for answer in await at_once(backend, seeded)] == texts
+            assert model.engine.scheduler.num_preemptions[kind] > 0
+            await assert_idle(backend)
+
+    run(work())
+
+
+def conversation(texts: list[str], answers: list[str]) -> ChatRequest:
+    messages = [Message("user", texts[0])]
+    for text, answer in zip(texts[1:], answers, strict=True):
+        messages += [Message("assistant", answer), Message("user", text)]
+    return ChatRequest(messages=messages, sampling=SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
+
+
+def test_a_conversation_is_answered_as_by_an_engine_that_has_seen_nothing(path: Path) -> None:
+    """Turn by turn, and two ways from its middle, a conversation has the answers of one that is replayed cold."""
+
+    async def work() -> None:
+        texts, answers = ["hello there, how are you?", "and what of the weather?", "thanks, and the time?"], []
+        async with running(path) as backend, running(path) as cold:
+            for count in range(1, 4):
+                request = conversation(texts[:count], answers)
+                warm = await collect(backend.chat(request))
+                (await cold.load()).runner.pool.clear_index()
+                assert warm.text == (await collect(cold.chat(request))).text
+                assert (warm.usage.prompt_tokens_details.cached_tokens > 0) == (count > 1)
+                answers.append(warm.text)
+            several = replace_n(conversation([*texts[:1], "another way"], answers[:1]))
+            (await cold.load()).runner.pool.clear_index()
+            replies = [await collect(one.chat(several)) for one in (backend, cold)]
+            assert replies[0].text == replies[1].text
+            await assert_idle(backend)
+
+    run(work())
+
+
+def replace_n(request: ChatRequest) -> ChatRequest:
+    sampling = SamplingParams(max_tokens=20, temperature=1.0, seed=5, ignore_eos=True)
+    return ChatRequest(messages=request.messages, sampling=sampling, n=2)
+
+
+def changed(architecture: str, change: Callable[[dict[str, object]], object]) -> Tensors:
+    tensors = hybrid_tensors(architecture)
+    change(tensors)  # type: ignore[arg-type]
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "metadata", "text"),
+    [
+        ("lfm2", lambda t: t.pop("blk.3.shortconv.conv.weight"), {}, "blk.3.shortconv.conv.weight"),
+        ("lfm2", lambda t: t.pop("blk.1.shortconv.in_proj.weight"), {}, "blk.1.shortconv.in_proj.weight"),
+        ("lfm2", lambda t: None, {"lfm2.shortconv.l_cache": 4}, "shortconv.conv.weight' is 64 x 3; expected 64 x 4"),
+        ("lfm2", lambda t: None, {"lfm2.shortconv.l_cache": 9}, "taps of the convolution is 9; expected 2 to 8"),
+        ("lfm2", lambda t: None, {"lfm2.attention.head_count_kv": [0, 0, 0, 0]}, "key/value heads is 0"),
+        ("lfm2", lambda t: None, {"lfm2.attention.head_count_kv": [0, 0, 1]}, "the kinds of 3 layers are told, of 4"),
+        ("lfm2", lambda t: None, {"lfm2.attention.head_count_kv": [2, 0, 1, 0]}, "differs between layers"),
+        ("qwen35", lambda t: t.pop("blk.2.ssm_a"), {}, "blk.2.ssm_a"),
+        ("qwen35", lambda t: t.pop("blk.0.ssm_out.weight"), {}, "blk.0.ssm_out.weight"),
+        ("qwen35", lambda t: None, {"qwen35.ssm.state_size": 32}, "attn_qkv.weight' is 192 x 64; expected 256 x 64"),
+        (
+            "qwen35",
+            lambda t: None,
+            {"qwen35.ssm.group_count": 3},
+            "value heads is 4; expected 1 to 1024, a multiple of 3",
+        ),
+        ("qwen35", lambda t: None, {"qwen35.ssm.group_count": 0}, "key heads is 0"),
+        ("qwen35", lambda t: None, {"qwen35.ssm.time_step_rank": 8}, "value head size is 16; expected 32 to 1024"),
+        ("qwen35", lambda t: None, {"qwen35.nextn_predict_layers": 1}, "'qwen35.nextn_predict_layers' is not impl"),
+    ],
+)
+def test_damaged_files_are_refused_by_name(
+    tmp_path: Path,
+    architecture: str,
+    change: Callable[[dict[str, object]], object],
+    metadata: dict[str, object],
+    text: str,
+) -> None:
+    """A tensor that is missing or of another size, a state that no kernel computes: one line that names it."""
+    path = write_hybrid(tmp_path / "bad.gguf", architecture, tensors=changed(architecture, change), **metadata)
+    with pytest.raises(_rust.ModelFileError) as refused:
+        _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 22)
+    assert text in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_estimate_holds_what_is_loaded(path: Path) -> None:
+    """Before anything is loaded, pages, groups and step memory are known; steps take no more."""
+    step = LargestStep(64, 8, 512)
+    needs = CPU.estimate(path, RunnerOptions(threads=2), step)
+    runner = CPU.load(path, RunnerOptions(threads=2, kv_bytes=1 << 22), step, None)
+    assert (needs.page_bytes, needs.kv_groups) == (runner.info.page_bytes, runner.info.kv_groups)
+    assert runner.step_bytes(step) <= needs.workspace_bytes
+    runner.close()
+
+
+def test_a_process_shows_a_hybrid_and_scores_by_it(tmp_path: Path) -> None:
+    """`pyagent models show` and `pyagent score`, as a user runs them."""
+    path = write_hybrid(tmp_path / "hybrid.gguf", "qwen35")
+    text = tmp_path / "text.txt"
+    text.write_text("the user is here and the system is at ease\n" * 9)
+
+    def told(*words: object) -> str:
+        command = [*COMMAND, *map(str, words)]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, env=fresh_environment(tmp_path), timeout=60
+        ).stdout
+
+    assert "qwen35, 4 layers" in told("models", "show", path)
+    scored = json.loads(told("score", text, "--model", path, "--json", "--chain", "native"))
+    assert scored["num_tokens"] > 100
+    assert math.isfinite(scored["perplexity"])
+    assert scored["perplexity"] > 1

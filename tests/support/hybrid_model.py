@@ -1,0 +1,123 @@
+"""Small hybrid models of random weights as GGUF files, in LFM2's shape and Qwen 3.5's, with the tiny vocabulary."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from pathlib import Path
+
+from support.gguf_writer import Blocks, Tensors, write_gguf
+from support.tiny_model import HIDDEN, metadata, vocabulary
+
+FFN = 96
+HEAD_DIM = 32
+NUM_HEADS = 2
+NUM_KV_HEADS = 1
+KEY_HEADS, VALUE_HEADS, KEY_SIZE, VALUE_SIZE = 2, 4, 16, 32
+TAPS = {"lfm2": 3, "qwen35": 4}
+_LAYERS = {"lfm2": [True, True, False, True], "qwen35": [True, True, True, False]}
+"""Of each layer, whether it is recurrent."""
+
+Written = dict[str, tuple[tuple[int, ...], "array[float] | Blocks"]]
+
+
+def hybrid_metadata(architecture: str, **changes: object) -> dict[str, object]:
+    """Return the file's metadata; `changes` replace entries (dots as double underscores), None removes one."""
+    layers = _LAYERS[architecture]
+    sizes: dict[str, object] = {
+        "attention.head_count": NUM_HEADS,
+        "attention.head_count_kv": NUM_KV_HEADS,
+        "block_count": len(layers),
+        "context_length": 2048,
+        "feed_forward_length": FFN,
+    }
+    if architecture == "lfm2":
+        sizes["shortconv.l_cache"] = TAPS["lfm2"]
+        sizes["attention.head_count_kv"] = [0 if is_recurrent else NUM_KV_HEADS for is_recurrent in layers]
+    else:
+        sizes |= {
+            "attention.key_length": HEAD_DIM,
+            "attention.value_length": HEAD_DIM,
+            "full_attention_interval": 4,
+            "rope.dimension_count": 8,
+            "rope.dimension_sections": [2, 1, 1, 0],
+            "ssm.conv_kernel": TAPS["qwen35"],
+            "ssm.group_count": KEY_HEADS,
+            "ssm.inner_size": VALUE_HEADS * VALUE_SIZE,
+            "ssm.state_size": KEY_SIZE,
+            "ssm.time_step_rank": VALUE_HEADS,
+        }
+    entries = metadata(architecture) | {f"{architecture}.{key}": value for key, value in sizes.items()}
+    entries |= {key.replace("__", "."): value for key, value in changes.items()}
+    return {key: value for key, value in entries.items() if value is not None}
+
+
+class _Tensors:
+    """Random tensors of a model."""
+
+    def __init__(self, seed: int) -> None:
+        self.written: Written = {}
+        self._draw = random.Random(seed)
+
+    def matrix(self, name: str, columns: int, rows: int, scale: float | None = None) -> None:
+        scale = 1.5 / math.sqrt(columns) if scale is None else scale
+        values = array("f", (self._draw.gauss(0, scale) for _ in range(columns * rows)))
+        self.written[f"{name}.weight"] = ((columns, rows), values)
+
+    def vector(self, name: str, size: int, mean: float, scale: float = 0.1) -> None:
+        self.written[name] = ((size,), array("f", (mean + self._draw.gauss(0, scale) for _ in range(size))))
+
+
+def hybrid_tensors(architecture: str, seed: int = 7) -> Written:
+    """Return a model's tensors under llama.cpp's names."""
+    tensors = _Tensors(seed)
+    tensors.matrix("token_embd", HIDDEN, len(vocabulary()[0]), 1.0)
+    for layer, is_recurrent in enumerate(_LAYERS[architecture]):
+        block = f"blk.{layer}"
+        tensors.vector(f"{block}.attn_norm.weight", HIDDEN, 1.0)
+        tensors.vector(f"{block}.{'ffn' if architecture == 'lfm2' else 'post_attention'}_norm.weight", HIDDEN, 1.0)
+        if not is_recurrent:
+            _attention(tensors, block, 1 if architecture == "lfm2" else 2)
+        elif architecture == "lfm2":
+            tensors.matrix(f"{block}.shortconv.in_proj", HIDDEN, 3 * HIDDEN)
+            tensors.matrix(f"{block}.shortconv.conv", TAPS["lfm2"], HIDDEN)
+            tensors.matrix(f"{block}.shortconv.out_proj", HIDDEN, HIDDEN)
+        else:
+            _delta_net(tensors, block)
+        for name, columns, rows in (("gate", HIDDEN, FFN), ("up", HIDDEN, FFN), ("down", FFN, HIDDEN)):
+            tensors.matrix(f"{block}.ffn_{name}", columns, rows)
+    tensors.vector("token_embd_norm.weight" if architecture == "lfm2" else "output_norm.weight", HIDDEN, 1.0)
+    tensors.matrix("output", HIDDEN, len(vocabulary()[0]), 0.35)
+    if architecture == "lfm2":
+        del tensors.written["output.weight"]
+    return tensors.written
+
+
+def _attention(tensors: _Tensors, block: str, query_parts: int) -> None:
+    tensors.matrix(f"{block}.attn_q", HIDDEN, query_parts * NUM_HEADS * HEAD_DIM)
+    tensors.matrix(f"{block}.attn_k", HIDDEN, NUM_KV_HEADS * HEAD_DIM)
+    tensors.matrix(f"{block}.attn_v", HIDDEN, NUM_KV_HEADS * HEAD_DIM)
+    tensors.matrix(f"{block}.attn_output", NUM_HEADS * HEAD_DIM, HIDDEN)
+    for name in ("q", "k"):
+        tensors.vector(f"{block}.attn_{name}_norm.weight", HEAD_DIM, 1.0)
+
+
+def _delta_net(tensors: _Tensors, block: str) -> None:
+    values, channels = VALUE_HEADS * VALUE_SIZE, 2 * KEY_HEADS * KEY_SIZE + VALUE_HEADS * VALUE_SIZE
+    tensors.matrix(f"{block}.attn_qkv", HIDDEN, channels)
+    tensors.matrix(f"{block}.attn_gate", HIDDEN, values)
+    tensors.matrix(f"{block}.ssm_beta", HIDDEN, VALUE_HEADS)
+    tensors.matrix(f"{block}.ssm_alpha", HIDDEN, VALUE_HEADS)
+    tensors.matrix(f"{block}.ssm_conv1d", TAPS["qwen35"], channels)
+    tensors.vector(f"{block}.ssm_a", VALUE_HEADS, -0.3, 0.05)
+    tensors.vector(f"{block}.ssm_dt.bias", VALUE_HEADS, -2.0)
+    tensors.vector(f"{block}.ssm_norm.weight", VALUE_SIZE, 1.0)
+    tensors.matrix(f"{block}.ssm_out", values, HIDDEN)
+
+
+def write_hybrid(
+    path: Path, architecture: str, seed: int = 7, tensors: Tensors | None = None, **changes: object
+) -> Path:
+    """Write a model; returns `path`."""
+    return write_gguf(path, hybrid_metadata(architecture, **changes), tensors or hybrid_tensors(architecture, seed))
