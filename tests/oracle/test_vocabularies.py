@@ -183,6 +183,16 @@ def test_rank_files_are_tiktokens(tiktoken_pair: tuple[ModelTokenizer, Any]) -> 
         assert ours.decode(theirs.encode(text, disallowed_special=())) == text
 
 
+def test_control_tokens_of_gpt_oss_are_tiktokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of `o200k_harmony` have the ids that tiktoken's own code gives them; one id has two names there."""
+    public = pytest.importorskip("tiktoken_ext.openai_public")
+    monkeypatch.setattr(public, "load_tiktoken_bpe", lambda *_args, **_options: {})
+    theirs = public.o200k_harmony()
+    assert KNOWN["o200k_harmony"].pattern == KNOWN["o200k_base"].pattern
+    assert KNOWN["o200k_harmony"].ids.items() <= theirs["special_tokens"].items()
+    assert set(KNOWN["o200k_harmony"].ids.values()) == set(theirs["special_tokens"].values())
+
+
 @settings(max_examples=200, deadline=None)
 @given(text=_TEXT)
 def test_rank_files_are_tiktokens_for_any_text(tiktoken_pair: tuple[ModelTokenizer, Any], text: str) -> None:

@@ -312,6 +312,21 @@ def test_thoughts_of_past_answers_are_still_found_by_the_template() -> None:
     assert model.shown(encode_chat(model, said)) == "no</think>yes|yes|a|"
 
 
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("gpt-4o", ["123", "4", "a", "B'll", "/"]),
+        ("llama-bpe", ["123", "4", "aB", "'ll", "/"]),
+        ("qwen2", ["1", "2", "3", "4", "aB", "'ll", "/"]),
+    ],
+)
+def test_words_are_cut_as_the_file_names_it(tmp_path: Path, pre: str, words: list[str]) -> None:
+    """Numbers by threes or one by one, capital letters apart or not, as the vocabularies' own tokenizers do."""
+    path = write_tiny_model(tmp_path / "m.gguf", tokenizer__ggml__pre=pre)
+    cut = ModelTokenizer.load(path, vocab_size=NUM_TOKENS).tokenizer.inner.pre_tokenizer
+    assert [word for word, _ in cut.pre_tokenize_str("1234aB'll/")] == words
+
+
 def test_prompt_reads_control_tokens_and_begins_with_the_begin_token(tmp_path: Path) -> None:
     """A plain prompt is the caller's own: control tokens count, and the begin token is there once."""
     path = write_tiny_model(tmp_path / "m.gguf", tokenizer__ggml__add_bos_token=True)

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
-from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, QWEN, QWEN35
+from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, O200K, QWEN, QWEN35
 
 # Token types of GGUF.
 _NORMAL, UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, BYTE = range(1, 7)
@@ -25,7 +25,7 @@ MADE_OF_TEXT = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
 
 LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "lfm2"})
 _QWEN_WORDS = {"qwen2": QWEN, "qwen35": QWEN35}
-SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "lfm2", "qwen2", "qwen35", "gpt-2", "default")
+SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "lfm2", "qwen2", "qwen35", "gpt-4o", "gpt-2", "default")
 
 
 class GgufReader:
@@ -82,8 +82,8 @@ def _byte_level(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) 
     model = _read_bpe(tokens, _texts(metadata, "tokenizer.ggml.merges", name), pre in LLAMA3_NAMES, name)
     tokenizer = Tokenizer(model)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if pre in LLAMA3_NAMES:
-        words = pre_tokenizers.Split(Regex(CL100K), "isolated")
+    if pre in LLAMA3_NAMES or pre == "gpt-4o":
+        words = pre_tokenizers.Split(Regex(O200K if pre == "gpt-4o" else CL100K), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     elif isinstance(pre, str) and pre in _QWEN_WORDS:
         tokenizer.normalizer = normalizers.NFC()

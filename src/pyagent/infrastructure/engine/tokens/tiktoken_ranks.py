@@ -40,12 +40,28 @@ _LLAMA3 = (
     *(f"<|reserved_special_token_{number}|>" for number in range(5, 251)),
 )
 _QWEN_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
+_HARMONY_TOKENS = {
+    "<|startoftext|>": 199998,
+    "<|endoftext|>": 199999,
+    "<|return|>": 200002,
+    "<|constrain|>": 200003,
+    "<|channel|>": 200005,
+    "<|start|>": 200006,
+    "<|end|>": 200007,
+    "<|message|>": 200008,
+    "<|call|>": 200012,
+    "<|endofprompt|>": 200018,
+}
+_HARMONY_RESERVED = {
+    f"<|reserved_{token}|>": token for token in range(200000, 201088) if token not in _HARMONY_TOKENS.values()
+}
 KNOWN = {
     "gpt2": _Known(GPT2, _END_OF_TEXT),
     "r50k_base": _Known(GPT2, _END_OF_TEXT),
     "p50k_base": _Known(GPT2, _END_OF_TEXT),
     "cl100k_base": _Known(CL100K, {"<|endoftext|>": 100257, **_FILLS, "<|endofprompt|>": 100276}),
     "o200k_base": _Known(O200K, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
+    "o200k_harmony": _Known(O200K, _HARMONY_TOKENS | _HARMONY_RESERVED),
     "llama3": _Known(CL100K, after_ranks=_LLAMA3),
     "qwen": _Known(QWEN, after_ranks=_QWEN_TOKENS),
     "kimi": _Known(KIMI),
