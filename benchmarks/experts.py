@@ -114,7 +114,7 @@ def reading_rate(threads: int, array: np.ndarray) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--kind", choices=("Q4_K", "Q8_0"), default="Q4_K")
+    parser.add_argument("--kind", choices=("Q4_K", "Q8_0", "MXFP4"), default="Q4_K")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--work", type=Path, help="keep the file in this folder")
     arguments = parser.parse_args()

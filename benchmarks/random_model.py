@@ -31,6 +31,8 @@ def random_blocks(draw: np.random.Generator, kind: gguf.GGMLQuantizationType, ro
             blocks[:, 2:4] = scale
         case gguf.GGMLQuantizationType.Q6_K:
             blocks[:, -2:] = scale
+        case gguf.GGMLQuantizationType.MXFP4:
+            blocks[:, 0] = 127 + round(float(np.log2(SCALE)))
         case _:
             raise ValueError(f"no random blocks of {kind.name}")
     return blocks.reshape(rows, cols // block_size * block_bytes)

@@ -12,11 +12,13 @@ import pytest
 from support.quantised_model import write_quantised_experts
 from support.reference_decoder import write_family
 from support.tiny_model import vocabulary, write_tiny_model
+from support.tiny_sparse import FAMILIES as SPARSE
+from support.tiny_sparse import write_sparse
 
 from pyagent import _rust
 
 NUM_TOKENS = len(vocabulary()[0])
-QUANTISED = ("Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K")
+QUANTISED = ("Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "MXFP4")
 """Types of experts."""
 
 
@@ -234,11 +236,13 @@ def test_logits_of_a_long_context_do_not_depend_on_how_it_is_split(tmp_path: Pat
                 assert found == expected, (threads, pieces, num_others)
 
 
-@pytest.mark.parametrize("name", ["olmo2", "mixtral", "qwen3_moe", "olmoe", *QUANTISED])
+@pytest.mark.parametrize("name", ["olmo2", "mixtral", "qwen3_moe", "olmoe", *QUANTISED, *SPARSE])
 def test_experts_and_norms_over_all_heads_give_the_same_bits_however_computed(tmp_path: Path, name: str) -> None:
     """A token alone, a few, chunks, a batch, on 1, 2 or 5 threads: no bit differs, whatever the experts' type."""
     if name in QUANTISED:
         path = write_quantised_experts(tmp_path / "m.gguf", name)
+    elif name in SPARSE:
+        path = write_sparse(tmp_path / "m.gguf", name)
     else:
         write_family(path := tmp_path, name)
     tokens = [token % 90 for token in prompt(4, 100)]

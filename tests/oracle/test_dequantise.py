@@ -32,6 +32,7 @@ TYPE_TO_SCALE_OFFSETS: dict[str, tuple[int, ...]] = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "MXFP4": (),
 }
 # Zeroes of both signs, least and greatest subnormal, least normal, one, an odd fraction, greatest, of both signs.
 EXTREME_SCALES = (0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0xB555, 0x7BFF, 0xFBFF)
@@ -50,7 +51,8 @@ def reference() -> Callable[[str, bytes], bytes]:
 
     def dequantise_by_gguf(type_name: str, data: bytes) -> bytes:
         kind = gguf.GGMLQuantizationType[type_name]
-        values = gguf.quants.dequantize(numpy.frombuffer(data, dtype=numpy.uint8), kind)
+        with numpy.errstate(over="ignore"):  # the greatest powers of MXFP4 times its greatest numbers are infinite
+            values = gguf.quants.dequantize(numpy.frombuffer(data, dtype=numpy.uint8), kind)
         return values.astype("<f4").tobytes()
 
     return dequantise_by_gguf
@@ -85,7 +87,7 @@ def test_dequantise_equals_gguf(
 ) -> None:
     """Random blocks of every type give the reference's numbers, bit for bit."""
     data = random_blocks(numpy, type_name, 500, seed)
-    if not TYPE_TO_SCALE_OFFSETS[type_name]:
+    if type_name in {"F32", "F16", "BF16"}:
         data = without_nans(numpy, type_name, data)
     assert dequantise(type_name, data) == reference(type_name, data)
 

@@ -23,8 +23,9 @@ _TYPES = {  # ggml's number; columns and bytes of a block; where its floats of 1
     "Q4_K": (12, 256, 144, (0, 2)),
     "Q5_K": (13, 256, 176, (0, 2)),
     "Q6_K": (14, 256, 210, (208,)),
+    "MXFP4": (39, 32, 17, ()),
 }
-TYPES = tuple(name for name in _TYPES if name != "Q2_K")
+TYPES = tuple(name for name in _TYPES if name not in {"Q2_K", "MXFP4"})
 """Types that stay quantised."""
 
 HIDDEN, FFN, HEADS, KV_HEADS, LAYERS = 256, 512, 4, 2, 2
@@ -50,6 +51,9 @@ def random_blocks(name: str, columns: int, rows: int, seed: int) -> bytes:
             for place in places:
                 struct.pack_into("<e", data, block + place, factor * draw.uniform(0.5, 1.5))
 
+    if name == "MXFP4":  # its numbers' mean square is 8.6, and its scales are powers of two
+        data[::block_bytes] = bytes([127 + round(math.log2(2 / columns / 8.6) / 2)]) * (len(data) // block_bytes)
+        return bytes(data)
     scale_by(1.0)
     sample = array("f", _rust.dequantise(name, bytes(data[: 64 * block_bytes])))
     scale_by(math.sqrt(2 / columns / (sum(value * value for value in sample) / len(sample))))

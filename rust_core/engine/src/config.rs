@@ -4,14 +4,19 @@
 //! layout of rotary pairs, the text halves of Qwen-VL in names alone, Phi-3 in matrices that lie together and heads of
 //! which a part is rotated, SmolLM3 in layers without rotary positions, OLMo 2 in where its norms are, Gemma 2 and 3 in
 //! their extra norms, their scaled embedding and their sliding-window layers, Gemma 2 in the caps of its scores and
-//! logits. LFM2 and Qwen 3.5 have recurrent layers beside attention. Mixtral, Qwen3-MoE and OLMoE have several feed-forward blocks for one (experts).
+//! logits. LFM2 and Qwen 3.5 have recurrent layers beside attention.
+//! Mixtral, Qwen3-MoE and OLMoE have several feed-forward blocks for one (experts), gpt-oss also sinks in its
+//! attention, Qwen2-MoE, GLM-4.5, ERNIE 4.5 and Hunyuan an expert beside them that all tokens share. Hunyuan normalises
+//! queries and keys after they are rotated, EXAONE 4 blocks' outputs.
 //!
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
+pub(crate) mod experts;
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
 mod recurrent;
 
+pub use self::experts::{Experts, Rating};
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
 pub use self::recurrent::{DeltaNet, Recurrent};
 use pyagent_kernels::attention::{KvLayout, KvType};
@@ -23,7 +28,7 @@ use crate::weights::ModelFileError;
 /// A model's architecture, as its file names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama, SmolLM and Mistral, and Mixtral, which has experts.
+    /// Llama, SmolLM and Mistral, Ministral 3, whose queries grow, and Mixtral, which has experts.
     Llama,
     /// Qwen2 and Qwen2.5: biases on q, k and v; the text half of Qwen2-VL and Qwen2.5-VL.
     Qwen2,
@@ -47,6 +52,24 @@ pub enum Architecture {
     Lfm2,
     /// Qwen 3.5: gated delta nets, and attention with norms on each head whose output has a gate.
     Qwen35,
+    /// gpt-oss: experts with biases and a clamped gate, and sinks in every other layer's window.
+    GptOss,
+    /// Qwen2 with experts, and one that all tokens share.
+    Qwen2Moe,
+    /// GLM-4.5 to 4.7: experts by corrected sigmoids, half of each head is rotated.
+    Glm4Moe,
+    /// ERNIE 4.5.
+    Ernie45,
+    /// ERNIE 4.5 with experts.
+    Ernie45Moe,
+    /// Hunyuan: queries and keys are normalised after they are rotated.
+    HunyuanDense,
+    /// Hunyuan with experts.
+    HunyuanMoe,
+    /// Seed-OSS.
+    SeedOss,
+    /// EXAONE 4: norms after each block, none before; layers without windows have no rotary positions.
+    Exaone4,
 }
 
 /// Decoder layers at most.
@@ -56,26 +79,34 @@ const MOST_LAYERS: usize = 1_000;
 const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
-pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, qwen3moe, olmoe, lfm2, \
-    qwen35 (Qwen 3.5, dense), and the text \
-    half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
+    seed_oss, exaone4, ernie4_5, hunyuan-dense, lfm2, qwen35 (Qwen 3.5, dense), the mixtures of experts qwen3moe, olmoe, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
-            "llama" | "mistral" | "mixtral" => Some(Self::Llama),
+            "llama" | "mistral" | "mixtral" | "ministral3" | "mistral3" => Some(Self::Llama),
             "qwen2" | "qwen2vl" => Some(Self::Qwen2),
             "qwen3" | "qwen3vl" => Some(Self::Qwen3),
             "gemma2" => Some(Self::Gemma2),
             "gemma3" | "gemma3_text" => Some(Self::Gemma3),
             "phi3" => Some(Self::Phi3),
-            "olmo2" => Some(Self::Olmo2),
+            "olmo2" | "olmo3" => Some(Self::Olmo2),
             "smollm3" => Some(Self::SmolLm3),
             "qwen3moe" | "qwen3_moe" => Some(Self::Qwen3Moe),
             "olmoe" => Some(Self::OlMoe),
             "lfm2" => Some(Self::Lfm2),
             "qwen35" | "qwen3_5_text" => Some(Self::Qwen35),
+            "gpt-oss" | "gpt_oss" => Some(Self::GptOss),
+            "qwen2moe" | "qwen2_moe" => Some(Self::Qwen2Moe),
+            "glm4moe" | "glm4_moe" => Some(Self::Glm4Moe),
+            "ernie4_5" => Some(Self::Ernie45),
+            "ernie4_5-moe" | "ernie4_5_moe" => Some(Self::Ernie45Moe),
+            "hunyuan-dense" | "hunyuan_v1_dense" => Some(Self::HunyuanDense),
+            "hunyuan-moe" | "hunyuan_v1_moe" => Some(Self::HunyuanMoe),
+            "seed_oss" => Some(Self::SeedOss),
+            "exaone4" => Some(Self::Exaone4),
             _ => None,
         }
     }
@@ -95,6 +126,15 @@ impl Architecture {
             Self::OlMoe => "olmoe",
             Self::Lfm2 => "lfm2",
             Self::Qwen35 => "qwen35",
+            Self::GptOss => "gpt-oss",
+            Self::Qwen2Moe => "qwen2moe",
+            Self::Glm4Moe => "glm4moe",
+            Self::Ernie45 => "ernie4_5",
+            Self::Ernie45Moe => "ernie4_5-moe",
+            Self::HunyuanDense => "hunyuan-dense",
+            Self::HunyuanMoe => "hunyuan-moe",
+            Self::SeedOss => "seed_oss",
+            Self::Exaone4 => "exaone4",
         }
     }
 
@@ -105,7 +145,25 @@ impl Architecture {
 
     /// Whether blocks read the stream as it is: norms are of their outputs alone.
     pub fn has_input_norms(self) -> bool {
-        self != Self::Olmo2
+        !matches!(self, Self::Olmo2 | Self::Exaone4)
+    }
+
+    /// Whether queries and keys are normalised after they are rotated, not before.
+    pub fn is_norm_after_rope(self) -> bool {
+        matches!(self, Self::HunyuanDense | Self::HunyuanMoe)
+    }
+
+    /// Whether heads have sinks.
+    pub fn has_sinks(self) -> bool {
+        self == Self::GptOss
+    }
+
+    /// Whether the CPU runner alone computes it.
+    pub fn is_cpu_only(self) -> bool {
+        matches!(
+            self,
+            Self::Ernie45 | Self::HunyuanDense | Self::SeedOss | Self::Exaone4 | Self::GptOss
+        )
     }
 
     /// Whether the norm of queries, and that of keys, is over all heads together.
@@ -120,7 +178,7 @@ impl Architecture {
 
     /// Whether a part of each head may be rotated alone.
     pub(crate) fn is_partly_rotary(self) -> bool {
-        matches!(self, Self::Phi3 | Self::Qwen35)
+        matches!(self, Self::Phi3 | Self::Glm4Moe | Self::Qwen35)
     }
 
     /// Which layers have rotary positions, where the file does not say.
@@ -137,38 +195,34 @@ impl Architecture {
 }
 
 /// The gate's activation function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// x * sigmoid(x).
     Silu,
     /// The tanh form of GELU.
     GeluTanh,
+    /// gpt-oss: what the gate lets through is one more than `up`, and both have limits.
+    ClampedSwiglu {
+        /// Factor inside the sigmoid.
+        alpha: f32,
+        /// The largest magnitude of `up`, and the largest gate.
+        limit: f32,
+    },
 }
 
-/// The experts of a feed-forward block, of which each token has those that its router rates highest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Experts {
-    /// Experts of a layer.
-    pub num_experts: usize,
-    /// Experts of a token.
-    pub num_used: usize,
-    /// Whether the weights of a token's experts are divided by their sum.
-    pub is_renormalised: bool,
+/// Queries at position `p` are `1 + beta ln(1 + floor(p / original))` times as large, lest long contexts blur them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// How quickly they grow.
+    pub beta: f32,
+    /// Positions of the first training, within which they do not.
+    pub original: usize,
 }
 
-/// Experts of a layer at most.
-const MOST_EXPERTS: usize = 1_024;
-
-impl Experts {
-    fn check(&self) -> Result<(), ModelFileError> {
-        let limits = [
-            ("experts of a layer", self.num_experts, MOST_EXPERTS),
-            ("experts of a token", self.num_used, self.num_experts),
-        ];
-        match limits.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
-            Some((what, value, most)) => Err(invalid(format!("{what} are {value}; expected 1 to {most}"))),
-            None => Ok(()),
-        }
+impl QueryGrowth {
+    /// The factor at a position.
+    pub fn at(&self, position: usize) -> f32 {
+        (1.0 + f64::from(self.beta) * ((1 + position / self.original.max(1)) as f64).ln()) as f32
     }
 }
 
@@ -193,6 +247,8 @@ pub struct ModelConfig {
     pub ffn_size: usize,
     /// The feed-forward block's experts, of a mixture of them.
     pub experts: Option<Experts>,
+    /// Of each layer, whether it has one feed-forward block and no experts, in a mixture of them.
+    pub dense_layers: Vec<bool>,
     /// Positions the model was made for.
     pub context_length: usize,
     /// Epsilon of every RMS norm.
@@ -225,6 +281,8 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// Factor on query-key products.
     pub attention_scale: f32,
+    /// Ministral 3: how queries grow with their positions.
+    pub query_growth: Option<QueryGrowth>,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub attention_softcap: Option<f32>,
     /// Gemma 2: logits likewise.
@@ -244,6 +302,16 @@ impl ModelConfig {
     /// What layer `layer` is, if it has no attention.
     pub fn recurrent(&self, layer: usize) -> Option<&Recurrent> {
         self.recurrent.as_ref().filter(|_| self.recurrent_layers[layer])
+    }
+
+    /// Whether layer `layer` has experts.
+    pub fn has_experts(&self, layer: usize) -> bool {
+        self.experts.is_some() && !self.dense_layers[layer]
+    }
+
+    /// Width inside the feed-forward block of layers without experts.
+    pub fn dense_size(&self) -> usize {
+        self.experts.map_or(self.ffn_size, |experts| experts.dense_size)
     }
 
     /// Rotary tables of layers that see everything and of sliding-window layers, no position computed yet.
@@ -342,12 +410,11 @@ impl ModelConfig {
                 self.rotary_dims, self.head_dim
             )));
         }
-        let kinds = self.sliding_layers.len().min(self.rotary_layers.len());
-        if kinds != self.num_layers || self.sliding_layers.len() != self.rotary_layers.len() {
-            return Err(invalid(format!(
-                "the kinds of {kinds} layers are told, of {}",
-                self.num_layers
-            )));
+        for kinds in [&self.sliding_layers, &self.rotary_layers, &self.dense_layers].map(Vec::len) {
+            if kinds != self.num_layers {
+                let of = self.num_layers;
+                return Err(invalid(format!("the kinds of {kinds} layers are told, of {of}")));
+            }
         }
         if !(self.norm_epsilon.is_finite() && self.rope_base.is_finite() && self.rope_base > 0.0) {
             return Err(invalid("norm epsilon or rotary base is not a number".to_owned()));
@@ -355,6 +422,9 @@ impl ModelConfig {
         let caps = [self.attention_softcap, self.logit_softcap];
         if caps.into_iter().flatten().any(|cap| !(cap.is_finite() && cap > 0.0)) {
             return Err(invalid("a cap of scores or logits is not a number above 0".to_owned()));
+        }
+        if self.query_growth.is_some_and(|growth| !growth.beta.is_finite()) {
+            return Err(invalid("the growth of queries is not a number".to_owned()));
         }
         if self.sliding_window == Some(0) {
             return Err(invalid("the sliding window is 0 positions wide".to_owned()));

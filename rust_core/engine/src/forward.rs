@@ -27,7 +27,7 @@ pub(crate) use recurrent::{mixed_size, output_size};
 
 use crate::config::{ModelConfig, Recurrent};
 use crate::kv::{KvMemory, KvPages, StateRun};
-use crate::model::{FeedForward, Gated, Linear, Mixer, Weights};
+use crate::model::{FeedForward, Gated, Linear, Mixer, Shared, Weights};
 use crate::workspace::{Own, Patch, Stream, Workspace};
 
 /// Rows that one piece of a product covers at most: what is made of them stays in the caches for the next stage.
@@ -194,7 +194,9 @@ pub(crate) fn most_piece_rows(rows: usize) -> usize {
 
 /// Columns of what a thread computes and uses up in one piece of a stage, at most.
 pub(crate) fn most_piece_columns(config: &ModelConfig) -> usize {
-    let gate = config.ffn_size.min(GATE_BLOCKS * BLOCK_COLS);
+    let shared = config.experts.map_or(0, |experts| experts.shared_size);
+    let widest = config.ffn_size.max(config.dense_size()).max(shared);
+    let gate = widest.min(GATE_BLOCKS * BLOCK_COLS);
     gate.max(experts::most_output_columns(config))
         .max(config.kv_size())
         .max(attention::unit_width(config))
@@ -265,7 +267,7 @@ impl Pass<'_> {
         let layer = |layer: usize| {
             let (attention, ffn) = (2 * layer, 2 * layer + 1);
             let first = self.mixer_stages(layer, is_norm_wide).chain([Stage::Block(attention)]);
-            let route = self.config.experts.map(|_| Stage::Route(layer));
+            let route = self.config.has_experts(layer).then_some(Stage::Route(layer));
             let second = route.into_iter().chain([Stage::Gate(layer), Stage::Block(ffn)]);
             let first = first.chain(stream(attention + 1));
             first.chain(second).chain(stream(ffn + 1))
@@ -295,7 +297,7 @@ impl Pass<'_> {
                 Some(Recurrent::DeltaNet(net)) => recurrent::num_scan_pieces(plan, net),
                 _ => 0,
             },
-            Stage::Gate(_) if self.config.experts.is_some() => experts::num_gate_pieces(plan, self.config),
+            Stage::Gate(layer) if self.config.has_experts(layer) => experts::num_gate_pieces(plan, self.config),
             _ => self.tiling(plan, stage).num_pieces(),
         }
     }
@@ -313,7 +315,7 @@ impl Pass<'_> {
             }
             Stage::Route(_) => return experts::router_tiling(plan, config),
             Stage::Block(block) if self.experts(block).is_some() => return experts::output_tiling(plan, config),
-            Stage::Gate(_) => (plan.num_rows(), config.ffn_size.div_ceil(BLOCK_COLS), GATE_BLOCKS),
+            Stage::Gate(_) => (plan.num_rows(), config.dense_size().div_ceil(BLOCK_COLS), GATE_BLOCKS),
             Stage::Output => {
                 let groups = self.weights.output_matrix().num_groups();
                 (plan.num_outputs(), groups, MOST_GROUPS)
@@ -363,12 +365,14 @@ impl Pass<'_> {
                 Stage::Attend(layer) => part.attend(layer, piece.index, own),
                 Stage::Block(block) => match self.experts(block) {
                     None => part.block(block, ranges(stage)),
-                    Some(experts) => part.add_experts(experts, block, ranges(stage).1, own),
+                    Some((experts, shared)) => part.add_experts((experts, shared), block, ranges(stage).1, own),
                 },
                 Stage::Route(layer) => part.route(layer, piece.index),
                 Stage::Gate(layer) => match &self.weights.layers[layer].ffn {
-                    FeedForward::Dense(gated) => part.gate(gated, None, ranges(stage), own),
-                    FeedForward::Experts { experts, .. } => part.gate_experts(experts, piece.index, own),
+                    FeedForward::Dense(gated) => part.gate(gated, part.inside(), None, ranges(stage), own),
+                    FeedForward::Experts { experts, shared, .. } => {
+                        part.gate_experts(experts, shared.as_deref(), piece.index, own);
+                    }
                 },
                 Stage::OutputNorm => part.normalise_output(piece.index, &mut own.row),
                 Stage::Output => part.output(ranges(stage)),
@@ -386,10 +390,10 @@ impl Pass<'_> {
         }
     }
 
-    /// A block's experts, if it is of experts.
-    fn experts(&self, block: usize) -> Option<&[Gated]> {
+    /// A block's experts, if it is of experts, and the one that all tokens share.
+    fn experts(&self, block: usize) -> Option<(&[Gated], Option<&Shared>)> {
         match &self.weights.layers[block / 2].ffn {
-            FeedForward::Experts { experts, .. } if block % 2 == 1 => Some(experts),
+            FeedForward::Experts { experts, shared, .. } if block % 2 == 1 => Some((experts, shared.as_deref())),
             _ => None,
         }
     }

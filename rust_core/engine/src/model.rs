@@ -3,7 +3,9 @@
 //! The file is mapped; each matrix is rearranged once into rows interleaved by sixteen, what the kernels and AMX tiles
 //! read, and the pages of the mapping are given back at once, so that a model is resident once.
 
+mod expert_tensors;
 mod names;
+mod packed_experts;
 mod recurrent;
 
 use std::path::Path;
@@ -15,7 +17,7 @@ use pyagent_kernels::thread_pool::ThreadPool;
 
 use self::names::{Names, Part, Place};
 use crate::config::gguf::longrope;
-use crate::config::{Architecture, Experts, ModelConfig, invalid};
+use crate::config::{Architecture, ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView, clipped};
 
 pub use self::recurrent::{DeltaWeights, RecurrentWeights};
@@ -38,6 +40,8 @@ pub struct Layer {
     pub mixer: Mixer,
     /// The output matrix of attention, or of what a recurrent layer has instead.
     pub attention_output: Linear,
+    /// Of each query head a score without a value, where the family has them.
+    pub sinks: Option<Vec<f32>>,
     pub post_attention_norm: Option<Vec<f32>>,
     pub ffn_norm: Option<Vec<f32>>,
     pub ffn: FeedForward,
@@ -47,10 +51,13 @@ pub struct Layer {
 impl Layer {
     fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
         let mixer = self.mixer.inputs().into_iter().chain([&self.attention_output]);
-        let router = self.ffn.router().into_iter();
-        let ffn = self.ffn.gated().iter();
+        let ffn = self
+            .ffn
+            .gated()
+            .iter()
+            .chain(self.ffn.shared().map(|shared| &shared.gated));
         let ffn = ffn.flat_map(|gated| [&gated.gate, &gated.up, &gated.down]);
-        let linears = mixer.chain(router).chain(ffn);
+        let linears = mixer.chain(self.ffn.raters()).chain(ffn);
         linears.map(|linear| &linear.weight)
     }
 }
@@ -104,9 +111,21 @@ pub enum FeedForward {
     Experts {
         /// Rates them, [experts, hidden].
         router: Linear,
+        /// What is added to ratings before experts are chosen by them.
+        correction: Option<Vec<f32>>,
         /// The blocks.
         experts: Vec<Gated>,
+        /// The block that all tokens have.
+        shared: Option<Box<Shared>>,
     },
+}
+
+/// An expert that all tokens share.
+pub struct Shared {
+    /// The block.
+    pub gated: Gated,
+    /// Says how much of it a token gets, by a sigmoid, [1, hidden]; all of it where there is none.
+    pub gate: Option<Linear>,
 }
 
 impl FeedForward {
@@ -115,6 +134,20 @@ impl FeedForward {
         match self {
             Self::Dense(_) => None,
             Self::Experts { router, .. } => Some(router),
+        }
+    }
+
+    /// The router, and what says how much a token gets of a shared expert.
+    pub fn raters(&self) -> impl Iterator<Item = &Linear> {
+        let gate = self.shared().and_then(|shared| shared.gate.as_ref());
+        self.router().into_iter().chain(gate)
+    }
+
+    /// The expert that all tokens share, where there is one.
+    pub fn shared(&self) -> Option<&Shared> {
+        match self {
+            Self::Experts { shared, .. } => shared.as_deref(),
+            Self::Dense(_) => None,
         }
     }
 
@@ -170,6 +203,9 @@ pub fn open_for(path: &Path, most_positions: Option<usize>) -> Result<(ModelFile
         return Ok((file, config));
     };
     let method = quantization.get("quant_method").and_then(serde_json::Value::as_str);
+    if method == Some("mxfp4") && config.architecture == Architecture::GptOss {
+        return Ok((file, config));
+    }
     let text = format!(
         "config.json: its weights are quantised ('quantization_config': {}), which is not implemented on the CPU: set \
          engine.runner to torch, or take the model as a GGUF file",
@@ -263,7 +299,7 @@ pub fn find<'a>(
     name: &str,
 ) -> Result<Option<TensorView<'a>>, ModelFileError> {
     let names = Names::of(file);
-    let whole = |name| (Place { name, rows: None }, "");
+    let whole = |name| (Place::whole(name), "");
     let place = match name {
         "token_embd.weight" => Some(whole(names.embedding())),
         "output_norm.weight" => Some(whole(names.final_norm(config.architecture))),
@@ -376,6 +412,7 @@ impl Loader<'_> {
             attention_norm: input_norm(Part::AttentionNorm)?,
             mixer,
             attention_output: output,
+            sinks: self.sinks(layer)?,
             post_attention_norm: self.optional_norm(&name(Part::PostAttentionNorm).name, hidden)?,
             ffn_norm: input_norm(Part::FfnNorm)?,
             ffn: self.feed_forward(layer)?,
@@ -411,58 +448,13 @@ impl Loader<'_> {
         Ok((Mixer::Attention(Box::new(attention)), output))
     }
 
-    fn feed_forward(&self, layer: usize) -> Result<FeedForward, ModelFileError> {
-        let (config, hidden) = (self.config, self.config.hidden_size);
-        let gated = |place: &dyn Fn(Part) -> Place| {
-            Ok(Gated {
-                gate: self.linear(&place(Part::Gate), config.ffn_size, hidden)?,
-                up: self.linear(&place(Part::Up), config.ffn_size, hidden)?,
-                down: self.linear(&place(Part::Down), hidden, config.ffn_size)?,
-            })
-        };
-        let Some(Experts { num_experts, .. }) = config.experts else {
-            return gated(&|part| self.names.layer(layer, part, config)).map(FeedForward::Dense);
-        };
-        let experts = (0..num_experts).map(|expert| gated(&|part| self.names.expert(layer, part, expert, config)));
-        Ok(FeedForward::Experts {
-            router: self.linear(&self.names.router(layer, config), num_experts, hidden)?,
-            experts: experts.collect::<Result<_, _>>()?,
-        })
-    }
-
-    /// Refuses experts that are missing, or of other sizes, before any memory is taken for weights.
-    fn check_experts(&self) -> Result<(), ModelFileError> {
-        let config = self.config;
-        let Some(Experts { num_experts, .. }) = config.experts else {
-            return Ok(());
-        };
-        let (hidden, ffn) = (config.hidden_size, config.ffn_size);
-        for layer in 0..config.num_layers {
-            self.check(&self.names.router(layer, config), num_experts, hidden)?;
-            for (part, rows, cols) in [
-                (Part::Gate, ffn, hidden),
-                (Part::Up, ffn, hidden),
-                (Part::Down, hidden, ffn),
-            ] {
-                self.names
-                    .check_stack(self.file, layer, part, (rows, cols), num_experts)?;
-                for expert in 0..num_experts {
-                    self.check(&self.names.expert(layer, part, expert, config), rows, cols)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
+    /// Refuses a matrix that is missing or of another size.
     fn check(&self, place: &Place, rows: usize, cols: usize) -> Result<(), ModelFileError> {
         check_matrix(self.file, place, rows, cols)
     }
 
     fn linear(&self, place: &Place, rows: usize, cols: usize) -> Result<Linear, ModelFileError> {
-        let bias = place
-            .find(self.file, ".bias")?
-            .map(|tensor| vector(&tensor, rows))
-            .transpose()?;
+        let bias = place.bias(self.file)?.map(|tensor| vector(&tensor, rows)).transpose()?;
         Ok(Linear {
             weight: match place.find(self.file, ".weight")? {
                 Some(tensor) => self.pack(&tensor, rows, cols)?,

@@ -16,7 +16,7 @@ use crate::forward::{
     FEW_ROWS, Routing, mixed_size, most_piece_columns, most_piece_rows, most_slots, most_split_rows, num_delta_rows,
     num_streams, output_size,
 };
-use crate::model::{Mixer, Weights};
+use crate::model::{FeedForward, Mixer, Weights};
 
 /// Tokens of a prompt that are scored at a time: enough to read the output matrix seldom, few enough for their logits to
 /// take little memory.
@@ -270,11 +270,17 @@ pub struct Workspace {
     pub ffn_input: Activations,
     /// What recurrent layers hand to their output matrices.
     pub mixer_input: Activations,
+    /// Insides of layers without experts, in a mixture of them.
+    pub dense_input: Activations,
+    /// Insides of the expert that all tokens share.
+    pub shared_input: Activations,
     pub routing: Routing,
     hidden_forms: Forms,
     heads_forms: Forms,
     ffn_forms: Forms,
     mixer_forms: Forms,
+    dense_forms: Forms,
+    shared_forms: Forms,
     output_forms: Forms,
 }
 
@@ -310,6 +316,11 @@ impl Workspace {
             hidden_input: Activations::new(),
             output_input: Activations::new(),
         };
+        let downs = |is_meant: &dyn Fn(&FeedForward) -> bool| {
+            let blocks = layers().filter(|layer| is_meant(&layer.ffn));
+            let gated = blocks.flat_map(|layer| layer.ffn.gated());
+            Forms::of(gated.map(|gated| &gated.down.weight))
+        };
         Self {
             streams: (0..threads).map(|_| stream()).collect(),
             own: (0..threads).map(|_| Mutex::default()).collect(),
@@ -324,20 +335,22 @@ impl Workspace {
             heads_input: Activations::new(),
             ffn_input: Activations::new(),
             mixer_input: Activations::new(),
+            dense_input: Activations::new(),
+            shared_input: Activations::new(),
             routing: Routing::new(config),
             hidden_forms: Forms::of(layers().flat_map(|layer| {
                 let mixer = layer.mixer.inputs().into_iter();
                 let ffn = layer.ffn.gated().iter().flat_map(|gated| [&gated.gate, &gated.up]);
-                let linears = mixer.chain(layer.ffn.router()).chain(ffn);
+                let shared = layer.ffn.shared().into_iter();
+                let shared = shared.flat_map(|shared| [&shared.gated.gate, &shared.gated.up]);
+                let linears = mixer.chain(layer.ffn.raters()).chain(ffn).chain(shared);
                 linears.map(|linear| &linear.weight)
             })),
             heads_forms: Forms::of(outputs(weights, false)),
             mixer_forms: Forms::of(outputs(weights, true)),
-            ffn_forms: Forms::of(
-                layers()
-                    .flat_map(|layer| layer.ffn.gated())
-                    .map(|gated| &gated.down.weight),
-            ),
+            ffn_forms: downs(&|ffn| config.experts.is_none() || ffn.router().is_some()),
+            dense_forms: downs(&|ffn| config.experts.is_some() && ffn.router().is_none()),
+            shared_forms: Forms::of(layers().filter_map(|layer| Some(&layer.ffn.shared()?.gated.down.weight))),
             output_forms: Forms::of([weights.output_matrix()]),
         }
     }
@@ -373,6 +386,11 @@ impl Workspace {
         resize(&mut self.mixer_input, tokens, mixer_columns, self.mixer_forms);
         let slots = most_slots(config, tokens);
         resize(&mut self.ffn_input, slots, config.ffn_size, self.ffn_forms);
+        let (dense, shared) = config
+            .experts
+            .map_or((0, 0), |experts| (experts.dense_size, experts.shared_size));
+        resize(&mut self.dense_input, tokens, dense, self.dense_forms);
+        resize(&mut self.shared_input, tokens, shared, self.shared_forms);
         self.routing.reserve(config, tokens);
     }
 
@@ -406,8 +424,14 @@ impl Workspace {
         ];
         let projected = projected.map(Rows::bytes);
         let rows = [&mut self.delta, &mut self.chunks, &mut self.logits].map(Rows::bytes);
-        let inputs = [&self.heads_input, &self.mixer_input, &self.ffn_input].map(Activations::bytes);
-        let inputs = inputs.into_iter().sum::<usize>() + self.routing.bytes();
+        let insides = [
+            &self.mixer_input,
+            &self.ffn_input,
+            &self.dense_input,
+            &self.shared_input,
+        ]
+        .map(Activations::bytes);
+        let inputs = self.heads_input.bytes() + insides.iter().sum::<usize>() + self.routing.bytes();
         let rows = projected.into_iter().chain(rows).sum::<usize>();
         streams.sum::<usize>() + own.sum::<usize>() + rows + inputs
     }
@@ -461,10 +485,12 @@ impl LargestStep {
         let rows = 4 * (tokens * projected + deltas * hidden) + threads * 4 * (hidden + 2 * tile);
         let slots = most_slots(config, self.tokens) as u128;
         // Of a token, its experts' weights; of a slot, its token and at most a run.
-        let routing = config
-            .experts
-            .map_or(0, |experts| 4 * tokens * experts.num_experts as u128 + 64 * slots);
-        let inputs = input(tokens, query) + input(tokens, output_size(config) as u128) + input(slots, ffn) + routing;
+        let of_experts = config.experts.map_or(0, |experts| {
+            let beside = [experts.shared_size, experts.dense_size].map(|size| input(tokens, size as u128));
+            4 * tokens * (experts.num_experts as u128 + 1) + 64 * slots + beside.iter().sum::<u128>()
+        });
+        let mixer = input(tokens, output_size(config) as u128);
+        let inputs = input(tokens, query) + mixer + input(slots, ffn) + of_experts;
         let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
         let logits = self.logit_rows(self.tokens) as u128 * config.vocab_size as u128 * 4;
         let chunks = self.split_rows(config) as u128 * config.num_heads as u128;

@@ -123,6 +123,7 @@ impl Sequence {
                     window: None,
                     scale: 0.125,
                     softcap: None,
+                    sinks: None,
                     q: self.queries[first * row + column..].as_ptr(),
                     q_stride: row,
                     out: self.out[first * row + column..].as_ptr().cast_mut(),

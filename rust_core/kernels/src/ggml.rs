@@ -14,9 +14,11 @@ mod iq4;
 mod k_quants;
 mod kind;
 mod legacy;
+mod mxfp4;
 
 pub use block::{Block, MAX_BLOCK_ELEMENTS, MAX_BLOCK_GROUPS, blocks};
 pub use kind::GgmlType;
+pub(crate) use mxfp4::half_power;
 
 /// Why bytes cannot be read as elements of a [`GgmlType`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -28,6 +28,7 @@ pub struct ModelConfig {
     ffn_size: usize,
     num_experts: usize,
     num_recurrent_layers: usize,
+    is_cpu_only: bool,
     context_length: usize,
     norm_epsilon: f64,
     norm_weight_offset: f64,
@@ -64,6 +65,7 @@ impl ModelConfig {
             num_recurrent_layers: (0..config.num_layers)
                 .filter(|&layer| config.recurrent(layer).is_some())
                 .count(),
+            is_cpu_only: config.experts.is_some() || config.query_growth.is_some() || config.architecture.is_cpu_only(),
             context_length: config.context_length,
             norm_epsilon: f64::from(config.norm_epsilon),
             norm_weight_offset: f64::from(config.norm_weight_offset),
@@ -79,6 +81,7 @@ impl ModelConfig {
             activation: match config.activation {
                 Activation::Silu => "silu".to_owned(),
                 Activation::GeluTanh => "gelu_tanh".to_owned(),
+                Activation::ClampedSwiglu { .. } => "clamped_swiglu".to_owned(),
             },
             attention_scale: f64::from(config.attention_scale),
             attention_softcap: config.attention_softcap.map(f64::from),

@@ -1,10 +1,11 @@
 //! A GGUF's metadata as a configuration.
 
+mod experts;
 mod hybrid;
 
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 
-use super::{Activation, Architecture, Experts, ModelConfig, invalid, periodic, unsupported};
+use super::{Activation, Architecture, ModelConfig, QueryGrowth, invalid, periodic, unsupported};
 use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
@@ -60,15 +61,23 @@ const NEUTRAL: [(&str, f64); 13] = [
     ("rope.scaling.yarn_ext_factor", 1.0),
 ];
 
-/// What is read of mixtures of experts besides.
-const OF_EXPERTS: [&str; 3] = ["expert_count", "expert_feed_forward_length", "expert_used_count"];
-
 /// Gemma 2's caps.
 const CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
+
+/// What is read of Ministral 3 besides.
+const MINISTRAL3: &str = "mistral3";
+const OF_MINISTRAL3: [&str; 2] = ["attention.temperature_scale", "rope.scaling.yarn_log_multiplier"];
 
 /// The periods of Gemma's layers that see everything.
 const GEMMA2_PERIOD: usize = 2;
 const GEMMA3_PERIOD: usize = 6;
+const GPT_OSS_PERIOD: usize = 2;
+const EXAONE4_PERIOD: usize = 4;
+/// gpt-oss's gate, of which files say nothing.
+const GPT_OSS_GATE: Activation = Activation::ClampedSwiglu {
+    alpha: 1.702,
+    limit: 7.0,
+};
 
 /// Gemma 3 27B and Gemma 2 27B, which scale by their mean head width.
 const LARGEST_GEMMAS: [(Architecture, usize); 2] = [(Architecture::Gemma2, 46), (Architecture::Gemma3, 62)];
@@ -81,10 +90,11 @@ impl ModelConfig {
         let keys = Keys { file, name };
         let has_caps = architecture == Architecture::Gemma2;
         let experts = keys.experts(architecture)?;
-        keys.refuse_unknown(has_caps, experts.is_some(), hybrid::more_keys(architecture))?;
+        let of_experts = experts::keys(architecture, experts.is_some());
+        keys.refuse_unknown(has_caps, of_experts, hybrid::more_keys(architecture))?;
         let hidden_size = keys.size("embedding_length")?;
         let num_heads = keys.size("attention.head_count")?;
-        let num_layers = keys.size("block_count")?;
+        let num_layers = keys.num_layers(architecture)?;
         let head_dim = keys
             .optional_size("attention.key_length")?
             .unwrap_or(hidden_size / num_heads.max(1));
@@ -102,6 +112,7 @@ impl ModelConfig {
         let sliding_window = keys
             .optional_size("attention.sliding_window")?
             .filter(|window| *window != 0);
+        let sliding_layers = keys.sliding_layers(architecture, num_layers, sliding_window.is_some())?;
         let config = Self {
             architecture,
             vocab_size: 0,
@@ -115,15 +126,21 @@ impl ModelConfig {
                 _ => keys.size("feed_forward_length")?,
             },
             experts,
+            dense_layers: keys.dense_layers(experts.is_some(), num_layers)?,
             context_length: rope_scaling.context_length(keys.size("context_length")?),
             norm_epsilon: file.metadata_f32(&keys.key("attention.layer_norm_rms_epsilon"))?,
             norm_weight_offset: 0.0,
             rope_style: match architecture {
-                Architecture::Llama | Architecture::SmolLm3 => RopeStyle::Interleaved,
+                Architecture::Llama | Architecture::SmolLm3 | Architecture::Ernie45 | Architecture::Ernie45Moe => {
+                    RopeStyle::Interleaved
+                }
                 _ => RopeStyle::Neox,
             },
             rotary_dims,
-            rotary_layers: architecture.rotary_layers(num_layers),
+            rotary_layers: match sliding_window {
+                Some(_) if architecture == Architecture::Exaone4 => sliding_layers.clone(),
+                _ => architecture.rotary_layers(num_layers),
+            },
             rope_base,
             local_rope_base: keys.number_or("rope.freq_base_swa", if is_gemma3 { 10_000.0 } else { rope_base })?,
             local_rope_scaling: if is_gemma3 {
@@ -133,19 +150,20 @@ impl ModelConfig {
             },
             rope_scaling,
             sliding_window,
-            sliding_layers: keys.sliding_layers(architecture, num_layers, sliding_window.is_some())?,
+            sliding_layers,
             recurrent,
             recurrent_layers,
-            activation: if is_gemma {
-                Activation::GeluTanh
-            } else {
-                Activation::Silu
+            activation: match architecture {
+                Architecture::GptOss => GPT_OSS_GATE,
+                _ if is_gemma => Activation::GeluTanh,
+                _ => Activation::Silu,
             },
             attention_scale: if LARGEST_GEMMAS.contains(&(architecture, num_layers)) {
                 ((hidden_size / num_heads.max(1)) as f32).powf(-0.5)
             } else {
                 (head_dim as f32).powf(-0.5)
             },
+            query_growth: keys.query_growth()?,
             attention_softcap: keys.cap(has_caps, CAPS[0])?,
             logit_softcap: keys.cap(has_caps, CAPS[1])?,
             embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
@@ -211,22 +229,7 @@ impl Keys<'_> {
         }
     }
 
-    /// The experts of a family that may have some; files of Mixtral are a `llama`'s.
-    fn experts(&self, architecture: Architecture) -> Result<Option<Experts>, ModelFileError> {
-        let count = self.optional_size("expert_count")?.unwrap_or(0);
-        match architecture {
-            Architecture::Llama if count == 0 => return Ok(None),
-            Architecture::Llama | Architecture::Qwen3Moe | Architecture::OlMoe => {}
-            _ => return Ok(None),
-        }
-        Ok(Some(Experts {
-            num_experts: count,
-            num_used: self.size("expert_used_count")?,
-            is_renormalised: architecture != Architecture::OlMoe,
-        }))
-    }
-
-    fn refuse_unknown(&self, has_caps: bool, has_experts: bool, more: &[&str]) -> Result<(), ModelFileError> {
+    fn refuse_unknown(&self, has_caps: bool, of_experts: &[&[&str]], more: &[&str]) -> Result<(), ModelFileError> {
         let prefix = self.key("");
         for (key, value) in self.file.metadata() {
             let Some(suffix) = key.strip_prefix(&prefix) else {
@@ -234,7 +237,8 @@ impl Keys<'_> {
             };
             let is_read = READ.contains(&suffix)
                 || (has_caps && CAPS.contains(&suffix))
-                || (has_experts && OF_EXPERTS.contains(&suffix))
+                || (self.name == MINISTRAL3 && OF_MINISTRAL3.contains(&suffix))
+                || of_experts.iter().any(|keys| keys.contains(&suffix))
                 || more.contains(&suffix);
             if is_read || IRRELEVANT.contains(&suffix) {
                 continue;
@@ -267,14 +271,31 @@ impl Keys<'_> {
         }
     }
 
+    /// How Ministral 3's queries grow.
+    fn query_growth(&self) -> Result<Option<QueryGrowth>, ModelFileError> {
+        let beta = self.number_or("attention.temperature_scale", 0.0)? as f32;
+        let original = self.original_context()?;
+        Ok((beta != 0.0).then_some(QueryGrowth { beta, original }))
+    }
+
     fn yarn(&self, factor: f32) -> Result<RopeScaling, ModelFileError> {
-        let sharpness = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+        let sharpness_of = |scale: f32| {
+            if factor <= 1.0 {
+                1.0
+            } else {
+                0.1 * scale * factor.ln() + 1.0
+            }
+        };
+        let sharpness = match self.number_or("rope.scaling.yarn_log_multiplier", 0.0)? {
+            0.0 => sharpness_of(1.0),
+            scale => sharpness_of(1.0) / sharpness_of(scale as f32),
+        };
         Ok(RopeScaling::Yarn {
             factor,
             beta_fast: self.number_or("rope.scaling.yarn_beta_fast", 32.0)? as f32,
             beta_slow: self.number_or("rope.scaling.yarn_beta_slow", 1.0)? as f32,
             original_max_position: self.original_context()?,
-            is_truncated: true,
+            is_truncated: self.name != Architecture::GptOss.name(), // no key says so
             attention_factor: sharpness * self.number_or("rope.scaling.attn_factor", 1.0)? as f32,
         })
     }
@@ -297,6 +318,8 @@ impl Keys<'_> {
             Some(_) => self.size("attention.sliding_window_pattern")?,
             None if architecture == Architecture::Gemma2 => GEMMA2_PERIOD,
             None if architecture == Architecture::Gemma3 => GEMMA3_PERIOD,
+            None if architecture == Architecture::GptOss => GPT_OSS_PERIOD,
+            None if architecture == Architecture::Exaone4 && has_window => EXAONE4_PERIOD,
             None if matches!(architecture, Architecture::Llama | Architecture::Phi3) || !has_window => 0,
             None => {
                 return Err(invalid(format!(

@@ -1,5 +1,6 @@
 //! A Hugging Face `config.json` as a configuration, with the families' own defaults for what it leaves out.
 
+mod experts;
 mod hybrid;
 mod qwen_vl;
 mod rope;
@@ -7,7 +8,7 @@ mod rope;
 use pyagent_kernels::elementwise::RopeStyle;
 use serde_json::{Map, Value};
 
-use super::{Activation, Architecture, Experts, ModelConfig, invalid, periodic, unsupported};
+use super::{Activation, Architecture, ModelConfig, QueryGrowth, invalid, periodic, unsupported};
 use crate::weights::ModelFileError;
 
 /// What is read here; biases are where the file has such tensors.
@@ -66,12 +67,6 @@ const PARTLY_ROTARY: &str = "partial_rotary_factor";
 /// What is read of SmolLM3 besides.
 const NO_ROPE: &str = "no_rope_layers no_rope_layer_interval";
 
-/// What is read of mixtures of experts besides, and what only training reads.
-const QWEN3_MOE: &str = "num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob";
-const OLMOE: &str = "num_experts num_local_experts num_experts_per_tok norm_topk_prob";
-const MIXTRAL: &str = "num_local_experts num_experts_per_tok";
-const OF_ROUTERS: &str = "output_router_logits router_aux_loss_coef router_jitter_noise";
-
 /// The families' defaults where they differ from what the file's other fields say.
 const GEMMA_HEAD_DIM: usize = 256;
 const QWEN3_HEAD_DIM: usize = 128;
@@ -81,6 +76,15 @@ const QWEN_MAX_WINDOW_LAYERS: usize = 28;
 const GEMMA2_PERIOD: usize = 2;
 const GEMMA3_PERIOD: usize = 6;
 const GEMMA2_CAPS: [f32; 2] = [50.0, 30.0];
+const GPT_OSS_PERIOD: usize = 2;
+const GPT_OSS_WINDOW: usize = 128;
+const GPT_OSS_HEAD_DIM: usize = 64;
+const GPT_OSS_ALPHA: f64 = 1.702;
+const GPT_OSS_LIMIT: f64 = 7.0;
+const SEED_OSS_HEAD_DIM: usize = 128;
+const MINISTRAL3: &str = "ministral3";
+/// The periods of EXAONE 4's and OLMo 3's layers that see everything.
+const EXAONE4_PERIOD: usize = 4;
 
 impl ModelConfig {
     /// Reads a Hugging Face `config.json`, of a model whose texts may be so long at most.
@@ -100,14 +104,13 @@ impl ModelConfig {
             Architecture::Lfm2 => hybrid::LFM2,
             Architecture::Qwen35 => hybrid::QWEN35,
             Architecture::SmolLm3 => NO_ROPE,
-            Architecture::Qwen3Moe => QWEN3_MOE,
-            Architecture::OlMoe => OLMOE,
-            _ if name == "mixtral" => MIXTRAL,
+            Architecture::HunyuanDense => "eod_token_id",
+            Architecture::SeedOss => "attention_out_bias residual_dropout",
             _ => "",
         };
+        let known = [[READ, STORED, IRRELEVANT, more, ""], experts::fields(name)].concat();
+        refuse_unknown(config, &known, "")?;
         let experts = json.experts(name)?;
-        let of_routers = experts.map_or("", |_| OF_ROUTERS);
-        refuse_unknown(config, &[READ, STORED, IRRELEVANT, more, of_routers], "")?;
         let is_gemma3 = architecture == Architecture::Gemma3;
         let is_gemma = architecture.is_gemma();
         let hidden_size = json.size("hidden_size")?;
@@ -116,6 +119,8 @@ impl ModelConfig {
         let head_dim = json.optional_size("head_dim")?.unwrap_or(match architecture {
             Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Qwen35 => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
+            Architecture::GptOss => GPT_OSS_HEAD_DIM,
+            Architecture::SeedOss => SEED_OSS_HEAD_DIM,
             _ => hidden_size / num_heads.max(1),
         });
         let query_size = if is_gemma {
@@ -124,13 +129,18 @@ impl ModelConfig {
             head_dim as f64
         };
         let (rope_base, rope_scaling) = json.global_rope(architecture)?;
-        let (local_rope_base, local_rope_scaling) = if is_gemma3 {
-            json.local_rope()?
+        let (local_rope_base, local_rope_scaling) = if is_gemma3 || name == "olmo3" {
+            json.local_rope(name)?
         } else {
             (rope_base, rope_scaling.clone())
         };
-        let rotary_layers = json.rotary_layers(architecture, num_layers)?;
         let (recurrent, recurrent_layers) = json.recurrent(architecture, num_layers)?;
+        let mut rotary_layers = json.rotary_layers(architecture, num_layers)?;
+        let sliding_window = json.sliding_window(name)?;
+        let sliding_layers = json.sliding_layers(name, &rotary_layers)?;
+        if architecture == Architecture::Exaone4 && sliding_window.is_some() {
+            rotary_layers.clone_from(&sliding_layers);
+        }
         let config = Self {
             architecture,
             vocab_size: json.size("vocab_size")?,
@@ -140,11 +150,11 @@ impl ModelConfig {
             num_kv_heads: json.num_kv_heads(name, num_heads)?,
             head_dim,
             ffn_size: match architecture {
-                Architecture::Qwen3Moe => json.size("moe_intermediate_size")?,
                 Architecture::Lfm2 => json.lfm2_ffn_size()?,
-                _ => json.size("intermediate_size")?,
+                _ => json.ffn_size(name)?,
             },
             experts,
+            dense_layers: json.dense_layers(name, num_layers)?,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
             norm_epsilon: json.norm_epsilon(name) as f32,
             norm_weight_offset: if is_gemma || architecture == Architecture::Qwen35 {
@@ -152,19 +162,23 @@ impl ModelConfig {
             } else {
                 0.0
             },
-            rope_style: RopeStyle::Neox,
+            rope_style: match architecture {
+                Architecture::Ernie45 | Architecture::Ernie45Moe => RopeStyle::Interleaved,
+                _ => RopeStyle::Neox,
+            },
             rotary_dims: json.rotary_dims(architecture, head_dim),
             rope_base,
             rope_scaling,
             local_rope_base,
             local_rope_scaling,
-            sliding_window: json.sliding_window(name)?,
-            sliding_layers: json.sliding_layers(name, &rotary_layers)?,
+            sliding_window,
+            sliding_layers,
             rotary_layers,
             recurrent,
             recurrent_layers,
             activation: json.activation(architecture)?,
             attention_scale: (query_size as f32).powf(-0.5),
+            query_growth: json.query_growth(name)?,
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: json.cap(has_caps, "final_logit_softcapping", GEMMA2_CAPS[1])?,
             embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
@@ -177,7 +191,8 @@ impl ModelConfig {
 /// The epsilon of a family's norms where the file does not say.
 fn default_epsilon(name: &str) -> f64 {
     match name {
-        "phi3" | "olmo2" | "mixtral" | "olmoe" | "lfm2" => 1e-5,
+        "phi3" | "olmo2" | "olmo3" | "mixtral" | "olmoe" | "gpt_oss" | "glm4_moe" | "lfm2" => 1e-5,
+        "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | MINISTRAL3 => 1e-5,
         _ => 1e-6,
     }
 }
@@ -263,26 +278,38 @@ impl JsonConfig<'_> {
 
     fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
         // These have as many as query heads when nothing is said; the others' defaults are single models' numbers.
-        if !matches!(name, "llama" | "phi3" | "olmo2" | "olmoe") && !self.0.contains_key("num_key_value_heads") {
+        const AS_MANY: [&str; 7] = [
+            "llama",
+            "phi3",
+            "olmo2",
+            "olmo3",
+            "olmoe",
+            "hunyuan_v1_dense",
+            "hunyuan_v1_moe",
+        ];
+        if !AS_MANY.contains(&name) && !self.0.contains_key("num_key_value_heads") {
             return self.size("num_key_value_heads");
         }
         Ok(self.optional_size("num_key_value_heads")?.unwrap_or(num_heads))
     }
 
-    /// The experts of a family that has any.
-    fn experts(&self, name: &str) -> Result<Option<Experts>, ModelFileError> {
-        if !matches!(name, "mixtral" | "qwen3_moe" | "olmoe") {
+    /// How Ministral 3's queries grow.
+    fn query_growth(&self, name: &str) -> Result<Option<QueryGrowth>, ModelFileError> {
+        let Some(rope) = self.object("rope_parameters").filter(|_| name == MINISTRAL3) else {
             return Ok(None);
-        }
-        let count = match self.optional_size("num_experts")? {
-            None => self.size("num_local_experts")?,
-            Some(count) => count,
         };
-        Ok(Some(Experts {
-            num_experts: count,
-            num_used: self.size("num_experts_per_tok")?,
-            is_renormalised: name == "mixtral" || self.truth("norm_topk_prob").unwrap_or(false),
-        }))
+        let beta = rope.get("llama_4_scaling_beta").and_then(Value::as_f64);
+        let original = rope.get("original_max_position_embeddings").and_then(Value::as_u64);
+        match (beta, original) {
+            (Some(beta), Some(original)) => Ok(Some(QueryGrowth {
+                beta: beta as f32,
+                original: original as usize,
+            })),
+            (None, _) => Ok(None),
+            _ => Err(invalid(
+                "rope scaling lacks 'original_max_position_embeddings'".to_owned(),
+            )),
+        }
     }
 
     fn norm_epsilon(&self, name: &str) -> f64 {
@@ -302,6 +329,12 @@ impl JsonConfig<'_> {
             return Ok(Activation::Silu);
         }
         match self.text("hidden_activation").or_else(|| self.text("hidden_act")) {
+            Some("silu") if architecture == Architecture::GptOss => {
+                let number = |key, default| self.number(key).unwrap_or(default) as f32;
+                let alpha = number("swiglu_alpha", GPT_OSS_ALPHA);
+                let limit = number("swiglu_limit", GPT_OSS_LIMIT);
+                Ok(Activation::ClampedSwiglu { alpha, limit })
+            }
             Some("silu") => Ok(Activation::Silu),
             Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
             other => Err(invalid(format!(
@@ -315,15 +348,22 @@ impl JsonConfig<'_> {
         let window = self.optional_size("sliding_window")?;
         let is_said = self.0.contains_key("sliding_window");
         match name {
-            "llama" | "olmo2" | "olmoe" if window.is_some() => Err(invalid(format!(
-                "config.json: 'sliding_window' is not implemented for {name}; is the model a mistral?"
+            "llama" | "olmo2" | "olmoe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense"
+            | "hunyuan_v1_moe" | "seed_oss"
+                if window.is_some() =>
+            {
+                Err(invalid(format!(
+                    "config.json: 'sliding_window' is not implemented for {name}; is the model a mistral?"
+                )))
+            }
+            "qwen3_moe" | "qwen2_moe" if self.truth("use_sliding_window") == Some(true) => Err(invalid(format!(
+                "config.json: 'use_sliding_window' is not implemented for {name}"
             ))),
-            "qwen3_moe" if self.truth("use_sliding_window") == Some(true) => Err(invalid(
-                "config.json: 'use_sliding_window' is not implemented for qwen3_moe".to_owned(),
-            )),
-            "qwen3_moe" | "lfm2" | "qwen3_5_text" => Ok(None),
+            "qwen3_moe" | "qwen2_moe" | "lfm2" | "qwen3_5_text" => Ok(None),
             "qwen2" | "qwen3" | "smollm3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
-            "llama" | "mixtral" | "olmo2" | "olmoe" | "phi3" | "smollm3" => Ok(window),
+            "gpt_oss" if !is_said => Ok(Some(GPT_OSS_WINDOW)),
+            MINISTRAL3 | "llama" | "mixtral" | "olmo2" | "olmoe" | "phi3" | "smollm3" | "gpt_oss" | "glm4_moe"
+            | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" => Ok(window),
             _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
         }
     }
@@ -333,8 +373,13 @@ impl JsonConfig<'_> {
         let num_layers = rotary_layers.len();
         let by_family = match name {
             "lfm2" | "qwen3_5_text" => return Ok(vec![false; num_layers]),
-            "llama" | "olmo2" | "olmoe" | "qwen3_moe" => vec![false; num_layers],
-            "mistral" | "mixtral" | "phi3" => periodic(num_layers, 0),
+            "llama" | "olmo2" | "olmoe" | "qwen3_moe" | "qwen2_moe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe"
+            | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" => vec![false; num_layers],
+            "gpt_oss" => periodic(num_layers, GPT_OSS_PERIOD),
+            "olmo3" => periodic(num_layers, EXAONE4_PERIOD),
+            "exaone4" if self.sliding_window(name)?.is_none() => vec![false; num_layers],
+            "exaone4" => periodic(num_layers, self.exaone4_period()?),
+            "mistral" | "mixtral" | "phi3" | MINISTRAL3 => periodic(num_layers, 0),
             "smollm3" => rotary_layers.iter().map(|has_rotary| !has_rotary).collect(),
             "qwen2" | "qwen3" => {
                 let first = self
@@ -358,16 +403,29 @@ impl JsonConfig<'_> {
             _ => None,
         };
         let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(kind).collect());
-        let is_fixed = matches!(
+        let is_free = matches!(
             name,
-            "llama" | "mistral" | "mixtral" | "olmo2" | "olmoe" | "phi3" | "qwen3_moe"
+            "qwen2" | "qwen3" | "smollm3" | "gemma2" | "gemma3" | "gemma3_text" | "gpt_oss" | "olmo3" | "exaone4"
         );
         match layers {
-            Some(layers) if !is_fixed || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),
+            Some(layers) if is_free || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),
             _ => Err(invalid(format!(
                 "config.json: 'layer_types' is not implemented as it is for {name}; expected full_attention and \
                  sliding_attention as the family has them"
             ))),
+        }
+    }
+
+    /// Of how many layers EXAONE 4's last one sees everything: a number, or one letter for each, as in `LLLG`.
+    fn exaone4_period(&self) -> Result<usize, ModelFileError> {
+        match self.text("sliding_window_pattern") {
+            None => Ok(self.optional_size("sliding_window_pattern")?.unwrap_or(EXAONE4_PERIOD)),
+            Some(letters) if letters.find('G') == letters.len().checked_sub(1) && letters.trim_matches('L') == "G" => {
+                Ok(letters.len())
+            }
+            Some(_) => Err(invalid(
+                "config.json: 'sliding_window_pattern' must be a number, or as LLLG, with one G at its end".to_owned(),
+            )),
         }
     }
 

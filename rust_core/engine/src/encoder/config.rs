@@ -393,6 +393,11 @@ impl DecoderConfig {
             ("experts", self.model.experts.is_some()),
             ("recurrent layers", self.model.recurrent.is_some()),
             ("capped scores", self.model.attention_softcap.is_some()),
+            (
+                "norms after rotary positions",
+                self.model.architecture.is_norm_after_rope(),
+            ),
+            ("growing queries", self.model.query_growth.is_some()),
         ];
         match lacks.into_iter().find(|(_, has)| *has) {
             Some((what, _)) => Err(invalid(format!(

@@ -149,6 +149,7 @@ impl Decoder<'_> {
         match model.activation {
             Activation::Silu => elementwise::silu_mul(isa, inner, gate),
             Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, inner, gate),
+            Activation::ClampedSwiglu { .. } => unreachable!("only experts have it"),
         }
         fill(isa, &own.ffn_input, inner);
         // SAFETY: as above; the input was copied.

@@ -197,6 +197,7 @@ impl Part<'_> {
         let segment = &self.plan.segments[tile.segment];
         let heads_per_kv = config.num_heads / config.num_kv_heads;
         let column = kv_head * heads_per_kv * config.head_dim;
+        let sinks = self.pass.weights.layers[index].sinks.as_deref();
         let (q_stride, out_stride) = (space.query.width(), heads.stride());
         AttentionArgs {
             kv: kv.layer(index, segment.tables),
@@ -207,6 +208,7 @@ impl Part<'_> {
             window: config.window(index),
             scale: config.attention_scale,
             softcap: config.attention_softcap,
+            sinks: sinks.map(|sinks| &sinks[kv_head * heads_per_kv..(kv_head + 1) * heads_per_kv]),
             q: space.query.base().wrapping_add(tile.row * q_stride + column),
             q_stride,
             out: heads.origin().wrapping_add(tile.row * out_stride + column),

@@ -2,19 +2,21 @@
 //!
 //! A step's tokens are put in order of their experts, a token once for each it has, so that an expert's weights are read
 //! once for all of its tokens. What a token gets is the sum of its experts' outputs in their order, each times its
-//! weight: neither depends on the other tokens of the step, and so no bit of the sum does.
+//! weight: neither depends on the other tokens of the step, and so no bit of the sum does. An expert that all tokens share
+//! comes after them.
+
+mod choice;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use pyagent_kernels::elementwise;
-use pyagent_kernels::isa::Isa;
 use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
 
 use super::{GATE_BLOCKS, MOST_GROUPS, PIECES_PER_THREAD, PRODUCT_TILE, Part, Pass, Plan, Tiling, part};
-use crate::config::{Experts, ModelConfig};
-use crate::model::Gated;
+use crate::config::ModelConfig;
+use crate::model::{FeedForward, Gated, Shared};
 use crate::workspace::{Own, Patch, Rows};
 
 /// Groups of an output's columns in a piece at most: its tile is as wide as a gate's.
@@ -43,6 +45,8 @@ impl RoutingPlan {
 pub struct Routing {
     /// Of each token and expert, the expert's weight: 0 where the token has it not. Before, the router's ratings.
     pub weights: Rows,
+    /// How much of the shared expert each token gets, where that is weighed.
+    pub shared: Rows,
     slots: RwLock<Slots>,
 }
 
@@ -65,6 +69,9 @@ impl Routing {
     pub fn new(config: &ModelConfig) -> Self {
         Self {
             weights: Rows::new(config.experts.map_or(0, |experts| experts.num_experts)),
+            shared: Rows::new(usize::from(
+                config.experts.is_some_and(|experts| experts.is_shared_gated),
+            )),
             slots: RwLock::default(),
         }
     }
@@ -72,6 +79,7 @@ impl Routing {
     /// Makes room for so many tokens.
     pub fn reserve(&mut self, config: &ModelConfig, tokens: usize) {
         self.weights.reserve(tokens);
+        self.shared.reserve(tokens);
         if config.experts.is_some() {
             let Slots { tokens: of_slots, runs } = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
             of_slots.clear();
@@ -85,7 +93,7 @@ impl Routing {
     pub fn bytes(&mut self) -> usize {
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
         let runs = slots.runs.capacity() * size_of::<Run>();
-        self.weights.bytes() + slots.tokens.capacity() * size_of::<u32>() + runs
+        self.weights.bytes() + self.shared.bytes() + slots.tokens.capacity() * size_of::<u32>() + runs
     }
 
     /// Puts the first `num_tokens` tokens in order of their experts.
@@ -142,41 +150,26 @@ pub(super) fn output_tiling(plan: &Plan<'_>, config: &ModelConfig) -> Tiling {
     Tiling::new(plan.num_rows(), groups, OUTPUT_GROUPS, plan.num_threads).of_columns(plan.num_threads)
 }
 
-/// Pieces of the experts' insides. How much there is to do is known when the tokens are routed: each piece does an equal
-/// part of it.
-pub(super) fn num_gate_pieces(plan: &Plan<'_>, config: &ModelConfig) -> usize {
-    (plan.num_threads * PIECES_PER_THREAD).max(most_runs(config, plan.num_rows()))
+/// How the inside of the expert is cut that all tokens share.
+fn shared_tiling(plan: &Plan<'_>, config: &ModelConfig) -> Tiling {
+    let size = config.experts.map_or(0, |experts| experts.shared_size);
+    Tiling::new(
+        plan.num_rows(),
+        size.div_ceil(BLOCK_COLS),
+        GATE_BLOCKS,
+        plan.num_threads,
+    )
 }
 
-/// Makes weights of a token's ratings: the softmax of all, 0 for all but the highest.
-fn weigh(isa: Isa, ratings: &mut [f32], experts: &Experts) {
-    let highest = ratings.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let of_all = elementwise::exp_sum(isa, ratings, highest, 1.0);
-    if !of_all.is_finite() {
-        // No ratings to go by: what the token becomes is no number, as its ratings are.
-        ratings.fill(0.0);
-        ratings[..experts.num_used].fill(f32::NAN);
-        return;
-    }
-    let mut left = ratings.to_vec();
-    ratings.fill(0.0);
-    let mut of_chosen = 0.0;
-    for _ in 0..experts.num_used {
-        let mut best = 0;
-        for expert in 1..left.len() {
-            // The first of equals.
-            if left[expert] > left[best] {
-                best = expert;
-            }
-        }
-        ratings[best] = left[best];
-        of_chosen += f64::from(left[best]);
-        left[best] = -1.0;
-    }
-    let total = if experts.is_renormalised { of_chosen } else { of_all };
-    for weight in ratings {
-        *weight = (f64::from(*weight) / total) as f32;
-    }
+/// Pieces of the experts' insides: first the shared one's.
+pub(super) fn num_gate_pieces(plan: &Plan<'_>, config: &ModelConfig) -> usize {
+    shared_tiling(plan, config).num_pieces() + num_routed_pieces(plan, config)
+}
+
+/// Pieces of the insides of experts that tokens choose. How much there is to do is known when the tokens are routed: each
+/// piece does an equal part of it.
+fn num_routed_pieces(plan: &Plan<'_>, config: &ModelConfig) -> usize {
+    (plan.num_threads * PIECES_PER_THREAD).max(most_runs(config, plan.num_rows()))
 }
 
 impl Part<'_> {
@@ -184,9 +177,16 @@ impl Part<'_> {
     /// and the last of all puts the tokens in order.
     pub(super) unsafe fn route(&self, layer: usize, piece: usize) {
         let Pass { config, space, isa, .. } = *self.pass;
-        let (Some(router), Some(experts)) = (self.pass.weights.layers[layer].ffn.router(), config.experts) else {
+        let FeedForward::Experts {
+            router,
+            correction,
+            shared,
+            ..
+        } = &self.pass.weights.layers[layer].ffn
+        else {
             return;
         };
+        let Some(experts) = config.experts else { return };
         let (tiling, routing) = (router_tiling(self.plan, config), &space.routing);
         let (rows, groups) = tiling.ranges(piece);
         let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(experts.num_experts);
@@ -200,8 +200,13 @@ impl Part<'_> {
                 return;
             }
             tile.store(0, Ordering::Relaxed);
-            for row in rows {
-                weigh(isa, routing.weights.row(row), &experts);
+            for row in rows.clone() {
+                choice::weigh(isa, routing.weights.row(row), &experts, correction.as_deref());
+            }
+            if let Some(gate) = shared.as_ref().and_then(|shared| shared.gate.as_ref()) {
+                let mut shares = routing.shared.patch(rows, 0..1);
+                self.multiply_columns(gate, &self.stream.hidden_input, None, &mut shares);
+                shares.rows().for_each(|row| elementwise::sigmoid(isa, shares.row(row)));
             }
             if num_done.fetch_add(1, Ordering::AcqRel) + 1 == tiles.len() {
                 num_done.store(0, Ordering::Relaxed);
@@ -210,12 +215,20 @@ impl Part<'_> {
         }
     }
 
-    /// A piece of the experts' insides: an equal part of the blocks of columns of all runs.
-    pub(super) unsafe fn gate_experts(&self, experts: &[Gated], piece: usize, own: &mut Own) {
+    /// A piece of the experts' insides: some of the shared one's, or an equal part of the blocks of columns of all runs.
+    pub(super) unsafe fn gate_experts(&self, experts: &[Gated], shared: Option<&Shared>, piece: usize, own: &mut Own) {
         let Pass { config, space, .. } = *self.pass;
+        let of_shared = shared_tiling(self.plan, config);
+        let Some(piece) = piece.checked_sub(of_shared.num_pieces()) else {
+            if let Some(Shared { gated, .. }) = shared {
+                // SAFETY: these columns of these tokens are this piece's.
+                unsafe { self.gate(gated, &space.shared_input, None, of_shared.ranges(piece), own) };
+            }
+            return;
+        };
         let slots = space.routing.slots.read().unwrap_or_else(PoisonError::into_inner);
         let num_blocks = config.ffn_size.div_ceil(BLOCK_COLS);
-        let num_pieces = num_gate_pieces(self.plan, config);
+        let num_pieces = num_routed_pieces(self.plan, config);
         let Range { mut start, end } = part(slots.runs.len() * num_blocks, num_pieces, piece);
         while start < end {
             let (run, first) = (&slots.runs[start / num_blocks], start % num_blocks);
@@ -225,6 +238,7 @@ impl Part<'_> {
             unsafe {
                 self.gate(
                     &experts[run.expert],
+                    &space.ffn_input,
                     Some(&slots.tokens),
                     (run.slots.clone(), blocks),
                     own,
@@ -234,7 +248,13 @@ impl Part<'_> {
     }
 
     /// Some columns of the block's output for all tokens: the sum of their experts', in the experts' order.
-    pub(super) unsafe fn add_experts(&self, experts: &[Gated], block: usize, groups: Range<usize>, own: &mut Own) {
+    pub(super) unsafe fn add_experts(
+        &self,
+        (experts, shared): (&[Gated], Option<&Shared>),
+        block: usize,
+        groups: Range<usize>,
+        own: &mut Own,
+    ) {
         let Pass { config, space, isa, .. } = *self.pass;
         let slots = space.routing.slots.read().unwrap_or_else(PoisonError::into_inner);
         let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(config.hidden_size);
@@ -250,6 +270,32 @@ impl Part<'_> {
                     let (token, output) = (slots.tokens[slot] as usize, outputs.row(slot));
                     elementwise::scale(isa, output, space.routing.weights.shared_row(token)[*expert]);
                     elementwise::add(isa, sums.row(first + token), output);
+                }
+            }
+            if let Some(shared) = shared {
+                self.add_shared(shared, first, &mut sums, own);
+            }
+        }
+    }
+
+    /// Adds the shared expert's output to a patch of the block's, of which the first row is `first`.
+    ///
+    /// # Safety
+    /// The shared expert's inside is complete.
+    unsafe fn add_shared(&self, shared: &Shared, first: usize, sums: &mut Patch<'_>, own: &mut Own) {
+        let Pass { space, isa, .. } = *self.pass;
+        let num_rows = self.plan.num_rows();
+        for start in (0..num_rows).step_by(PRODUCT_TILE) {
+            let rows = start..num_rows.min(start + PRODUCT_TILE);
+            let mut outputs = Patch::own(&mut own.first, rows.clone(), sums.columns());
+            // SAFETY: by contract; the routing is complete.
+            unsafe {
+                self.multiply_columns(&shared.gated.down, &space.shared_input, None, &mut outputs);
+                for row in rows {
+                    if shared.gate.is_some() {
+                        elementwise::scale(isa, outputs.row(row), space.routing.shared.shared_row(row)[0]);
+                    }
+                    elementwise::add(isa, sums.row(first + row), outputs.row(row));
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pyagent_kernels::elementwise;
-use pyagent_kernels::matmul;
+use pyagent_kernels::matmul::{self, Activations};
 use pyagent_kernels::pack::BLOCK_COLS;
 
 use super::{Part, Pass};
@@ -17,12 +17,13 @@ impl Part<'_> {
     pub(super) unsafe fn gate(
         &self,
         gated: &Gated,
+        inside: &Activations,
         vectors: Option<&[u32]>,
         (rows, blocks): (Range<usize>, Range<usize>),
         own: &mut Own,
     ) {
-        let Pass { config, space, isa, .. } = *self.pass;
-        let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(config.ffn_size);
+        let Pass { config, isa, .. } = *self.pass;
+        let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(gated.gate.weight.rows());
         let mut gate = Patch::own(&mut own.first, rows.clone(), columns.clone());
         let mut up = Patch::own(&mut own.second, rows.clone(), columns.clone());
         let input = &self.stream.hidden_input;
@@ -35,9 +36,21 @@ impl Part<'_> {
                 match config.activation {
                     Activation::Silu => elementwise::silu_mul(isa, up, gate),
                     Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
+                    Activation::ClampedSwiglu { alpha, limit } => {
+                        elementwise::clamped_swiglu(isa, up, gate, alpha, limit);
+                    }
                 }
             }
-            space.ffn_input.write_tile(isa, rows, columns, up.origin(), up.stride());
+            inside.write_tile(isa, rows, columns, up.origin(), up.stride());
+        }
+    }
+
+    /// Where the insides of feed-forward blocks without experts are.
+    pub(super) fn inside(&self) -> &Activations {
+        let Pass { config, space, .. } = *self.pass;
+        match config.experts {
+            Some(_) => &space.dense_input,
+            None => &space.ffn_input,
         }
     }
 
@@ -48,7 +61,7 @@ impl Part<'_> {
         let input = match block % 2 {
             0 if is_recurrent() => &space.mixer_input,
             0 => &space.heads_input,
-            _ => &space.ffn_input,
+            _ => self.inside(),
         };
         let Some(linear) = self.pass.block(block).0 else {
             return;

@@ -49,6 +49,7 @@ impl Part<'_> {
                 (key, space.value.patch(rows, columns))
             } else {
                 self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
+                self.grow_queries(&mut query);
                 let key = Patch::own(&mut own.first, rows.clone(), columns(kv_heads.clone()));
                 (key, Patch::own(&mut own.second, rows, columns(kv_heads)))
             };
@@ -116,23 +117,40 @@ impl Part<'_> {
         }
     }
 
+    /// Makes queries larger at later positions, where the family does.
+    fn grow_queries(&self, query: &mut Patch<'_>) {
+        let Some(growth) = self.pass.config.query_growth else {
+            return;
+        };
+        for row in query.rows() {
+            let factor = growth.at(self.plan.rows[row].2);
+            elementwise::scale(self.pass.isa, query.row(row), factor);
+        }
+    }
+
     /// Normalises heads where the family does, one by one or all together, and applies rotary positions where the layer
-    /// has any.
+    /// has any, before that or after.
     fn rotate_heads(&self, index: usize, norm: Option<&[f32]>, heads: &mut Patch<'_>) {
         let Pass { config, isa, .. } = *self.pass;
         let rope = &self.pass.rope[usize::from(config.window(index).is_some())];
-        for row in heads.rows() {
+        let is_norm_last = config.architecture.is_norm_after_rope();
+        let normalise = |values: &mut [f32]| {
             if let Some(norm) = norm {
-                for values in heads.row(row).chunks_exact_mut(norm.len()) {
-                    elementwise::rms_norm_in_place(isa, values, norm, config.norm_epsilon);
+                elementwise::rms_norm_in_place(isa, values, norm, config.norm_epsilon);
+            }
+        };
+        for row in heads.rows() {
+            if !is_norm_last {
+                normalise(heads.row(row));
+            }
+            if config.rotary_layers[index] {
+                let (cos, sin) = rope.row(self.plan.rows[row].2);
+                for values in heads.row(row).chunks_exact_mut(config.head_dim) {
+                    elementwise::rope(isa, values, cos, sin, config.rope_style);
                 }
             }
-            if !config.rotary_layers[index] {
-                continue;
-            }
-            let (cos, sin) = rope.row(self.plan.rows[row].2);
-            for values in heads.row(row).chunks_exact_mut(config.head_dim) {
-                elementwise::rope(isa, values, cos, sin, config.rope_style);
+            if is_norm_last {
+                normalise(heads.row(row));
             }
         }
     }

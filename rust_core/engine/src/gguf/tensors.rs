@@ -18,7 +18,8 @@ const MAX_DIMS: u32 = 4;
 pub(super) const MIN_ENTRY_BYTES: usize = 8 + 4 + 4 + 8;
 
 /// What is read, for messages.
-const SUPPORTED: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS";
+const SUPPORTED: &str =
+    "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4";
 
 /// One line of the tensor table, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]

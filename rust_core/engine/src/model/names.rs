@@ -52,9 +52,29 @@ pub(super) struct Place {
     pub(super) name: String,
     /// Which rows, where several matrices lie in one.
     pub(super) rows: Option<Range<usize>>,
+    /// Which row the bias is, where those of several experts lie in one.
+    pub(super) bias_row: Option<usize>,
 }
 
 impl Place {
+    /// A tensor that is not part of another.
+    pub(super) fn whole(name: String) -> Self {
+        Self {
+            name,
+            rows: None,
+            bias_row: None,
+        }
+    }
+
+    /// The bias, if the file has one.
+    pub(super) fn bias<'a>(&self, file: &'a ModelFile) -> Result<Option<TensorView<'a>>, ModelFileError> {
+        let Some(row) = self.bias_row else {
+            return self.find(file, ".bias");
+        };
+        let biases = file.find_tensor(&format!("{}.bias", self.name))?;
+        Ok(biases.and_then(|biases| biases.part(&(row..row + 1))))
+    }
+
     /// The tensor, if the file has it, its name ending in `end`. An error where it has not all of the rows.
     pub(super) fn find<'a>(&self, file: &'a ModelFile, end: &str) -> Result<Option<TensorView<'a>>, ModelFileError> {
         let name = format!("{}{end}", self.name);
@@ -143,19 +163,64 @@ impl Names {
                 format!("{decoder}layers.{layer}.{name}")
             }
         };
-        Place { name, rows }
+        Place {
+            name,
+            rows,
+            bias_row: None,
+        }
     }
 
     /// Where the matrix is that rates a layer's experts.
     pub(super) fn router(&self, layer: usize, config: &ModelConfig) -> Place {
-        let name = match self {
-            Self::Gguf => format!("blk.{layer}.ffn_gate_inp"),
-            Self::HuggingFace(decoder) if is_mixtral(config) => {
-                format!("{decoder}layers.{layer}.block_sparse_moe.gate")
-            }
-            Self::HuggingFace(decoder) => format!("{decoder}layers.{layer}.mlp.gate"),
+        let hugging_face = match config.architecture {
+            Architecture::Llama => "block_sparse_moe.gate",
+            Architecture::GptOss => "mlp.router",
+            Architecture::HunyuanMoe => "mlp.gate.wg",
+            _ => "mlp.gate",
         };
-        Place { name, rows: None }
+        self.whole(layer, "ffn_gate_inp", hugging_face)
+    }
+
+    /// What the correction of a layer's ratings is called, where the family has one.
+    pub(super) fn correction(&self, layer: usize, config: &ModelConfig) -> Option<String> {
+        let hugging_face = match config.architecture {
+            Architecture::Glm4Moe => "mlp.gate.e_score_correction_bias",
+            Architecture::Ernie45Moe => "mlp.moe_statics.e_score_correction_bias",
+            _ => return None,
+        };
+        Some(self.whole(layer, "exp_probs_b.bias", hugging_face).name)
+    }
+
+    /// Where a matrix of the expert is that all tokens share.
+    pub(super) fn shared_expert(&self, layer: usize, part: Part, config: &ModelConfig) -> Place {
+        let block = match config.architecture {
+            Architecture::Qwen2Moe => "shared_expert",
+            Architecture::HunyuanMoe => "shared_mlp",
+            _ => "shared_experts",
+        };
+        let hugging_face = hugging_face_part(part, config.architecture);
+        let hugging_face = hugging_face.replace("mlp.", &format!("mlp.{block}."));
+        let gguf = format!("{}_shexp", gguf_part(part, config.architecture));
+        self.whole(layer, &gguf, &hugging_face)
+    }
+
+    /// Where the row is that says how much of the shared expert a token gets.
+    pub(super) fn shared_gate(&self, layer: usize) -> Place {
+        self.whole(layer, "ffn_gate_inp_shexp", "mlp.shared_expert_gate")
+    }
+
+    /// What the sinks of a layer's heads are called.
+    pub(super) fn sinks(&self, layer: usize) -> String {
+        self.whole(layer, "attn_sinks.weight", "self_attn.sinks").name
+    }
+
+    /// A tensor of a layer that is not part of another.
+    pub(super) fn whole(&self, layer: usize, gguf: &str, hugging_face: &str) -> Place {
+        let name = match self {
+            Self::Gguf => format!("blk.{layer}.{gguf}"),
+            Self::HuggingFace(decoder) => format!("{decoder}layers.{layer}.{hugging_face}"),
+        };
+        Place::whole(name)
     }
 
     /// Where an expert's matrix is: GGUF files have all of a layer in one tensor.
@@ -168,12 +233,16 @@ impl Names {
                 } else {
                     config.ffn_size
                 };
-                let name = stack(layer, part);
+                let name = stack(layer, part, config.architecture);
                 let rows = Some(expert * rows..(expert + 1) * rows);
-                return Place { name, rows };
+                return Place {
+                    name,
+                    rows,
+                    bias_row: Some(expert),
+                };
             }
         };
-        let (block, [gate, up, down]) = if is_mixtral(config) {
+        let (block, [gate, up, down]) = if config.architecture == Architecture::Llama {
             ("block_sparse_moe", ["w1", "w3", "w2"])
         } else {
             ("mlp", ["gate_proj", "up_proj", "down_proj"])
@@ -183,29 +252,35 @@ impl Names {
             Part::Up => up,
             _ => down,
         };
-        Place {
-            name: format!("{decoder}layers.{layer}.{block}.experts.{expert}.{matrix}"),
-            rows: None,
-        }
+        Place::whole(format!("{decoder}layers.{layer}.{block}.experts.{expert}.{matrix}"))
     }
 
-    /// Refuses a GGUF file's tensor of all experts that has not a matrix of this size for each.
+    /// Refuses a GGUF file's tensor of all experts that has not a matrix of this size for each, and biases that are not
+    /// a row for each.
     pub(super) fn check_stack(
         &self,
         file: &ModelFile,
         layer: usize,
         part: Part,
         (rows, cols): (usize, usize),
-        num_experts: usize,
+        config: &ModelConfig,
     ) -> Result<(), ModelFileError> {
         let Self::Gguf = self else { return Ok(()) };
-        let name = format!("{}.weight", stack(layer, part));
-        let dims = file.tensor(&name)?.dims;
-        let expected = [cols, rows, num_experts];
-        if dims != expected {
-            return Err(invalid(format!("tensor '{name}' is {dims:?}; expected {expected:?}")));
+        let num_experts = config.experts.map_or(0, |experts| experts.num_experts);
+        let stack = stack(layer, part, config.architecture);
+        let expect = |name: &str, dims: &[usize], expected: &[usize]| {
+            let is_right = dims == expected;
+            is_right
+                .then_some(())
+                .ok_or_else(|| invalid(format!("tensor '{name}' is {dims:?}; expected {expected:?}")))
+        };
+        let name = format!("{stack}.weight");
+        expect(&name, file.tensor(&name)?.dims, &[cols, rows, num_experts])?;
+        let name = format!("{stack}.bias");
+        match file.find_tensor(&name)? {
+            Some(bias) => expect(&name, bias.dims, &[rows, num_experts]),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Where the tensor is that GGUF files call `name`, and how that ends beyond the place's.
@@ -213,7 +288,7 @@ impl Names {
         let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
         let layer = layer.parse().ok()?;
         PARTS.iter().find_map(|part| {
-            let end = rest.strip_prefix(gguf_part(*part))?;
+            let end = rest.strip_prefix(gguf_part(*part, config.architecture))?;
             let is_whole = end.is_empty() || end.starts_with('.');
             is_whole.then(|| (self.layer(layer, *part, config), end))
         })
@@ -221,13 +296,8 @@ impl Names {
 }
 
 /// What GGUF files call the matrices of all of a layer's experts, without `.weight`.
-fn stack(layer: usize, part: Part) -> String {
-    format!("blk.{layer}.{}_exps", gguf_part(part))
-}
-
-/// Whether a Llama's feed-forward blocks are Mixtral's.
-fn is_mixtral(config: &ModelConfig) -> bool {
-    config.architecture == Architecture::Llama && config.experts.is_some()
+fn stack(layer: usize, part: Part, architecture: Architecture) -> String {
+    format!("blk.{layer}.{}_exps", gguf_part(part, architecture))
 }
 
 /// Phi-3's matrices that lie in one: its names in GGUF files and elsewhere, and which rows are the part.
@@ -248,8 +318,15 @@ fn fused_part(part: Part, config: &ModelConfig) -> Option<(&'static str, &'stati
     }
 }
 
-fn gguf_part(part: Part) -> &'static str {
+/// In some families' GGUF files `post_attention_norm` is the norm before the feed-forward block.
+fn gguf_part(part: Part, architecture: Architecture) -> &'static str {
+    let has_post_norm = matches!(
+        architecture,
+        Architecture::GptOss | Architecture::Glm4Moe | Architecture::SeedOss | Architecture::Qwen35
+    );
     match part {
+        Part::FfnNorm if has_post_norm => "post_attention_norm.weight",
+        Part::PostAttentionNorm if has_post_norm => "(none)",
         Part::AttentionNorm => "attn_norm.weight",
         Part::Query => "attn_q",
         Part::Key => "attn_k",
@@ -275,16 +352,13 @@ fn gguf_part(part: Part) -> &'static str {
     }
 }
 
-/// What a family's GGUF files call a part, where they differ from others: LFM2's recurrent layers, and Qwen 3.5's norm
-/// before the feed-forward block, which stands where Gemma's after attention does.
+/// What a family's GGUF files call a part, where LFM2's recurrent layers differ from others'.
 fn gguf_part_of(part: Part, architecture: Architecture) -> &'static str {
     match (architecture, part) {
         (Architecture::Lfm2, Part::MixerInput) => "shortconv.in_proj",
         (Architecture::Lfm2, Part::MixerConvolution) => "shortconv.conv",
         (Architecture::Lfm2, Part::MixerOutput) => "shortconv.out_proj",
-        (Architecture::Qwen35, Part::FfnNorm) => "post_attention_norm.weight",
-        (Architecture::Qwen35, Part::PostAttentionNorm) => "(none)",
-        _ => gguf_part(part),
+        _ => gguf_part(part, architecture),
     }
 }
 
@@ -318,6 +392,8 @@ fn hugging_face_part(part: Part, architecture: Architecture) -> &'static str {
         Part::Query => "self_attn.q_proj",
         Part::Key => "self_attn.k_proj",
         Part::Value => "self_attn.v_proj",
+        Part::QueryNorm if architecture.is_norm_after_rope() => "self_attn.query_layernorm.weight",
+        Part::KeyNorm if architecture.is_norm_after_rope() => "self_attn.key_layernorm.weight",
         Part::QueryNorm => "self_attn.q_norm.weight",
         Part::KeyNorm => "self_attn.k_norm.weight",
         Part::AttentionOutput => "self_attn.o_proj",

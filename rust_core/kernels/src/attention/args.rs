@@ -29,6 +29,8 @@ pub struct AttentionArgs<'a> {
     pub scale: f32,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub softcap: Option<f32>,
+    /// gpt-oss: of each of these query heads a score that takes part in its softmax and has no value.
+    pub sinks: Option<&'a [f32]>,
     /// The first token's row at the first of the query heads; the heads lie side by side.
     pub q: *const f32,
     /// Numbers from one token's row to the next.
@@ -88,6 +90,10 @@ impl AttentionArgs<'_> {
             "no query heads, or an empty window"
         );
         assert!(self.kv_head < layout.num_kv_heads, "no such key-value head");
+        let has_sinks = self
+            .sinks
+            .is_none_or(|sinks| sinks.len() == self.num_query_heads_per_kv);
+        assert!(has_sinks, "not a sink for each query head");
         rows_at_once(isa, self.num_query_heads_per_kv)
     }
 

@@ -83,7 +83,7 @@ impl Partials {
         run_on!(isa, fold_rows(whole: Partials, chunk: Partials, num_rows: usize));
     }
 
-    /// Divides the rows' outputs by their sums, into the result.
+    /// Divides the rows' outputs by their sums, which the heads' sinks are part of, into the result.
     ///
     /// # Safety
     /// There is a row for each of the query tokens and heads, and the result has room for them.
@@ -98,7 +98,10 @@ impl Partials {
             // SAFETY: the caller promises the row.
             unsafe {
                 out.copy_from_slice(std::slice::from_raw_parts(self.outputs(row), head_dim));
-                elementwise::scale(isa, out, 1.0 / *self.sum(row));
+                let sink = args.sinks.map_or(0.0, |sinks| {
+                    elementwise::exp_sum(isa, &mut [sinks[row % heads]], *self.greatest(row), 1.0) as f32
+                });
+                elementwise::scale(isa, out, 1.0 / (*self.sum(row) + sink));
             }
         }
     }

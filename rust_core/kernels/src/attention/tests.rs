@@ -30,6 +30,7 @@ struct Case {
     num_tokens: usize,
     window: Option<usize>,
     softcap: Option<f32>,
+    has_sinks: bool,
 }
 
 /// Numbers in -1..1 that look random and are the same on every machine.
@@ -62,7 +63,15 @@ impl Case {
             num_tokens,
             window: None,
             softcap: None,
+            has_sinks: false,
         }
+    }
+
+    /// Of each query head the score that has no value, some above all others.
+    fn sinks(&self) -> Option<Vec<f32>> {
+        let heads = 0..self.heads * self.layout.num_kv_heads;
+        self.has_sinks
+            .then(|| heads.map(|head| 4.0 * number(head + 77)).collect())
     }
 
     fn num_positions(&self) -> usize {
@@ -194,7 +203,7 @@ impl Case {
     ) -> Vec<f32> {
         let table = self.table(shuffle);
         let memory = self.memory(isa, &table);
-        let queries = self.queries();
+        let (queries, sinks) = (self.queries(), self.sinks());
         let row = self.heads * self.kv_width();
         let mut out = vec![f32::NAN; queries.len()];
         let mut scratch = AttentionScratch::default();
@@ -210,6 +219,9 @@ impl Case {
                     window: self.window,
                     scale: self.scale(),
                     softcap: self.softcap,
+                    sinks: sinks
+                        .as_deref()
+                        .map(|sinks| &sinks[kv_head * self.heads..(kv_head + 1) * self.heads]),
                     q: queries[first * row + column..].as_ptr(),
                     q_stride: row,
                     out: out[first * row + column..].as_mut_ptr(),
@@ -263,7 +275,10 @@ impl Case {
             let scores: Vec<f64> = (first..=position).map(score).collect();
             let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - greatest).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sink = self
+                .sinks()
+                .map_or(0.0, |sinks| (f64::from(sinks[head]) - greatest).exp());
+            let sum = weights.iter().sum::<f64>() + sink;
             for d in 0..dim {
                 let weighted = weights.iter().enumerate().map(|(j, w)| w * values[first + j][at + d]);
                 out.push(weighted.sum::<f64>() / sum);
@@ -323,21 +338,25 @@ fn any_case() -> impl Strategy<Value = Case> {
         1_usize..24,
         window,
         softcap,
+        any::<bool>(),
         dtype,
     )
         .prop_map(
-            |(place, head_dim, num_kv_heads, heads, first_position, num_tokens, window, softcap, dtype)| Case {
-                place,
-                layout: KvLayout {
-                    num_kv_heads,
-                    head_dim,
-                    dtype,
-                },
-                heads,
-                first_position,
-                num_tokens,
-                window,
-                softcap,
+            |(place, head_dim, num_kv_heads, heads, first_position, num_tokens, window, softcap, has_sinks, dtype)| {
+                Case {
+                    place,
+                    layout: KvLayout {
+                        num_kv_heads,
+                        head_dim,
+                        dtype,
+                    },
+                    heads,
+                    first_position,
+                    num_tokens,
+                    window,
+                    softcap,
+                    has_sinks,
+                }
             },
         )
 }
@@ -367,9 +386,9 @@ fn attention_equals_the_reference_for_every_head_size() {
 #[test]
 fn attention_equals_the_reference_with_windows_and_soft_caps() {
     for window in [1, 2, 15, 16, 17, 40, 1000] {
-        for softcap in [None, Some(2.0)] {
+        for (softcap, has_sinks) in [(None, false), (Some(2.0), false), (None, true)] {
             let mut case = Case::new(32, 1, 2, 50, 40);
-            (case.window, case.softcap) = (Some(window), softcap);
+            (case.window, case.softcap, case.has_sinks) = (Some(window), softcap, has_sinks);
             case.check_against_reference();
         }
     }
@@ -421,6 +440,7 @@ fn faults_in_keys_and_values_reach_the_output() {
                 window: None,
                 scale: 1.0,
                 softcap: None,
+                sinks: None,
                 q: query.as_ptr(),
                 q_stride: 16,
                 out: out.as_mut_ptr(),

@@ -38,6 +38,15 @@ pub(crate) fn silu<L: Lanes>(x: L) -> L {
     x.mul(sigmoid(x))
 }
 
+/// `(clamp(up, -limit, limit) + 1) g sigmoid(alpha g)` with `g = min(gate, limit)`.
+#[inline(always)]
+pub(crate) fn clamped_swiglu<L: Lanes>(up: L, gate: L, alpha: L, limit: L) -> L {
+    // Constants first: a NaN then passes through.
+    let gate = limit.min(gate);
+    let up = limit.min(limit.all(0.0).sub(limit).max(up));
+    up.add(limit.all(1.0)).mul(gate.mul(sigmoid(gate.mul(alpha))))
+}
+
 /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, by way of `(1 + tanh u) / 2 = sigmoid(2 u)`.
 #[inline(always)]
 pub(crate) fn gelu_tanh<L: Lanes>(x: L) -> L {

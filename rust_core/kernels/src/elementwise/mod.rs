@@ -21,14 +21,14 @@ use crate::lanes::{F16, LANES, Lanes, load_part, run_on, store_part};
 
 /// Defines a kernel that makes each number of its first row from the same place of its other rows.
 macro_rules! elementwise {
-    ($(#[$doc:meta])* $name:ident($target:ident, $($row:ident)? ; $($constant:ident)?) = $result:expr) => {
+    ($(#[$doc:meta])* $name:ident($target:ident, $($row:ident)? ; $($constant:ident),*) = $result:expr) => {
         $(#[$doc])*
-        pub fn $name(isa: Isa, $target: &mut [f32], $($row: &[f32],)? $($constant: f32)?) {
+        pub fn $name(isa: Isa, $target: &mut [f32], $($row: &[f32],)? $($constant: f32),*) {
             $(assert_eq!($target.len(), $row.len(), "rows of unequal length");)?
             #[inline(always)]
-            unsafe fn kernel<L: Lanes>($target: &mut [f32], $($row: &[f32],)? $($constant: f32)?) {
+            unsafe fn kernel<L: Lanes>($target: &mut [f32], $($row: &[f32],)? $($constant: f32),*) {
                 // SAFETY: the caller promises the set of `L`.
-                $(let $constant = unsafe { L::splat($constant) };)?
+                $(let $constant = unsafe { L::splat($constant) };)*
                 for start in (0..$target.len()).step_by(LANES) {
                     let value: L = {
                         // SAFETY: as above.
@@ -40,7 +40,7 @@ macro_rules! elementwise {
                     store_part(value, $target, start);
                 }
             }
-            run_on!(isa, kernel($target: &mut [f32], $($row: &[f32],)? $($constant: f32)?))
+            run_on!(isa, kernel($target: &mut [f32], $($row: &[f32],)? $($constant: f32),*))
         }
     };
 }
@@ -67,6 +67,15 @@ elementwise! {
     gelu_tanh_mul(up, gate;) = functions::gelu_tanh(gate).mul(up)
 }
 
+elementwise! {
+    /// `up = (clamp(up, -limit, limit) + 1) g sigmoid(alpha g)` with `g = min(gate, limit)`: gpt-oss's experts.
+    clamped_swiglu(up, gate; alpha, limit) = functions::clamped_swiglu(up, gate, alpha, limit)
+}
+
+elementwise! {
+    /// `x = 1 / (1 + e^-x)`.
+    sigmoid(x, ;) = functions::sigmoid(x)
+}
 elementwise! {
     /// `x = gelu(x)`, with the error function.
     gelu(x, ;) = functions::gelu(x)

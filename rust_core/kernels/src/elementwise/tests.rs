@@ -63,6 +63,9 @@ fn tanh_is_within_two_ulps() {
 fn gated_activations_equal_their_formulas() {
     let gate: Vec<f32> = (0..4001).map(|i| (i - 2000) as f32 * 0.01).collect();
     let (mut silu, mut gelu) = (vec![1.0; gate.len()], vec![1.0; gate.len()]);
+    let up: Vec<f32> = gate.iter().rev().copied().collect();
+    let mut clamped = up.clone();
+    clamped_swiglu(Isa::best(), &mut clamped, &gate, 1.702, 7.0);
     silu_mul(Isa::best(), &mut silu, &gate);
     gelu_tanh_mul(Isa::best(), &mut gelu, &gate);
     for (i, x) in gate.iter().map(|x| f64::from(*x)).enumerate() {
@@ -70,6 +73,10 @@ fn gated_activations_equal_their_formulas() {
         for (got, expected) in [
             (silu[i], x / (1.0 + (-x).exp())),
             (gelu[i], x / 2.0 * (1.0 + inner.tanh())),
+            (clamped[i], {
+                let (alpha, x) = (f64::from(1.702_f32), x.min(7.0));
+                (f64::from(up[i]).clamp(-7.0, 7.0) + 1.0) * x / (1.0 + (-alpha * x).exp())
+            }),
         ] {
             let error = (f64::from(got) - expected).abs();
             assert!(
@@ -498,6 +505,7 @@ proptest! {
             };
             in_place(&|row| silu_mul(isa, row, &y));
             in_place(&|row| gelu_tanh_mul(isa, row, &y));
+            in_place(&|row| clamped_swiglu(isa, row, &y, 1.702, 0.5));
             in_place(&|row| add(isa, row, &y));
             in_place(&|row| scale(isa, row, 0.3));
             in_place(&|row| {

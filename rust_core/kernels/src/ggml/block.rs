@@ -1,6 +1,6 @@
 //! One block of any quantised type, taken apart into exact integers and its floating-point scales.
 
-use super::{GgmlError, GgmlType, f16_to_f32, iq4, k_quants, legacy};
+use super::{GgmlError, GgmlType, f16_to_f32, iq4, k_quants, legacy, mxfp4};
 
 /// Elements of the longest block.
 pub const MAX_BLOCK_ELEMENTS: usize = 256;
@@ -22,7 +22,7 @@ pub struct Block {
     pub sub_scales: [i8; MAX_BLOCK_GROUPS],
     /// Integer factors of `dmin`, one per group.
     pub sub_mins: [u8; MAX_BLOCK_GROUPS],
-    /// The block's scale, stored as binary16.
+    /// The block's scale, stored as binary16 or as a power of two.
     pub d: f32,
     /// The block's scale of minima, stored as binary16.
     pub dmin: f32,
@@ -98,6 +98,7 @@ impl Block {
                 k_quants::read(self, kind, bytes);
             }
             GgmlType::IQ4_NL | GgmlType::IQ4_XS => iq4::read(self, kind, bytes),
+            GgmlType::MXFP4 => mxfp4::read(self, bytes),
             _ => legacy::read(self, kind, bytes),
         }
     }

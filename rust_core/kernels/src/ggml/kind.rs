@@ -36,11 +36,13 @@ pub enum GgmlType {
     IQ4_NL,
     /// 4-bit indexes into the table of `IQ4_NL`, 6-bit scales per 32 in blocks of 256.
     IQ4_XS,
+    /// 4-bit floating-point numbers (E2M1), one power of two per 32: OCP's microscaling format.
+    MXFP4,
 }
 
 impl GgmlType {
     /// Every type, in the order of declaration.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -56,6 +58,7 @@ impl GgmlType {
         Self::Q6_K,
         Self::IQ4_NL,
         Self::IQ4_XS,
+        Self::MXFP4,
     ];
 
     /// The number that stands for the type in a GGUF tensor header.
@@ -131,6 +134,7 @@ impl GgmlType {
             Self::Q6_K => (14, "Q6_K", 256, 128 + 64 + 16 + 2),
             Self::IQ4_NL => (20, "IQ4_NL", 32, 2 + 16),
             Self::IQ4_XS => (23, "IQ4_XS", 256, 2 + 2 + 4 + 128),
+            Self::MXFP4 => (39, "MXFP4", 32, 1 + 16),
         }
     }
 }

@@ -43,6 +43,7 @@ fn kinds_have_the_ids_and_sizes_of_the_specification() {
         (14, "Q6_K", 256, 210),
         (20, "IQ4_NL", 32, 18),
         (23, "IQ4_XS", 256, 136),
+        (39, "MXFP4", 32, 17),
     ];
     for ((id, name, elements, bytes), kind) in table.into_iter().zip(GgmlType::ALL) {
         assert_eq!(GgmlType::from_id(id), Some(kind));
@@ -184,6 +185,24 @@ fn q6_k_joins_low_and_high_bits() {
     // Element 64: high nibble of byte 0, bits 4..6 of high byte 0; scale 2.
     assert_eq!(out[64], 2.0 * 2.0 * (5.0 + 16.0 - 32.0));
     assert_eq!((out[255], out[254]), (-2.0 * (1.0 + 32.0 - 32.0), 64.0));
+}
+
+/// `MXFP4` has the sixteen numbers of E2M1, times a power of two; -0 is 0, and no exponent is an error.
+#[test]
+fn mxfp4_has_the_numbers_of_its_standard() {
+    let numbers_at = |exponent: u8| {
+        numbers(
+            GgmlType::MXFP4,
+            &[&[exponent], &sparse(16, &[(0, 0xf7), (1, 0x8c), (2, 0x21)])],
+        )
+    };
+    let out = numbers_at(127);
+    assert_eq!((out[0], out[16], out[1], out[2], out[18]), (6.0, -6.0, -2.0, 0.5, 1.0));
+    assert_eq!(out[17].to_bits(), 0);
+    for exponent in 0..255 {
+        let power = 2.0_f64.powi(i32::from(exponent) - 127);
+        assert_eq!(f64::from(numbers_at(exponent)[18]), power, "{exponent}");
+    }
 }
 
 /// `IQ4_NL` looks its nibbles up, and `IQ4_XS` scales each 32 of them by six bits less 32.

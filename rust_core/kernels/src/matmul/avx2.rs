@@ -152,7 +152,7 @@ pub(crate) mod maddubs {
         ) {
             // SAFETY: by contract; a token's block has four integers per quad.
             unsafe {
-                let is_byte = F::BITS == 8 || F::CODEBOOK;
+                let is_byte = F::BITS == 8 || F::IS_CODEBOOK;
                 let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
                 let magnitude = if is_byte { _mm256_abs_epi8(signed) } else { weights };
                 for t in 0..T {
@@ -176,7 +176,7 @@ pub(crate) mod maddubs {
             // SAFETY: by contract; a token's block has four integers per quad.
             unsafe {
                 let ones = _mm256_set1_epi16(1);
-                if F::BITS == 8 || F::CODEBOOK {
+                if F::BITS == 8 || F::IS_CODEBOOK {
                     for quad in first..first + F::SUB_QUADS {
                         Self::quad_dots::<F, T>(weights[quad], quad, x, sums);
                     }
@@ -397,6 +397,18 @@ macro_rules! common {
         unsafe fn load_i8(at: *const i8) -> __m256 {
             // SAFETY: valid by contract.
             unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_half_powers(at: *const u8) -> __m256 {
+            // SAFETY: valid by contract.
+            unsafe {
+                let exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast()));
+                let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(exponents, _mm256_set1_epi32(1)));
+                let small = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), exponents);
+                let is_normal = _mm256_cmpgt_epi32(exponents, _mm256_set1_epi32(1));
+                _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, is_normal))
+            }
         }
 
         #[inline(always)]

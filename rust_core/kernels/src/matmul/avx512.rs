@@ -404,6 +404,18 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_half_powers(at: *const u8) -> __m512 {
+        // SAFETY: valid by contract.
+        unsafe {
+            let exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()));
+            let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(exponents, _mm512_set1_epi32(1)));
+            let is_small = _mm512_cmplt_epi32_mask(exponents, _mm512_set1_epi32(2));
+            let bits = _mm512_mask_sllv_epi32(normal, is_small, _mm512_set1_epi32(0x0020_0000), exponents);
+            _mm512_castsi512_ps(bits)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(to: *mut f32, values: __m512) {
         // SAFETY: valid by contract.
         unsafe { _mm512_storeu_ps(to, values) }

@@ -4,7 +4,7 @@ use super::ActivationBlock;
 use super::activations::{LARGEST_NARROW, LOW_BITS, Unquantised, scale_of};
 use super::simd::Simd;
 use super::tile::entry;
-use crate::ggml::{bf16_to_f32, f16_to_f32};
+use crate::ggml::{bf16_to_f32, f16_to_f32, half_power};
 use crate::pack::BLOCK_COLS;
 use crate::pack::format::{Format, QUADS};
 
@@ -206,6 +206,12 @@ unsafe impl Simd for Scalar {
     unsafe fn load_i8(at: *const i8) -> [f32; 16] {
         // SAFETY: valid by contract.
         unsafe { at.cast::<[i8; 16]>().read() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_half_powers(at: *const u8) -> [f32; 16] {
+        // SAFETY: valid by contract.
+        unsafe { at.cast::<[u8; 16]>().read() }.map(half_power)
     }
 
     #[inline(always)]

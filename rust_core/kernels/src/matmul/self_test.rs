@@ -59,14 +59,19 @@ fn numbers(count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Bytes that are finite as plain elements and as scales: the upper byte of every 16 bits is small.
+/// Bytes that are finite as plain elements and as scales: the upper byte of every 16 bits is small, and exponents are of
+/// powers near 1.
 fn weights(kind: GgmlType, count: usize) -> Vec<u8> {
     let mut state = kind.id();
     (0..count)
         .map(|at| {
             let byte = next(&mut state) as u8;
             // Scales are aligned to 2 bytes in every type; integers lose nothing that matters here.
-            if at % 2 == 1 { byte & 0xbb } else { byte }
+            match at % 2 {
+                _ if kind == GgmlType::MXFP4 && at % kind.block_bytes() == 0 => byte / 16 + 118,
+                1 => byte & 0xbb,
+                _ => byte,
+            }
         })
         .collect()
 }

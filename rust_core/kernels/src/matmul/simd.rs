@@ -77,5 +77,7 @@ pub(crate) unsafe trait Simd {
     unsafe fn load_f16(at: *const u16) -> Self::Floats;
     unsafe fn load_bf16(at: *const u16) -> Self::Floats;
     unsafe fn load_i8(at: *const i8) -> Self::Floats;
+    /// Half the powers of two that bytes are the exponents of, as [`crate::ggml::half_power`].
+    unsafe fn load_half_powers(at: *const u8) -> Self::Floats;
     unsafe fn store(to: *mut f32, values: Self::Floats);
 }

@@ -6,12 +6,17 @@ use super::*;
 use crate::ggml::GgmlType;
 use crate::pack::format::with_format;
 
-/// Bytes from a seed (SplitMix64), with every 16 bits finite as binary16 so that scales are.
+/// Bytes from a seed (SplitMix64), with every 16 bits finite as binary16 so that scales are; those that are exponents are
+/// of powers near 1.
 fn weights(kind: GgmlType, rows: usize, cols: usize, mut seed: u64) -> PackedMatrix {
     let bytes: Vec<u8> = (0..rows * kind.row_bytes(cols).unwrap())
         .map(|at| {
             let byte = next(&mut seed) as u8;
-            if at % 2 == 1 { byte & 0xbb } else { byte }
+            match at % 2 {
+                _ if kind == GgmlType::MXFP4 && at % kind.block_bytes() == 0 => byte / 16 + 118,
+                1 => byte & 0xbb,
+                _ => byte,
+            }
         })
         .collect();
     PackedMatrix::pack(kind, &bytes, rows, cols).unwrap()

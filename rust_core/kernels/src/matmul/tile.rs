@@ -11,7 +11,7 @@
 use super::simd::Simd;
 use super::{ActivationBlock, Job};
 use crate::pack::BLOCK_COLS;
-use crate::pack::format::{CODEBOOK, Format, GROUP_ROWS, QUAD_BYTES, QUADS, SUPER_BLOCKS, d_at, sc_at};
+use crate::pack::format::{Format, GROUP_ROWS, QUAD_BYTES, QUADS, SUPER_BLOCKS, d_at, sc_at};
 
 /// Bytes of quantised weights that are kept in the second-level cache while tiles of tokens pass by. The weights are
 /// kept, not the tokens, so that a tile of tokens meets many rows in a row: where it is wide is then well predicted.
@@ -21,17 +21,6 @@ const TOKEN_PANEL_BYTES: usize = 384 << 10;
 
 /// How far ahead of their use weights are fetched: what memory delivers in a few hundred nanoseconds.
 const PREFETCH_BYTES: usize = 8 << 10;
-
-/// The codebook as unsigned bytes.
-const CODEBOOK_BYTES: [u8; 16] = {
-    let mut bytes = [0; 16];
-    let mut i = 0;
-    while i < bytes.len() {
-        bytes[i] = CODEBOOK[i].cast_unsigned() ^ 0x80;
-        i += 1;
-    }
-    bytes
-};
 
 /// Calls `$tile::<.., T>` for the tile sizes that cover `$tokens` most evenly.
 macro_rules! for_each_tile {
@@ -254,7 +243,7 @@ impl Ahead {
 /// As [`quantised`].
 #[inline(always)]
 unsafe fn minus_offset<S: Simd, F: Format>(x: &ActivationBlock, sub: usize) -> S::Ints {
-    let is_byte = F::BITS == 8 || F::CODEBOOK;
+    let is_byte = F::BITS == 8 || F::IS_CODEBOOK;
     // SAFETY: by contract.
     unsafe {
         if F::OFFSET == 0 || (is_byte && S::SIGNED_BYTES) {
@@ -282,7 +271,11 @@ pub(crate) unsafe fn scales<S: Simd, F: Format>(
 ) -> (S::Floats, S::Floats) {
     // SAFETY: the header has a scale per row, block and sub, in the places `format` names.
     unsafe {
-        let d = header.add(d_at::<F>(block) + 2 * lane).cast::<u16>();
+        let d = header.add(d_at::<F>(block) + F::D_BYTES * lane);
+        if F::D_BYTES == 1 {
+            return (S::load_half_powers(d), S::zero());
+        }
+        let d = d.cast::<u16>();
         let mut scale = S::load_f16(d);
         let mut offset = if F::MIN {
             S::load_f16(d.add(GROUP_ROWS))
@@ -339,9 +332,9 @@ pub(crate) unsafe fn unpack<S: Simd, F: Format>(planes: *const u8) -> [S::Bytes;
                 quads[quad] = S::or(quads[quad], bits);
             }
         }
-        if F::CODEBOOK {
+        if F::IS_CODEBOOK {
             for quad in 0..QUADS {
-                quads[quad] = S::lookup(quads[quad], &CODEBOOK_BYTES);
+                quads[quad] = S::lookup(quads[quad], &F::CODEBOOK_BYTES);
             }
         }
         quads

@@ -12,7 +12,7 @@
 //! | next 1 bit | 1 | quad `j` at bit `j` | 3, 5 |
 //!
 //! so the integers take what they take in the file. The header is, per block, `d[16 rows]` and, with
-//! offsets, `e[16 rows]`, as binary16; a super-block format has these once per 256 columns, followed per
+//! offsets, `e[16 rows]`, as binary16 (of `MXFP4`, `d` is a byte); a super-block format has these once per 256 columns, followed per
 //! scale by `sc[16 rows]` and, with offsets, `m[16 rows]`, as bytes. A weight is
 //! `scale * (integer - OFFSET) + offset` with `scale = d * sc` and `offset = e * m`, exact products in `f32`.
 
@@ -29,8 +29,12 @@ pub(crate) const QUAD_BYTES: usize = 64;
 /// Blocks in the super-block of the K-quants.
 pub(crate) const SUPER_BLOCKS: usize = 8;
 
+/// What 16 stored integers stand for.
+pub(crate) type Codebook = [i8; 16];
 /// What the nibbles of `IQ4_NL` and `IQ4_XS` stand for.
-pub(crate) const CODEBOOK: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+const IQ4: Codebook = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// Twice what the nibbles of `MXFP4` stand for.
+const E2M1: Codebook = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// The packed form of one quantised type, as constants the kernels are compiled for.
 pub(crate) trait Format {
@@ -46,13 +50,21 @@ pub(crate) trait Format {
     const SUPER: bool;
     /// Whether weights have an offset.
     const MIN: bool;
-    /// Whether the stored integer is an index into [`CODEBOOK`] (whose values are offset by 128).
-    const CODEBOOK: bool;
+    /// The numbers into which the stored integer is an index, if it is one; as bytes they are offset by 128.
+    const CODEBOOK: Option<Codebook>;
+    /// Bytes of a `d`: 2 of a binary16, 1 of an exponent.
+    const D_BYTES: usize;
     /// Place of `d` in a block of the file.
     const SOURCE_D: usize;
     /// Place of `m` or `dmin` in a block of the file.
     const SOURCE_E: usize;
 
+    /// Whether the stored integer is an index.
+    const IS_CODEBOOK: bool = Self::CODEBOOK.is_some();
+    /// The codebook as unsigned bytes.
+    const CODEBOOK_BYTES: [u8; 16] = codebook_bytes(Self::CODEBOOK);
+    /// The index of each number of the codebook.
+    const CODEBOOK_INDEX: [u8; 256] = codebook_index(Self::CODEBOOK);
     /// Bytes of integers per group and block.
     const INT_BYTES: usize = QUAD_BYTES * Self::BITS;
     /// Quads under one scale.
@@ -67,8 +79,32 @@ pub(crate) trait Format {
         } else {
             0
         };
-        values * (2 * GROUP_ROWS + scales)
+        values * (Self::D_BYTES * GROUP_ROWS + scales)
     };
+}
+
+const fn codebook_bytes(codebook: Option<Codebook>) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    if let Some(codebook) = codebook {
+        let mut i = 0;
+        while i < bytes.len() {
+            bytes[i] = codebook[i].cast_unsigned() ^ 0x80;
+            i += 1;
+        }
+    }
+    bytes
+}
+
+const fn codebook_index(codebook: Option<Codebook>) -> [u8; 256] {
+    let mut index = [0; 256];
+    if let Some(codebook) = codebook {
+        let mut i = 0;
+        while i < codebook.len() {
+            index[codebook[i].cast_unsigned() as usize] = i as u8;
+            i += 1;
+        }
+    }
+    index
 }
 
 /// Bytes of a group's header, rounded up so that the integers start on a line.
@@ -91,7 +127,7 @@ pub(crate) const fn sc_at<F: Format>(block: usize, sub: usize) -> usize {
 }
 
 macro_rules! formats {
-    ($($kind:ident: $bits:literal - $offset:literal, $subs:literal, $is_super:literal, $min:literal, $codebook:literal, $d:literal, $e:literal;)*) => {
+    ($($kind:ident: $bits:literal - $offset:literal, $subs:literal, $is_super:literal, $min:literal, $codebook:expr, $d:literal, $e:literal, $d_bytes:literal;)*) => {
         $(
             #[allow(non_camel_case_types, reason = "named as the type it packs")]
             pub(crate) struct $kind;
@@ -102,7 +138,8 @@ macro_rules! formats {
                 const SUBS: usize = $subs;
                 const SUPER: bool = $is_super;
                 const MIN: bool = $min;
-                const CODEBOOK: bool = $codebook;
+                const CODEBOOK: Option<Codebook> = $codebook;
+                const D_BYTES: usize = $d_bytes;
                 const SOURCE_D: usize = $d;
                 const SOURCE_E: usize = $e;
             }
@@ -121,18 +158,19 @@ macro_rules! formats {
     };
 }
 
-// kind: bits - offset, scales per 32, super-blocks, offsets, codebook, place of d, place of m or dmin.
+// kind: bits - offset, scales per 32, super-blocks, offsets, codebook, place of d, place of m or dmin, bytes of d.
 formats! {
-    Q4_0: 4 - 8, 1, false, false, false, 0, 0;
-    Q4_1: 4 - 0, 1, false, true, false, 0, 2;
-    Q5_0: 5 - 16, 1, false, false, false, 0, 0;
-    Q5_1: 5 - 0, 1, false, true, false, 0, 2;
-    Q8_0: 8 - 128, 1, false, false, false, 0, 0;
-    Q2_K: 2 - 0, 2, true, true, false, 80, 82;
-    Q3_K: 3 - 4, 2, true, false, false, 108, 0;
-    Q4_K: 4 - 0, 1, true, true, false, 0, 2;
-    Q5_K: 5 - 0, 1, true, true, false, 0, 2;
-    Q6_K: 6 - 32, 2, true, false, false, 208, 0;
-    IQ4_NL: 4 - 128, 1, false, false, true, 0, 0;
-    IQ4_XS: 4 - 128, 1, true, false, true, 0, 0;
+    Q4_0: 4 - 8, 1, false, false, None, 0, 0, 2;
+    Q4_1: 4 - 0, 1, false, true, None, 0, 2, 2;
+    Q5_0: 5 - 16, 1, false, false, None, 0, 0, 2;
+    Q5_1: 5 - 0, 1, false, true, None, 0, 2, 2;
+    Q8_0: 8 - 128, 1, false, false, None, 0, 0, 2;
+    Q2_K: 2 - 0, 2, true, true, None, 80, 82, 2;
+    Q3_K: 3 - 4, 2, true, false, None, 108, 0, 2;
+    Q4_K: 4 - 0, 1, true, true, None, 0, 2, 2;
+    Q5_K: 5 - 0, 1, true, true, None, 0, 2, 2;
+    Q6_K: 6 - 32, 2, true, false, None, 208, 0, 2;
+    IQ4_NL: 4 - 128, 1, false, false, Some(IQ4), 0, 0, 2;
+    IQ4_XS: 4 - 128, 1, true, false, Some(IQ4), 0, 0, 2;
+    MXFP4: 4 - 128, 1, false, false, Some(E2M1), 0, 0, 1;
 }

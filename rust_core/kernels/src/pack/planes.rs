@@ -1,6 +1,6 @@
 //! Moves one group of rows from the file's order into the packed one.
 
-use super::format::{BLOCK_COLS, CODEBOOK, Format, GROUP_ROWS, QUAD_BYTES, QUADS, d_at, sc_at};
+use super::format::{BLOCK_COLS, Format, GROUP_ROWS, QUAD_BYTES, QUADS, d_at, sc_at};
 use crate::ggml::Block;
 
 /// The unsigned integers of a group's block: `[8 quads][16 rows][4 columns]`.
@@ -37,8 +37,8 @@ pub(super) fn pack_quantised<F: Format>(source: &[u8], row_bytes: usize, header:
 }
 
 fn write_header<F: Format>(bytes: &[u8], block: &Block, header: &mut [u8], first: usize, r: usize) {
-    let d = d_at::<F>(first) + 2 * r;
-    header[d..d + 2].copy_from_slice(&bytes[F::SOURCE_D..F::SOURCE_D + 2]);
+    let d = d_at::<F>(first) + F::D_BYTES * r;
+    header[d..d + F::D_BYTES].copy_from_slice(&bytes[F::SOURCE_D..F::SOURCE_D + F::D_BYTES]);
     if F::MIN {
         let e = d + 2 * GROUP_ROWS;
         header[e..e + 2].copy_from_slice(&bytes[F::SOURCE_E..F::SOURCE_E + 2]);
@@ -71,23 +71,13 @@ fn scatter<F: Format>(block: &Block, unpacked: &mut [Ints; 8], r: usize) {
 
 /// The unsigned integer that stands for a quant.
 fn stored<F: Format>(quant: i8) -> u8 {
-    if F::CODEBOOK {
-        CODEBOOK_INDEX[usize::from(quant.cast_unsigned())]
+    if F::IS_CODEBOOK {
+        F::CODEBOOK_INDEX[usize::from(quant.cast_unsigned())]
     } else {
         // OFFSET fits a byte, and the sum is in 0..256 for every quant of the format.
         quant.cast_unsigned().wrapping_add(F::OFFSET as u8)
     }
 }
-
-const CODEBOOK_INDEX: [u8; 256] = {
-    let mut index = [0; 256];
-    let mut i = 0;
-    while i < CODEBOOK.len() {
-        index[CODEBOOK[i].cast_unsigned() as usize] = i as u8;
-        i += 1;
-    }
-    index
-};
 
 /// Stores the integers of one block as the bit planes described in [`super::format`].
 fn write_planes<F: Format>(unpacked: &Ints, planes: &mut [u8]) {

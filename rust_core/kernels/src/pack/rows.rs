@@ -1,9 +1,9 @@
 //! Reads rows of a packed matrix back as numbers: embedding look-ups, and the oracle of the tests.
 
 use super::PackedMatrix;
-use super::format::{BLOCK_COLS, CODEBOOK, Format, GROUP_ROWS, d_at, sc_at, with_format};
+use super::format::{BLOCK_COLS, Format, GROUP_ROWS, d_at, sc_at, with_format};
 use super::planes::integer_at;
-use crate::ggml::{GgmlType, bf16_to_f32, f16_to_f32};
+use crate::ggml::{GgmlType, bf16_to_f32, f16_to_f32, half_power};
 
 impl PackedMatrix {
     /// Writes the numbers of `row` to `out`, equal to the dequantised source bit for bit.
@@ -40,10 +40,9 @@ fn quantised<F: Format>(header: &[u8], ints: &[u8], r: usize, out: &mut [f32]) {
             let (scale, offset) = scale_and_offset::<F>(header, block, sub, r);
             for (c, value) in out.iter_mut().enumerate() {
                 let integer = integer_at::<F>(planes, r, sub * 4 * F::SUB_QUADS + c);
-                let number = if F::CODEBOOK {
-                    f32::from(CODEBOOK[usize::from(integer)])
-                } else {
-                    (i32::from(integer) - F::OFFSET) as f32
+                let number = match F::CODEBOOK {
+                    Some(codebook) => f32::from(codebook[usize::from(integer)]),
+                    None => (i32::from(integer) - F::OFFSET) as f32,
                 };
                 *value = scale * number;
                 if F::MIN {
@@ -56,8 +55,13 @@ fn quantised<F: Format>(header: &[u8], ints: &[u8], r: usize, out: &mut [f32]) {
 
 fn scale_and_offset<F: Format>(header: &[u8], block: usize, sub: usize, r: usize) -> (f32, f32) {
     let half = |at: usize| f16_to_f32(u16::from_le_bytes([header[at], header[at + 1]]));
-    let d = d_at::<F>(block) + 2 * r;
-    let (mut scale, mut offset) = (half(d), 0.0);
+    let d = d_at::<F>(block) + F::D_BYTES * r;
+    let scale = if F::D_BYTES == 1 {
+        half_power(header[d])
+    } else {
+        half(d)
+    };
+    let (mut scale, mut offset) = (scale, 0.0);
     if F::MIN {
         offset = half(d + 2 * GROUP_ROWS);
     }

@@ -141,6 +141,7 @@ def _quantised(path: Path) -> tuple[str, int] | None:
     kind += [f"{fields['bits']} bits"] if fields.get("bits") else []
     shape = file.config
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    layer = shape.hidden_size * (2 * queries + 2 * keys + 3 * shape.ffn_size)
+    ffn = 3 * shape.ffn_size * max(1, shape.num_experts) + shape.num_experts
+    layer = shape.hidden_size * (2 * queries + 2 * keys + ffn)
     embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.is_output_tied else 2)
     return f"{', '.join(kind):.80}", shape.num_layers * layer + embeddings

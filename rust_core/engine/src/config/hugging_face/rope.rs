@@ -22,28 +22,45 @@ const GEMMA3_BASE: f64 = 1_000_000.0;
 const SMOLLM3_BASE: f64 = 2_000_000.0;
 const LFM2_BASE: f64 = 1_000_000.0;
 const MIXTRAL_BASE: f64 = 1_000_000.0;
+const GPT_OSS_BASE: f64 = 150_000.0;
+/// OLMo 3's and ERNIE 4.5's.
+const OLMO3_BASE: f64 = 500_000.0;
+/// The share of GLM-4.5's heads that is rotated.
+const GLM4_MOE_ROTARY: f64 = 0.5;
 
 impl JsonConfig<'_> {
     /// Base and scaling of layers that see everything.
     pub(super) fn global_rope(&self, architecture: Architecture) -> Result<(f64, RopeScaling), ModelFileError> {
         let of_layers = self.object("rope_parameters").and_then(|all| all.get("full_attention"));
         let parameters = of_layers.and_then(Value::as_object).or_else(|| self.rope_table());
+        // Their defaults are stretched.
+        let is_stretched = architecture == Architecture::GptOss || self.text("model_type") == Some(super::MINISTRAL3);
+        if is_stretched && parameters.is_none() {
+            return Err(invalid("config.json lacks 'rope_parameters'".to_owned()));
+        }
         let default = match architecture {
             Architecture::Gemma3 => GEMMA3_BASE,
             Architecture::SmolLm3 => SMOLLM3_BASE,
             Architecture::Lfm2 => LFM2_BASE,
+            Architecture::GptOss => GPT_OSS_BASE,
+            Architecture::Ernie45 | Architecture::Ernie45Moe => OLMO3_BASE,
             _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
+            _ if self.text("model_type") == Some("olmo3") => OLMO3_BASE,
             _ => BASE,
         };
         self.rope(parameters, self.number("rope_theta").unwrap_or(default), architecture)
     }
 
-    /// Base and scaling of Gemma 3's sliding-window layers.
-    pub(super) fn local_rope(&self) -> Result<(f64, RopeScaling), ModelFileError> {
+    /// Base and scaling of Gemma 3's and OLMo 3's sliding-window layers.
+    pub(super) fn local_rope(&self, name: &str) -> Result<(f64, RopeScaling), ModelFileError> {
         let of_layers = self
             .object("rope_parameters")
             .and_then(|all| all.get("sliding_attention"));
-        let default = self.number("rope_local_base_freq").unwrap_or(BASE);
+        let of_olmo = || self.number("rope_theta").unwrap_or(OLMO3_BASE);
+        let default = match name {
+            "olmo3" => of_olmo(),
+            _ => self.number("rope_local_base_freq").unwrap_or(BASE),
+        };
         self.rope(of_layers.and_then(Value::as_object), default, Architecture::Gemma3)
     }
 
@@ -51,12 +68,19 @@ impl JsonConfig<'_> {
     pub(super) fn rotary_dims(&self, architecture: Architecture, head_dim: usize) -> usize {
         let share = super::rotary_share(self.0).or(match architecture {
             Architecture::Qwen35 => Some(super::QWEN35_ROTARY_SHARE),
+            Architecture::Glm4Moe => Some(GLM4_MOE_ROTARY),
             _ => None,
         });
         match share {
             Some(share) if architecture.is_partly_rotary() => (head_dim as f64 * share) as usize,
             _ => head_dim,
         }
+    }
+
+    /// Width of a head, where the family has no default of its own.
+    fn head_dim(&self) -> Result<usize, ModelFileError> {
+        let share = || Ok(self.size("hidden_size")? / self.size("num_attention_heads")?.max(1));
+        self.optional_size("head_dim")?.map_or_else(share, Ok)
     }
 
     fn rope_table(&self) -> Option<&Map<String, Value>> {
@@ -81,10 +105,13 @@ impl JsonConfig<'_> {
             "longrope" | "su" => LONGROPE,
             _ => "",
         };
-        let partly = if architecture.is_partly_rotary() {
-            super::PARTLY_ROTARY
-        } else {
-            ""
+        let partly = match architecture {
+            Architecture::Llama if self.text("model_type") == Some(super::MINISTRAL3) => {
+                "llama_4_scaling_beta max_position_embeddings"
+            }
+            _ if architecture.is_partly_rotary() => super::PARTLY_ROTARY,
+            Architecture::HunyuanDense | Architecture::HunyuanMoe => "alpha beta_fast beta_slow mscale mscale_all_dim",
+            _ => "",
         };
         refuse_unknown(parameters, &[ROPE, of_kind, partly], "rope_parameters.")?;
         let table = Table {
@@ -98,6 +125,10 @@ impl JsonConfig<'_> {
             "linear" => RopeScaling::Linear {
                 factor: table.need("factor")?,
             },
+            // Hunyuan's, whatever the text's length: another base.
+            "dynamic" if table.number("alpha").is_some_and(|alpha| alpha != 0.0) => {
+                return Ok((table.stretched_base(default_base, self.head_dim()?), RopeScaling::None));
+            }
             "dynamic" => RopeScaling::DynamicNtk {
                 factor: table.need("factor")?,
             },
@@ -153,6 +184,12 @@ impl Table<'_> {
     fn factor(&self) -> f64 {
         let ratio = self.trained as f64 / self.original() as f64;
         self.number("factor").unwrap_or(ratio)
+    }
+
+    /// The base for a context that is `alpha` times as long, by neural tangent kernels.
+    fn stretched_base(&self, default: f64, head_dim: usize) -> f64 {
+        let (base, dims) = (self.number("rope_theta").unwrap_or(default), head_dim as f64);
+        base * self.number("alpha").unwrap_or(1.0).powf(dims / (dims - 2.0))
     }
 
     fn yarn(&self) -> RopeScaling {

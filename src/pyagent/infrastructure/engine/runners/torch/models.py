@@ -67,7 +67,7 @@ class DescribedModel:
     def __init__(self, path: Path, most_positions: int | None) -> None:
         """Open it for texts as long at most, checked as for the CPU.
 
-        Raises `ModelError`, for experts and recurrent layers too.
+        Raises `ModelError`, for what the CPU runner alone computes too.
         """
         self.path = path
         try:
@@ -75,9 +75,10 @@ class DescribedModel:
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error
         self.config = self._file.config
-        if self.config.num_experts or self.config.num_recurrent_layers:
-            lacking = "experts" if self.config.num_experts else "recurrent layers"
-            text = f"{path}: {self.config.architecture} with {lacking} is not implemented for the torch runner"
+        if self.config.is_cpu_only or self.config.num_recurrent_layers:
+            what = self.config.architecture + (" with experts" if self.config.num_experts else "")
+            what += " with recurrent layers" if self.config.num_recurrent_layers else ""
+            text = f"{path}: {what} is not implemented for the torch runner"
             raise ModelError(f"{text}; set engine.runner to cpu", model=str(path))
 
     def weight_bytes(self, part: ModelPart, target: Target) -> int:

@@ -1,0 +1,140 @@
+//! The experts of a GGUF's model.
+
+use super::{Keys, number};
+use crate::config::{Architecture, Experts, MOST_LAYERS, Rating, invalid};
+use crate::weights::ModelFileError;
+
+/// What is read of all mixtures of experts.
+const OF_EXPERTS: &[&str] = &["expert_count", "expert_feed_forward_length", "expert_used_count"];
+
+/// What is read of those whose files say how experts are chosen.
+const OF_ROUTERS: &[&str] = &[
+    "expert_gating_func",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_weights_norm",
+    "expert_weights_scale",
+];
+
+/// What is read of those that have layers without experts, or an expert that all tokens share.
+const OF_SHARED: &[&str] = &[
+    "expert_shared_count",
+    "expert_shared_feed_forward_length",
+    "interleave_moe_layer_step",
+    "leading_dense_block_count",
+    "nextn_predict_layers",
+];
+
+/// The keys that are read of a family's experts.
+pub(super) fn keys(architecture: Architecture, has_experts: bool) -> &'static [&'static [&'static str]] {
+    match architecture {
+        _ if !has_experts => &[],
+        Architecture::GptOss => &[OF_EXPERTS, OF_ROUTERS],
+        _ if has_shared(architecture) => &[OF_EXPERTS, OF_ROUTERS, OF_SHARED],
+        _ => &[OF_EXPERTS],
+    }
+}
+
+fn has_shared(architecture: Architecture) -> bool {
+    matches!(
+        architecture,
+        Architecture::Qwen2Moe | Architecture::Glm4Moe | Architecture::Ernie45Moe | Architecture::HunyuanMoe
+    )
+}
+
+impl Keys<'_> {
+    /// Layers of the decoder: those that predict further tokens come after them, and are not read.
+    pub(super) fn num_layers(&self, architecture: Architecture) -> Result<usize, ModelFileError> {
+        let all = self.size("block_count")?;
+        let predict = if has_shared(architecture) {
+            self.optional_size("nextn_predict_layers")?.unwrap_or(0)
+        } else {
+            0
+        };
+        Ok(all.saturating_sub(predict))
+    }
+
+    /// The experts of a family that may have some; files of Mixtral are a `llama`'s.
+    pub(super) fn experts(&self, architecture: Architecture) -> Result<Option<Experts>, ModelFileError> {
+        let count = self.optional_size("expert_count")?.unwrap_or(0);
+        match architecture {
+            Architecture::Llama if count == 0 => return Ok(None),
+            Architecture::Llama | Architecture::Qwen3Moe | Architecture::OlMoe | Architecture::GptOss => {}
+            _ if has_shared(architecture) => {}
+            _ => return Ok(None),
+        }
+        let mut experts = Experts::of(count, self.size("expert_used_count")?);
+        experts.is_renormalised = !matches!(architecture, Architecture::OlMoe | Architecture::Qwen2Moe);
+        if keys(architecture, true).contains(&OF_ROUTERS) {
+            self.read_router(architecture, &mut experts)?;
+        }
+        if has_shared(architecture) {
+            self.read_shared(architecture, &mut experts)?;
+        }
+        Ok(Some(experts))
+    }
+
+    fn read_router(&self, architecture: Architecture, experts: &mut Experts) -> Result<(), ModelFileError> {
+        if let Some(is_renormalised) = self.file.find(&self.key("expert_weights_norm")).and_then(number) {
+            experts.is_renormalised = is_renormalised != 0.0;
+        }
+        let scale = self.number_or("expert_weights_scale", 0.0)? as f32;
+        experts.weight_scale = if scale == 0.0 { 1.0 } else { scale };
+        let by_family = if architecture == Architecture::Glm4Moe { 2 } else { 1 };
+        experts.rating = match self.optional_size("expert_gating_func")?.unwrap_or(by_family) {
+            1 => Rating::Softmax,
+            2 => Rating::Sigmoid,
+            // Of those chosen alone: the same as of all and divided by their sum.
+            3 if experts.is_renormalised => Rating::Softmax,
+            other => {
+                let key = self.key("expert_gating_func");
+                return Err(invalid(format!(
+                    "'{key}' {other} is not implemented; expected 1 (softmax) or 2 (sigmoid)"
+                )));
+            }
+        };
+        experts.num_groups = self.optional_size("expert_group_count")?.unwrap_or(1).max(1);
+        let used = self.optional_size("expert_group_used_count")?.unwrap_or(1).max(1);
+        experts.num_used_groups = if experts.num_groups == 1 { 1 } else { used };
+        Ok(())
+    }
+
+    fn read_shared(&self, architecture: Architecture, experts: &mut Experts) -> Result<(), ModelFileError> {
+        let size = self.size("expert_feed_forward_length")?;
+        let of_count = |count: usize| count.saturating_mul(size);
+        let by_count = self.optional_size("expert_shared_count")?.map(of_count);
+        let by_family = match architecture {
+            Architecture::Qwen2Moe | Architecture::HunyuanMoe => self.size("feed_forward_length")?,
+            _ => 0,
+        };
+        let told = self.optional_size("expert_shared_feed_forward_length")?;
+        experts.shared_size = told.or(by_count).unwrap_or(by_family);
+        experts.is_shared_gated = architecture == Architecture::Qwen2Moe;
+        let has_dense = self.first_expert_layer()? > 0 || self.expert_layer_step()? > 1;
+        experts.dense_size = if has_dense {
+            self.size("feed_forward_length")?
+        } else {
+            0
+        };
+        Ok(())
+    }
+
+    fn first_expert_layer(&self) -> Result<usize, ModelFileError> {
+        Ok(self.optional_size("leading_dense_block_count")?.unwrap_or(0))
+    }
+
+    fn expert_layer_step(&self) -> Result<usize, ModelFileError> {
+        Ok(self.optional_size("interleave_moe_layer_step")?.unwrap_or(1).max(1))
+    }
+
+    /// Which layers of a mixture have no experts.
+    pub(super) fn dense_layers(&self, has_experts: bool, num_layers: usize) -> Result<Vec<bool>, ModelFileError> {
+        let num_layers = num_layers.min(MOST_LAYERS);
+        if !has_experts {
+            return Ok(vec![false; num_layers]);
+        }
+        let (first, step) = (self.first_expert_layer()?, self.expert_layer_step()?);
+        let is_dense = |layer: usize| layer < first || !(layer + 1).is_multiple_of(step);
+        Ok((0..num_layers).map(is_dense).collect())
+    }
+}

@@ -1,0 +1,196 @@
+//! The experts of a `config.json`'s model: what each family calls them, and what it leaves out.
+
+use serde_json::Value;
+
+use super::JsonConfig;
+use crate::config::{Experts, MOST_LAYERS, Rating, invalid};
+use crate::weights::ModelFileError;
+
+/// What only training reads.
+const OF_ROUTERS: &str = "output_router_logits router_aux_loss_coef router_jitter_noise";
+
+/// What a family calls its experts' numbers.
+struct Family {
+    name: &'static str,
+    /// Experts of a layer: the first of these names that is there.
+    count: &'static str,
+    /// Experts of a token.
+    used: &'static str,
+    /// Width inside an expert.
+    size: &'static str,
+    /// What is read besides.
+    more: &'static str,
+    /// Whether weights are divided by their sum, where the file does not say.
+    is_renormalised: bool,
+}
+
+const FAMILIES: [Family; 8] = [
+    Family {
+        name: "mixtral",
+        count: "num_local_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: "",
+        is_renormalised: true,
+    },
+    Family {
+        name: "qwen3_moe",
+        count: "num_experts num_local_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "norm_topk_prob",
+        is_renormalised: false,
+    },
+    Family {
+        name: "olmoe",
+        count: "num_experts num_local_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: "norm_topk_prob",
+        is_renormalised: false,
+    },
+    Family {
+        name: "gpt_oss",
+        count: "num_local_experts num_experts",
+        used: "num_experts_per_tok experts_per_token",
+        size: "intermediate_size",
+        more: "swiglu_alpha swiglu_limit initial_context_length",
+        is_renormalised: true,
+    },
+    Family {
+        name: "qwen2_moe",
+        count: "num_experts num_local_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "norm_topk_prob shared_expert_intermediate_size decoder_sparse_step mlp_only_layers",
+        is_renormalised: false,
+    },
+    Family {
+        name: "glm4_moe",
+        count: "n_routed_experts num_local_experts num_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "norm_topk_prob n_group topk_group routed_scaling_factor n_shared_experts first_k_dense_replace \
+               num_nextn_predict_layers num_mtp_layers use_qk_norm partial_rotary_factor",
+        is_renormalised: true,
+    },
+    Family {
+        name: "ernie4_5_moe",
+        count: "moe_num_experts num_experts num_local_experts",
+        used: "moe_k num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "moe_num_shared_experts moe_layer_start_index moe_layer_end_index moe_layer_interval moe_norm_min \
+               moe_capacity moe_gate moe_use_aux_free",
+        is_renormalised: true,
+    },
+    Family {
+        name: "hunyuan_v1_moe",
+        count: "num_experts num_local_experts",
+        used: "moe_topk num_experts_per_tok",
+        size: "intermediate_size",
+        more: "eod_token_id",
+        is_renormalised: true,
+    },
+];
+
+fn family(name: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| family.name == name)
+}
+
+/// The fields that are read of a family's experts, or change nothing of them.
+pub(super) fn fields(name: &str) -> [&'static str; 5] {
+    family(name).map_or([""; 5], |family| {
+        [family.count, family.used, family.size, family.more, OF_ROUTERS]
+    })
+}
+
+impl JsonConfig<'_> {
+    /// The experts of a family that has any.
+    pub(super) fn experts(&self, name: &str) -> Result<Option<Experts>, ModelFileError> {
+        let Some(family) = family(name) else {
+            return Ok(None);
+        };
+        let mut experts = Experts::of(self.first_size(family.count)?, self.first_size(family.used)?);
+        experts.is_renormalised = match self.truth("norm_topk_prob") {
+            Some(is_renormalised) if family.more.contains("norm_topk_prob") => is_renormalised,
+            _ => family.is_renormalised,
+        };
+        match name {
+            "qwen2_moe" => {
+                experts.shared_size = self.size("shared_expert_intermediate_size")?;
+                experts.is_shared_gated = true;
+            }
+            "glm4_moe" => {
+                experts.rating = Rating::Sigmoid;
+                experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(1.0) as f32;
+                experts.num_groups = self.optional_size("n_group")?.unwrap_or(1);
+                experts.num_used_groups = self.optional_size("topk_group")?.unwrap_or(1);
+                experts.shared_size = self.shared_size("n_shared_experts", 1)?;
+            }
+            "ernie4_5_moe" => experts.shared_size = self.shared_size("moe_num_shared_experts", 2)?,
+            "hunyuan_v1_moe" => experts.shared_size = self.size("intermediate_size")?,
+            _ => {}
+        }
+        if self
+            .dense_layers(name, self.size("num_hidden_layers")?)?
+            .contains(&true)
+        {
+            experts.dense_size = self.size("intermediate_size")?;
+        }
+        Ok(Some(experts))
+    }
+
+    /// Width inside a feed-forward block, or an expert.
+    pub(super) fn ffn_size(&self, name: &str) -> Result<usize, ModelFileError> {
+        self.size(family(name).map_or("intermediate_size", |family| family.size))
+    }
+
+    /// The first of these fields that is there.
+    fn first_size(&self, names: &str) -> Result<usize, ModelFileError> {
+        let is_there = |name: &&str| self.0.get(*name).is_some_and(|value| !value.is_null());
+        let mut all = names.split_whitespace();
+        let name = all.clone().find(is_there).or_else(|| all.next());
+        self.size(name.unwrap_or_default())
+    }
+
+    /// Width of several experts beside each other.
+    fn shared_size(&self, count: &str, default: usize) -> Result<usize, ModelFileError> {
+        let count = self.optional_size(count)?.unwrap_or(default);
+        Ok(count.saturating_mul(self.size("moe_intermediate_size")?))
+    }
+
+    /// Which layers of a mixture have no experts.
+    pub(super) fn dense_layers(&self, name: &str, num_layers: usize) -> Result<Vec<bool>, ModelFileError> {
+        let layers = 0..num_layers.min(MOST_LAYERS);
+        Ok(match name {
+            "glm4_moe" => {
+                let first = self.optional_size("first_k_dense_replace")?.unwrap_or(1);
+                layers.map(|layer| layer < first).collect()
+            }
+            "ernie4_5_moe" => {
+                let first = self.optional_size("moe_layer_start_index")?.unwrap_or(1);
+                let step = self.optional_size("moe_layer_interval")?.unwrap_or(1).max(1);
+                let last = self.number("moe_layer_end_index").filter(|last| *last >= 0.0);
+                let last = last.map_or(usize::MAX, |last| last as usize);
+                let has_experts = |layer: usize| (first..=last).contains(&layer) && (layer + 1).is_multiple_of(step);
+                layers.map(|layer| !has_experts(layer)).collect()
+            }
+            "qwen2_moe" => {
+                let step = self.optional_size("decoder_sparse_step")?.unwrap_or(1).max(1);
+                let only = self.0.get("mlp_only_layers").filter(|value| !value.is_null());
+                let only: Vec<u64> = match only.map(Value::as_array) {
+                    None => Vec::new(),
+                    Some(layers) => {
+                        let layers = layers.and_then(|layers| layers.iter().map(Value::as_u64).collect());
+                        layers.ok_or_else(|| {
+                            invalid("config.json: 'mlp_only_layers' must be a list of layers".to_owned())
+                        })?
+                    }
+                };
+                let is_dense = |layer: usize| only.contains(&(layer as u64)) || !(layer + 1).is_multiple_of(step);
+                layers.map(is_dense).collect()
+            }
+            _ => vec![false; layers.len()],
+        })
+    }
+}

@@ -1,0 +1,129 @@
+//! Tensors of feed-forward blocks and their experts: looked up, measured, and packed.
+
+use super::names::{Part, Place};
+use super::packed_experts::PackedExperts;
+use super::{FeedForward, Gated, Loader, Shared, vector};
+use crate::config::Experts;
+use crate::weights::{ModelFile, ModelFileError};
+
+/// The matrices of a gated block: which are how wide.
+const GATED: [Part; 3] = [Part::Gate, Part::Up, Part::Down];
+
+impl Loader<'_> {
+    /// A layer's feed-forward block, or its experts.
+    pub(super) fn feed_forward(&self, layer: usize) -> Result<FeedForward, ModelFileError> {
+        let config = self.config;
+        if !config.has_experts(layer) {
+            let place = |part| self.names.layer(layer, part, config);
+            return self.gated(&place, config.dense_size()).map(FeedForward::Dense);
+        }
+        let Experts { num_experts, .. } = config.experts.unwrap_or_else(|| unreachable!("a layer with experts"));
+        let correction = self.names.correction(layer, config);
+        let correction = correction.map(|name| vector(&self.file.tensor(&name)?, num_experts));
+        Ok(FeedForward::Experts {
+            router: self.linear(&self.names.router(layer, config), num_experts, config.hidden_size)?,
+            correction: correction.transpose()?,
+            experts: self.experts(layer, num_experts)?,
+            shared: self.shared(layer)?,
+        })
+    }
+
+    fn experts(&self, layer: usize, num_experts: usize) -> Result<Vec<Gated>, ModelFileError> {
+        if let Some(packed) = self.packed_experts(layer)? {
+            return packed.read(self.pool);
+        }
+        let config = self.config;
+        let expert = |expert| self.gated(&|part| self.names.expert(layer, part, expert, config), config.ffn_size);
+        (0..num_experts).map(expert).collect()
+    }
+
+    /// Experts that a folder of safetensors has as gpt-oss's.
+    fn packed_experts(&self, layer: usize) -> Result<Option<PackedExperts<'_>>, ModelFileError> {
+        match self.file {
+            ModelFile::Safetensors(folder) if self.config.architecture.has_sinks() => {
+                let block = self.names.whole(layer, "", "mlp.experts").name;
+                PackedExperts::find(self.file, folder, &block, self.config).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn shared(&self, layer: usize) -> Result<Option<Box<Shared>>, ModelFileError> {
+        let (config, hidden) = (self.config, self.config.hidden_size);
+        let Some(experts) = config.experts.filter(|experts| experts.shared_size > 0) else {
+            return Ok(None);
+        };
+        let place = |part| self.names.shared_expert(layer, part, config);
+        let gate = experts
+            .is_shared_gated
+            .then(|| self.linear(&self.names.shared_gate(layer), 1, hidden));
+        Ok(Some(Box::new(Shared {
+            gated: self.gated(&place, experts.shared_size)?,
+            gate: gate.transpose()?,
+        })))
+    }
+
+    fn gated(&self, place: &dyn Fn(Part) -> Place, size: usize) -> Result<Gated, ModelFileError> {
+        let hidden = self.config.hidden_size;
+        Ok(Gated {
+            gate: self.linear(&place(Part::Gate), size, hidden)?,
+            up: self.linear(&place(Part::Up), size, hidden)?,
+            down: self.linear(&place(Part::Down), hidden, size)?,
+        })
+    }
+
+    /// The sinks of a layer's heads, where the family has them.
+    pub(super) fn sinks(&self, layer: usize) -> Result<Option<Vec<f32>>, ModelFileError> {
+        let config = self.config;
+        let sinks = config.architecture.has_sinks().then(|| {
+            let tensor = self.file.tensor(&self.names.sinks(layer))?;
+            vector(&tensor, config.num_heads)
+        });
+        sinks.transpose()
+    }
+
+    /// Refuses experts that are missing, or of other sizes, before any memory is taken for weights.
+    pub(super) fn check_experts(&self) -> Result<(), ModelFileError> {
+        let (config, hidden) = (self.config, self.config.hidden_size);
+        let Some(experts) = config.experts else { return Ok(()) };
+        for layer in 0..config.num_layers {
+            if !config.has_experts(layer) {
+                self.check_gated(&|part| self.names.layer(layer, part, config), experts.dense_size)?;
+                continue;
+            }
+            self.check(&self.names.router(layer, config), experts.num_experts, hidden)?;
+            if experts.shared_size > 0 {
+                self.check_gated(
+                    &|part| self.names.shared_expert(layer, part, config),
+                    experts.shared_size,
+                )?;
+            }
+            if self.packed_experts(layer)?.is_some() {
+                continue; // measured when they are found
+            }
+            for part in GATED {
+                let size = sizes(part, config.ffn_size, hidden);
+                self.names.check_stack(self.file, layer, part, size, config)?;
+            }
+            for expert in 0..experts.num_experts {
+                self.check_gated(&|part| self.names.expert(layer, part, expert, config), config.ffn_size)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_gated(&self, place: &dyn Fn(Part) -> Place, size: usize) -> Result<(), ModelFileError> {
+        GATED.into_iter().try_for_each(|part| {
+            let (rows, cols) = sizes(part, size, self.config.hidden_size);
+            self.check(&place(part), rows, cols)
+        })
+    }
+}
+
+/// Rows and columns of a gated block's matrix.
+fn sizes(part: Part, size: usize, hidden: usize) -> (usize, usize) {
+    match part {
+        Part::Down => (hidden, size),
+        _ => (size, hidden),
+    }
+}

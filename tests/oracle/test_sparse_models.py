@@ -1,0 +1,127 @@
+"""gpt-oss and the families with shared experts, and others of their time, against transformers on the same weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.sparse_models import (
+    CONFIGS,
+    LLAMA_CPP,
+    as_openai_wrote_it,
+    mxfp4_blocks,
+    random_model,
+    tensors_of,
+    write_as_gguf,
+)
+
+from pyagent import _rust
+
+pytestmark = pytest.mark.oracle
+
+TOKENS = [(7 * place + place * place) % 250 for place in range(500)]
+
+
+class Sequences:
+    """Logits of sequences that are computed in pieces, alone or in a batch."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = _rust.CpuModel.load(path, threads=2, kv_bytes=1 << 25, kv_type="f32")
+        self.vocab_size = self.model.info()["vocab_size"]
+        self.pool = _rust.BlockPool(self.model.info()["num_pages"], groups=self.model.info()["kv_groups"])
+        self.done: dict[int, int] = {}
+
+    def logits(self, *segments: tuple[int, list[int]]) -> Any:
+        """Those of all tokens of (sequence, tokens)."""
+        import numpy as np
+
+        for sequence, tokens in segments:
+            if sequence not in self.done:
+                self.pool.clear_index()
+                self.pool.add(sequence, tokens)
+            self.done[sequence] = self.done.get(sequence, 0) + len(tokens)
+            self.pool.reserve(sequence, self.done[sequence])
+        lengths = [len(tokens) for _, tokens in segments]
+        tokens = [token for _, tokens in segments for token in tokens]
+        self.model.execute(self.pool, [sequence for sequence, _ in segments], lengths, tokens, num_outputs=lengths)
+        return np.frombuffer(self.model.logits(), dtype="<f4").reshape(-1, self.vocab_size).copy()
+
+
+def reference_logits(model: Any) -> Any:
+    """transformers' logits of each of the tokens."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS])).logits[0].numpy()
+
+
+def expect_same(path: Path, expected: Any) -> None:
+    """Whole, in chunks, and one token at a time beside others: each logit within 1e-4, and the same argmax."""
+    import numpy as np
+
+    sequences = Sequences(path)
+    whole = sequences.logits((0, TOKENS))
+    assert np.abs(whole - expected).max() < 1e-4
+    second = np.sort(expected, axis=1)[:, -2]
+    is_clear = expected.max(axis=1) - second > 2e-4
+    assert (whole.argmax(axis=1) == expected.argmax(axis=1))[is_clear].all()
+    assert is_clear.mean() > 0.98
+    chunks = [sequences.logits((1, TOKENS[start : start + 130])) for start in range(0, 390, 130)]
+    others = [sequences.logits((2, TOKENS[:200])), *chunks]
+    assert np.array_equal(np.concatenate(others[1:]), whole[:390])
+    for place in range(12):
+        pair = sequences.logits((1, [TOKENS[390 + place]]), (2, [TOKENS[200 + place]]))
+        assert np.array_equal(pair, whole[[390 + place, 200 + place]])
+    assert np.array_equal(sequences.logits((1, TOKENS[402:500])), whole[402:])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_folders_of_random_weights_agree_with_transformers(name: str, tmp_path: Path) -> None:
+    """500 positions, past windows and stretched contexts: as `expect_same`, bit for bit however it is computed."""
+    model = random_model(name, tmp_path)
+    expect_same(tmp_path, reference_logits(model))
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP)
+def test_gguf_files_of_random_weights_agree_with_transformers(name: str, tmp_path: Path) -> None:
+    """The same weights under llama.cpp's names, with its keys."""
+    model = random_model(name, tmp_path / "folder")
+    path = write_as_gguf(tmp_path / "m.gguf", name, tensors_of(tmp_path / "folder"))
+    expect_same(path, reference_logits(model))
+
+
+def test_mxfp4_experts_are_the_same_from_both_kinds_of_files(tmp_path: Path) -> None:
+    """gpt-oss as OpenAI published it, and as GGUF: the same logits bit for bit, near those of the rounded weights."""
+    import numpy as np
+    import torch
+    from safetensors.torch import save_file
+
+    model = random_model("gpt_oss", tmp_path)
+    tensors = tensors_of(tmp_path)
+    gguf = write_as_gguf(tmp_path / "m.gguf", "gpt_oss", tensors, mxfp4_blocks)
+    stored = dict(tensors)
+    state = model.state_dict()
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        matrices = stored.pop(name).transpose(1, 2).contiguous()
+        _, rows, columns = matrices.shape
+        blocks, scales = as_openai_wrote_it(mxfp4_blocks(matrices), rows, columns)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+        with torch.no_grad():
+            state[name].copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    folder = tmp_path / "mxfp4"
+    folder.mkdir()
+    save_file(stored, folder / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    ours = Sequences(folder).logits((0, TOKENS))
+    assert np.array_equal(ours, Sequences(gguf).logits((0, TOKENS)))
+    expected = reference_logits(model)
+    errors = np.linalg.norm(ours - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    print(f"relative difference: median {np.median(errors):.1e}, 90 % below {np.quantile(errors, 0.9):.1e}")
+    # What experts read is rounded to 8 bits, and now and then a token gets another expert for that.
+    assert np.median(errors) < 0.05
+    assert np.quantile(errors, 0.9) < 0.1
