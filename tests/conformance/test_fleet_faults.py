@@ -16,6 +16,7 @@ from support.suites import check_rule_is_kept, rules_of
 from pyagent.core.errors import AgentError, BackendError
 from pyagent.core.fleet.executor import InProcess
 from pyagent.core.fleet.tools import FleetTool
+from pyagent.core.web_search import SearchHit
 from pyagent.infrastructure.engine.runners.torch.parallel.processes import ChildRanks
 from pyagent.testing import (
     AgentConformance,
@@ -23,6 +24,7 @@ from pyagent.testing import (
     ExecutorConformance,
     GuardrailConformance,
     RankExecutorConformance,
+    SearchProviderConformance,
     ToolConformance,
     ToolProviderConformance,
 )
@@ -353,11 +355,89 @@ def failing_command(name: str = "you") -> None:
     raise RuntimeError("no")
 
 
+class GoodSearch:
+    """Finds a page for each word of a query."""
+
+    broken: Any = None
+
+    async def search(self, query: str, limit: int) -> list[Any]:
+        return [SearchHit(f"https://{word}.example/") for word in query.split() if word.isalpha()][:limit]
+
+
+class BrokenSearch(GoodSearch):
+    told = "no answer"
+
+    async def search(self, query: str, limit: int) -> list[Any]:
+        raise BackendError(self.told.format(query), backend="search")
+
+
+class PlainSearch(GoodSearch):
+    def search(self, query: str, limit: int) -> Any:
+        return super().search(query, limit)
+
+
+GoodSearch.broken = BrokenSearch
+
+
+class Mailing(GoodSearch):
+    async def search(self, query: str, limit: int) -> list[Any]:
+        return [SearchHit("mailto:me")]
+
+
+class Untyped(GoodSearch):
+    async def search(self, query: str, limit: int) -> list[Any]:
+        return [{"url": "https://a.example"}]
+
+
+class Boundless(GoodSearch):
+    async def search(self, query: str, limit: int) -> list[Any]:
+        return await super().search(query, 100)
+
+
+class Quoting(GoodSearch):
+    async def search(self, query: str, limit: int) -> list[Any]:
+        if query.count('"') % 2:
+            raise ValueError("unbalanced")
+        return await super().search(query, limit)
+
+
+class Shared(GoodSearch):
+    query = ""
+
+    async def search(self, query: str, limit: int) -> list[Any]:
+        self.query = query
+        await asyncio.sleep(0)
+        return await super().search(self.query, limit)
+
+
+class Unending(GoodSearch):
+    async def search(self, query: str, limit: int) -> list[Any]:
+        found = await super().search(query, limit)
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            await asyncio.sleep(6)
+        return found
+
+
+class Telling(BrokenSearch):
+    told = "no answer to {}"
+
+
+class TellingSearch(GoodSearch):
+    broken = Telling
+
+
+SHARED = Shared()
 INPUTS: dict[type, dict[str, Any]] = {
     AgentConformance: {"tasks": ("one", "two")},
     ToolConformance: {"examples": ({"number": 3}, {"number": 4})},
     GuardrailConformance: {"passes": ("good one",), "refuses": ("bad one",)},
     CommandConformance: {"calls": ([], ["--name", "me"])},
+    SearchProviderConformance: {
+        "queries": ("tides power", "bread"),
+        "make_broken": lambda self: self.make().broken(),
+    },
 }
 GOOD: dict[type, Callable[[], object]] = {
     AgentConformance: GoodAgent,
@@ -367,6 +447,7 @@ GOOD: dict[type, Callable[[], object]] = {
     ExecutorConformance: InProcess,
     RankExecutorConformance: ChildRanks,
     CommandConformance: lambda: {"greet": greet},
+    SearchProviderConformance: GoodSearch,
 }
 FAULTS: list[Fault] = [
     (AgentConformance, "host_takes_the_agent", Mute, "`description` is ''"),
@@ -409,6 +490,14 @@ FAULTS: list[Fault] = [
     (RankExecutorConformance, "rank_that_fails_ends_in_words", lambda: ranks(CodedRank), "has not ended in words"),
     (RankExecutorConformance, "wait_gives_up_in_time", lambda: ranks(SlowRank), "waits"),
     (RankExecutorConformance, "kill_is_safe_twice", lambda: ranks(KilledOnce), "killed twice"),
+    (SearchProviderConformance, "host_takes_the_provider", PlainSearch, "not `async def`"),
+    (SearchProviderConformance, "queries_find_pages_of_the_web", Mailing, "leads to no web page"),
+    (SearchProviderConformance, "queries_find_pages_of_the_web", Untyped, "expected a SearchHit"),
+    (SearchProviderConformance, "limit_is_kept", Boundless, "2 results where 1"),
+    (SearchProviderConformance, "odd_queries_are_answered", Quoting, "unbalanced"),
+    (SearchProviderConformance, "searches_at_once_do_not_mix", lambda: SHARED, "beside other searches"),
+    (SearchProviderConformance, "cancelling_ends_a_search", Unending, "went on after it was cancelled"),
+    (SearchProviderConformance, "no_answer_is_a_backend_error", TellingSearch, "tells the query"),
     (CommandConformance, "host_takes_the_commands", lambda: {"run": greet}, "the built-in command"),
     (CommandConformance, "help_says_what_it_does", lambda: {"greet": undescribed}, "no docstring"),
     (CommandConformance, "unknown_option_ends_with_two", lenient_command, "ends with 0"),

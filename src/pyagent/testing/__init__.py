@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyagent.testing.suites.kv_connectors import KvConnectorConformance
     from pyagent.testing.suites.logits_processors import LogitsProcessorConformance
     from pyagent.testing.suites.policies import EvictionPolicyConformance, QueuedRequest, QueuePolicyConformance
+    from pyagent.testing.suites.search_providers import SearchProviderConformance
     from pyagent.testing.suites.tokenizers import TokenizerConformance
     from pyagent.testing.suites.tools import ToolConformance, ToolProviderConformance
     from pyagent.testing.suites.vocabulary import ByteVocabulary
@@ -60,6 +61,7 @@ __all__ = [
     "Reply",
     "RunnerConformance",
     "ScriptedBackend",
+    "SearchProviderConformance",
     "Subject",
     "TokenizerConformance",
     "ToolConformance",
@@ -98,6 +100,7 @@ _HOMES = {
     "Reply": "backends",
     "RunnerConformance": "runner_conformance",
     "ScriptedBackend": "backends",
+    "SearchProviderConformance": "suites.search_providers",
     "Subject": "conformance",
     "TokenizerConformance": "suites.tokenizers",
     "ToolConformance": "suites.tools",
