@@ -1,5 +1,7 @@
 """The code-health agent beside radon and lizard as whole processes over one tree, in turns: seconds and ratios.
 
+The seconds of the processor stand beside those that pass: on a machine that others use too, they tell more.
+
     .venv/bin/python benchmarks/code_health_programs.py [FOLDER] [--repeats 3] [--most-bytes 60000]
 
 Without a folder it takes the standard library of the running Python without its tests. Files that this Python cannot
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -50,14 +53,20 @@ def copy_tree(folder: Path, target: Path, most_bytes: int) -> int:
     return num_files
 
 
-def run(commands: Sequence[Sequence[str]], tree: Path) -> float:
-    """Return the seconds that the processes take, one after the other."""
-    started = time.perf_counter()
+def run(commands: Sequence[Sequence[str]], tree: Path) -> tuple[float, float]:
+    """Return the seconds that the processes take, one after the other, and those of the processor."""
+    started, used = time.perf_counter(), _processor_seconds()
     for program, *arguments in commands:
         done = subprocess.run([BIN / program, *arguments, str(tree)], capture_output=True, check=False)
         if not done.stdout or done.returncode not in {0, 1}:  # lizard ends with 1 where it warns
             raise SystemExit(f"{program}: {done.stderr.decode()[-500:]}")
-    return time.perf_counter() - started
+    return time.perf_counter() - started, _processor_seconds() - used
+
+
+def _processor_seconds() -> float:
+    """Return what the processes that have ended took of the processor."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -76,14 +85,15 @@ def main() -> None:
             f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
         )
         print(f"{num_files:,} files, {num_lines:,} lines; medians of {options.repeats} in turns\n")
-        seconds: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in PROGRAMS}
         for _ in range(options.repeats):
             for name, commands in PROGRAMS.items():
                 seconds[name].append(run(commands, tree))
-    first = statistics.median(next(iter(seconds.values())))
-    for name, each in seconds.items():
-        middle = statistics.median(each)
-        print(f"{name:<28} {middle:8.2f} s [{min(each):.2f}-{max(each):.2f}]  {middle / first:6.1f} x")
+    medians = {name: [statistics.median(each) for each in zip(*pairs, strict=True)] for name, pairs in seconds.items()}
+    first = next(iter(medians.values()))
+    for name, (passed, used) in medians.items():
+        ratios = f"{passed / first[0]:6.1f} x {used / first[1]:6.1f} x"
+        print(f"{name:<28} {passed:8.2f} s {used:8.2f} s of the processor  {ratios}", flush=True)
 
 
 if __name__ == "__main__":
