@@ -121,7 +121,7 @@ FAULTS = (
         f"{_MCP}/connection.py",
         "if _is_unknown_session(error):",
         "if error:",
-        "tests/integration/test_mcp_client.py::test_server_that_dies_is_begun_again",
+        "tests/integration/test_mcp_client_processes.py::test_server_that_dies_is_begun_again",
     ),
     Fault(
         "untrusted-tools-run-unasked",
