@@ -64,7 +64,7 @@ class Memory:
         lengths = [len(tokens) for _, tokens in segments]
         log = [token for _, tokens in segments for token in tokens]
         ids = [sequence for sequence, _ in segments]
-        _, _, errors = self.model.execute(self.pool, ids, lengths, log, num_outputs=[1] * len(ids))
+        _, _, errors, _ = self.model.execute(self.pool, ids, lengths, log, num_outputs=[1] * len(ids))
         assert not errors
         self.pool.check()
         logits, size = self.model.logits(), len(self.model.logits()) // len(ids)
@@ -92,6 +92,20 @@ def test_states_are_a_group_of_pages(path: Path) -> None:
     (_, _, of_keys), (_, every, of_states) = groups
     assert every == -(-2 * of_states // of_keys)
     assert groups == list(_rust.describe_model(path)["kv_groups"])
+
+
+def test_no_drafts_are_verified(path: Path) -> None:
+    """A state cannot go back to before a rejected token: a text that repeats is answered without proposals."""
+
+    async def work() -> None:
+        async with running(path) as backend:
+            asked = chat("on and on and on and on", max_tokens=40, temperature=0, ignore_eos=True)
+            await collect(backend.chat(asked))
+            loaded = await backend.load()
+            assert not loaded.runner.verifies_drafts
+            assert loaded.engine.speculation is None
+
+    run(work())
 
 
 @pytest.mark.parametrize("threads", [1, 2])

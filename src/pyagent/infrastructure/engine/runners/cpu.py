@@ -27,7 +27,6 @@ class CpuRunner(PagedRunner):
     """Computes batches on this machine's cores. Not for concurrent use: one engine loop owns it."""
 
     scores_prompts = True
-    verifies_drafts = True
 
     def __init__(
         self,
@@ -65,6 +64,8 @@ class CpuRunner(PagedRunner):
             layer_bytes=info.page_bytes // about["layers_per_page"],
         )
         super().__init__(info, options, kv)
+        # A recurrent layer's state cannot go back to before a rejected token.
+        self.verifies_drafts = all(kind != "state" for kind, _, _ in info.kv_groups)
         self._swap = SwapSpace(self.model, self.pool, info.page_bytes)
 
     def execute(self, batch: Batch) -> StepOutput:
