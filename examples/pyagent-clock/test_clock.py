@@ -8,7 +8,7 @@ class TestClock(EvictionPolicyConformance):
         return Clock()
 
 
-def test_a_block_that_was_hit_has_a_second_chance():
+def test_a_block_that_was_hit_has_a_second_chance() -> None:
     """The oldest goes first, but for one that was hit, which goes when its turn comes again."""
     clock = Clock()
     for block in range(3):
