@@ -70,7 +70,7 @@ def test_process_answers_as_this_one_does(tiny_model_path: Path) -> None:
             assert (state.num_arriving, state.num_arriving_tokens) == (0, 0)
             assert state.process_id not in {None, os.getpid()}
             assert [model.context_length for model in await backend.models()] == [512]
-            kinds = ("weights", "kv", "workspace", "tokenizer", "grammars", "sessions")
+            kinds = ("weights", "kv", "workspace", "tokenizer", "grammars", "sessions", "drafts")
             assert set(state.memory) == {"process", *(f"{kind}:{tiny_model_path}" for kind in kinds)}
             assert (await backend.health()).detail == "loaded"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from pyagent.logic.stats.comparison import welch
 
 pytestmark = pytest.mark.oracle
+stats = pytest.importorskip("scipy.stats")
 
 
 @pytest.mark.parametrize("seed", range(30))
