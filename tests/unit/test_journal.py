@@ -417,6 +417,24 @@ def test_record_that_is_not_kept_leaves_no_large_value(tmp_path: Path) -> None:
         assert database.execute("SELECT COUNT(*) FROM blobs").fetchone() == (1,)
 
 
+def test_two_journals_of_a_process_keep_their_locks(tmp_path: Path) -> None:
+    """Opening the file again leaves the first connection its locks: another process that closes it deletes no log."""
+    first, second = SqliteJournal(tmp_path), SqliteJournal(tmp_path)
+    path = tmp_path / "runs.db"
+    look = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); print(len(c.execute('SELECT * FROM runs').fetchall()))"
+    )
+    for number, journal in enumerate((first, second, first, second), 1):
+        journal.open_run(SPEC)
+        seen = subprocess.run([sys.executable, "-c", f"{look}; c.close()", path], capture_output=True, check=True)
+        assert int(seen.stdout) == number
+        assert Path(f"{path}-wal").exists(), "another process deleted the log that is written to"
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    second.close()
+    first.close()
+
+
 def test_processes_and_threads_write_at_once(tmp_path: Path) -> None:
     """Several writers beside each other and a reader lose nothing."""
     code = _WRITER.replace("10**9", "300").replace("* 7919 % 60_000", "")

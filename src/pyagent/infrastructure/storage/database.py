@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,8 @@ _PAUSE_SECONDS = 0.02
 _PAGE_BYTES = 2048
 """A record is some 50 bytes, and each transaction writes the page it goes to: half of SQLite's own page."""
 _LOG_BYTES = 4 << 20
+_CREATING = threading.Lock()
+"""Held while a new file is closed, before any thread connects to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Database:
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             make_private_folder(self.path.parent)
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            _create(self.path)
             for end in ("", "-wal", "-shm"):  # SQLite makes the log with the file's mode, and finds an old one as it is
                 close_to_others(Path(f"{self.path}{end}"))
             connection = sqlite3.connect(
@@ -163,6 +165,16 @@ class Database:
                 raise
             self._connection = connection
         return self._connection
+
+
+def _create(path: Path) -> None:
+    """Make a file that only this user can read, where there is none.
+
+    One that is there is not opened: closing a descriptor takes away all locks that this process holds on the file by
+    whatever connection (fcntl(2)), and another process would then delete the log that is still written to.
+    """
+    with _CREATING, suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
 
 def prepare(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
