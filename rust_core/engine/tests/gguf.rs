@@ -341,9 +341,9 @@ fn repeated_and_endless_names_are_refused() {
 /// A tensor type that is not read is refused with the tensor's name and the number.
 #[test]
 fn unknown_tensor_types_are_refused_by_name_and_number() {
-    let error = refusal(&GgufWriter::default().tensor("blk.0.odd", &[32], 39, &[0; 17]));
+    let error = refusal(&GgufWriter::default().tensor("blk.0.odd", &[32], 40, &[0; 17]));
     let text =
-        "tensor \"blk.0.odd\" has element type number 39, which is not supported; expected one of F32, F16, BF16,";
+        "tensor \"blk.0.odd\" has element type number 40, which is not supported; expected one of F32, F16, BF16,";
     assert!(error.to_string().starts_with(text), "{error}");
     for kind in GgmlType::ALL {
         assert!(
