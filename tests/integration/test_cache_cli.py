@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import re
@@ -34,6 +35,7 @@ def url(tiny_model_path: Path) -> Iterator[str]:
     )
     with serve(create_app(Chain([backend]))) as served:
         yield served
+    asyncio.run(backend.close())
 
 
 def said(*arguments: str) -> str:

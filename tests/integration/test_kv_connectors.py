@@ -369,7 +369,8 @@ def assert_ended(model: LoadedModel) -> None:
     """The runner, and the thread of the engine, are over."""
     assert model.is_closed
     assert model.runner._swap is None  # type: ignore[attr-defined]
-    assert not any(thread.name.startswith("pyagent-engine") for thread in threading.enumerate())
+    thread = model.engine._thread
+    assert thread is None or not thread.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from array import array
 from concurrent.futures import Future
 
@@ -97,6 +98,8 @@ def test_closed_queue_fails_what_waits_and_takes_nothing() -> None:
     waiting = [queue.submit([[n], [n]]) for n in range(4)]
     closing = threading.Thread(target=queue.close)
     closing.start()
+    while not queue._is_closed:
+        time.sleep(0.001)
     encoder.may_go.set()
     closing.join(10)
     assert not closing.is_alive()
