@@ -174,20 +174,22 @@ def test_later_changes_are_not_lost(root: Path, store: ChangeStore) -> None:
 
 
 _DYING = """
-    import os, signal, sys
+    import os, signal, sys, threading
     from pathlib import Path
     from pyagent.infrastructure.tools import whole_file
     from pyagent.infrastructure.tools.changes import ChangeStore
 
     left = int(sys.argv[3])
     rename = os.rename
+    in_turn = threading.Lock()
 
     def counted(*arguments, **options):
         global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        rename(*arguments, **options)
+        with in_turn:  # files are written by several threads
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(*arguments, **options)
 
     os.rename = counted
     ChangeStore(Path(sys.argv[1])).apply(sys.argv[2])
