@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Self, TypeVar, overload
 import msgspec
 
 from pyagent.assembly import make_chain, make_host
-from pyagent.core.backends import Answer, accumulate, collect
-from pyagent.core.errors import InvalidOutputError, RequestError
+from pyagent.core.backends import Answer, accumulate, classify_by, collect, rank_by
+from pyagent.core.errors import InvalidOutputError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
     ClassifyRequest,
-    ClassifyResult,
     EmbedRequest,
     JsonObject,
     Message,
     RankRequest,
-    RankResult,
     SamplingParams,
 )
 from pyagent.core.resilience.deadline import Deadline
@@ -136,7 +134,7 @@ class Chain:
         longer than the model takes is cut, and refused without `truncate`. Raises `RequestError` when no link ranks.
         """
         pairs = [(query, document) for document in documents]
-        scores = (await self._rank(RankRequest(model=model, pairs=pairs, truncate=truncate))).scores
+        scores = (await rank_by(self.backend, RankRequest(model=model, pairs=pairs, truncate=truncate))).scores
         return sorted(enumerate(scores), key=lambda one: -one[1])
 
     async def classify(
@@ -146,18 +144,8 @@ class Chain:
 
         Raises `RequestError` when none does.
         """
-        found = await self._classify(ClassifyRequest(model=model, input=list(texts), truncate=truncate))
+        found = await classify_by(self.backend, ClassifyRequest(model=model, input=list(texts), truncate=truncate))
         return [dict(zip(found.labels, row, strict=True)) for row in found.scores]
-
-    async def _rank(self, request: RankRequest) -> RankResult:
-        if (rank := self.backend.capabilities.rank) is None:
-            raise RequestError("no link of the chain ranks documents; `native` does with a model for it", param="model")
-        return await rank(request)
-
-    async def _classify(self, request: ClassifyRequest) -> ClassifyResult:
-        if (classify := self.backend.capabilities.classify) is None:
-            raise RequestError("no link of the chain classifies; `native` does with a model for it", param="model")
-        return await classify(request)
 
     async def embed(self, texts: Sequence[str], model: str = "", *, truncate: bool = False) -> list[list[float]]:
         """Return a vector for each text, from the first link that embeds. Raises `RequestError` when none does.

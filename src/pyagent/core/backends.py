@@ -17,16 +17,20 @@ import msgspec
 
 from pyagent.core.abilities import Abilities
 from pyagent.core.capabilities import PLAIN, Capabilities
-from pyagent.core.errors import BackendError, ConfigError
+from pyagent.core.errors import BackendError, ConfigError, RequestError
 from pyagent.core.flat_logprobs import FlatLogprobs
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
+    ClassifyRequest,
+    ClassifyResult,
     EmbedRequest,
     EmbedResult,
     Health,
     Hint,
     ModelInfo,
+    RankRequest,
+    RankResult,
     ToolCall,
     Usage,
 )
@@ -81,6 +85,24 @@ def pass_hint(backend: Backend, hint: Hint) -> None:
         take(hint)
     except Exception:
         logger.exception("%s failed to take a hint", backend.name)
+
+
+async def rank_by(backend: Backend, request: RankRequest) -> RankResult:
+    """Return a backend's relevances. Raises `RequestError` where it ranks nothing."""
+    rank = backend.capabilities.rank
+    if rank is None:
+        text = f"{backend.name} cannot rank documents; `native` does with a model that ranks or embeds"
+        raise RequestError(text, param="model")
+    return await rank(request)
+
+
+async def classify_by(backend: Backend, request: ClassifyRequest) -> ClassifyResult:
+    """Return a backend's labels. Raises `RequestError` where it classifies nothing."""
+    classify = backend.capabilities.classify
+    if classify is None:
+        text = f"{backend.name} cannot classify texts; `native` does with a model that classifies"
+        raise RequestError(text, param="model")
+    return await classify(request)
 
 
 async def abilities_of(backend: Backend, model: ModelInfo) -> Abilities:

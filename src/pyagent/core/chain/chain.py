@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from pyagent.core.backends import Backend, LinkSpec, pass_hint
+from pyagent.core.backends import Backend, LinkSpec, classify_by, pass_hint, rank_by
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.chain.attempt import Pooled
 from pyagent.core.chain.balancing import Routing
@@ -189,13 +189,15 @@ class Chain:
         """Rank with the first link that can."""
         texts = "\n".join(text for pair in request.pairs for text in pair)
         asked = ChatRequest(model=request.model, prompt=texts, private=request.private)
-        return await self._pooled(asked, lambda link, model: link.rank(msgspec.structs.replace(request, model=model)))
+        return await self._pooled(
+            asked, lambda link, model: rank_by(link.backend, msgspec.structs.replace(request, model=model))
+        )
 
     async def classify(self, request: ClassifyRequest) -> ClassifyResult:
         """Classify with the first link that can."""
         asked = ChatRequest(model=request.model, prompt="\n".join(request.input), private=request.private)
         return await self._pooled(
-            asked, lambda link, model: link.classify(msgspec.structs.replace(request, model=model))
+            asked, lambda link, model: classify_by(link.backend, msgspec.structs.replace(request, model=model))
         )
 
     async def _pooled(self, asked: ChatRequest, ask: Callable[[Link, str], Awaitable[Pooled]]) -> Pooled:

@@ -17,15 +17,11 @@ from pyagent.core.backends import Backend, LinkSpec
 from pyagent.core.chain.failures import Failure
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState, LinkStats
-from pyagent.core.errors import BackendError, BudgetError, CapacityError, RequestError
+from pyagent.core.errors import BackendError, BudgetError, CapacityError
 from pyagent.core.messages import (
     ChatRequest,
-    ClassifyRequest,
-    ClassifyResult,
     EmbedRequest,
     EmbedResult,
-    RankRequest,
-    RankResult,
     Usage,
 )
 from pyagent.core.resilience.breaker import Breaker, BreakerPolicy, Permit
@@ -187,20 +183,6 @@ class Link:
     def embed(self, request: EmbedRequest) -> Awaitable[EmbedResult]:
         """Return the link's vectors, batched with other calls where `batch_ms` says so."""
         return (self.backend if self._batcher is None else self._batcher).embed(request)
-
-    async def rank(self, request: RankRequest) -> RankResult:
-        """Return the link's relevances. Raises `RequestError` where it ranks nothing."""
-        rank = self.backend.capabilities.rank
-        if rank is None:
-            raise RequestError(f"{self.name} cannot rank documents", param="model")
-        return await rank(request)
-
-    async def classify(self, request: ClassifyRequest) -> ClassifyResult:
-        """Return the link's labels. Raises `RequestError` where it classifies nothing."""
-        classify = self.backend.capabilities.classify
-        if classify is None:
-            raise RequestError(f"{self.name} cannot classify texts", param="model")
-        return await classify(request)
 
     def hedge_seconds(self) -> float | None:
         """Return how long its first token may take before a hedge is sent; None is no limit."""

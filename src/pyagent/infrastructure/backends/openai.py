@@ -219,14 +219,8 @@ class OpenAIBackend:
         body: dict[str, object] = {"model": model, "input": request.input, "encoding_format": "float"}
         if not request.input:
             return EmbedResult(vectors=[], model=model)
-        async with self._errors_mapped():
-            response = await self._http().post(f"{self.url}/embeddings", json=body, headers=trace_headers())
-        if response.status_code in {404, 405, 501}:
-            text = f"{self.name} does not embed with {model!r} (HTTP {response.status_code}); name an embedding model"
-            raise RequestError(text, param="model", code="model_not_found")
-        if response.status_code != 200:
-            raise self._mapped(response, response.content)
-        return decode_embeddings(response.content, self.name, len(request.input))
+        found = await self._posted("embeddings", body, f"does not embed with {model!r}", "an embedding model")
+        return decode_embeddings(found, self.name, len(request.input))
 
     async def rank(self, request: RankRequest) -> RankResult:
         """Return each pair's relevance, a call for each query: what vLLM, llama.cpp's server and others have."""
@@ -235,17 +229,22 @@ class OpenAIBackend:
         for query, pairs in groupby(request.pairs, key=lambda pair: pair[0]):
             documents = [document for _, document in pairs]
             body = {"model": model, "query": query, "documents": documents}
-            async with self._errors_mapped():
-                response = await self._http().post(f"{self.url}/rerank", json=body, headers=trace_headers())
-            if response.status_code in {404, 405, 501}:
-                text = f"{self.name} does not rank with {model!r} (HTTP {response.status_code}); name a ranking model"
-                raise RequestError(text, param="model", code="model_not_found")
-            if response.status_code != 200:
-                raise self._mapped(response, response.content)
-            found = decode_ranking(response.content, self.name, len(documents))
+            answer = await self._posted("rerank", body, f"does not rank with {model!r}", "a ranking model")
+            found = decode_ranking(answer, self.name, len(documents))
             scores += found.scores
             num_tokens += found.usage.prompt_tokens
         return RankResult(scores=scores, model=model, usage=Usage(prompt_tokens=num_tokens, total_tokens=num_tokens))
+
+    async def _posted(self, path: str, body: Mapping[str, object], lack: str, wanted: str) -> bytes:
+        """Return what the server answers at once; a path that it does not have is `lack` of what is `wanted`."""
+        async with self._errors_mapped():
+            response = await self._http().post(f"{self.url}/{path}", json=body, headers=trace_headers())
+        if response.status_code in {404, 405, 501}:
+            text = f"{self.name} {lack} (HTTP {response.status_code}); name {wanted}"
+            raise RequestError(text, param="model", code="model_not_found")
+        if response.status_code != 200:
+            raise self._mapped(response, response.content)
+        return response.content
 
     async def health(self) -> Health:
         """Ready when it lists its models, and the one this link names is among them."""

@@ -236,27 +236,18 @@ class LocalEngine(Shared):
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Embed with the model the request names; without texts it is only loaded."""
-        self.life.enter()
-        try:
+        with self.life.entered():
             return await self.pooling.embed(request)
-        finally:
-            self.life.leave()
 
     async def rank(self, request: RankRequest) -> RankResult:
         """Rank with the model the request names."""
-        self.life.enter()
-        try:
+        with self.life.entered():
             return await self.pooling.rank(request)
-        finally:
-            self.life.leave()
 
     async def classify(self, request: ClassifyRequest) -> ClassifyResult:
         """Classify with the model the request names."""
-        self.life.enter()
-        try:
+        with self.life.entered():
             return await self.pooling.classify(request)
-        finally:
-            self.life.leave()
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer with the model the request names; closing the stream aborts the request."""
@@ -280,8 +271,7 @@ class LocalEngine(Shared):
             loop.call_soon_threadsafe(outputs.put_nowait, output)
 
         async with AsyncExitStack() as stack:
-            self.life.enter()
-            stack.callback(self.life.leave)
+            stack.enter_context(self.life.entered())
             with self.arrivals.counting(estimated_request_tokens(request)):
                 model = await within(deadline, stack.enter_async_context(self.models.using(request.model)), name)
                 if past is not None:

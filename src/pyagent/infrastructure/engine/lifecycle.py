@@ -150,6 +150,15 @@ class LifeCycle:
             self._last_left = time.monotonic()
             self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def entered(self) -> Generator[None]:
+        """Count a request while the block runs; raises as `enter` does."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
     def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests; block until none is left, or so long. Returns how many are."""
         self.become(State.DRAINING)

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
@@ -15,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyagent import _rust
-from pyagent.core.backends import AGENT_PREFIX, Backend
+from pyagent.core.backends import AGENT_PREFIX, Backend, classify_by, rank_by
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import AwayError, RequestError
 from pyagent.core.messages import (
@@ -199,16 +200,12 @@ class Service:
     async def rank(self, request: Request, asked: RankRequest) -> RankResult:
         """Rank with the backend that has the model."""
         backend = await self.backend_of(asked.model)
-        if backend.capabilities.rank is None:
-            raise RequestError("no link of the chain ranks documents; `native` does with a model for it", param="model")
-        return await self._pooled(request, asked, backend, backend.capabilities.rank)
+        return await self._pooled(request, asked, backend, partial(rank_by, backend))
 
     async def classify(self, request: Request, asked: ClassifyRequest) -> ClassifyResult:
         """Classify with the backend that has the model."""
         backend = await self.backend_of(asked.model)
-        if backend.capabilities.classify is None:
-            raise RequestError("no link of the chain classifies; `native` does with a model for it", param="model")
-        return await self._pooled(request, asked, backend, backend.capabilities.classify)
+        return await self._pooled(request, asked, backend, partial(classify_by, backend))
 
     async def _pooled(
         self, request: Request, asked: OneCall, backend: Backend, ask: Callable[[OneCall], Awaitable[Pooled]]

@@ -97,11 +97,8 @@ class ProcessEngine(Shared):
 
     async def _pooled(self, command: Command) -> msgspec.Raw:
         copy = min(range(len(self.copies)), key=self.copies.num_requests_of)
-        self.life.enter()
-        try:
+        with self.life.entered():
             return await asyncio.wrap_future(self.copies.call(copy, command))
-        finally:
-            self.life.leave()
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer with the model the request names; closing the stream aborts the request."""
