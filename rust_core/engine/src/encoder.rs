@@ -10,6 +10,7 @@ mod decoder;
 mod forward;
 mod head;
 mod pooling;
+mod steps;
 mod weights;
 
 use std::path::Path;
@@ -20,12 +21,12 @@ use pyagent_kernels::isa::Isa;
 use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
 pub use self::config::{
-    BertConfig, DecoderConfig, DenseStep, EncoderActivation, EncoderArchitecture, EncoderConfig, Layers, Pooling,
-    task_of,
+    BertConfig, DecoderConfig, EncoderActivation, EncoderArchitecture, EncoderConfig, Layers, task_of,
 };
 pub use self::forward::SECOND_TEXT;
 use self::forward::{Batch, Pass, Workspace};
 pub use self::head::{Head, LabelActivation};
+pub use self::steps::{DenseStep, Pooling};
 use self::weights::EncoderWeights;
 use crate::weights::{ModelFile, ModelFileError};
 

@@ -8,168 +8,36 @@
 mod attention;
 mod experts;
 mod mlp;
+mod plan;
 mod projection;
 mod recurrent;
+mod tiling;
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use attention::AttentionPlan;
 pub(crate) use attention::most_split_rows;
-use experts::RoutingPlan;
 pub(crate) use experts::{Routing, most_slots};
+pub(crate) use plan::Target;
+pub use plan::{Plan, Scoring, Segment};
 use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::matmul::{self, Activations};
 use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
 use pyagent_kernels::thread_pool::Piece;
 pub(crate) use recurrent::{mixed_size, output_size};
+use tiling::{PIECES_PER_THREAD, PRODUCT_TILE, Tiling, part};
 
 use crate::config::{ModelConfig, Recurrent};
-use crate::kv::{KvMemory, KvPages, StateRun};
+use crate::kv::KvMemory;
 use crate::model::{FeedForward, Gated, Linear, Mixer, Shared, Weights};
 use crate::workspace::{Own, Patch, Stream, Workspace};
 
-/// Rows that one piece of a product covers at most: what is made of them stays in the caches for the next stage.
-const PRODUCT_TILE: usize = 64;
 /// Blocks of the feed-forward block's inside in a piece at most, likewise.
 const GATE_BLOCKS: usize = 16;
-/// Rows that fill a tile of registers: for fewer, reading the weights once for each thread costs more than it saves.
-const LEAST_OWN_ROWS: usize = 8;
-/// Pieces of a product for each thread.
-const PIECES_PER_THREAD: usize = 8;
 /// Row groups of a matrix in a piece at most.
 const MOST_GROUPS: usize = 64;
 /// For up to this many rows, every thread computing all norms is quicker than a stage of its own for them.
 pub(crate) const FEW_ROWS: usize = 4;
-
-/// Tokens of one sequence to compute, at consecutive positions.
-pub struct Segment<'a> {
-    /// The sequence's KV pages, a table for each group of layers, covering every position up to the last token's.
-    /// Blocks that no token of the segment sees may be [`crate::kv::NO_PAGE`].
-    pub tables: &'a [Arc<Vec<u32>>],
-    /// Position of the first token.
-    pub first_position: usize,
-    /// The tokens.
-    pub tokens: &'a [u32],
-    /// How many of the last tokens give logits.
-    pub num_outputs: usize,
-    /// Which log-probabilities of known tokens are wanted.
-    pub scoring: Option<Scoring<'a>>,
-}
-
-/// Known tokens of a sequence whose log-probabilities are wanted, each given those before it.
-#[derive(Clone, Copy, Debug)]
-pub struct Scoring<'a> {
-    /// The token of the segment that comes before the first of them.
-    pub first: usize,
-    /// The tokens: each follows one of the segment's, and the last may come after it.
-    pub targets: &'a [u32],
-    /// How many of the most likely tokens are told beside each.
-    pub num_top: usize,
-}
-
-/// A token to score: the row that comes before it, its id, and how many of the most likely are told beside it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
-    pub(crate) row: usize,
-    pub(crate) token: u32,
-    pub(crate) num_top: usize,
-}
-
-/// A batch laid out in rows: which token is where.
-pub struct Plan<'a> {
-    segments: &'a [Segment<'a>],
-    /// Of each row: its token, segment and position.
-    rows: Vec<(u32, usize, usize)>,
-    /// First row of each segment.
-    starts: Vec<usize>,
-    /// Rows that give logits.
-    outputs: Vec<usize>,
-    /// Where the first of them goes in the memory for logits.
-    first_output: usize,
-    attention: AttentionPlan,
-    /// Of each segment, the runs of tokens between states that are kept; none where no layer has any.
-    runs: Vec<Vec<StateRun>>,
-    routing: RoutingPlan,
-    num_threads: usize,
-}
-
-impl<'a> Plan<'a> {
-    /// Lays a batch out for so many threads.
-    pub fn new(segments: &'a [Segment<'a>], config: &ModelConfig, pages: &KvPages, num_threads: usize) -> Self {
-        let mut plan = Self {
-            segments,
-            rows: Vec::new(),
-            starts: Vec::new(),
-            outputs: Vec::new(),
-            first_output: 0,
-            attention: AttentionPlan::new(segments, attention::num_units(config), num_threads),
-            runs: Vec::new(),
-            routing: RoutingPlan::default(),
-            num_threads,
-        };
-        if let Some(states) = &pages.states {
-            let runs = segments.iter().map(|segment| {
-                let table = pages.state_table(segment.tables);
-                states.runs(table, segment.first_position, segment.tokens.len())
-            });
-            plan.runs = runs.collect();
-        }
-        for (index, segment) in segments.iter().enumerate() {
-            let start = plan.rows.len();
-            let count = segment.tokens.len();
-            plan.starts.push(start);
-            plan.rows.extend(
-                segment
-                    .tokens
-                    .iter()
-                    .enumerate()
-                    .map(|(t, &token)| (token, index, segment.first_position + t)),
-            );
-            plan.outputs.extend(start + count - segment.num_outputs..start + count);
-        }
-        plan.routing = RoutingPlan::new(&plan, config);
-        plan
-    }
-
-    /// Tokens in the batch.
-    pub fn num_rows(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// Query tokens times chunks of their context, where these are computed apart.
-    pub fn num_split_rows(&self) -> usize {
-        self.attention.num_split_rows()
-    }
-
-    /// Rows of logits.
-    pub fn num_outputs(&self) -> usize {
-        self.outputs.len()
-    }
-
-    /// The tokens to score, in the order of the segments.
-    pub(crate) fn targets(&self) -> Vec<Target> {
-        let scored = self.segments.iter().zip(&self.starts);
-        let scored =
-            scored.filter_map(|(segment, start)| segment.scoring.map(|scoring| (start + scoring.first, scoring)));
-        let targets = scored.flat_map(|(first, scoring)| {
-            (first..).zip(scoring.targets).map(move |(row, &token)| Target {
-                row,
-                token,
-                num_top: scoring.num_top,
-            })
-        });
-        targets.collect()
-    }
-
-    /// Has other rows give logits, which go behind the `first_output` first ones.
-    pub(crate) fn set_outputs(&mut self, rows: impl Iterator<Item = usize>, first_output: usize) {
-        self.outputs.clear();
-        self.outputs.extend(rows);
-        self.first_output = first_output;
-    }
-}
 
 /// What a forward pass reads and writes.
 pub struct Pass<'a> {
@@ -409,56 +277,6 @@ impl Pass<'_> {
     }
 }
 
-/// How a product is cut into pieces: some rows by some of `num_units` equal units of columns.
-struct Tiling {
-    num_rows: usize,
-    num_units: usize,
-    num_tiles: usize,
-    num_columns: usize,
-}
-
-impl Tiling {
-    fn new(num_rows: usize, num_units: usize, most_units: usize, num_threads: usize) -> Self {
-        // With rows enough each thread has some of its own in every stage, so that what one stage gives the next stays in
-        // the caches of one core; weights are read by all.
-        let own = (num_rows / LEAST_OWN_ROWS).clamp(1, num_threads);
-        let num_tiles = if num_rows == 0 {
-            0
-        } else {
-            num_rows.div_ceil(PRODUCT_TILE).max(own)
-        };
-        // Several pieces per thread, so that one the operating system holds up does not hold up the rest.
-        let wanted = (num_threads * PIECES_PER_THREAD).div_ceil(num_tiles.max(1));
-        Self {
-            num_rows,
-            num_units,
-            num_tiles,
-            num_columns: wanted.max(num_units.div_ceil(most_units)).min(num_units),
-        }
-    }
-
-    fn num_pieces(&self) -> usize {
-        self.num_tiles * self.num_columns
-    }
-
-    /// The same columns in one tile of all rows.
-    fn of_columns(self, num_threads: usize) -> Self {
-        let wanted = (num_threads * PIECES_PER_THREAD).min(self.num_units);
-        Self {
-            num_tiles: self.num_tiles.min(1),
-            num_columns: self.num_columns.max(wanted),
-            ..self
-        }
-    }
-
-    /// The rows and units of a piece.
-    fn ranges(&self, piece: usize) -> (Range<usize>, Range<usize>) {
-        let (tile, column) = (piece / self.num_columns, piece % self.num_columns);
-        let rows = part(self.num_rows, self.num_tiles, tile);
-        (rows, part(self.num_units, self.num_columns, column))
-    }
-}
-
 /// A thread's view of a pass.
 struct Part<'a> {
     pass: &'a Pass<'a>,
@@ -621,9 +439,4 @@ impl Part<'_> {
             elementwise::add(isa, out.row(row), &bias[columns.clone()]);
         }
     }
-}
-
-/// Part `index` of `count` nearly equal parts of `0..total`.
-fn part(total: usize, count: usize, index: usize) -> Range<usize> {
-    index * total / count..(index + 1) * total / count
 }

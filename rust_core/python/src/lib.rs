@@ -6,6 +6,7 @@ mod engine;
 mod logits_rows;
 mod memory;
 mod model_files;
+mod sampler_state;
 mod sampling;
 mod step;
 mod text;
@@ -33,8 +34,8 @@ mod _rust {
 
     #[pymodule_export]
     use crate::engine::{
-        CpuModel, ModelFileError, PromptScores, SamplerState, SwapHandle, available_cores, cpu_features,
-        describe_model, most_step_bytes,
+        CpuModel, ModelFileError, PromptScores, SwapHandle, available_cores, cpu_features, describe_model,
+        most_step_bytes,
     };
 
     #[pymodule_export]
@@ -45,6 +46,9 @@ mod _rust {
 
     #[pymodule_export]
     use crate::logits_rows::LogitsRows;
+
+    #[pymodule_export]
+    use crate::sampler_state::SamplerState;
 
     #[pymodule_export]
     use crate::sampling::sample_logits;

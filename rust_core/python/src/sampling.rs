@@ -9,8 +9,9 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
-use crate::engine::{self, StepOutput, mask_words};
+use crate::engine::{StepOutput, mask_words};
 use crate::logits_rows::process_rows;
+use crate::sampler_state;
 use crate::step::{Asked, Outcome};
 
 /// Samples a token from each row of `logits`, [len(samplers), vocabulary] of 32-bit floats, with `samplers[i]`, as its
@@ -22,7 +23,7 @@ use crate::step::{Asked, Outcome};
 pub fn sample_logits(
     py: Python<'_>,
     logits: PyBuffer<f32>,
-    samplers: Vec<Bound<'_, engine::SamplerState>>,
+    samplers: Vec<Bound<'_, sampler_state::SamplerState>>,
     steps: Vec<u64>,
     masks: HashMap<usize, PyBackedBytes>,
     process: Option<Py<PyAny>>,

@@ -1,6 +1,6 @@
 //! From the vectors of a text's tokens to the text's, and to length 1.
 
-use super::config::Pooling;
+use super::steps::Pooling;
 
 /// Writes a text's vector. `rows` has its tokens' vectors, of `out.len()` numbers each.
 ///

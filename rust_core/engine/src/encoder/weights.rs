@@ -5,8 +5,9 @@ use pyagent_kernels::ggml::{self, GgmlType};
 use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
 
-use super::config::{BertConfig, DenseStep, EncoderArchitecture, EncoderConfig, Layers};
+use super::config::{BertConfig, EncoderArchitecture, EncoderConfig, Layers};
 use super::head::Head;
+use super::steps::DenseStep;
 use crate::config::invalid;
 use crate::model::{self, Linear, Weights, pack, vector};
 use crate::weights::{ModelFile, ModelFileError, TensorView};

@@ -342,7 +342,6 @@ impl Part<'_> {
                 value_stride: width,
                 decays: &decays[..rows.len()],
                 rates: &rates[..rows.len()],
-                is_delta: true,
                 out: out.origin().wrapping_add(rows.start * out.stride() + column),
                 out_stride: out.stride(),
                 state: kv.cell(sequence.states, sequence.table, run.to, matrix),

@@ -1,9 +1,8 @@
-//! The gated delta rule (Yang, Kautz and Hatamizadeh 2024, arXiv 2412.06464) and the plain decay-and-add of a selective
-//! state space (Dao and Gu 2024, arXiv 2405.21060), token by token.
+//! The gated delta rule (Yang, Kautz and Hatamizadeh 2024, arXiv 2412.06464), token by token.
 //!
 //! Of a head, the state `S` is a matrix of keys by values. A token decays it by `g`, adds its value, and reads it:
-//! `S = g S + k d^T`, `o = S^T q`, where `d = b (v - g S^T k)` for the delta rule: what is added is what the state does not
-//! yet say of the key.
+//! `S = g S + k d^T`, `o = S^T q`, where `d = b (v - g S^T k)`: what is added is what the state does not yet say of the
+//! key.
 
 use crate::isa::Isa;
 use crate::lanes::{LANES, Lanes, load_part, run_on, store_part};
@@ -30,8 +29,6 @@ pub struct DeltaRule<'a> {
     pub decays: &'a [f32],
     /// How much of each token's value is added.
     pub rates: &'a [f32],
-    /// Whether what the state says of the key is taken off the value: the delta rule.
-    pub is_delta: bool,
     /// Where the output goes, sixteen numbers a token; it may be the values.
     pub out: *mut f32,
     /// Numbers from a token's output to the next one's.
@@ -64,11 +61,9 @@ unsafe fn scan_kernel<L: Lanes>(work: &DeltaRule<'_>) {
         unsafe {
             let key = work.keys.add(token * work.key_stride);
             let query = work.queries.add(token * work.key_stride);
-            let mut value = L::load(work.values.add(token * work.value_stride));
             let decay = L::splat(decay);
-            if work.is_delta {
-                value = value.sub(product::<L>(work.state, key, work.key_size).mul(decay));
-            }
+            let known = product::<L>(work.state, key, work.key_size).mul(decay);
+            let value = L::load(work.values.add(token * work.value_stride)).sub(known);
             let out = update(work, decay, value.mul(L::splat(rate)), key, query);
             out.store(work.out.add(token * work.out_stride));
         }

@@ -149,7 +149,7 @@ impl Scan {
         scan
     }
 
-    fn run(&self, isa: Isa, run: usize, is_delta: bool) -> (Vec<f32>, Vec<f32>) {
+    fn run(&self, isa: Isa, run: usize) -> (Vec<f32>, Vec<f32>) {
         let mut out = vec![0.0; self.num_tokens * C];
         let mut state = vec![0.0; matrix_len(self.key_size)];
         for start in (0..self.num_tokens).step_by(run) {
@@ -163,7 +163,6 @@ impl Scan {
                 value_stride: C,
                 decays: &self.decays[start..end],
                 rates: &self.rates[start..end],
-                is_delta,
                 out: out[start * C..].as_mut_ptr(),
                 out_stride: C,
                 state: state.as_mut_ptr(),
@@ -175,7 +174,7 @@ impl Scan {
     }
 
     /// The rule as the paper has it, in `f64`.
-    fn expected(&self, is_delta: bool) -> Vec<f64> {
+    fn expected(&self) -> Vec<f64> {
         let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
         let mut state = vec![vec![0.0_f64; C]; self.key_size];
         let mut out = Vec::new();
@@ -187,7 +186,7 @@ impl Scan {
                 state.iter_mut().for_each(|row| row[channel] *= decay);
                 let said: f64 = state.iter().zip(&key).map(|(row, key)| row[channel] * key).sum();
                 let value = f64::from(self.values[token * C + channel]);
-                let added = rate * if is_delta { value - said } else { value };
+                let added = rate * (value - said);
                 state
                     .iter_mut()
                     .zip(&key)
@@ -199,26 +198,24 @@ impl Scan {
     }
 }
 
-/// The delta rule, and decay-and-add, are the papers' in `f64`.
+/// The delta rule is the paper's in `f64`.
 #[test]
 fn scan_is_the_rule_of_the_paper() {
-    for (key_size, is_delta) in [(16, true), (128, true), (33, true), (64, false)] {
+    for key_size in [16, 128, 33] {
         let scan = Scan::new(key_size, 70);
-        let (out, _) = scan.run(Isa::Scalar, 70, is_delta);
-        expect_near(&out, &scan.expected(is_delta), 1e-4);
+        let (out, _) = scan.run(Isa::Scalar, 70);
+        expect_near(&out, &scan.expected(), 1e-4);
     }
 }
 
 /// Cut into runs of any length, on every instruction set, a scan has the same bits.
 #[test]
 fn scan_has_the_same_bits_however_it_is_cut() {
-    for is_delta in [false, true] {
-        let scan = Scan::new(48, 40);
-        let whole = scan.run(Isa::Scalar, 40, is_delta);
-        for isa in Isa::available() {
-            for run in [1, 3, 16, 40] {
-                assert_eq!(scan.run(isa, run, is_delta), whole, "{} in runs of {run}", isa.name());
-            }
+    let scan = Scan::new(48, 40);
+    let whole = scan.run(Isa::Scalar, 40);
+    for isa in Isa::available() {
+        for run in [1, 3, 16, 40] {
+            assert_eq!(scan.run(isa, run), whole, "{} in runs of {run}", isa.name());
         }
     }
 }

@@ -1,0 +1,189 @@
+//! What sentence-transformers writes beside a model: how a text's tokens become one vector, what follows, how long a text
+//! may be.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::config::hugging_face::JsonConfig;
+use crate::config::invalid;
+use crate::safetensors::{CONFIG_NAME, read_json, read_object};
+use crate::weights::{ModelFileError, clipped};
+
+/// What sentence-transformers says of a model's steps.
+pub(super) const MODULES: &str = "modules.json";
+
+/// How the vectors of a text's tokens become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean. A mean over the root of the length has the same direction.
+    Mean,
+    /// The first one's.
+    Cls,
+    /// Of each dimension the greatest.
+    Max,
+    /// The last one's.
+    Last,
+    /// Their mean weighted by position, from 1.
+    WeightedMean,
+}
+
+impl Pooling {
+    /// The name that files use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::Cls => "cls",
+            Self::Max => "max",
+            Self::Last => "lasttoken",
+            Self::WeightedMean => "weightedmean",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "mean" | "mean_tokens" | "mean_sqrt_len_tokens" => Some(Self::Mean),
+            "cls" | "cls_token" => Some(Self::Cls),
+            "max" | "max_tokens" => Some(Self::Max),
+            "lasttoken" => Some(Self::Last),
+            "weightedmean" | "weightedmean_tokens" => Some(Self::WeightedMean),
+            _ => None,
+        }
+    }
+}
+
+/// A dense layer that follows pooling.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DenseStep {
+    /// Its folder, below the model's.
+    pub folder: String,
+    /// Numbers it takes.
+    pub num_inputs: usize,
+    /// Numbers it gives.
+    pub num_outputs: usize,
+    /// Whether something is added.
+    pub has_bias: bool,
+    /// Whether what it gives goes through tanh.
+    pub is_tanh: bool,
+}
+
+impl DenseStep {
+    fn of(model: &Path, folder: &str) -> Result<Self, ModelFileError> {
+        let path = model.join(folder).join(CONFIG_NAME);
+        let config = read_object(&path)?;
+        let read = || {
+            let json = JsonConfig(&config, None);
+            let activation = json.text("activation_function").unwrap_or("Tanh");
+            Ok::<_, ModelFileError>(Self {
+                folder: folder.to_owned(),
+                num_inputs: json.size("in_features")?,
+                num_outputs: json.size("out_features")?,
+                has_bias: config.get("bias") != Some(&Value::Bool(false)),
+                is_tanh: match activation.rsplit('.').next() {
+                    Some("Identity") => false,
+                    Some("Tanh") => true,
+                    _ => {
+                        let activation = clipped(activation);
+                        return Err(invalid(format!(
+                            "the activation '{activation}' is not implemented; expected Identity or Tanh"
+                        )));
+                    }
+                },
+            })
+        };
+        read().map_err(|error| error.in_file(&path))
+    }
+}
+
+/// What sentence-transformers writes beside a model.
+pub(super) struct Steps {
+    pub(super) pooling: Pooling,
+    pub(super) dense: Vec<DenseStep>,
+    pub(super) max_tokens: Option<usize>,
+}
+
+impl Steps {
+    /// Reads a folder's files; one that has none is pooled by the mean, as sentence-transformers does.
+    pub(super) fn of(folder: &Path) -> Result<Self, ModelFileError> {
+        let about = folder.join("sentence_bert_config.json");
+        let max_tokens = if about.exists() {
+            let object = read_object(&about)?;
+            let found = JsonConfig(&object, None).optional_size("max_seq_length");
+            found.map_err(|error| error.in_file(&about))?
+        } else {
+            None
+        };
+        let modules = folder.join(MODULES);
+        if !modules.exists() {
+            return Ok(Self {
+                pooling: Pooling::Mean,
+                dense: Vec::new(),
+                max_tokens,
+            });
+        }
+        let steps = read_json(&modules)?;
+        let (pooled, dense) = step_folders(&steps).map_err(|error| error.in_file(&modules))?;
+        let path = folder.join(pooled).join(CONFIG_NAME);
+        let dense = dense.into_iter().map(|dense| DenseStep::of(folder, dense));
+        Ok(Self {
+            pooling: pooling_of(&read_object(&path)?).map_err(|error| error.in_file(&path))?,
+            dense: dense.collect::<Result<_, _>>()?,
+            max_tokens,
+        })
+    }
+}
+
+/// The folder that says how to pool, and those of dense layers after it. Raises for steps that are not implemented, and
+/// for a folder somewhere else.
+fn step_folders(modules: &Value) -> Result<(&str, Vec<&str>), ModelFileError> {
+    let steps = modules.as_array().map(Vec::as_slice).unwrap_or_default();
+    let (mut pooling, mut dense) = (None, Vec::new());
+    for step in steps {
+        let text = |key: &str| step.get(key).and_then(Value::as_str).unwrap_or_default();
+        let kind = text("type");
+        match kind.rsplit('.').next() {
+            Some("Transformer" | "Normalize") => {}
+            Some("Pooling") if pooling.is_none() => pooling = Some(plain_folder("Pooling", text("path"))?),
+            Some("Dense") if pooling.is_some() => dense.push(plain_folder("Dense", text("path"))?),
+            _ => {
+                let kind = clipped(kind);
+                return Err(invalid(format!(
+                    "the step '{kind}' is not implemented here; expected one each of Transformer, Pooling and Normalize, \
+                     and Dense after Pooling"
+                )));
+            }
+        }
+    }
+    let pooling = pooling.ok_or_else(|| invalid("no step is Pooling: the model gives no vector for a text".to_owned()));
+    Ok((pooling?, dense))
+}
+
+/// A folder's name, of a step.
+fn plain_folder<'a>(step: &str, name: &'a str) -> Result<&'a str, ModelFileError> {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-' | '.');
+    if name.is_empty() || name.starts_with('.') || !name.chars().all(is_plain) {
+        let name = clipped(name);
+        return Err(invalid(format!(
+            "the step {step} is in '{name}'; expected a folder's name"
+        )));
+    }
+    Ok(name)
+}
+
+/// The pooling that a file names: as a text, or as the only one of its truths.
+fn pooling_of(config: &Map<String, Value>) -> Result<Pooling, ModelFileError> {
+    const PREFIX: &str = "pooling_mode_";
+    let mut names: Vec<&str> = config.get("pooling_mode").and_then(Value::as_str).into_iter().collect();
+    let truths = config.iter().filter(|(_, value)| **value == Value::Bool(true));
+    names.extend(truths.filter_map(|(key, _)| key.strip_prefix(PREFIX)));
+    let found = match names[..] {
+        [name] => Pooling::from_name(name),
+        _ => None,
+    };
+    found.ok_or_else(|| {
+        let names = clipped(&names.join(" and "));
+        invalid(format!(
+            "pooling by '{names}' is not implemented; expected one of mean, cls, max, lasttoken, weightedmean"
+        ))
+    })
+}

@@ -1,0 +1,136 @@
+//! A batch laid out in rows, for the stages of a forward pass.
+
+use std::sync::Arc;
+
+use super::attention::{self, AttentionPlan};
+use super::experts::RoutingPlan;
+use crate::config::ModelConfig;
+use crate::kv::{KvPages, StateRun};
+
+/// Tokens of one sequence to compute, at consecutive positions.
+pub struct Segment<'a> {
+    /// The sequence's KV pages, a table for each group of layers, covering every position up to the last token's.
+    /// Blocks that no token of the segment sees may be [`crate::kv::NO_PAGE`].
+    pub tables: &'a [Arc<Vec<u32>>],
+    /// Position of the first token.
+    pub first_position: usize,
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// How many of the last tokens give logits.
+    pub num_outputs: usize,
+    /// Which log-probabilities of known tokens are wanted.
+    pub scoring: Option<Scoring<'a>>,
+}
+
+/// Known tokens of a sequence whose log-probabilities are wanted, each given those before it.
+#[derive(Clone, Copy, Debug)]
+pub struct Scoring<'a> {
+    /// The token of the segment that comes before the first of them.
+    pub first: usize,
+    /// The tokens: each follows one of the segment's, and the last may come after it.
+    pub targets: &'a [u32],
+    /// How many of the most likely tokens are told beside each.
+    pub num_top: usize,
+}
+
+/// A token to score: the row that comes before it, its id, and how many of the most likely are told beside it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) row: usize,
+    pub(crate) token: u32,
+    pub(crate) num_top: usize,
+}
+
+/// A batch laid out in rows: which token is where.
+pub struct Plan<'a> {
+    pub(super) segments: &'a [Segment<'a>],
+    /// Of each row: its token, segment and position.
+    pub(super) rows: Vec<(u32, usize, usize)>,
+    /// First row of each segment.
+    pub(super) starts: Vec<usize>,
+    /// Rows that give logits.
+    pub(super) outputs: Vec<usize>,
+    /// Where the first of them goes in the memory for logits.
+    pub(super) first_output: usize,
+    pub(super) attention: AttentionPlan,
+    /// Of each segment, the runs of tokens between states that are kept; none where no layer has any.
+    pub(super) runs: Vec<Vec<StateRun>>,
+    pub(super) routing: RoutingPlan,
+    pub(super) num_threads: usize,
+}
+
+impl<'a> Plan<'a> {
+    /// Lays a batch out for so many threads.
+    pub fn new(segments: &'a [Segment<'a>], config: &ModelConfig, pages: &KvPages, num_threads: usize) -> Self {
+        let mut plan = Self {
+            segments,
+            rows: Vec::new(),
+            starts: Vec::new(),
+            outputs: Vec::new(),
+            first_output: 0,
+            attention: AttentionPlan::new(segments, attention::num_units(config), num_threads),
+            runs: Vec::new(),
+            routing: RoutingPlan::default(),
+            num_threads,
+        };
+        if let Some(states) = &pages.states {
+            let runs = segments.iter().map(|segment| {
+                let table = pages.state_table(segment.tables);
+                states.runs(table, segment.first_position, segment.tokens.len())
+            });
+            plan.runs = runs.collect();
+        }
+        for (index, segment) in segments.iter().enumerate() {
+            let start = plan.rows.len();
+            let count = segment.tokens.len();
+            plan.starts.push(start);
+            plan.rows.extend(
+                segment
+                    .tokens
+                    .iter()
+                    .enumerate()
+                    .map(|(t, &token)| (token, index, segment.first_position + t)),
+            );
+            plan.outputs.extend(start + count - segment.num_outputs..start + count);
+        }
+        plan.routing = RoutingPlan::new(&plan, config);
+        plan
+    }
+
+    /// Tokens in the batch.
+    pub fn num_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Query tokens times chunks of their context, where these are computed apart.
+    pub fn num_split_rows(&self) -> usize {
+        self.attention.num_split_rows()
+    }
+
+    /// Rows of logits.
+    pub fn num_outputs(&self) -> usize {
+        self.outputs.len()
+    }
+
+    /// The tokens to score, in the order of the segments.
+    pub(crate) fn targets(&self) -> Vec<Target> {
+        let scored = self.segments.iter().zip(&self.starts);
+        let scored =
+            scored.filter_map(|(segment, start)| segment.scoring.map(|scoring| (start + scoring.first, scoring)));
+        let targets = scored.flat_map(|(first, scoring)| {
+            (first..).zip(scoring.targets).map(move |(row, &token)| Target {
+                row,
+                token,
+                num_top: scoring.num_top,
+            })
+        });
+        targets.collect()
+    }
+
+    /// Has other rows give logits, which go behind the `first_output` first ones.
+    pub(crate) fn set_outputs(&mut self, rows: impl Iterator<Item = usize>, first_output: usize) {
+        self.outputs.clear();
+        self.outputs.extend(rows);
+        self.first_output = first_output;
+    }
+}
