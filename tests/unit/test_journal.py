@@ -44,6 +44,9 @@ from pyagent.core.messages import FunctionCall, Message, ToolCall, Usage
 from pyagent.infrastructure.storage.database import Database
 from pyagent.infrastructure.storage.journal import SqliteJournal
 from pyagent.infrastructure.storage.record_codec import RecordCodec
+from pyagent.infrastructure.storage.search.files import follow_folder
+from pyagent.infrastructure.storage.search.index import SqliteIndex
+from pyagent.infrastructure.tools.folder import Folder
 from pyagent.testing import ScriptedBackend
 
 SPEC = RunSpec(steps=(Step(name="a", task=Task(text="sum")),))
@@ -433,6 +436,35 @@ def test_two_journals_of_a_process_keep_their_locks(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     second.close()
     first.close()
+
+
+def test_tools_open_no_live_journal(tmp_path: Path) -> None:
+    """A tool or a search that reads a folder with a journal in it leaves the journal its locks, also under links."""
+    journal, path = SqliteJournal(tmp_path / "data"), tmp_path / "data" / "runs.db"
+    journal.open_run(SPEC)
+    os.link(path, tmp_path / "copy.db")
+    index = SqliteIndex(tmp_path / "search", "files-0")
+    follow_folder(index, tmp_path)
+    assert "data/runs.db" in index.stamps()
+    folder = Folder(tmp_path)
+    for name in ("data/runs.db", "data/runs.db-wal", "data/runs.db-shm", "copy.db"):
+        with pytest.raises(RequestError, match="is a database of pyagent that is in use"):
+            folder.read_bytes(name)
+        with pytest.raises(RequestError, match="is a database of pyagent that is in use"):
+            folder.write(name, "text")
+    look = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM runs').fetchall(); c.close()"
+    )
+    subprocess.run([sys.executable, "-c", look, path], check=True)
+    assert Path(f"{path}-wal").exists(), "another process deleted the log that is written to"
+    journal.open_run(SPEC)
+    assert len(journal.runs()) == 2
+    index.close()
+    journal.close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "runs.db").write_text("mine")
+    assert folder.read("other/runs.db") == "mine"
+    assert folder.read_bytes("data/runs.db").startswith(b"SQLite")
 
 
 def test_processes_and_threads_write_at_once(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 from pyagent.core.errors import RequestError
+from pyagent.infrastructure.live_files import note_closed, note_opened
 from pyagent.infrastructure.private_files import close_to_others, make_private_folder
 
 _BUSY_SECONDS = 10.0
@@ -148,6 +149,7 @@ class Database:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+                note_closed(self)
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -158,10 +160,12 @@ class Database:
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
             )
+            note_opened(self)
             try:
                 prepare(connection, self.path, self._schema)
             except BaseException:
                 connection.close()
+                note_closed(self)
                 raise
             self._connection = connection
         return self._connection

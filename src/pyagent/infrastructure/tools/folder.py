@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from unicodedata import bidirectional, category
 
 from pyagent.core.errors import RequestError
+from pyagent.infrastructure.live_files import is_live
 from pyagent.infrastructure.tools.whole_file import replace_at, status_at
 
 MAX_FILE_BYTES = 10_000_000
@@ -150,6 +151,7 @@ def _told(name: str) -> Generator[None]:
 
 
 def _read_at(folder: int, leaf: str, name: str) -> bytes:
+    _check_not_live(status_at(folder, leaf), leaf, name)
     with _told(name):
         descriptor = os.open(leaf, _FILE_FLAGS, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # `fdopen` of a folder fails, and leaves it open
@@ -167,6 +169,13 @@ def _check_file(folder: int, leaf: str, name: str) -> None:
     status = status_at(folder, leaf)
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise RequestError(f"{name!r} is not a file, and is left as it is", param="path")
+    _check_not_live(status, leaf, name)
+
+
+def _check_not_live(status: os.stat_result | None, leaf: str, name: str) -> None:
+    """Refuse to open what this process keeps its records in: to close it again would take its locks away."""
+    if status is not None and is_live(status, leaf):
+        raise RequestError(f"{name!r} is a database of pyagent that is in use, and is not opened", param="path")
 
 
 def _partial(leaf: str, mark: str) -> str:
