@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,22 @@ def test_predicted_output_is_copied(smollm2_path: Path) -> None:
                 assert answer.text == plain.text
                 if text == plain.text:
                     assert engine.counts.num_steps - before < answer.usage.completion_tokens // 2  # type: ignore[union-attr]
+
+    run(work())
+
+
+def test_huge_prediction_costs_no_more_than_a_prompt(tiny_model_path: Path) -> None:
+    """A predicted answer is read as far as the context goes, whatever is sent: one of 40 MB took minutes."""
+    request = chat("on and on", max_tokens=8, temperature=0, ignore_eos=True)
+
+    async def work() -> None:
+        async with drafting(tiny_model_path) as (backend, _):
+            plain = await collect(backend.chat(request))
+            for text in ("on " * 13_000_000, "o" * 40_000_000):
+                started = time.perf_counter()
+                answer = await collect(backend.chat(msgspec.structs.replace(request, prediction=text)))
+                assert answer.text == plain.text
+                assert time.perf_counter() - started < 5
 
     run(work())
 

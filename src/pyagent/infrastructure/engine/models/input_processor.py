@@ -192,8 +192,12 @@ class InputProcessor:
             key=PrefixKey(tenant=request.origin.tenant, priority=_eviction_priority(request.priority)),
             token_lists=find_tokens(request.sampling, self._tokenizer),
             processors=self._processors(request),
-            predicted=AssistantPrefix.of(request.prediction, self._tokenizer).tokens[: context.num_tokens],
+            predicted=self._predicted(request.prediction, context.num_tokens),
         )
+
+    def _predicted(self, text: str, most: int) -> tuple[int, ...]:
+        """Return the tokens of a predicted answer, as many as an answer can have."""
+        return AssistantPrefix.of(self._tokenizer.beginning(most, text), self._tokenizer).tokens[:most]
 
     def _processors(self, request: ChatRequest) -> tuple[RowProcessor, ...]:
         sampled = answer_params(request, 0, num_end_ids=0)

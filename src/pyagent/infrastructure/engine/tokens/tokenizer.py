@@ -191,6 +191,10 @@ class ModelTokenizer:
         begun = "".join(islice(chain.from_iterable(text[:most] for text in texts), most))
         return len(self._ids(begun)) > num_tokens * _MARGIN
 
+    def beginning(self, num_tokens: int, text: str) -> str:
+        """Return so much of a text that it has about so many tokens at least; the rest is not worth encoding."""
+        return text[: num_tokens * _CHARS_A_TOKEN]
+
     @cached_property
     def _longest_token(self) -> int:
         """Bytes of the longest token, which are as many as its characters at least."""
