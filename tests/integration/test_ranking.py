@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+from support.server import Model
 from support.tiny_encoder import write_classifier, write_encoder
 
 from pyagent import Chain, Engine, _rust
 from pyagent.cli.root import run as run_command
+from pyagent.core.capabilities import PLAIN
 from pyagent.core.chain.chain import Chain as CoreChain
-from pyagent.core.errors import ContextOverflowError, RequestError
-from pyagent.core.messages import ClassifyRequest, EmbedRequest, RankRequest
+from pyagent.core.errors import BackendError, ContextOverflowError, RequestError
+from pyagent.core.guarded_backend import GuardedBackend
+from pyagent.core.messages import (
+    ClassifyRequest,
+    ClassifyResult,
+    EmbedRequest,
+    EmbedResult,
+    RankRequest,
+    RankResult,
+)
 from pyagent.infrastructure.backends.openai import OpenAIBackend
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
@@ -237,6 +250,58 @@ def test_another_server_ranks_as_a_link(ranker: Path) -> None:
 
     with serve(create_app(native(ranker))) as url, openai_server() as other:
         on(lambda: CoreChain([OpenAIBackend(other.url), OpenAIBackend(f"{url}/v1")]), work)
+
+
+class Rubbish(Model):
+    """A plugin's backend that gives one thing for whatever it is asked."""
+
+    def __init__(self, gives: object) -> None:
+        super().__init__()
+        self.gives = gives
+        self.capabilities = msgspec.structs.replace(PLAIN, rank=self.give, classify=self.give)
+
+    async def give(self, _: object) -> Any:
+        return self.gives
+
+    async def embed(self, request: EmbedRequest) -> Any:
+        return await self.give(request)
+
+
+RUBBISH: list[object] = [
+    None,
+    RankResult(scores=[0.5]),
+    RankResult(scores=[0.5, math.nan]),
+    RankResult(scores=[0.5, math.inf]),
+    RankResult(scores=[0.5, 0.5, 0.5]),
+    RankResult(scores=["a", "b"]),  # type: ignore[list-item]
+    RankResult(scores=None),  # type: ignore[arg-type]
+    ClassifyResult(labels=[], scores=[[], []]),
+    ClassifyResult(labels=["a"], scores=[[0.5]]),
+    ClassifyResult(labels=["a"], scores=[[0.5, 0.5], [0.5]]),
+    ClassifyResult(labels=["a"], scores=[[0.5], [math.nan]]),
+    EmbedResult(vectors=[[0.5]]),
+    EmbedResult(vectors=None),  # type: ignore[arg-type]
+]
+
+
+def test_rubbish_of_a_plugin_is_its_failure(ranker: Path) -> None:
+    """Too few numbers, others, or none at all: the plugin's backend is named, and the next link is asked."""
+    asked: list[tuple[str, Any]] = [
+        ("rank", RankRequest(model="", pairs=[(QUERY, "a"), (QUERY, "b")])),
+        ("classify", ClassifyRequest(model="", input=["a", "b"])),
+        ("embed", EmbedRequest(model="", input=["a", "b"])),
+    ]
+
+    async def work(chain: CoreChain) -> None:
+        for name, request in asked:
+            with pytest.raises(BackendError, match="test:m"):
+                await getattr(chain, name)(request)
+
+    for gives in RUBBISH:
+        on(partial(CoreChain, [GuardedBackend(Rubbish(gives))]), work)
+    chain = partial(CoreChain, [GuardedBackend(Rubbish(RUBBISH[1])), native(ranker)])
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    assert on(chain, lambda made: made.rank(RankRequest(model="", pairs=pairs))).scores == ranked(ranker, DOCUMENTS)
 
 
 def test_damaged_heads_are_refused_before_memory_is_taken(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ What it says of itself in `capabilities` is passed on, the functions there being
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from inspect import iscoroutine
+from math import isfinite
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import msgspec
@@ -16,11 +17,24 @@ import msgspec
 from pyagent.core.capabilities import Capabilities, capabilities_of
 from pyagent.core.errors import BackendError
 from pyagent.core.fleet.containment import close_all, contained
-from pyagent.core.messages import ChatDelta, ChatRequest, EmbedRequest, EmbedResult, Health, ModelInfo
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    ClassifyRequest,
+    ClassifyResult,
+    EmbedRequest,
+    EmbedResult,
+    Health,
+    ModelInfo,
+    RankRequest,
+    RankResult,
+)
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
 
+Rank = Callable[[RankRequest], Awaitable[RankResult]]
+Classify = Callable[[ClassifyRequest], Awaitable[ClassifyResult]]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -42,9 +56,27 @@ class GuardedBackend:
             load=said.load and self._awaited(said.load),
             hint=said.hint and self._called(said.hint),
             query_cache=said.query_cache and self._awaited(said.query_cache),
-            rank=said.rank and self._awaited(said.rank),
-            classify=said.classify and self._awaited(said.classify),
+            rank=said.rank and self._awaited(self._ranked(said.rank)),
+            classify=said.classify and self._awaited(self._classified(said.classify)),
         )
+
+    def _ranked(self, rank: Rank) -> Rank:
+        async def call(request: RankRequest) -> RankResult:
+            found = await rank(request)
+            if not isinstance(found, RankResult) or not _are_numbers(found.scores, len(request.pairs)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise self._error(f"{self._what} gave no RankResult with a finite number for each pair")
+            return found
+
+        return call
+
+    def _classified(self, classify: Classify) -> Classify:
+        async def call(request: ClassifyRequest) -> ClassifyResult:
+            found = await classify(request)
+            if not isinstance(found, ClassifyResult) or not _are_labelled(found, len(request.input)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise self._error(f"{self._what} gave no ClassifyResult with a finite number for each label and text")
+            return found
+
+        return call
 
     def _called(self, function: Callable[P, T]) -> Callable[P, T]:
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -88,7 +120,10 @@ class GuardedBackend:
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Return the backend's vectors."""
         with self._counted(), contained(self._what, self._error):
-            return await self._backend.embed(request)
+            found = await self._backend.embed(request)
+            if not isinstance(cast("object", found), EmbedResult) or len(found.vectors) != len(request.input):
+                raise self._error(f"{self._what} gave no EmbedResult with a vector for each text")
+            return found
 
     async def health(self) -> Health:
         """Return its health; a backend that fails to tell is not ready."""
@@ -119,3 +154,13 @@ class GuardedBackend:
 
     def _error(self, text: str) -> BackendError:
         return BackendError(text, backend=self.name)
+
+
+def _are_labelled(found: ClassifyResult, num_texts: int) -> bool:
+    num_labels = len(found.labels)
+    return num_labels > 0 and len(found.scores) == num_texts and all(_are_numbers(r, num_labels) for r in found.scores)
+
+
+def _are_numbers(values: Sequence[float], count: int) -> bool:
+    """Whether there are so many, all finite: others are no JSON, and have no order."""
+    return len(values) == count and all(isinstance(value, int | float) and isfinite(value) for value in values)  # pyright: ignore[reportUnnecessaryIsInstance]
