@@ -73,20 +73,31 @@ class Pooling:
             return ClassifyResult(labels=list(encoder.labels), scores=rows, model=request.model, usage=usage)
 
     async def _cosines(self, encoder: LoadedEncoder, request: RankRequest) -> tuple[list[float], Usage]:
-        texts = {text: None for pair in request.pairs for text in pair}
-        rows, usage = await self._numbers(encoder, list(texts), truncates=request.truncate)
+        texts: dict[str, int] = {}
+        for number, pair in enumerate(request.pairs):
+            for text in pair:
+                texts.setdefault(text, number)
+        numbers = list(texts.values())
+        rows, usage = await self._numbers(encoder, list(texts), numbers, truncates=request.truncate)
         text_to_row = dict(zip(texts, rows, strict=True))
         return [_dot(text_to_row[query], text_to_row[document]) for query, document in request.pairs], usage
 
     async def _numbers(
-        self, encoder: LoadedEncoder, texts: Sequence[Text], *, truncates: bool
+        self,
+        encoder: LoadedEncoder,
+        texts: Sequence[Text],
+        numbers: Sequence[int] | None = None,
+        *,
+        truncates: bool,
     ) -> tuple[list[list[float]], Usage]:
         """Tokenise some texts while those before are computed; when one fails or the caller leaves, drop the rest."""
+        numbers = range(len(texts)) if numbers is None else numbers
         num_tokens, coming = 0, list[asyncio.Future[bytes]]()
         try:
             for first in range(0, len(texts), _TEXTS_AT_ONCE):
                 some = texts[first : first + _TEXTS_AT_ONCE]
-                encode = partial(encoder.tokens.encode, some, first, truncates=truncates)
+                called = numbers[first : first + _TEXTS_AT_ONCE]
+                encode = partial(encoder.tokens.encode, some, called, truncates=truncates)
                 length = sum(len(part) for text in some for part in ([text] if isinstance(text, str) else text))
                 tokens = await (at_once(encode) if length < _LONG_TEXT else self._in_thread(encode))
                 num_tokens += sum(map(len, tokens))

@@ -41,18 +41,21 @@ class TextTokens:
             text = f"{path}: its tokenizer has {num_tokens} tokens, the model {vocab_size}; take both from one source"
             raise ModelError(text, model=str(path))
 
-    def encode(self, texts: Sequence[Text], first: int = 0, *, truncates: bool = False) -> list[list[int]]:
-        """Return the tokens of each text or pair; `first` is the first one's number.
+    def encode(
+        self, texts: Sequence[Text], numbers: Sequence[int] | None = None, *, truncates: bool = False
+    ) -> list[list[int]]:
+        """Return the tokens of each text or pair; `numbers` are what errors call them, from 0 on where none are given.
 
         A longer one is cut where `truncates` says so, a pair in its second text. `SECOND_TEXT` is set in what the
         tokenizer counts to that one. Raises `RequestError` naming a text that is empty, longer than the model takes, or
         no Unicode.
         """
-        for number, text in enumerate(texts, first):
+        numbers = range(len(texts)) if numbers is None else numbers
+        for number, text in zip(numbers, texts, strict=True):
             for part in [text] if isinstance(text, str) else text:
                 _check(part, number)
         found = self._inner.encode_batch(list(texts))
-        return [self._tokens(one, number, truncates) for number, one in enumerate(found, first)]
+        return [self._tokens(one, number, truncates) for number, one in zip(numbers, found, strict=True)]
 
     def _tokens(self, encoding: tokenizers.Encoding, number: int, truncates: bool) -> list[int]:
         is_pair = encoding.n_sequences > 1
