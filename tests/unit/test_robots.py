@@ -94,3 +94,14 @@ def test_hostile_file_is_read_quickly() -> None:
     assert read_robots(text, "x").allows("http://x.test/" + "a" * 2_000)
     assert time.monotonic() - begun < 2
     assert fits("/*a*a*a*a*a*a*a*a*b", "/" + "a" * 2_000) is False
+
+
+def test_groups_of_other_programs_cost_nothing() -> None:
+    """A file that names thousands of programs, each rule for all of them, is read at once, and its last group too."""
+    others = "".join(f"user-agent: {number}\n" for number in range(4_000)) + "disallow: /\n" * 12_000
+    begun = time.process_time()
+    robots = read_robots(
+        f"{others}user-agent: pyagent\nuser-agent: *\nuser-agent: pyagent\ndisallow: /own\n", "pyagent"
+    )
+    assert time.process_time() - begun < 1
+    assert [rule.pattern for rule in robots.rules] == ["/own"]

@@ -41,9 +41,9 @@ NO_PAGE = Robots((Rule("/", is_allowed=False),))
 
 
 def read_robots(text: str, program: str) -> Robots:
-    """Return what a robots.txt says to a program."""
-    name_to_rules: dict[str, list[Rule]] = {}
-    names: list[str] = []
+    """Return what a robots.txt says to a program. What it says to others is not kept, however many it names."""
+    own, name_to_rules = program.lower(), dict[str, list[Rule]]()
+    names: set[str] = set()
     is_open, num_rules = False, 0
     for line in text.removeprefix("\ufeff").splitlines():
         key, colon, value = line.partition("#")[0].partition(":")
@@ -51,16 +51,18 @@ def read_robots(text: str, program: str) -> Robots:
         if not colon:
             continue
         if key == "user-agent":
-            names = [*names, value.lower()] if is_open else [value.lower()]
+            names = names if is_open else set()
             is_open = True
-            name_to_rules.setdefault(value.lower(), [])
-        elif key in {"allow", "disallow"} and names:
-            is_open, num_rules = False, num_rules + 1
-            if value and num_rules <= _MAX_RULES:
-                for name in set(names):
+            if (name := value.lower()) in {own, "*"}:
+                names.add(name)
+                name_to_rules.setdefault(name, [])
+        elif key in {"allow", "disallow"}:
+            is_open = False
+            if value and names and num_rules < _MAX_RULES:
+                num_rules += 1
+                for name in names:
                     name_to_rules[name].append(Rule(_plain(value), key == "allow"))
-    own = name_to_rules.get(program.lower())
-    return Robots(tuple(name_to_rules.get("*", []) if own is None else own))
+    return Robots(tuple(name_to_rules.get(own, name_to_rules.get("*", []))))
 
 
 def fits(pattern: str, path: str) -> bool:
