@@ -29,6 +29,7 @@ MODULE = """
 import asyncio
 import ctypes
 import os
+import resource
 import socket
 import subprocess
 from typing import Any
@@ -61,6 +62,34 @@ class Odd:
             libc = ctypes.CDLL(None, use_errno=True)
             calls = [libc.open(rest.encode(), 0), libc.socket(2, 1, 0), libc.socket(1, 1, 0), libc.fork()]
             return [*calls, libc.kill(os.getppid(), 0), libc.execv(b"/bin/true", None)]
+        if word == "meddle":
+            libc, limits, pair = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint64 * 2)(64, 64), (ctypes.c_int * 2)()
+            parent, path = os.getppid(), rest.encode()
+            return [
+                libc.prlimit(parent, 7, limits, None),
+                libc.setpriority(0, parent, 19),
+                libc.sched_setaffinity(parent, 8, (ctypes.c_uint64 * 1)(1)),
+                libc.chmod(path, 0o666),
+                libc.chown(path, 1, 1),
+                libc.truncate(path, 0),
+                libc.utimensat(-100, path, None, 0),
+                libc.setxattr(path, b"user.a", b"1", 1, 0),
+                libc.inotify_init(),
+                libc.memfd_create(b"a", 0),
+                libc.msgget(0, 0o1600),
+                libc.socketpair(1, 2, 0, pair),
+                libc.socketpair(1, 5, 0, pair),
+            ]
+        if word == "go-around":
+            libc = ctypes.CDLL(None, use_errno=True)
+            address = bytes([2, 0, *int(rest).to_bytes(2), 127, 0, 0, 1]) + bytes(8)
+            plain = libc.socket(2, 1, 0)
+            hasty = libc.sendto(plain, b"hi", 2, 0x20000000, address, 16)
+            return [plain >= 0, libc.socket(2, 1, 262), libc.socket(2, 3, 6), libc.connect(plain, address, 16), hasty]
+        if word == "own":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+            os.sched_setaffinity(0, os.sched_getaffinity(0))
+            return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if word == "loop":
             while True:
                 pass
@@ -216,6 +245,16 @@ def test_native_code_is_refused_by_the_kernel(world: World) -> None:
     assert world.play("native /proc/self/environ").result == [-1] * 6
 
 
+@pytest.mark.skipif(set(kinds()) < {"landlock", "seccomp"}, reason="this kernel has not both Landlock and seccomp")
+def test_native_code_meddles_with_nothing_outside(world: World) -> None:
+    """Limits, priority and processors of the program, modes of any file, memory without a bound, sockets with a path.
+
+    Landlock looks at none of these. What is the process's own it may still change.
+    """
+    assert world.play(f"meddle {world.folder}/secret.txt").result == [-1] * 13
+    assert world.play("own").result == 64
+
+
 def test_loops_and_sleeps_end_at_the_bound(world: World) -> None:
     """At the plugin's bound of time, or at the run's; the process is gone then."""
     bounded = Plugins(isolate=["odd"], isolated_seconds=3)
@@ -252,6 +291,9 @@ def test_network_that_is_declared_is_reached_and_no_other(tmp_path: Path, monkey
         thread.join()
         refused = world.play(f"connect 127.0.0.1:{other.getsockname()[1]}").error
         assert "did not declare to connect to" in str(refused)
+        if "seccomp" in kinds():  # MPTCP, raw sockets, and TCP that connects by sending, which Landlock does not see
+            port = other.getsockname()[1]
+            assert world.play(f"go-around {port}").result == [True, -1, -1, -1, -1]
 
 
 def test_tools_are_called_in_their_process(world: World) -> None:

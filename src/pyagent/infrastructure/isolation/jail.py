@@ -50,7 +50,7 @@ def enter(plugin: str, allowed: Capabilities, source: str, memory_bytes: int) ->
     if "landlock" in kinds():
         landlock.forbid_files(read, [path for path in sys.path if path], write, allowed.ports())
     if "seccomp" in kinds():
-        landlock.forbid_calls(has_network=bool(allowed.network))
+        landlock.forbid_calls(has_network=bool(allowed.network), has_writing=bool(allowed.write))
     sys.addaudithook(Guard(plugin, allowed, read, write).look)
 
 
