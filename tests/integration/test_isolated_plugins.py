@@ -369,6 +369,17 @@ def test_declaration_is_read_without_running_it(tmp_path: Path) -> None:
     assert declared("mine", file) == Capabilities()
 
 
+def test_link_that_a_plugin_put_where_it_writes_leads_nowhere(tmp_path: Path) -> None:
+    """A path below a folder that it may write is allowed by that folder alone, whatever it was made to lead to."""
+    for name in ("out", "secret", "data"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out/in").symlink_to(tmp_path / "secret")
+    (tmp_path / "way").symlink_to(tmp_path / "out")
+    out, inner, through = (str(tmp_path / name) for name in ("out", "out/in/deep", "way/in"))
+    told = Capabilities(read=(inner, through, str(tmp_path / "data")), write=(out, inner, str(tmp_path / "way")))
+    assert told.resolved() == Capabilities(read=(str(tmp_path / "data"),), write=(out, out))
+
+
 def test_addresses_are_those_declared() -> None:
     """A name, its port, and the numbers it may have; no other name, port or family."""
     network = Network(["api.example.org:443", "127.0.0.1:80"])

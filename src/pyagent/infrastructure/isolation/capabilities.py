@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -30,8 +30,16 @@ class Capabilities(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tools: tuple[str, ...] = ()
 
     def resolved(self) -> Capabilities:
-        """Return the same with whole paths: `~` and links are followed now, not where the plugin runs."""
-        read, write = (tuple(str(Path(one).expanduser().resolve()) for one in each) for each in (self.read, self.write))
+        """Return the same with whole paths: `~` and links are followed now, not where the plugin runs.
+
+        What stands below a folder that may be written is allowed by that, and left out: the plugin could have put a
+        link to any other place there.
+        """
+        written = {_real(Path(one)) for one in self.write}
+        read, write = (
+            tuple(str(_real(Path(one))) for one in each if not _stands_below(Path(one), written))
+            for each in (self.read, self.write)
+        )
         return msgspec.structs.replace(self, read=read, write=write)
 
     def ports(self) -> tuple[int, ...]:
@@ -71,6 +79,17 @@ def source_of(module: str) -> Path | None:
             return None
         paths, origin = list(spec.submodule_search_locations or ()), spec.origin
     return Path(origin) if origin and origin.endswith(".py") else None
+
+
+def _real(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+def _stands_below(path: Path, folders: Set[Path]) -> bool:
+    """Whether the place where a path stands, whatever it leads to, is one of the folders or below one."""
+    return any(
+        not folders.isdisjoint({real, *real.parents}) for real in map(_real, path.expanduser().absolute().parents)
+    )
 
 
 def _assigned(tree: ast.Module) -> Iterator[ast.expr]:
