@@ -23,7 +23,7 @@ from pyagent.infrastructure.tools import limited
 from pyagent.infrastructure.tools.built_in import built_in_tools
 from pyagent.infrastructure.tools.http import http_tool
 from pyagent.infrastructure.tools.programs import ProgramLimits, python_tool, run_program, shell_tool
-from pyagent.infrastructure.web.fetching import is_public
+from pyagent.infrastructure.web.fetching import Fetcher, in_ascii, is_public
 from pyagent.testing import serve
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and limits are those of Linux")
@@ -271,6 +271,7 @@ def test_name_is_looked_up_once() -> None:
         ("::1", False),
         ("fe80::1%eth0", False),
         ("fd00::1", False),
+        ("fec0::1", False),
         ("::ffff:10.0.0.1", False),
         ("2002:7f00:1::", False),
         ("64:ff9b::7f00:1", False),
@@ -279,3 +280,25 @@ def test_name_is_looked_up_once() -> None:
 def test_public_addresses_are_told_from_others(address: str, public: bool) -> None:
     """An address that stands for a private one is private too."""
     assert is_public(address) == public
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("https://de.x.test/wiki/Käse?q=é%20&a=[1]#ü", "https://de.x.test/wiki/K%C3%A4se?q=%C3%A9%20&a=[1]#%C3%BC"),
+        ("http://käse.test:81/", "http://xn--kse-qla.test:81/"),
+        ("http://x.test/%7E a", "http://x.test/%7E a"),
+    ],
+)
+def test_urls_are_sent_in_ascii(url: str, sent: str) -> None:
+    """As wikis' addresses and redirects have them; what is ASCII already stays as it is."""
+    assert in_ascii(url) == sent
+
+
+@pytest.mark.parametrize(
+    "url", ["http://①②⑦.0.0.1/", "http://\ud800/", "http://x.test/\ud800", "http://é..é/", "http://[é]/"]
+)
+def test_odd_letters_in_urls_are_refused(url: str) -> None:
+    """What stands for a private address, or for no letters at all, is an error of PyAgent's."""
+    with pytest.raises((RequestError, BackendError)):
+        asyncio.run(Fetcher("a test").fetch(url))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import string
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, cast
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 USER_AGENT = "pyagent"
 MAX_REDIRECTS = 5
 _REDIRECTS = {301, 302, 303, 307, 308}
+_PRINTABLE = string.digits + string.ascii_letters + string.punctuation
 _ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
 
 
@@ -74,6 +76,7 @@ class Fetcher(msgspec.Struct, frozen=True):
         """Return what one URL has. Raises `BackendError` where nothing comes, `RequestError` for a private address."""
         import httpcore
 
+        url = in_ascii(url)
         host = urlsplit(url).netloc
         sent = [("Host", host), ("User-Agent", USER_AGENT), ("Accept", self.accept), ("Accept-Encoding", "identity")]
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self.limits.seconds)
@@ -120,6 +123,19 @@ def checked_parts(url: str) -> tuple[str, int | None]:
     if parts.scheme not in {"http", "https"} or not host or "@" in parts.netloc:
         raise RequestError(f"{url!r:.200} is no http:// or https:// URL without a password", param="url")
     return host, port
+
+
+def in_ascii(url: str) -> str:
+    """Return a URL as it is sent: a name's letters by IDNA, those of the rest percent-encoded as UTF-8 (RFC 3987)."""
+    if url.isascii():
+        return url
+    try:
+        parts = urlsplit(url)
+        name, colon, port = parts.netloc.partition(":")
+        host = name if name.isascii() else name.encode("idna").decode("ascii")
+        return quote(parts._replace(netloc=f"{host}{colon}{port}").geturl(), safe=_PRINTABLE)
+    except (UnicodeError, ValueError) as error:
+        raise RequestError(f"{url!a:.200} is no URL: {error}", param="url") from error
 
 
 async def _read(answer: httpcore.Response, max_bytes: int) -> Page:
@@ -188,5 +204,7 @@ def is_public(address: str) -> bool:
         if ip in ipaddress.ip_network("64:ff9b::/96"):
             within.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
         if any(one is not None and not one.is_global for one in within):
+            return False
+        if ip.is_site_local:
             return False
     return ip.is_global and not ip.is_multicast and not ip.is_reserved
