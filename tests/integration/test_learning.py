@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -179,3 +182,22 @@ def test_marks_come_over_http(tmp_path: Path) -> None:
     [of] = SqliteOutcomes(tmp_path / "outcomes.db").all()
     assert of.tenant
     assert [(row.arm, row.quality) for row in of.rows] == [("echo", 1.0)]
+
+
+def test_outcomes_of_another_kind_are_told(tmp_path: Path) -> None:
+    """Rows that hold what was never written are an error of PyAgent's, which names the file."""
+    path = tmp_path / "outcomes.db"
+    outcomes = SqliteOutcomes(path)
+    outcomes.chosen(Choice(tenant="", kind="agent", run="one", step="task", arm="a"))
+    outcomes.close()
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE choices SET arm = x'ff'")
+    reads: list[Callable[[], object]] = [
+        lambda: outcomes.rows("", "agent"),
+        outcomes.all,
+        lambda: outcomes.of_run("", "one"),
+    ]
+    for read in reads:
+        with pytest.raises(RequestError, match=r"outcomes cannot be kept in .*outcomes\.db"):
+            read()
+    outcomes.close()

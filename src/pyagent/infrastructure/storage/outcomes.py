@@ -75,7 +75,7 @@ class SqliteOutcomes:
         names = ("run", "step", "attempt", "state", "arm", "quality", "judged", "seconds", "usd", "tokens")
         with self._usable():
             found = self._database.rows(query, (tenant, kind))
-        return [msgspec.convert(dict(zip(names, row, strict=True)), Outcome) for row in found]
+            return [msgspec.convert(dict(zip(names, row, strict=True)), Outcome) for row in found]
 
     def turn(self, tenant: str, kind: str) -> int:
         """Return the number of the tenant's next choice of this kind."""
@@ -89,7 +89,7 @@ class SqliteOutcomes:
         query = "SELECT kind, step, arm, state, attempt FROM choices WHERE tenant = ? AND run = ? ORDER BY kind, turn"
         with self._usable():
             found = self._database.rows(query, (tenant, run))
-        rows = msgspec.convert(found, list[tuple[str, str, str, str, int]])
+            rows = msgspec.convert(found, list[tuple[str, str, str, str, int]])
         return [
             Choice(tenant=tenant, kind=kind, run=run, step=step, arm=arm, state=state, attempt=attempt)
             for kind, step, arm, state, attempt in rows
@@ -153,5 +153,5 @@ class SqliteOutcomes:
     def _usable(self) -> Generator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, msgspec.ValidationError) as error:
             raise RequestError(f"outcomes cannot be kept in {self._path}: {error}", param="learning") from error
