@@ -168,6 +168,15 @@ def test_figures_are_read_with_their_units(sentence: str, kind: str, value: str,
         ("The Velm tower is 330 metres tall.", "Its towers are 227 metres tall at the pier.", None),
         ("Velm had 40,000 inhabitants in 1990.", "Velm had 60,000 inhabitants in 2020.", None),
         ("The city of Velm had 40,000 inhabitants in 1990.", "The city of Velm has 60,000 inhabitants.", None),
+        ("The city of Velm had 40,000 people in 1990.", "The city of Velm had 60,000 people in 2020.", None),
+        ("Velm had a population of 4000 people in 1990.", "Velm had a population of 9000 people in 2020.", None),
+        ("In 1990 the height of the Velm tower was 330 m.", "In 2020 the height of the Velm tower was 330 m.", None),
+        ("The Velm tower was opened in 1961.", "The Velm tower opened in about 1950.", "disagree"),
+        (
+            "The Velm tower was built of granite.",
+            "Contrary to popular belief, the claim that the Velm tower was built of granite is false.",
+            "disagree",
+        ),
         (
             "The city of Velm had 40,000 inhabitants in 1990.",
             "In 1990 the city of Velm had 45,000 inhabitants.",
@@ -189,6 +198,7 @@ def test_statements_are_compared_by_rules(first: str, second: str, verdict: str 
 def test_source_does_not_contradict_itself() -> None:
     """Two figures of one page are no disagreement between sources."""
     assert checks("The Velm tower is 330 metres tall. With its mast the Velm tower is 350 metres tall.") == []
+    assert checks("The Velm tower was built of granite. The Velm tower was not built of granite.") == []
 
 
 def test_quotes_stand_in_their_sources() -> None:

@@ -53,6 +53,11 @@ _WORD_TO_ATTRIBUTE = {
     word: attribute for attribute, *words in (line.split() for line in _ATTRIBUTES.strip().splitlines())
     for word in words
 }  # fmt: skip
+_EVENTS = frozenset(
+    ["built", "begun", "finished", "opened", "founded", "born", "died", "discovered", "invented", "published"]
+    + ["destroyed", "closed", "won"]
+)
+"""What happens in a year. A year near another attribute says when that was measured."""
 _NOT_ABOUT = UNIT_WORDS | _WORD_TO_ATTRIBUTE.keys()
 _POSSESSIVE = re.compile(r"['’]s?$")
 _NEAR_WORDS = 7
@@ -182,7 +187,7 @@ def _years(frame: Measure, words: list[tuple[int, str]], years: dict[tuple[int, 
     """Find the years of events: those with what happened near them."""
     quote = frame.statement.quote
     for (start, _), year in years.items():
-        if attribute := _attribute(words, start, quote):
+        if (attribute := _attribute(words, start, quote)) in _EVENTS:
             bound: Bound = "about" if _ABOUT.search(quote[max(0, start - 30) : start]) else ""
             yield msgspec.structs.replace(frame, value=Decimal(year), shown=year, bound=bound, attribute=attribute)
 
