@@ -34,6 +34,8 @@ import socket
 import subprocess
 from typing import Any
 
+import msgspec
+
 from pyagent.plugin import Agent, Context, FleetTool, RequestError, Task, hookimpl
 
 pyagent_capabilities = {"read": [READ], "write": [WRITE], "network": NETWORK, "tools": ["double"]}
@@ -108,6 +110,21 @@ class Odd:
                 except OSError:
                     pass
             await asyncio.sleep(60)
+        if word == "forge":
+            text = ("x\\n\\x1b[31m" + "y" * 100_000).encode().decode("unicode_escape")
+            forged = {
+                "deep": {"type": "done", "value": b"\\x91" * 100_000},
+                "long": {"type": "failed", "fault": {"kind": "AgentError", "text": text, "facts": {"agent": "odd"}}},
+            }
+            data = msgspec.msgpack.encode(forged.get(rest, {}))
+            for number in range(3, 64):
+                try:
+                    os.write(number, (len(data) if forged.get(rest) else 1 << 31).to_bytes(4) + data)
+                except OSError:
+                    pass
+            await asyncio.sleep(60)
+        if word == "tools":
+            return context.tools
         if word == "ask":
             return await context.generate(rest)
         if word == "stream":
@@ -253,6 +270,25 @@ def test_native_code_meddles_with_nothing_outside(world: World) -> None:
     """
     assert world.play(f"meddle {world.folder}/secret.txt").result == [-1] * 13
     assert world.play("own").result == 64
+
+
+def test_forged_messages_end_their_run_alone(world: World) -> None:
+    """What is no value, is announced too long, or has a text that no terminal should see."""
+    for word, told in (
+        ("deep", "the plugin odd returned what is no value: maximum recursion depth"),
+        ("huge", "the plugin odd announced a message of 2147483648 bytes"),
+        ("long", "yyy"),
+    ):
+        error = world.play(f"forge {word}").error
+        assert isinstance(error, AgentError)
+        assert told in str(error)
+        assert len(str(error)) <= 2_000
+        assert str(error).isprintable()
+
+
+def test_agent_sees_the_tools_that_it_declared(world: World) -> None:
+    """Other tools of the run are not its to know."""
+    assert world.play("tools").result == ["double"]
 
 
 def test_loops_and_sleeps_end_at_the_bound(world: World) -> None:

@@ -164,6 +164,25 @@ def test_mending_fills_in_what_is_missing() -> None:
     assert "a radio without options became an input" in notes
 
 
+def test_mending_bounds_values() -> None:
+    """No password, unknown option, unsafe address, or number past its bounds is written; headings rise by one."""
+    given = (
+        Element(kind="heading", text="One"),
+        Element(kind="heading", text="Deep", level=6),
+        Element(kind="input", text="Secret", type="password", value="hunter2"),
+        Element(kind="radio", text="Size", options=("S", "L"), value="M"),
+        Element(kind="progress", text="Done", percent=400),
+        Element(kind="grid", columns=500, children=(Element(kind="text", text="x"),)),
+        Element(kind="button", text="Big", size=(90_000, -3)),
+        Element(kind="link", text="Go", target="javascript:alert(1)"),
+    )
+    page, _ = mend(Element(kind="page", text="P", children=given))
+    _, deep, secret, size, done, grid, big, link = page.children
+    assert (deep.level, secret.value, size.value, done.percent) == (2, "", "", 100)
+    assert (grid.columns, big.size, link.target) == (12, (4_000, 1), "#")
+    assert mend(page) == (page, [])
+
+
 def test_a_tree_past_the_bounds_is_refused() -> None:
     """Too deep, too many, too long, children of what has none: each is one error that says it."""
     deep = Element(kind="text", text="x")

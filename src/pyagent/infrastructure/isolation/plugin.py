@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from pyagent.core.errors import PluginError, RequestError
+from pyagent.core.errors import AgentError, PluginError, RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.remote.calls import RunCalls
@@ -24,6 +24,8 @@ from pyagent.infrastructure.isolation.jail import kinds
 from pyagent.infrastructure.isolation.messages import ARGUMENTS, AgentTold, Asked, CallTool, RunAgent, ToolTold, View
 from pyagent.infrastructure.isolation.process import IsolatedPlugin
 
+_NO_VALUE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What msgspec raises for bytes of a process that speaks for itself."""
 logger = logging.getLogger("pyagent.plugins")
 NOUNS = frozenset({"agents", "tools"})
 """What an isolated plugin can bring; the rest is called too often, or needs the program's memory."""
@@ -77,9 +79,17 @@ class _Agent:
         try:
             asked = RunAgent(self.name, task, _view(calls, self.plugin.allowed.tools))
             made = _Made(calls, self.plugin, asked.view.attempt)
-            return msgspec.msgpack.decode(await self.plugin.run(asked, made.make))
+            return _value(self.plugin, await self.plugin.run(asked, made.make))
         finally:
             await calls.close()
+
+
+def _value(plugin: IsolatedPlugin, data: bytes) -> object:
+    """Return what an agent or a tool returned. Raises `AgentError` for bytes that are no value."""
+    try:
+        return msgspec.msgpack.decode(data)
+    except _NO_VALUE as error:
+        raise AgentError(f"the plugin {plugin.name} returned what is no value: {error}", agent=plugin.name) from error
 
 
 @dataclass
@@ -102,7 +112,7 @@ class _Made:
         try:
             decode: Any = msgspec.msgpack.decode
             args = cast("tuple[object, ...]", decode(asked.args, type=ARGUMENTS[asked.name]))
-        except msgspec.MsgspecError as error:
+        except _NO_VALUE as error:
             raise RequestError(f"the plugin {self.plugin.name} asks wrongly: {error}", param=asked.name) from error
         for tool in _tools_named(asked.name, args):
             if tool not in self.plugin.allowed.tools:
@@ -129,7 +139,7 @@ def _tool(plugin: IsolatedPlugin, told: ToolTold) -> FleetTool:
         raise RequestError(f"a tool has no run to ask for {asked.name!r:.40}", param="tools")
 
     async def call(arguments: JsonObject) -> object:
-        return msgspec.msgpack.decode(await plugin.run(CallTool(told.name, arguments), refuse))
+        return _value(plugin, await plugin.run(CallTool(told.name, arguments), refuse))
 
     function: Callable[..., Awaitable[object]] = call
     effect = cast("Effect", told.effect)

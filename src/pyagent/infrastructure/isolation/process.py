@@ -15,7 +15,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from pyagent.core.errors import AgentError, PyAgentError, WireError
+from pyagent.core.one_line import printable
 from pyagent.infrastructure.isolation.capabilities import Capabilities
 from pyagent.infrastructure.isolation.messages import (
     Answered,
@@ -42,6 +45,7 @@ _DESCRIBE_SECONDS = 60.0
 _MOST_CALLS = 256
 """Calls of one agent that are under way at the same time."""
 _MAX_FRAME = 64 << 20
+_MOST_FAULT_CHARACTERS = 2_000
 _LENGTH = struct.Struct("!I")
 
 
@@ -80,7 +84,8 @@ class IsolatedPlugin:
             except (WireError, OSError) as error:
                 raise AgentError(await self._why_it_ended(process, error), agent=self.name) from error
         if isinstance(answer, Failed):
-            raise answer.fault.error(self.name)
+            told = printable(answer.fault.text[:_MOST_FAULT_CHARACTERS])[:_MOST_FAULT_CHARACTERS]
+            raise msgspec.structs.replace(answer.fault, text=told).error(self.name)
         if not isinstance(answer, expected):
             raise AgentError(f"the plugin {self.name} answers something else than it was asked", agent=self.name)
         return answer

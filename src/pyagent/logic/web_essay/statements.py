@@ -53,10 +53,10 @@ _WORD_TO_ATTRIBUTE = {
     word: attribute for attribute, *words in (line.split() for line in _ATTRIBUTES.strip().splitlines())
     for word in words
 }  # fmt: skip
-_EVENTS = frozenset(
-    ["built", "begun", "finished", "opened", "founded", "born", "died", "discovered", "invented", "published"]
-    + ["destroyed", "closed", "won"]
-)
+_EVENTS = {
+    "built", "begun", "finished", "opened", "founded", "born", "died", "discovered", "invented", "published",
+    "destroyed", "closed", "won",
+}  # fmt: skip
 """What happens in a year. A year near another attribute says when that was measured."""
 _NOT_ABOUT = UNIT_WORDS | _WORD_TO_ATTRIBUTE.keys()
 _POSSESSIVE = re.compile(r"['’]s?$")
