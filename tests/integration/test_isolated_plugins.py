@@ -431,3 +431,12 @@ def test_addresses_are_those_declared() -> None:
         assert network.refusal(event, args) is not None, (event, args)
     only_numbers = Network(["127.0.0.1:80"])
     assert only_numbers.refusal("socket.connect", (None, ("127.0.0.2", 80))) is not None
+
+
+def test_a_name_that_isolates_nothing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A name in `plugins.isolate` that no plugin has would leave the plugin that was meant without its bounds."""
+    with caplog.at_level("WARNING", logger="pyagent.plugins"):
+        PluginHost.discover(Plugins(isolate=["mth"]))
+    assert caplog.messages == [
+        "plugins.isolate names 'mth', which is not installed, and isolates nothing; did you mean 'math'?"
+    ]

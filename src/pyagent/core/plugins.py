@@ -138,6 +138,9 @@ class PluginHost:
         )
         for entry, distribution in installed_entry_points():
             host._add_entry(entry.name, entry.value, distribution)
+        for name in sorted(host._isolated - host._plugins.keys()):
+            hint = did_you_mean(name, host._plugins, "`pyagent plugins list` shows all")
+            logger.warning("plugins.isolate names %r, which is not installed, and isolates nothing; %s", name, hint)
         return host
 
     def register(self, plugin: object, name: str) -> None:
