@@ -103,7 +103,15 @@ def test_agent_help_lists_its_options(environment: dict[str, str]) -> None:
     math = pyagent("agent", "math", "--help", env=environment).stdout
     for text in ("--operation determinant|inverse", "[default: 6]", "[required]"):
         assert text in math, text
+    essay = pyagent("agent", "web-search-essay", "--help", env=environment).stdout
+    assert "--sources INTEGER from 1 to 20" in essay
     assert "--file" in pyagent("agent", "--help", env=environment).stdout
+
+
+def test_a_number_out_of_bounds_is_told_the_bounds(environment: dict[str, str]) -> None:
+    """The error of a number that is too large names the bounds, not the type alone."""
+    done = pyagent("agent", "web-search-essay", "tides", "--sources", "99", env=environment)
+    assert "--sources takes INTEGER from 1 to 20, got '99'" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["agent", "math"], ["run", "-"], ["run"], ["agent", "math", "-"]])

@@ -227,13 +227,22 @@ def _metadata(kind: object) -> list[msgspec.Meta]:
 
 
 def type_text(kind: object) -> str:
-    """Return how a type is written in help: `INTEGER`, `a|b`, and nothing for a switch."""
+    """Return how a type is written in help: `INTEGER`, `INTEGER from 1 to 20`, `a|b`, and nothing for a switch."""
+    bounds = _bounds_text(kind)
     kind = _without_none(kind)
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
     if get_origin(kind) in {list, tuple, set, frozenset}:
         return type_text(next(iter(get_args(kind)), str))
-    return _TYPE_NAMES.get(kind, "TEXT" if _convert("text", kind, is_strict=True) == "text" else "JSON")
+    return _TYPE_NAMES.get(kind, "TEXT" if _convert("text", kind, is_strict=True) == "text" else "JSON") + bounds
+
+
+def _bounds_text(kind: object) -> str:
+    """Return a number's bounds, ` from 1 to 20`; nothing where its type does not have both."""
+    if get_origin(kind) in {Union, UnionType}:
+        return "".join(map(_bounds_text, get_args(kind)))
+    metas = [meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
+    return "".join(f" from {meta.ge} to {meta.le}" for meta in metas if meta.ge is not None and meta.le is not None)
 
 
 def _without_none(kind: object) -> object:
