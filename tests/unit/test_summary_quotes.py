@@ -270,4 +270,4 @@ def test_with_quotes_every_point_has_one() -> None:
     for point in summary.points:
         assert point.quote is not None
         assert ENGLISH.text[point.quote.start : point.quote.start + len(point.quote.text)] == point.quote.text
-    assert "1 sentences of the model are left out" in str(summary)
+    assert "1 sentence of the model is left out" in str(summary)

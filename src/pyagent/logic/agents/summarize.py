@@ -90,7 +90,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __str__(self) -> str:
         if self.num_unsupported is not None:
-            left_out = f"{self.num_unsupported} sentences of the model are left out: nothing in the text says so"
+            counted = (
+                "1 sentence of the model is"
+                if self.num_unsupported == 1
+                else f"{self.num_unsupported} sentences of the model are"
+            )
+            left_out = f"{counted} left out: nothing in the text says so"
             return "\n".join([*map(str, self.points), *([f"({left_out})"] if self.num_unsupported else [])])
         return f"{self.text} […]" if self.is_cut else self.text
 
