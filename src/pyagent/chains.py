@@ -142,7 +142,8 @@ class Chain:
     ) -> list[dict[str, float]]:
         """Return each text's labels with their probabilities, from the first link that classifies.
 
-        Raises `RequestError` when none does.
+        A text longer than the model takes is refused, and cut with `truncate`. Raises `RequestError` when no link
+        classifies, `ContextOverflowError` for a text that is too long.
         """
         found = await classify_by(self.backend, ClassifyRequest(model=model, input=list(texts), truncate=truncate))
         return [dict(zip(found.labels, row, strict=True)) for row in found.scores]

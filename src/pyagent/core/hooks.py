@@ -95,7 +95,7 @@ class HookSpecs:
 
     @hookspec
     def pyagent_register_backends(self, parts: Parts) -> Mapping[str, BackendFactory]:
-        """Backends by scheme: `{"ollama": make_backend}`; the scheme is what a chain entry starts with.
+        """Return backends by scheme: `{"ollama": make_backend}`; the scheme is what a chain entry starts with.
 
         `parts` gives what other plugins bring for backends to be made of; an implementation may leave it out.
         """
@@ -103,17 +103,17 @@ class HookSpecs:
 
     @hookspec
     def pyagent_register_agents(self) -> Sequence[Agent]:
-        """Specialist agents, ready to run; the router reads their descriptions."""
+        """Return specialist agents, ready to run; the router reads their descriptions."""
         ...
 
     @hookspec
     def pyagent_register_tools(self) -> Sequence[FleetTool]:
-        """Tools that agents may call by name through their context."""
+        """Return tools that agents may call by name through their context."""
         ...
 
     @hookspec
     def pyagent_register_tool_providers(self) -> Sequence[ToolProvider]:
-        """What brings tools only once it is open, such as the client of a tool server.
+        """Return what brings tools only once it is open, such as the client of a tool server.
 
         A fleet opens its providers on its first run and closes them with itself; one that fails is left out.
         """
@@ -121,7 +121,7 @@ class HookSpecs:
 
     @hookspec
     def pyagent_register_guardrails(self) -> Sequence[Guardrail]:
-        """What looks at tasks, calls of tools and results of agents, and may refuse them.
+        """Return what looks at tasks, calls of tools and results of agents, and may refuse them.
 
         No fleet begins while a plugin that brings one is broken.
         """
@@ -129,27 +129,27 @@ class HookSpecs:
 
     @hookspec
     def pyagent_register_executors(self) -> Mapping[str, ExecutorFactory]:
-        """Places where agents run: `{"ray": make_executor}`; `fleet.executor` names one."""
+        """Return places where agents run: `{"ray": make_executor}`; `fleet.executor` names one."""
         ...
 
     @hookspec
     def pyagent_register_search_providers(self) -> Mapping[str, SearchProviderFactory]:
-        """What searches the web: `{"searxng": make_provider}`; `web.provider` names one."""
+        """Return what searches the web: `{"searxng": make_provider}`; `web.provider` names one."""
         ...
 
     @hookspec
     def pyagent_register_queue_policies(self) -> Mapping[str, QueuePolicyFactory]:
-        """Orders in which the engine takes waiting requests: `{"fair": make_policy}`; settings name them."""
+        """Return orders in which the engine takes waiting requests: `{"fair": make_policy}`; settings name them."""
         ...
 
     @hookspec
     def pyagent_register_eviction_policies(self) -> Mapping[str, EvictionPolicyFactory]:
-        """Orders in which cached KV blocks are given up: `{"lru": make_policy}`; settings name them."""
+        """Return orders in which cached KV blocks are given up: `{"lru": make_policy}`; settings name them."""
         ...
 
     @hookspec
     def pyagent_register_dialects(self) -> Sequence[Dialect]:
-        """How models write reasoning and tool calls: a parser, a grammar, and the chat templates that show it.
+        """Return how models write reasoning and tool calls: a parser, a grammar, and the chat templates that show it.
 
         They come before the built-in dialects, whose names they may take; the first that matches a template is used.
         """
@@ -157,7 +157,7 @@ class HookSpecs:
 
     @hookspec
     def pyagent_register_tokenizers(self) -> Sequence[TokenizerFactory]:
-        """Vocabularies of models: what knows a model's files by their looks, and loads its tokenizer.
+        """Return vocabularies of models: what knows a model's files by their looks, and loads its tokenizer.
 
         They come before the built-in ones, whose names they may take; `engine.tokenizer` names one, or takes the first
         that knows the files.
@@ -166,17 +166,17 @@ class HookSpecs:
 
     @hookspec
     def pyagent_register_runners(self) -> Sequence[RunnerFactory]:
-        """Devices that the engine's models run on; `engine.runner` names one, or takes the first that can."""
+        """Return devices that the engine's models run on; `engine.runner` names one, or takes the first that can."""
         ...
 
     @hookspec
     def pyagent_register_architectures(self) -> Sequence[Architecture]:
-        """Kinds of models, by the `model_type` of their `config.json`, that the torch runner is to run."""
+        """Return kinds of models, by the `model_type` of their `config.json`, that the torch runner is to run."""
         ...
 
     @hookspec
     def pyagent_register_rank_executors(self) -> Mapping[str, RankExecutorFactory]:
-        """What starts the processes of a model divided among GPUs: `{"ray": make_ranks}`.
+        """Return what starts the processes of a model divided among GPUs: `{"ray": make_ranks}`.
 
         `engine.distributed_executor_backend` names one.
         """
@@ -184,7 +184,7 @@ class HookSpecs:
 
     @hookspec
     def pyagent_register_kv_connectors(self) -> Sequence[KvConnectorFactory]:
-        """What brings KV from other engines before a prompt is computed, and takes it there.
+        """Return what brings KV from other engines before a prompt is computed, and takes it there.
 
         `engine.kv_connector` names one.
         """
@@ -192,7 +192,7 @@ class HookSpecs:
 
     @hookspec
     def pyagent_register_attention_backends(self) -> Sequence[AttentionBackend]:
-        """Ways in which the `torch` runner computes attention; `engine.attention` names one.
+        """Return ways in which the `torch` runner computes attention; `engine.attention` names one.
 
         With `auto` a backend is taken where a trial finds it right and quicker than the others.
         """
@@ -200,7 +200,7 @@ class HookSpecs:
 
     @hookspec
     def pyagent_register_logits_processors(self) -> Sequence[LogitsProcessorFactory | BatchLogitsProcessorFactory]:
-        """What changes the logits before a token is sampled, for the requests and settings that name it.
+        """Return what changes the logits before a token is sampled, for the requests and settings that name it.
 
         One has `make`, for a function of each request, or `make_batch`, for one object that sees all rows of a step.
         """
@@ -208,12 +208,12 @@ class HookSpecs:
 
     @hookspec
     def pyagent_register_grammar_backends(self) -> Sequence[GrammarBackendFactory]:
-        """What compiles structured output to masks; `engine.structured_outputs_backend` says in which order."""
+        """Return what compiles structured output to masks; `engine.structured_outputs_backend` says in which order."""
         ...
 
     @hookspec
     def pyagent_register_commands(self) -> Mapping[str, Callable[..., object]]:
-        """Sub-commands of the command line: `{"greet": greet}` is `pyagent greet`.
+        """Return sub-commands of the command line: `{"greet": greet}` is `pyagent greet`.
 
         A function's parameters become its arguments and options (typer reads their annotations), the first line of its
         docstring its help; a `typer.Typer` is a group of commands. Built-in names cannot be taken.

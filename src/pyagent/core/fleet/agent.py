@@ -43,7 +43,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def title(self) -> str:
-        """What to show of the task: its text, else its arguments as `top=3 path=src`, the beginnings of long ones."""
+        """Return what to show of the task: its text, else its arguments as `top=3 path=src`, long ones cut."""
         return self.text or " ".join(f"{name}={_shown(value)}" for name, value in self.arguments.items())
 
     def arguments_as(self, kind: type[T]) -> T:
@@ -143,7 +143,7 @@ def is_pure(agent: Agent) -> bool:
 
 
 def checked_task(agent: Agent, task: Task) -> Task:
-    """The task with a JSON text read as arguments; raises `RequestError` when they are not what the agent takes."""
+    """Return the task, a JSON text read as arguments; raises `RequestError` when they are not what the agent takes."""
     kind = arguments_type(agent)
     if not task.arguments and kind is not None and task.text.lstrip().startswith("{"):
         try:

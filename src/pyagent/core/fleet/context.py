@@ -158,7 +158,7 @@ class Context(Questions):
 
     @property
     def reconsiders(self) -> bool:
-        """Whether doubtful answers are asked again: an agent that can, reads them whole then."""
+        """Return whether doubtful answers are asked again: an agent that can, reads them whole then."""
         return self.run.limits.confidence.act in {"retry", "escalate"}
 
     async def doubts(self, agreement: float) -> DoubtAct | None:
@@ -179,7 +179,7 @@ class Context(Questions):
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """Names of the tools there are."""
+        """Return the names of the tools there are."""
         return tuple(self.run.tools)
 
     def tool(self, name: str) -> FleetTool:
@@ -199,7 +199,7 @@ class Context(Questions):
     async def spawn(
         self, agent: str, task: Task | str, *, max_tokens: int | None = None, timeout_seconds: float | None = None
     ) -> object:
-        """Another agent's result. It works within what is left here, or within less when that is given."""
+        """Return another agent's result. It works within what is left here, or within less (tokens, seconds)."""
         check_number("max_tokens", max_tokens, 0, 10**15, is_whole=True)
         check_number("timeout_seconds", timeout_seconds, 0, MAX_SECONDS)
         call = self.scopes.next_call()
@@ -219,7 +219,7 @@ class Context(Questions):
     async def map(
         self, function: Callable[[T], Awaitable[R]], items: Iterable[T], *, max_concurrency: int | None = None
     ) -> list[R]:
-        """`function` of each item, side by side, in the items' order. The first failure cancels the rest."""
+        """Return `function` of each item, side by side, in their order. The first failure cancels the rest."""
         parts = self.scopes.parts(function)
         return await side_by_side(
             self.agent, parts, enumerate(items), max_concurrency or self.run.limits.max_concurrency
@@ -227,7 +227,7 @@ class Context(Questions):
 
     @property
     def memory(self) -> Memory:
-        """The notes that the run's agents share, and those that are kept across runs."""
+        """Return the notes that the run's agents share, and those that are kept across runs."""
         return Memory(partial(take_note, self), partial(read_notes, self))
 
     async def chain(self) -> ChainView:
@@ -303,22 +303,22 @@ class Context(Questions):
 
     @property
     def tenant(self) -> str:
-        """Whose run it is."""
+        """Return whose run it is."""
         return self.run.tenant
 
     @property
     def rank(self) -> Rank:
-        """Its calls' place in the queue for the run's slots."""
+        """Return its calls' place in the queue for the run's slots."""
         return self.urgency.rank(self.deadline)
 
     @property
     def session(self) -> str:
-        """The name of its conversation with the model."""
+        """Return the name of its conversation with the model."""
         return f"{self.run.id}/{self.step}:{self.agent}"
 
     @property
     def depth(self) -> int:
-        """How many agents this one was spawned through."""
+        """Return how many agents this one was spawned through."""
         return 0 if self.parent is None else self.parent.depth + 1
 
     def totals(self) -> Totals:

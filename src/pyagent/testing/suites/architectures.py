@@ -118,7 +118,7 @@ class _Layers:
         self._torch = torch
 
     def has(self, name: str) -> bool:
-        """There is no bias, and no other tensor that a model may lack."""
+        """Return False: there is no bias, and no other tensor that a model may lack."""
         return not name.endswith("bias")
 
     def tensor(self, name: str, *shape: int) -> Tensor:

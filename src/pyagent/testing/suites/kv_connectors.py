@@ -191,11 +191,11 @@ class _Cache:
         self.layout = KvLayout(weights=f"suite {next(_weights)}", shape=_SHAPE)
 
     def num_cached(self, tokens: Sequence[int], key: PrefixKey) -> int:
-        """As `KvCache.num_cached`."""
+        """Do as `KvCache.num_cached` does."""
         return min(len(tokens), self._num_cached) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def hold(self, tokens: Sequence[int], key: PrefixKey) -> _Held:
-        """As `KvCache.hold`."""
+        """Do as `KvCache.hold` does."""
         return _Held(self, tokens[: self.num_cached(tokens, key)])
 
     def layer(self, tokens: Sequence[int], page: int, layer: int) -> bytes:
@@ -210,24 +210,24 @@ class _Held:
     tokens: Sequence[int]
 
     def open(self) -> bool:
-        """As `HeldKv.open`."""
+        """Do as `HeldKv.open` does."""
         return True
 
     def close(self) -> None:
-        """As `HeldKv.close`."""
+        """Do as `HeldKv.close` does."""
 
     @property
     def num_tokens(self) -> int:
-        """As `HeldKv.num_tokens`."""
+        """Do as `HeldKv.num_tokens` does."""
         return len(self.tokens)
 
     @property
     def num_pages(self) -> int:
-        """As `HeldKv.num_pages`."""
+        """Do as `HeldKv.num_pages` does."""
         return len(self.tokens) // BLOCK_TOKENS
 
     def read(self, wanted: Sequence[int], first_layer: int, num_layers: int) -> bytes:
-        """As `HeldKv.read`."""
+        """Do as `HeldKv.read` does."""
         layers = range(first_layer, first_layer + num_layers)
         return b"".join(self.cache.layer(self.tokens, page, layer) for page in wanted for layer in layers)
 
