@@ -255,7 +255,7 @@ def test_huge_and_odd_pages_are_bounded(tmp_path: Path, url: str, monkeypatch: p
 def test_private_run_does_not_search(tmp_path: Path, web: Web, url: str) -> None:
     """A private run asks no other machine: the search is refused in a sentence, and nothing was sent."""
     web.queries.clear()
-    with pytest.raises(RequestError, match="the run is private"):
+    with pytest.raises(RequestError, match=r"the run is private.*run it without `private`"):
         essay(fleet(tmp_path, **{"web.url": url}), is_private=True)
     assert not web.queries
 

@@ -158,7 +158,8 @@ def _site(url: str) -> str:
 
 def _check_public(context: Context) -> None:
     if context.run.is_private:
-        raise RequestError("the run is private, and the web is other people's machines", param="private")
+        text = "the run is private, and what is asked of the web leaves this machine; run it without `private`"
+        raise RequestError(text, param="private")
 
 
 def _today() -> str:
