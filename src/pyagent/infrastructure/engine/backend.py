@@ -46,6 +46,11 @@ from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions
 
 _SCHEME = "native:"
+_EXAMPLES: Mapping[ModelTask, str] = {
+    "embed": "native:all-minilm:l6-v2",
+    "rank": "native:PATH of a cross-encoder's folder, or native:all-minilm:l6-v2",
+    "classify": "native:PATH of a folder whose config.json says `...ForSequenceClassification`",
+}
 _ANSWERING = (None, "generate")
 """Tasks of models that answer, and of those of which it is not known."""
 logger = logging.getLogger(__name__)
@@ -168,8 +173,7 @@ class NativeBackend:
             able = [name for name in named if self._task_of(name) == task]
             if able:
                 return able[0]
-        text = f"{self.name} cannot {does}; use a backend with a model for that"
-        text += ", such as native:all-minilm:l6-v2" if "embed" in tasks else ""
+        text = f"{self.name} cannot {does}; use a backend with a model for that, such as {_EXAMPLES[tasks[0]]}"
         raise RequestError(text, param="model")
 
     def _chosen(self, asked: str) -> str:
