@@ -379,7 +379,7 @@ def test_what_cannot_be_isolated_is_left_out(world: World) -> None:
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("pyagent_capabilities = open('x')", "malformed"),
+        ("pyagent_capabilities = open('x')", "line 1 has no literal"),
         ("pyagent_capabilities = {'network': ['example.org']}", "expected HOST:PORT"),
         ("pyagent_capabilities = {'read': 'all'}", "Expected `array`"),
         ("pyagent_capabilities = [", "never closed"),

@@ -61,7 +61,7 @@ def declared(plugin: str, path: Path) -> Capabilities:
         if path.stat().st_size > _MOST_BYTES:
             raise PluginError(f"plugin {plugin!r} has a module of more than a megabyte: {path}", plugin=plugin)
         values = list(_assigned(ast.parse(path.read_bytes())))
-        found = msgspec.convert(ast.literal_eval(values[-1]) if values else {}, Capabilities)
+        found = msgspec.convert(_literal(values[-1]) if values else {}, Capabilities)
         _check_network(found)
     except (OSError, SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         expected = f'{NAME} = {{"read": [...], "write": [...], "network": ["HOST:PORT"], "tools": [...]}}'
@@ -101,6 +101,14 @@ def _assigned(tree: ast.Module) -> Iterator[ast.expr]:
                 yield value
             case _:
                 pass
+
+
+def _literal(node: ast.expr) -> object:
+    """Return the value of a literal. Raises `ValueError` for what only running the module would tell."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(f"line {node.lineno} has no literal, and the module is not run to read it") from None
 
 
 def _check_network(found: Capabilities) -> None:
