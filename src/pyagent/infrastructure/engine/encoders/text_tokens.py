@@ -69,7 +69,7 @@ class TextTokens:
         excess = len(encoding.ids) - self.max_tokens
         of_second = [index for index, text in enumerate(encoding.sequence_ids) if text == 1]
         if not truncates or excess >= len(of_second):
-            whose = "its query alone fills that" if truncates else "send shorter texts, or have documents cut"
+            whose = "its query alone fills that" if truncates else "send shorter texts, or set truncate"
             raise ContextOverflowError(
                 f"pair {number} has {len(encoding.ids)} tokens, the model takes {self.max_tokens}; {whose}",
                 num_tokens=len(encoding.ids),
