@@ -218,3 +218,89 @@ def test_decoders_that_rank_equal_transformers(kind: str, num_labels: int, tmp_p
         logits = torch.stack([model(torch.tensor([text])).logits[0] for text in texts])
     expected = torch.sigmoid(logits) if num_labels == 1 else torch.softmax(logits, dim=1)
     assert abs(ours - expected.numpy()).max() < 1e-5
+
+
+ROTARY_ENCODERS: dict[str, dict[str, object]] = {
+    "modernbert": {"local_attention": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1},
+    "modernbert, biases": {
+        "local_attention": 6,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "attention_bias": True,
+        "mlp_bias": True,
+        "norm_bias": True,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+        "hidden_activation": "gelu_new",
+    },
+    "nomic_bert": {},
+    "gte": {"type_vocab_size": 0, "pad_token_id": 0},
+    "gte, types": {"type_vocab_size": 2, "pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 9}},
+}
+
+
+def save_rotary_encoder(kind: str, folder: Path, *, num_labels: int | None = None, **changes: object):
+    """Save a tiny random encoder with rotary positions, with a head where labels are counted; return transformers' own."""
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    torch.manual_seed(7)
+    shape = {
+        "vocab_size": 90,
+        "hidden_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 80,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+    }
+    labels = {} if num_labels is None else {"num_labels": num_labels}
+    config = AutoConfig.for_model(kind.partition(",")[0], **(shape | ROTARY_ENCODERS[kind] | labels | changes))
+    config._attn_implementation = "eager"
+    made = (AutoModel if num_labels is None else AutoModelForSequenceClassification).from_config(config).eval()
+    with torch.no_grad():
+        for name, tensor in made.named_parameters():
+            if tensor.dim() == 1:
+                tensor.add_(torch.randn_like(tensor) * 0.2)
+            elif "weight" in name:
+                tensor.copy_(torch.randn_like(tensor) * 0.2)
+    made.save_pretrained(folder)
+    return made
+
+
+@pytest.mark.parametrize("kind", [*ROTARY_ENCODERS])
+def test_encoders_with_rotary_positions_equal_transformers(kind: str, tmp_path: Path) -> None:
+    """Texts of lengths beyond each window, alone and in one batch: mean vectors within 1e-5."""
+    import numpy as np
+    import torch
+
+    model = save_rotary_encoder(kind, tmp_path)
+    assert _rust.model_task(tmp_path) == "embed"
+    texts = [[(13 * i + 7 * length) % 85 + 3 for i in range(length)] for length in (1, 2, 5, 17, 40, 67, 130)]
+    ours = _rust.EncoderModel.load(tmp_path, threads=2)
+    together = vectors(ours.compute(texts), 48)
+    assert all((vectors(ours.compute([text]), 48) == row).all() for text, row in zip(texts, together, strict=True))
+    with torch.inference_mode():
+        rows = [model(torch.tensor([text])).last_hidden_state[0].mean(0) for text in texts]
+        expected = torch.nn.functional.normalize(torch.stack(rows), dim=1).numpy()
+    assert np.abs(together - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "gte", "nomic_bert"])
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_encoders_with_rotary_positions_rank_as_transformers_do(kind: str, num_labels: int, tmp_path: Path) -> None:
+    """Rankers and classifiers, of the first token and of the mean: within 1e-5."""
+    import torch
+
+    changes: dict[str, object] = {"classifier_pooling": "mean"} if kind == "modernbert" and num_labels > 1 else {}
+    model = save_rotary_encoder(kind, tmp_path, num_labels=num_labels, **changes)
+    assert _rust.model_task(tmp_path) == ("rank" if num_labels == 1 else "classify")
+    texts = [[(13 * i + 7 * length) % 85 + 3 for i in range(length)] for length in (1, 5, 40)]
+    ours = vectors(_rust.EncoderModel.load(tmp_path, threads=2).compute(texts), num_labels)
+    with torch.inference_mode():
+        logits = torch.stack([model(torch.tensor([text])).logits[0] for text in texts])
+    expected = torch.sigmoid(logits) if num_labels == 1 else torch.softmax(logits, dim=1)
+    assert abs(ours - expected.numpy()).max() < 1e-5
+    assert logits.std(dim=0).min() > 1e-3  # texts differ

@@ -5,6 +5,9 @@
 //! their order. Knows token ids, not text.
 
 mod bert;
+mod bert_config;
+mod bert_files;
+mod bert_names;
 mod config;
 mod decoder;
 mod forward;
@@ -20,13 +23,12 @@ use std::time::Instant;
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
-pub use self::config::{
-    BertConfig, DecoderConfig, EncoderActivation, EncoderArchitecture, EncoderConfig, Layers, task_of,
-};
+pub use self::bert_config::{BertConfig, Biases, EncoderActivation, EncoderArchitecture, Positions};
+pub use self::config::{DecoderConfig, EncoderConfig, Layers, task_of};
 pub use self::forward::SECOND_TEXT;
 use self::forward::{Batch, Pass, Workspace};
-pub use self::head::{Head, LabelActivation};
-pub use self::steps::{DenseStep, Pooling};
+pub use self::head::{Head, InnerActivation, LabelActivation};
+pub use self::steps::{DenseStep, LabelWords, Pooling};
 use self::weights::EncoderWeights;
 use crate::weights::{ModelFile, ModelFileError};
 

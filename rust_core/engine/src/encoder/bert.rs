@@ -1,11 +1,14 @@
-//! BERT's layers: a norm follows each block, and positions are rows of a table.
+//! The layers of BERT and of what came of it: norms follow the blocks or come before them, positions are rows of a table or
+//! turn queries and keys, and the feed-forward block has a gate or none.
 
 use std::ops::Range;
 
 use pyagent_kernels::elementwise;
 use pyagent_kernels::isa::Isa;
 
-use super::config::{BertConfig, EncoderActivation};
+use pyagent_kernels::elementwise::RopeStyle;
+
+use super::bert_config::{BertConfig, EncoderActivation};
 use super::forward::{AttentionHead, Batch, Memory, Own, Stages, add_bias, fill, multiply, multiply_into};
 use super::weights::{BertWeights, EncoderLayer, Norm};
 use crate::model::Linear;
@@ -24,15 +27,16 @@ impl Stages for Bert<'_> {
         self.config.num_heads
     }
 
-    fn head(&self, _layer: usize, head: usize) -> AttentionHead {
+    fn head(&self, layer: usize, head: usize) -> AttentionHead {
         let width = self.hidden_size();
         let head_dim = width / self.config.num_heads;
+        let reach = self.config.reach(layer).unwrap_or(usize::MAX);
         AttentionHead {
             key: width + head * head_dim,
             value: 2 * width + head * head_dim,
             scale: (head_dim as f32).powf(-0.5),
-            before: usize::MAX,
-            behind: usize::MAX,
+            before: reach,
+            behind: reach,
         }
     }
 
@@ -47,14 +51,29 @@ impl Stages for Bert<'_> {
             self.finish_layer(&self.weights.layers[layer - 1], hidden, context, own);
         }
         if layer == self.num_layers {
+            if let Some(norm) = &self.weights.final_norm {
+                hidden
+                    .chunks_exact_mut(self.hidden_size())
+                    .for_each(|row| self.normalise(row, norm));
+            }
             return;
         }
         let EncoderLayer { query, key, value, .. } = &self.weights.layers[layer];
-        fill(self.isa, &own.input, hidden);
+        self.fill_input(self.weights.layers[layer].attention_norm.as_ref(), hidden, own);
         for (part, linear) in [query, key, value].into_iter().enumerate() {
             let out = memory.projected.at(rows.start).wrapping_add(part * self.hidden_size());
             // SAFETY: these columns of the tile's rows.
             unsafe { multiply_into(self.isa, linear, &own.input, out, memory.projected.width) };
+        }
+        if let Some(tables) = &self.weights.rope {
+            let table = &tables[usize::from(self.config.reach(layer).is_some())];
+            for row in rows {
+                // SAFETY: the tile's row, which is written.
+                let projected = unsafe { memory.projected.rows(row..row + 1) };
+                let (cos, sin) = table.row(self.batch.tokens[row].position);
+                let heads = projected[..2 * self.hidden_size()].chunks_exact_mut(table.rotary_dims());
+                heads.for_each(|head| elementwise::rope(self.isa, head, cos, sin, RopeStyle::Neox));
+            }
         }
     }
 }
@@ -80,50 +99,99 @@ impl Bert<'_> {
             if let Some(types) = types {
                 elementwise::add(self.isa, out, &types[place.kind * width..][..width]);
             }
-            positions.row(place.position, &mut row);
-            elementwise::add(self.isa, out, &row);
+            if let Some(positions) = positions {
+                positions.row(place.position, &mut row);
+                elementwise::add(self.isa, out, &row);
+            }
             self.normalise(out, embedding_norm);
         }
     }
 
-    /// What follows attention: its output matrix, and the feed-forward block, each added and normalised.
+    /// What follows attention: its output matrix, and the feed-forward block, each added, with norms after or before.
     fn finish_layer(&self, layer: &EncoderLayer, hidden: &mut [f32], context: &[f32], own: &mut Own) {
-        let (isa, hidden_size, ffn_size) = (self.isa, self.hidden_size(), self.config.ffn_size);
+        let (isa, hidden_size) = (self.isa, self.hidden_size());
+        let is_pre_norm = self.config.is_pre_norm;
         fill(isa, &own.context_input, context);
         // SAFETY: the thread's own memory.
         unsafe {
             let out = own.out.as_mut_ptr();
             multiply(isa, &layer.attention_output, &own.context_input, out, hidden_size);
         }
-        self.add_block(&layer.attention_output, &layer.attention_norm, hidden, &own.out);
-        fill(isa, &own.input, hidden);
-        // SAFETY: as above.
-        unsafe { multiply(isa, &layer.up, &own.input, own.out.as_mut_ptr(), ffn_size) };
-        let num_rows = hidden.len() / hidden_size;
-        for row in own.out[..num_rows * ffn_size].chunks_exact_mut(ffn_size) {
-            add_bias(isa, &layer.up, row);
-            match self.config.activation {
-                EncoderActivation::Gelu => elementwise::gelu(isa, row),
-                EncoderActivation::GeluTanh => elementwise::gelu_tanh(isa, row),
-            }
-        }
-        fill(isa, &own.ffn_input, &own.out[..num_rows * ffn_size]);
-        // SAFETY: as above; the input was copied.
-        unsafe { multiply(isa, &layer.down, &own.ffn_input, own.out.as_mut_ptr(), hidden_size) };
-        self.add_block(&layer.down, &layer.ffn_norm, hidden, &own.out);
+        let after = |norm| if is_pre_norm { None } else { norm };
+        self.add_block(
+            &layer.attention_output,
+            after(layer.attention_norm.as_ref()),
+            hidden,
+            &own.out,
+        );
+        self.fill_input(Some(&layer.ffn_norm), hidden, own);
+        self.feed_forward(layer, own);
+        self.add_block(&layer.down, after(Some(&layer.ffn_norm)), hidden, &own.out);
     }
 
-    /// Adds a block's output and bias to the stream, and normalises it.
-    fn add_block(&self, linear: &Linear, norm: &Norm, hidden: &mut [f32], out: &[f32]) {
+    /// The feed-forward block of the thread's input, into its output, without the last bias.
+    fn feed_forward(&self, layer: &EncoderLayer, own: &mut Own) {
+        let (isa, ffn_size) = (self.isa, self.config.ffn_size);
+        let num_numbers = own.input.tokens() * ffn_size;
+        // SAFETY: the thread's own memory, which has room for the tile.
+        unsafe { multiply_into(isa, &layer.up, &own.input, own.out.as_mut_ptr(), ffn_size) };
+        if let Some(gate) = &layer.gate {
+            // SAFETY: as above.
+            unsafe { multiply_into(isa, gate, &own.input, own.gate.as_mut_ptr(), ffn_size) };
+            let gate = &mut own.gate[..num_numbers];
+            activate(isa, self.config.activation, gate);
+            elementwise::mul(isa, &mut own.out[..num_numbers], gate);
+        } else {
+            activate(isa, self.config.activation, &mut own.out[..num_numbers]);
+        }
+        fill(isa, &own.ffn_input, &own.out[..num_numbers]);
+        // SAFETY: as above; the input was copied.
+        unsafe {
+            multiply(
+                isa,
+                &layer.down,
+                &own.ffn_input,
+                own.out.as_mut_ptr(),
+                self.hidden_size(),
+            )
+        };
+    }
+
+    /// Adds a block's output and bias to the stream, and normalises it where a norm follows.
+    fn add_block(&self, linear: &Linear, norm: Option<&Norm>, hidden: &mut [f32], out: &[f32]) {
         let width = self.hidden_size();
         for (hidden, out) in hidden.chunks_exact_mut(width).zip(out.chunks_exact(width)) {
             add_bias(self.isa, linear, hidden);
             elementwise::add(self.isa, hidden, out);
-            self.normalise(hidden, norm);
+            if let Some(norm) = norm {
+                self.normalise(hidden, norm);
+            }
         }
+    }
+
+    /// Writes the stream as a product's input, normalised where norms come before the blocks; the stream stays as it is.
+    fn fill_input(&self, norm: Option<&Norm>, hidden: &[f32], own: &mut Own) {
+        let Some(norm) = norm.filter(|_| self.config.is_pre_norm) else {
+            return fill(self.isa, &own.input, hidden);
+        };
+        let normalised = &mut own.out[..hidden.len()];
+        normalised.copy_from_slice(hidden);
+        for row in normalised.chunks_exact_mut(self.hidden_size()) {
+            self.normalise(row, norm);
+        }
+        fill(self.isa, &own.input, normalised);
     }
 
     fn normalise(&self, row: &mut [f32], norm: &Norm) {
         elementwise::layer_norm(self.isa, row, &norm.weight, &norm.bias, self.config.norm_epsilon);
+    }
+}
+
+/// Applies an activation.
+pub(super) fn activate(isa: Isa, activation: EncoderActivation, row: &mut [f32]) {
+    match activation {
+        EncoderActivation::Gelu => elementwise::gelu(isa, row),
+        EncoderActivation::GeluTanh => elementwise::gelu_tanh(isa, row),
+        EncoderActivation::Silu => elementwise::silu(isa, row),
     }
 }

@@ -14,11 +14,13 @@ use pyagent_kernels::matmul::{Activations, matmul};
 use pyagent_kernels::thread_pool::{Piece, ThreadPool};
 
 use super::EncoderError;
-use super::bert::Bert;
-use super::config::{BertConfig, EncoderArchitecture, EncoderConfig, Layers};
+use super::bert::{self, Bert};
+use super::bert_config::{BertConfig, EncoderArchitecture, Positions};
+use super::config::{EncoderConfig, Layers};
 use super::decoder::Decoder;
-use super::head::activate;
+use super::head::{InnerActivation, activate};
 use super::pooling::{normalise, pool};
+use super::steps::Pooling;
 use super::weights::{EncoderWeights, LayerWeights, input_forms};
 use crate::model::Linear;
 
@@ -94,7 +96,10 @@ impl Batch {
 
 /// A text's tokens in BERT's families, where RoBERTa's positions stand still at padding.
 fn bert_places<'a>(tokens: &'a [u32], bert: &'a BertConfig) -> impl Iterator<Item = Place> + 'a {
-    let mut next = bert.first_position;
+    let mut next = match bert.positions {
+        Positions::Table { first, .. } => first,
+        Positions::Rotary { .. } => 0,
+    };
     tokens.iter().map(move |marked| {
         let token = (marked & !SECOND_TEXT) as usize;
         let is_padding = bert.architecture == EncoderArchitecture::Roberta && token == bert.pad_id;
@@ -385,7 +390,13 @@ impl Pass<'_> {
             return self.pool_text(rows, numbers, forms, own);
         };
         let (isa, hidden) = (self.isa, self.config.hidden_size);
+        let mut mean = Vec::new();
         let vector = match self.config.layers {
+            Layers::Bert(_) if head.is_of_mean => {
+                mean.resize(hidden, 0.0);
+                pool(Pooling::Mean, rows, &mut mean);
+                &mean
+            }
             Layers::Bert(_) => &rows[..hidden],
             Layers::Decoder(_) => &rows[rows.len() - hidden..],
         };
@@ -397,7 +408,13 @@ impl Pass<'_> {
             // SAFETY: the thread's own memory.
             unsafe { multiply(isa, dense, &own.input, inner.as_mut_ptr(), hidden) };
             add_bias(isa, dense, inner);
-            inner.iter_mut().for_each(|x| *x = f64::from(*x).tanh() as f32);
+            match head.inner {
+                InnerActivation::Tanh => inner.iter_mut().for_each(|x| *x = f64::from(*x).tanh() as f32),
+                InnerActivation::Of(activation) => bert::activate(isa, activation, inner),
+            }
+            if let (Some(norm), Layers::Bert(bert)) = (&weights.norm, &self.config.layers) {
+                elementwise::layer_norm(isa, inner, &norm.weight, &norm.bias, bert.norm_epsilon);
+            }
             fill(isa, &own.input, inner);
         }
         // SAFETY: the text's own numbers, one for each label.

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use super::bert_config::EncoderActivation;
+use super::steps::LabelWords;
 use crate::config::hugging_face::JsonConfig;
 use crate::config::invalid;
 use crate::weights::{ModelFileError, clipped};
@@ -20,9 +22,26 @@ pub enum LabelActivation {
     Softmax,
 }
 
+/// What the layer before the labels' matrix goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InnerActivation {
+    /// tanh.
+    Tanh,
+    /// An encoder's own.
+    Of(EncoderActivation),
+}
+
 /// A dense layer with tanh over the first token's vector, then one number for each label (Devlin et al. 2018).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Head {
+    /// Whether it sees the mean of the tokens, and not the first one.
+    pub is_of_mean: bool,
+    /// Whether the dense layer adds something.
+    pub has_dense_bias: bool,
+    /// What that goes through.
+    pub inner: InnerActivation,
+    /// Words of a decoder that take the place of a labels' matrix.
+    pub words: Option<LabelWords>,
     /// The labels' names, in the order of their numbers; a model that ranks has one.
     pub labels: Vec<String>,
     /// How their numbers are shown.
@@ -49,7 +68,26 @@ impl Head {
         }
         let labels = labels(config)?;
         let activation = activation(config, labels.len())?;
-        Ok(Some(Self { labels, activation }))
+        Ok(Some(Self {
+            is_of_mean: false,
+            has_dense_bias: true,
+            inner: InnerActivation::Tanh,
+            words: None,
+            labels,
+            activation,
+        }))
+    }
+
+    /// The head of a decoder that ranks by its words.
+    pub(super) fn of_words(config: &Map<String, Value>, words: LabelWords) -> Result<Self, ModelFileError> {
+        Ok(Self {
+            is_of_mean: false,
+            has_dense_bias: false,
+            inner: InnerActivation::Tanh,
+            words: Some(words),
+            labels: vec!["relevance".to_owned()],
+            activation: activation(config, 1)?,
+        })
     }
 }
 

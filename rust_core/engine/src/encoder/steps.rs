@@ -95,6 +95,63 @@ impl DenseStep {
     }
 }
 
+/// The words by which a decoder ranks: how much likelier it says the one than the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LabelWords {
+    /// The token of a document that answers the query.
+    pub yes: usize,
+    /// The token of one that does not; without one `yes` counts alone.
+    pub no: Option<usize>,
+}
+
+impl LabelWords {
+    /// Those that a model's folder names, if it ranks so.
+    pub(super) fn of(folder: &Path) -> Result<Option<Self>, ModelFileError> {
+        let modules = folder.join(MODULES);
+        if !modules.exists() {
+            return Ok(None);
+        }
+        let steps = read_json(&modules)?;
+        let Some(name) = score_folder(&steps).map_err(|error| error.in_file(&modules))? else {
+            return Ok(None);
+        };
+        let path = folder.join(name).join(CONFIG_NAME);
+        let config = read_object(&path)?;
+        let json = JsonConfig(&config, None);
+        let read = || {
+            Ok::<_, ModelFileError>(Self {
+                yes: json.size("true_token_id")?,
+                no: json.optional_size("false_token_id")?,
+            })
+        };
+        read().map(Some).map_err(|error| error.in_file(&path))
+    }
+}
+
+/// The folder of the step LogitScore, which follows the model and nothing else.
+fn score_folder(modules: &Value) -> Result<Option<&str>, ModelFileError> {
+    let steps = modules.as_array().map(Vec::as_slice).unwrap_or_default();
+    let kind = |step: &Value| {
+        let kind = step.get("type").and_then(Value::as_str).unwrap_or_default();
+        kind.rsplit('.').next().unwrap_or_default().to_owned()
+    };
+    let Some(step) = steps.iter().find(|step| kind(step) == SCORE) else {
+        return Ok(None);
+    };
+    if let Some(other) = steps
+        .iter()
+        .map(kind)
+        .find(|kind| kind != "Transformer" && kind != SCORE)
+    {
+        let other = clipped(&other);
+        return Err(invalid(format!("the step '{other}' is not implemented beside {SCORE}")));
+    }
+    let path = step.get("path").and_then(Value::as_str).unwrap_or_default();
+    plain_folder(SCORE, path).map(Some)
+}
+
+const SCORE: &str = "LogitScore";
+
 /// What sentence-transformers writes beside a model.
 pub(super) struct Steps {
     pub(super) pooling: Pooling,
@@ -114,7 +171,7 @@ impl Steps {
             None
         };
         let modules = folder.join(MODULES);
-        if !modules.exists() {
+        if !modules.exists() || LabelWords::of(folder)?.is_some() {
             return Ok(Self {
                 pooling: Pooling::Mean,
                 dense: Vec::new(),

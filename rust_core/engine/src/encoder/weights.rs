@@ -1,13 +1,14 @@
-//! An encoder's weights: what files call them, that they are all there in their shapes, and loading them.
+//! An encoder's weights: that they are all there in their shapes, and loading them.
 
 use pyagent_kernels::elementwise::{RopeError, RopeTable};
 use pyagent_kernels::ggml::{self, GgmlType};
 use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
 
-use super::config::{BertConfig, EncoderArchitecture, EncoderConfig, Layers};
-use super::head::Head;
-use super::steps::DenseStep;
+use super::bert_config::{BertConfig, Positions};
+use super::bert_names::{HeadNames, Names, Part, Place};
+use super::config::{EncoderConfig, Layers};
+use super::steps::{DenseStep, LabelWords};
 use crate::config::invalid;
 use crate::model::{self, Linear, Weights, pack, vector};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
@@ -39,29 +40,32 @@ pub(super) struct EncoderLayer {
     pub(super) key: Linear,
     pub(super) value: Linear,
     pub(super) attention_output: Linear,
-    pub(super) attention_norm: Norm,
+    pub(super) attention_norm: Option<Norm>,
+    pub(super) gate: Option<Linear>,
     pub(super) up: Linear,
     pub(super) down: Linear,
     pub(super) ffn_norm: Norm,
 }
 
 impl EncoderLayer {
-    pub(super) fn linears(&self) -> [&Linear; 6] {
-        [
+    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
+        let own = [
             &self.query,
             &self.key,
             &self.value,
             &self.attention_output,
             &self.up,
             &self.down,
-        ]
+        ];
+        own.into_iter().chain(&self.gate)
     }
 }
 
 /// The matrices of a model that ranks or classifies.
 pub(super) struct HeadWeights {
-    /// What comes before the labels' matrix, with tanh, in BERT's families.
+    /// What comes before the labels' matrix, with an activation, in BERT's families.
     pub(super) dense: Option<Linear>,
+    pub(super) norm: Option<Norm>,
     pub(super) labels: Linear,
 }
 
@@ -91,13 +95,15 @@ pub(super) struct DecoderWeights {
     pub(super) rope: [RopeTable; 2],
 }
 
-/// BERT's. `types` has a row for each token type.
+/// BERT's. `types` has a row for each token type; `rope` the angles of layers that see everything and of the others.
 pub(super) struct BertWeights {
     pub(super) words: Table,
-    pub(super) positions: Table,
+    pub(super) positions: Option<Table>,
     pub(super) types: Option<Vec<f32>>,
     pub(super) embedding_norm: Norm,
     pub(super) layers: Vec<EncoderLayer>,
+    pub(super) final_norm: Option<Norm>,
+    pub(super) rope: Option<[RopeTable; 2]>,
 }
 
 impl EncoderWeights {
@@ -119,7 +125,11 @@ impl EncoderWeights {
     /// Has the angles of so many positions.
     pub(super) fn reach(&mut self, num_positions: usize) -> Result<(), RopeError> {
         match &mut self.layers {
-            LayerWeights::Bert(_) => Ok(()),
+            LayerWeights::Bert(bert) => bert
+                .rope
+                .iter_mut()
+                .flatten()
+                .try_for_each(|rope| rope.grow_to(num_positions)),
             LayerWeights::Decoder(decoder) => decoder.rope.iter_mut().try_for_each(|rope| rope.grow_to(num_positions)),
         }
     }
@@ -134,166 +144,57 @@ impl BertWeights {
 
     fn bytes(&self) -> usize {
         let packed: usize = self.matrices().map(PackedMatrix::bytes).sum();
-        packed + self.words.bytes.len() + self.positions.bytes.len()
+        packed + self.words.bytes.len() + self.positions.as_ref().map_or(0, |table| table.bytes.len())
     }
 }
 
-/// The places of a layer's tensors, in the order of [`part_shapes`].
-const HUGGING_FACE: [&str; 8] = [
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-];
-const GGUF: [&str; 8] = [
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "attn_output_norm",
-    "ffn_up",
-    "ffn_down",
-    "layer_output_norm",
-];
-
-/// Rows and columns of a layer's tensors; a norm's is one row.
-fn part_shapes(hidden: usize, ffn: usize) -> [(usize, usize); 8] {
-    let square = (hidden, hidden);
-    let norm = (1, hidden);
-    [square, square, square, square, norm, (ffn, hidden), (hidden, ffn), norm]
+/// The matrix that decoders multiply their last vector with: their own, or the embedding.
+fn output_name(file: &ModelFile) -> Result<&'static str, ModelFileError> {
+    let own = file.find_tensor("lm_head.weight")?.map(|_| "lm_head.weight");
+    let is_inner = || {
+        file.find_tensor("model.embed_tokens.weight")
+            .map(|found| found.is_some())
+    };
+    match own {
+        Some(name) => Ok(name),
+        None if is_inner()? => Ok("model.embed_tokens.weight"),
+        None => Ok("embed_tokens.weight"),
+    }
 }
 
-/// Whether a part's tensor is a norm's.
-fn is_norm(part: usize) -> bool {
-    matches!(part, 4 | 7)
-}
-
-/// What a file calls tensors.
-struct Names {
-    is_gguf: bool,
-    prefix: &'static str,
-}
-
-impl Names {
-    /// Models saved with a head of another task have a prefix.
-    fn of(file: &ModelFile) -> Self {
-        let has = |prefix: &str| {
-            let name = format!("{prefix}embeddings.word_embeddings.weight");
-            matches!(file.find_tensor(&name), Ok(Some(_)))
+/// One row: how much likelier a decoder says one word than another.
+fn word_matrix(file: &ModelFile, words: LabelWords, hidden: usize) -> Result<Linear, ModelFileError> {
+    let name = output_name(file)?;
+    let row = |token: usize| {
+        let tensor = file.tensor(name)?;
+        let part = tensor.part(&(token..token + 1)).filter(|part| part.cols() == hidden);
+        let missing = || {
+            invalid(format!(
+                "tensor '{name}' has no row of {hidden} numbers for token {token}"
+            ))
         };
-        let prefix = ["", "bert.", "roberta."].into_iter().find(|prefix| has(prefix));
-        Self {
-            is_gguf: matches!(file, ModelFile::Gguf(_)),
-            prefix: prefix.unwrap_or_default(),
-        }
+        vector(&part.ok_or_else(missing)?, hidden)
+    };
+    let mut numbers = row(words.yes)?;
+    if let Some(no) = words.no {
+        numbers.iter_mut().zip(row(no)?).for_each(|(yes, no)| *yes -= no);
     }
-
-    fn table(&self, hugging_face: &str, gguf: &str) -> String {
-        if self.is_gguf {
-            format!("{gguf}.weight")
-        } else {
-            format!("{}embeddings.{hugging_face}.weight", self.prefix)
-        }
-    }
-
-    fn words(&self) -> String {
-        self.table("word_embeddings", "token_embd")
-    }
-
-    fn positions(&self) -> String {
-        self.table("position_embeddings", "position_embd")
-    }
-
-    fn types(&self) -> String {
-        self.table("token_type_embeddings", "token_types")
-    }
-
-    fn embedding_norm(&self) -> String {
-        let name = self.table("LayerNorm", "token_embd_norm");
-        name.trim_end_matches(".weight").to_owned()
-    }
-
-    fn part(&self, layer: usize, part: usize) -> String {
-        if self.is_gguf {
-            format!("blk.{layer}.{}", GGUF[part])
-        } else {
-            format!("{}encoder.layer.{layer}.{}", self.prefix, HUGGING_FACE[part])
-        }
-    }
-
-    /// Every tensor with its rows and columns. All biases are there.
-    fn all(&self, config: &EncoderConfig, bert: &BertConfig) -> Vec<(String, usize, usize)> {
-        let hidden = config.hidden_size;
-        let mut all = vec![
-            (self.words(), config.vocab_size, hidden),
-            (self.positions(), bert.num_positions, hidden),
-        ];
-        if bert.num_types > 0 {
-            all.push((self.types(), bert.num_types, hidden));
-        }
-        let mut with_bias = |name: String, rows: usize, cols: usize, num_biases: usize| {
-            all.push((format!("{name}.weight"), rows, cols));
-            all.push((format!("{name}.bias"), 1, num_biases));
-        };
-        with_bias(self.embedding_norm(), 1, hidden, hidden);
-        for layer in 0..config.num_layers {
-            for (part, (rows, cols)) in part_shapes(hidden, bert.ffn_size).into_iter().enumerate() {
-                let num_biases = if is_norm(part) { cols } else { rows };
-                with_bias(self.part(layer, part), rows, cols, num_biases);
-            }
-        }
-        all
-    }
-}
-
-/// The tensors of a head.
-struct HeadNames {
-    dense: Option<String>,
-    labels: String,
-    has_bias: bool,
-}
-
-impl HeadNames {
-    fn of(config: &EncoderConfig) -> Self {
-        let (dense, labels) = match &config.layers {
-            Layers::Decoder(_) => (None, "score"),
-            Layers::Bert(bert) => match bert.architecture {
-                EncoderArchitecture::Bert => (Some("bert.pooler.dense"), "classifier"),
-                EncoderArchitecture::Roberta => (Some("classifier.dense"), "classifier.out_proj"),
-            },
-        };
-        Self {
-            has_bias: dense.is_some(),
-            dense: dense.map(str::to_owned),
-            labels: labels.to_owned(),
-        }
-    }
-
-    /// Every tensor with its rows and columns.
-    fn all(&self, head: &Head, hidden: usize) -> Vec<(String, usize, usize)> {
-        let mut all = Vec::new();
-        let labels = (&self.labels, head.labels.len());
-        for (name, rows) in self.dense.iter().map(|name| (name, hidden)).chain([labels]) {
-            all.push((format!("{name}.weight"), rows, hidden));
-            if self.has_bias {
-                all.push((format!("{name}.bias"), 1, rows));
-            }
-        }
-        all
-    }
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let refused = |error| invalid(format!("tensor '{name}' cannot be packed: {error}"));
+    let weight = PackedMatrix::allocate(GgmlType::F32, 1, hidden).map_err(refused)?;
+    weight.check_source(&bytes).map_err(refused)?;
+    // SAFETY: nobody else has it yet.
+    unsafe { weight.pack_groups(&bytes, 0..weight.num_groups()) };
+    Ok(Linear { weight, bias: None })
 }
 
 /// Every tensor of BERT's layers, and of a head, with its rows and columns.
 fn all(file: &ModelFile, config: &EncoderConfig) -> Vec<(String, usize, usize)> {
     let layers = match &config.layers {
-        Layers::Bert(bert) => Names::of(file).all(config, bert),
+        Layers::Bert(bert) => Names::of(file, bert, config.hidden_size).all(config),
         Layers::Decoder(_) => Vec::new(),
     };
-    let head = config.head.iter();
+    let head = config.head.iter().filter(|head| head.words.is_none());
     let head = head.flat_map(|head| HeadNames::of(config).all(head, config.hidden_size));
     layers.into_iter().chain(head).collect()
 }
@@ -357,10 +258,25 @@ pub(super) fn load(
     let hidden = config.hidden_size;
     let head = config.head.as_ref().map(|head| {
         let names = HeadNames::of(config);
-        let linear = |name: &str, rows: usize| linear(file, pool, name, (rows, hidden), names.has_bias);
+        let linear = |name: &str, rows: usize, has_bias| linear(file, pool, name, (rows, hidden), has_bias);
+        let dense = |name: &String| linear(name, hidden, names.has_dense_bias);
+        let norm = |name: &String| {
+            Ok::<_, ModelFileError>(Norm {
+                weight: vector(&file.tensor(&format!("{name}.weight"))?, hidden)?,
+                bias: vec![0.0; hidden],
+            })
+        };
+        if let Some(words) = head.words {
+            return Ok(HeadWeights {
+                dense: None,
+                norm: None,
+                labels: word_matrix(file, words, hidden)?,
+            });
+        }
         Ok::<_, ModelFileError>(HeadWeights {
-            dense: names.dense.as_deref().map(|name| linear(name, hidden)).transpose()?,
-            labels: linear(&names.labels, head.labels.len())?,
+            dense: names.dense.as_ref().map(dense).transpose()?,
+            norm: names.norm.as_ref().map(norm).transpose()?,
+            labels: linear(&names.labels, head.labels.len(), names.has_bias)?,
         })
     });
     let layers = match &config.layers {
@@ -409,30 +325,35 @@ fn load_bert(
     bert: &BertConfig,
     pool: &ThreadPool,
 ) -> Result<BertWeights, ModelFileError> {
-    let names = Names::of(file);
     let hidden = config.hidden_size;
-    let norm = |name: String, size: usize| {
+    let names = Names::of(file, bert, hidden);
+    let norm = |place: Place| {
+        let added = |name: String| vector(&file.tensor(&name)?, place.cols);
+        let bias = place.has_bias.then(|| added(format!("{}.bias", place.name)));
         Ok::<_, ModelFileError>(Norm {
-            weight: vector(&file.tensor(&format!("{name}.weight"))?, size)?,
-            bias: vector(&file.tensor(&format!("{name}.bias"))?, size)?,
+            weight: vector(&file.tensor(&format!("{}.weight", place.name))?, place.cols)?,
+            bias: bias.transpose()?.unwrap_or_else(|| vec![0.0; place.cols]),
         })
     };
-    let shapes = part_shapes(hidden, bert.ffn_size);
-    let linear = |layer: usize, part: usize| linear(file, pool, &names.part(layer, part), shapes[part], true);
     let layers = (0..config.num_layers).map(|layer| {
+        let find = |part: Part| names.part(layer, part).map(|place| share(file, pool, &place));
+        let need = |part: Part| find(part).expect("every family has it");
+        let norm = |part: Part| names.part(layer, part).map(norm);
         Ok(EncoderLayer {
-            query: linear(layer, 0)?,
-            key: linear(layer, 1)?,
-            value: linear(layer, 2)?,
-            attention_output: linear(layer, 3)?,
-            attention_norm: norm(names.part(layer, 4), hidden)?,
-            up: linear(layer, 5)?,
-            down: linear(layer, 6)?,
-            ffn_norm: norm(names.part(layer, 7), hidden)?,
+            query: need(Part::Query)?,
+            key: need(Part::Key)?,
+            value: need(Part::Value)?,
+            attention_output: need(Part::AttentionOutput)?,
+            attention_norm: norm(Part::AttentionNorm).transpose()?,
+            gate: find(Part::Gate).transpose()?,
+            up: need(Part::Up)?,
+            down: need(Part::Down)?,
+            ffn_norm: norm(Part::FfnNorm).expect("every family has it")?,
         })
     });
+    let rows = |name: String, rows| table(file, &format!("{name}.weight"), rows, hidden);
     let types = (bert.num_types > 0).then(|| {
-        let (table, mut rows) = (table(file, &names.types(), bert.num_types, hidden)?, Vec::new());
+        let (table, mut rows) = (rows(names.types(), bert.num_types)?, Vec::new());
         rows.resize(bert.num_types * hidden, 0.0);
         for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
             table.row(row, out);
@@ -440,11 +361,32 @@ fn load_bert(
         Ok::<_, ModelFileError>(rows)
     });
     Ok(BertWeights {
-        words: table(file, &names.words(), config.vocab_size, hidden)?,
-        positions: table(file, &names.positions(), bert.num_positions, hidden)?,
+        words: rows(names.words(), config.vocab_size)?,
+        positions: match bert.positions {
+            Positions::Table { num_rows, .. } => Some(rows(names.positions(), num_rows)?),
+            Positions::Rotary { .. } => None,
+        },
         types: types.transpose()?,
-        embedding_norm: norm(names.embedding_norm(), hidden)?,
+        embedding_norm: norm(names.embedding_norm())?,
         layers: layers.collect::<Result<_, ModelFileError>>()?,
+        final_norm: names.final_norm().map(norm).transpose()?,
+        rope: bert.rope_tables(hidden, config.max_tokens)?,
+    })
+}
+
+/// Loads a matrix, or the share of one that is this part's.
+fn share(file: &ModelFile, pool: &ThreadPool, place: &Place) -> Result<Linear, ModelFileError> {
+    let Place { name, rows, cols, .. } = place;
+    let whole = file.tensor(&format!("{name}.weight"))?;
+    expect(&whole, place.num_rows, *cols)?;
+    let part = whole.part(rows).expect("rows of a whole that has them");
+    let bias = place.has_bias.then(|| {
+        let whole = vector(&file.tensor(&format!("{name}.bias"))?, place.num_biases())?;
+        Ok::<_, ModelFileError>(whole[place.bias_rows()].to_vec())
+    });
+    Ok(Linear {
+        weight: pack(file, pool, &part, rows.len(), *cols)?,
+        bias: bias.transpose()?,
     })
 }
 

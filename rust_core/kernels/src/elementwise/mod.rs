@@ -53,6 +53,14 @@ elementwise! {
     /// `x *= factor`.
     scale(x, ; factor) = x.mul(factor)
 }
+elementwise! {
+    /// `x *= factors`, number by number.
+    mul(x, factors;) = x.mul(factors)
+}
+elementwise! {
+    /// `x = silu(x)`.
+    silu(x, ;) = functions::silu(x)
+}
 
 elementwise! {
     /// `up = silu(gate) * up`, where `silu(x) = x / (1 + e^-x)`.

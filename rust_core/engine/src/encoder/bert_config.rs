@@ -1,0 +1,222 @@
+//! What the layers of BERT are, and of what came of it.
+
+use pyagent_kernels::elementwise::{RopeScaling, RopeTable};
+
+use super::config::MOST_POSITIONS;
+use crate::config::invalid;
+use crate::weights::{ModelFileError, clipped};
+
+/// The family: what tensors are called, and what is peculiar to its layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EncoderArchitecture {
+    /// BERT (Devlin et al. 2018, arXiv 1810.04805): positions from 0.
+    Bert,
+    /// RoBERTa and XLM-RoBERTa: positions from the padding token's id on.
+    Roberta,
+    /// ModernBERT (Warner et al. 2024, arXiv 2412.13663): norms before the blocks, most layers see their neighbours alone.
+    ModernBert,
+    /// nomic-embed-text (Nussbaum et al. 2024, arXiv 2402.01613): BERT with rotary positions and a gate.
+    NomicBert,
+    /// GTE (Zhang et al. 2024, arXiv 2407.19669): the same with biases.
+    Gte,
+}
+
+impl EncoderArchitecture {
+    /// The family that `config.json` names.
+    pub(super) fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "bert" => Some(Self::Bert),
+            "roberta" | "xlm-roberta" | "camembert" => Some(Self::Roberta),
+            "modernbert" => Some(Self::ModernBert),
+            "nomic_bert" => Some(Self::NomicBert),
+            "gte" => Some(Self::Gte),
+            _ => None,
+        }
+    }
+
+    /// The family that a GGUF file names.
+    pub(super) fn from_gguf(name: &str) -> Option<Self> {
+        match name {
+            "bert" => Some(Self::Bert),
+            "nomic-bert" => Some(Self::NomicBert),
+            _ => None,
+        }
+    }
+
+    /// The name used in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bert => "bert",
+            Self::Roberta => "roberta",
+            Self::ModernBert => "modernbert",
+            Self::NomicBert => "nomic_bert",
+            Self::Gte => "gte",
+        }
+    }
+}
+
+/// The activation inside a feed-forward block, or of its gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EncoderActivation {
+    /// GELU with the error function.
+    Gelu,
+    /// Its tanh form.
+    GeluTanh,
+    /// SiLU.
+    Silu,
+}
+
+impl EncoderActivation {
+    pub(super) fn from_name(name: &str) -> Result<Self, ModelFileError> {
+        match name {
+            "gelu" => Ok(Self::Gelu),
+            "gelu_new" | "gelu_pytorch_tanh" => Ok(Self::GeluTanh),
+            "silu" | "swish" => Ok(Self::Silu),
+            other => {
+                let other = clipped(other);
+                Err(invalid(format!(
+                    "config.json: activation '{other}' is not supported; expected gelu, gelu_new or silu"
+                )))
+            }
+        }
+    }
+}
+
+/// How a token's place in its text is told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Positions {
+    /// A row of a table is added to a token's.
+    Table {
+        /// Rows of the table.
+        num_rows: usize,
+        /// The row of a text's first token.
+        first: usize,
+    },
+    /// Queries and keys are rotated.
+    Rotary {
+        /// The base of the angles where a layer sees the whole text.
+        base: f64,
+        /// The same where it sees neighbours alone.
+        local_base: f64,
+    },
+}
+
+/// Which matrices and norms add something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Biases {
+    /// Those of attention.
+    pub attention: bool,
+    /// Those into the feed-forward block.
+    pub up: bool,
+    /// That out of it.
+    pub down: bool,
+    /// Norms.
+    pub norms: bool,
+}
+
+impl Biases {
+    pub(super) const ALL: Self = Self {
+        attention: true,
+        up: true,
+        down: true,
+        norms: true,
+    };
+    pub(super) const OF_NORMS: Self = Self {
+        attention: false,
+        up: false,
+        down: false,
+        norms: true,
+    };
+}
+
+/// What BERT's layers are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BertConfig {
+    /// The family.
+    pub architecture: EncoderArchitecture,
+    /// Attention heads.
+    pub num_heads: usize,
+    /// Width inside the feed-forward block.
+    pub ffn_size: usize,
+    /// How places are told.
+    pub positions: Positions,
+    /// The padding token, at which RoBERTa's positions stand still.
+    pub pad_id: usize,
+    /// Rows of the table of token types; a text is of the first type. 0: there is no such table.
+    pub num_types: usize,
+    /// Epsilon of every norm.
+    pub norm_epsilon: f32,
+    /// The activation.
+    pub activation: EncoderActivation,
+    /// Whether it is a gate's, by which what goes in is multiplied.
+    pub is_gated: bool,
+    /// Whether norms come before the blocks, and one after the last layer.
+    pub is_pre_norm: bool,
+    /// How many tokens before and behind itself a token sees in each layer, None for all; empty: all in each.
+    pub reach: Vec<Option<usize>>,
+    /// What adds something.
+    pub biases: Biases,
+}
+
+impl BertConfig {
+    /// The type of a token, by whether it is of a pair's second text.
+    pub(super) fn kind_of(&self, is_second: bool) -> usize {
+        // RoBERTa's table of types has one row, or another that no tokenizer names.
+        usize::from(is_second && self.num_types > 1 && self.architecture != EncoderArchitecture::Roberta)
+    }
+
+    /// How many tokens before and behind itself a token sees.
+    pub(super) fn reach(&self, layer: usize) -> Option<usize> {
+        self.reach.get(layer).copied().flatten()
+    }
+
+    /// Whether a layer has a norm before attention: the first one's would follow that of the embedding.
+    pub(super) fn has_attention_norm(&self, layer: usize) -> bool {
+        !self.is_pre_norm || layer > 0
+    }
+
+    /// The angles of layers that see everything and of those that see neighbours, where there are any.
+    pub(super) fn rope_tables(
+        &self,
+        hidden_size: usize,
+        most: usize,
+    ) -> Result<Option<[RopeTable; 2]>, ModelFileError> {
+        let Positions::Rotary { base, local_base } = self.positions else {
+            return Ok(None);
+        };
+        let table = |base: f64| {
+            RopeTable::new(hidden_size / self.num_heads, base as f32, &RopeScaling::None, most)
+                .map_err(|error| invalid(error.to_string()))
+        };
+        Ok(Some([table(base)?, table(local_base)?]))
+    }
+
+    /// What its sizes may be.
+    pub(super) fn limits(&self) -> impl Iterator<Item = (&'static str, usize, usize, usize)> {
+        let rows = match self.positions {
+            Positions::Table { num_rows, .. } => num_rows,
+            Positions::Rotary { .. } => 1,
+        };
+        [
+            ("attention heads", self.num_heads, 1, 4_096),
+            ("feed-forward size", self.ffn_size, 1, 1 << 20),
+            ("table of positions", rows, 1, MOST_POSITIONS),
+            ("table of token types", self.num_types, 0, 1 << 16),
+        ]
+        .into_iter()
+    }
+
+    /// Refuses what cannot be computed.
+    pub(super) fn check(&self, hidden_size: usize) -> Result<(), ModelFileError> {
+        if !hidden_size.is_multiple_of(self.num_heads) {
+            return Err(invalid(format!(
+                "{} attention heads cannot share a hidden size of {hidden_size} evenly",
+                self.num_heads
+            )));
+        }
+        if !(self.norm_epsilon.is_finite() && self.norm_epsilon >= 0.0) {
+            return Err(invalid("norm epsilon is not a number from 0 on".to_owned()));
+        }
+        self.rope_tables(hidden_size, 1).map(drop)
+    }
+}

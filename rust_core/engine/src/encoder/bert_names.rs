@@ -1,0 +1,310 @@
+//! What files call the tensors of BERT's families, and their shapes.
+
+use std::ops::Range;
+
+use super::bert_config::{BertConfig, EncoderArchitecture};
+use super::config::{EncoderConfig, Layers};
+use super::head::Head;
+use crate::weights::ModelFile;
+
+/// A part of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Query,
+    Key,
+    Value,
+    AttentionOutput,
+    AttentionNorm,
+    Gate,
+    Up,
+    Down,
+    FfnNorm,
+}
+
+const PARTS: [Part; 9] = [
+    Part::Query,
+    Part::Key,
+    Part::Value,
+    Part::AttentionOutput,
+    Part::AttentionNorm,
+    Part::Gate,
+    Part::Up,
+    Part::Down,
+    Part::FfnNorm,
+];
+
+/// The names of a layer's tensors, in the order of the parts. A number behind one says which share of its rows it is.
+type LayerNames = [&'static str; 9];
+
+const BERT: LayerNames = [
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+];
+const MODERN_BERT: LayerNames = [
+    "attn.Wqkv 0",
+    "attn.Wqkv 1",
+    "attn.Wqkv 2",
+    "attn.Wo",
+    "attn_norm",
+    "mlp.Wi 0",
+    "mlp.Wi 1",
+    "mlp.Wo",
+    "mlp_norm",
+];
+const NOMIC_BERT: LayerNames = [
+    "attn.Wqkv 0",
+    "attn.Wqkv 1",
+    "attn.Wqkv 2",
+    "attn.out_proj",
+    "norm1",
+    "mlp.fc12",
+    "mlp.fc11",
+    "mlp.fc2",
+    "norm2",
+];
+const GTE: LayerNames = [
+    "attention.qkv_proj 0",
+    "attention.qkv_proj 1",
+    "attention.qkv_proj 2",
+    "attention.o_proj",
+    "attn_ln",
+    "mlp.up_gate_proj 1",
+    "mlp.up_gate_proj 0",
+    "mlp.down_proj",
+    "mlp_ln",
+];
+const GGUF: LayerNames = [
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "attn_output_norm",
+    "",
+    "ffn_up",
+    "ffn_down",
+    "layer_output_norm",
+];
+const GGUF_NOMIC_BERT: LayerNames = [
+    "attn_qkv 0",
+    "attn_qkv 1",
+    "attn_qkv 2",
+    "attn_output",
+    "attn_output_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+    "layer_output_norm",
+];
+
+/// A tensor of the layers: its name, which of its rows, its columns, and of a matrix or norm whether something is added.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Place {
+    /// The name without its end, `.weight`.
+    pub(super) name: String,
+    /// Rows of this part.
+    pub(super) rows: Range<usize>,
+    /// Rows of the whole tensor.
+    pub(super) num_rows: usize,
+    pub(super) cols: usize,
+    pub(super) has_bias: bool,
+    is_norm: bool,
+}
+
+impl Place {
+    /// Values of the part's bias.
+    pub(super) fn bias_rows(&self) -> Range<usize> {
+        if self.is_norm { 0..self.cols } else { self.rows.clone() }
+    }
+
+    /// Values of the whole bias.
+    pub(super) fn num_biases(&self) -> usize {
+        if self.is_norm { self.cols } else { self.num_rows }
+    }
+}
+
+/// What a file calls tensors.
+pub(super) struct Names<'a> {
+    config: &'a BertConfig,
+    hidden: usize,
+    is_gguf: bool,
+    prefix: &'static str,
+}
+
+impl<'a> Names<'a> {
+    /// Models saved with a head of another task have a prefix.
+    pub(super) fn of(file: &ModelFile, config: &'a BertConfig, hidden: usize) -> Self {
+        let mut names = Self {
+            config,
+            hidden,
+            is_gguf: matches!(file, ModelFile::Gguf(_)),
+            prefix: "",
+        };
+        for prefix in ["", "bert.", "roberta.", "model.", "nomic_bert.", "gte."] {
+            names.prefix = prefix;
+            if matches!(file.find_tensor(&format!("{}.weight", names.words())), Ok(Some(_))) {
+                return names;
+            }
+        }
+        names.prefix = "";
+        names
+    }
+
+    fn top(&self, hugging_face: &str, gguf: &str) -> String {
+        if self.is_gguf {
+            gguf.to_owned()
+        } else {
+            format!("{}{hugging_face}", self.prefix)
+        }
+    }
+
+    pub(super) fn words(&self) -> String {
+        match self.config.architecture {
+            EncoderArchitecture::ModernBert => self.top("embeddings.tok_embeddings", "token_embd"),
+            _ => self.top("embeddings.word_embeddings", "token_embd"),
+        }
+    }
+
+    pub(super) fn positions(&self) -> String {
+        self.top("embeddings.position_embeddings", "position_embd")
+    }
+
+    pub(super) fn types(&self) -> String {
+        self.top("embeddings.token_type_embeddings", "token_types")
+    }
+
+    pub(super) fn embedding_norm(&self) -> Place {
+        let name = match self.config.architecture {
+            EncoderArchitecture::ModernBert => "embeddings.norm",
+            EncoderArchitecture::NomicBert => "emb_ln",
+            _ => "embeddings.LayerNorm",
+        };
+        self.norm(self.top(name, "token_embd_norm"))
+    }
+
+    /// The norm after the last layer, of families that have one.
+    pub(super) fn final_norm(&self) -> Option<Place> {
+        let is_there = self.config.is_pre_norm;
+        is_there.then(|| self.norm(self.top("final_norm", "output_norm")))
+    }
+
+    fn norm(&self, name: String) -> Place {
+        Place {
+            name,
+            rows: 0..1,
+            num_rows: 1,
+            cols: self.hidden,
+            has_bias: self.config.biases.norms,
+            is_norm: true,
+        }
+    }
+
+    /// A part of a layer; `None` for what the layer has not.
+    pub(super) fn part(&self, layer: usize, part: Part) -> Option<Place> {
+        let (names, layers) = match (self.config.architecture, self.is_gguf) {
+            (EncoderArchitecture::NomicBert, true) => (GGUF_NOMIC_BERT, "blk"),
+            (_, true) => (GGUF, "blk"),
+            (EncoderArchitecture::ModernBert, _) => (MODERN_BERT, "layers"),
+            (EncoderArchitecture::NomicBert, _) => (NOMIC_BERT, "encoder.layers"),
+            (EncoderArchitecture::Gte, _) => (GTE, "encoder.layer"),
+            (EncoderArchitecture::Bert | EncoderArchitecture::Roberta, _) => (BERT, "encoder.layer"),
+        };
+        let name = names[part as usize];
+        if name.is_empty() || (part == Part::AttentionNorm && !self.config.has_attention_norm(layer)) {
+            return None;
+        }
+        let (name, share) = name.split_once(' ').unwrap_or((name, ""));
+        let name = self.top(&format!("{layers}.{layer}.{name}"), &format!("blk.{layer}.{name}"));
+        let (hidden, ffn, biases) = (self.hidden, self.config.ffn_size, self.config.biases);
+        let (rows, cols, shares, has_bias) = match part {
+            Part::AttentionNorm | Part::FfnNorm => return Some(self.norm(name)),
+            Part::Query | Part::Key | Part::Value => (hidden, hidden, 3, biases.attention),
+            Part::AttentionOutput => (hidden, hidden, 1, biases.attention),
+            Part::Gate | Part::Up => (ffn, hidden, 2, biases.up),
+            Part::Down => (hidden, ffn, 1, biases.down),
+        };
+        let (index, shares) = share.parse().map_or((0, 1), |index: usize| (index, shares));
+        Some(Place {
+            name,
+            rows: index * rows..(index + 1) * rows,
+            num_rows: shares * rows,
+            cols,
+            has_bias,
+            is_norm: false,
+        })
+    }
+
+    /// Every tensor with its rows and columns, once for each share of it.
+    pub(super) fn all(&self, config: &EncoderConfig) -> Vec<(String, usize, usize)> {
+        let hidden = self.hidden;
+        let mut all = vec![(format!("{}.weight", self.words()), config.vocab_size, hidden)];
+        if let super::bert_config::Positions::Table { num_rows, .. } = self.config.positions {
+            all.push((format!("{}.weight", self.positions()), num_rows, hidden));
+        }
+        if self.config.num_types > 0 {
+            all.push((format!("{}.weight", self.types()), self.config.num_types, hidden));
+        }
+        let parts =
+            (0..config.num_layers).flat_map(|layer| PARTS.iter().filter_map(move |part| self.part(layer, *part)));
+        let norms = [self.embedding_norm()].into_iter().chain(self.final_norm());
+        for place in norms.chain(parts).filter(|place| place.rows.start == 0) {
+            all.push((format!("{}.weight", place.name), place.num_rows, place.cols));
+            if place.has_bias {
+                all.push((format!("{}.bias", place.name), 1, place.num_biases()));
+            }
+        }
+        all
+    }
+}
+
+/// The tensors of a head.
+pub(super) struct HeadNames {
+    pub(super) dense: Option<String>,
+    pub(super) has_dense_bias: bool,
+    /// A norm after it.
+    pub(super) norm: Option<String>,
+    pub(super) labels: String,
+    pub(super) has_bias: bool,
+}
+
+impl HeadNames {
+    pub(super) fn of(config: &EncoderConfig) -> Self {
+        let (dense, norm, labels) = match &config.layers {
+            Layers::Decoder(_) => (None, None, "score"),
+            Layers::Bert(bert) => match bert.architecture {
+                EncoderArchitecture::Bert => (Some("bert.pooler.dense"), None, "classifier"),
+                EncoderArchitecture::Roberta => (Some("classifier.dense"), None, "classifier.out_proj"),
+                EncoderArchitecture::NomicBert => (Some("nomic_bert.pooler.dense"), None, "classifier"),
+                EncoderArchitecture::Gte => (Some("gte.pooler.dense"), None, "classifier"),
+                EncoderArchitecture::ModernBert => (Some("head.dense"), Some("head.norm"), "classifier"),
+            },
+        };
+        Self {
+            has_bias: dense.is_some(),
+            has_dense_bias: dense.is_some() && config.head.as_ref().is_some_and(|head| head.has_dense_bias),
+            dense: dense.map(str::to_owned),
+            norm: norm.map(str::to_owned),
+            labels: labels.to_owned(),
+        }
+    }
+
+    /// Every tensor with its rows and columns.
+    pub(super) fn all(&self, head: &Head, hidden: usize) -> Vec<(String, usize, usize)> {
+        let mut all = Vec::new();
+        let dense = self.dense.iter().map(|name| (name, hidden, self.has_dense_bias));
+        for (name, rows, has_bias) in dense.chain([(&self.labels, head.labels.len(), self.has_bias)]) {
+            all.push((format!("{name}.weight"), rows, hidden));
+            if has_bias {
+                all.push((format!("{name}.bias"), 1, rows));
+            }
+        }
+        all.extend(self.norm.iter().map(|name| (format!("{name}.weight"), 1, hidden)));
+        all
+    }
+}
