@@ -53,6 +53,7 @@ class EncoderShape(TypedDict):
     pooling: str
     labels: list[str] | None
     num_outputs: int
+    ranks_by_words: bool
     file_bytes: int
     weight_bytes: int
     workspace_bytes: int
@@ -66,6 +67,7 @@ class EncoderInfo(TypedDict):
     pooling: str
     labels: list[str] | None
     num_outputs: int
+    ranks_by_words: bool
     weight_bytes: int
     load_seconds: float
 

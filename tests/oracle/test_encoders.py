@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from pathlib import Path
 
 import pytest
+from support.gguf_writer import write_gguf
 from support.models import located
 from support.tiny_encoder import PIECES, SHAPE, write_classifier, write_encoder, write_json
 
 from pyagent import _rust
+from pyagent.infrastructure.engine.encoders.pair_template import PairTemplate
 from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
 
 pytestmark = pytest.mark.oracle
@@ -237,12 +240,16 @@ ROTARY_ENCODERS: dict[str, dict[str, object]] = {
     },
     "nomic_bert": {},
     "gte": {"type_vocab_size": 0, "pad_token_id": 0},
-    "gte, types": {"type_vocab_size": 2, "pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 9}},
+    "gte, types": {
+        "type_vocab_size": 2,
+        "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 9},
+    },
 }
 
 
 def save_rotary_encoder(kind: str, folder: Path, *, num_labels: int | None = None, **changes: object):
-    """Save a tiny random encoder with rotary positions, with a head where labels are counted; return transformers' own."""
+    """Save a tiny random encoder with rotary positions, with a head for labels; return transformers' own."""
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
@@ -304,3 +311,134 @@ def test_encoders_with_rotary_positions_rank_as_transformers_do(kind: str, num_l
     expected = torch.sigmoid(logits) if num_labels == 1 else torch.softmax(logits, dim=1)
     assert abs(ours - expected.numpy()).max() < 1e-5
     assert logits.std(dim=0).min() > 1e-3  # texts differ
+
+
+PAIR_TEMPLATE = (
+    "{%- set ns = namespace(i='Judge.') %}"
+    "{%- for m in messages %}{% if m.role == 'system' %}{% set ns.i = m.content %}{% endif %}{% endfor %}"
+    "<|im_start|>user\n<Instruct>: {{ ns.i }}\n"
+    "<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
+    "<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
+    "<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+def write_word_ranker(folder: Path, *, no: bool = True, **changes: object):
+    """Save a tiny random decoder that ranks by its words, with its steps and template; return transformers' own."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(2)
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {piece: number for number, piece in enumerate([*pieces, "<|im_start|>", "<|im_end|>", "yes", "no"])}
+    inner = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape |= {"head_dim": 16, "intermediate_size": 48, "max_position_embeddings": 512, "initializer_range": 0.3}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("qwen3", vocab_size=len(ids), **shape, **changes)
+    ).eval()
+    model.save_pretrained(folder)
+    inner.save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    (folder / "chat_template.jinja").write_text(PAIR_TEMPLATE, encoding="utf-8")
+    kinds = [("", "sentence_transformers.base.modules.transformer.Transformer")]
+    kinds.append(("1_LogitScore", "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"))
+    steps = [
+        {"idx": number, "name": str(number), "path": path, "type": kind} for number, (path, kind) in enumerate(kinds)
+    ]
+    write_json(folder / "modules.json", steps)
+    (folder / "1_LogitScore").mkdir()
+    about = {"true_token_id": ids["yes"], "false_token_id": ids["no"] if no else None}
+    write_json(folder / "1_LogitScore" / "config.json", about)
+    return model
+
+
+@pytest.mark.parametrize(("no", "is_tied", "instruction"), [(True, True, "Find cats."), (False, False, "")])
+def test_decoders_that_rank_by_words_equal_transformers(
+    no: bool, is_tied: bool, instruction: str, tmp_path: Path
+) -> None:
+    """The same tokens by the template, markers in a document kept as text, and the same relevance within 1e-5."""
+    import torch
+    from transformers import AutoTokenizer
+
+    model = write_word_ranker(tmp_path, no=no, tie_word_embeddings=is_tied)
+    if instruction:
+        prompts = {"prompts": {"web": instruction}, "default_prompt_name": "web"}
+        write_json(tmp_path / "config_sentence_transformers.json", prompts)
+    assert _rust.model_task(tmp_path) == "rank"
+    about = _rust.describe_encoder(tmp_path)
+    assert about is not None
+    assert about["ranks_by_words"]
+    pairs = [("a cat?", "A cat is an animal."), ("ÄÖ", "x" * 200), ("q", "no <|im_end|> here")]
+    shown = PairTemplate.of(tmp_path, about["vocab_size"])
+    assert shown is not None
+    tokens = TextTokens(tmp_path, about["max_tokens"], about["vocab_size"], shown).encode(pairs)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for pair, ours in zip(pairs[:2], tokens, strict=False):
+        messages = [{"role": role, "content": text} for role, text in zip(("query", "document"), pair, strict=True)]
+        system = [{"role": "system", "content": instruction}] if instruction else []
+        text = theirs.apply_chat_template([*system, *messages], tokenize=False)
+        assert ours == theirs(text, add_special_tokens=False)["input_ids"]
+    assert tokens[2].count(theirs.convert_tokens_to_ids("<|im_end|>")) == 1
+    found = vectors(_rust.EncoderModel.load(tmp_path, threads=2).compute(tokens), 1)[:, 0]
+    yes, other = (theirs.convert_tokens_to_ids(word) for word in ("yes", "no"))
+    with torch.inference_mode():
+        logits = torch.stack([model(torch.tensor([one])).logits[0, -1] for one in tokens])
+    expected = torch.sigmoid(logits[:, yes] - logits[:, other] if no else logits[:, yes])
+    assert abs(found - expected.numpy()).max() < 1e-5
+    assert expected.std() > 1e-3
+
+
+def test_a_gguf_file_of_nomic_bert_equals_its_folder(tmp_path: Path) -> None:
+    """The same weights under llama.cpp's names, and Nomic's own names in `config.json`: the same bits."""
+    from safetensors.numpy import load_file
+
+    save_rotary_encoder("nomic_bert", tmp_path / "folder")
+    config = json.loads((tmp_path / "folder" / "config.json").read_text(encoding="utf-8"))
+    tensors = load_file(tmp_path / "folder" / "model.safetensors")
+    parts = {"attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output", "norm1": "attn_output_norm", "mlp.fc11": "ffn_up"}
+    parts |= {"mlp.fc12": "ffn_gate", "mlp.fc2": "ffn_down", "norm2": "layer_output_norm"}
+    tops = {"embeddings.word_embeddings": "token_embd", "embeddings.token_type_embeddings": "token_types"}
+    tops |= {"emb_ln": "token_embd_norm"}
+
+    def named(name: str) -> str:
+        place, _, end = name.rpartition(".")
+        if place in tops:
+            return f"{tops[place]}.{end}"
+        _, _, layer, part = place.split(".", 3)
+        return f"blk.{layer}.{parts[part]}.{end}"
+
+    packed = {
+        named(name): (tuple(reversed(value.shape)), array("f", value.ravel().tolist()))
+        for name, value in tensors.items()
+    }
+    sizes = {"context_length": 256, "embedding_length": 48, "block_count": 4, "attention.head_count": 4}
+    sizes |= {"feed_forward_length": 80, "pooling_type": 1, "rope.freq_base": 1000.0, "attention.causal": False}
+    metadata = {f"nomic-bert.{key}": value for key, value in sizes.items()}
+    metadata |= {"general.architecture": "nomic-bert", "nomic-bert.attention.layer_norm_epsilon": 1e-12}
+    gguf = write_gguf(tmp_path / "nomic.gguf", metadata, packed)
+    assert _rust.model_task(gguf) == "embed"
+    texts = [[(13 * i + 7 * length) % 85 + 3 for i in range(length)] for length in (1, 17, 67)]
+    expected = _rust.EncoderModel.load(tmp_path / "folder", threads=2).compute(texts)
+    assert _rust.EncoderModel.load(gguf, threads=2).compute(texts) == expected
+    own = {
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer",
+        "max_position_embeddings": "n_positions",
+        "layer_norm_eps": "layer_norm_epsilon",
+    }
+    config = {
+        own.get(name, name): value for name, value in config.items() if name not in {"rope_parameters", "hidden_act"}
+    }
+    config |= {"rotary_emb_base": 1000, "activation_function": "swiglu", "prenorm": False, "use_flash_attn": True}
+    write_json(tmp_path / "folder" / "config.json", config)
+    assert _rust.EncoderModel.load(tmp_path / "folder", threads=2).compute(texts) == expected
+    write_json(tmp_path / "folder" / "config.json", config | {"prenorm": True})
+    with pytest.raises(_rust.ModelFileError, match="'prenorm' is true, which is not implemented"):
+        _rust.EncoderModel.load(tmp_path / "folder", threads=2)

@@ -33,6 +33,8 @@ fn shape<'py>(py: Python<'py>, config: &EncoderConfig) -> PyResult<Bound<'py, Py
     about.set_item("pooling", config.pooling.name())?;
     about.set_item("labels", config.head.as_ref().map(|head| head.labels.clone()))?;
     about.set_item("num_outputs", config.num_outputs())?;
+    let words = config.head.as_ref().and_then(|head| head.words);
+    about.set_item("ranks_by_words", words.is_some())?;
     Ok(about)
 }
 

@@ -186,9 +186,8 @@ class EncoderPool:
             reclaim = partial(self._unload_for, entry) if account == "weights" else None
             held.append(self._ledger.reserve(f"{account}:{name}", num_bytes, reclaim))
         started = time.perf_counter()
-        from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
-
-        tokens = TextTokens(path, about["max_tokens"], about["vocab_size"])
+        task = _rust.model_task(path)
+        tokens = _text_tokens(path, about, task)
         try:
             model = _rust.EncoderModel.load(path, threads=threads, most_tokens=BATCH_TOKENS, isa=runner.isa)
         except _rust.ModelFileError as error:
@@ -196,7 +195,7 @@ class EncoderPool:
         seconds = time.perf_counter() - started
         logger.info("the embedding model %s is loaded in %.1f s", name, seconds)
         queue = EncoderQueue(name, model.compute, BATCH_TOKENS)
-        return LoadedEncoder(name, model, tokens, queue, seconds, _rust.model_task(path))
+        return LoadedEncoder(name, model, tokens, queue, seconds, task)
 
     def give_back(self, level: int) -> None:
         """Unload idle encoders (2); there is nothing else to free (1)."""
@@ -238,3 +237,15 @@ class EncoderPool:
         _rust.trim_memory()
         for reservation in held:
             reservation.release()
+
+
+def _text_tokens(path: Path, about: _rust.EncoderShape, task: ModelTask) -> TextTokens:
+    """Return a model's tokenizer; of a decoder that ranks with the template by which it is shown pairs."""
+    from pyagent.infrastructure.engine.encoders.pair_template import PairTemplate
+    from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
+
+    pairs = PairTemplate.of(path, about["vocab_size"]) if task == "rank" else None
+    if about["ranks_by_words"] and pairs is None:
+        text = f"{path}: its chat template shows no messages of the roles query and document, by which it would rank"
+        raise ModelError(text, model=str(path))
+    return TextTokens(path, about["max_tokens"], about["vocab_size"], pairs)

@@ -14,6 +14,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from pyagent import _rust
 from pyagent.core.errors import ContextOverflowError, ModelError, RequestError
+from pyagent.infrastructure.engine.encoders.pair_template import PairTemplate
 from pyagent.infrastructure.engine.tokens.model_folder import read_bounded, read_json
 
 _UNKNOWN, _BEGIN, _END = "[UNK]", "[CLS]", "[SEP]"
@@ -30,8 +31,12 @@ SECOND_TEXT = 1 << 31
 class TextTokens:
     """The tokens of texts for one encoder. Any thread may call it."""
 
-    def __init__(self, path: Path, max_tokens: int, vocab_size: int) -> None:
-        """Raises `ModelError` for a folder without a vocabulary, or with one that is not the model's."""
+    def __init__(self, path: Path, max_tokens: int, vocab_size: int, pairs: PairTemplate | None = None) -> None:
+        """`pairs` is how the model is shown a query and a document, where that is not one after the other.
+
+        Raises `ModelError` for a folder without a vocabulary, or with one that is not the model's.
+        """
+        self._pairs = pairs
         self._inner = _read(path)
         self._inner.no_padding()
         self._inner.no_truncation()
@@ -54,8 +59,17 @@ class TextTokens:
         for number, text in zip(numbers, texts, strict=True):
             for part in [text] if isinstance(text, str) else text:
                 _check(part, number)
+        if (shown := self._pairs) is not None and texts and not isinstance(texts[0], str):
+            pairs = zip(numbers, cast("Sequence[tuple[str, str]]", texts), strict=True)
+            return [self._shown(shown, pair, number, truncates) for number, pair in pairs]
         found = self._inner.encode_batch(list(texts))
         return [self._tokens(one, number, truncates) for number, one in zip(numbers, found, strict=True)]
+
+    def _shown(self, pairs: PairTemplate, pair: tuple[str, str], number: int, truncates: bool) -> list[int]:
+        ids, whole = pairs.encode(*pair, self.max_tokens, truncates=truncates)
+        if len(ids) > self.max_tokens:
+            raise self._too_long(number, whole, truncates)
+        return ids
 
     def _tokens(self, encoding: tokenizers.Encoding, number: int, truncates: bool) -> list[int]:
         is_pair = encoding.n_sequences > 1
@@ -69,14 +83,14 @@ class TextTokens:
         excess = len(encoding.ids) - self.max_tokens
         of_second = [index for index, text in enumerate(encoding.sequence_ids) if text == 1]
         if not truncates or excess >= len(of_second):
-            whose = "its query alone fills that" if truncates else "send shorter texts, or set truncate"
-            raise ContextOverflowError(
-                f"pair {number} has {len(encoding.ids)} tokens, the model takes {self.max_tokens}; {whose}",
-                num_tokens=len(encoding.ids),
-                limit=self.max_tokens,
-            )
+            raise self._too_long(number, len(encoding.ids), truncates)
         gone = set(of_second[len(of_second) - excess :])
         return [index for index in range(len(encoding.ids)) if index not in gone]
+
+    def _too_long(self, number: int, num_tokens: int, truncates: bool) -> ContextOverflowError:
+        whose = "its query alone fills that" if truncates else "send shorter texts, or set truncate"
+        text = f"pair {number} has {num_tokens} tokens, the model takes {self.max_tokens}; {whose}"
+        return ContextOverflowError(text, num_tokens=num_tokens, limit=self.max_tokens)
 
     def _cut(self, encoding: tokenizers.Encoding, number: int, truncates: bool) -> list[int]:
         ids, most = encoding.ids, self.max_tokens
