@@ -59,6 +59,7 @@ class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
     pooling: str
     labels: list[str] | None
     num_outputs: int
+    ranks_by_words: bool
     file_bytes: int
     weight_bytes: int
     workspace_bytes: int
