@@ -24,7 +24,7 @@ def random_blocks(draw: np.random.Generator, kind: gguf.GGMLQuantizationType, ro
     blocks = draw.integers(0, 256, (rows * cols // block_size, block_bytes), dtype=np.uint8)
     scale = np.frombuffer(np.float16(SCALE).tobytes(), dtype=np.uint8)
     match kind:
-        case gguf.GGMLQuantizationType.Q8_0:
+        case gguf.GGMLQuantizationType.Q8_0 | gguf.GGMLQuantizationType.Q4_0:
             blocks[:, 0:2] = scale
         case gguf.GGMLQuantizationType.Q4_K:
             blocks[:, 0:2] = scale
@@ -88,21 +88,21 @@ def write(path: Path, mix: str) -> None:
     writer.close()
 
 
-def add_vocabulary(writer: gguf.GGUFWriter) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter, num_tokens: int = VOCAB) -> None:
     """A byte-level vocabulary: the 256 bytes, the one merge, then words nobody says, then control tokens."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = iter(range(256, 512))
     letters = [chr(byte if byte in printable else next(rest)) for byte in range(256)]
-    words = [f"{letters[65 + i % 26]}{i}" for i in range(VOCAB - 259)]
+    words = [f"{letters[65 + i % 26]}{i}" for i in range(num_tokens - 259)]
     tokens = [*letters, letters[65] + letters[66], *words, "<|begin_of_text|>", "<|end_of_text|>"]
     control = gguf.TokenType.CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * (VOCAB - 2) + [control, control])
+    writer.add_token_types([gguf.TokenType.NORMAL] * (num_tokens - 2) + [control, control])
     writer.add_token_merges([f"{letters[65]} {letters[66]}"])
-    writer.add_bos_token_id(VOCAB - 2)
-    writer.add_eos_token_id(VOCAB - 1)
+    writer.add_bos_token_id(num_tokens - 2)
+    writer.add_eos_token_id(num_tokens - 1)
 
 
 def main() -> None:

@@ -1,0 +1,235 @@
+"""Writes a GGUF file of random weights in the shape of a model people run, for us and for llama.cpp alike.
+
+    .oracle/bin/python benchmarks/random_shapes.py SHAPE model.gguf [--kind Q4_K] [--layers N]     (needs the gguf package)
+
+    qwen3-4b     Qwen3 4B: dense, 36 layers
+    lfm2-8b-a1b  LFM2 8B-A1B: 24 layers, 18 of them short convolutions; from the third on 32 experts, 4 for a token
+    gpt-oss-20b  gpt-oss-20b: 24 layers, 32 experts in MXFP4, 4 for a token, attention sinks, windows of 128
+    qwen35-4b    Qwen 3.5 4B: 32 layers, three of four gated delta nets
+
+With fewer layers a file is written and read in less time; rates are then those of a smaller model of the same widths.
+Vocabularies are cut to 32,768 tokens, so that the output's share stays that of the whole model when a quarter of the
+layers is taken. Matrices are of one kind; norms, routers, biases, sinks and convolutions are float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+from random_model import add_vocabulary, random_blocks
+
+VOCAB = 32_768
+Kind = gguf.GGMLQuantizationType
+
+
+class File:
+    """A file that is written tensor by tensor."""
+
+    def __init__(self, path: Path, architecture: str, kind: Kind, num_layers: int, hidden: int) -> None:
+        self.kind, self.num_layers, self.hidden = kind, num_layers, hidden
+        self.architecture = architecture
+        self.draw = np.random.default_rng(1234)
+        self.writer = gguf.GGUFWriter(path, architecture)
+        self.writer.add_context_length(16_384)
+        self.writer.add_embedding_length(hidden)
+        self.writer.add_block_count(num_layers)
+        self.writer.add_layer_norm_rms_eps(1e-5)
+        self.writer.add_vocab_size(VOCAB)
+        add_vocabulary(self.writer, VOCAB)
+
+    def key(self, name: str, value: int) -> None:
+        """Write a whole number of the architecture's metadata."""
+        self.writer.add_uint32(f"{self.architecture}.{name}", value)
+
+    def heads(self, num_heads: int, num_kv_heads: int | list[int], head_dim: int, base: float) -> None:
+        """Write what attention is."""
+        self.writer.add_head_count(num_heads)
+        self.writer.add_head_count_kv(num_kv_heads)
+        self.writer.add_key_length(head_dim)
+        self.writer.add_value_length(head_dim)
+        self.writer.add_rope_freq_base(base)
+
+    def experts(self, num: int, used: int, size: int) -> None:
+        """Write how many experts there are, how many a token has, and how wide they are."""
+        self.writer.add_expert_count(num)
+        self.writer.add_expert_used_count(used)
+        self.writer.add_expert_feed_forward_length(size)
+
+    def matrix(self, name: str, rows: int, cols: int, *stacked: int, kind: Kind | None = None) -> None:
+        """Write random blocks."""
+        kind = self.kind if kind is None else kind
+        blocks = random_blocks(self.draw, kind, rows * int(np.prod(stacked)), cols)
+        self.writer.add_tensor(f"{name}.weight", blocks.reshape(*stacked, rows, -1), raw_dtype=kind)
+
+    def numbers(self, name: str, *shape: int) -> None:
+        """Write small random numbers."""
+        self.writer.add_tensor(name, 0.05 * self.draw.standard_normal(shape, dtype=np.float32))
+
+    def ones(self, *names: str, size: int = 0) -> None:
+        """Write the factors of norms."""
+        for name in names:
+            self.writer.add_tensor(f"{name}.weight", np.ones(size or self.hidden, dtype=np.float32))
+
+    def attention(self, block: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        """Write the matrices of a layer's attention."""
+        self.matrix(f"{block}.attn_q", num_heads * head_dim, self.hidden)
+        self.matrix(f"{block}.attn_k", num_kv_heads * head_dim, self.hidden)
+        self.matrix(f"{block}.attn_v", num_kv_heads * head_dim, self.hidden)
+        self.matrix(f"{block}.attn_output", self.hidden, num_heads * head_dim)
+
+    def feed_forward(self, block: str, size: int) -> None:
+        """Write a gated feed-forward block."""
+        self.matrix(f"{block}.ffn_gate", size, self.hidden)
+        self.matrix(f"{block}.ffn_up", size, self.hidden)
+        self.matrix(f"{block}.ffn_down", self.hidden, size)
+
+    def expert_matrices(self, block: str, num: int, size: int, kind: Kind | None = None) -> None:
+        """Write a layer's experts and what chooses among them."""
+        self.numbers(f"{block}.ffn_gate_inp.weight", num, self.hidden)
+        self.matrix(f"{block}.ffn_gate_exps", size, self.hidden, num, kind=kind)
+        self.matrix(f"{block}.ffn_up_exps", size, self.hidden, num, kind=kind)
+        self.matrix(f"{block}.ffn_down_exps", self.hidden, size, num, kind=kind)
+
+    def close(self) -> None:
+        """Write all of it."""
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
+
+
+def qwen3_4b(path: Path, kind: Kind, num_layers: int) -> None:
+    """Write Qwen3 4B's shape."""
+    file = File(path, "qwen3", kind, num_layers, 2560)
+    file.writer.add_feed_forward_length(9728)
+    file.heads(32, 8, 128, 1e6)
+    file.matrix("token_embd", VOCAB, 2560)
+    file.ones("output_norm")
+    for layer in range(num_layers):
+        block = f"blk.{layer}"
+        file.ones(f"{block}.attn_norm", f"{block}.ffn_norm")
+        file.ones(f"{block}.attn_q_norm", f"{block}.attn_k_norm", size=128)
+        file.attention(block, 32, 8, 128)
+        file.feed_forward(block, 9728)
+    file.close()
+
+
+def lfm2_8b(path: Path, kind: Kind, num_layers: int) -> None:
+    """Write LFM2 8B-A1B's shape: attention in every fourth layer."""
+    file = File(path, "lfm2moe", kind, num_layers, 2048)
+    has_attention = [layer % 4 == 2 for layer in range(num_layers)]
+    file.writer.add_feed_forward_length(7168)
+    file.heads(32, [8 if has else 0 for has in has_attention], 64, 1e6)
+    file.experts(32, 4, 1792)
+    file.writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    file.writer.add_leading_dense_block_count(2)
+    file.key("shortconv.l_cache", 3)
+    file.matrix("token_embd", VOCAB, 2048)
+    file.ones("token_embd_norm")
+    for layer in range(num_layers):
+        block = f"blk.{layer}"
+        file.ones(f"{block}.attn_norm", f"{block}.ffn_norm")
+        if has_attention[layer]:
+            file.ones(f"{block}.attn_q_norm", f"{block}.attn_k_norm", size=64)
+            file.attention(block, 32, 8, 64)
+        else:
+            file.matrix(f"{block}.shortconv.in_proj", 3 * 2048, 2048)
+            file.matrix(f"{block}.shortconv.out_proj", 2048, 2048)
+            file.numbers(f"{block}.shortconv.conv.weight", 2048, 3)
+        if layer < 2:
+            file.feed_forward(block, 7168)
+        else:
+            file.expert_matrices(block, 32, 1792)
+            file.numbers(f"{block}.exp_probs_b.bias", 32)
+    file.close()
+
+
+def gpt_oss_20b(path: Path, kind: Kind, num_layers: int) -> None:
+    """Write gpt-oss-20b's shape: experts in MXFP4, all else in Q8_0, as its width is no multiple of 256."""
+    kind = Kind.Q8_0 if kind == Kind.Q4_K else kind
+    file = File(path, "gpt-oss", kind, num_layers, 2880)
+    file.writer.add_feed_forward_length(2880)
+    file.heads(64, 8, 64, 150_000.0)
+    file.experts(32, 4, 2880)
+    file.writer.add_sliding_window(128)
+    file.matrix("token_embd", VOCAB, 2880)
+    file.matrix("output", VOCAB, 2880)
+    file.ones("output_norm")
+    for layer in range(num_layers):
+        block = f"blk.{layer}"
+        file.ones(f"{block}.attn_norm", f"{block}.post_attention_norm")
+        file.attention(block, 64, 8, 64)
+        for name, size in (("attn_q", 4096), ("attn_k", 512), ("attn_v", 512), ("attn_output", 2880)):
+            file.numbers(f"{block}.{name}.bias", size)
+        file.numbers(f"{block}.attn_sinks.weight", 64)
+        file.expert_matrices(block, 32, 2880, Kind.MXFP4)
+        file.numbers(f"{block}.ffn_gate_inp.bias", 32)
+        for name in ("gate", "up", "down"):
+            file.numbers(f"{block}.ffn_{name}_exps.bias", 32, 2880)
+    file.close()
+
+
+def qwen35_4b(path: Path, kind: Kind, num_layers: int) -> None:
+    """Write Qwen 3.5 4B's shape."""
+    file = File(path, "qwen35", kind, num_layers, 2560)
+    key_heads, value_heads, state = 16, 32, 128
+    values, channels = value_heads * state, (2 * key_heads + value_heads) * state
+    file.writer.add_feed_forward_length(9216)
+    file.heads(16, 4, 256, 1e7)
+    file.writer.add_rope_dimension_count(64)
+    file.writer.add_array("qwen35.rope.dimension_sections", [11, 11, 10, 0])
+    numbers = {"conv_kernel": 4, "group_count": key_heads, "state_size": state, "time_step_rank": value_heads}
+    for name, number in {**numbers, "inner_size": values}.items():
+        file.key(f"ssm.{name}", number)
+    file.matrix("token_embd", VOCAB, 2560)
+    file.ones("output_norm")
+    for layer in range(num_layers):
+        block = f"blk.{layer}"
+        file.ones(f"{block}.attn_norm", f"{block}.post_attention_norm")
+        file.feed_forward(block, 9216)
+        if layer % 4 == 3:
+            file.matrix(f"{block}.attn_q", 2 * 16 * 256, 2560)
+            file.matrix(f"{block}.attn_k", 4 * 256, 2560)
+            file.matrix(f"{block}.attn_v", 4 * 256, 2560)
+            file.matrix(f"{block}.attn_output", 2560, 16 * 256)
+            file.ones(f"{block}.attn_q_norm", f"{block}.attn_k_norm", size=256)
+            continue
+        file.matrix(f"{block}.attn_qkv", channels, 2560)
+        file.matrix(f"{block}.attn_gate", values, 2560)
+        file.matrix(f"{block}.ssm_out", 2560, values)
+        for name in ("alpha", "beta"):
+            file.numbers(f"{block}.ssm_{name}.weight", value_heads, 2560)
+        file.numbers(f"{block}.ssm_conv1d.weight", channels, 4)
+        file.writer.add_tensor(f"{block}.ssm_a", np.full(value_heads, -1.0, dtype=np.float32))
+        file.numbers(f"{block}.ssm_dt.bias", value_heads)
+        file.ones(f"{block}.ssm_norm", size=state)
+    file.close()
+
+
+SHAPES: dict[str, tuple[Callable[[Path, Kind, int], None], int]] = {
+    "qwen3-4b": (qwen3_4b, 36),
+    "lfm2-8b-a1b": (lfm2_8b, 24),
+    "gpt-oss-20b": (gpt_oss_20b, 24),
+    "qwen35-4b": (qwen35_4b, 32),
+}
+"""What writes each, and how many layers it has."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=tuple(SHAPES))
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--kind", choices=("Q4_0", "Q4_K", "Q8_0"), default="Q4_K")
+    parser.add_argument("--layers", type=int, help="how many; all of them unless said")
+    arguments = parser.parse_args()
+    write, num_layers = SHAPES[arguments.shape]
+    write(arguments.path, Kind[arguments.kind], arguments.layers or num_layers)
+    print(f"{arguments.path}: {arguments.path.stat().st_size / 1e6:,.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
