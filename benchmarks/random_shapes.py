@@ -1,6 +1,8 @@
 """Writes a GGUF file of random weights in the shape of a model people run, for us and for llama.cpp alike.
 
-    .oracle/bin/python benchmarks/random_shapes.py SHAPE model.gguf [--kind Q4_K] [--layers N]     (needs the gguf package)
+    .oracle/bin/python benchmarks/random_shapes.py SHAPE model.gguf [--kind Q4_K] [--layers N]
+
+Needs the gguf package.
 
     qwen3-4b     Qwen3 4B: dense, 36 layers
     lfm2-8b-a1b  LFM2 8B-A1B: 24 layers, 18 of them short convolutions; from the third on 32 experts, 4 for a token
