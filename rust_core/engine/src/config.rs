@@ -172,12 +172,7 @@ impl Architecture {
     pub fn is_cpu_only(self) -> bool {
         matches!(
             self,
-            Self::Ernie45
-                | Self::HunyuanDense
-                | Self::SeedOss
-                | Self::Exaone4
-                | Self::GptOss
-                | Self::Deepseek2
+            Self::Ernie45 | Self::HunyuanDense | Self::SeedOss | Self::Exaone4 | Self::GptOss
         )
     }
 
@@ -446,6 +441,9 @@ impl ModelConfig {
         }
         if !(self.norm_epsilon.is_finite() && self.rope_base.is_finite() && self.rope_base > 0.0) {
             return Err(invalid("norm epsilon or rotary base is not a number".to_owned()));
+        }
+        if !(self.attention_scale.is_finite() && self.attention_scale > 0.0) {
+            return Err(invalid("the factor on scores is not a number above 0".to_owned()));
         }
         let caps = [self.attention_softcap, self.logit_softcap];
         if caps.into_iter().flatten().any(|cap| !(cap.is_finite() && cap > 0.0)) {

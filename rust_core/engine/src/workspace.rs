@@ -13,8 +13,8 @@ use pyagent_kernels::matmul::Activations;
 
 use crate::config::ModelConfig;
 use crate::forward::{
-    FEW_ROWS, LatentBuffers, Routing, latent_sizes, mixed_size, most_piece_columns, most_piece_rows, most_slots, most_split_rows, num_delta_rows,
-    num_streams, output_size,
+    FEW_ROWS, LatentBuffers, Routing, latent_sizes, mixed_size, most_piece_columns, most_piece_rows, most_slots,
+    most_split_rows, num_delta_rows, num_streams, output_size,
 };
 use crate::model::{FeedForward, Mixer, Weights};
 
@@ -434,7 +434,8 @@ impl Workspace {
             &self.shared_input,
         ]
         .map(Activations::bytes);
-        let inputs = self.heads_input.bytes() + self.latent.bytes() + insides.iter().sum::<usize>() + self.routing.bytes();
+        let inputs =
+            self.heads_input.bytes() + self.latent.bytes() + insides.iter().sum::<usize>() + self.routing.bytes();
         let rows = projected.into_iter().chain(rows).sum::<usize>();
         streams.sum::<usize>() + own.sum::<usize>() + rows + inputs
     }

@@ -55,10 +55,7 @@ impl Latent {
             ("numbers of a value", self.value_dims, MOST_SIZE),
             ("numbers of a compressed query", self.query_rank.unwrap_or(1), 1 << 20),
         ];
-        if let Some((what, value, most)) = limits
-            .into_iter()
-            .find(|(_, value, most)| !(1..=*most).contains(value))
-        {
+        if let Some((what, value, most)) = limits.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
             return Err(invalid(format!("{what} are {value}; expected 1 to {most}")));
         }
         let sizes = [

@@ -171,7 +171,6 @@ impl DecoderConfig {
         let lacks = [
             ("experts", self.model.experts.is_some()),
             ("recurrent layers", self.model.recurrent.is_some()),
-            ("latent attention", self.model.latent.is_some()),
             ("capped scores", self.model.attention_softcap.is_some()),
             (
                 "norms after rotary positions",

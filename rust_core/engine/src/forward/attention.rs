@@ -169,13 +169,7 @@ impl Part<'_> {
     }
 
     /// Puts together the chunks of a tile that was split.
-    unsafe fn merge_chunks(
-        &self,
-        args: &AttentionArgs<'_>,
-        tile: &Tile,
-        group: usize,
-        scratch: &mut AttentionScratch,
-    ) {
+    unsafe fn merge_chunks(&self, args: &AttentionArgs<'_>, tile: &Tile, group: usize, scratch: &mut AttentionScratch) {
         let (isa, layout) = (self.pass.isa, &self.pass.kv.pages.layout);
         let results = self.chunk_results(args, tile, group, 0);
         // SAFETY: all chunks are done.

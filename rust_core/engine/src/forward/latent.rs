@@ -67,7 +67,10 @@ impl LatentBuffers {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        [&self.queries, &self.plain, &self.attended].map(Activations::bytes).iter().sum()
+        [&self.queries, &self.plain, &self.attended]
+            .map(Activations::bytes)
+            .iter()
+            .sum()
     }
 }
 
@@ -134,11 +137,7 @@ impl Part<'_> {
     ///
     /// # Safety
     /// These columns of these rows are this piece's.
-    pub(super) unsafe fn project_latent(
-        &self,
-        weights: &LatentWeights,
-        (rows, groups): (Range<usize>, Range<usize>),
-    ) {
+    pub(super) unsafe fn project_latent(&self, weights: &LatentWeights, (rows, groups): (Range<usize>, Range<usize>)) {
         let down = weights.query_down.as_ref().map(|(down, _)| (down, 0));
         let start = down.map_or(0, |(down, _)| down.weight.rows());
         let linears = down.into_iter().chain([(&weights.latent, start)]);
@@ -152,7 +151,9 @@ impl Part<'_> {
     /// The layer's projections are over, and no other thread uses the row or its KV slot in this stage.
     pub(super) unsafe fn compress(&self, layer: usize, row: usize) {
         let Pass { space, isa, .. } = *self.pass;
-        let Some((latent, weights)) = self.latent(layer) else { return };
+        let Some((latent, weights)) = self.latent(layer) else {
+            return;
+        };
         // SAFETY: by contract.
         unsafe {
             let compressed = space.mixed.row(row);
@@ -182,7 +183,9 @@ impl Part<'_> {
     /// The rows are compressed; these heads of these rows are this piece's.
     pub(super) unsafe fn absorb(&self, layer: usize, (rows, heads): (Range<usize>, Range<usize>), own: &mut Own) {
         let Pass { config, space, isa, .. } = *self.pass;
-        let Some((latent, weights)) = self.latent(layer) else { return };
+        let Some((latent, weights)) = self.latent(layer) else {
+            return;
+        };
         let (width, cached) = (latent.key_dims(), latent.cached_dims());
         let mut queries = Patch::own(&mut own.first, rows.clone(), heads.start * width..heads.end * width);
         let input = match weights.query_down {
@@ -204,7 +207,13 @@ impl Part<'_> {
                 }
                 let out = space.query.base().wrapping_add(head * cached);
                 let stride = config.query_size();
-                self.multiply_head(&weights.key_up[head], &space.latent.plain, head, rows.clone(), (out, stride));
+                self.multiply_head(
+                    &weights.key_up[head],
+                    &space.latent.plain,
+                    head,
+                    rows.clone(),
+                    (out, stride),
+                );
             }
         }
     }
@@ -255,7 +264,9 @@ impl Part<'_> {
     /// Attention is over; these heads of these rows are this piece's.
     pub(super) unsafe fn expand(&self, layer: usize, (rows, units): (Range<usize>, Range<usize>), own: &mut Own) {
         let Pass { config, space, isa, .. } = *self.pass;
-        let Some((latent, weights)) = self.latent(layer) else { return };
+        let Some((latent, weights)) = self.latent(layer) else {
+            return;
+        };
         let (unit, width) = (heads_per_block(config, &latent), latent.value_dims);
         let heads = units.start * unit..units.end * unit;
         let values = Patch::own(&mut own.first, rows.clone(), heads.start * width..heads.end * width);
@@ -266,7 +277,9 @@ impl Part<'_> {
                 let out = (origin.wrapping_add(head * width), stride);
                 self.multiply_head(&weights.value_up[head], &space.latent.attended, head, rows.clone(), out);
             }
-            space.heads_input.write_tile(isa, rows, values.columns(), origin, stride);
+            space
+                .heads_input
+                .write_tile(isa, rows, values.columns(), origin, stride);
         }
     }
 }

@@ -58,7 +58,10 @@ impl<'a> Loader<'a> {
         let place = |gguf, other| self.names.whole(layer, gguf, other);
         let queries = self.config.num_heads * latent.key_dims();
         let (query_down, query) = match latent.query_rank {
-            None => (None, self.linear(&place("attn_q", "self_attn.q_proj"), queries, hidden)?),
+            None => (
+                None,
+                self.linear(&place("attn_q", "self_attn.q_proj"), queries, hidden)?,
+            ),
             Some(rank) => {
                 let down = self.linear(&place("attn_q_a", "self_attn.q_a_proj"), rank, hidden)?;
                 let norm = place("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight");
@@ -169,7 +172,13 @@ fn latent_place(loader: &Loader<'_>, layer: usize) -> Place {
 /// Some rows of a tensor that was measured.
 fn rows<'a>(tensor: &TensorView<'a>, first: usize, count: usize) -> Result<TensorView<'a>, ModelFileError> {
     let part = tensor.part(&(first..first + count));
-    part.ok_or_else(|| invalid(format!("tensor '{}' has no rows {first} to {}", tensor.name, first + count)))
+    part.ok_or_else(|| {
+        invalid(format!(
+            "tensor '{}' has no rows {first} to {}",
+            tensor.name,
+            first + count
+        ))
+    })
 }
 
 /// A matrix of `cols` columns the other way round: plain numbers as they are, others as half precision.

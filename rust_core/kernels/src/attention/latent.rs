@@ -28,18 +28,18 @@ const SLOTS: [f32; LANES] = {
 /// What [`super::attend`] asks for holds, the rows are weighed, and the CPU has the set of `L`.
 #[inline(always)]
 pub(super) unsafe fn sum_values<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(group: &Group<'_>) {
-    let num_dims = group.layout.value_dim();
+    let (num_dims, common) = (group.layout.value_dim(), common_blocks::<ROWS>(group));
     let mut d = 0;
     // SAFETY: the caller's promise; the tiles stay within the values.
     unsafe {
         hide_unseen_weights::<ROWS>(group);
         (0..group.num_rows).for_each(|row| group.partials.clear_outputs(row));
         while d + DIMS <= num_dims {
-            sum_tile::<L, S, ROWS, DIMS>(group, d);
+            sum_tile::<L, S, ROWS, DIMS>(group, d, &common);
             d += DIMS;
         }
         while d < num_dims {
-            sum_tile::<L, S, ROWS, 1>(group, d);
+            sum_tile::<L, S, ROWS, 1>(group, d, &common);
             d += 1;
         }
     }
@@ -56,7 +56,11 @@ fn seen(group: &Group<'_>, row: usize, block: usize) -> Range<usize> {
 /// The blocks that all rows see whole.
 fn common_blocks<const ROWS: usize>(group: &Group<'_>) -> Range<usize> {
     let rows = &group.visible[..ROWS];
-    let start = rows.iter().map(|row| row.start.div_ceil(BLOCK_TOKENS)).max().unwrap_or(0);
+    let start = rows
+        .iter()
+        .map(|row| row.start.div_ceil(BLOCK_TOKENS))
+        .max()
+        .unwrap_or(0);
     let end = rows.iter().map(|row| row.end / BLOCK_TOKENS).min().unwrap_or(0);
     if rows.iter().any(Range::is_empty) || start >= end {
         return group.blocks.end..group.blocks.end;
@@ -89,8 +93,11 @@ unsafe fn weights_at<const ROWS: usize>(group: &Group<'_>, row: usize, block: us
 
 /// The sums of `DIMS` dimensions from `d` on.
 #[inline(always)]
-unsafe fn sum_tile<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(group: &Group<'_>, d: usize) {
-    let common = common_blocks::<ROWS>(group);
+unsafe fn sum_tile<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(
+    group: &Group<'_>,
+    d: usize,
+    common: &Range<usize>,
+) {
     // SAFETY: the caller's promise; the blocks are the group's.
     unsafe {
         let mut sums = [[L::splat(0.0); DIMS]; ROWS];
@@ -136,7 +143,11 @@ unsafe fn add_seen<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let (lines, slots, zero) = (lines::<L, S, DIMS>(group, d, block), L::load(SLOTS.as_ptr()), L::splat(0.0));
+        let (lines, slots, zero) = (
+            lines::<L, S, DIMS>(group, d, block),
+            L::load(SLOTS.as_ptr()),
+            L::splat(0.0),
+        );
         for (row, sums) in sums.iter_mut().enumerate() {
             let seen = seen(group, row, block);
             if seen.is_empty() {
@@ -165,7 +176,11 @@ unsafe fn store_sums<L: Lanes, const ROWS: usize, const DIMS: usize>(
             let zero = L::splat(0.0);
             let each = std::array::from_fn(|i| {
                 let at = first + i;
-                if at < ROWS * DIMS { sums[at / DIMS][at % DIMS] } else { zero }
+                if at < ROWS * DIMS {
+                    sums[at / DIMS][at % DIMS]
+                } else {
+                    zero
+                }
             });
             let added = L::sums(each).to_array();
             for (i, sum) in added.into_iter().enumerate().take(ROWS * DIMS - first) {

@@ -144,7 +144,11 @@ impl KvLayout {
 
     /// Numbers of a value that lies by itself.
     const fn stored_value_dim(&self) -> usize {
-        if self.values_in_keys.is_some() { 0 } else { self.head_dim }
+        if self.values_in_keys.is_some() {
+            0
+        } else {
+            self.head_dim
+        }
     }
 
     /// Bytes of one head's keys, or of its values, in a block.
@@ -164,7 +168,11 @@ impl KvLayout {
 
     /// Bytes from the start of a block to a head's values: its keys where these hold them.
     pub(super) const fn values_at(&self, kv_head: usize) -> usize {
-        let before = if self.values_in_keys.is_some() { 0 } else { self.num_kv_heads };
+        let before = if self.values_in_keys.is_some() {
+            0
+        } else {
+            self.num_kv_heads
+        };
         (before + kv_head) * self.head_bytes()
     }
 }

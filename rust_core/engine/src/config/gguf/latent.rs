@@ -37,7 +37,9 @@ impl Keys<'_> {
             None => self.size("attention.value_length")?,
         };
         let plain_dims = key_dims.checked_sub(rotary_dims).ok_or_else(|| {
-            invalid(format!("keys of {key_dims} numbers cannot have {rotary_dims} that are rotated"))
+            invalid(format!(
+                "keys of {key_dims} numbers cannot have {rotary_dims} that are rotated"
+            ))
         })?;
         let latent = Latent {
             rank,
