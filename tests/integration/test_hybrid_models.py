@@ -14,6 +14,7 @@ import pytest
 from support.command_line import COMMAND, fresh_environment
 from support.gguf_writer import Tensors
 from support.hybrid_model import hybrid_tensors, write_hybrid
+from support.kv_sequences import Memory
 from support.native import alone, assert_idle, at_once, chat, mixed_requests, options, run, running
 from support.tiny_model import vocabulary
 
@@ -40,44 +41,6 @@ FORMATS: dict[str, Callable[[int], EngineOptions]] = {
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small hybrid model."""
     return write_hybrid(tmp_path_factory.mktemp("hybrid") / f"{request.param}.gguf", request.param)
-
-
-class Memory:
-    """A model and its pool, as a runner has them."""
-
-    def __init__(self, path: Path, swap_dir: Path | None = None, *, threads: int = 1) -> None:
-        self.model = _rust.CpuModel.load(path, threads=threads, kv_bytes=8 << 20, swap_dir=swap_dir)
-        info = self.model.info()
-        self.pool = _rust.BlockPool(info["num_pages"], groups=info["kv_groups"])
-
-    def add(self, sequence: int, tokens: list[int]) -> int:
-        """Start a sequence on what is cached; return how many of its tokens that is."""
-        num_cached = self.pool.add(sequence, tokens)
-        part, copies = self.pool.take_part(sequence, tokens[num_cached : min(num_cached + 16, len(tokens) - 1)])
-        self.model.copy_pages(copies)
-        return num_cached + part
-
-    def compute(self, *segments: tuple[int, list[int]]) -> list[bytes]:
-        """The logits after each segment's last token."""
-        for sequence, tokens in segments:
-            self.pool.reserve(sequence, self.pool.num_tokens(sequence) + len(tokens))
-        lengths = [len(tokens) for _, tokens in segments]
-        log = [token for _, tokens in segments for token in tokens]
-        ids = [sequence for sequence, _ in segments]
-        _, _, errors, _ = self.model.execute(self.pool, ids, lengths, log, num_outputs=[1] * len(ids))
-        assert not errors
-        self.pool.check()
-        logits, size = self.model.logits(), len(self.model.logits()) // len(ids)
-        return [logits[start : start + size] for start in range(0, len(logits), size)]
-
-    def whole(self, tokens: list[int]) -> bytes:
-        """The logits after tokens that are computed at once, from nothing."""
-        self.pool.clear_index()
-        self.pool.add(99, tokens)
-        (logits,) = self.compute((99, tokens))
-        self.pool.release(99)
-        self.pool.clear_index()
-        return logits
 
 
 def random_tokens(seed: int, count: int) -> list[int]:

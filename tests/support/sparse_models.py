@@ -91,6 +91,46 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
+_LATENT: dict[str, Any] = {
+    **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 32,
+}
+_LATENT_YARN = _YARN | {"rope_theta": 10_000.0, "truncate": True, "mscale": 0.707, "mscale_all_dim": 0.707}
+CONFIGS |= {
+    "deepseek_v2": {
+        **_LATENT,
+        "q_lora_rank": None,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+        "rope_parameters": _LATENT_YARN,
+    },
+    "deepseek_v3": {
+        **_LATENT,
+        **_GROUPS,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "q_lora_rank": 48,
+        "first_k_dense_replace": 2,
+        "attention_bias": True,
+        "rope_parameters": _LATENT_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "glm4_moe_lite": {
+        **_LATENT,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "q_lora_rank": 32,
+        "v_head_dim": 48,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    },
+}
 CONFIGS["qwen2_moe, dense layers"] = CONFIGS["qwen2_moe"] | {"mlp_only_layers": [0], "decoder_sparse_step": 2}
 """What is peculiar to each family is in its configuration; 500 positions pass windows and original contexts."""
 
@@ -174,6 +214,72 @@ _KEYS: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
 }
+_LATENT_KEYS: dict[str, object] = {
+    "attention.kv_lora_rank": 32,
+    "rope.dimension_count": 16,
+    "expert_feed_forward_length": 32,
+    "leading_dense_block_count": 1,
+}
+_APART: dict[str, object] = _LATENT_KEYS | {
+    "attention.head_count_kv": 1,
+    "attention.key_length": 48,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 48,
+    "expert_shared_count": 1,
+    "expert_weights_norm": True,
+}
+_YARN_KEYS: dict[str, object] = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 8.0,
+    "rope.scaling.original_context_length": 64,
+}
+_KEYS |= {
+    "deepseek_v2": (  # as files were before 2025: keys and values made by one matrix, sizes those of heads
+        "deepseek2",
+        {
+            **_LATENT_KEYS,
+            **_YARN_KEYS,
+            "attention.key_length": 48,
+            "attention.value_length": 16,
+            "rope.scaling.yarn_log_multiplier": 0.0707,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 1.0,
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek2",
+        {
+            **_APART,
+            **_YARN_KEYS,
+            "attention.q_lora_rank": 48,
+            "attention.value_length_mla": 16,
+            "rope.scaling.yarn_log_multiplier": 0.1,
+            "leading_dense_block_count": 2,
+            "expert_count": 16,
+            "expert_used_count": 3,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 2.5,
+        },
+    ),
+    "glm4_moe_lite": (  # one layer that predicts a further token is counted, and nothing says how experts are rated
+        "deepseek2",
+        {
+            **_APART,
+            "block_count": 5,
+            "nextn_predict_layers": 1,
+            "attention.q_lora_rank": 32,
+            "attention.value_length_mla": 48,
+            "rope.freq_base": 1_000_000.0,
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_weights_scale": 1.8,
+        },
+    ),
+}
 """What llama.cpp calls the families, and the keys that are not those of every model."""
 LLAMA_CPP = tuple(_KEYS)
 """Families whose GGUF files are written here."""
@@ -190,6 +296,12 @@ _PARTS = {
     "self_attn": "attn_sinks",
     "input_layernorm": "attn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
     "mlp.gate": "ffn_gate_inp",
     "mlp.gate.wg": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
@@ -198,6 +310,7 @@ _PARTS = {
 }
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _GATED = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+_SMALL_EPSILON = {"qwen2_moe", "seed_oss", "deepseek_v2", "deepseek_v3"}
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 
 
@@ -220,7 +333,7 @@ def random_model(name: str, folder: Path) -> Any:
                 values.copy_(torch.rand_like(values) * 0.5)
             elif key.endswith("gate_up_proj") and name == "gpt_oss":  # some gates are above the limit
                 values.add_(torch.randn_like(values) * 0.5)
-            elif "bias" in key or ".mlp." in key:
+            elif "bias" in key or ".mlp." in key or ("kv_lora_rank" in CONFIGS[name] and ".self_attn." in key):
                 values.add_(torch.randn_like(values) * 0.15)
     model.save_pretrained(folder)
     return model
@@ -252,9 +365,9 @@ def write_as_gguf(
         "context_length": shape["max_position_embeddings"],
         "attention.head_count": shape["num_attention_heads"],
         "attention.head_count_kv": shape["num_key_value_heads"],
-        "attention.key_length": shape["head_dim"],
-        "attention.value_length": shape["head_dim"],
-        "attention.layer_norm_rms_epsilon": 1e-6 if name in {"qwen2_moe", "seed_oss"} else 1e-5,
+        "attention.key_length": shape.get("head_dim"),
+        "attention.value_length": shape.get("head_dim"),
+        "attention.layer_norm_rms_epsilon": 1e-6 if name in _SMALL_EPSILON else 1e-5,
     }
     sizes |= keys
     metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": sizes[key] for key in sizes}
@@ -286,6 +399,8 @@ def _gguf_names(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
             found[f"{block}.{_GATED[last]}_shexp.{end}"] = values
         elif last in _GATED:
             found[f"{block}.{_GATED[last]}.{end}"] = values
+        elif part == "self_attn.kv_b_proj" and "attention.key_length_mla" in _KEYS[name][1]:
+            found |= _of_latent(block, CONFIGS[name], values)
         elif end == "e_score_correction_bias":
             found[f"{block}.exp_probs_b.bias"] = values.flatten()
         elif part == "post_attention_layernorm":
@@ -305,6 +420,16 @@ def _as_neighbours(values: Any) -> Any:
     """Rows of heads so that pairs that turn together are neighbours, as llama.cpp has them of Llama and Mistral."""
     heads = values.reshape(-1, 2, _SHAPE["head_dim"] // 2, values.shape[-1])
     return heads.transpose(1, 2).reshape(values.shape)
+
+
+def _of_latent(block: str, shape: Mapping[str, Any], values: Any) -> dict[str, Any]:
+    """What makes keys and values of a latent, by heads: keys' transposed."""
+    heads, plain, size = (shape[key] for key in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim"))
+    of_heads = values.reshape(heads, plain + size, -1)
+    return {
+        f"{block}.attn_k_b.weight": of_heads[:, :plain].transpose(1, 2).contiguous(),
+        f"{block}.attn_v_b.weight": of_heads[:, plain:].contiguous(),
+    }
 
 
 def _of_gpt_oss(block: str, name: str, values: Any) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from support.tiny_model import metadata, vocabulary
 
 HIDDEN, FFN, EXPERTS, USED, HEADS, KV_HEADS, HEAD_DIM, LAYERS, WINDOW = 64, 96, 6, 3, 4, 2, 32, 4, 24
 SHARED, DENSE = 64, 128
+LATENT, QUERY_LATENT, PLAIN, ROTARY, VALUE = 32, 48, 32, 16, 16
 NUM_TOKENS = len(vocabulary()[0])
 
 Shape = tuple[int, ...]
 Values: TypeAlias = "array[float] | Blocks"
-FAMILIES = ("gpt-oss", "qwen2moe", "glm4moe", "ernie4_5-moe", "hunyuan-moe")
+FAMILIES = ("gpt-oss", "qwen2moe", "glm4moe", "ernie4_5-moe", "hunyuan-moe", "deepseek2")
 _KEYS: dict[str, dict[str, object]] = {
     "gpt-oss": {
         "attention.sliding_window": WINDOW,
@@ -43,6 +44,25 @@ _KEYS: dict[str, dict[str, object]] = {
         "leading_dense_block_count": 1,
     },
     "hunyuan-moe": {"expert_shared_feed_forward_length": SHARED},
+    "deepseek2": {
+        "expert_shared_feed_forward_length": SHARED,
+        "leading_dense_block_count": 1,
+        "expert_group_count": 3,
+        "expert_group_used_count": 2,
+        "expert_weights_norm": True,
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": LATENT,
+        "attention.q_lora_rank": QUERY_LATENT,
+        "attention.key_length": LATENT + ROTARY,
+        "attention.value_length": LATENT,
+        "attention.key_length_mla": PLAIN + ROTARY,
+        "attention.value_length_mla": VALUE,
+        "rope.dimension_count": ROTARY,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.yarn_log_multiplier": 0.1,
+    },
 }
 
 
@@ -58,6 +78,9 @@ def sparse_shapes(family: str) -> dict[str, Shape]:
 
 def _attention(family: str) -> Iterator[tuple[str, Shape]]:
     queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    if family == "deepseek2":
+        yield from _latent_attention()
+        return
     for name, rows in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
         yield f"{name}.weight", (HIDDEN, rows)
         if family in {"gpt-oss", "qwen2moe", "glm4moe"}:
@@ -73,8 +96,21 @@ def _attention(family: str) -> Iterator[tuple[str, Shape]]:
         yield "attn_k_norm.weight", (HEAD_DIM,)
 
 
+def _latent_attention() -> Iterator[tuple[str, Shape]]:
+    yield "attn_norm.weight", (HIDDEN,)
+    yield "ffn_norm.weight", (HIDDEN,)
+    yield "attn_q_a.weight", (HIDDEN, QUERY_LATENT)
+    yield "attn_q_a_norm.weight", (QUERY_LATENT,)
+    yield "attn_q_b.weight", (QUERY_LATENT, HEADS * (PLAIN + ROTARY))
+    yield "attn_kv_a_mqa.weight", (HIDDEN, LATENT + ROTARY)
+    yield "attn_kv_a_norm.weight", (LATENT,)
+    yield "attn_k_b.weight", (PLAIN, LATENT, HEADS)
+    yield "attn_v_b.weight", (LATENT, VALUE, HEADS)
+    yield "attn_output.weight", (HEADS * VALUE, HIDDEN)
+
+
 def _ffn(family: str, layer: int) -> Iterator[tuple[str, Shape]]:
-    if (family == "glm4moe" and layer == 0) or (family == "ernie4_5-moe" and layer % 2 == 0):
+    if (family in {"glm4moe", "deepseek2"} and layer == 0) or (family == "ernie4_5-moe" and layer % 2 == 0):
         yield from _gated("", DENSE)
         return
     yield "ffn_gate_inp.weight", (HIDDEN, EXPERTS)
@@ -87,7 +123,7 @@ def _ffn(family: str, layer: int) -> Iterator[tuple[str, Shape]]:
     yield from _gated("_shexp", SHARED)
     if family == "qwen2moe":
         yield "ffn_gate_inp_shexp.weight", (HIDDEN,)
-    if family in {"glm4moe", "ernie4_5-moe"}:
+    if family in {"glm4moe", "ernie4_5-moe", "deepseek2"}:
         yield "exp_probs_b.bias", (EXPERTS,)
 
 

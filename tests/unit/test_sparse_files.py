@@ -76,6 +76,13 @@ def test_every_tensor_of_a_sparse_file_is_needed(family: str, tmp_path: Path) ->
             assert f'"{name}" is missing' in said_of(write_sparse(tmp_path / "m.gguf", family, rest))
 
 
+_NO_LATENT: dict[str, object] = {
+    "attention__kv_lora_rank": 0,
+    "attention__key_length": 16,
+    "attention__value_length": 0,
+}
+
+
 def zeros(*shape: int) -> tuple[Shape, Values]:
     return shape, array("f", [0.0]) * math.prod(shape)
 
@@ -90,6 +97,12 @@ def zeros(*shape: int) -> tuple[Shape, Values]:
         ("glm4moe", "blk.3.exp_probs_b.bias", zeros(EXPERTS - 2), "has 4 values; expected 6"),
         ("glm4moe", "blk.0.ffn_up.weight", zeros(HIDDEN, 32), "is 32 x 64; expected 128 x 64"),
         ("glm4moe", "blk.3.ffn_up_shexp.weight", zeros(HIDDEN, 32), "is 32 x 64; expected 64 x 64"),
+        ("deepseek2", "blk.3.attn_k_b.weight", zeros(32, 32, 3), "is [32, 32, 3]; expected [32, 32, 4]"),
+        ("deepseek2", "blk.3.attn_v_b.weight", zeros(32, 32, 4), "is [32, 32, 4]; expected [32, 16, 4]"),
+        ("deepseek2", "blk.3.attn_kv_a_mqa.weight", zeros(HIDDEN, 32), "is 32 x 64; expected 48 x 64"),
+        ("deepseek2", "blk.3.attn_output.weight", zeros(128, HIDDEN), "is 64 x 128; expected 64 x 64"),
+        ("deepseek2", "blk.3.attn_kv_b.weight", zeros(32, 128), "is 128 x 32; expected 192 x 32"),
+        ("deepseek2", "blk.3.attn_kv_a_norm.weight", zeros(48), "has 48 values; expected 32"),
         ("qwen2moe", "blk.3.ffn_gate_inp_shexp.weight", zeros(HIDDEN, 2), "is 2 x 64; expected 1 x 64"),
     ],
 )
@@ -117,6 +130,20 @@ def test_a_tensor_of_another_size_is_refused(
         ("glm4moe", {"expert_weights_scale": -1.0}, "the factor on experts' weights is not a number above 0"),
         ("glm4moe", {"nextn_predict_layers": 4}, "layers is 0; expected 1 to 1000"),
         ("glm4moe", {"rope__dimension_count": 33}, "33 of a head's 32 numbers are rotated"),
+        ("deepseek2", _NO_LATENT, "numbers of a latent are 0; expected 1 to 4096"),
+        ("deepseek2", {"attention__kv_lora_rank": None}, '"deepseek2.attention.kv_lora_rank" is missing'),
+        (
+            "deepseek2",
+            {"attention__kv_lora_rank": 48},
+            "'deepseek2.attention.key_length' is 48, which is not supported",
+        ),
+        ("deepseek2", {"attention__key_length_mla": 8}, "keys of 8 numbers cannot have 16 that are rotated"),
+        ("deepseek2", {"attention__key_length_mla": 40}, "a head's keys has 40 numbers, which is not supported"),
+        ("deepseek2", {"attention__value_length_mla": 2**31}, "numbers of a value are 2147483648"),
+        ("deepseek2", {"attention__q_lora_rank": 2**31}, "numbers of a compressed query are 2147483648"),
+        ("deepseek2", {"expert_gating_func": 1}, "'deepseek2.expert_group_count' 3 is not implemented for experts"),
+        ("deepseek2", {"attention__temperature_scale": 0.1}, "'deepseek2.attention.temperature_scale' is not implemen"),
+        ("deepseek2", {"attention__indexer__top_k": 64}, "'deepseek2.attention.indexer.top_k' is not implemented"),
         (
             "qwen2moe",
             {"expert_shared_feed_forward_length": 2**31},

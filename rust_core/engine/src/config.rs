@@ -7,17 +7,20 @@
 //! logits. LFM2 and Qwen 3.5 have recurrent layers beside attention.
 //! Mixtral, Qwen3-MoE and OLMoE have several feed-forward blocks for one (experts), gpt-oss also sinks in its
 //! attention, Qwen2-MoE, GLM-4.5, ERNIE 4.5 and Hunyuan an expert beside them that all tokens share. Hunyuan normalises
-//! queries and keys after they are rotated, EXAONE 4 blocks' outputs.
+//! queries and keys after they are rotated, EXAONE 4 blocks' outputs. DeepSeek-V2 and V3 and GLM-4.7-Flash have latent
+//! attention.
 //!
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
 pub(crate) mod experts;
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
+pub(crate) mod latent;
 mod recurrent;
 
 pub use self::experts::{Experts, Rating};
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
+pub use self::latent::Latent;
 pub use self::recurrent::{DeltaNet, Recurrent};
 use pyagent_kernels::attention::{KvLayout, KvType};
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle, RopeTable};
@@ -70,7 +73,12 @@ pub enum Architecture {
     SeedOss,
     /// EXAONE 4: norms after each block, none before; layers without windows have no rotary positions.
     Exaone4,
+    /// DeepSeek-V2 and V3, GLM-4.7-Flash: latent attention, experts beside one that all tokens share.
+    Deepseek2,
 }
+
+/// Relatives of DeepSeek-V3 with an indexer (sparse attention), by their names in both kinds of files.
+const SPARSE_ATTENTION: [&str; 4] = ["deepseek_v32", "deepseek32", "glm_moe_dsa", "glm-dsa"];
 
 /// Decoder layers at most.
 const MOST_LAYERS: usize = 1_000;
@@ -80,7 +88,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    seed_oss, exaone4, ernie4_5, hunyuan-dense, lfm2, qwen35 (Qwen 3.5, dense), the mixtures of experts qwen3moe, olmoe, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+    seed_oss, exaone4, ernie4_5, hunyuan-dense, lfm2, qwen35 (Qwen 3.5, dense), the mixtures of experts qwen3moe, olmoe, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -107,6 +115,7 @@ impl Architecture {
             "hunyuan-moe" | "hunyuan_v1_moe" => Some(Self::HunyuanMoe),
             "seed_oss" => Some(Self::SeedOss),
             "exaone4" => Some(Self::Exaone4),
+            "deepseek2" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite" => Some(Self::Deepseek2),
             _ => None,
         }
     }
@@ -135,6 +144,7 @@ impl Architecture {
             Self::HunyuanMoe => "hunyuan-moe",
             Self::SeedOss => "seed_oss",
             Self::Exaone4 => "exaone4",
+            Self::Deepseek2 => "deepseek2",
         }
     }
 
@@ -241,8 +251,10 @@ pub struct ModelConfig {
     pub num_heads: usize,
     /// Key and value heads.
     pub num_kv_heads: usize,
-    /// Width of a head.
+    /// Width of a head; in latent attention that of its one cached head.
     pub head_dim: usize,
+    /// Latent attention's sizes, where the family has it.
+    pub latent: Option<Latent>,
     /// Width inside the feed-forward block; inside one expert, where it has experts.
     pub ffn_size: usize,
     /// The feed-forward block's experts, of a mixture of them.
@@ -331,6 +343,16 @@ impl ModelConfig {
         self.num_heads * self.head_dim
     }
 
+    /// Numbers of what a head attends to.
+    pub fn value_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.rank)
+    }
+
+    /// Values that attention hands to its output matrix.
+    pub fn heads_size(&self) -> usize {
+        self.num_heads * self.latent.map_or(self.head_dim, |latent| latent.value_dims)
+    }
+
     /// Values in one token's keys, or values.
     pub fn kv_size(&self) -> usize {
         self.num_kv_heads * self.head_dim
@@ -350,6 +372,7 @@ impl ModelConfig {
         KvLayout {
             num_kv_heads: self.num_kv_heads,
             head_dim: self.head_dim,
+            values_in_keys: self.latent.map(|latent| latent.rank),
             dtype,
         }
     }
@@ -419,6 +442,9 @@ impl ModelConfig {
         if !(self.norm_epsilon.is_finite() && self.rope_base.is_finite() && self.rope_base > 0.0) {
             return Err(invalid("norm epsilon or rotary base is not a number".to_owned()));
         }
+        if !(self.attention_scale.is_finite() && self.attention_scale > 0.0) {
+            return Err(invalid("the factor on scores is not a number above 0".to_owned()));
+        }
         let caps = [self.attention_softcap, self.logit_softcap];
         if caps.into_iter().flatten().any(|cap| !(cap.is_finite() && cap > 0.0)) {
             return Err(invalid("a cap of scores or logits is not a number above 0".to_owned()));
@@ -441,6 +467,12 @@ fn periodic(num_layers: usize, every: usize) -> Vec<bool> {
 }
 
 fn unsupported(name: &str) -> ModelFileError {
+    if SPARSE_ATTENTION.contains(&name) {
+        return invalid(format!(
+            "architecture '{name}' is not supported: its attention sees the tokens that an indexer chooses; the nearest that is \
+             supported is DeepSeek-V3 (deepseek_v3, in GGUF files deepseek2)"
+        ));
+    }
     invalid(format!(
         "architecture '{name}' is not supported; supported are {SUPPORTED_ARCHITECTURES}"
     ))

@@ -7,6 +7,7 @@
 
 mod attention;
 mod experts;
+mod latent;
 mod mlp;
 mod plan;
 mod projection;
@@ -17,6 +18,7 @@ use std::ops::Range;
 
 pub(crate) use attention::most_split_rows;
 pub(crate) use experts::{Routing, most_slots};
+pub(crate) use latent::{LatentBuffers, latent_sizes};
 pub(crate) use plan::Target;
 pub use plan::{Plan, Scoring, Segment};
 use pyagent_kernels::elementwise::{self, RopeTable};
@@ -69,6 +71,7 @@ pub(crate) fn most_piece_columns(config: &ModelConfig) -> usize {
         .max(config.kv_size())
         .max(attention::unit_width(config))
         .max(recurrent::most_columns(config))
+        .max(latent::most_columns(config))
 }
 
 /// How many residual streams a batch of `rows` tokens keeps: one per thread for a few, else one for all.
@@ -100,8 +103,14 @@ pub enum Stage {
     /// The norm of a layer's queries and keys over all heads, where the family has it; only then are they rotated and
     /// stored.
     NormaliseHeads(usize),
+    /// Latent attention's norms, and the store of latents.
+    Compress(usize),
+    /// The queries of a layer's heads, made queries of latents.
+    Absorb(usize),
     /// A layer's attention.
     Attend(usize),
+    /// The values of a layer's heads, made of the latents they attended to.
+    Expand(usize),
     /// A recurrent layer's convolution.
     Convolve(usize),
     /// A recurrent layer's delta rule.
@@ -157,7 +166,7 @@ impl Pass<'_> {
 
     fn num_pieces(&self, plan: &Plan<'_>, stage: Stage) -> usize {
         match stage {
-            Stage::Stream(_) | Stage::NormaliseHeads(_) => plan.num_rows(),
+            Stage::Stream(_) | Stage::NormaliseHeads(_) | Stage::Compress(_) => plan.num_rows(),
             Stage::OutputNorm => plan.num_outputs(),
             Stage::Attend(_) => plan.attention.num_pieces(),
             Stage::Convolve(_) => recurrent::num_convolution_pieces(plan, self.config),
@@ -174,13 +183,15 @@ impl Pass<'_> {
     fn tiling(&self, plan: &Plan<'_>, stage: Stage) -> Tiling {
         let config = self.config;
         let (num_rows, num_units, most_units) = match stage {
-            Stage::Project(layer) if config.recurrent(layer).is_some() => {
+            Stage::Project(layer) if config.recurrent(layer).is_some() || config.latent.is_some() => {
                 return recurrent::projection_tiling(plan, config);
             }
             Stage::Project(_) => {
                 let heads = config.num_heads + config.num_kv_heads;
                 (plan.num_rows(), heads, heads)
             }
+            Stage::Absorb(_) => return latent::absorb_tiling(plan, config),
+            Stage::Expand(_) => return latent::expand_tiling(plan, config),
             Stage::Route(_) => return experts::router_tiling(plan, config),
             Stage::Block(block) if self.experts(block).is_some() => return experts::output_tiling(plan, config),
             Stage::Gate(_) => (plan.num_rows(), config.dense_size().div_ceil(BLOCK_COLS), GATE_BLOCKS),
@@ -215,7 +226,7 @@ impl Pass<'_> {
         unsafe {
             match stage {
                 _ if !is_few => {}
-                Stage::Project(layer) => part.catch_up(own, 2 * layer),
+                Stage::Project(layer) | Stage::Absorb(layer) => part.catch_up(own, 2 * layer),
                 Stage::Route(layer) | Stage::Gate(layer) => part.catch_up(own, 2 * layer + 1),
                 Stage::Output => part.catch_up(own, 2 * self.config.num_layers),
                 _ => {}
@@ -225,8 +236,12 @@ impl Pass<'_> {
                 Stage::Stream(blocks) => part.advance(piece.index, blocks.checked_sub(1), blocks, &mut own.row),
                 Stage::Project(layer) => match &self.weights.layers[layer].mixer {
                     Mixer::Attention(attention) => part.project(layer, attention, ranges(stage), own),
+                    Mixer::Latent(latent) => part.project_latent(latent, ranges(stage)),
                     Mixer::Recurrent(recurrent) => part.project_mixer(recurrent, ranges(stage)),
                 },
+                Stage::Compress(layer) => part.compress(layer, piece.index),
+                Stage::Absorb(layer) => part.absorb(layer, ranges(stage), own),
+                Stage::Expand(layer) => part.expand(layer, ranges(stage), own),
                 Stage::Convolve(layer) => part.convolve(layer, piece.index, own),
                 Stage::Scan(layer) => part.scan(layer, piece.index, own),
                 Stage::NormaliseHeads(layer) => part.normalise_heads(layer, piece.index),

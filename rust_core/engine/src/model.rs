@@ -4,6 +4,7 @@
 //! read, and the pages of the mapping are given back at once, so that a model is resident once.
 
 mod expert_tensors;
+mod latent;
 mod names;
 mod packed_experts;
 mod recurrent;
@@ -20,6 +21,7 @@ use crate::config::gguf::longrope;
 use crate::config::{Architecture, ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView, clipped};
 
+pub use self::latent::LatentWeights;
 pub use self::recurrent::{DeltaWeights, RecurrentWeights};
 
 /// Row groups one thread packs at a time.
@@ -58,7 +60,7 @@ impl Layer {
             .chain(self.ffn.shared().map(|shared| &shared.gated));
         let ffn = ffn.flat_map(|gated| [&gated.gate, &gated.up, &gated.down]);
         let linears = mixer.chain(self.ffn.raters()).chain(ffn);
-        linears.map(|linear| &linear.weight)
+        linears.map(|linear| &linear.weight).chain(self.mixer.inner())
     }
 }
 
@@ -66,6 +68,8 @@ impl Layer {
 pub enum Mixer {
     /// Attention.
     Attention(Box<Attention>),
+    /// Attention to latents.
+    Latent(Box<LatentWeights>),
     /// A state that each token changes.
     Recurrent(RecurrentWeights),
 }
@@ -78,8 +82,18 @@ impl Mixer {
                 let linears = [&attention.query, &attention.key, &attention.value].into_iter();
                 linears.chain(&attention.gate).collect()
             }
+            Self::Latent(latent) => latent.inputs().into(),
             Self::Recurrent(recurrent) => recurrent.inputs.iter().collect(),
         }
+    }
+
+    /// The matrices that come after these.
+    fn inner(&self) -> impl Iterator<Item = &PackedMatrix> {
+        let latent = match self {
+            Self::Latent(latent) => Some(latent.inner()),
+            _ => None,
+        };
+        latent.into_iter().flatten()
     }
 }
 
@@ -378,6 +392,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
     };
     loader.check_experts()?;
     loader.check_recurrent()?;
+    loader.check_latent()?;
     let layers = (0..config.num_layers)
         .map(|layer| loader.layer(layer))
         .collect::<Result<_, _>>()?;
@@ -428,6 +443,10 @@ impl Loader<'_> {
             let columns = recurrent.output_size(hidden);
             let output = self.linear(&name(Part::MixerOutput), hidden, columns)?;
             return Ok((Mixer::Recurrent(self.recurrent(layer, recurrent)?), output));
+        }
+        if let Some(latent) = &config.latent {
+            let (weights, output) = self.latent(layer, latent)?;
+            return Ok((Mixer::Latent(Box::new(weights)), output));
         }
         let (query_norm, key_norm) = config.qk_norm_sizes();
         let (query, gate) = if config.architecture.has_gated_attention() {

@@ -13,8 +13,8 @@ use pyagent_kernels::matmul::Activations;
 
 use crate::config::ModelConfig;
 use crate::forward::{
-    FEW_ROWS, Routing, mixed_size, most_piece_columns, most_piece_rows, most_slots, most_split_rows, num_delta_rows,
-    num_streams, output_size,
+    FEW_ROWS, LatentBuffers, Routing, latent_sizes, mixed_size, most_piece_columns, most_piece_rows, most_slots,
+    most_split_rows, num_delta_rows, num_streams, output_size,
 };
 use crate::model::{FeedForward, Mixer, Weights};
 
@@ -275,6 +275,7 @@ pub struct Workspace {
     /// Insides of the expert that all tokens share.
     pub shared_input: Activations,
     pub routing: Routing,
+    pub latent: LatentBuffers,
     hidden_forms: Forms,
     heads_forms: Forms,
     ffn_forms: Forms,
@@ -286,13 +287,13 @@ pub struct Workspace {
 
 /// In which forms matrices want their input.
 #[derive(Clone, Copy, Default)]
-struct Forms {
-    is_quantised: bool,
-    is_dense: bool,
+pub(crate) struct Forms {
+    pub(crate) is_quantised: bool,
+    pub(crate) is_dense: bool,
 }
 
 impl Forms {
-    fn of<'a>(matrices: impl IntoIterator<Item = &'a pyagent_kernels::pack::PackedMatrix>) -> Self {
+    pub(crate) fn of<'a>(matrices: impl IntoIterator<Item = &'a pyagent_kernels::pack::PackedMatrix>) -> Self {
         matrices.into_iter().fold(Self::default(), |forms, matrix| Self {
             is_quantised: forms.is_quantised || matrix.is_quantised(),
             is_dense: forms.is_dense || !matrix.is_quantised(),
@@ -330,7 +331,7 @@ impl Workspace {
             gate: Rows::new(gate_size(config)),
             mixed: Rows::new(mixed_size(config)),
             delta: Rows::new(config.hidden_size),
-            chunks: Rows::new(config.num_heads * chunk_len(config.head_dim, 1)),
+            chunks: Rows::new(config.num_heads * chunk_len(config.value_dim(), 1)),
             logits: Rows::new(config.vocab_size),
             heads_input: Activations::new(),
             ffn_input: Activations::new(),
@@ -338,6 +339,7 @@ impl Workspace {
             dense_input: Activations::new(),
             shared_input: Activations::new(),
             routing: Routing::new(config),
+            latent: LatentBuffers::new(weights),
             hidden_forms: Forms::of(layers().flat_map(|layer| {
                 let mixer = layer.mixer.inputs().into_iter();
                 let ffn = layer.ffn.gated().iter().flat_map(|gated| [&gated.gate, &gated.up]);
@@ -381,7 +383,8 @@ impl Workspace {
         self.delta.reserve(num_delta_rows(config, tokens));
         self.chunks.reserve(split_rows);
         self.logits.reserve(outputs);
-        resize(&mut self.heads_input, tokens, config.query_size(), self.heads_forms);
+        resize(&mut self.heads_input, tokens, config.heads_size(), self.heads_forms);
+        self.latent.reserve(config, tokens);
         let mixer_columns = output_size(config);
         resize(&mut self.mixer_input, tokens, mixer_columns, self.mixer_forms);
         let slots = most_slots(config, tokens);
@@ -431,7 +434,8 @@ impl Workspace {
             &self.shared_input,
         ]
         .map(Activations::bytes);
-        let inputs = self.heads_input.bytes() + insides.iter().sum::<usize>() + self.routing.bytes();
+        let inputs =
+            self.heads_input.bytes() + self.latent.bytes() + insides.iter().sum::<usize>() + self.routing.bytes();
         let rows = projected.into_iter().chain(rows).sum::<usize>();
         streams.sum::<usize>() + own.sum::<usize>() + rows + inputs
     }
@@ -490,11 +494,13 @@ impl LargestStep {
             4 * tokens * (experts.num_experts as u128 + 1) + 64 * slots + beside.iter().sum::<u128>()
         });
         let mixer = input(tokens, output_size(config) as u128);
-        let inputs = input(tokens, query) + mixer + input(slots, ffn) + of_experts;
+        let latent = latent_sizes(config, self.tokens).map(|(rows, cols)| input(rows as u128, cols as u128));
+        let heads = input(tokens, config.heads_size() as u128) + latent.sum::<u128>();
+        let inputs = heads + mixer + input(slots, ffn) + of_experts;
         let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
         let logits = self.logit_rows(self.tokens) as u128 * config.vocab_size as u128 * 4;
         let chunks = self.split_rows(config) as u128 * config.num_heads as u128;
-        let chunks = chunks * (config.head_dim as u128 + 48) * 4;
+        let chunks = chunks * (config.value_dim() as u128 + 48) * 4;
         let bytes = rows + chunks + inputs + streams + logits + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
@@ -512,7 +518,7 @@ impl LargestStep {
     /// Bytes of rotary tables, and of what samplers and scorers rank in.
     fn table_bytes(&self, config: &ModelConfig) -> u128 {
         let positions = self.positions.min(config.context_length) as u128;
-        let angles = num_rope_tables(config) as u128 * positions * config.head_dim as u128;
+        let angles = num_rope_tables(config) as u128 * positions * config.rotary_dims as u128;
         let scorers = self.threads.min(SCORED_ROWS).min(self.tokens);
         let rankings = (self.outputs + scorers) as u128 * config.vocab_size as u128;
         (angles + rankings) * size_of::<f32>() as u128

@@ -57,6 +57,7 @@ impl Sequence {
         let layout = KvLayout {
             num_kv_heads: shape.num_kv_heads,
             head_dim: shape.head_dim,
+            values_in_keys: None,
             dtype,
         };
         let num_blocks = num_positions.div_ceil(BLOCK_TOKENS);

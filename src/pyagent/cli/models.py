@@ -246,7 +246,7 @@ def _card(about: ModelDescription, path: Path, memory: dict[int, int], template:
         ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
         ("vocabulary", f"{about.vocab_size:,} tokens"),
         ("context", f"{about.context_length:,} tokens"),
-        ("memory", "; ".join(needs)),
+        ("memory", "; ".join([*needs, f"{about.kv_bytes_per_token:,} bytes of KV a token"])),
         ("licence", about.licence),
         ("chat template", template or "none; completions only, or set engine.chat_template"),
         ("file", f"{path} ({format_bytes(about.file_bytes)})"),

@@ -2,6 +2,7 @@
 
 mod experts;
 mod hybrid;
+mod latent;
 
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 
@@ -95,13 +96,14 @@ impl ModelConfig {
         let hidden_size = keys.size("embedding_length")?;
         let num_heads = keys.size("attention.head_count")?;
         let num_layers = keys.num_layers(architecture)?;
-        let head_dim = keys
-            .optional_size("attention.key_length")?
-            .unwrap_or(hidden_size / num_heads.max(1));
-        keys.expect_size("attention.value_length", head_dim)?;
+        let latent = keys.latent(architecture)?;
+        let head_dim = match &latent {
+            Some(latent) => latent.cached_dims(),
+            None => keys.head_dim(hidden_size, num_heads)?,
+        };
         let rotary_dims = keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
         let (recurrent, recurrent_layers) = keys.recurrent(architecture, num_layers)?;
-        if !architecture.is_partly_rotary() {
+        if !architecture.is_partly_rotary() && latent.is_none() {
             keys.expect_size("rope.dimension_count", head_dim)?;
         }
         let rope_base = keys.number_or("rope.freq_base", 10_000.0)?;
@@ -121,6 +123,7 @@ impl ModelConfig {
             num_heads,
             num_kv_heads: keys.num_kv_heads(architecture, num_heads)?,
             head_dim,
+            latent,
             ffn_size: match keys.optional_size("expert_feed_forward_length")? {
                 Some(size) if experts.is_some() => size,
                 _ => keys.size("feed_forward_length")?,
@@ -131,9 +134,11 @@ impl ModelConfig {
             norm_epsilon: file.metadata_f32(&keys.key("attention.layer_norm_rms_epsilon"))?,
             norm_weight_offset: 0.0,
             rope_style: match architecture {
-                Architecture::Llama | Architecture::SmolLm3 | Architecture::Ernie45 | Architecture::Ernie45Moe => {
-                    RopeStyle::Interleaved
-                }
+                Architecture::Llama
+                | Architecture::SmolLm3
+                | Architecture::Ernie45
+                | Architecture::Ernie45Moe
+                | Architecture::Deepseek2 => RopeStyle::Interleaved,
                 _ => RopeStyle::Neox,
             },
             rotary_dims,
@@ -158,10 +163,12 @@ impl ModelConfig {
                 _ if is_gemma => Activation::GeluTanh,
                 _ => Activation::Silu,
             },
-            attention_scale: if LARGEST_GEMMAS.contains(&(architecture, num_layers)) {
-                ((hidden_size / num_heads.max(1)) as f32).powf(-0.5)
-            } else {
-                (head_dim as f32).powf(-0.5)
+            attention_scale: match &latent {
+                Some(latent) => keys.latent_scale(latent)?,
+                None if LARGEST_GEMMAS.contains(&(architecture, num_layers)) => {
+                    ((hidden_size / num_heads.max(1)) as f32).powf(-0.5)
+                }
+                None => (head_dim as f32).powf(-0.5),
             },
             query_growth: keys.query_growth()?,
             attention_softcap: keys.cap(has_caps, CAPS[0])?,
@@ -201,6 +208,14 @@ impl Keys<'_> {
     fn optional_size(&self, suffix: &str) -> Result<Option<usize>, ModelFileError> {
         let is_there = self.file.find(&self.key(suffix)).is_some();
         is_there.then(|| self.size(suffix)).transpose()
+    }
+
+    /// Width of a head, the same of keys and values.
+    fn head_dim(&self, hidden_size: usize, num_heads: usize) -> Result<usize, ModelFileError> {
+        let head_dim = self.optional_size("attention.key_length")?;
+        let head_dim = head_dim.unwrap_or(hidden_size / num_heads.max(1));
+        self.expect_size("attention.value_length", head_dim)?;
+        Ok(head_dim)
     }
 
     fn number_or(&self, suffix: &str, default: f64) -> Result<f64, ModelFileError> {
@@ -288,6 +303,7 @@ impl Keys<'_> {
         };
         let sharpness = match self.number_or("rope.scaling.yarn_log_multiplier", 0.0)? {
             0.0 => sharpness_of(1.0),
+            _ if self.name == Architecture::Deepseek2.name() => 1.0, // scores are scaled instead
             scale => sharpness_of(1.0) / sharpness_of(scale as f32),
         };
         Ok(RopeScaling::Yarn {

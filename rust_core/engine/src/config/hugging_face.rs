@@ -2,6 +2,7 @@
 
 mod experts;
 mod hybrid;
+mod latent;
 mod qwen_vl;
 mod rope;
 
@@ -47,6 +48,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("is_encoder_decoder", "false"),
     ("lm_head_bias", "false"),
     ("mlp_only_layers", "[]"),
+    ("moe_layer_freq", "1"),
     ("partial_rotary_factor", "1.0"),
     ("pruned_heads", "{}"),
     ("rope_interleaved", "false"),
@@ -116,13 +118,18 @@ impl ModelConfig {
         let hidden_size = json.size("hidden_size")?;
         let num_heads = json.size("num_attention_heads")?;
         let num_layers = json.size("num_hidden_layers")?;
-        let head_dim = json.optional_size("head_dim")?.unwrap_or(match architecture {
+        let latent = json.latent(architecture, num_heads)?;
+        let by_family = match architecture {
             Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Qwen35 => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
             Architecture::GptOss => GPT_OSS_HEAD_DIM,
             Architecture::SeedOss => SEED_OSS_HEAD_DIM,
             _ => hidden_size / num_heads.max(1),
-        });
+        };
+        let head_dim = match &latent {
+            Some(latent) => latent.cached_dims(),
+            None => json.optional_size("head_dim")?.unwrap_or(by_family),
+        };
         let query_size = if is_gemma {
             json.number("query_pre_attn_scalar").unwrap_or(GEMMA_HEAD_DIM as f64)
         } else {
@@ -147,8 +154,12 @@ impl ModelConfig {
             hidden_size,
             num_layers,
             num_heads,
-            num_kv_heads: json.num_kv_heads(name, num_heads)?,
+            num_kv_heads: match &latent {
+                Some(_) => 1,
+                None => json.num_kv_heads(name, num_heads)?,
+            },
             head_dim,
+            latent,
             ffn_size: match architecture {
                 Architecture::Lfm2 => json.lfm2_ffn_size()?,
                 _ => json.ffn_size(name)?,
@@ -164,9 +175,13 @@ impl ModelConfig {
             },
             rope_style: match architecture {
                 Architecture::Ernie45 | Architecture::Ernie45Moe => RopeStyle::Interleaved,
+                Architecture::Deepseek2 if json.is_rope_interleaved() => RopeStyle::Interleaved,
                 _ => RopeStyle::Neox,
             },
-            rotary_dims: json.rotary_dims(architecture, head_dim),
+            rotary_dims: match &latent {
+                Some(latent) => latent.rotary_dims,
+                None => json.rotary_dims(architecture, head_dim),
+            },
             rope_base,
             rope_scaling,
             local_rope_base,
@@ -177,7 +192,10 @@ impl ModelConfig {
             recurrent,
             recurrent_layers,
             activation: json.activation(architecture)?,
-            attention_scale: (query_size as f32).powf(-0.5),
+            attention_scale: match &latent {
+                Some(latent) => json.latent_scale(latent),
+                None => (query_size as f32).powf(-0.5),
+            },
             query_growth: json.query_growth(name)?,
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: json.cap(has_caps, "final_logit_softcapping", GEMMA2_CAPS[1])?,
@@ -191,7 +209,7 @@ impl ModelConfig {
 /// The epsilon of a family's norms where the file does not say.
 fn default_epsilon(name: &str) -> f64 {
     match name {
-        "phi3" | "olmo2" | "olmo3" | "mixtral" | "olmoe" | "gpt_oss" | "glm4_moe" | "lfm2" => 1e-5,
+        "phi3" | "olmo2" | "olmo3" | "mixtral" | "olmoe" | "gpt_oss" | "glm4_moe" | "glm4_moe_lite" | "lfm2" => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | MINISTRAL3 => 1e-5,
         _ => 1e-6,
     }
@@ -349,7 +367,7 @@ impl JsonConfig<'_> {
         let is_said = self.0.contains_key("sliding_window");
         match name {
             "llama" | "olmo2" | "olmoe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense"
-            | "hunyuan_v1_moe" | "seed_oss"
+            | "hunyuan_v1_moe" | "seed_oss" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite"
                 if window.is_some() =>
             {
                 Err(invalid(format!(
@@ -364,6 +382,7 @@ impl JsonConfig<'_> {
             "gpt_oss" if !is_said => Ok(Some(GPT_OSS_WINDOW)),
             MINISTRAL3 | "llama" | "mixtral" | "olmo2" | "olmoe" | "phi3" | "smollm3" | "gpt_oss" | "glm4_moe"
             | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" => Ok(window),
+            _ if latent::FAMILIES.contains(&name) => Ok(window),
             _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
         }
     }
@@ -375,6 +394,7 @@ impl JsonConfig<'_> {
             "lfm2" | "qwen3_5_text" => return Ok(vec![false; num_layers]),
             "llama" | "olmo2" | "olmoe" | "qwen3_moe" | "qwen2_moe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe"
             | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" => vec![false; num_layers],
+            _ if latent::FAMILIES.contains(&name) => vec![false; num_layers],
             "gpt_oss" => periodic(num_layers, GPT_OSS_PERIOD),
             "olmo3" => periodic(num_layers, EXAONE4_PERIOD),
             "exaone4" if self.sliding_window(name)?.is_none() => vec![false; num_layers],

@@ -10,7 +10,7 @@ use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, CHUNK_TO
 use pyagent_kernels::elementwise;
 use pyagent_kernels::pack::BLOCK_COLS;
 
-use super::{Part, Pass, Segment, part};
+use super::{Part, Pass, Segment, latent, part};
 use crate::config::ModelConfig;
 use crate::workspace::{Own, Patch};
 
@@ -116,38 +116,41 @@ impl Part<'_> {
     pub(super) unsafe fn attend(&self, index: usize, piece: usize, own: &mut Own) {
         let Pass { config, .. } = *self.pass;
         let plan = &self.plan.attention;
-        let heads_per_unit = kv_heads_per_unit(config);
+        let per_unit = groups_per_unit(config);
         let (unit, tile, chunk) = plan.pieces[piece];
         let done = &plan.done[tile * plan.num_units + unit];
         let tile = &plan.tiles[tile];
-        let kv_heads = unit * heads_per_unit..(unit + 1) * heads_per_unit;
+        let groups = unit * per_unit..(unit + 1) * per_unit;
         let width = unit_width(config);
         let rows = tile.row..tile.row + tile.num_tokens;
         let mut heads = Patch::own(&mut own.first, rows, unit * width..(unit + 1) * width);
         // SAFETY: these rows' columns are this piece's, or this chunk of them is; the KV was stored in the stage before.
         unsafe {
-            for kv_head in kv_heads.clone() {
-                let args = self.attention_args(index, tile, kv_head, &mut heads);
-                self.attend_piece(&args, tile, chunk, &mut own.attention);
+            for group in groups.clone() {
+                let args = self.attention_args(index, tile, group, &mut heads);
+                self.attend_piece(&args, tile, (group, chunk), &mut own.attention);
             }
             // Whoever is last sees what the others have written.
             if done.fetch_add(1, Ordering::AcqRel) + 1 == tile.num_pieces {
                 done.store(0, Ordering::Relaxed);
-                for kv_head in kv_heads.filter(|_| chunk.is_some()) {
-                    let args = self.attention_args(index, tile, kv_head, &mut heads);
-                    self.merge_chunks(&args, tile, &mut own.attention);
+                for group in groups.filter(|_| chunk.is_some()) {
+                    let args = self.attention_args(index, tile, group, &mut heads);
+                    self.merge_chunks(&args, tile, group, &mut own.attention);
                 }
-                self.hand_on(&mut heads);
+                match &config.latent {
+                    Some(latent) => self.hand_on_latents(latent, &mut heads),
+                    None => self.hand_on(&mut heads),
+                }
             }
         }
     }
 
-    /// Attention of a tile, or of one chunk of it, to one key-value head.
+    /// Attention of a tile, or of one chunk of it, for one group of heads.
     unsafe fn attend_piece(
         &self,
         args: &AttentionArgs<'_>,
         tile: &Tile,
-        chunk: Option<usize>,
+        (group, chunk): (usize, Option<usize>),
         scratch: &mut AttentionScratch,
     ) {
         let (isa, layout) = (self.pass.isa, &self.pass.kv.pages.layout);
@@ -157,7 +160,7 @@ impl Part<'_> {
                 None => attention::attend(isa, layout, args, scratch),
                 // A window hides the chunks before it.
                 Some(chunk) if args.chunks().contains(&chunk) => {
-                    let results = self.chunk_results(args, tile, chunk - args.chunks().start);
+                    let results = self.chunk_results(args, tile, group, chunk - args.chunks().start);
                     attention::attend_chunk(isa, layout, args, chunk, results, scratch);
                 }
                 Some(_) => {}
@@ -166,9 +169,9 @@ impl Part<'_> {
     }
 
     /// Puts together the chunks of a tile that was split.
-    unsafe fn merge_chunks(&self, args: &AttentionArgs<'_>, tile: &Tile, scratch: &mut AttentionScratch) {
+    unsafe fn merge_chunks(&self, args: &AttentionArgs<'_>, tile: &Tile, group: usize, scratch: &mut AttentionScratch) {
         let (isa, layout) = (self.pass.isa, &self.pass.kv.pages.layout);
-        let results = self.chunk_results(args, tile, 0);
+        let results = self.chunk_results(args, tile, group, 0);
         // SAFETY: all chunks are done.
         unsafe { attention::merge_chunks(isa, layout, args, results, scratch) };
     }
@@ -191,38 +194,39 @@ impl Part<'_> {
         }
     }
 
-    /// Attention of a tile to one key-value head, into its columns of `heads`.
-    fn attention_args(&self, index: usize, tile: &Tile, kv_head: usize, heads: &mut Patch<'_>) -> AttentionArgs<'_> {
+    /// Attention of a tile for one group of heads, into its columns of `heads`.
+    fn attention_args(&self, index: usize, tile: &Tile, group: usize, heads: &mut Patch<'_>) -> AttentionArgs<'_> {
         let Pass { config, space, kv, .. } = *self.pass;
         let segment = &self.plan.segments[tile.segment];
-        let heads_per_kv = config.num_heads / config.num_kv_heads;
-        let column = kv_head * heads_per_kv * config.head_dim;
+        let heads_per_group = heads_per_group(config);
+        let first_head = group * heads_per_group;
+        let (column, out_column) = (first_head * config.head_dim, first_head * config.value_dim());
         let sinks = self.pass.weights.layers[index].sinks.as_deref();
         let (q_stride, out_stride) = (space.query.width(), heads.stride());
         AttentionArgs {
             kv: kv.layer(index, segment.tables),
-            kv_head,
-            num_query_heads_per_kv: heads_per_kv,
+            kv_head: if config.latent.is_some() { 0 } else { group },
+            num_query_heads_per_kv: heads_per_group,
             first_position: segment.first_position + tile.first,
             num_tokens: tile.num_tokens,
             window: config.window(index),
             scale: config.attention_scale,
             softcap: config.attention_softcap,
-            sinks: sinks.map(|sinks| &sinks[kv_head * heads_per_kv..(kv_head + 1) * heads_per_kv]),
+            sinks: sinks.map(|sinks| &sinks[first_head..first_head + heads_per_group]),
             q: space.query.base().wrapping_add(tile.row * q_stride + column),
             q_stride,
-            out: heads.origin().wrapping_add(tile.row * out_stride + column),
+            out: heads.origin().wrapping_add(tile.row * out_stride + out_column),
             out_stride,
         }
     }
 
     /// Where the results of the `index`th chunk that the tile sees go.
-    fn chunk_results(&self, args: &AttentionArgs<'_>, tile: &Tile, index: usize) -> *mut f32 {
+    fn chunk_results(&self, args: &AttentionArgs<'_>, tile: &Tile, group: usize, index: usize) -> *mut f32 {
         let Pass { config, space, .. } = *self.pass;
         let rows_before = tile.split_row * config.num_heads;
         let rows = tile.num_tokens * args.num_query_heads_per_kv;
-        let chunks_before = args.kv_head * tile.num_pieces + index;
-        let row_len = attention::chunk_len(config.head_dim, 1);
+        let chunks_before = group * tile.num_pieces + index;
+        let row_len = attention::chunk_len(config.value_dim(), 1);
         space
             .chunks
             .base()
@@ -232,19 +236,28 @@ impl Part<'_> {
 
 /// Columns of what one piece gives.
 pub(super) fn unit_width(config: &ModelConfig) -> usize {
-    kv_heads_per_unit(config) * config.num_heads / config.num_kv_heads * config.head_dim
+    groups_per_unit(config) * heads_per_group(config) * config.value_dim()
 }
 
 /// Units of heads: a piece of attention covers one.
 pub(super) fn num_units(config: &ModelConfig) -> usize {
-    config.num_kv_heads / kv_heads_per_unit(config)
+    config.num_heads / heads_per_group(config) / groups_per_unit(config)
 }
 
-/// Key-value heads that one piece covers: their outputs must fill whole blocks of a quantised input.
-fn kv_heads_per_unit(config: &ModelConfig) -> usize {
+/// Query heads that one call of attention covers: those that share a key-value head. All share a latent, and would be one
+/// piece.
+fn heads_per_group(config: &ModelConfig) -> usize {
+    match config.latent {
+        Some(_) => latent::sharing_heads(config.num_heads),
+        None => config.num_heads / config.num_kv_heads,
+    }
+}
+
+/// Groups of heads that one piece covers: their outputs must fill whole blocks of a quantised input.
+fn groups_per_unit(config: &ModelConfig) -> usize {
     let width = config.num_heads / config.num_kv_heads * config.head_dim;
     match config.num_kv_heads {
-        _ if width.is_multiple_of(BLOCK_COLS) => 1,
+        _ if config.latent.is_some() || width.is_multiple_of(BLOCK_COLS) => 1,
         heads if heads.is_multiple_of(2) => 2,
         heads => heads,
     }

@@ -98,7 +98,7 @@ impl Part<'_> {
     }
 
     /// Calls `work` with the block and the slot of each row, for each key-value head.
-    fn each_slot(
+    pub(super) fn each_slot(
         &self,
         index: usize,
         rows: Range<usize>,

@@ -14,7 +14,7 @@ use pyagent_kernels::recurrent::{CELL_CHANNELS, Convolution, DeltaRule, convolve
 use super::{MOST_GROUPS, PIECES_PER_THREAD, PRODUCT_TILE, Part, Pass, Plan, Stage, Tiling, part};
 use crate::config::{DeltaNet, ModelConfig, Recurrent};
 use crate::kv::{StatePages, StateRun};
-use crate::model::{DeltaWeights, Mixer, RecurrentWeights};
+use crate::model::{DeltaWeights, Linear, Mixer, RecurrentWeights};
 use crate::workspace::{Own, Patch};
 
 /// Blocks of channels in a piece of a convolution at most.
@@ -31,10 +31,11 @@ pub(super) fn most_columns(config: &ModelConfig) -> usize {
     }
 }
 
-/// Values in a row of all of a recurrent layer's projections; none without such layers.
+/// Values in a row of all of a recurrent layer's projections, or of latent attention's; none without such layers.
 pub(crate) fn mixed_size(config: &ModelConfig) -> usize {
     let recurrent = config.recurrent.as_ref();
-    recurrent.map_or(0, |recurrent| recurrent.columns(config.hidden_size).1)
+    let latent = config.latent.map_or(0, |latent| latent.compressed_dims());
+    recurrent.map_or(latent, |recurrent| recurrent.columns(config.hidden_size).1)
 }
 
 /// Values that a recurrent layer hands to its output matrix; none without such layers.
@@ -43,7 +44,7 @@ pub(crate) fn output_size(config: &ModelConfig) -> usize {
     recurrent.map_or(0, |recurrent| recurrent.output_size(config.hidden_size))
 }
 
-/// How a recurrent layer's projections are cut.
+/// How a recurrent layer's projections, or latent attention's, are cut.
 pub(super) fn projection_tiling(plan: &Plan<'_>, config: &ModelConfig) -> Tiling {
     let groups = mixed_size(config) / ROWS_PER_GROUP;
     Tiling::new(plan.num_rows(), groups, MOST_GROUPS, plan.num_threads)
@@ -97,11 +98,15 @@ impl Pass<'_> {
     pub(super) fn mixer_stages(&self, layer: usize, is_norm_wide: bool) -> impl Iterator<Item = Stage> + use<> {
         let recurrent = self.config.recurrent(layer);
         let attention = recurrent.is_none();
+        let is_latent = self.config.latent.is_some();
         let scans = matches!(recurrent, Some(Recurrent::DeltaNet(_)));
         let stages = [
             Some(Stage::Project(layer)),
             (attention && is_norm_wide).then_some(Stage::NormaliseHeads(layer)),
+            is_latent.then_some(Stage::Compress(layer)),
+            is_latent.then_some(Stage::Absorb(layer)),
             attention.then_some(Stage::Attend(layer)),
+            is_latent.then_some(Stage::Expand(layer)),
             (!attention).then_some(Stage::Convolve(layer)),
             scans.then_some(Stage::Scan(layer)),
         ];
@@ -137,10 +142,25 @@ impl Part<'_> {
         weights: &RecurrentWeights,
         (rows, groups): (Range<usize>, Range<usize>),
     ) {
-        let Pass { config, space, isa, .. } = *self.pass;
+        let config = self.pass.config;
         let Some(recurrent) = &config.recurrent else { return };
-        let (starts, width) = recurrent.columns(config.hidden_size);
-        for (linear, start) in weights.inputs.iter().zip(starts) {
+        let (starts, _) = recurrent.columns(config.hidden_size);
+        // SAFETY: by contract.
+        unsafe { self.project_beside(weights.inputs.iter().zip(starts), (rows, groups)) };
+    }
+
+    /// Products of the layer's input that lie beside each other in a row, each from a whole group of columns on.
+    ///
+    /// # Safety
+    /// These columns of these rows are this piece's.
+    pub(super) unsafe fn project_beside<'a>(
+        &self,
+        linears: impl Iterator<Item = (&'a Linear, usize)>,
+        (rows, groups): (Range<usize>, Range<usize>),
+    ) {
+        let Pass { space, isa, .. } = *self.pass;
+        let width = space.mixed.width();
+        for (linear, start) in linears {
             let first = start / ROWS_PER_GROUP;
             let own = groups.start.max(first)..groups.end.min(first + linear.weight.num_groups());
             if own.is_empty() {

@@ -9,6 +9,7 @@ use super::*;
 const LAYOUT: KvLayout = KvLayout {
     num_kv_heads: 1,
     head_dim: 16,
+    values_in_keys: None,
     dtype: KvType::F16,
 };
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::config::{Architecture, ModelConfig, invalid};
+use crate::config::{Architecture, ModelConfig, Rating, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 #[derive(Clone, Copy)]
@@ -185,6 +185,7 @@ impl Names {
     pub(super) fn correction(&self, layer: usize, config: &ModelConfig) -> Option<String> {
         let hugging_face = match config.architecture {
             Architecture::Glm4Moe => "mlp.gate.e_score_correction_bias",
+            Architecture::Deepseek2 if is_corrected(config) => "mlp.gate.e_score_correction_bias",
             Architecture::Ernie45Moe => "mlp.moe_statics.e_score_correction_bias",
             _ => return None,
         };
@@ -293,6 +294,11 @@ impl Names {
             is_whole.then(|| (self.layer(layer, *part, config), end))
         })
     }
+}
+
+/// Whether DeepSeek's experts are chosen by corrected ratings.
+fn is_corrected(config: &ModelConfig) -> bool {
+    config.experts.is_some_and(|experts| experts.rating == Rating::Sigmoid)
 }
 
 /// What GGUF files call the matrices of all of a layer's experts, without `.weight`.

@@ -99,8 +99,8 @@ impl AttentionArgs<'_> {
 
     /// Rows that have seen nothing yet.
     pub(super) fn nothing_seen(&self, layout: &KvLayout, scratch: &mut AttentionScratch) -> Partials {
-        let whole = reserve(&mut scratch.whole, chunk_len(layout.head_dim, self.num_rows()));
-        let whole = Partials::new(whole, layout.head_dim);
+        let whole = reserve(&mut scratch.whole, chunk_len(layout.value_dim(), self.num_rows()));
+        let whole = Partials::new(whole, layout.value_dim());
         // SAFETY: the rows were reserved.
         unsafe { whole.clear(self.num_rows()) };
         whole
@@ -159,7 +159,7 @@ impl AttentionArgs<'_> {
                 queries: queries.wrapping_add(first_row * query_len(layout)),
                 blocks,
                 last_block: (self.first_position + self.num_tokens - 1) / BLOCK_TOKENS,
-                partials: Partials::new(std::ptr::null_mut(), layout.head_dim),
+                partials: Partials::new(std::ptr::null_mut(), layout.value_dim()),
             };
             work(&mut group, first_row, seeing);
         }

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::latent;
 use super::partial::Partials;
 use super::stored::{Bf16Halves, Stored, factor_index, in_order, only_seen, takes_part};
 use super::{AttentionArgs, BLOCK_TOKENS, KvLayout, KvType};
@@ -42,7 +43,7 @@ pub(super) struct Group<'a> {
 impl Group<'_> {
     /// The bytes `offset` into a block of the sequence.
     #[inline(always)]
-    unsafe fn block<T>(&self, block: usize, offset: usize) -> *const T {
+    pub(super) unsafe fn block<T>(&self, block: usize, offset: usize) -> *const T {
         // SAFETY: the caller promises that the blocks exist.
         unsafe { self.args.kv.block(block).add(offset).cast_const().cast() }
     }
@@ -80,6 +81,11 @@ pub(super) unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const
     // SAFETY: the caller's promise, which is the same for each pass.
     unsafe {
         score_blocks::<L, S, ROWS, KEYS>(group);
+        if group.layout.values_in_keys.is_some() {
+            (0..group.num_rows).for_each(|row| weigh::<L, S::Single, ROWS>(group, row));
+            latent::sum_values::<L, S::Single, ROWS, DIMS>(group);
+            return;
+        }
         for row in 0..group.num_rows {
             weigh::<L, S, ROWS>(group, row);
         }

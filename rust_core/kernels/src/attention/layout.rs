@@ -114,13 +114,15 @@ impl LayerBlocks<'_> {
 /// sixteen keys) and then its values as `[kv_head][token][head_dim]`. Of integers, each head's numbers are followed by
 /// the scales of the sixteen tokens. Of bfloat16, a register is two dimensions of sixteen keys, or sixteen dimensions of
 /// two values, in turns: `[kv_head][head_dim / 2][token][2]` (an odd dimension more is 0) and
-/// `[kv_head][token / 2][head_dim][2]`.
+/// `[kv_head][token / 2][head_dim][2]`. Where values are the first numbers of keys, a block holds its keys alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Key-value heads.
     pub num_kv_heads: usize,
     /// Numbers in a head; multiples of 16 are fast.
     pub head_dim: usize,
+    /// Latent attention: how many of a key's first numbers are its value; `None` where values lie by themselves.
+    pub values_in_keys: Option<usize>,
     /// How a number is kept.
     pub dtype: KvType,
 }
@@ -128,7 +130,25 @@ pub struct KvLayout {
 impl KvLayout {
     /// Bytes of one layer's part of a block: its keys and values.
     pub const fn block_bytes(&self) -> usize {
-        2 * self.num_kv_heads * self.head_bytes()
+        let parts = if self.values_in_keys.is_some() { 1 } else { 2 };
+        parts * self.num_kv_heads * self.head_bytes()
+    }
+
+    /// Numbers of a value.
+    pub const fn value_dim(&self) -> usize {
+        match self.values_in_keys {
+            Some(count) => count,
+            None => self.head_dim,
+        }
+    }
+
+    /// Numbers of a value that lies by itself.
+    const fn stored_value_dim(&self) -> usize {
+        if self.values_in_keys.is_some() {
+            0
+        } else {
+            self.head_dim
+        }
     }
 
     /// Bytes of one head's keys, or of its values, in a block.
@@ -146,9 +166,14 @@ impl KvLayout {
         kv_head * self.head_bytes()
     }
 
-    /// Bytes from the start of a block to a head's values.
+    /// Bytes from the start of a block to a head's values: its keys where these hold them.
     pub(super) const fn values_at(&self, kv_head: usize) -> usize {
-        (self.num_kv_heads + kv_head) * self.head_bytes()
+        let before = if self.values_in_keys.is_some() {
+            0
+        } else {
+            self.num_kv_heads
+        };
+        (before + kv_head) * self.head_bytes()
     }
 }
 
@@ -159,7 +184,7 @@ impl KvLayout {
 pub unsafe fn expect_kv(layout: &KvLayout, block: *mut u8, slot: usize, kv_head: usize) {
     const LINE: usize = 64;
     let number = layout.dtype.bytes() * layout.dtype.width();
-    let row = layout.head_dim * number;
+    let row = layout.stored_value_dim() * number;
     // SAFETY: the head and the slot are in the block.
     let (keys, values) = unsafe {
         let values = layout.values_at(kv_head) + slot / layout.dtype.width() * row;
@@ -173,16 +198,17 @@ pub unsafe fn expect_kv(layout: &KvLayout, block: *mut u8, slot: usize, kv_head:
     }
 }
 
-/// Stores one token's keys and values of one head (`head_dim` numbers each) into a slot of a block.
+/// Stores one token's keys and values of one head (`head_dim` numbers each; no values where keys hold them) into a slot
+/// of a block.
 ///
 /// # Panics
-/// When there is no such head or slot, or a row has not `head_dim` numbers.
+/// When there is no such head or slot, or a row has another length.
 ///
 /// # Safety
 /// `block` is the first byte of one layer's block of `layout`, aligned for its numbers, and nobody else uses the slot
 /// of this head meanwhile.
 pub unsafe fn store_kv(isa: Isa, layout: &KvLayout, block: *mut u8, slot: usize, kv_head: usize, k: &[f32], v: &[f32]) {
-    let is_whole = k.len() == layout.head_dim && v.len() == layout.head_dim;
+    let is_whole = k.len() == layout.head_dim && v.len() == layout.stored_value_dim();
     assert!(
         slot < BLOCK_TOKENS && kv_head < layout.num_kv_heads && is_whole,
         "keys or values do not fit the block"
@@ -226,11 +252,13 @@ impl Slot<'_> {
         let mut narrow = [[T::default(); RUN]; 2];
         for start in (0..self.layout.head_dim).step_by(RUN) {
             let count = (self.layout.head_dim - start).min(RUN);
-            for which in 0..2 {
-                convert(&rows[which][start..start + count], which, &mut narrow[which][..count]);
+            let counts = rows.map(|row| count.min(row.len()));
+            for (which, count) in counts.into_iter().enumerate() {
+                let first = start.min(rows[which].len());
+                convert(&rows[which][first..first + count], which, &mut narrow[which][..count]);
             }
             // SAFETY: the caller promises the block; head, slot and dimensions are inside it.
-            unsafe { self.scatter::<T, WIDTH>(start, &narrow[0][..count], &narrow[1][..count]) };
+            unsafe { self.scatter::<T, WIDTH>(start, &narrow[0][..counts[0]], &narrow[1][..counts[1]]) };
         }
     }
 
@@ -258,7 +286,8 @@ impl Slot<'_> {
     /// Writes the scales of keys and values.
     unsafe fn write_scales(&self, scales: [f32; 2]) {
         let heads = [self.layout.keys_at(self.kv_head), self.layout.values_at(self.kv_head)];
-        for (head, scale) in heads.into_iter().zip(scales) {
+        let has_values = self.layout.values_in_keys.is_none();
+        for (head, scale) in heads.into_iter().zip(scales).take(1 + usize::from(has_values)) {
             // SAFETY: the caller promises the block, which has scales after the numbers of each head.
             unsafe {
                 let first = self.block.add(head + self.layout.scales_at()).cast::<f32>();

@@ -12,13 +12,15 @@
 //! - positions are taken in chunks of [`CHUNK_TOKENS`], counted from position 0; of each a row has the greatest score,
 //!   the sum of the weights `e^(score - greatest)` and the outputs;
 //! - a chunk's sum runs in sixteen lanes, lane = position mod 16, added up by one fixed tree;
-//! - a chunk's output is one chain over its keys in order (lanes are dimensions);
+//! - a chunk's output is one chain over its keys in order (lanes are dimensions), or where keys hold the values one sum in
+//!   sixteen lanes, as the weights' is;
 //! - chunks that the row sees are taken in in ascending order, sums and outputs by `fma(new, e^(its greatest - both),
 //!   old * e^(its greatest - both))`; at the end outputs are multiplied by `1 / sum`.
 
 mod args;
 mod bidirectional;
 mod kernel;
+mod latent;
 mod layout;
 mod partial;
 mod rows;
@@ -74,8 +76,8 @@ fn reserve(lines: &mut Vec<Line>, numbers: usize) -> *mut f32 {
 }
 
 /// Numbers that the results of one chunk take, for so many rows (query token and head).
-pub const fn chunk_len(head_dim: usize, num_rows: usize) -> usize {
-    num_rows * Partials::row_len(head_dim)
+pub const fn chunk_len(value_dim: usize, num_rows: usize) -> usize {
+    num_rows * Partials::row_len(value_dim)
 }
 
 /// Attention of `args.num_tokens` tokens at consecutive positions, each over the positions up to its own.
@@ -86,13 +88,13 @@ pub const fn chunk_len(head_dim: usize, num_rows: usize) -> usize {
 /// # Safety
 /// - Every block of the visible positions lies in initialised memory, laid out as `layout` says; nobody writes to the
 ///   visible positions meanwhile.
-/// - `args.q` and `args.out` reach `num_tokens` rows of `num_query_heads_per_kv * head_dim` numbers at their
-///   strides; nobody else uses the rows of `out` meanwhile.
+/// - `args.q` and `args.out` reach `num_tokens` rows of `num_query_heads_per_kv` times `head_dim`, or `value_dim`, numbers
+///   at their strides; nobody else uses the rows of `out` meanwhile.
 pub unsafe fn attend(isa: Isa, layout: &KvLayout, args: &AttentionArgs<'_>, scratch: &mut AttentionScratch) {
     let limit = args.check(isa, layout);
     let whole = args.nothing_seen(layout, scratch);
-    let here = reserve(&mut scratch.chunk, limit * Partials::row_len(layout.head_dim));
-    let here = Partials::new(here, layout.head_dim);
+    let here = reserve(&mut scratch.chunk, limit * Partials::row_len(layout.value_dim()));
+    let here = Partials::new(here, layout.value_dim());
     // SAFETY: the caller's promises; the scratch was reserved.
     unsafe {
         args.transpose_queries(isa, layout, limit, scratch);
@@ -104,7 +106,7 @@ pub unsafe fn attend(isa: Isa, layout: &KvLayout, args: &AttentionArgs<'_>, scra
                 whole.from(rows.start).fold(isa, chunk, rows.len());
             });
         }
-        whole.finish(isa, args, layout.head_dim);
+        whole.finish(isa, args, layout.value_dim());
     }
 }
 
@@ -125,7 +127,7 @@ pub unsafe fn attend_chunk(
     scratch: &mut AttentionScratch,
 ) {
     let limit = args.check(isa, layout);
-    let results = Partials::new(results, layout.head_dim);
+    let results = Partials::new(results, layout.value_dim());
     // SAFETY: the caller's promises; the scratch was reserved.
     unsafe {
         args.transpose_queries(isa, layout, limit, scratch);
@@ -153,14 +155,14 @@ pub unsafe fn merge_chunks(
         for (index, chunk) in args.chunks().enumerate() {
             let results = Partials::new(
                 results
-                    .add(index * chunk_len(layout.head_dim, args.num_rows()))
+                    .add(index * chunk_len(layout.value_dim(), args.num_rows()))
                     .cast_mut(),
-                layout.head_dim,
+                layout.value_dim(),
             );
             let rows = args.rows_that_see(chunk);
             whole.from(rows.start).fold(isa, results.from(rows.start), rows.len());
         }
-        whole.finish(isa, args, layout.head_dim);
+        whole.finish(isa, args, layout.value_dim());
     }
 }
 

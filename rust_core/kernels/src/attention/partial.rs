@@ -18,16 +18,16 @@ pub(super) struct Partials {
 }
 
 impl Partials {
-    pub(super) const fn new(start: *mut f32, head_dim: usize) -> Self {
+    pub(super) const fn new(start: *mut f32, value_dim: usize) -> Self {
         Self {
             start,
-            padded: head_dim.next_multiple_of(LANES),
+            padded: value_dim.next_multiple_of(LANES),
         }
     }
 
     /// Numbers in a row.
-    pub(super) const fn row_len(head_dim: usize) -> usize {
-        head_dim.next_multiple_of(LANES) + 2 * LANES
+    pub(super) const fn row_len(value_dim: usize) -> usize {
+        value_dim.next_multiple_of(LANES) + 2 * LANES
     }
 
     /// The rows from `row` on.
@@ -87,17 +87,17 @@ impl Partials {
     ///
     /// # Safety
     /// There is a row for each of the query tokens and heads, and the result has room for them.
-    pub(super) unsafe fn finish(self, isa: Isa, args: &AttentionArgs<'_>, head_dim: usize) {
+    pub(super) unsafe fn finish(self, isa: Isa, args: &AttentionArgs<'_>, value_dim: usize) {
         let heads = args.num_query_heads_per_kv;
         for row in 0..args.num_tokens * heads {
             // SAFETY: the caller promises the rows of the result, and that they are its own.
             let out = unsafe {
-                let start = args.out.add(row / heads * args.out_stride + row % heads * head_dim);
-                std::slice::from_raw_parts_mut(start, head_dim)
+                let start = args.out.add(row / heads * args.out_stride + row % heads * value_dim);
+                std::slice::from_raw_parts_mut(start, value_dim)
             };
             // SAFETY: the caller promises the row.
             unsafe {
-                out.copy_from_slice(std::slice::from_raw_parts(self.outputs(row), head_dim));
+                out.copy_from_slice(std::slice::from_raw_parts(self.outputs(row), value_dim));
                 let sink = args.sinks.map_or(0.0, |sinks| {
                     elementwise::exp_sum(isa, &mut [sinks[row % heads]], *self.greatest(row), 1.0) as f32
                 });

@@ -6,6 +6,8 @@ use crate::lanes::{Bf16, F16, LANES, Lanes};
 
 /// What lies in key-value memory at one dimension of a key, or of a value: a number, or two neighbours in one.
 pub(super) trait Stored: Copy {
+    /// The same memory, read by one number of a lane at a time.
+    type Single: Stored;
     /// Numbers in one: neighbouring dimensions of a key, or positions of a value.
     const WIDTH: usize = 1;
     /// Factors with which they are taken into a chain, one after the other.
@@ -49,6 +51,7 @@ pub(super) struct Bf16Pair(u32);
 pub(super) struct Bf16Halves(u32);
 
 impl Stored for Bf16Pair {
+    type Single = Bf16Halves;
     const WIDTH: usize = 2;
     #[inline(always)]
     unsafe fn load<L: Lanes>(source: *const Self, _: usize) -> L {
@@ -80,6 +83,7 @@ impl Stored for Bf16Pair {
 }
 
 impl Stored for Bf16Halves {
+    type Single = Self;
     const WIDTH: usize = 2;
     const PARTS: usize = 2;
     #[inline(always)]
@@ -118,6 +122,7 @@ pub(super) fn factor_index<S: Stored>(index: usize, part: usize) -> usize {
 macro_rules! stored {
     ($number:ty, $load:ident, $widen:expr $(, $is_scaled:ident)?) => {
         impl Stored for $number {
+            type Single = Self;
             $(const IS_SCALED: bool = $is_scaled;)?
             #[inline(always)]
             unsafe fn load<L: Lanes>(source: *const Self, _: usize) -> L {

@@ -38,7 +38,11 @@ pub(super) fn keys(architecture: Architecture, has_experts: bool) -> &'static [&
 fn has_shared(architecture: Architecture) -> bool {
     matches!(
         architecture,
-        Architecture::Qwen2Moe | Architecture::Glm4Moe | Architecture::Ernie45Moe | Architecture::HunyuanMoe
+        Architecture::Qwen2Moe
+            | Architecture::Glm4Moe
+            | Architecture::Ernie45Moe
+            | Architecture::HunyuanMoe
+            | Architecture::Deepseek2
     )
 }
 
@@ -64,7 +68,10 @@ impl Keys<'_> {
             _ => return Ok(None),
         }
         let mut experts = Experts::of(count, self.size("expert_used_count")?);
-        experts.is_renormalised = !matches!(architecture, Architecture::OlMoe | Architecture::Qwen2Moe);
+        experts.is_renormalised = !matches!(
+            architecture,
+            Architecture::OlMoe | Architecture::Qwen2Moe | Architecture::Deepseek2
+        );
         if keys(architecture, true).contains(&OF_ROUTERS) {
             self.read_router(architecture, &mut experts)?;
         }
@@ -80,7 +87,11 @@ impl Keys<'_> {
         }
         let scale = self.number_or("expert_weights_scale", 0.0)? as f32;
         experts.weight_scale = if scale == 0.0 { 1.0 } else { scale };
-        let by_family = if architecture == Architecture::Glm4Moe { 2 } else { 1 };
+        let by_family = match architecture {
+            Architecture::Glm4Moe => 2,
+            Architecture::Deepseek2 if self.has_corrections()? => 2,
+            _ => 1,
+        };
         experts.rating = match self.optional_size("expert_gating_func")?.unwrap_or(by_family) {
             1 => Rating::Softmax,
             2 => Rating::Sigmoid,
@@ -96,7 +107,20 @@ impl Keys<'_> {
         experts.num_groups = self.optional_size("expert_group_count")?.unwrap_or(1).max(1);
         let used = self.optional_size("expert_group_used_count")?.unwrap_or(1).max(1);
         experts.num_used_groups = if experts.num_groups == 1 { 1 } else { used };
+        if architecture == Architecture::Deepseek2 && experts.num_groups > 1 && experts.rating == Rating::Softmax {
+            let key = self.key("expert_group_count");
+            return Err(invalid(format!(
+                "'{key}' {} is not implemented for experts chosen by a softmax; expected 1",
+                experts.num_groups
+            )));
+        }
         Ok(())
+    }
+
+    /// Whether ratings are corrected before experts are chosen by them, in the first layer that has some.
+    fn has_corrections(&self) -> Result<bool, ModelFileError> {
+        let name = format!("blk.{}.exp_probs_b.bias", self.first_expert_layer()?);
+        Ok(self.file.find_tensor(&name).is_some())
     }
 
     fn read_shared(&self, architecture: Architecture, experts: &mut Experts) -> Result<(), ModelFileError> {

@@ -1,6 +1,6 @@
 //! Recurrent layers in a GGUF's metadata: LFM2's short convolutions, Qwen 3.5's gated delta nets.
 
-use super::Keys;
+use super::{Keys, latent};
 use crate::config::{Architecture, DeltaNet, Recurrent, invalid, periodic};
 use crate::weights::ModelFileError;
 
@@ -25,6 +25,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
     match architecture {
         Architecture::Lfm2 => &LFM2,
         Architecture::Qwen35 => &QWEN35,
+        Architecture::Deepseek2 => &latent::KEYS,
         _ => &[],
     }
 }
@@ -32,6 +33,9 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
 impl Keys<'_> {
     /// Key-value heads of the layers with attention. LFM2's files have a number for each layer, 0 where it has none.
     pub(super) fn num_kv_heads(&self, architecture: Architecture, num_heads: usize) -> Result<usize, ModelFileError> {
+        if architecture == Architecture::Deepseek2 {
+            return Ok(1);
+        }
         if architecture != Architecture::Lfm2 {
             return Ok(self.optional_size("attention.head_count_kv")?.unwrap_or(num_heads));
         }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::JsonConfig;
+use super::{JsonConfig, latent};
 use crate::config::{Experts, MOST_LAYERS, Rating, invalid};
 use crate::weights::ModelFileError;
 
@@ -24,7 +24,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 11] = [
     Family {
         name: "mixtral",
         count: "num_local_experts",
@@ -91,7 +91,21 @@ const FAMILIES: [Family; 8] = [
         more: "eod_token_id",
         is_renormalised: true,
     },
+    of_latent_attention("deepseek_v2", false),
+    of_latent_attention("deepseek_v3", true),
+    of_latent_attention("glm4_moe_lite", true),
 ];
+
+const fn of_latent_attention(name: &'static str, is_renormalised: bool) -> Family {
+    Family {
+        name,
+        count: "n_routed_experts num_local_experts num_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: latent::FIELDS,
+        is_renormalised,
+    }
+}
 
 fn family(name: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.name == name)
@@ -127,6 +141,7 @@ impl JsonConfig<'_> {
                 experts.num_used_groups = self.optional_size("topk_group")?.unwrap_or(1);
                 experts.shared_size = self.shared_size("n_shared_experts", 1)?;
             }
+            _ if latent::FAMILIES.contains(&name) => self.read_latent_router(name, &mut experts)?,
             "ernie4_5_moe" => experts.shared_size = self.shared_size("moe_num_shared_experts", 2)?,
             "hunyuan_v1_moe" => experts.shared_size = self.size("intermediate_size")?,
             _ => {}
@@ -154,7 +169,7 @@ impl JsonConfig<'_> {
     }
 
     /// Width of several experts beside each other.
-    fn shared_size(&self, count: &str, default: usize) -> Result<usize, ModelFileError> {
+    pub(super) fn shared_size(&self, count: &str, default: usize) -> Result<usize, ModelFileError> {
         let count = self.optional_size(count)?.unwrap_or(default);
         Ok(count.saturating_mul(self.size("moe_intermediate_size")?))
     }
@@ -167,6 +182,9 @@ impl JsonConfig<'_> {
                 let first = self.optional_size("first_k_dense_replace")?.unwrap_or(1);
                 layers.map(|layer| layer < first).collect()
             }
+            "deepseek_v2" => self.leading_dense_layers(0, layers.len())?,
+            "deepseek_v3" => self.leading_dense_layers(3, layers.len())?,
+            "glm4_moe_lite" => self.leading_dense_layers(1, layers.len())?,
             "ernie4_5_moe" => {
                 let first = self.optional_size("moe_layer_start_index")?.unwrap_or(1);
                 let step = self.optional_size("moe_layer_interval")?.unwrap_or(1).max(1);

@@ -83,7 +83,7 @@ impl JsonConfig<'_> {
         self.optional_size("head_dim")?.map_or_else(share, Ok)
     }
 
-    fn rope_table(&self) -> Option<&Map<String, Value>> {
+    pub(super) fn rope_table(&self) -> Option<&Map<String, Value>> {
         self.object("rope_parameters").or_else(|| self.object("rope_scaling"))
     }
 
