@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from pyagent.cli.output import coloured, for_terminal, write_json
 from pyagent.cli.run_journal import cut, open_journal
 from pyagent.cli.startup import read_settings
@@ -30,7 +32,7 @@ def show_learned(config: Path | None, tenant: str | None, *, as_json: bool) -> N
     """Write the arms of each tenant and kind of choice, and the tests of prompts."""
     learning = read_settings(config).learning
     found = open_journal(config).outcomes.all(tenant)
-    arms = [row for of in found for row in _arm_rows(of, learning)]
+    arms = [row for of in found for row in _arm_rows(_counted(of, found, learning), learning)]
     tests = [row for of in found if of.kind.startswith("prompt/") for row in _test_rows(of, learning)]
     together = _combination_rows(found, learning)
     if as_json:
@@ -47,6 +49,20 @@ def show_learned(config: Path | None, tenant: str | None, *, as_json: bool) -> N
     _write_combinations(together)
     for row in tests:
         sys.stdout.write(f"{for_terminal(str(row['text']))}\n")
+
+
+def _counted(of: OutcomesOf, found: Sequence[OutcomesOf], learning: Learning) -> OutcomesOf:
+    """Return the outcomes of a kind that count for its next choice."""
+    from pyagent.core.fleet.learner import kinds_after
+    from pyagent.core.learning.deciding import that_count
+    from pyagent.core.learning.outcomes import names_in
+
+    if not learning.together:
+        return of
+    kind_to_rows = {each.kind: each.rows for each in found if each.tenant == of.tenant}
+    after = [kind_to_rows.get(kind, ()) for kind in kinds_after(of.kind, names_in(of.rows))]
+    rows = that_count(of.rows, after, [*learning.objectives.values()])
+    return msgspec.structs.replace(of, rows=tuple(rows))
 
 
 def _arm_rows(of: OutcomesOf, learning: Learning) -> list[Row]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 
 from pyagent.core.errors import RequestError
-from pyagent.core.learning.deciding import Decision, Policy, decide
+from pyagent.core.learning.deciding import Decision, Policy, decide, that_count
 from pyagent.core.learning.objectives import QUALITY, Objective
 from pyagent.core.learning.outcomes import Choice, Outcome, Source
 from pyagent.core.learning.prompts import PromptVariant, assigned
@@ -123,6 +123,9 @@ class Learner:
             choice = self._placed(choice, agent)
             turn = self.outcomes.turn(choice.tenant, choice.kind)
             rows = self.outcomes.rows(choice.tenant, choice.kind)
+            if is_together:
+                after = [self.outcomes.rows(choice.tenant, kind) for kind in kinds_after(choice.kind, names)]
+                rows = that_count(rows, after, self.rules.objectives)
             random = Random(f"{self.rules.seed}/{choice.tenant}/{choice.kind}/{turn}")  # noqa: S311 - no secret
             objectives = self.rules.objectives
             decision = decide(policy, rows, names, objectives, random, choice.state, is_by_state=is_together)
@@ -279,6 +282,15 @@ def chosen_before(choices: Sequence[Choice], choice: Choice, agent: str) -> list
         if each.kind in kinds - {choice.kind}:
             options.setdefault(each.kind.partition("/")[0], set()).add(each.arm)
     return [f"{kind} {arm}" for kind, (arm, *more) in sorted(options.items()) if not more]
+
+
+def kinds_after(kind: str, names: Sequence[str]) -> list[str]:
+    """Return the kinds of choice that may depend on a kind's, whose options have these names; the first ones first."""
+    of, _, agent = kind.partition("/")
+    agents = names if of == AGENT else [agent] if agent else []
+    prompts = [f"{PROMPT}/{name}" for name in agents if of == AGENT]
+    strategies = [f"{STRATEGY}/{name}" for name in agents if of != STRATEGY]
+    return [*prompts, *strategies, *([] if of == BACKEND else [BACKEND])]
 
 
 def last_attempts(choices: Sequence[Choice]) -> list[Choice]:

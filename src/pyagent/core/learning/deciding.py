@@ -17,7 +17,7 @@ import msgspec
 from pyagent.core.learning import bandits
 from pyagent.core.learning.bandits import Arm
 from pyagent.core.learning.objectives import Objective, broken_bounds, pareto_front
-from pyagent.core.learning.outcomes import Outcome, arms_of, metrics_of, rewards_of
+from pyagent.core.learning.outcomes import Outcome, arms_of, metrics_of, names_in, rewards_of
 from pyagent.core.learning.values import METHODS, Episode, Method, Transition, Values, values_by
 
 Policy = bandits.Policy | Method
@@ -97,14 +97,45 @@ def rows_in(rows: Sequence[Outcome], state: str) -> list[Outcome]:
 
 
 def breaking(rows: Sequence[Outcome], names: Sequence[str], objectives: Sequence[Objective]) -> dict[str, str]:
-    """Return the arms that break a bound, with it; none where all of them do."""
+    """Return the arms that break a bound, with it; none where all of them do.
+
+    One that led to several other choices breaks it where it does with each of them.
+    """
     out: dict[str, str] = {}
     for name in names:
-        values = values_of(rows, name)
-        broken = broken_bounds(values, len(rows), objectives)
-        if broken:
-            out[name] = ", ".join(f"mean {metric} {fmean(values[metric]):.3g}" for metric in broken)
+        ways = {row.then for row in rows if row.arm == name}
+        broken = [
+            broken_bounds(values_of([row for row in rows if row.then == way], name), len(rows), objectives)
+            for way in ways
+        ]
+        if broken and all(broken):
+            means = means_of(rows, name)
+            out[name] = ", ".join(f"mean {metric} {means[metric]:.3g}" for metric in broken[0])
     return out if len(out) < len(names) else {}
+
+
+def that_count(
+    rows: Sequence[Outcome], after: Sequence[Sequence[Outcome]], objectives: Sequence[Objective]
+) -> list[Outcome]:
+    """Return the outcomes of a kind of choice with what the runs chose then, by the kinds that may depend on it.
+
+    A run that took what a bound rules out now is left out: it is not gone on like that any more. `after` has each
+    kind's outcomes, a kind that depends on another after that.
+    """
+    if all(each.bound is None for each in objectives):
+        return [*rows]
+    out: set[str] = set()
+    then: defaultdict[str, str] = defaultdict(str)
+    for kind in reversed(after):
+        names = names_in(kind)  # of all states: what was never taken in one keeps its bounds
+        left = [msgspec.structs.replace(row, then=then[row.run]) for row in kind if row.run not in out]
+        for state in {row.state for row in left}:
+            here = rows_in(left, state)
+            broken = breaking(here, names, objectives)
+            out |= {row.run for row in here if row.arm in broken}
+        for row in kind:
+            then[row.run] += f"{row.arm},"
+    return [msgspec.structs.replace(row, then=then[row.run]) for row in rows if row.run not in out]
 
 
 def values_of(rows: Sequence[Outcome], name: str) -> dict[str, list[float]]:
