@@ -1,11 +1,14 @@
 """What choosing by outcomes costs and earns: a simulated fleet's regret by each policy, beside a uniform choice.
 
-python benchmarks/learning.py [--runs 2000] [--seeds 10] [--what agents|attempts|prompts|all]
+python benchmarks/learning.py [--runs 2000] [--seeds 10] [--what agents|attempts|prompts|together|bounds|all]
 
 `agents`: each run chooses one of four agents, which do well with chances of their own, and is marked good or bad.
 `attempts`: tasks are of two kinds; each agent does well at them with other chances, and one that fails hands the task
 to another, three at most; a good end is worth 0.9 to the power of the failures before it. `prompts`: two variants of a
-prompt, looked at after each mark: how often a test calls one better, where neither is and where one is.
+prompt, looked at after each mark: how often a test calls one better, where neither is and where one is. `together`:
+each run chooses one of two prompts, of three strategies and of two links, apart or together (`learning.together`); a
+combination does well with a chance of its own, from 0.2 to 0.9 at random, or with one that each option adds to.
+`bounds`: the best of three agents takes too long, the second best often does, though its mean is within the bound.
 Regret is what the choices were worth less than the best ones: the best agent, or the best order of agents for each
 kind, found by value iteration; `best fixed` is the best order that is equal for all kinds.
 """
@@ -15,14 +18,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import permutations
+from itertools import permutations, product
+from math import fsum, log
 from random import Random
 from statistics import fmean
 from typing import cast, get_args
 
 from pyagent.core.learning import bandits
 from pyagent.core.learning.bandits import Arm, choose
-from pyagent.core.learning.deciding import Policy
+from pyagent.core.learning.deciding import Policy, decide
+from pyagent.core.learning.objectives import Objective
+from pyagent.core.learning.outcomes import Outcome
 from pyagent.core.learning.sequential import ALPHA, always_valid_p
 from pyagent.core.learning.values import DISCOUNT, METHODS, Method, Transition, Values, values_by
 from pyagent.logic.stats.comparison import welch
@@ -32,6 +38,12 @@ BY_KIND = {"math": {"a": 0.8, "b": 0.5, "c": 0.2}, "text": {"a": 0.3, "b": 0.4, 
 MAX_ATTEMPTS = 3
 BANDITS: tuple[bandits.Policy, ...] = get_args(bandits.Policy)
 Choose = Callable[[str, Sequence[str], Random], str]
+KINDS = (("own", "terse"), ("quick", "reflection", "debate"), ("one", "two"))
+Chances = dict[tuple[str, ...], float]
+AGENTS = {"good": (0.8, 15.0), "quick": (0.6, 5.0), "slow": (0.9, 30.0)}
+"""Chances to do well, and mean seconds, which are spread log-normally."""
+MOST_SECONDS, SPREAD = 20.0, 0.6
+GOALS = (Objective(metric="quality"), Objective(metric="seconds", weight=0.0, bound=MOST_SECONDS))
 
 
 def agents_regret(policy: Policy | None, num_runs: int, seed: int) -> float:
@@ -118,6 +130,75 @@ def attempts_regret(method: Method | None, num_runs: int, seed: int) -> float:
     return lost
 
 
+def depending(seed: int) -> Chances:
+    """Return a chance for each combination, which has nothing to do with those of others."""
+    random = Random(f"depending {seed}")
+    return {options: random.uniform(0.2, 0.9) for options in product(*KINDS)}
+
+
+def adding(seed: int) -> Chances:
+    """Return a chance for each combination, to which each option adds."""
+    random = Random(f"adding {seed}")
+    added = [{option: random.uniform(0.07, 0.3) for option in options} for options in KINDS]
+    return {options: fsum(of[each] for of, each in zip(added, options, strict=True)) for options in product(*KINDS)}
+
+
+class Learned:
+    """One kind of choice: an option by the policy, by what each earned in a state."""
+
+    def __init__(self, policy: Policy | None, seed: str) -> None:
+        self._policy = policy
+        self._random = Random(seed)
+        self._arms: dict[tuple[str, str], Arm] = {}
+        self._values = values_by(cast("Method", policy)) if policy in METHODS else None
+
+    def take(self, state: str, options: Sequence[str]) -> str:
+        """Return the option to take; without a policy any."""
+        if self._policy is None:
+            return self._random.choice(options)
+        if self._values is not None:
+            return self._values.choose(state, options, self._random)
+        arms = [self._arms.get((state, option), Arm(option)) for option in options]
+        return choose(cast("bandits.Policy", self._policy), arms, self._random).name
+
+    def learn(self, state: str, option: str, reward: float) -> None:
+        """Take in what an option earned."""
+        if self._values is not None:
+            self._values.learn([Transition(state, option, reward)])
+        self._arms[state, option] = self._arms.get((state, option), Arm(option)).rewarded(reward)
+
+
+def combined_regret(policy: Policy | None, chances: Chances, num_runs: int, seed: int, *, is_together: bool) -> float:
+    """Return the regret of so many runs of three choices each; together, each has those before it as its state."""
+    random, best, lost = Random(seed), max(chances.values()), 0.0
+    kinds = [Learned(policy, f"{seed} {number}") for number in range(len(KINDS))]
+    for _ in range(num_runs):
+        taken: list[str] = []
+        states: list[str] = []
+        for kind, options in zip(kinds, KINDS, strict=True):
+            states.append(" ".join(taken) if is_together else "")
+            taken.append(kind.take(states[-1], options))
+        lost += best - chances[tuple(taken)]
+        reward = float(random.random() < chances[tuple(taken)])
+        for kind, state, option in zip(kinds, states, taken, strict=True):
+            kind.learn(state, option, reward)
+    return lost
+
+
+def bounded_choices(policy: Policy | None, num_runs: int, seed: int) -> list[str]:
+    """Return the agents of so many runs, whose mean seconds have a bound; outcomes are decided by as a fleet does."""
+    random, rows, taken = Random(seed), list[Outcome](), list[str]()
+    for number in range(num_runs):
+        own = Random(f"{seed} {number}")
+        name = own.choice([*AGENTS]) if policy is None else decide(policy, rows, [*AGENTS], GOALS, own).arm.name
+        chance, mean = AGENTS[name]
+        seconds = random.lognormvariate(log(mean) - SPREAD**2 / 2, SPREAD)
+        quality = float(random.random() < chance)
+        rows = [*rows[-499:], Outcome(run=str(number), step="", arm=name, quality=quality, seconds=seconds)]
+        taken.append(name)
+    return taken
+
+
 def called_better(chances: tuple[float, float], num_pairs: int, seed: int) -> tuple[bool, bool, int]:
     """Return whether Welch's t-test and the always-valid one ever call one better, and after how many pairs the latter.
 
@@ -162,12 +243,44 @@ def print_prompts(num_seeds: int) -> None:
         print(f"{chances[0]:.1f} and {chances[1]:.1f}    {rates[0]:>15.1%} {rates[1]:>13.1%} {median:>17}")
 
 
+def print_together(num_runs: int, num_seeds: int) -> None:
+    """Print the regrets of combinations that are learned apart and together, in worlds of both sorts."""
+    policies: list[Policy | None] = [None, *BANDITS, *METHODS]
+    worlds: list[tuple[str, Callable[[int], Chances]]] = [("depending", depending), ("adding", adding)]
+    print(f"three choices at once: {num_runs} runs, mean of {num_seeds} worlds, regret against the best combination")
+    print(f"{'policy':<14}" + "".join(f"{f'{name}: {how}':>20}" for name, _ in worlds for how in ("apart", "together")))
+    for policy in policies:
+        found = [
+            fmean(
+                combined_regret(policy, world(seed), num_runs, seed, is_together=is_together)
+                for seed in range(num_seeds)
+            )
+            for _, world in worlds
+            for is_together in (False, True)
+        ]
+        print(f"{policy or 'uniform':<14}" + "".join(f"{lost:>20.1f}" for lost in found))
+    print()
+
+
+def print_bounds(num_runs: int, num_seeds: int) -> None:
+    """Print how often each policy takes the best agent that keeps the bound, and the one that breaks it."""
+    print(f"a bound of {MOST_SECONDS:g} s: {num_runs} runs, mean of {num_seeds} seeds, shares of the last half")
+    print(f"{'policy':<14} {'best in bound':>14} {'over the bound':>15} {'seeds that find it':>19}")
+    policies: list[Policy | None] = [None, *BANDITS, *METHODS]
+    for policy in policies:
+        late = [bounded_choices(policy, num_runs, seed)[num_runs // 2 :] for seed in range(num_seeds)]
+        good, slow = (fmean(each.count(name) / len(each) for each in late) for name in ("good", "slow"))
+        num_found = sum(each.count("good") > len(each) / 2 for each in late)
+        print(f"{policy or 'uniform':<14} {good:>14.0%} {slow:>15.0%} {num_found:>19}")
+    print()
+
+
 def main() -> None:
     """Print a table for each part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--what", choices=["agents", "attempts", "prompts", "all"], default="all")
+    parser.add_argument("--what", choices=["agents", "attempts", "prompts", "together", "bounds", "all"], default="all")
     given = parser.parse_args()
     seeds = range(given.seeds)
     if given.what in {"agents", "all"}:
@@ -184,6 +297,10 @@ def main() -> None:
         for each in methods:
             regrets[each or "uniform"] = fmean(attempts_regret(each, given.runs, seed) for seed in seeds)
         print_rows(f"attempts: {given.runs} tasks of two kinds, mean of {given.seeds} seeds", regrets)
+    if given.what in {"together", "all"}:
+        print_together(given.runs, 4 * given.seeds)
+    if given.what in {"bounds", "all"}:
+        print_bounds(given.runs // 5, given.seeds)
     if given.what in {"prompts", "all"}:
         print_prompts(given.seeds)
 

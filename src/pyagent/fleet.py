@@ -122,6 +122,7 @@ class Fleet(RenewableFleet):
             self.backend.prefer = self.learner.first_link
         self._warn_of("fleet.rates.agents has a rate", settings.fleet.rates.agents)
         self._warn_of("learning.prompts has prompts", settings.learning.prompts)
+        self._warn_of("learning.agents has a place", settings.learning.agents)
         self._sync: SyncFleet | None = None
 
     def _warn_of(self, what: str, named: Iterable[str]) -> None:
@@ -299,6 +300,8 @@ def _make_learner(settings: Settings, journal: Journal) -> Learner | None:
     rules = LearningRules(
         policy=None if learning.policy == "off" else learning.policy,
         margin=learning.margin,
+        agents=frozenset(learning.agents),
+        is_together=learning.together,
         seed=learning.seed,
         attempts=learning.attempts,
         rewards=frozenset(learning.rewards),

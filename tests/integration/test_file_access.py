@@ -85,7 +85,7 @@ def test_an_agent_reads_nothing_where_the_server_has_no_root(tree: Path) -> None
     }
     assert told <= {
         "there is no file or folder it",
-        "agents of this server read no files; server.files_root names a folder",
+        "agents of this run read no files; server.files_root names a folder for clients",
     }
 
 

@@ -6,23 +6,32 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.fleets import Custom, echo
 from support.installed import find_first, write_distribution
 
 from pyagent.assembly import make_host
 from pyagent.cli.root import run
 from pyagent.core.config import load_settings
 from pyagent.core.errors import AgentError, PluginError, RequestError
+from pyagent.core.fleet import scores as fleet_scores
+from pyagent.core.fleet.agent import Task
+from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.events import RouteChosen
+from pyagent.core.fleet.file_access import readable_path
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.plugins import PluginHost
 from pyagent.core.settings import Plugins
+from pyagent.infrastructure.isolation import plugin as isolated_plugin
 from pyagent.infrastructure.isolation.capabilities import Capabilities, declared
 from pyagent.infrastructure.isolation.jail import Network, kinds
+from pyagent.infrastructure.isolation.scores import SECONDS, Scorer
 from pyagent.testing import AgentConformance, EchoBackend, Played, ToolConformance, play
 
 MODULE = """
@@ -36,14 +45,31 @@ from typing import Any
 
 import msgspec
 
-from pyagent.plugin import Agent, Context, FleetTool, RequestError, Task, hookimpl
+from pyagent.plugin import Agent, Context, FleetTool, RequestError, Score, Task, hookimpl
 
-pyagent_capabilities = {"read": [READ], "write": [WRITE], "network": NETWORK, "tools": ["double"]}
+pyagent_capabilities = {"read": [READ], "write": [WRITE], "network": NETWORK, "tools": ["double"],
+                        "agents": ["reader", "odd", "summarize"]}
 
 
 class Odd:
     name = "odd"
     description = "Does what its task says."
+    needs = ("summarize",)
+
+    def score(self, task: Task) -> object:
+        word, _, rest = task.text.partition(" ")
+        if word == "score-read":
+            return Score(0.9, open(rest).read() + "\\n" + "y" * 1000)
+        if word == "score-network":
+            return socket.create_connection(("127.0.0.1", int(rest)), timeout=1) and 1.0
+        if word == "score-write":
+            return open(rest, "w") and 1.0
+        if word == "score-late":
+            while True:
+                pass
+        if word == "score-none":
+            return None
+        return float(rest) if word == "score" else 0.0
 
     async def run(self, context: Context, task: Task) -> object:
         word, _, rest = task.text.partition(" ")
@@ -134,7 +160,15 @@ class Odd:
         if word == "offer":
             return (await context.complete("go", tools=[rest])).text
         if word == "spawn-agent":
-            return await context.spawn("odd", "say it")
+            name, _, rest = rest.partition(" ")
+            return await context.spawn(name, rest, max_tokens=50)
+        if word == "hand-file":
+            return await context.spawn("reader", Task(text="read", files=(rest,)))
+        if word == "bomb":
+            found = await asyncio.gather(*(context.spawn("odd", task.text) for _ in range(3)), return_exceptions=True)
+            raise next(each for each in found if isinstance(each, BaseException))
+        if word == "chain":
+            return await context.chain()
         if word == "refuse":
             raise RequestError(rest, param="words")
         if word == "fail":
@@ -167,6 +201,13 @@ async def double(arguments: dict[str, Any]) -> int:
     return 2 * int(arguments["number"])
 
 
+async def read_path(context: Context, task: Task) -> object:
+    """Do what an agent does whose text names files, as `code-health`: read one, and say what it may use."""
+    if task.text == "tokens":
+        return context.budget.left_tokens
+    return readable_path(task.text).read_text()
+
+
 def tool(name: str) -> FleetTool:
     return FleetTool(name, "Doubles.", {"properties": {"number": {"type": "integer"}}}, double)
 
@@ -192,7 +233,7 @@ class World:
 
     def play(self, text: str, **more: Any) -> Played:
         tools = [tool("double"), tool("triple")]
-        agents = [self.host.agents()["odd"]]
+        agents = [self.host.agents()["odd"], Custom("reader", read_path), Custom("other", read_path)]
         return play(text, agents=agents, agent="odd", model=EchoBackend(), tools=tools, **more)
 
 
@@ -234,7 +275,9 @@ def test_an_isolated_plugin_works_with_what_it_declares(world: World) -> None:
         ("spawn", "did not declare to start processes"),
         ("call triple", "did not declare the tool 'triple'"),
         pytest.param("offer triple", "did not declare the tool 'triple'", marks=pytest.mark.slow),
-        ("spawn-agent", "may not ask its run for 'spawn'"),
+        ("spawn-agent other go", "did not declare the agent 'other'"),
+        ("hand-file {folder}/data/notes.txt", "the agents it spawns read no files"),
+        pytest.param("chain", "may not ask its run for 'chain'", marks=pytest.mark.slow),
         ("eat", "more memory than it may use"),
         ("die", "the process of the plugin odd died: exit code 3"),
         pytest.param("crash", "the process of the plugin odd died: signal SIGSEGV", marks=pytest.mark.slow),
@@ -332,6 +375,66 @@ def test_network_that_is_declared_is_reached_and_no_other(tmp_path: Path, monkey
             assert world.play(f"go-around {port}").result == [True, -1, -1, -1, -1]
 
 
+def test_agents_that_it_declared_are_spawned_without_files(world: World) -> None:
+    """They do what the task says within what the run allows, and read no file for it, whatever the text names."""
+    assert world.play("spawn-agent odd say it").result == {"said": "it"}
+    assert world.play("spawn-agent reader tokens").result == 50
+    refused = world.play(f"spawn-agent reader {world.folder}/data/notes.txt").error
+    assert "read no files" in str(refused)
+    own = play(str(world.folder / "data/notes.txt"), agents=[Custom("reader", read_path)])
+    assert own.result == "a note"
+
+
+def test_agents_that_spawn_without_end_are_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each isolated agent holds a process: of those that such ones spawned there is a bounded number at a time."""
+    monkeypatch.setattr(isolated_plugin, "_MOST_NESTED", 2)
+    error = world.play("bomb").error
+    assert "isolated agents have spawned 2 agents of the plugin odd that run now, and may spawn no more" in str(error)
+    assert world.play("spawn-agent odd say on").result == {"said": "on"}
+
+
+def test_score_is_asked_with_less_than_the_plugin_may(world: World) -> None:
+    """It reads what was declared, and neither writes nor connects, as it sees the tasks of other agents."""
+    odd: Any = world.host.agents()["odd"]
+    assert odd.needs == ("summarize",)
+    scorer = Scorer(odd.plugin, "odd", 20.0)
+    assert scorer.score(Task(text="score-none")) is None
+    found = scorer.score(Task(text=f"score-read {world.folder}/data/notes.txt"))
+    assert found is not None
+    assert (found, len(found.reason), found.reason[:10], found.reason.isprintable()) == (0.9, 200, "a note\\nyy", True)
+    for text, told in (
+        (f"score-read {world.folder}/secret.txt", "did not declare to read"),
+        (f"score-write {world.folder}/out/new.txt", "did not declare to write"),
+        ("score-network 9", "did not declare to connect"),
+        ("score 2", "returned 2.0, expected a number from 0 to 1"),
+    ):
+        with pytest.raises((AgentError, ValueError), match=told):
+            scorer.score(Task(text=text))
+
+
+def test_late_scores_are_none_and_are_asked_for_no_more(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """One that computes for ever costs its bound three times in a row, and then nothing; the agent can be described."""
+    odd: Any = world.host.agents()["odd"]
+    scorer = Scorer(odd.plugin, "odd", 0.3)
+    started = time.monotonic()
+    assert [scorer.score(Task(text="score-late")) for _ in range(20)] == [None] * 20
+    assert time.monotonic() - started < 10
+    assert "the isolated agent odd gave no score within 0.3 s, 3 times in a row" in caplog.text
+    assert SECONDS < fleet_scores.SCORE_SECONDS, "the router never asks again where it has waited that long"
+
+
+def test_router_takes_the_isolated_agent_by_its_score(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that no one is named for goes to the agent whose process says that it is for it, with its reason."""
+    odd: Any = world.host.agents()["odd"]
+    monkeypatch.setattr(odd, "score", Scorer(odd.plugin, "odd", 20.0).score)
+    monkeypatch.setattr(fleet_scores, "SCORE_SECONDS", 20.0)  # this machine may be busy
+    agents = [Custom("other", echo, score=lambda task: 0.6), odd]
+    events = play(f"score-read {world.folder}/data/notes.txt", agents=agents, model=EchoBackend()).events
+    [route] = [event for event in events if isinstance(event, RouteChosen)]
+    assert (route.agent, route.how, route.score) == ("odd", "score", 0.9)
+    assert route.reason.startswith("a note")
+
+
 def test_tools_are_called_in_their_process(world: World) -> None:
     """A tool's schema is checked here, and its function runs there."""
     shout = world.host.tools()["shout"]
@@ -343,8 +446,10 @@ def test_tools_are_called_in_their_process(world: World) -> None:
 
 def test_isolated_agents_pass_the_suite(world: World) -> None:
     """Rules that hold for every agent hold for one in a process of its own."""
-    agent = world.host.agents()["odd"]
-    check = type("Subject", (AgentConformance,), {"make": lambda self: agent, "tasks": ("say one", "ask two")})()
+    agent, others = world.host.agents()["odd"], (Custom("summarize", read_path),)
+    check = type(
+        "Subject", (AgentConformance,), {"make": lambda self: agent, "tasks": ("say one", "ask two"), "others": others}
+    )()
     check.test_host_takes_the_agent()
     check.test_tasks_at_once_do_not_mix()
     check.test_cancelled_run_ends_at_once()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,9 +42,43 @@ def test_arm_that_breaks_a_bound_is_not_chosen() -> None:
 def test_all_arms_stay_where_all_break_a_bound() -> None:
     """A bound that no arm keeps leaves the choice as it is."""
     limits = (Objective(metric="quality", bound=0.9),)
-    rows = _rows("a", 0.5, 1.0) + _rows("b", 0.6, 1.0)
+    rows = _rows("a", 0.5, 1.0, 40) + _rows("b", 0.6, 1.0, 40)
     assert breaking(rows, ["a", "b"], limits) == {}
     assert set(breaking(rows + _rows("c", 0.95, 1.0), ["a", "b", "c"], limits)) == {"a", "b"}
+
+
+def test_unlucky_arm_is_tried_again() -> None:
+    """Three bad outcomes shut no arm out: the more outcomes there are, the more its own have to say it."""
+    limits = (Objective(metric="quality", bound=0.6),)
+    unlucky = [*_rows("a", 0.0, 1.0, 2), *_rows("a", 1.0, 1.0, 1)]
+    assert breaking([*unlucky, *_rows("b", 0.7, 1.0, 1)], ["a", "b"], limits) == {}
+    assert set(breaking([*_rows("a", 0.0, 1.0, 6), *_rows("b", 0.7, 1.0, 20)], ["a", "b"], limits)) == {"a"}
+    assert breaking([*_rows("a", 0.0, 1.0, 6), *_rows("b", 0.7, 1.0, 20_000)], ["a", "b"], limits) == {}
+
+
+def test_costs_are_held_against_their_bound_by_how_they_spread() -> None:
+    """Seconds that are always the same break a bound at once, those that are now few and now many later."""
+    limits = (Objective(metric="seconds", bound=5.0),)
+    spread = [Outcome(run=f"r{each}", step="s", arm="a", seconds=each) for each in (1.0, 2.0, 20.0)]
+    others = _rows("b", 1.0, 1.0, 20)
+    assert breaking([*spread, *others], ["a", "b"], limits) == {}
+    assert breaking([*_rows("a", 1.0, 6.0, 3), *others], ["a", "b"], limits) == {"a": "mean seconds 6"}
+
+
+def test_bounds_and_arms_are_those_of_the_state() -> None:
+    """By state, outcomes of another count neither for what an arm earns nor for whether it keeps a bound."""
+    limits = (Objective(metric="quality"), Objective(metric="seconds", weight=0.0, bound=5.0))
+    rows = [
+        *(msgspec.structs.replace(row, state="x") for row in _rows("a", 1.0, 20.0) + _rows("b", 0.2, 1.0)),
+        *(msgspec.structs.replace(row, state="y") for row in _rows("a", 1.0, 1.0) + _rows("b", 0.2, 1.0)),
+    ]
+    taken = {
+        state: decide("ucb1", rows, ["a", "b"], limits, Random(0), state, is_by_state=True) for state in ("x", "y", "z")
+    }
+    assert (taken["x"].arm.name, taken["x"].arm.num_rewards, {*taken["x"].out}) == ("b", 4, {"a"})
+    assert (taken["y"].arm.name, taken["y"].arm.num_rewards, taken["y"].out) == ("a", 4, {})
+    assert taken["z"].arm.num_rewards == 0
+    assert decide("ucb1", rows, ["a", "b"], limits, Random(0), "y").arm.num_rewards == 8
 
 
 def test_front_has_what_no_other_beats_in_everything() -> None:

@@ -482,6 +482,19 @@ def test_search_keeps_to_its_tokens_and_still_answers(search: Any) -> None:
         search_tree(ScriptedBackend([]), max_tokens=100)
 
 
+def test_answer_goes_on_from_the_thought_that_the_tokens_are_left_for() -> None:
+    """Long thoughts leave no room for a prompt with all of them: the last ones are left out, and so is their score."""
+    lacking: list[int] = []
+    for max_tokens in range(4_900, 5_120, 20):
+        backend = thinker(lambda path: [f"{len(path) + 1}{' 猫' * 79}"], lambda path: (3 + len(path), False))
+        found = search_tree(backend, branches=1, beam=1, depth=8, max_tokens=max_tokens)
+        assert path_of(backend.requests[-1]) == found.path
+        assert found.num_tokens <= max_tokens
+        assert (found.end.reason, found.score) == ("budget", 3 + len(found.path))
+        lacking.append(max(node.depth for node in found.nodes if node.is_kept) - len(found.path))
+    assert set(lacking) == {0, 1}
+
+
 def test_search_that_cannot_answer_gives_its_best_thought() -> None:
     """The model that fails at the end has thought already; one that fails from the start has not."""
     thinking = thinker(abc, lambda _: (8, True))

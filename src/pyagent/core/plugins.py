@@ -219,6 +219,10 @@ class PluginHost:
                 self._quarantine(*fault)
             return cast("dict[str, Agent]", self._collect("agents"))
 
+    def agents_alone(self) -> dict[str, Agent]:
+        """Return agents by name, whatever they need: of a host that has one plugin, and not those it depends on."""
+        return cast("dict[str, Agent]", self._collect("agents"))
+
     def _needs_fault(self) -> tuple[FoundPlugin, str] | None:
         """Return a plugin whose agents cannot have what they need, and why; None when there is none."""
         agents, owners = self._collect("agents"), self._contributions.owners("agents")

@@ -1,8 +1,10 @@
 """What a fleet learns from outcomes: it chooses among near agents, strategies, prompt variants and links, and records.
 
 Knows neither files nor marks: outcomes are a store's business (`infrastructure.storage.outcomes`). Nothing of a private
-run is recorded. Learning ends no run: where outcomes cannot be read or written, there is a warning, and the run goes on
-as it would without.
+run is recorded. With `is_together` a choice depends on what was chosen for the same agent before: its prompt's variant,
+its strategy, the run's link. That is a tree whose branches learn by themselves, as in UCT (Kocsis and Szepesvari,
+2006), and the run's reward counts for each choice on the way. Learning ends no run: where outcomes cannot be read or
+written, there is a warning, and the run goes on as it would without.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 
 from pyagent.core.errors import RequestError
-from pyagent.core.learning.deciding import Decision, Policy, decide
+from pyagent.core.learning.deciding import Decision, Policy, decide, that_count
 from pyagent.core.learning.objectives import QUALITY, Objective
 from pyagent.core.learning.outcomes import Choice, Outcome, Source
 from pyagent.core.learning.prompts import PromptVariant, assigned
@@ -77,6 +79,8 @@ class LearningRules:
 
     policy: Policy | None = None
     margin: float = 0.05
+    agents: Collection[str] = ()
+    is_together: bool = False
     seed: int = 0
     attempts: int = 1
     rewards: Collection[Rewarded] = frozenset[Rewarded]({"check"})
@@ -107,16 +111,24 @@ class Learner:
 
     # -- choosing -----------------------------------------------------------------------------------------------------
 
-    def decision(self, choice: Choice, names: Sequence[str]) -> Decision | None:
-        """Return and record which of the names the policy takes for a choice, whose arm is open; None without one."""
-        policy = self.rules.policy
+    def decision(self, choice: Choice, names: Sequence[str], agent: str = "") -> Decision | None:
+        """Return and record which of the names the policy takes for a choice, whose arm is open; None without one.
+
+        `agent` is whose choice it is, where it is not that of an agent.
+        """
+        policy, is_together = self.rules.policy, self.rules.is_together
         if policy is None or len(names) < 2:
             return None
         with self._going_on("a choice is not learned"):
+            choice = self._placed(choice, agent)
             turn = self.outcomes.turn(choice.tenant, choice.kind)
             rows = self.outcomes.rows(choice.tenant, choice.kind)
+            if is_together:
+                after = [self.outcomes.rows(choice.tenant, kind) for kind in kinds_after(choice.kind, names)]
+                rows = that_count(rows, after, self.rules.objectives)
             random = Random(f"{self.rules.seed}/{choice.tenant}/{choice.kind}/{turn}")  # noqa: S311 - no secret
-            decision = decide(policy, rows, names, self.rules.objectives, random, choice.state)
+            objectives = self.rules.objectives
+            decision = decide(policy, rows, names, objectives, random, choice.state, is_by_state=is_together)
             self.outcomes.chosen(msgspec.structs.replace(choice, arm=decision.arm.name))
             return decision
         return None
@@ -125,7 +137,15 @@ class Learner:
         """Record what was taken without a choice, as it is part of an episode: the one agent that was left."""
         if self.rules.policy is not None:
             with self._going_on("an attempt is not learned"):
-                self.outcomes.chosen(choice)
+                self.outcomes.chosen(self._placed(choice))
+
+    def _placed(self, choice: Choice, agent: str = "") -> Choice:
+        """Return a choice whose state has what was chosen before it, where choices are learned together."""
+        if not self.rules.is_together:
+            return choice
+        state = agent if choice.kind == BACKEND else choice.state
+        before = chosen_before(self.outcomes.of_run(choice.tenant, choice.run), choice, agent)
+        return msgspec.structs.replace(choice, state=f"{state} with {', '.join(before)}" if before else state)
 
     def strategy(self, run: Run, step: str, agent: str, options: Sequence[str], situation: str) -> Picked | None:
         """Return which of an agent's strategies it takes, of those that the settings name; None for its own choice."""
@@ -136,7 +156,7 @@ class Learner:
             self._warn_of(agent, options)
             return None
         choice = _choice(run, f"{STRATEGY}/{agent}", step, state=situation)
-        decision = self.decision(choice, names)
+        decision = self.decision(choice, names, agent)
         return None if decision is None else Picked(decision.arm.name, "learned", decision.reason)
 
     def _warn_of(self, agent: str, options: Sequence[str]) -> None:
@@ -153,7 +173,7 @@ class Learner:
             return None
         by_arm = {each.arm: each for each in variants}
         choice = _choice(run, f"{PROMPT}/{agent}", "")
-        if self.rules.prompts_by == "policy" and (decision := self.decision(choice, [*by_arm])) is not None:
+        if self.rules.prompts_by == "policy" and (decision := self.decision(choice, [*by_arm], agent)) is not None:
             variant = by_arm[decision.arm.name]
             return Picked(variant.name, "learned", decision.reason, variant.text)
         with self._going_on("a test of prompts stands still"):
@@ -178,19 +198,19 @@ class Learner:
         if not run or request.private or not self.rules.has_backends or self.rules.policy is None:
             return ""
         if (kept := self._links.get((tenant, run))) is None:
-            kept = self._chosen_link(tenant, run, [*dict.fromkeys(names)])
+            kept = self._chosen_link(tenant, run, [*dict.fromkeys(names)], request.origin.agent)
             self._links[tenant, run] = kept
             if len(self._links) > _MAX_RUNS:
                 self._links.popitem(last=False)
         return kept if kept in names else ""
 
-    def _chosen_link(self, tenant: str, run: str, names: Sequence[str]) -> str:
+    def _chosen_link(self, tenant: str, run: str, names: Sequence[str], agent: str) -> str:
         with self._going_on("a link is not learned"):
             for choice in self.outcomes.of_run(tenant, run):
                 if choice.kind == BACKEND:
                     return choice.arm
             choice = Choice(tenant=tenant, kind=BACKEND, run=run, step="", arm="")
-            decision = self.decision(choice, names)
+            decision = self.decision(choice, names, agent)
             return "" if decision is None else decision.arm.name
         return ""
 
@@ -213,11 +233,12 @@ class Learner:
         if "check" not in self.rules.rewards or run.is_private:
             return
         with self._going_on("a check is not learned"):
-            choices = self.outcomes.of_run(run.tenant, run.id)
-            paths = {each.step for each in choices if each.step == step or each.step.startswith(f"{step}~")} or {step}
-            of_agent = {each.arm for each in choices if each.kind == AGENT and each.step in paths}
-            for path in paths:
-                self._reward(run, path, agent or next(iter(of_agent), ""), float(is_passed), "check")
+            choices = last_attempts(self.outcomes.of_run(run.tenant, run.id))
+            here = [each for each in choices if each.step == step or each.step.startswith(f"{step}~")]
+            path_to_agent = {each.step: each.kind.partition("/")[2] for each in here if each.kind != AGENT}
+            path_to_agent |= {each.step: each.arm for each in here if each.kind == AGENT}
+            for path, chosen in (path_to_agent or {step: ""}).items():
+                self._reward(run, path, agent or chosen, float(is_passed), "check")
 
     def ended(self, context: Context, totals: Totals) -> None:
         """Record what an agent took, for what was chosen for it."""
@@ -231,12 +252,11 @@ class Learner:
     def _reward(self, run: Run, step: str, agent: str, reward: float, source: Source) -> None:
         if run.is_private:
             return
-        prompt = f"{PROMPT}/{agent}"
+        of_run = {f"{PROMPT}/{agent}", *([] if source == "failure" else [BACKEND])}
         with self._going_on("an outcome is not learned"):
             for choice in last_attempts(self.outcomes.of_run(run.tenant, run.id)):
-                is_of_run = choice.kind == prompt or (choice.kind == BACKEND and source != "failure")
-                is_of_step = choice.step == step and (choice.kind != AGENT or choice.arm == agent)
-                if is_of_step or is_of_run:
+                is_own = choice.kind == f"{STRATEGY}/{agent}" or (choice.kind == AGENT and choice.arm == agent)
+                if choice.kind in of_run or (choice.step == step and is_own):
                     self.outcomes.reward(choice, reward, source)
 
     @contextmanager
@@ -249,6 +269,28 @@ class Learner:
 
 def _choice(run: Run, kind: str, step: str, state: str = "") -> Choice:
     return Choice(tenant=run.tenant, kind=kind, run=run.id, step=step, arm="", state=state)
+
+
+def chosen_before(choices: Sequence[Choice], choice: Choice, agent: str) -> list[str]:
+    """Return what a run chose for the same agent before a choice, as `strategy debate`: one option of each kind.
+
+    A kind of which the run has several options is left out: which of them a link is asked for is not known.
+    """
+    kinds = {f"{PROMPT}/{agent}", BACKEND, *([f"{STRATEGY}/{agent}"] if choice.kind == BACKEND else [])}
+    options: dict[str, set[str]] = {}
+    for each in choices:
+        if each.kind in kinds - {choice.kind}:
+            options.setdefault(each.kind.partition("/")[0], set()).add(each.arm)
+    return [f"{kind} {arm}" for kind, (arm, *more) in sorted(options.items()) if not more]
+
+
+def kinds_after(kind: str, names: Sequence[str]) -> list[str]:
+    """Return the kinds of choice that may depend on a kind's, whose options have these names; the first ones first."""
+    of, _, agent = kind.partition("/")
+    agents = names if of == AGENT else [agent] if agent else []
+    prompts = [f"{PROMPT}/{name}" for name in agents if of == AGENT]
+    strategies = [f"{STRATEGY}/{name}" for name in agents if of != STRATEGY]
+    return [*prompts, *strategies, *([] if of == BACKEND else [BACKEND])]
 
 
 def last_attempts(choices: Sequence[Choice]) -> list[Choice]:

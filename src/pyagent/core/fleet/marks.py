@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from pyagent.core.errors import RequestError
-from pyagent.core.fleet.events import RouteChosen
+from pyagent.core.fleet.events import AgentFinished, RouteChosen
 from pyagent.core.fleet.journal import Journal, JournalRecord
-from pyagent.core.fleet.learner import AGENT, Outcomes, last_attempts
+from pyagent.core.fleet.learner import AGENT, PROMPT, Outcomes, last_attempts
 from pyagent.core.learning.outcomes import Choice
 
 _WORDS = {"good": 1.0, "bad": 0.0}
@@ -52,15 +52,34 @@ def mark_run(journal: Journal, outcomes: Outcomes, run: str, mark: str | float) 
         raise RequestError(f"there is no run {run[:80]!r}; `pyagent runs list` shows those kept", param="run")
     if summary.state == "running":
         raise RequestError(f"{run} is under way; mark it when it is over", param="run")
-    agents = chosen_agents(journal.replay(run))
+    records = [*journal.replay(run)]
+    agents = chosen_agents(records)
     recorded = last_attempts(outcomes.of_run(summary.tenant, run))
-    others = [choice for choice in recorded if choice.kind != AGENT]
+    others = _of_result([choice for choice in recorded if choice.kind != AGENT], records)
     if not agents and not others:
         raise RequestError(f"{run} has nothing that was chosen: its mark would teach nothing", param="run")
     for choice in [*_agent_choices(summary.tenant, run, agents, recorded), *others]:
         outcomes.reward(choice, reward, "mark")
     choices = {choice.kind: choice.arm.partition("#")[0] for choice in others}
     return Marked(run=run, reward=reward, step_to_agent=agents, choices=choices)
+
+
+def _of_result(choices: Sequence[Choice], records: Sequence[JournalRecord]) -> list[Choice]:
+    """Return the choices that the result is of: not those of an agent that failed or declined before another took over.
+
+    A strategy was taken in a step, a prompt for all of a run: it counts where its agent finished anything.
+    """
+    routes = [each.event for each in records if isinstance(each.event, RouteChosen)]
+    last = {route.step: route.agent for route in routes}
+    over = {(route.step, route.agent) for route in routes if last[route.step] != route.agent}
+    finished = {each.event.agent for each in records if isinstance(each.event, AgentFinished)}
+    idle = {agent for _, agent in over} - finished - {*last.values()}
+
+    def is_of_result(choice: Choice) -> bool:
+        kind, _, agent = choice.kind.partition("/")
+        return agent not in idle if kind == PROMPT else (choice.step, agent) not in over
+
+    return [choice for choice in choices if is_of_result(choice)]
 
 
 def _agent_choices(tenant: str, run: str, agents: Mapping[str, str], recorded: Iterable[Choice]) -> list[Choice]:

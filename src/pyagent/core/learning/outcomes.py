@@ -31,7 +31,10 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice and what is known of it; None is not known (yet). `judged` numbers rewards in the order they came."""
+    """A choice and what is known of it; None is not known (yet). `judged` numbers rewards in the order they came.
+
+    `then` is what its run chose after it, where choices are learned together and bounds are held (`deciding`).
+    """
 
     run: str
     step: str
@@ -43,6 +46,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     usd: float | None = None
     tokens: float | None = None
+    then: str = ""
 
 
 def rewards_of(outcome: Outcome, objectives: Sequence[Objective]) -> float | None:

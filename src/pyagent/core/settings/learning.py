@@ -111,6 +111,11 @@ def _read_strategies(value: object) -> list[str]:
     return [*_named(dict.fromkeys(texts), _MAX_STRATEGIES, "strategies")]
 
 
+def _read_agents(value: object) -> list[str]:
+    texts = cast("list[str]", TEXTS.read(value))
+    return [*_named(dict.fromkeys(texts), _MAX_AGENTS, "agents")]
+
+
 class Learning(Section, frozen=True):
     """Choosing by what runs earned before: agents of near score, strategies, prompts and links."""
 
@@ -127,6 +132,23 @@ class Learning(Section, frozen=True):
     margin: Annotated[
         float, Setting(number(1.0), "Difference of scores up to which agents are near each other; 0 is equal scores.")
     ] = 0.05
+    agents: Annotated[
+        list[str],
+        Setting(
+            Kind("list of text", _read_agents, "list"),
+            "Agents that can stand in for each other: a task that the router gives to one of them is given to the one "
+            "that `learning.policy` takes, whatever their scores, unless an agent says that the task is not for it.",
+        ),
+    ] = msgspec.field(default_factory=list[str])
+    together: Annotated[
+        bool,
+        Setting(
+            TRUTH,
+            "Whether a choice depends on those that a run made before it: a strategy on the prompt's variant, a link "
+            "on both and on the agent. Finds the best combination where choices depend on each other; takes more "
+            "marks where they do not.",
+        ),
+    ] = False
     seed: Annotated[
         int, Setting(whole(0), "Seed of learned choices: equal outcomes and an equal seed give equal choices.")
     ] = 0

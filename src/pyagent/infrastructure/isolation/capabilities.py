@@ -1,6 +1,7 @@
 """What a plugin declares that it needs, read from its source without running it.
 
-    pyagent_capabilities = {"read": ["~/notes"], "write": [], "network": ["api.example.org:443"], "tools": ["search"]}
+    pyagent_capabilities = {"read": ["~/notes"], "write": [], "network": ["api.example.org:443"], "tools": ["search"],
+                            "agents": ["summarize"]}
 
 stands at the top of its module, as a literal. Nothing is declared where it is missing.
 """
@@ -22,12 +23,16 @@ _MOST_BYTES = 1 << 20
 
 
 class Capabilities(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be done: folders and files to read, or to read and write, `host:port` to connect to, tools to call."""
+    """What may be done: folders and files to read, or to read and write; `host:port` to connect to; what to call.
+
+    That is tools of the run, and agents to spawn.
+    """
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     network: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
 
     def resolved(self) -> Capabilities:
         """Return the same with whole paths: `~` and links are followed now, not where the plugin runs.
@@ -64,7 +69,8 @@ def declared(plugin: str, path: Path) -> Capabilities:
         found = msgspec.convert(_literal(values[-1]) if values else {}, Capabilities)
         _check_network(found)
     except (OSError, SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        expected = f'{NAME} = {{"read": [...], "write": [...], "network": ["HOST:PORT"], "tools": [...]}}'
+        names = '"network": ["HOST:PORT"], "tools": [...], "agents": [...]'
+        expected = f'{NAME} = {{"read": [...], "write": [...], {names}}}'
         raise PluginError(f"plugin {plugin!r}: {path}: {error}; expected {expected}", plugin=plugin) from error
     return found.resolved()
 

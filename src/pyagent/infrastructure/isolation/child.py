@@ -9,17 +9,19 @@ import asyncio
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
 
-from pyagent.core.errors import AgentError, PluginError, RequestError
-from pyagent.core.fleet.agent import Agent
+from pyagent.core.errors import AgentError, PluginError, RequestError, WireError
+from pyagent.core.fleet.agent import Agent, Task, needs
 from pyagent.core.fleet.file_access import FileAccess
 from pyagent.core.fleet.remote.context import run_remote
 from pyagent.core.fleet.remote.messages import AgentCall, AgentView
+from pyagent.core.fleet.scores import checked_score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.plugin_checks import import_target
 from pyagent.core.plugins import PluginHost
@@ -36,6 +38,7 @@ from pyagent.infrastructure.isolation.messages import (
     Failed,
     FromPlugin,
     RunAgent,
+    ScoreTask,
     Start,
     ToolTold,
     ToPlugin,
@@ -152,7 +155,7 @@ def _loaded(start: Start) -> PluginHost:
 
 
 def _answer(host: PluginHost, asked: ToPlugin, pipe: Pipe) -> FromPlugin:
-    agents, tools = host.agents(), host.tools()
+    agents, tools = host.agents_alone(), host.tools()
     for info in host.plugins():
         if info.state == "quarantined":
             raise PluginError(info.reason, plugin=pipe.plugin)
@@ -161,10 +164,32 @@ def _answer(host: PluginHost, asked: ToPlugin, pipe: Pipe) -> FromPlugin:
             return Described(tuple(map(_agent_told, agents.values())), tuple(map(_tool_told, tools.values())))
         case RunAgent(name=name):
             return Done(_encoded(pipe.plugin, asyncio.run(_run(agents[name], asked, pipe))))
+        case ScoreTask(name=name, task=task):
+            end_with_program(pipe)
+            return Done(_encoded(pipe.plugin, _scored(agents[name], task)))
         case CallTool(name=name, arguments=arguments):
+            end_with_program(pipe)
             return Done(_encoded(pipe.plugin, asyncio.run(tools[name].call(arguments))))
         case _:
             raise RequestError("the program asks for nothing that a plugin does", param="message")
+
+
+def end_with_program(pipe: Pipe) -> None:
+    """End this process when the program does, which says nothing more to it: what runs here may never come back."""
+
+    def wait() -> None:
+        with suppress(WireError, OSError):
+            pipe.read()
+        os._exit(0)
+
+    threading.Thread(target=wait, name="pyagent-program", daemon=True).start()
+
+
+def _scored(agent: Agent, task: Task) -> tuple[float, str] | None:
+    """Return an agent's score with its reason. Raises `ValueError` for what is no score."""
+    score = cast("Callable[[Task], object]", getattr(agent, "score"))  # noqa: B009 - not every agent has it
+    found = checked_score(score(task))
+    return None if found is None else (float(found), found.reason)
 
 
 async def _run(agent: Agent, asked: RunAgent, pipe: Pipe) -> object:
@@ -176,7 +201,7 @@ async def _run(agent: Agent, asked: RunAgent, pipe: Pipe) -> object:
 
 
 def _agent_told(agent: Agent) -> AgentTold:
-    return AgentTold(agent.name, agent.description)
+    return AgentTold(agent.name, agent.description, needs(agent), callable(getattr(agent, "score", None)))
 
 
 def _tool_told(tool: FleetTool) -> ToolTold:

@@ -57,6 +57,13 @@ class RunAgent(msgspec.Struct, frozen=True, tag="agent"):
     view: View
 
 
+class ScoreTask(msgspec.Struct, frozen=True, tag="score"):
+    """Say how well a task fits an agent: None, or the score and the reason to show."""
+
+    name: str
+    task: Task
+
+
 class CallTool(msgspec.Struct, frozen=True, tag="tool"):
     """Call a tool."""
 
@@ -77,11 +84,12 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 class AgentTold(msgspec.Struct, frozen=True):
-    """An agent, as its plugin describes it."""
+    """An agent, as its plugin describes it: also the agents it spawns, and whether it scores tasks."""
 
     name: str
     description: str
     needs: tuple[str, ...] = ()
+    has_score: bool = False
 
 
 class ToolTold(msgspec.Struct, frozen=True):
@@ -121,7 +129,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     fault: Fault
 
 
-ToPlugin = Start | RunAgent | CallTool | Describe | Answered
+ToPlugin = Start | RunAgent | ScoreTask | CallTool | Describe | Answered
 FromPlugin = Described | Asked | Done | Failed
 
 ARGUMENTS: dict[str, object] = {
@@ -130,6 +138,7 @@ ARGUMENTS: dict[str, object] = {
     "likelihood": tuple[str],
     "embed": tuple[list[str]],
     "call_tool": tuple[str, JsonObject],
+    "spawn": tuple[str, Task | str, int | None, float | None],
     "ask": tuple[str, tuple[str, ...], QuestionKind],
     "keep": tuple[object],
     "progress": tuple[str],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import msgspec
 from pyagent.core.errors import AgentError, PluginError, RequestError
 from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
+from pyagent.core.fleet.file_access import FileAccess
 from pyagent.core.fleet.remote.calls import RunCalls
 from pyagent.core.fleet.remote.messages import AgentCall
 from pyagent.core.fleet.tools import Effect, FleetTool
@@ -23,9 +25,11 @@ from pyagent.infrastructure.isolation.capabilities import declared, source_of_pl
 from pyagent.infrastructure.isolation.jail import kinds
 from pyagent.infrastructure.isolation.messages import ARGUMENTS, AgentTold, Asked, CallTool, RunAgent, ToolTold, View
 from pyagent.infrastructure.isolation.process import IsolatedPlugin
+from pyagent.infrastructure.isolation.scores import Scorer
 
 _NO_VALUE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What msgspec raises for bytes of a process that speaks for itself."""
+_MOST_NESTED = 8
 logger = logging.getLogger("pyagent.plugins")
 NOUNS = frozenset({"agents", "tools"})
 """What an isolated plugin can bring; the rest is called too often, or needs the program's memory."""
@@ -52,7 +56,8 @@ class _Hooks:
         self._plugin = plugin
         with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
             told = thread.submit(asyncio.run, plugin.describe()).result()
-        self._agents = [_Agent(plugin, agent) for agent in told.agents]
+        nested = _Nested(plugin.name)
+        self._agents = [_Agent(plugin, agent, nested) for agent in told.agents]
         self._tools = [_tool(plugin, tool) for tool in told.tools]
 
     @hookimpl
@@ -66,20 +71,58 @@ class _Hooks:
         return self._tools
 
 
+@dataclass
+class _Nested:
+    """The processes of a plugin's agents that isolated agents spawned, directly or through others: a bounded number.
+
+    Each holds a process until it ends, and each may spawn more.
+    """
+
+    plugin: str
+    num: int = 0
+
+    @contextmanager
+    def one_more(self, context: Context) -> Generator[None]:
+        """Count an agent while it runs. Raises `AgentError` where there are too many."""
+        is_nested = _is_below_isolated(context)
+        if is_nested and self.num >= _MOST_NESTED:
+            text = f"isolated agents have spawned {_MOST_NESTED} agents of the plugin {self.plugin} that run now"
+            raise AgentError(f"{text}, and may spawn no more", agent=context.agent)
+        self.num += is_nested
+        try:
+            yield
+        finally:
+            self.num -= is_nested
+
+
+def _is_below_isolated(context: Context) -> bool:
+    above = context.parent
+    while above is not None and not isinstance(above.run.agents.get(above.agent), _Agent):
+        above = above.parent
+    return above is not None
+
+
 class _Agent:
     """An agent whose code runs in a process of its own for each task; its result is what JSON has."""
 
-    def __init__(self, plugin: IsolatedPlugin, told: AgentTold) -> None:
-        self.plugin = plugin
-        self.name, self.description = told.name, told.description
+    def __init__(self, plugin: IsolatedPlugin, told: AgentTold, nested: _Nested) -> None:
+        self.plugin, self._nested = plugin, nested
+        self.name, self.description, self.needs = told.name, told.description, told.needs
+        if told.has_score:
+            self.score = Scorer(plugin, told.name).score
+        for needed in told.needs:
+            if needed not in plugin.allowed.agents:
+                text = f"its agent {told.name!r:.80} needs the agent {needed!r:.80}, which it does not declare"
+                raise PluginError(text, plugin=plugin.name)
 
     async def run(self, context: Context, task: Task) -> object:
         """Do the task."""
-        calls = RunCalls(context, is_repeatable=False)
+        calls = RunCalls(context, is_repeatable=False, spawned_access=FileAccess.below(None))
         try:
             asked = RunAgent(self.name, task, _view(calls, self.plugin.allowed.tools))
             made = _Made(calls, self.plugin, asked.view.attempt)
-            return _value(self.plugin, await self.plugin.run(asked, made.make))
+            with self._nested.one_more(context):
+                return _value(self.plugin, await self.plugin.run(asked, made.make))
         finally:
             await calls.close()
 
@@ -114,11 +157,23 @@ class _Made:
             args = cast("tuple[object, ...]", decode(asked.args, type=ARGUMENTS[asked.name]))
         except _NO_VALUE as error:
             raise RequestError(f"the plugin {self.plugin.name} asks wrongly: {error}", param=asked.name) from error
-        for tool in _tools_named(asked.name, args):
-            if tool not in self.plugin.allowed.tools:
-                text = f"the plugin {self.plugin.name} did not declare the tool {tool!r:.80}"
-                raise RequestError(text, param="tools")
+        self._check_declared("tool", _tools_named(asked.name, args), self.plugin.allowed.tools)
+        if asked.name == "spawn":
+            self._check_declared("agent", args[:1], self.plugin.allowed.agents)
+            self._check_spawned(args[1])
         return args
+
+    def _check_declared(self, what: str, names: Sequence[object], declared: Sequence[str]) -> None:
+        for name in names:
+            if name not in declared:
+                text = f"the plugin {self.plugin.name} did not declare the {what} {name!r:.80}"
+                raise RequestError(text, param=f"{what}s")
+
+    def _check_spawned(self, task: object) -> None:
+        """Raise `RequestError` for a task with files: the agent would read them for a plugin that may not."""
+        if isinstance(task, Task) and task.files:
+            text = f"the plugin {self.plugin.name} is isolated: the agents it spawns read no files; give them text"
+            raise RequestError(text, param="files")
 
 
 def _tools_named(call: str, args: tuple[object, ...]) -> Sequence[object]:

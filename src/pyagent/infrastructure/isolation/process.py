@@ -30,6 +30,7 @@ from pyagent.infrastructure.isolation.messages import (
     Failed,
     FromPlugin,
     RunAgent,
+    ScoreTask,
     Start,
     ToPlugin,
     from_plugin,
@@ -44,6 +45,7 @@ Make = Callable[[Asked], Awaitable[bytes]]
 _DESCRIBE_SECONDS = 60.0
 _MOST_CALLS = 256
 """Calls of one agent that are under way at the same time."""
+_END_SECONDS = 0.2
 _MAX_FRAME = 64 << 20
 _MOST_FAULT_CHARACTERS = 2_000
 _LENGTH = struct.Struct("!I")
@@ -65,6 +67,12 @@ class IsolatedPlugin:
         answer = await self._ask(Describe(), _no_calls, _DESCRIBE_SECONDS)
         assert isinstance(answer, Described)
         return answer
+
+    async def score(self, asked: ScoreTask) -> bytes:
+        """Return how well a task fits an agent, by msgpack, within `seconds`. Raises as `run` does."""
+        answer = await self._ask(asked, _no_calls, self.seconds)
+        assert isinstance(answer, Done)
+        return answer.value
 
     async def run(self, asked: RunAgent | CallTool, make: Make) -> bytes:
         """Return what an agent or a tool returns, by msgpack. Raises what it raises, and `AgentError` past a bound."""
@@ -135,6 +143,9 @@ class IsolatedPlugin:
         )
         try:
             yield process
+            with contextlib.suppress(TimeoutError):  # it ends by itself; to kill it then would reap it twice
+                async with asyncio.timeout(_END_SECONDS):
+                    await process.wait()
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

@@ -118,8 +118,12 @@ class _Search:
         found: list[str] = []
         while node is not None:
             found.append(node.text)
-            node = self.nodes[node.parent - 1] if node.parent else None
+            node = self.parent(node)
         return found[::-1]
+
+    def parent(self, node: Node) -> Node | None:
+        """Return the thought that a node follows; None where that is the question."""
+        return self.nodes[node.parent - 1] if node.parent else None
 
     async def grow(self, parents: Sequence[Node | None]) -> tuple[list[Node], End | None]:
         """Add the thoughts that follow these; return those worth following, the best first, and why it has to end."""
@@ -208,8 +212,9 @@ async def tree_of_thoughts(  # noqa: PLR0913 - ways to search
     """Search for steps that lead to the answer, and answer from the best ones found.
 
     `max_tokens` bounds prompts and answers of all calls together. Where calls or tokens end, or no thought is good
-    enough, the answer goes on from the best thought so far; where it fails, it is that thought. Raises `BudgetError`
-    where not even an answer without thoughts is within the bound, and what that one fails by.
+    enough, the answer goes on from the best thought so far, or from the last one before it whose prompt is within the
+    tokens left; where it fails, it is that thought. Raises `BudgetError` where not even an answer without thoughts is
+    within the bound, and what that one fails by.
     """
     bounds.check()
     calls = Calls(context, "tree-of-thoughts", bounds.max_calls, max_tokens)
@@ -217,9 +222,10 @@ async def tree_of_thoughts(  # noqa: PLR0913 - ways to search
     held = calls.hold(state.conclude([]), bounds.depth * _PATH_TOKENS_A_THOUGHT)
     end = await (_by_beam(state) if search == "beam" else _by_depth(state))
     calls.release(held)
-    path = state.path(state.best)
-    while path and not calls.affords(state.conclude(path)):
-        path.pop()
+    last = state.best
+    while last is not None and not calls.affords(state.conclude(state.path(last))):
+        last = state.parent(last)
+    path = state.path(last)
     with context.phase("tree-of-thoughts answer"):
         said = await calls.ask(state.conclude(path))
     if isinstance(said, Lack) and not path:
@@ -229,7 +235,7 @@ async def tree_of_thoughts(  # noqa: PLR0913 - ways to search
         answer=thought.answer,
         path=path,
         steps=thought.steps,
-        score=state.best.score if state.best else None,
+        score=last.score if last else None,
         nodes=state.nodes,
         end=end,
         num_calls=calls.num_calls,

@@ -17,7 +17,7 @@ from typing import Any
 
 from pyagent.core.errors import AgentError
 from pyagent.core.fleet.context import Context
-from pyagent.core.fleet.file_access import current_access, grant
+from pyagent.core.fleet.file_access import FileAccess, current_access, grant
 from pyagent.core.fleet.memory import read_notes, take_note
 from pyagent.core.fleet.model_call import TextStream
 from pyagent.core.fleet.remote.messages import AgentCall, AgentView, ToolView
@@ -27,11 +27,15 @@ _MAX_LATE_CALLS = 4_096
 
 
 class RunCalls:
-    """The calls of one agent. `begin` before each time it begins, `close` when it has ended."""
+    """The calls of one agent. `begin` before each time it begins, `close` when it has ended.
 
-    def __init__(self, context: Context, *, is_repeatable: bool) -> None:
+    The agents it spawns have the run's access to files, or the one that is given.
+    """
+
+    def __init__(self, context: Context, *, is_repeatable: bool, spawned_access: FileAccess | None = None) -> None:
         self._context = context
         self._access = current_access()
+        self._spawned_access = spawned_access or self._access
         self._is_repeatable = is_repeatable
         self._attempt = 0
         self._next = 0
@@ -166,6 +170,7 @@ class RunCalls:
         return await complete(schema=schema, must_call=must_call)
 
     async def _spawn(self, agent: str, task: Any, max_tokens: int | None, seconds: float | None) -> object:
+        grant(self._spawned_access)
         return await self._context.spawn(agent, task, max_tokens=max_tokens, timeout_seconds=seconds)
 
     async def _ask(self, text: str, options: Any, kind: Any) -> object:
