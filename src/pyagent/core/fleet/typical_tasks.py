@@ -15,7 +15,7 @@ from pyagent.core.naive_bayes import NaiveBayes, features_of, probabilities
 
 UNMET = ""
 """The name of no agent."""
-TEMPERATURE = 5.0
+TEMPERATURE = 4.0
 """Fitted on the built-in agents' typical tasks, each left out in turn (benchmarks/routing.py)."""
 _MAX_TASKS = 500
 _MAX_READ = 1_000
