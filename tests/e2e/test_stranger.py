@@ -12,15 +12,6 @@ from support.command_line import fresh_environment
 from support.run_server import ended
 
 MAIN = "from pyagent.cli.main import main; main()"
-FLEET = """
-import asyncio, pyagent
-
-async def ask():
-    async with pyagent.Fleet() as fleet:
-        return await fleet.run_agent("tide", "Ostend")
-
-print(asyncio.run(ask()))
-"""
 
 
 class Stranger:
@@ -83,7 +74,7 @@ def _ask_server(stranger: Stranger) -> None:
 
 
 def test_a_stranger_writes_installs_and_uses_plugins(tmp_path: Path) -> None:
-    """Nothing but what the commands themselves say to do: an agent and a backend, in the CLI, two APIs and runs."""
+    """Nothing but what the commands themselves say to do: an agent and a backend, in the CLI, the API and runs."""
     stranger = Stranger(tmp_path)
     told = stranger.pyagent("plugins", "new", "agent", "tide", "--description", "Tells when the water comes.")
     assert "pip install -e '.[test]'" in told
@@ -98,5 +89,4 @@ def test_a_stranger_writes_installs_and_uses_plugins(tmp_path: Path) -> None:
     for words in (["agent", "tide", "Dover"], ["run", "tide: Dover"]):
         assert "When is high water at" in stranger.pyagent(*words, "--chain", "pipe:cat")
     (tmp_path / "pyagent.toml").write_text('chain = ["pipe:cat"]\n')
-    assert "When is high water at Ostend" in stranger.run("-c", FLEET)
     _ask_server(stranger)
