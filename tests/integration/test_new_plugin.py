@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from support.plugin_kinds import install_package, write_kinds
 
+from pyagent.assembly import make_host
 from pyagent.cli.plugin_package import KINDS, files_of, package_of
 from pyagent.cli.root import run
+from pyagent.core.config import Settings
 from pyagent.core.errors import RequestError
+from pyagent.infrastructure.engine.runners.choice import pick_runners
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +50,8 @@ def test_each_kind_is_listed_and_passes_its_own_tests(
     shown = listed(capsys)
     for package in packages:
         assert shown[package.name]["provides"] == {KINDS[package.kind].noun: [package.name]}, shown[package.name]
+    runners = pick_runners("auto", make_host(Settings()).runners())
+    assert [runner.name for runner in runners.available() if runner.name in ("cpu", "my-runner")] == ["cpu"]
     tests = [str(tmp_path / package.distribution / "tests") for package in packages]
     command = [
         sys.executable,

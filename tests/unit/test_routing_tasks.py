@@ -66,6 +66,9 @@ def test_no_measured_task_is_one_that_agents_tell(agents: dict[str, Agent], part
     assert not [row["task"] for row in rows if row["task"].casefold() in told]
 
 
+TIDE = Custom("tide", echo, description="Tells when the water comes.")
+
+
 def _agents(**more: object) -> list[Custom]:
     return [Custom("cook", echo, typical_tasks=COOK), Custom("tailor", echo, typical_tasks=SEW, **more)]
 
@@ -137,10 +140,31 @@ def test_wrong_typical_tasks_are_none(told: object) -> None:
     assert likely_agents("cook", {"odd": Custom("odd", echo, typical_tasks=told), "cook": _agents()[0]}) == {}
 
 
-def test_an_agent_without_typical_tasks_is_not_forgotten() -> None:
-    """Beside agents that tell tasks, one that tells none is still a choice of the model's."""
-    fleet = fleet_of(*_agents(), Custom("poet", echo), script=lambda request: Reply(text="poet"))
-    assert _route(fleet, "bake bread in the oven").agent == "poet"
+def test_an_agent_without_typical_tasks_is_known_by_its_description() -> None:
+    """It takes nothing from agents that a task is plainly like, and gets what is plainly like its description."""
+    poet = Custom("poet", echo, description="Writes verses and rhymes about love and the moon.")
+    fleet = fleet_of(*_agents(takes_rest=True), poet, script=lambda request: Reply(text="unused"))
+    bread, verses = _route(fleet, "bake bread in the oven"), _route(fleet, "verses and rhymes about the moon")
+    assert (bread.agent, bread.how) == ("cook", "examples")
+    assert (verses.agent, verses.how) == ("poet", "examples")
+    assert "'Writes verses and rhymes" in verses.reason
+
+
+@pytest.mark.parametrize("rest", [{}, {"takes_rest": True}])
+def test_an_agent_without_typical_tasks_is_a_choice_where_tasks_leave_doubt(rest: dict[str, object]) -> None:
+    """What is like no agent's tasks may still be for it: the model chooses by the descriptions."""
+    fleet = fleet_of(*_agents(**rest), Custom("poet", echo), script=lambda request: Reply(text="poet"))
+    route = _route(fleet, "xylophone")
+    assert (route.agent, route.how) == ("poet", "model")
+
+
+def test_one_agent_without_typical_tasks_costs_no_accuracy(agents: dict[str, Agent]) -> None:
+    """A plugin's agent that only has a description does not make the router unsure of all others."""
+    rows = [json.loads(line) for line in (DATA / "validation.jsonl").read_text(encoding="utf-8").splitlines()]
+    known = {name: agent for name, agent in agents.items() if typical_tasks(agent)}
+    both = [likely_agents(row["task"], told) for row in rows for told in (known, known | {"tide": TIDE})]
+    best = [max(shares, key=lambda name: shares[name]) for shares in both]
+    assert sum(told == before for before, told in zip(best[::2], best[1::2], strict=True)) >= 98
 
 
 def test_likely_agents_sum_to_one_with_nobody() -> None:
