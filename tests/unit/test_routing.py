@@ -211,15 +211,16 @@ class _Haiku:
     ("text", "agent", "is_model_asked"),
     [
         ("Write a haiku about rain", "haiku", False),
-        ("Write a poem about rain", "haiku", True),
+        ("A poem of seventeen syllables on rain", "haiku", False),
         ("17*23", "math", False),
-        ("Is this about haikus?", "haiku", True),
+        ("Xylophone", "haiku", True),
     ],
 )
 def test_agent_without_a_rule_is_found_by_its_name_or_by_the_model(
     text: str, agent: str, is_model_asked: bool, sandbox: Sandbox
 ) -> None:
-    """Beside an agent that scores nothing the model chooses, but not where the task has the agent's name."""
+    """An agent that tells no tasks gets what has its name, what is plainly like its description, and what a model
+    gives it of what is like no agent's tasks."""
 
     async def main() -> list[RouteChosen]:
         backend = ScriptedBackend(["haiku"])

@@ -19,6 +19,7 @@ from pyagent.core.fleet.orchestrator import Fleet
 from pyagent.core.fleet.router import route_by_scores
 from pyagent.core.fleet.scores import Scores
 from pyagent.core.fleet.typical_tasks import UNMET, likely_agents, typical_tasks
+from pyagent.core.fleet.unmet_tasks import UNMET_TASKS
 from pyagent.core.messages import ChatDelta, ChatRequest, PromptLogprob
 from pyagent.testing import Reply, ScriptedBackend
 
@@ -34,7 +35,7 @@ def agents() -> dict[str, Agent]:
     return make_agents(settings, make_host(settings))
 
 
-@pytest.mark.parametrize(("part", "least"), [("development", 0.85), ("held_out", 0.88)])
+@pytest.mark.parametrize(("part", "least"), [("validation", 0.88), ("held_out", 0.85)])
 def test_written_tasks_find_their_agent_without_a_model(agents: dict[str, Agent], part: str, least: float) -> None:
     """By rules and typical tasks alone; who changes either sees what it does to tasks they were not written on."""
     rows = [json.loads(line) for line in (DATA / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -52,6 +53,20 @@ def test_written_tasks_find_their_agent_without_a_model(agents: dict[str, Agent]
         return count
 
     assert asyncio.run(right()) / len(rows) >= least
+
+
+@pytest.mark.parametrize("part", ["validation", "held_out"])
+def test_no_measured_task_is_one_that_agents_tell(agents: dict[str, Agent], part: str) -> None:
+    """The accuracy is of tasks that the router has not seen."""
+    told = {task.casefold() for agent in agents.values() for task in typical_tasks(agent)}
+    told |= {task.casefold() for task in UNMET_TASKS}
+    rows = [json.loads(line) for line in (DATA / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 100
+    assert {row["agent"] for row in rows} == {*agents, "nobody"} - {"assistant"}
+    assert not [row["task"] for row in rows if row["task"].casefold() in told]
+
+
+TIDE = Custom("tide", echo, description="Tells when the water comes.")
 
 
 def _agents(**more: object) -> list[Custom]:
@@ -125,10 +140,31 @@ def test_wrong_typical_tasks_are_none(told: object) -> None:
     assert likely_agents("cook", {"odd": Custom("odd", echo, typical_tasks=told), "cook": _agents()[0]}) == {}
 
 
-def test_an_agent_without_typical_tasks_is_not_forgotten() -> None:
-    """Beside agents that tell tasks, one that tells none is still a choice of the model's."""
-    fleet = fleet_of(*_agents(), Custom("poet", echo), script=lambda request: Reply(text="poet"))
-    assert _route(fleet, "bake bread in the oven").agent == "poet"
+def test_an_agent_without_typical_tasks_is_known_by_its_description() -> None:
+    """It takes nothing from agents that a task is plainly like, and gets what is plainly like its description."""
+    poet = Custom("poet", echo, description="Writes verses and rhymes about love and the moon.")
+    fleet = fleet_of(*_agents(takes_rest=True), poet, script=lambda request: Reply(text="unused"))
+    bread, verses = _route(fleet, "bake bread in the oven"), _route(fleet, "verses and rhymes about the moon")
+    assert (bread.agent, bread.how) == ("cook", "examples")
+    assert (verses.agent, verses.how) == ("poet", "examples")
+    assert "'Writes verses and rhymes" in verses.reason
+
+
+@pytest.mark.parametrize("rest", [{}, {"takes_rest": True}])
+def test_an_agent_without_typical_tasks_is_a_choice_where_tasks_leave_doubt(rest: dict[str, object]) -> None:
+    """What is like no agent's tasks may still be for it: the model chooses by the descriptions."""
+    fleet = fleet_of(*_agents(**rest), Custom("poet", echo), script=lambda request: Reply(text="poet"))
+    route = _route(fleet, "xylophone")
+    assert (route.agent, route.how) == ("poet", "model")
+
+
+def test_one_agent_without_typical_tasks_costs_no_accuracy(agents: dict[str, Agent]) -> None:
+    """A plugin's agent that only has a description does not make the router unsure of all others."""
+    rows = [json.loads(line) for line in (DATA / "validation.jsonl").read_text(encoding="utf-8").splitlines()]
+    known = {name: agent for name, agent in agents.items() if typical_tasks(agent)}
+    both = [likely_agents(row["task"], told) for row in rows for told in (known, known | {"tide": TIDE})]
+    best = [max(shares, key=lambda name: shares[name]) for shares in both]
+    assert sum(told == before for before, told in zip(best[::2], best[1::2], strict=True)) >= 98
 
 
 def test_likely_agents_sum_to_one_with_nobody() -> None:

@@ -8,6 +8,14 @@ import msgspec
 from pyagent.plugin import Agent, Context, SamplingParams, Task, hookimpl
 
 Line = Annotated[str, msgspec.Meta(max_length=48)]
+TASKS = (
+    "Write a haiku about autumn rain",
+    "Compose a haiku on the sea in winter",
+    "A Japanese poem of seventeen syllables about my cat",
+    "Three lines of verse, five, seven and five syllables, on the moon",
+    "Put this feeling into a haiku",
+    "A short nature poem in the Japanese manner",
+)
 
 
 class Poem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +39,7 @@ class Haiku:
 
     name = "haiku"
     description = "Writes a haiku about the subject it is given."
+    typical_tasks = TASKS
 
     async def run(self, context: Context, task: Task) -> Poem:
         """Ask for a poem, count, and ask again where needed."""

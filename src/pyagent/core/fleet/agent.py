@@ -70,7 +70,9 @@ class Agent(Protocol):
     - `arguments`: the type of `Task.arguments`, checked before it runs;
     - `score(task) -> float | None`: how well the task fits, from 0 (plainly not for it) to 1 (plainly for it); None
       when only its description can tell. `Score(0.9, "why")` also says why. It runs in a thread and must be quick;
-    - `typical_tasks`: what people ask it for, in many words: where no score is sure, it gets the tasks like them;
+    - `typical_tasks`: what people ask it for, in many words: where no score is sure, it gets the tasks like them.
+      Without them it gets what has its name, what is plainly like its description, and what is like no agent's tasks
+      and a model chooses it for;
     - `takes_rest`: True for the agent that gets what no agent is made for;
     - `needs`: names of agents it spawns;
     - `is_pure`: True when it keeps nothing from one task to the next and has no effects but through its context, so

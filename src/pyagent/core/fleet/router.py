@@ -3,9 +3,9 @@
 Scores come first because they cost nothing and can be explained (`core.fleet.scores`): the highest wins, ties by the
 agents' order. When none is sure, the one whose name the task has gets it (`Write a haiku`), or the one whose
 `typical_tasks` it is plainly like, among those that did not score 0; what is plainly of no other goes to the agent that
-`takes_rest`. Where there is none a model weighs the likeliest by how well the task goes on after tasks of each, or
-chooses by description where an agent tells no tasks or the backend scores no prompts; or a person does where the limits
-say so. An agent that declines after all is out, and the rest are asked in the same way.
+`takes_rest`. Where there is none a model weighs the likeliest by how well the task goes on after tasks of each; where
+an agent tells no tasks, or the backend scores no prompts, it chooses among them by description; or a person does where
+the limits say so. An agent that declines after all is out, and the rest are asked in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _SYSTEM = "You hand tasks to specialists. Answer with the name of the one specia
 _MAX_SHOWN_CHARACTERS = 1500
 _SURE = 0.5
 """From this score on an agent gets the task without a model being asked."""
-_SURE_BY_TASKS = 0.55
+_SURE_BY_TASKS = 0.45
+"""With the temperature, fitted on the typical tasks, each left out in turn (benchmarks/routing.py)."""
 _SHORTLIST = 5
 _NUM_SHOWN = 6
 _LIKELIHOOD_TEMPERATURE = 2.0
@@ -93,26 +94,28 @@ async def choose_route(context: Context, task: Task, candidates: Mapping[str, Ag
         question = f"Which agent is to do the task {task.title!r}?\n{_described(candidates, ranked)}"
         name = await context.ask(question, options=ranked)
         return Route(name, "person", f"a person chose it among {', '.join(ranked)}")
-    likely = [name for name in ranked if name in shares][:_SHORTLIST]
-    if shares.keys() >= candidates.keys():
+    likely = ranked[:_SHORTLIST]
+    untold = [name for name in candidates if not typical_tasks(candidates[name])]
+    if shares and not untold:
         return await _weighed(context, task, {name: candidates[name] for name in likely}, shares)
-    left = {name: agent for name, agent in candidates.items() if name not in shares or name in likely}
-    return await _chosen(context, task, left)
+    kept = {*likely, *untold, _for_the_rest(candidates)} if shares else candidates
+    return await _chosen(context, task, {name: agent for name, agent in candidates.items() if name in kept})
 
 
 def _plain_route(
     task: Task, candidates: Mapping[str, Agent], shares: Mapping[str, float], *, asks_person: bool
 ) -> Route | None:
-    """Return the route that typical tasks leave no doubt of; None where they do, or not all candidates tell some."""
+    """Return the route that typical tasks leave no doubt of, or that what is like none of them has; else None."""
     rest = "" if asks_person else _for_the_rest(candidates)
     if rest and not task.text.strip():
         return Route(rest, "rest", "nothing is said of what is to be done")
-    best = max(shares, key=lambda name: shares[name], default=UNMET)
-    if not shares.keys() >= candidates.keys():
+    if not shares:
         return None
+    best = max(shares, key=lambda name: shares[name])
     sure = round(shares[best], 3)
     if sure < _SURE_BY_TASKS:
-        return Route(rest, "rest", "it is plainly no other agent's", sure) if rest else None
+        can_tell = all(map(typical_tasks, candidates.values()))
+        return Route(rest, "rest", "it is plainly no other agent's", sure) if rest and can_tell else None
     if best == UNMET:
         return Route(rest, "rest", "no agent is made for it", sure) if rest else None
     return Route(best, "examples", f"it is like {nearest_task(task.text, candidates[best])!r}", sure)

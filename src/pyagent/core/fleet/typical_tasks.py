@@ -15,7 +15,7 @@ from pyagent.core.naive_bayes import NaiveBayes, features_of, probabilities
 
 UNMET = ""
 """The name of no agent."""
-TEMPERATURE = 5.0
+TEMPERATURE = 4.0
 """Fitted on the built-in agents' typical tasks, each left out in turn (benchmarks/routing.py)."""
 _MAX_TASKS = 500
 _MAX_READ = 1_000
@@ -30,20 +30,23 @@ def typical_tasks(agent: Agent) -> tuple[str, ...]:
 
 
 def likely_agents(text: str, agents: Mapping[str, Agent]) -> dict[str, float]:
-    """Return how likely a task is each agent's, of those that tell typical tasks, or `UNMET`; empty for fewer than two.
+    """Return how likely a task is each agent's, or `UNMET`; empty where fewer than two tell typical tasks.
 
-    Only the beginning of a long task is read: what is to be done stands there.
+    Of an agent that tells none its description is compared. Only the beginning of a long task is read: what is to be
+    done stands there.
     """
-    told = tuple((name, tasks) for name, agent in agents.items() if (tasks := typical_tasks(agent)))
-    if len(told) < 2 or not text.strip():
+    told = {name: typical_tasks(agent) for name, agent in agents.items()}
+    if sum(map(bool, told.values())) < 2 or not text.strip():
         return {}
-    return probabilities(_trained(told).scores(text[:_MAX_READ]), TEMPERATURE)
+    known = tuple((name, tasks or (agents[name].description,)) for name, tasks in told.items())
+    return probabilities(_trained(known).scores(text[:_MAX_READ]), TEMPERATURE)
 
 
 def nearest_task(text: str, agent: Agent) -> str:
-    """Return the agent's typical task that has most in common with a text."""
+    """Return the agent's typical task that has most in common with a text; its description where it tells none."""
     features = features_of(text[:_MAX_READ])
-    return max(typical_tasks(agent), key=lambda each: len(features & features_of(each)) / (8 + len(features_of(each))))
+    told = typical_tasks(agent) or (agent.description,)
+    return max(told, key=lambda each: len(features & features_of(each)) / (8 + len(features_of(each))))
 
 
 @lru_cache(maxsize=16)

@@ -17,7 +17,7 @@ from pyagent.core.fleet.scores import Score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.logic.agents.documents import read_documents
-from pyagent.logic.agents.typical_tasks import CLASSIFICATION
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.classification.labelling import CalibrationKind, How, Labelling, Method
 from pyagent.logic.classification.outcome import Classification
 from pyagent.logic.classification.taxonomy import Node, every, labels_of, read_taxonomy
@@ -87,7 +87,7 @@ class ClassificationAgent:
         "Classifies texts: says which of several labels, categories or sentiments fits each, one or many, or down a "
         "taxonomy, with probabilities."
     )
-    typical_tasks = CLASSIFICATION
+    typical_tasks = typical_tasks_of("classification")
     is_pure = True
     arguments = Classify
 

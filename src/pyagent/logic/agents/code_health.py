@@ -19,7 +19,7 @@ from pyagent.core.fleet.file_access import find_path
 from pyagent.core.fleet.scores import Score
 from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
-from pyagent.logic.agents.typical_tasks import CODE_HEALTH
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.code.audit import MIN_DUPLICATE_LINES, audit
 from pyagent.logic.code.health import CodeHealth
 from pyagent.logic.code.outline import language_of
@@ -61,7 +61,7 @@ class CodeHealthAgent:
     description = (
         "Measures code: complexity, maintainability, copies and unused functions of a file, folder or repository."
     )
-    typical_tasks = CODE_HEALTH
+    typical_tasks = typical_tasks_of("code-health")
     is_pure = True
     arguments = HealthArguments
 

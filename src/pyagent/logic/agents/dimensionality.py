@@ -20,7 +20,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.core.one_line import printable
 from pyagent.logic.agents.documents import read_documents
 from pyagent.logic.agents.pictures import checked_target, save_picture
-from pyagent.logic.agents.typical_tasks import DIMENSIONALITY
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.stats import matrix
 from pyagent.logic.stats.maps import reduction_picture
 from pyagent.logic.stats.matrix import Metric
@@ -140,7 +140,7 @@ class DimensionalityAgent:
         "Finds principal components, clusters (k-means), projections and similarities of rows of a table or of texts, "
         "and draws them."
     )
-    typical_tasks = DIMENSIONALITY
+    typical_tasks = typical_tasks_of("dimensionality")
     arguments = MapArguments
 
     def score(self, task: Task) -> float | None:

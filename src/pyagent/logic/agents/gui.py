@@ -25,7 +25,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import SamplingParams
 from pyagent.core.one_line import printable
 from pyagent.logic.agents.new_files import checked_target, save_code
-from pyagent.logic.agents.typical_tasks import GUI
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.interfaces.audit import Rules, audit
 from pyagent.logic.interfaces.axe import axe_findings, check_installed
 from pyagent.logic.interfaces.drafts import DRAFT, DRAFT_TOKENS, page_from_draft, prompt_for
@@ -92,7 +92,7 @@ class GuiAgent:
         "Writes user interfaces from a description or a layout for HTML, React, Vue, Svelte, Tkinter, PySide6, "
         "Textual, Flutter and SwiftUI, reads their elements, and audits their accessibility by WCAG 2.2."
     )
-    typical_tasks = GUI
+    typical_tasks = typical_tasks_of("gui")
     arguments = GuiArguments
 
     def __init__(self, workers: WorkerPool[Element], cache: ElementCache) -> None:

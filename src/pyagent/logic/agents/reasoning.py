@@ -17,7 +17,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.logic.agents.documents import Document, read_documents
 from pyagent.logic.agents.passages import Passage
 from pyagent.logic.agents.reasoning_options import ReasoningArguments, Strategy
-from pyagent.logic.agents.typical_tasks import REASONING
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.strategies.chain_of_thought import chain_of_thought
 from pyagent.logic.strategies.debate import debate
 from pyagent.logic.strategies.reading import matching, read
@@ -72,7 +72,7 @@ class ReasoningAgent:
 
     name = "reasoning"
     description = "Answers a general question or problem in words, thinking step by step; knows documents given to it."
-    typical_tasks = REASONING
+    typical_tasks = typical_tasks_of("reasoning")
     takes_rest = True
     is_pure = True
     arguments = ReasoningArguments

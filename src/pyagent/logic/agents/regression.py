@@ -20,7 +20,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.core.one_line import printable
 from pyagent.logic.agents.documents import read_documents
 from pyagent.logic.agents.pictures import checked_target, save_picture
-from pyagent.logic.agents.typical_tasks import REGRESSION
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.stats.charts import regression_picture, trend_picture
 from pyagent.logic.stats.exact_numbers import Column, read_number
 from pyagent.logic.stats.picture import Picture
@@ -100,7 +100,7 @@ class RegressionAgent:
         "Fits lines, polynomials, exponential and power curves to numbers of a table or text, with intervals and "
         "p-values, predicts, and tests for a trend (Mann-Kendall, Sen's slope)."
     )
-    typical_tasks = REGRESSION
+    typical_tasks = typical_tasks_of("regression")
     arguments = RegressionArguments
 
     def score(self, task: Task) -> float | None:

@@ -15,7 +15,7 @@ from pyagent.core.fleet.agent import Agent, Task
 from pyagent.core.fleet.context import Context
 from pyagent.core.fleet.scores import Score
 from pyagent.core.hooks import hookimpl
-from pyagent.logic.agents.typical_tasks import SCALING
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 
 _MILLION = 1e6
 _MOST_TOKENS = 100_000_000
@@ -93,7 +93,7 @@ class ScalingAgent:
     description = (
         "Says which backend of the chain a request would go to by load, latency or price, and how each stands."
     )
-    typical_tasks = SCALING
+    typical_tasks = typical_tasks_of("scaling")
     arguments = Load
 
     def score(self, task: Task) -> float | None:

@@ -32,7 +32,7 @@ from pyagent.core.webhooks.actions import (
     WebhookReport,
 )
 from pyagent.core.webhooks.incoming import genuine, read_payload
-from pyagent.logic.agents.typical_tasks import STREAM
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 
 _MAX_BYTES = 2_000_000
 _ASKED = re.compile(
@@ -50,7 +50,7 @@ class StreamAgent:
         "Lists, adds, tries, removes and replays webhooks, shows what waits and what failed, verifies a webhook's "
         "signature and validates a payload against a JSON schema."
     )
-    typical_tasks = STREAM
+    typical_tasks = typical_tasks_of("stream")
     arguments = StreamAction
 
     def score(self, task: Task) -> float | None:

@@ -26,7 +26,7 @@ from pyagent.logic.agents.documents import PAGE_BREAK, Document, read_documents
 from pyagent.logic.agents.languages import joins_without_space, language_of
 from pyagent.logic.agents.parts import is_finished, sentences, split_text, weight
 from pyagent.logic.agents.quotes import Point, QuoteFinder
-from pyagent.logic.agents.typical_tasks import SUMMARIZE
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 
 PART_WEIGHT = 3_600
 """About 900 tokens: nine parts for 5,000 words of English. The last prompt may be half as long again."""
@@ -117,7 +117,7 @@ class SummarizeAgent:
 
     name = "summarize"
     description = "Summarizes a long text or a document of any language: what it says, in a few sentences, with quotes."
-    typical_tasks = SUMMARIZE
+    typical_tasks = typical_tasks_of("summarize")
     is_pure = True
     arguments = SummaryArguments
 

@@ -19,7 +19,7 @@ from pyagent.core.one_line import printable
 from pyagent.core.trust.findings import Finding, Level, level_of
 from pyagent.core.trust.scan import MAX_CHARACTERS, scan
 from pyagent.logic.agents.documents import read_documents
-from pyagent.logic.agents.typical_tasks import TRUST
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.trust.mood import Mood, mood_of
 from pyagent.logic.trust.standing import KEPT, Standing
 from pyagent.logic.trust.transcript import Form, Turn, read_turns
@@ -105,7 +105,7 @@ class TrustAgent:
         "Says whether a text or conversation shows prompt injection or manipulation, quotes the signs, and tells mood "
         "and trust in each speaker."
     )
-    typical_tasks = TRUST
+    typical_tasks = typical_tasks_of("trust")
     is_pure = True
     arguments = Look
 

@@ -24,7 +24,7 @@ from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.one_line import printable
 from pyagent.logic.agents.documents import bytes_of
-from pyagent.logic.agents.typical_tasks import VISION
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.sandbox.pool import Work, WorkerPool
 from pyagent.logic.vision.seen import MAX_PAGES, Chart, Diagram, Kind, Look, PageSeen, Table
 
@@ -81,7 +81,7 @@ class VisionAgent:
 
     name = "vision"
     description = "Reads text, code, tables, bar charts and diagrams from images, screenshots and scanned PDF pages."
-    typical_tasks = VISION
+    typical_tasks = typical_tasks_of("vision")
     is_pure = True
     arguments = VisionArguments
 

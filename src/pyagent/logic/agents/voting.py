@@ -17,7 +17,7 @@ from pyagent.core.fleet.tools import FleetTool
 from pyagent.core.hooks import hookimpl
 from pyagent.core.one_line import printable
 from pyagent.logic.agents.documents import read_documents
-from pyagent.logic.agents.typical_tasks import VOTING
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.strategies.answers import normal_form
 from pyagent.logic.strategies.chain_of_thought import read_thought
 from pyagent.logic.voting.ballots import MAX_NAME_CHARACTERS, Ballot, Paper
@@ -68,7 +68,7 @@ class VotingAgent:
         "Counts ballots or settles several answers by majority, plurality, runoff, ranked choice, Borda, Schulze, "
         "approval, quadratic or weighted voting."
     )
-    typical_tasks = VOTING
+    typical_tasks = typical_tasks_of("voting")
     is_pure = True
     arguments = Election
 

@@ -22,7 +22,7 @@ from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import JsonObject, SamplingParams
 from pyagent.core.one_line import printable
 from pyagent.core.web_search import SearchHit, WebPage
-from pyagent.logic.agents.typical_tasks import WEB_SEARCH_ESSAY
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.web_essay.checking import Check, Checked, check_statements
 from pyagent.logic.web_essay.notes import Note, choose, paragraphs
 from pyagent.logic.web_essay.queries import is_wish, kept_queries, rule_queries, topic_of
@@ -89,7 +89,7 @@ class WebSearchEssayAgent:
         "Searches the web with several queries, checks facts across sources, and writes an essay with citations in one "
         "of six styles."
     )
-    typical_tasks = WEB_SEARCH_ESSAY
+    typical_tasks = typical_tasks_of("web-search-essay")
     is_pure = True
     arguments = EssayArguments
 

@@ -26,7 +26,7 @@ from pyagent.logic.agents.math.actions import Action, Evaluate, Solved
 from pyagent.logic.agents.math.numerals import in_digits, numbers_in
 from pyagent.logic.agents.math.phrases import is_notation, read_question, reason_to_take
 from pyagent.logic.agents.math.sandbox import Sandbox
-from pyagent.logic.agents.typical_tasks import MATH
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 
 _REWRITE = (
     "Write each task as one arithmetic expression. Do not compute it.\n"
@@ -89,7 +89,7 @@ class MathAgent:
 
     name = "math"
     description = "Computes exactly: arithmetic, equations, derivatives, integrals, limits, matrices, factors."
-    typical_tasks = MATH
+    typical_tasks = typical_tasks_of("math")
     is_pure = True
     arguments = Action
 

@@ -27,7 +27,7 @@ from pyagent.logic.agents.obsidian.imports import Resolver, used_by
 from pyagent.logic.agents.obsidian.notes import Described, LinkStyle, Writer, own_words
 from pyagent.logic.agents.obsidian.vault import Changes, Vault, note_names, said_before, sources
 from pyagent.logic.agents.parts import sentences
-from pyagent.logic.agents.typical_tasks import NOTES
+from pyagent.logic.agents.typical_tasks import typical_tasks_of
 from pyagent.logic.code.outline import Outline, outline_of
 
 ALLOW, DENY = "allow", "deny"
@@ -87,7 +87,7 @@ class ObsidianDescriberAgent:
 
     name = "obsidian-describer"
     description = "Documents a folder of code or texts as an Obsidian vault: linked notes and a map of content."
-    typical_tasks = NOTES
+    typical_tasks = typical_tasks_of("obsidian-describer")
     arguments = VaultArguments
 
     def score(self, task: Task) -> float | None:
