@@ -13,14 +13,26 @@ from support.command_line import COMMAND, fresh_environment
 from support.gguf_writer import Blocks
 from support.kv_sequences import Memory
 from support.native import engine_logits
-from support.tiny_sparse import HEADS, LATENT, LAYERS, NUM_TOKENS, PLAIN, ROTARY, VALUE, sparse_tensors, write_sparse
+from support.tiny_sparse import (
+    HEADS,
+    LATENT,
+    LAYERS,
+    NUM_TOKENS,
+    PLAIN,
+    ROTARY,
+    VALUE,
+    Shape,
+    Values,
+    sparse_tensors,
+    write_sparse,
+)
 
 from pyagent import _rust
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
 F16, Q8_0 = 1, 8
-OLDER: dict[str, object] = {
+OLDER = {
     "attention__key_length": PLAIN + ROTARY,
     "attention__value_length": VALUE,
     "attention__key_length_mla": None,
@@ -86,12 +98,15 @@ def halves(values: list[float]) -> bytes:
     return struct.pack(f"<{len(values)}e", *values)
 
 
-def older_tensors(kind: int) -> tuple[dict[str, object], dict[str, object]]:
+Tensors = dict[str, tuple[Shape, Values]]
+
+
+def older_tensors(kind: int) -> tuple[Tensors, Tensors]:
     """One model twice: what makes keys and values in one matrix of a type, and apart.
 
     Of quantised matrices the part that makes keys is apart as half precision: it is turned round.
     """
-    draw, whole = random.Random(5), dict[str, object](sparse_tensors("deepseek2"))
+    draw, whole = random.Random(5), sparse_tensors("deepseek2")
     together = dict(whole)
     for layer in range(LAYERS):
         keys, values, rows = list[float](), list[bytes](), list[bytes]()
@@ -127,8 +142,8 @@ def test_older_files_are_the_newer_ones_bit_for_bit(kind: int, tmp_path: Path) -
     """One matrix for keys and values, plain or quantised, is what the two of newer files are."""
     tokens = random_tokens(7, 40)
     apart, together = older_tensors(kind)
-    newer = write_sparse(tmp_path / "newer.gguf", "deepseek2", apart)  # type: ignore[arg-type]
-    older = write_sparse(tmp_path / "older.gguf", "deepseek2", together, **OLDER)  # type: ignore[arg-type]
+    newer = write_sparse(tmp_path / "newer.gguf", "deepseek2", apart)
+    older = write_sparse(tmp_path / "older.gguf", "deepseek2", together, **OLDER)
     logits = engine_logits(newer, tokens)
     assert logits == engine_logits(older, tokens)
     assert len({tuple(row) for row in logits}) > 30

@@ -76,7 +76,7 @@ def test_every_tensor_of_a_sparse_file_is_needed(family: str, tmp_path: Path) ->
             assert f'"{name}" is missing' in said_of(write_sparse(tmp_path / "m.gguf", family, rest))
 
 
-_NO_LATENT: dict[str, object] = {
+_NO_LATENT = {
     "attention__kv_lora_rank": 0,
     "attention__key_length": 16,
     "attention__value_length": 0,
