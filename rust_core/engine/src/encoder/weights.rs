@@ -85,7 +85,7 @@ pub(super) struct EncoderWeights {
 
 /// What the layers multiply with.
 pub(super) enum LayerWeights {
-    Bert(BertWeights),
+    Bert(Box<BertWeights>),
     Decoder(Box<DecoderWeights>),
 }
 
@@ -280,7 +280,7 @@ pub(super) fn load(
         })
     });
     let layers = match &config.layers {
-        Layers::Bert(bert) => LayerWeights::Bert(load_bert(file, config, bert, pool)?),
+        Layers::Bert(bert) => LayerWeights::Bert(Box::new(load_bert(file, config, bert, pool)?)),
         Layers::Decoder(decoder) => LayerWeights::Decoder(Box::new(DecoderWeights {
             model: model::load(file, &decoder.model, pool)?,
             rope: decoder.model.rope_tables()?,
