@@ -48,13 +48,14 @@ class _Links:
         names = [link.target] if link.target else settings.engine.models
         if not names:
             raise ConfigError("engine.models is empty, so `native` needs a model: native:NAME", key="engine.models")
-        store = ModelStore(settings.paths.models)
+        store, names = ModelStore(settings.paths.models), list(dict.fromkeys(names))
         return NativeBackend(
-            list(dict.fromkeys(names)),
+            names,
             self._engine(settings),
             look=store.look,
             size_of=store.size_of,
             task_of=store.task_of,
+            adapters=settings.engine.adapters,
             unsupported=settings.backends.unsupported,
             trusts_request_templates=settings.engine.trust_request_chat_template,
         )
@@ -192,6 +193,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         kv_connector=_kv_connector(engine.kv_connector, parts),
         takes_kv_connector=engine.kv_connector == "auto",
         drafts=_drafts(engine.speculative),
+        adapters=engine.adapters,
     )
 
 
