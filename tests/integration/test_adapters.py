@@ -15,15 +15,19 @@ from support.native import chat, engine_of, mixed_requests, one_by_one, options,
 from support.tiny_adapter import write_adapter
 from support.tiny_model import write_tiny_model
 
+from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import Answer, collect
 from pyagent.core.chain import Chain
-from pyagent.core.errors import ModelError, RequestError
+from pyagent.core.config import load_settings
+from pyagent.core.errors import ConfigError, ModelError, RequestError, UnsupportedError
 from pyagent.core.messages import ChatRequest, Hint
 from pyagent.core.prompt_cache import ExplainPrompt, PinPrompt
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.models.adapter_pool import AdapterPool
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
+from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
@@ -130,6 +134,14 @@ def test_adapters_are_listed_and_loaded_on_first_use(folder: Path) -> None:
             assert state.memory["adapter:tiny:two"] == listed["tiny:two"].size_bytes
             (stats,) = state.adapters["tiny"].values()
             assert (stats.num_requests, stats.num_running, stats.num_loads, stats.rank) == (1, 0, 1, 6)
+            rows = {
+                sample.name: (sample.labels["adapter"], sample.value)
+                for metric in collect_engines([state])
+                for sample in metric.samples
+                if "_adapter_" in sample.name
+            }
+            assert rows["pyagent_engine_adapter_requests_total"] == ("two", 1)
+            assert rows["pyagent_engine_adapter_bytes"] == ("two", stats.num_bytes)
             assert (await backend.health()).is_ready
             with pytest.raises(RequestError, match="does not offer model 'tiny:three'"):
                 await collect(backend.chat(greedy("tiny:three")))
@@ -214,6 +226,41 @@ def test_the_settings_name_adapters_and_a_process_of_its_own_has_them(folder: Pa
                 assert [model.id for model in await backend.models()] == [str(path), f"{path}:one"]
                 texts += [(await collect(backend.chat(greedy(f"{path}:one")))).text]
         assert texts[0] == texts[1]
+
+    run(work())
+
+
+def make_link(overrides: dict[str, object]) -> None:
+    settings = load_settings(overrides=overrides).settings
+    make_chain(settings, make_host(settings), ["native:smollm2:135m"])
+
+
+def test_settings_that_cannot_be_meant_are_refused(folder: Path, tmp_path: Path) -> None:
+    """An adapter called as a model's name ends, one without a name, one that is no path; paths are beside the file."""
+    path = str(folder / "one")
+    for adapters, expected in (
+        ({"135m": path}, "'135m' is how the name of the model smollm2:135m ends"),
+        ({"m:": path}, "expected a name without '/', or MODEL:NAME, got 'm:'"),
+        ({"a/b": path}, "expected a name without '/'"),
+        ({"a": ""}, "expected a path for 'a'"),
+        ({"a": 3}, "expected a path for 'a'"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            make_link({"engine.adapters": adapters})
+    (tmp_path / "pyagent.toml").write_text('[engine.adapters]\none = "./one"\ntwo = "~/two"\n')
+    adapters = load_settings(tmp_path / "pyagent.toml").settings.engine.adapters
+    assert adapters == {"one": str(tmp_path / "one"), "two": "~/two"}
+
+
+def test_a_runner_without_adapters_says_so() -> None:
+    """One sentence that names the model, the adapter and what to set."""
+
+    async def work() -> None:
+        pool = AdapterPool("tiny", object(), {"one": "x"}, Ledger(1).reserve, 8)  # type: ignore[arg-type]
+        expected = "native:tiny runs on a runner without adapters; set engine.runner to cpu for 'one'"
+        with pytest.raises(UnsupportedError, match=expected):
+            async with pool.using("one"):
+                pass
 
     run(work())
 

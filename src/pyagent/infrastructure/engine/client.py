@@ -453,10 +453,11 @@ def _info(name: str, model: LoadedModel) -> ModelInfo:
 def _adapter_infos(name: str, model: LoadedModel) -> list[ModelInfo]:
     """Return a model's adapters that are in memory, by the names by which requests name them."""
     base = _info(name, model)
-    named = ((f"{name}:{key.rpartition(':')[2]}", stats) for key, stats in model.adapters.stats().items())
     return [
-        msgspec.structs.replace(base, id=full, backend=f"native:{full}", size_bytes=stats.num_bytes)
-        for full, stats in named
+        msgspec.structs.replace(
+            base, id=f"{name}:{adapter}", backend=f"native:{name}:{adapter}", size_bytes=stats.num_bytes
+        )
+        for adapter, stats in model.adapters.stats().items()
         if stats.num_bytes
     ]
 

@@ -49,6 +49,7 @@ class _Links:
         if not names:
             raise ConfigError("engine.models is empty, so `native` needs a model: native:NAME", key="engine.models")
         store, names = ModelStore(settings.paths.models), list(dict.fromkeys(names))
+        _check_adapters(settings.engine.adapters, [*settings.engine.models, *store.catalog])
         return NativeBackend(
             names,
             self._engine(settings),
@@ -76,6 +77,15 @@ class _Links:
             rest = (settings.engine.idle_sleep_seconds, settings.engine.idle_sleep_level, engine.give_back)
             Thread(target=engine.life.sleep_when_idle, args=rest, name="pyagent-idle", daemon=True).start()
         return engine
+
+
+def _check_adapters(adapters: Mapping[str, str], models: Sequence[str]) -> None:
+    """Raise `ConfigError` for an adapter by whose name a model would be taken for another one with that adapter."""
+    for model in models:
+        name = model.rpartition(":")[2]
+        if name != model and name in adapters:
+            text = f"engine.adapters: {name!r} is how the name of the model {model} ends; give the adapter another name"
+            raise ConfigError(text, key="engine.adapters")
 
 
 def _num_copies(settings: Settings) -> int:

@@ -92,10 +92,10 @@ class AdapterPool:
             return [entry.adapter_id for entry in self._entries.values() if entry.adapter_id]
 
     def stats(self) -> dict[str, AdapterStats]:
-        """Return what was asked of each adapter that was, by its key. Any thread."""
+        """Return what was asked of each adapter that was, by its name. Any thread."""
         with self._lock:
             return {
-                key: AdapterStats(
+                key.rpartition(":")[2]: AdapterStats(
                     num_requests=entry.num_requests,
                     num_running=entry.users,
                     num_loads=entry.num_loads,
