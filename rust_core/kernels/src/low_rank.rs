@@ -15,6 +15,8 @@ pub struct UpMatrix {
     values: Vec<f32>,
 }
 
+/// Groups whose sums are computed side by side, as each of a sum's operations waits for the one before.
+const SIDE_BY_SIDE: usize = 4;
 /// Outputs of a group.
 pub const GROUP_OUTPUTS: usize = LANES;
 
@@ -72,19 +74,43 @@ pub fn add_low_rank(isa: Isa, y: &mut [f32], h: &[f32], up: &UpMatrix, first: us
     #[inline(always)]
     unsafe fn kernel<L: Lanes>(y: &mut [f32], h: &[f32], groups: &[f32]) {
         let group_len = LANES * h.len();
-        for (number, start) in (0..y.len()).step_by(LANES).enumerate() {
-            let group = &groups[number * group_len..][..group_len];
-            // SAFETY: the caller promises the set of `L`.
-            let mut sum: L = unsafe { load_part(y, start) };
-            for (input, weights) in h.iter().zip(group.chunks_exact(LANES)) {
-                // SAFETY: as above; a chunk has sixteen numbers.
-                let (input, weights) = unsafe { (L::splat(*input), L::load(weights.as_ptr())) };
-                sum = weights.fma(input, sum);
-            }
-            store_part(sum, y, start);
+        let whole = y.len() / (SIDE_BY_SIDE * LANES) * (SIDE_BY_SIDE * LANES);
+        let (wide, rest) = y.split_at_mut(whole);
+        let (wide_groups, rest_groups) = groups.split_at(whole * h.len());
+        let parts = wide.chunks_exact_mut(SIDE_BY_SIDE * LANES);
+        for (y, groups) in parts.zip(wide_groups.chunks_exact((SIDE_BY_SIDE * group_len).max(1))) {
+            // SAFETY: the caller promises the set of `L`; these are the groups of these outputs.
+            unsafe { add_groups::<L, SIDE_BY_SIDE>(y, h, groups) };
+        }
+        for (y, groups) in rest.chunks_mut(LANES).zip(rest_groups.chunks_exact(group_len.max(1))) {
+            // SAFETY: as above.
+            unsafe { add_groups::<L, 1>(y, h, groups) };
         }
     }
     run_on!(isa, kernel(y: &mut [f32], h: &[f32], groups: &[f32]))
+}
+
+/// `y += B h` for the outputs of `N` groups, whose sums are chains of their own.
+///
+/// # Safety
+/// The CPU has the instruction set; `groups` has `N` groups.
+#[inline(always)]
+unsafe fn add_groups<L: Lanes, const N: usize>(y: &mut [f32], h: &[f32], groups: &[f32]) {
+    debug_assert_eq!(groups.len(), N * LANES * h.len());
+    // SAFETY: the caller promises the set of `L`.
+    let mut sums: [L; N] = std::array::from_fn(|group| unsafe { load_part(y, group * LANES) });
+    for (place, input) in h.iter().enumerate() {
+        // SAFETY: as above.
+        let input = unsafe { L::splat(*input) };
+        for (group, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: as above; the group has sixteen numbers for each input.
+            let weights = unsafe { L::load(groups.as_ptr().add((group * h.len() + place) * LANES)) };
+            *sum = weights.fma(input, *sum);
+        }
+    }
+    for (group, sum) in sums.into_iter().enumerate() {
+        store_part(sum, y, group * LANES);
+    }
 }
 
 #[cfg(test)]
