@@ -31,7 +31,13 @@ Tensor = tuple[Sequence[int], "array[float]"]
 
 
 def tensors(
-    seed: int = 1, *, rank: int = 4, matrices: Sequence[str] = tuple(SHAPES), scale: float = 0.5, is_dora: bool = False
+    seed: int = 1,
+    *,
+    rank: int = 4,
+    matrices: Sequence[str] = tuple(SHAPES),
+    shapes: Mapping[str, tuple[int, int]] = SHAPES,
+    scale: float = 0.5,
+    is_dora: bool = False,
 ) -> dict[str, Tensor]:
     """Random tensors of an adapter, by peft's names."""
     draw = random.Random(seed)
@@ -42,7 +48,7 @@ def tensors(
     found: dict[str, Tensor] = {}
     for layer in range(LAYERS):
         for matrix in matrices:
-            rows, cols = SHAPES[matrix]
+            rows, cols = shapes[matrix]
             name = f"base_model.model.model.layers.{layer}.{matrix}"
             found[f"{name}.lora_A.weight"] = ((rank, cols), numbers(rank * cols, 1 / math.sqrt(cols)))
             found[f"{name}.lora_B.weight"] = ((rows, rank), numbers(rows * rank, scale))

@@ -8,6 +8,8 @@ from array import array
 from pathlib import Path
 
 import pytest
+from support import quantised_model
+from support.quantised_model import write_quantised_model
 from support.tiny_adapter import SHAPES, Tensor, tensors, write_adapter, write_gguf_adapter
 from support.tiny_model import write_tiny_model
 
@@ -77,6 +79,29 @@ def test_the_bare_model_computes_as_if_there_were_no_adapters(folder: Path) -> N
     plain = _rust.CpuModel.load(folder / "tiny.gguf", threads=2, kv_bytes=1 << 22, kv_type="f32")
     (expected,) = logits(plain, [(0, TOKENS)])
     assert logits(model_of(folder), [(FIRST, TOKENS), (0, TOKENS)])[1] == expected
+
+
+def test_quantised_weights_compute_beside_adapters_as_without(tmp_path: Path) -> None:
+    """The bare model's rows keep their bits beside an adapter, whose own are the same alone and in a batch."""
+    path = write_quantised_model(tmp_path / "q.gguf")
+    hidden, ffn, kv = quantised_model.HIDDEN, quantised_model.FFN, quantised_model.HIDDEN // 2
+    sizes = [
+        (hidden, hidden),
+        (kv, hidden),
+        (kv, hidden),
+        (hidden, hidden),
+        (ffn, hidden),
+        (ffn, hidden),
+        (hidden, ffn),
+    ]
+    given = tensors(1, shapes=dict(zip(SHAPES, sizes, strict=True)), is_dora=True)
+    adapter = write_adapter(tmp_path / "adapter", given=given, config={"use_dora": True})
+    plain, model = (_rust.CpuModel.load(path, threads=2, kv_bytes=1 << 22) for _ in range(2))
+    _rust.AdapterFile.open(model, adapter).load(model, FIRST)
+    (bare,), (alone,) = logits(plain, [(0, TOKENS)]), logits(model, [(FIRST, TOKENS)])
+    assert alone != bare
+    for step in (1 << 20, 1):
+        assert logits(model, [(0, TOKENS), (FIRST, TOKENS), (0, TOKENS)], step) == [bare, alone, bare]
 
 
 def test_an_adapter_of_zeros_changes_nothing(folder: Path, tmp_path: Path) -> None:
