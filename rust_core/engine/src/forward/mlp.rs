@@ -71,20 +71,12 @@ impl Part<'_> {
         let first = self.delta_row(block);
         let out = space.delta.base().wrapping_add(first * width);
         let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(width);
+        let projection = [Projection::AttentionOutput, Projection::Down][block % 2];
         // SAFETY: these groups' columns of these rows of the output are this piece's.
         unsafe {
             matmul::matmul(isa, &linear.weight, groups, input, rows.clone(), out, width);
             let mut out = space.delta.patch(first + rows.start..first + rows.end, columns);
-            self.adapt(
-                block / 2,
-                if block % 2 == 0 {
-                    Projection::AttentionOutput
-                } else {
-                    Projection::Down
-                },
-                &mut out,
-                first,
-            );
+            self.adapt(block / 2, projection, &mut out, first);
         }
     }
 

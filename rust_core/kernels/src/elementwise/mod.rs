@@ -50,10 +50,6 @@ elementwise! {
     add(acc, x;) = acc.add(x)
 }
 elementwise! {
-    /// `x *= y`.
-    mul(x, y;) = x.mul(y)
-}
-elementwise! {
     /// `x *= factor`.
     scale(x, ; factor) = x.mul(factor)
 }
