@@ -230,6 +230,51 @@ def test_the_settings_name_adapters_and_a_process_of_its_own_has_them(folder: Pa
     run(work())
 
 
+class ChangingRunner:
+    """Opens whatever there is, and changes it as often as it is told."""
+
+    def __init__(self, path: Path, num_changes: int) -> None:
+        self.path, self.num_changes, self.ids = path, num_changes, set[int]()
+        self.num_bytes, self.rank = 10, 1
+
+    def open_adapter(self, path: Path) -> ChangingRunner:
+        return self
+
+    def step_bytes(self, num_tokens: int) -> int:
+        return num_tokens
+
+    def load(self, adapter_id: int) -> None:
+        self.ids.add(adapter_id)
+        if self.num_changes:
+            self.num_changes -= 1
+            self.path.write_bytes(self.path.read_bytes() + b"1")
+
+    def remove_adapter(self, adapter_id: int) -> None:
+        self.ids.remove(adapter_id)
+
+
+def test_a_file_that_changes_while_it_is_loaded_is_not_taken_for_either(tmp_path: Path) -> None:
+    """The request ends, with nothing held or loaded; the next one has the new content."""
+
+    async def work() -> None:
+        path = tmp_path / "a.gguf"
+        path.write_bytes(b"0")
+        runner, ledger = ChangingRunner(path, 1), Ledger(100)
+        pool = AdapterPool("tiny", runner, {"one": str(path)}, ledger.reserve, 8)  # type: ignore[arg-type]
+        with pytest.raises(ModelError, match="was changed while it was loaded"):
+            async with pool.using("one"):
+                pass
+        assert not runner.ids
+        assert ledger.accounts() == {"adapters:tiny": 8}
+        async with pool.using("one") as adapter_id:
+            assert runner.ids == {adapter_id}
+            assert ledger.accounts() == {"adapter:tiny:one": 10, "adapters:tiny": 8}
+        pool.release()
+        assert ledger.accounts() == {}
+
+    run(work())
+
+
 def make_link(overrides: dict[str, object]) -> None:
     settings = load_settings(overrides=overrides).settings
     make_chain(settings, make_host(settings), ["native:smollm2:135m"])

@@ -25,6 +25,7 @@ from pyagent.infrastructure.engine.models.adapter_digest import adapter_id_of
 from pyagent.infrastructure.engine.stats import AdapterStats
 
 if TYPE_CHECKING:
+    from pyagent.core.runners.adapters import OpenedAdapter
     from pyagent.core.runners.runner import ModelRunner
     from pyagent.infrastructure.engine.memory.ledger import Reclaim, Reservation
 
@@ -157,22 +158,34 @@ class AdapterPool:
         if not isinstance(runner, AdaptingRunner):
             text = f"native:{self._model} runs on a runner without adapters; set engine.runner to cpu for {entry.key!r}"
             raise UnsupportedError(text, backend=f"native:{self._model}", fields=["model"])
+        runner.open_adapter(path)  # what is no adapter is not read to its end
+        adapter_id = self._id_of(path)
         opened = runner.open_adapter(path)
-        try:
-            adapter_id = adapter_id_of(path)
-        except OSError as error:
-            raise ModelError(f"{path} cannot be read: {error}", model=self._model) from error
         account = f"adapter:{self._model}:{entry.key.rpartition(':')[2]}"
         held = self._reserve(account, opened.num_bytes, partial(self._unload, entry))
         try:
             self._hold_workspace(opened.step_bytes(self._most_tokens))
             with self._moving:
-                entry.claimed_id = adapter_id
-                opened.load(adapter_id)
+                self._move_in(entry, runner, opened, adapter_id)
         except BaseException:
             held.release()
             raise
         return adapter_id, held, opened.rank
+
+    def _move_in(self, entry: _Entry, runner: AdaptingRunner, opened: OpenedAdapter, adapter_id: int) -> None:
+        entry.claimed_id = adapter_id
+        opened.load(adapter_id)
+        path = Path(self._paths[entry.key]).expanduser()
+        if self._id_of(path) != adapter_id:
+            entry.claimed_id = 0
+            runner.remove_adapter(adapter_id)
+            raise ModelError(f"{path} was changed while it was loaded; ask again", model=self._model)
+
+    def _id_of(self, path: Path) -> int:
+        try:
+            return adapter_id_of(path)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error}", model=self._model) from error
 
     def _hold_workspace(self, num_bytes: int) -> None:
         """Hold what steps take for adapters, once for all of them; it stays with the model."""
