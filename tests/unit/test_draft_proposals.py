@@ -9,7 +9,7 @@ import pytest
 from support.counting_runner import Client
 
 from pyagent._rust import TokenIndex
-from pyagent.core.runners.batch import Batch, StepOutput
+from pyagent.core.runners.batch import Batch, PrefixKey, StepOutput
 from pyagent.infrastructure.engine.drafts.acceptance import Acceptance
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
 from pyagent.infrastructure.engine.drafts.proposals import RequestDrafts
@@ -125,6 +125,24 @@ def test_whole_answers_alone_are_kept(reason: Any, is_kept: bool) -> None:
     speculation.end(request)
     speculation.end(request)
     assert memory.num_bytes == (12 * (1 << 18) if is_kept else 0)
+
+
+def test_what_one_adapter_answered_is_not_proposed_to_another() -> None:
+    """An answer is proposed to requests of the same adapter; the bare model counts as one."""
+    speculation = knowing()
+
+    def asked(adapter_id: int) -> Request:
+        request = request_for([9, 8, *PAGE[:8]])
+        request.key = PrefixKey(adapter_id)
+        return request
+
+    answered = asked(7)
+    speculation.choose(plan_of(answered))
+    answered.tokens += PAGE[8:20]
+    answered.finish_reason = "stop"
+    speculation.end(answered)
+    told = {adapter_id: speculation.choose(plan_of(asked(adapter_id))) for adapter_id in (0, 7, 8)}
+    assert [adapter_id for adapter_id, drafts in told.items() if drafts] == [7]
 
 
 def test_requests_that_may_not_have_drafts_get_none() -> None:

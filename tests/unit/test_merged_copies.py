@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyagent.infrastructure.engine.client import EngineState
-from pyagent.infrastructure.engine.stats import KvMoveStats
+from pyagent.infrastructure.engine.stats import AdapterStats, KvMoveStats
 from pyagent.infrastructure.engine.subprocess.merging import merged_state
 
 
@@ -13,3 +13,16 @@ def test_kv_moves_of_all_copies_add_up() -> None:
     other = EngineState(state="ready", kv_moves={"m": KvMoveStats(num_loads=2, tokens=32, bytes_sent=8)})
     told = merged_state([one, other]).kv_moves
     assert told == {"m": KvMoveStats(num_loads=3, tokens=48, seconds=0.5, bytes_sent=8)}
+
+
+def test_adapters_of_all_copies_add_up() -> None:
+    """Requests, loads and bytes are those of all copies; the rank and the last load's seconds are the largest."""
+    one = AdapterStats(num_requests=2, num_running=1, num_loads=1, load_seconds=0.5, rank=8, num_bytes=100)
+    other = AdapterStats(num_requests=3, num_loads=1, load_seconds=0.2, rank=8, num_bytes=100)
+    states = [
+        EngineState(state="ready", adapters={"m": {"a": one}}),
+        EngineState(state="ready", adapters={"m": {"a": other, "b": other}}),
+        EngineState(state="ready"),
+    ]
+    added = AdapterStats(num_requests=5, num_running=1, num_loads=2, load_seconds=0.5, rank=8, num_bytes=200)
+    assert merged_state(states).adapters == {"m": {"a": added, "b": other}}

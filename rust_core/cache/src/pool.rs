@@ -323,6 +323,14 @@ impl BlockPool {
         self.tokens(seq).map(<[u32]>::len)
     }
 
+    /// The adapter that computes the sequence; 0 is the bare model.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownSequence`].
+    pub fn adapter_id(&self, seq: u64) -> Result<u64, CacheError> {
+        self.sequence(seq).map(|sequence| sequence.salt.adapter_id)
+    }
+
     /// Ends a sequence. What it computed stays findable until its memory is needed.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 //! are normalised together; and for more than a few rows two that add an output to the stream. Who computes a row never changes its value: every output is one lane of
 //! a reduction in fixed order.
 
+mod adapters;
 mod attention;
 mod experts;
 mod latent;
@@ -16,6 +17,7 @@ mod tiling;
 
 use std::ops::Range;
 
+pub(crate) use adapters::most_adapter_bytes;
 pub(crate) use attention::most_split_rows;
 pub(crate) use experts::{Routing, most_slots};
 pub(crate) use latent::{LatentBuffers, latent_sizes};
@@ -29,6 +31,7 @@ use pyagent_kernels::thread_pool::Piece;
 pub(crate) use recurrent::{mixed_size, output_size};
 use tiling::{PIECES_PER_THREAD, PRODUCT_TILE, Tiling, part};
 
+use crate::adapters::Site;
 use crate::config::{ModelConfig, Recurrent};
 use crate::kv::KvMemory;
 use crate::model::{FeedForward, Gated, Linear, Mixer, Shared, Weights};
@@ -125,6 +128,8 @@ pub enum Stage {
     OutputNorm,
     /// The logits.
     Output,
+    /// What adapters of the batch make of a layer's input, before the product that it is added to.
+    Adapt(usize, Site),
 }
 
 /// The stages after the last layer.
@@ -143,9 +148,17 @@ impl Pass<'_> {
         let stream = |blocks| is_shared.then_some(Stage::Stream(blocks));
         let layer = |layer: usize| {
             let (attention, ffn) = (2 * layer, 2 * layer + 1);
-            let first = self.mixer_stages(layer, is_norm_wide).chain([Stage::Block(attention)]);
+            let adapt = |site| plan.adapters.stage(layer, site).into_iter();
+            let mixer = adapt(Site::Attention).chain(self.mixer_stages(layer, is_norm_wide));
+            let first = mixer
+                .chain(adapt(Site::AttentionOutput))
+                .chain([Stage::Block(attention)]);
             let route = self.config.has_experts(layer).then_some(Stage::Route(layer));
-            let second = route.into_iter().chain([Stage::Gate(layer), Stage::Block(ffn)]);
+            let gate = route
+                .into_iter()
+                .chain(adapt(Site::FeedForward))
+                .chain([Stage::Gate(layer)]);
+            let second = gate.chain(adapt(Site::Down)).chain([Stage::Block(ffn)]);
             let first = first.chain(stream(attention + 1));
             first.chain(second).chain(stream(ffn + 1))
         };
@@ -169,6 +182,7 @@ impl Pass<'_> {
             Stage::Stream(_) | Stage::NormaliseHeads(_) | Stage::Compress(_) => plan.num_rows(),
             Stage::OutputNorm => plan.num_outputs(),
             Stage::Attend(_) => plan.attention.num_pieces(),
+            Stage::Adapt(_, site) => plan.adapters.num_pieces(site),
             Stage::Convolve(_) => recurrent::num_convolution_pieces(plan, self.config),
             Stage::Scan(layer) => match self.config.recurrent(layer) {
                 Some(Recurrent::DeltaNet(net)) => recurrent::num_scan_pieces(plan, net),
@@ -226,8 +240,12 @@ impl Pass<'_> {
         unsafe {
             match stage {
                 _ if !is_few => {}
-                Stage::Project(layer) | Stage::Absorb(layer) => part.catch_up(own, 2 * layer),
-                Stage::Route(layer) | Stage::Gate(layer) => part.catch_up(own, 2 * layer + 1),
+                Stage::Project(layer) | Stage::Absorb(layer) | Stage::Adapt(layer, Site::Attention) => {
+                    part.catch_up(own, 2 * layer);
+                }
+                Stage::Route(layer) | Stage::Gate(layer) | Stage::Adapt(layer, Site::FeedForward) => {
+                    part.catch_up(own, 2 * layer + 1);
+                }
                 Stage::Output => part.catch_up(own, 2 * self.config.num_layers),
                 _ => {}
             }
@@ -246,13 +264,14 @@ impl Pass<'_> {
                 Stage::Scan(layer) => part.scan(layer, piece.index, own),
                 Stage::NormaliseHeads(layer) => part.normalise_heads(layer, piece.index),
                 Stage::Attend(layer) => part.attend(layer, piece.index, own),
+                Stage::Adapt(layer, site) => part.reduce(layer, site, piece.index),
                 Stage::Block(block) => match self.experts(block) {
                     None => part.block(block, ranges(stage)),
                     Some((experts, shared)) => part.add_experts((experts, shared), block, ranges(stage).1, own),
                 },
                 Stage::Route(layer) => part.route(layer, piece.index),
                 Stage::Gate(layer) => match &self.weights.layers[layer].ffn {
-                    FeedForward::Dense(gated) => part.gate(gated, part.inside(), None, ranges(stage), own),
+                    FeedForward::Dense(gated) => part.gate(gated, part.inside(), Some(layer), None, ranges(stage), own),
                     FeedForward::Experts { experts, shared, .. } => {
                         part.gate_experts(experts, shared.as_deref(), piece.index, own);
                     }

@@ -1,5 +1,6 @@
 //! Model files, the decoder's forward pass and KV memory: the CPU model runner. And encoders, which embed texts.
 
+pub mod adapters;
 pub mod config;
 pub mod encoder;
 pub mod forward;

@@ -3,6 +3,7 @@
 //! The file is mapped; each matrix is rearranged once into rows interleaved by sixteen, what the kernels and AMX tiles
 //! read, and the pages of the mapping are given back at once, so that a model is resident once.
 
+mod adapted;
 mod expert_tensors;
 mod latent;
 mod names;
@@ -21,6 +22,7 @@ use crate::config::gguf::longrope;
 use crate::config::{Architecture, ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView, clipped};
 
+pub(crate) use self::adapted::{RowOrder, adapted_place, row_order};
 pub use self::latent::LatentWeights;
 pub use self::recurrent::{DeltaWeights, RecurrentWeights};
 

@@ -1,5 +1,6 @@
 //! The CPU model runner: a model, its KV memory and its threads; computes batches and samples tokens.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -10,8 +11,9 @@ use pyagent_kernels::isa::Isa;
 use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState, Scorer, TokenScore};
 use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
+use crate::adapters::{Adapter, AdapterFile};
 use crate::config::ModelConfig;
-use crate::forward::{Pass, Plan, Segment, Target};
+use crate::forward::{Pass, Plan, Segment, Target, most_adapter_bytes};
 use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
@@ -119,8 +121,9 @@ impl SamplingRow<'_> {
 
 /// A loaded model.
 pub struct CpuModel {
-    config: ModelConfig,
-    weights: Weights,
+    config: Arc<ModelConfig>,
+    weights: Arc<Weights>,
+    adapters: HashMap<u64, Arc<Adapter>>,
     kv: KvMemory,
     space: Workspace,
     rope: [RopeTable; 2],
@@ -149,8 +152,9 @@ impl CpuModel {
         let isa = options.isa.unwrap_or_else(Isa::detect);
         let load_seconds = start.elapsed().as_secs_f64();
         Ok(Self {
-            config,
-            weights,
+            config: Arc::new(config),
+            weights: Arc::new(weights),
+            adapters: HashMap::new(),
             kv,
             space,
             rope,
@@ -187,6 +191,29 @@ impl CpuModel {
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// What makes adapters for this model; to be asked without keeping the model from its steps.
+    pub fn adapter_loader(&self) -> AdapterLoader {
+        AdapterLoader {
+            config: Arc::clone(&self.config),
+            weights: Arc::clone(&self.weights),
+            pool: Arc::clone(&self.pool),
+        }
+    }
+
+    /// Has segments that name `id` computed with an adapter, in place of one that was so called before.
+    ///
+    /// # Panics
+    /// When the id is 0, the bare model's.
+    pub fn add_adapter(&mut self, id: u64, adapter: Adapter) {
+        assert_ne!(id, 0, "the id of the bare model");
+        self.adapters.insert(id, Arc::new(adapter));
+    }
+
+    /// Forgets an adapter; whether there was one.
+    pub fn remove_adapter(&mut self, id: u64) -> bool {
+        self.adapters.remove(&id).is_some()
     }
 
     /// The KV memory.
@@ -240,9 +267,16 @@ impl CpuModel {
         for table in &mut self.rope[..num_rope_tables(&self.config)] {
             table.grow_to(last)?;
         }
-        let mut plan = Plan::new(segments, &self.config, &self.kv.pages, self.pool.num_threads());
+        let mut plan = Plan::new(
+            segments,
+            &self.config,
+            &self.kv.pages,
+            &self.adapters,
+            self.pool.num_threads(),
+        );
         let (targets, num_outputs) = (plan.targets(), plan.num_outputs());
         let logit_rows = num_outputs + targets.len().min(SCORED_ROWS);
+        self.space.prepare_adapters(plan.adapted_size());
         self.space
             .prepare(&self.config, plan.num_rows(), logit_rows, plan.num_split_rows());
         let pass = Pass {
@@ -357,6 +391,9 @@ impl CpuModel {
                 segment.tokens.len()
             ));
         }
+        if segment.adapter_id != 0 && !self.adapters.contains_key(&segment.adapter_id) {
+            return Err("its adapter is not loaded any more".to_owned());
+        }
         if end > self.config.context_length {
             return Err(format!(
                 "position {} is past the context of {} tokens",
@@ -386,6 +423,30 @@ impl CpuModel {
             )),
             None => Ok(()),
         }
+    }
+}
+
+/// Makes adapters for one model. Any thread may, while the model computes.
+pub struct AdapterLoader {
+    config: Arc<ModelConfig>,
+    weights: Arc<Weights>,
+    pool: Arc<ThreadPool>,
+}
+
+impl AdapterLoader {
+    /// What an adapter's file says of itself, checked against the model.
+    pub fn open(&self, path: &Path) -> Result<AdapterFile, ModelFileError> {
+        AdapterFile::open(path, &self.config, &self.weights)
+    }
+
+    /// Loads an adapter that was opened.
+    pub fn load(&self, file: &AdapterFile) -> Result<Adapter, ModelFileError> {
+        file.load(&self.weights, &self.pool)
+    }
+
+    /// Bytes that steps of so many tokens take for adapters of this rank, at most.
+    pub fn step_bytes(&self, tokens: usize, rank: usize) -> usize {
+        most_adapter_bytes(&self.config, tokens, self.pool.num_threads(), rank)
     }
 }
 

@@ -19,6 +19,8 @@ use crate::weights::{Mapping, ModelFileError, StoredTensor, TensorView, clipped}
 const MAX_JSON_BYTES: u64 = 16 << 20;
 
 pub(crate) const CONFIG_NAME: &str = "config.json";
+const ADAPTER_CONFIG_NAME: &str = "adapter_config.json";
+const ADAPTER_NAME: &str = "adapter_model.safetensors";
 const INDEX_NAME: &str = "model.safetensors.index.json";
 
 /// Element types that are read, for messages.
@@ -77,6 +79,18 @@ impl SafetensorsFolder {
         Ok(folder)
     }
 
+    /// Reads an adapter's `adapter_config.json`, maps its `adapter_model.safetensors` and checks its header.
+    pub(crate) fn open_adapter(path: &Path) -> Result<Self, ModelFileError> {
+        let mut folder = Self {
+            path: path.to_owned(),
+            config: read_object(&path.join(ADAPTER_CONFIG_NAME))?,
+            shards: Vec::new(),
+            name_to_tensor: BTreeMap::new(),
+        };
+        folder.add_shard(&path.join(ADAPTER_NAME))?;
+        Ok(folder)
+    }
+
     /// The folder that was opened.
     pub fn path(&self) -> &Path {
         &self.path
@@ -117,6 +131,11 @@ impl SafetensorsFolder {
         self.name_to_tensor
             .iter()
             .filter_map(|(name, tensor)| self.view(name, tensor).ok())
+    }
+
+    /// The names of all tensors, in order.
+    pub(crate) fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.name_to_tensor.keys().map(String::as_str)
     }
 
     /// Bytes of all safetensors files.

@@ -166,6 +166,14 @@ impl ModelFile {
         }
     }
 
+    /// The names of all tensors, also of those that cannot be read.
+    pub(crate) fn tensor_names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        match self {
+            Self::Gguf(file) => Box::new(file.tensors().map(|tensor| tensor.name)),
+            Self::Safetensors(folder) => Box::new(folder.tensor_names()),
+        }
+    }
+
     /// Bytes of all mapped files.
     pub fn file_bytes(&self) -> u64 {
         match self {

@@ -266,6 +266,8 @@ pub struct Workspace {
     /// What chunks of the context gave, a row for each query token, head and chunk.
     pub chunks: Rows,
     pub logits: Rows,
+    /// What adapters make of a product's input.
+    pub low: Rows,
     pub heads_input: Activations,
     pub ffn_input: Activations,
     /// What recurrent layers hand to their output matrices.
@@ -333,6 +335,7 @@ impl Workspace {
             delta: Rows::new(config.hidden_size),
             chunks: Rows::new(config.num_heads * chunk_len(config.value_dim(), 1)),
             logits: Rows::new(config.vocab_size),
+            low: Rows::new(0),
             heads_input: Activations::new(),
             ffn_input: Activations::new(),
             mixer_input: Activations::new(),
@@ -361,8 +364,9 @@ impl Workspace {
     /// `split_rows` counts query tokens times chunks of their context, where these are computed apart.
     pub fn prepare(&mut self, config: &ModelConfig, tokens: usize, outputs: usize, split_rows: usize) {
         let streams = num_streams(tokens, self.streams.len());
+        let is_adapted = self.low.width() > 0;
         let resize = |input: &mut Activations, rows: usize, cols: usize, forms: Forms| {
-            input.resize(rows, cols, forms.is_quantised, forms.is_dense);
+            input.resize(rows, cols, forms.is_quantised, forms.is_dense || is_adapted);
         };
         for stream in &mut self.streams[..streams] {
             stream.residual.reserve(tokens);
@@ -397,6 +401,15 @@ impl Workspace {
         self.routing.reserve(config, tokens);
     }
 
+    /// Makes room for so many rows of numbers that adapters hand to products, of which each has `width`; 0 is for steps
+    /// without adapters, whose inputs need no form of their own. What comes before [`Self::prepare`].
+    pub fn prepare_adapters(&mut self, (rows, width): (usize, usize)) {
+        if width != self.low.width() {
+            self.low = Rows::new(width);
+        }
+        self.low.reserve(rows);
+    }
+
     /// Has every thread that keeps a stream of its own compute it anew from the blocks' outputs, for other rows' logits.
     pub fn rewind(&self) {
         for index in 0..self.own.len() {
@@ -426,7 +439,7 @@ impl Workspace {
             &mut self.mixed,
         ];
         let projected = projected.map(Rows::bytes);
-        let rows = [&mut self.delta, &mut self.chunks, &mut self.logits].map(Rows::bytes);
+        let rows = [&mut self.delta, &mut self.chunks, &mut self.logits, &mut self.low].map(Rows::bytes);
         let insides = [
             &self.mixer_input,
             &self.ffn_input,

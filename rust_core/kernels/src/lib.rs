@@ -5,6 +5,7 @@ pub mod elementwise;
 pub mod ggml;
 pub mod isa;
 mod lanes;
+pub mod low_rank;
 pub mod matmul;
 pub mod pack;
 pub mod recurrent;

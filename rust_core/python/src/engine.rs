@@ -125,7 +125,7 @@ impl CpuModel {
     }
 
     /// As [`CpuModel::lock`], for callers that have the GIL: they are without it while they wait.
-    fn lock_attached(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, runner::CpuModel>> {
+    pub(crate) fn lock_attached(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, runner::CpuModel>> {
         self.inner
             .lock_py_attached(py)
             .map_err(|_| PyRuntimeError::new_err("the model failed in another thread; load it again"))
@@ -338,6 +338,11 @@ impl CpuModel {
     /// Gives the memory of pages back to the system; they read as zeros until they are used again.
     fn give_back(&self, py: Python<'_>, pages: Vec<u32>) -> PyResult<()> {
         self.with_kv(py, |kv| kv.give_back(&pages))
+    }
+
+    /// Forgets an adapter; whether there was one. Sequences that still name it are not computed any more.
+    fn remove_adapter(&self, py: Python<'_>, adapter_id: u64) -> PyResult<bool> {
+        Ok(self.lock_attached(py)?.remove_adapter(adapter_id))
     }
 
     /// Seconds that the threads spent on the last step; the rest of its time is bookkeeping.

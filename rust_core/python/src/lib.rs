@@ -1,5 +1,6 @@
 //! `pyagent._rust`: converts arguments, releases the GIL, calls the pure crates, converts back.
 
+mod adapters;
 mod cache;
 mod encoder;
 mod engine;
@@ -22,6 +23,9 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _rust {
     use super::*;
+
+    #[pymodule_export]
+    use crate::adapters::AdapterFile;
 
     #[pymodule_export]
     use crate::cache::{BlockPool, CachedPrefix, OutOfBlocks, PoolStats};

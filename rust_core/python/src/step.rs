@@ -63,6 +63,7 @@ struct Place {
     first_position: usize,
     /// Positions of the prompt to score.
     scored: Range<usize>,
+    adapter_id: u64,
 }
 
 impl Place {
@@ -266,9 +267,9 @@ impl Step<'_> {
             end = tokens.1;
             match pool
                 .tables(sequence)
-                .and_then(|tables| Ok((tables, pool.num_tokens(sequence)?)))
+                .and_then(|tables| Ok((tables, pool.num_tokens(sequence)?, pool.adapter_id(sequence)?)))
             {
-                Ok((tables, first_position)) if tables.len() == self.num_groups => {
+                Ok((tables, first_position, adapter_id)) if tables.len() == self.num_groups => {
                     let computed = &self.columns.tokens[tokens.0..tokens.1];
                     let scored = scores
                         .get(&segment)
@@ -281,6 +282,7 @@ impl Step<'_> {
                                 tokens,
                                 first_position,
                                 scored,
+                                adapter_id,
                             });
                         }
                         Err(reason) => {
@@ -288,7 +290,7 @@ impl Step<'_> {
                         }
                     }
                 }
-                Ok((tables, _)) => {
+                Ok((tables, ..)) => {
                     let (got, expected) = (tables.len(), self.num_groups);
                     let text = format!("the pool has {got} groups of layers, the model {expected}");
                     return Err(PyValueError::new_err(text));
@@ -314,6 +316,7 @@ impl Step<'_> {
                     scoring: scores
                         .get(&place.segment)
                         .and_then(|scores| scores.scoring(place.first_position, place.scored.clone())),
+                    adapter_id: place.adapter_id,
                 })
                 .collect();
             match model.execute(&segments) {

@@ -273,6 +273,8 @@ def _anchored(leaves: Leaves, folder: Path) -> Leaves:
     models = anchored.get("engine.models")
     if isinstance(models, list):
         anchored["engine.models"] = [_beside(entry, folder) for entry in cast("list[object]", models)]
+    if isinstance(adapters := anchored.get("engine.adapters"), dict):
+        anchored["engine.adapters"] = {name: _beside(one, folder) for name, one in cast("Leaves", adapters).items()}
     for key in [key for key in anchored if key.startswith("engine.chat_template")]:
         anchored[key] = _beside(anchored[key], folder)
     if isinstance(servers := anchored.get("mcp_servers"), dict):

@@ -222,7 +222,7 @@ impl Part<'_> {
         let Some(piece) = piece.checked_sub(of_shared.num_pieces()) else {
             if let Some(Shared { gated, .. }) = shared {
                 // SAFETY: these columns of these tokens are this piece's.
-                unsafe { self.gate(gated, &space.shared_input, None, of_shared.ranges(piece), own) };
+                unsafe { self.gate(gated, &space.shared_input, None, None, of_shared.ranges(piece), own) };
             }
             return;
         };
@@ -239,6 +239,7 @@ impl Part<'_> {
                 self.gate(
                     &experts[run.expert],
                     &space.ffn_input,
+                    None,
                     Some(&slots.tokens),
                     (run.slots.clone(), blocks),
                     own,

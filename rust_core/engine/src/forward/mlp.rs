@@ -4,20 +4,22 @@ use std::ops::Range;
 
 use pyagent_kernels::elementwise;
 use pyagent_kernels::matmul::{self, Activations};
-use pyagent_kernels::pack::BLOCK_COLS;
+use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
 
 use super::{Part, Pass};
+use crate::adapters::Projection;
 use crate::config::Activation;
 use crate::model::Gated;
 use crate::workspace::{Own, Patch};
 
 impl Part<'_> {
     /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input. With
-    /// `vectors`, they say which token each row is.
+    /// `vectors`, they say which token each row is; with `adapted`, adapters add to this layer's.
     pub(super) unsafe fn gate(
         &self,
         gated: &Gated,
         inside: &Activations,
+        adapted: Option<usize>,
         vectors: Option<&[u32]>,
         (rows, blocks): (Range<usize>, Range<usize>),
         own: &mut Own,
@@ -31,6 +33,10 @@ impl Part<'_> {
         unsafe {
             self.multiply_columns(&gated.gate, input, vectors, &mut gate);
             self.multiply_columns(&gated.up, input, vectors, &mut up);
+            if let Some(layer) = adapted {
+                self.adapt(layer, Projection::Gate, &mut gate, 0);
+                self.adapt(layer, Projection::Up, &mut up, 0);
+            }
             for row in rows.clone() {
                 let (gate, up) = (gate.row(row), up.row(row));
                 match config.activation {
@@ -57,18 +63,30 @@ impl Part<'_> {
     /// The output of attention, or of a feed-forward block without experts.
     pub(super) unsafe fn block(&self, block: usize, (rows, groups): (Range<usize>, Range<usize>)) {
         let Pass { space, isa, .. } = *self.pass;
-        let is_recurrent = || self.pass.config.recurrent(block / 2).is_some();
-        let input = match block % 2 {
-            0 if is_recurrent() => &space.mixer_input,
-            0 => &space.heads_input,
-            _ => self.inside(),
-        };
+        let input = self.block_input(block);
         let Some(linear) = self.pass.block(block).0 else {
             return;
         };
         let width = space.delta.width();
-        let out = space.delta.base().wrapping_add(self.delta_row(block) * width);
+        let first = self.delta_row(block);
+        let out = space.delta.base().wrapping_add(first * width);
+        let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(width);
+        let projection = [Projection::AttentionOutput, Projection::Down][block % 2];
         // SAFETY: these groups' columns of these rows of the output are this piece's.
-        unsafe { matmul::matmul(isa, &linear.weight, groups, input, rows, out, width) };
+        unsafe {
+            matmul::matmul(isa, &linear.weight, groups, input, rows.clone(), out, width);
+            let mut out = space.delta.patch(first + rows.start..first + rows.end, columns);
+            self.adapt(block / 2, projection, &mut out, first);
+        }
+    }
+
+    /// What the matrix of a block without experts is multiplied by.
+    pub(super) fn block_input(&self, block: usize) -> &Activations {
+        let Pass { space, config, .. } = *self.pass;
+        match block % 2 {
+            0 if config.recurrent(block / 2).is_some() => &space.mixer_input,
+            0 => &space.heads_input,
+            _ => self.inside(),
+        }
     }
 }

@@ -1,9 +1,12 @@
 //! A batch laid out in rows, for the stages of a forward pass.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::adapters::AdapterPlan;
 use super::attention::{self, AttentionPlan};
 use super::experts::RoutingPlan;
+use crate::adapters::Adapter;
 use crate::config::ModelConfig;
 use crate::kv::{KvPages, StateRun};
 
@@ -20,6 +23,8 @@ pub struct Segment<'a> {
     pub num_outputs: usize,
     /// Which log-probabilities of known tokens are wanted.
     pub scoring: Option<Scoring<'a>>,
+    /// The adapter that computes it; 0 is the bare model.
+    pub adapter_id: u64,
 }
 
 /// Known tokens of a sequence whose log-probabilities are wanted, each given those before it.
@@ -56,12 +61,19 @@ pub struct Plan<'a> {
     /// Of each segment, the runs of tokens between states that are kept; none where no layer has any.
     pub(super) runs: Vec<Vec<StateRun>>,
     pub(super) routing: RoutingPlan,
+    pub(super) adapters: AdapterPlan,
     pub(super) num_threads: usize,
 }
 
 impl<'a> Plan<'a> {
-    /// Lays a batch out for so many threads.
-    pub fn new(segments: &'a [Segment<'a>], config: &ModelConfig, pages: &KvPages, num_threads: usize) -> Self {
+    /// Lays a batch out for so many threads; `adapters` are those that its segments name, and maybe others.
+    pub fn new(
+        segments: &'a [Segment<'a>],
+        config: &ModelConfig,
+        pages: &KvPages,
+        adapters: &HashMap<u64, Arc<Adapter>>,
+        num_threads: usize,
+    ) -> Self {
         let mut plan = Self {
             segments,
             rows: Vec::new(),
@@ -71,6 +83,7 @@ impl<'a> Plan<'a> {
             attention: AttentionPlan::new(segments, attention::num_units(config), num_threads),
             runs: Vec::new(),
             routing: RoutingPlan::default(),
+            adapters: AdapterPlan::default(),
             num_threads,
         };
         if let Some(states) = &pages.states {
@@ -94,6 +107,7 @@ impl<'a> Plan<'a> {
             plan.outputs.extend(start + count - segment.num_outputs..start + count);
         }
         plan.routing = RoutingPlan::new(&plan, config);
+        plan.adapters = AdapterPlan::new(&plan, adapters);
         plan
     }
 
@@ -105,6 +119,11 @@ impl<'a> Plan<'a> {
     /// Query tokens times chunks of their context, where these are computed apart.
     pub fn num_split_rows(&self) -> usize {
         self.attention.num_split_rows()
+    }
+
+    /// Rows that adapters compute, and the numbers of each that a stage hands to the next; (0, 0) without adapters.
+    pub fn adapted_size(&self) -> (usize, usize) {
+        self.adapters.size()
     }
 
     /// Rows of logits.

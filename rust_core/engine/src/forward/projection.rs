@@ -6,6 +6,7 @@ use pyagent_kernels::attention::{BLOCK_TOKENS, KvLayout, expect_kv, store_kv};
 use pyagent_kernels::elementwise;
 
 use super::{Part, Pass};
+use crate::adapters::Projection;
 use crate::model::{Attention, Mixer};
 use crate::workspace::{Own, Patch};
 
@@ -42,6 +43,7 @@ impl Part<'_> {
                 self.multiply_columns(gate, &self.stream.hidden_input, None, &mut gates);
             }
             self.multiply_columns(&layer.query, &self.stream.hidden_input, None, &mut query);
+            self.adapt(index, Projection::Query, &mut query, 0);
             let is_norm_wide = config.architecture.is_qk_norm_wide();
             let (mut key, mut value) = if is_norm_wide {
                 let columns = columns(kv_heads);
@@ -55,6 +57,8 @@ impl Part<'_> {
             };
             self.multiply_columns(&layer.key, &self.stream.hidden_input, None, &mut key);
             self.multiply_columns(&layer.value, &self.stream.hidden_input, None, &mut value);
+            self.adapt(index, Projection::Key, &mut key, 0);
+            self.adapt(index, Projection::Value, &mut value, 0);
             if !is_norm_wide {
                 self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
                 self.store_heads(index, key, value);

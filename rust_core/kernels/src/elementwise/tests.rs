@@ -506,6 +506,7 @@ proptest! {
             in_place(&|row| silu_mul(isa, row, &y));
             in_place(&|row| gelu_tanh_mul(isa, row, &y));
             in_place(&|row| clamped_swiglu(isa, row, &y, 1.702, 0.5));
+            in_place(&|row| mul(isa, row, &y));
             in_place(&|row| add(isa, row, &y));
             in_place(&|row| scale(isa, row, 0.3));
             in_place(&|row| {

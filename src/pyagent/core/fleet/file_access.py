@@ -63,7 +63,9 @@ def readable_path(name: str) -> Path:
     """As `find_path`; raises `RequestError` when there is none."""
     access = _ACCESS.get()
     if access.is_limited and access.root is None:
-        raise RequestError("agents of this run read no files; server.files_root names a folder for clients", param="path")
+        raise RequestError(
+            "agents of this run read no files; server.files_root names a folder for clients", param="path"
+        )
     path = find_path(name)
     if path is None:
         raise RequestError(f"there is no file or folder {name!r}", param="path")

@@ -5,7 +5,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from pyagent.core.setting_kinds import COUNT, NUMBER, SIZE, TEXT, TEXTS, TRUTH, choice, number, whole
-from pyagent.core.settings.engine_tables import ARGUMENTS, BUDGETS, CLASSES, TEMPLATES, RequestClass, Speculative
+from pyagent.core.settings.engine_tables import (
+    ADAPTERS,
+    ARGUMENTS,
+    BUDGETS,
+    CLASSES,
+    TEMPLATES,
+    RequestClass,
+    Speculative,
+)
 from pyagent.core.settings.section import Section, Setting, auto
 
 
@@ -343,6 +351,15 @@ class Engine(Section, frozen=True):
     chat_templates: Annotated[
         dict[str, str],
         Setting(TEMPLATES, "Likewise for single models, by their names in `models`."),
+    ] = {}
+    adapters: Annotated[
+        dict[str, str],
+        Setting(
+            ADAPTERS,
+            "Adapters (LoRA, DoRA) by name, each the path of a folder that peft saved, or of a GGUF file (`./` is "
+            "beside this file). A request names `MODEL:NAME` as its model; a key `MODEL:NAME` is an adapter of that "
+            "model alone. For the `cpu` runner.",
+        ),
     ] = {}
     stream_interval: Annotated[
         int,

@@ -73,6 +73,16 @@ def _read_templates(value: object) -> dict[str, str]:
     return cast("dict[str, str]", templates)
 
 
+def _read_adapters(value: object) -> dict[str, str]:
+    adapters = read_table(value)
+    for name, path in adapters.items():
+        if not isinstance(path, str) or not path:
+            raise ValueError(f"expected a path for {name!r}")
+        if not name.rpartition(":")[2].strip() or "/" in name.rpartition(":")[2]:
+            raise ValueError(f"expected a name without '/', or MODEL:NAME, got {name!r}")
+    return cast("dict[str, str]", adapters)
+
+
 def _read_arguments(value: object) -> dict[str, dict[str, object]]:
     return {name: read_table(table) for name, table in read_table(value).items()}
 
@@ -83,5 +93,7 @@ BUDGETS = Kind("table", _read_budgets, "table")
 """Tokens by `reasoning_effort`."""
 TEMPLATES = Kind("table", _read_templates, "table")
 """Chat templates by their models."""
+ADAPTERS = Kind("table", _read_adapters, "table")
+"""Paths of adapters by their names."""
 ARGUMENTS = Kind("table", _read_arguments, "table")
 """Tables of arguments by what takes them."""

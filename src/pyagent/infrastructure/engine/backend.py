@@ -42,6 +42,7 @@ from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, State
 from pyagent.infrastructure.engine.memory.ledger import Ledger
 from pyagent.infrastructure.engine.memory.process import resident_bytes
 from pyagent.infrastructure.engine.memory.system import total_for
+from pyagent.infrastructure.engine.models.adapter_names import names_of, split_name
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions
 
@@ -72,11 +73,12 @@ class NativeBackend:
         task_of: Callable[[str], ModelTask | None] = lambda _: None,
         unsupported: Unsupported = "emulate",
         trusts_request_templates: bool = False,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
 
         `size_of` returns the bytes of a model's file, 0 where they are not known; `task_of` what a model is
-        for, None where that is not known before it is loaded.
+        for, None where that is not known before it is loaded. `adapters` are paths by names, as in `EngineOptions`.
 
         The backend closes its share of the engine when it is closed.
         """
@@ -94,11 +96,13 @@ class NativeBackend:
             rank=self.rank,
             classify=self.classify,
         )
-        self.model_names = tuple(model_names)
         self.engine = engine
         self._look = look
         self._size_of = size_of
-        self._task_of = task_of
+        self._model_task_of = task_of
+        self._adapters = adapters or {}
+        chatting = [name for name in model_names if self._base(name) == name and self._task_of(name) in _ANSWERING]
+        self.model_names = (*model_names, *names_of(chatting, self._adapters))
         self._is_closed = False
         self._mending: dict[str, asyncio.Task[object]] = {}
 
@@ -120,6 +124,7 @@ class NativeBackend:
             LocalEngine(pool, KvMoves.of(options)),
             look=lambda _: look(),
             trusts_request_templates=options.trusts_request_templates,
+            adapters=options.adapters,
         )
 
     async def load(self) -> object:
@@ -162,6 +167,13 @@ class NativeBackend:
             return name
         text = f"{_SCHEME}{name} is an encoder, which answers nothing; name another model to chat with"
         raise UnsupportedError(text, backend=self.name, fields=["messages"])
+
+    def _base(self, name: str) -> str:
+        """Return the model that a name is of, without its adapter."""
+        return split_name(name, self._adapters)[0]
+
+    def _task_of(self, name: str) -> ModelTask | None:
+        return self._model_task_of(self._base(name))
 
     def _chosen_for(self, tasks: Sequence[ModelTask], asked: str, does: str) -> str:
         """Return the model for a task, the first of `tasks` that there is one for, else one that may turn out to be.
@@ -252,7 +264,7 @@ class NativeBackend:
         if name in loaded:
             return True, "loaded"
         try:
-            return True, self._look(name)
+            return True, self._look(self._base(name))
         except PyAgentError as error:
             return False, str(error)
 
@@ -286,7 +298,7 @@ class NativeBackend:
         absent = set(models) & able - {model.id for model in state.models}
         found = [(name, *await asyncio.to_thread(self._state, name, set[str](), state.faults)) for name in absent]
         ready = sorted(name for name, is_ready, _ in found if is_ready)
-        return {name: await asyncio.to_thread(self._size_of, name) for name in ready}
+        return {name: await asyncio.to_thread(self._size_of, self._base(name)) for name in ready}
 
     async def place(self, model: str) -> None:
         """Load a model beside those that are loaded. Raises `CapacityError` where it does not fit."""

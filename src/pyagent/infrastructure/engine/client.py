@@ -47,7 +47,7 @@ from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.prompt_logprobs import PromptReport
 from pyagent.infrastructure.engine.sampling.sampler import excluding_fields, names_texts
 from pyagent.infrastructure.engine.sessions.cache_query import run_cache_query
-from pyagent.infrastructure.engine.stats import EngineStats, KvMoveStats
+from pyagent.infrastructure.engine.stats import AdapterStats, EngineStats, KvMoveStats
 from pyagent.infrastructure.engine.usage import usage_of
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     requests, with prompts of `num_arriving_tokens`, are in no model's queue yet: they wait for a load, for KV from
     elsewhere, or for a process. `ranks` says how the processes are that a model is divided among, `attention` which
     backend computes attention where a runner has several, `compilation` what was compiled and captured. `garbage` tells
-    of the process's garbage collections. `num_waves` counts the times in which processes of it had something to do. Of
-    an engine with several `copies` each is told, too; then counts and bytes are those of all, percentiles and rates
-    those of the slowest.
+    of the process's garbage collections, `adapters` of each model's, by their names. `num_waves` counts the times in
+    which processes of it had something to do. Of an engine with several `copies` each is told, too; then counts and
+    bytes are those of all, percentiles and rates those of the slowest.
     """
 
     state: str
@@ -91,6 +91,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     num_restarts: int = 0
     stats: dict[str, EngineStats] = {}
     kv_moves: dict[str, KvMoveStats] = {}
+    adapters: dict[str, dict[str, AdapterStats]] = {}
     ranks: dict[str, list[RankStats]] = {}
     attention: dict[str, str] = {}
     compilation: dict[str, CompileStats] = {}
@@ -231,7 +232,8 @@ class LocalEngine(Shared):
 
         With `beside` no other model is unloaded for it: `CapacityError` where it does not fit beside them.
         """
-        async with self.models.using(model, beside=beside) as loaded:
+        name, adapter = self.models.split_name(model)
+        async with self.models.using(name, beside=beside) as loaded, loaded.adapters.using(adapter):
             return loaded
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
@@ -262,7 +264,7 @@ class LocalEngine(Shared):
 
         `past` is what was computed elsewhere of the request's conversation.
         """
-        name = f"native:{request.model}"
+        name, (base, adapter) = f"native:{request.model}", self.models.split_name(request.model)
         deadline = None if request.timeout_seconds is None else time.perf_counter() + request.timeout_seconds
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[Output] = asyncio.Queue()
@@ -273,12 +275,14 @@ class LocalEngine(Shared):
         async with AsyncExitStack() as stack:
             stack.enter_context(self.life.entered())
             with self.arrivals.counting(estimated_request_tokens(request)):
-                model = await within(deadline, stack.enter_async_context(self.models.using(request.model)), name)
+                model = await within(deadline, stack.enter_async_context(self.models.using(base)), name)
+                adapting = stack.enter_async_context(model.adapters.using(adapter))
+                adapter_id = await within(deadline, adapting, name)
                 if past is not None:
                     await within(deadline, self.in_thread(model.remember, request, past), name)
-                prepared = await within(deadline, self._prepare(model, request, tell, log, deadline), name)
+                prepared = await within(deadline, self._prepare(model, request, tell, log, deadline, adapter_id), name)
                 prompt = array("I", prepared.tokens[: prepared.num_prompt_tokens]).tobytes()
-                await within(deadline, self.kv.load(request.model, model, request, prepared), name)
+                await within(deadline, self.kv.load(base, model, request, prepared), name)
                 model.engine.submit(prepared)
             of_prompt: PromptReport | None = None
             is_single = prepared.samples is None and prepared.search is None
@@ -287,7 +291,7 @@ class LocalEngine(Shared):
                 while True:
                     output = await within(deadline, outputs.get(), name)
                     if prompt or output.is_last:
-                        self.kv.save(request.model, request, prepared)
+                        self.kv.save(base, request, prepared)
                     delta = _delta(output, prepared, name)
                     if output.scores is not None:  # with the first output of each answer
                         of_prompt = of_prompt or await self.in_thread(PromptReport.of, prepared, output.scores)
@@ -304,13 +308,14 @@ class LocalEngine(Shared):
                 if any(answer.finish_reason is None for answer in prepared.answers):
                     model.engine.abort(prepared)
 
-    async def _prepare(
+    async def _prepare(  # noqa: PLR0913, PLR0917 - each is a part of its own
         self,
         model: LoadedModel,
         request: ChatRequest,
         sink: Callable[[Output], None],
         log: TokenLog | None,
         deadline: float | None,
+        adapter_id: int,
     ) -> Request:
         # A log may take long to replay, and plugins to make what they bring.
         is_long = (
@@ -318,7 +323,7 @@ class LocalEngine(Shared):
         )
         beside = self.in_thread if is_long else at_once
         processor = await beside(model.processor_for, request)
-        return await processor.process(request, sink, log, deadline=deadline, beside=beside)
+        return await processor.process(request, sink, log, deadline=deadline, adapter_id=adapter_id, beside=beside)
 
     async def state(self) -> EngineState:
         """What it is doing."""
@@ -329,6 +334,7 @@ class LocalEngine(Shared):
             num_arriving=self.arrivals.num_requests,
             num_arriving_tokens=self.arrivals.num_prompt_tokens,
             models=[_info(name, model) for name, model in self.models.loaded().items()]
+            + [info for name, model in self.models.loaded().items() for info in _adapter_infos(name, model)]
             + [encoder.info() for encoder in self.models.encoders.loaded().values()],
             loading=self.models.loading() + self.models.encoders.loading(),
             memory=self.models.accounts(),
@@ -339,6 +345,7 @@ class LocalEngine(Shared):
             swap_bytes={name: model.runner.swapped_bytes for name, model in self.models.loaded().items()},
             stats={name: model.engine.stats() for name, model in self.models.loaded().items()},
             kv_moves=self.kv.stats(),
+            adapters={name: stats for name, model in self.models.loaded().items() if (stats := model.adapters.stats())},
             ranks={name: ranks for name, model in self.models.loaded().items() if (ranks := _ranks(model.runner))},
             attention={name: runner.attention for name, runner in self._attending().items()},
             compilation={
@@ -441,6 +448,18 @@ def _info(name: str, model: LoadedModel) -> ModelInfo:
         task="generate",
         takes_effort=model.takes_effort,
     )
+
+
+def _adapter_infos(name: str, model: LoadedModel) -> list[ModelInfo]:
+    """Return a model's adapters that are in memory, by the names by which requests name them."""
+    base = _info(name, model)
+    return [
+        msgspec.structs.replace(
+            base, id=f"{name}:{adapter}", backend=f"native:{name}:{adapter}", size_bytes=stats.num_bytes
+        )
+        for adapter, stats in model.adapters.stats().items()
+        if stats.num_bytes
+    ]
 
 
 def _ranks(runner: ModelRunner) -> list[RankStats]:

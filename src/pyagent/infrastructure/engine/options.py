@@ -69,6 +69,7 @@ class EngineOptions:
     found; `trusts_request_templates` lets requests bring their own. `grammar_backends` compile structured output,
     `logits` says which logits processors there are. `kv_connector` moves KV from and to other engines; without one,
     a node of a cluster may bring its own where `takes_kv_connector`. With `drafts`, steps verify proposed tokens.
+    `adapters` are paths by names, `MODEL:NAME` for those of one model.
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
@@ -92,6 +93,7 @@ class EngineOptions:
     kv_connector: KvConnectorFactory | None = None
     takes_kv_connector: bool = True
     drafts: DraftOptions | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def of_model(self, name: str) -> EngineOptions:
         """Return the options of one model."""

@@ -48,13 +48,15 @@ class _Links:
         names = [link.target] if link.target else settings.engine.models
         if not names:
             raise ConfigError("engine.models is empty, so `native` needs a model: native:NAME", key="engine.models")
-        store = ModelStore(settings.paths.models)
+        store, names = ModelStore(settings.paths.models), list(dict.fromkeys(names))
+        _check_adapters(settings.engine.adapters, [*settings.engine.models, *store.catalog])
         return NativeBackend(
-            list(dict.fromkeys(names)),
+            names,
             self._engine(settings),
             look=store.look,
             size_of=store.size_of,
             task_of=store.task_of,
+            adapters=settings.engine.adapters,
             unsupported=settings.backends.unsupported,
             trusts_request_templates=settings.engine.trust_request_chat_template,
         )
@@ -75,6 +77,15 @@ class _Links:
             rest = (settings.engine.idle_sleep_seconds, settings.engine.idle_sleep_level, engine.give_back)
             Thread(target=engine.life.sleep_when_idle, args=rest, name="pyagent-idle", daemon=True).start()
         return engine
+
+
+def _check_adapters(adapters: Mapping[str, str], models: Sequence[str]) -> None:
+    """Raise `ConfigError` for an adapter by whose name a model would be taken for another one with that adapter."""
+    for model in models:
+        name = model.rpartition(":")[2]
+        if name != model and name in adapters:
+            text = f"engine.adapters: {name!r} is how the name of the model {model} ends; give the adapter another name"
+            raise ConfigError(text, key="engine.adapters")
 
 
 def _num_copies(settings: Settings) -> int:
@@ -192,6 +203,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         kv_connector=_kv_connector(engine.kv_connector, parts),
         takes_kv_connector=engine.kv_connector == "auto",
         drafts=_drafts(engine.speculative),
+        adapters=engine.adapters,
     )
 
 

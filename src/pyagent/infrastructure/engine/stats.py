@@ -125,6 +125,20 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     drafts: DraftCounts | None = None
 
 
+class AdapterStats(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter of a loaded model: requests that named it, and those that run; its loads, and the last one's seconds.
+
+    `num_bytes` is what it holds of the ledger now; 0 while it is not in memory.
+    """
+
+    num_requests: int = 0
+    num_running: int = 0
+    num_loads: int = 0
+    load_seconds: float = 0.0
+    rank: int = 0
+    num_bytes: int = 0
+
+
 class KvMoveStats(msgspec.Struct, kw_only=True):
     """KV of a model that came from elsewhere since it was loaded; what loads it counts in one of these.
 

@@ -60,6 +60,7 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     yield from _pages(stats)
     yield from _ranks({(model, copy): ranks for copy, state in copies for model, ranks in state.ranks.items()})
     yield from _compilation({(model, copy): of for copy, state in copies for model, of in state.compilation.items()})
+    yield from _adapters(copies)
     yield from _kv_moves({(model, copy): moved for copy, state in copies for model, moved in state.kv_moves.items()})
 
 
@@ -174,6 +175,24 @@ def _pages(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
         ("model", "engine"),
         ratios,
     )
+
+
+def _adapters(copies: Sequence[tuple[str, EngineState]]) -> Iterator[Metric]:
+    of_all = {
+        (model, copy, name): stats
+        for copy, state in copies
+        for model, adapters in state.adapters.items()
+        for name, stats in adapters.items()
+    }
+    for metric, name, text, field in (
+        (_counter, "adapter_requests", "Requests that named an adapter of a model.", "num_requests"),
+        (_gauge, "adapter_requests_running", "Requests with an adapter that are not over.", "num_running"),
+        (_counter, "adapter_loads", "Times in which an adapter was loaded.", "num_loads"),
+        (_gauge, "adapter_load_seconds", "Seconds that the last load of an adapter took.", "load_seconds"),
+        (_gauge, "adapter_bytes", "Bytes that an adapter holds; 0 while it is not in memory.", "num_bytes"),
+    ):
+        rows = [(key, getattr(stats, field)) for key, stats in of_all.items()]
+        yield metric(name, text, ("model", "engine", "adapter"), rows)
 
 
 def _kv_moves(moved: Mapping[_Engine, KvMoveStats]) -> Iterator[Metric]:

@@ -230,7 +230,9 @@ class FileTools:
         if not access.is_limited:
             return Folder(self._root)
         if access.root is None:
-            raise RequestError("agents of this run read no files; server.files_root names a folder for clients", param="path")
+            raise RequestError(
+                "agents of this run read no files; server.files_root names a folder for clients", param="path"
+            )
         return Folder(access.root)
 
     def _writable(self) -> Folder:

@@ -41,7 +41,9 @@ def search_tools(search: Search, root: Path | None) -> list[FleetTool]:
         access = current_access()
         below = access.root if access.is_limited else root
         if below is None:
-            raise RequestError("agents of this run read no files; server.files_root names a folder for clients", param="path")
+            raise RequestError(
+                "agents of this run read no files; server.files_root names a folder for clients", param="path"
+            )
         return _told(await search.files(query, below, limit=limit))
 
     return [search_memory, *([] if root is None else [find_passages])]

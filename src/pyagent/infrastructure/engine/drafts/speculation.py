@@ -84,7 +84,7 @@ class Speculation:
         drafts = request.drafts
         if drafts is None:
             drafts = request.drafts = self._begin(request)
-        shared = None if self._shared is None else self._shared.of(request.key.tenant)
+        shared = None if self._shared is None else self._shared.of(_owner(request))
         return drafts.propose(request.tokens, request.num_prompt_tokens, most, shared)
 
     def _begin(self, request: Request) -> RequestDrafts:
@@ -144,7 +144,13 @@ class Speculation:
         drafts.text = None
         if self._shared is not None and request.finish_reason in {"stop", "length", "tool_calls"}:
             prompt, answer = request.tokens[: request.num_prompt_tokens], request.tokens[request.num_prompt_tokens :]
-            self._shared.remember(request.key.tenant, prompt, answer)
+            self._shared.remember(_owner(request), prompt, answer)
+
+
+def _owner(request: Request) -> str:
+    """Return whose answers a request's may be like: its tenant's, of the same adapter."""
+    key = request.key
+    return f"{key.tenant}\0{key.adapter_id}" if key.adapter_id else key.tenant
 
 
 def _before_end(tokens: list[int], request: Request) -> list[int]:

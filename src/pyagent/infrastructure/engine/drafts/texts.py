@@ -80,7 +80,7 @@ class OwnText:
 
 
 class SharedTexts:
-    """Answers of earlier requests, by tenant; the tenant that was answered longest ago goes first."""
+    """Answers of earlier requests, by tenant (and adapter); the tenant that was answered longest ago goes first."""
 
     def __init__(self, least: int, memory: TextMemory) -> None:
         self._least = least

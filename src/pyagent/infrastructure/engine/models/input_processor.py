@@ -84,13 +84,14 @@ class InputProcessor:
         self._check_class = check_class
         self._ids = itertools.count(1)
 
-    async def process(
+    async def process(  # noqa: PLR0913 - each is a part of its own
         self,
         request: ChatRequest,
         on_output: Callable[[Output], None],
         log: TokenLog | None = None,
         *,
         deadline: float | None = None,
+        adapter_id: int = 0,
         beside: Beside = at_once,
     ) -> Request:
         """Return the request for the engine; it stands for all its answers, and goes on after what `log` has.
@@ -99,7 +100,7 @@ class InputProcessor:
         then.
         """
         num_answers = _check(request)
-        common = await beside(self._process, request, log, deadline)
+        common = await beside(self._process, request, log, deadline, adapter_id)
         grammar = await self._grammars.compile(common.prompt, beside)
         return await beside(self._request, common, grammar, num_answers, on_output)
 
@@ -170,7 +171,9 @@ class InputProcessor:
         is_told = prompt.echo or lead.scores is not None
         return with_prompt(on_output, prompt.echo, lead.scores) if is_told else on_output
 
-    def _process(self, request: ChatRequest, log: TokenLog | None, deadline: float | None) -> ProcessedInput:
+    def _process(
+        self, request: ChatRequest, log: TokenLog | None, deadline: float | None, adapter_id: int
+    ) -> ProcessedInput:
         prompt = self.preprocessor.tokenize(request, log)
         if request.beam is not None and (prompt.format.must_call or prompt.format.has_strict):
             text = "beam search cannot be combined with forced or strict calls; leave one of them out"
@@ -189,7 +192,7 @@ class InputProcessor:
             log=None if _has_several(request) else _with_prefix(answer_prefix, log),
             request_class=self._check_class(request.request_class),
             deadline=deadline,
-            key=PrefixKey(tenant=request.origin.tenant, priority=_eviction_priority(request.priority)),
+            key=PrefixKey(adapter_id, tenant=request.origin.tenant, priority=_eviction_priority(request.priority)),
             token_lists=find_tokens(request.sampling, self._tokenizer),
             processors=self._processors(request),
             predicted=self._predicted(request.prediction, context.num_tokens),

@@ -20,6 +20,7 @@ from pyagent.infrastructure.engine.logits.processors import LogitsProcessors
 from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.memory.ledger import Reservation
 from pyagent.infrastructure.engine.memory.process import heap_bytes
+from pyagent.infrastructure.engine.models.adapter_pool import AdapterPool
 from pyagent.infrastructure.engine.models.answer_grammars import AnswerGrammars
 from pyagent.infrastructure.engine.models.chat_format import ChatFormat
 from pyagent.infrastructure.engine.models.input_processor import InputProcessor
@@ -86,6 +87,9 @@ class LoadedModel:
         self.prompts = ModelPrompts(
             self.tokenizer, self.sessions, self.runner, memory=memory.prompts, normalize=normalized
         )
+        self.adapters = AdapterPool(
+            memory.model, self.runner, options.adapters, memory.reserve, options.largest_step.num_tokens
+        )
         self._options = options
         self.input_processor = self._processor(self.tokenizer, self.sessions)
         self._takes_hints = options.takes_hints
@@ -138,12 +142,12 @@ class LoadedModel:
     def hint(self, hint: Hint) -> None:
         """Take what the fleet says of a prompt's future."""
         if self._takes_hints:
-            self.prompts.take(hint)
+            self.prompts.take(hint, self.adapters.ids())
 
-    def explain(self, request: ChatRequest) -> CacheReport:
+    def explain(self, request: ChatRequest, adapter_id: int = 0) -> CacheReport:
         """What a request would find computed now; computes nothing. Raises `RequestError`."""
         asked = self.processor_for(request).preprocessor.tokenize(request)
-        return self.prompts.explain(replace(asked.prompt, tokens=asked.tokens))
+        return self.prompts.explain(replace(asked.prompt, tokens=asked.tokens), adapter_id)
 
     def remember(self, request: ChatRequest, past: PastTurn) -> None:
         """Take over a turn of the request's conversation that another engine computed."""
@@ -177,6 +181,7 @@ class LoadedModel:
             end()
         self.engine.close()
         self.runner.close()
+        self.adapters.release()
 
     @property
     def _context(self) -> ContextLimit:

@@ -16,10 +16,11 @@ from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.infrastructure.models.describe import kv_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyagent.core.runners.factory import KvDtype, ModelNeeds
-    from pyagent.infrastructure.engine.memory.ledger import Reservation
+    from pyagent.infrastructure.engine.memory.ledger import Reclaim, Reservation
     from pyagent.infrastructure.engine.options import EngineOptions
 
 _LEAST_KV_TOKENS = 512
@@ -97,6 +98,7 @@ class Fit:
 class ModelMemory:
     """A model's reservations."""
 
+    model: str
     kv: Reservation
     weights: Reservation
     tokenizer: Reservation
@@ -107,6 +109,8 @@ class ModelMemory:
     drafts: Reservation
     kv_settings: tuple[str, ...]
     """What to raise for more KV memory."""
+    reserve: Callable[[str, int, Reclaim | None], Reservation]
+    """Holds bytes for what comes later, an account of its own for each: `adapter:MODEL:NAME`."""
 
 
 def _kv_bytes(needs: ModelNeeds, num_tokens: int) -> int:

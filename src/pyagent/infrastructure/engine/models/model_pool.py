@@ -30,6 +30,7 @@ from pyagent.infrastructure.engine.memory.garbage import collect_frozen, freeze_
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
+from pyagent.infrastructure.engine.models.adapter_names import split_name
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.models.describe import task_of
@@ -95,6 +96,10 @@ class ModelPool:
         """Return the models in memory now, by name."""
         with self._lock:
             return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
+
+    def split_name(self, name: str) -> tuple[str, str]:
+        """Return the model that a name is of, and the key of its adapter, empty for the bare model."""
+        return split_name(name, self._options.adapters)
 
     def accounts(self) -> dict[str, int]:
         """Return bytes by account, of this machine's memory and then of devices', whose names stand before theirs."""
@@ -333,6 +338,7 @@ class ModelPool:
 
         # In the order in which they are asked to give back: KV memory before the whole model goes.
         return ModelMemory(
+            model=entry.name,
             kv=reserve("kv", most.least_kv, partial(self._shrink_kv, entry), ledger),
             weights=reserve("weights", most.weights, partial(self._unload_if_idle, entry), ledger),
             tokenizer=reserve("tokenizer", most.tokenizer),
@@ -342,6 +348,7 @@ class ModelPool:
             prompts=reserve("prompts", 0),
             drafts=reserve("drafts", 0),
             kv_settings=(*most.kv_settings, ledger.setting),
+            reserve=self.ledger.reserve,
         )
 
     def _shrink_kv(self, entry: _Entry, num_bytes: int) -> None:

@@ -23,6 +23,28 @@ if TYPE_CHECKING:
 _DEFAULT_KV_BYTES = 1 << 30
 
 
+class OpenedCpuAdapter:
+    """An adapter's file, checked against a CPU runner's model."""
+
+    def __init__(self, model: _rust.CpuModel, path: Path, file: _rust.AdapterFile) -> None:
+        self._model = model
+        self._path = path
+        self._file = file
+        self.num_bytes = file.bytes
+        self.rank = file.rank
+
+    def step_bytes(self, num_tokens: int) -> int:
+        """Return the bytes that steps of up to so many tokens take for it beside what they take without."""
+        return self._file.step_bytes(num_tokens)
+
+    def load(self, adapter_id: int) -> None:
+        """Load it. Raises `ModelError`."""
+        try:
+            self._file.load(self._model, adapter_id)
+        except _rust.ModelFileError as error:
+            raise ModelError(str(error), model=str(self._path)) from error
+
+
 class CpuRunner(PagedRunner):
     """Computes batches on this machine's cores. Not for concurrent use: one engine loop owns it."""
 
@@ -114,6 +136,18 @@ class CpuRunner(PagedRunner):
     def step_bytes(self, step: LargestStep) -> int:
         """Return the bytes that steps up to the largest take beside weights and KV memory."""
         return self.model.step_bytes(step.num_tokens, step.num_outputs, step.num_positions or self.context_length)
+
+    def open_adapter(self, path: Path) -> OpenedCpuAdapter:
+        """Open a folder of peft's or a GGUF file. Any thread. Raises `ModelError` naming what is wrong with it."""
+        try:
+            return OpenedCpuAdapter(self.model, path, _rust.AdapterFile.open(self.model, path))
+        except _rust.ModelFileError as error:
+            raise ModelError(str(error), model=str(path)) from error
+
+    def remove_adapter(self, adapter_id: int) -> None:
+        """Forget one. Any thread. Sequences that still name it end with an error."""
+        if (model := vars(self).get("model")) is not None:
+            model.remove_adapter(adapter_id)
 
     def close(self) -> None:
         """Free the weights and the KV memory, whatever still refers to the runner. It computes nothing afterwards."""

@@ -33,8 +33,9 @@ async def run_cache_query(query: CacheQuery, engine: _Engine) -> CacheQueryResul
             views = [await asyncio.to_thread(model.prompts.view, name, limit, tenants) for name, model in loaded]
             return CacheQueryResult(models=views)
         case ExplainPrompt(request):
-            async with engine.models.using(request.model) as model:
-                return CacheQueryResult(report=await engine.in_thread(model.explain, request))
+            name, adapter = engine.models.split_name(request.model)
+            async with engine.models.using(name) as model, model.adapters.using(adapter) as adapter_id:
+                return CacheQueryResult(report=await engine.in_thread(model.explain, request, adapter_id))
         case PinPrompt(name, request):
             return CacheQueryResult(num_tokens=await _pin(name, request, engine))
         case UnpinPrompt(name, tenant):
@@ -48,9 +49,10 @@ async def _pin(name: str, request: ChatRequest, engine: _Engine) -> int:
     if not messages or messages[-1].role != "user":
         messages.append(Message("user", "."))
     computed = msgspec.structs.replace(request, messages=messages, sampling=_ONE_TOKEN)
-    async with engine.models.using(request.model) as model:
+    base, adapter = engine.models.split_name(request.model)
+    async with engine.models.using(base) as model, model.adapters.using(adapter) as adapter_id:
         async with aclosing(engine.stream(computed)) as stream:
             async for _ in stream:
                 pass
         pin = model.prompts.pin
-        return await asyncio.to_thread(pin, name, request.messages, request.tools, request.origin.tenant)
+        return await asyncio.to_thread(pin, name, request.messages, request.tools, request.origin.tenant, adapter_id)

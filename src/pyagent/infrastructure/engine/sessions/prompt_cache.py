@@ -58,32 +58,50 @@ class ModelPrompts:
         self._prefixes: ByteBoundedLru[bytes, array[int]] = ByteBoundedLru(memory.try_resize, _MAX_PREFIXES)
         self._run_to_names: dict[tuple[str, str], set[str]] = {}
         self._pins: dict[tuple[str, str], int] = {}
+        self._adapter_names: dict[str, set[str]] = {}
 
     # -- hints --------------------------------------------------------------------------------------------------------
 
-    def take(self, hint: Hint) -> None:
-        """Apply a hint. May render and tokenise."""
+    def take(self, hint: Hint, adapter_ids: Sequence[int] = ()) -> None:
+        """Apply a hint, to what the bare model and these adapters computed. May render and tokenise."""
         if hint.run:
-            self._apply_to_run(hint)
+            self._apply_to_run(hint, adapter_ids)
             return
         tokens, tenant = self._sessions.tokens_of(hint.session, hint.tenant), hint.tenant
         name = _session_name(tenant, hint.session)
         match hint.kind:
             case "retain" if tokens:
-                self._pool.retain(name, tokens, tenant=tenant, expected_seconds=hint.expected_seconds)
+                self._retain(name, tokens, hint, adapter_ids)
             case "demote" if tokens:
-                self._pool.forget(name)
+                self._forget(name)
                 num_prefix = len(self._prefix_or_none(hint.messages, hint.tenant))
-                self._pool.demote(tokens, keep_tokens=num_prefix, tenant=tenant)
+                for adapter_id in (0, *adapter_ids):
+                    self._pool.demote(tokens, keep_tokens=num_prefix, adapter_id=adapter_id, tenant=tenant)
             case _:
-                self._pool.forget(name)
+                self._forget(name)
 
-    def _apply_to_run(self, hint: Hint) -> None:
+    def _retain(self, name: str, tokens: Sequence[int], hint: Hint, adapter_ids: Sequence[int]) -> None:
+        """Retain what the bare model computed of a prompt, and what adapters did."""
+        of_adapters = {f"{name} adapter {adapter_id:x}": adapter_id for adapter_id in adapter_ids}
+        for each, adapter_id in {name: 0, **of_adapters}.items():
+            self._pool.retain(
+                each, tokens, adapter_id=adapter_id, tenant=hint.tenant, expected_seconds=hint.expected_seconds
+            )
+        with self._lock:
+            self._adapter_names.setdefault(name, set()).update(of_adapters)
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            names = self._adapter_names.pop(name, set())
+        for each in {name} | names:
+            self._pool.forget(each)
+
+    def _apply_to_run(self, hint: Hint, adapter_ids: Sequence[int]) -> None:
         """Apply a hint about the prefix of a run's prompts, or about the whole run."""
         if hint.messages and hint.kind == "retain":
             tokens = self._prefix_or_none(hint.messages, hint.tenant)
             name = f"run {hint.tenant}/{hint.run} {conversation_keys(hint.messages, ())[-1].hex()}"
-            self._pool.retain(name, tokens, tenant=hint.tenant, expected_seconds=hint.expected_seconds)
+            self._retain(name, tokens, hint, adapter_ids)
             with self._lock:
                 self._run_to_names.setdefault((hint.tenant, hint.run), set()).add(name)
         elif hint.kind == "release":
@@ -92,7 +110,7 @@ class ModelPrompts:
             sessions = self._sessions.names(f"{hint.run}/", hint.tenant)
             names |= {_session_name(hint.tenant, session) for session in sessions}
             for name in names:
-                self._pool.forget(name)
+                self._forget(name)
 
     def _prefix_or_none(self, messages: Sequence[Message], tenant: str) -> list[int]:
         try:
@@ -121,7 +139,9 @@ class ModelPrompts:
 
     # -- queries -----------------------------------------------------------------------------------------------------
 
-    def pin(self, name: str, messages: Sequence[Message], tools: Sequence[Tool], tenant: str) -> int:
+    def pin(
+        self, name: str, messages: Sequence[Message], tools: Sequence[Tool], tenant: str, adapter_id: int = 0
+    ) -> int:
         """Pin the cached blocks of the prefix that these messages make; return how many tokens they hold.
 
         Raises `RequestError` when the messages fill no block, `CapacityError` when too much is pinned already.
@@ -133,7 +153,7 @@ class ModelPrompts:
             )
             raise RequestError(text, param="messages")
         try:
-            num_tokens = self._pool.pin(f"{tenant}/{name}", tokens, tenant=tenant)
+            num_tokens = self._pool.pin(f"{tenant}/{name}", tokens, adapter_id=adapter_id, tenant=tenant)
         except ValueError as error:
             raise CapacityError(str(error).replace(f"{tenant}/{name}", name)) from error
         with self._lock:
@@ -151,9 +171,9 @@ class ModelPrompts:
             self._pool.unpin(f"{tenant}/{name}")
             return self._pins.pop((tenant, name), 0)
 
-    def explain(self, prompt: Prompt) -> CacheReport:
+    def explain(self, prompt: Prompt, adapter_id: int = 0) -> CacheReport:
         """Return what a request with this prompt would find in the cache now."""
-        num_cached, _, reason = self._pool.explain(prompt.tokens, tenant=prompt.tenant)
+        num_cached, _, reason = self._pool.explain(prompt.tokens, adapter_id=adapter_id, tenant=prompt.tenant)
         miss = explain_miss(prompt, num_cached, BLOCK_TOKENS, self._tokenizer)
         if miss is None and reason in {"cold", "evicted"}:
             found = self._tokenizer.shown(prompt.tokens[num_cached : num_cached + BLOCK_TOKENS])

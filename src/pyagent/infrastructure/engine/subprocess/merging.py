@@ -11,7 +11,15 @@ import msgspec
 from pyagent.core.prompt_cache import CachePages, CacheQuery, CacheQueryResult, ModelCache, ViewCache
 from pyagent.infrastructure.engine.client import EngineState
 from pyagent.infrastructure.engine.memory.garbage import GarbageStats
-from pyagent.infrastructure.engine.stats import DraftCounts, EngineStats, KvMoveStats, Percentiles, PoolCounts, SlowStep
+from pyagent.infrastructure.engine.stats import (
+    AdapterStats,
+    DraftCounts,
+    EngineStats,
+    KvMoveStats,
+    Percentiles,
+    PoolCounts,
+    SlowStep,
+)
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 
@@ -35,6 +43,13 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
         kv_moves={
             name: _sums(KvMoveStats, each) for name, each in _by_name(state.kv_moves for state in states).items()
         },
+        adapters={
+            model: {
+                name: _adapter(each)
+                for name, each in _by_name(state.adapters.get(model, {}) for state in states).items()
+            }
+            for model in dict.fromkeys(model for state in states for model in state.adapters)
+        },
         load_seconds={name: phases for state in states for name, phases in state.load_seconds.items()},
         attention={name: backend for state in states for name, backend in state.attention.items()},
         compilation={name: stats for state in states for name, stats in state.compilation.items()},
@@ -46,6 +61,14 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
             num_frozen=sum(state.garbage.num_frozen for state in states),
         ),
         copies=list(states),
+    )
+
+
+def _adapter(each: Sequence[AdapterStats]) -> AdapterStats:
+    return msgspec.structs.replace(
+        _sums(AdapterStats, each),
+        rank=max(one.rank for one in each),
+        load_seconds=max(one.load_seconds for one in each),
     )
 
 

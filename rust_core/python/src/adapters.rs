@@ -1,0 +1,65 @@
+//! `AdapterFile`: an adapter opened for a model, and what it takes, before it is loaded.
+
+use std::path::PathBuf;
+
+use pyagent_engine::adapters;
+use pyagent_engine::runner::AdapterLoader;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::engine::CpuModel;
+use crate::model_files::file_error;
+
+/// An adapter's file, checked against a model of this machine's CPU.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct AdapterFile {
+    inner: adapters::AdapterFile,
+    loader: AdapterLoader,
+}
+
+#[pymethods]
+impl AdapterFile {
+    /// Opens a folder of peft's or a GGUF file, and checks it against the model. Raises `ModelFileError`.
+    #[staticmethod]
+    fn open(py: Python<'_>, model: &CpuModel, path: PathBuf) -> PyResult<Self> {
+        let loader = model.lock_attached(py)?.adapter_loader();
+        let inner = py.detach(|| loader.open(&path)).map_err(|error| file_error(&error))?;
+        Ok(Self { inner, loader })
+    }
+
+    /// Bytes that it takes when it is loaded.
+    #[getter]
+    fn bytes(&self) -> usize {
+        self.inner.bytes()
+    }
+
+    /// Its largest rank.
+    #[getter]
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    /// Matrices that it adds to.
+    #[getter]
+    fn num_modules(&self) -> usize {
+        self.inner.num_modules()
+    }
+
+    /// Bytes that steps of up to so many tokens take for adapters of this rank, beside what they take without.
+    fn step_bytes(&self, num_tokens: usize) -> usize {
+        self.loader.step_bytes(num_tokens, self.inner.rank())
+    }
+
+    /// Loads it: sequences of the model's that name `adapter_id` are computed with it from now on. Raises
+    /// `ModelFileError`.
+    fn load(&self, py: Python<'_>, model: &CpuModel, adapter_id: u64) -> PyResult<()> {
+        if adapter_id == 0 {
+            return Err(PyValueError::new_err("adapter 0 is the bare model"));
+        }
+        let loaded = py
+            .detach(|| self.loader.load(&self.inner))
+            .map_err(|error| file_error(&error))?;
+        model.lock_attached(py)?.add_adapter(adapter_id, loaded);
+        Ok(())
+    }
+}

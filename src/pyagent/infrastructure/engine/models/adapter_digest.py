@@ -1,0 +1,22 @@
+"""What an adapter is known by: the content of its files, so that cached keys and values are never another's."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+
+_CHUNK_BYTES = 1 << 20
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def adapter_id_of(path: Path) -> int:
+    """Return 64 bits of a digest of a folder's or file's content, never 0. Raises `OSError`."""
+    digest = blake2b(digest_size=8)
+    for file in [path / name for name in _FILES] if path.is_dir() else [path]:
+        if not file.is_file():
+            raise OSError(f"{file} is no file")
+        digest.update(file.stat().st_size.to_bytes(8, "little"))
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return int.from_bytes(digest.digest(), "little") or 1

@@ -1,0 +1,25 @@
+"""The names of adapters: requests name `MODEL:ADAPTER` where they name a model.
+
+An entry of `engine.adapters` is of every model that answers, or of one where its key is `MODEL:NAME`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+def split_name(name: str, adapters: Mapping[str, str]) -> tuple[str, str]:
+    """Return a model's name and the key of its adapter, empty for the bare model."""
+    model, colon, adapter = name.rpartition(":")
+    if colon and model:
+        if name in adapters:
+            return model, name
+        if adapter in adapters:
+            return model, adapter
+    return name, ""
+
+
+def names_of(models: Iterable[str], adapters: Mapping[str, str]) -> list[str]:
+    """Return the names by which requests name these models' adapters."""
+    keys = [(key, *key.rpartition(":")[::2]) for key in adapters]
+    return [f"{model}:{name}" for model in models for _, of_model, name in keys if of_model in {"", model}]
