@@ -355,6 +355,8 @@ def _limits(settings: Settings) -> FleetLimits:
         waits_for_answers=settings.fleet.questions == "wait",
         confidence=_confidence(settings),
         stalls=StallPolicy(max_repeats=settings.fleet.stalls.repeats, max_flat_scores=settings.fleet.stalls.scores),
+        top_activations=settings.fleet.top_activations,
+        logit_lens=settings.fleet.logit_lens,
         rates=Rates(agents=_rates(settings.fleet.rates.agents), tools=_rates(settings.fleet.rates.tools)),
     )
 

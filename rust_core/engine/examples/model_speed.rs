@@ -54,6 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             tokens: &tokens,
             num_outputs: 1,
             scoring: None,
+            probe: None,
         }])?;
         println!(
             "prefill 512, round {round}: {:.0} tok/s",
@@ -69,6 +70,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             tokens: &tokens[..20],
             num_outputs: 1,
             scoring: None,
+            probe: None,
         }])?;
         best = best.min(start.elapsed().as_secs_f64());
     }
@@ -85,6 +87,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     tokens: std::slice::from_ref(&tokens[16 * sequence + position]),
                     num_outputs: 1,
                     scoring: None,
+                    probe: None,
                 })
                 .collect();
             let start = Instant::now();

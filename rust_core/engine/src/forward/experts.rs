@@ -222,7 +222,7 @@ impl Part<'_> {
         let Some(piece) = piece.checked_sub(of_shared.num_pieces()) else {
             if let Some(Shared { gated, .. }) = shared {
                 // SAFETY: these columns of these tokens are this piece's.
-                unsafe { self.gate(gated, &space.shared_input, None, of_shared.ranges(piece), own) };
+                unsafe { self.gate(gated, &space.shared_input, None, of_shared.ranges(piece), own, None) };
             }
             return;
         };
@@ -242,6 +242,7 @@ impl Part<'_> {
                     Some(&slots.tokens),
                     (run.slots.clone(), blocks),
                     own,
+                    None,
                 )
             };
         }

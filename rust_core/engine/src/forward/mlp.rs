@@ -13,7 +13,7 @@ use crate::workspace::{Own, Patch};
 
 impl Part<'_> {
     /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input. With
-    /// `vectors`, they say which token each row is.
+    /// `vectors`, they say which token each row is; with `layer`, rows are tokens, and those that are probed are told of.
     pub(super) unsafe fn gate(
         &self,
         gated: &Gated,
@@ -21,6 +21,7 @@ impl Part<'_> {
         vectors: Option<&[u32]>,
         (rows, blocks): (Range<usize>, Range<usize>),
         own: &mut Own,
+        layer: Option<usize>,
     ) {
         let Pass { config, isa, .. } = *self.pass;
         let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(gated.gate.weight.rows());
@@ -40,6 +41,9 @@ impl Part<'_> {
                         elementwise::clamped_swiglu(isa, up, gate, alpha, limit);
                     }
                 }
+            }
+            if let Some(layer) = layer {
+                self.probe_neurons(layer, rows.clone(), &mut up);
             }
             inside.write_tile(isa, rows, columns, up.origin(), up.stride());
         }

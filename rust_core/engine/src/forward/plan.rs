@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::attention::{self, AttentionPlan};
 use super::experts::RoutingPlan;
+use super::probe::{Probe, ProbedRow};
 use crate::config::ModelConfig;
 use crate::kv::{KvPages, StateRun};
 
@@ -20,6 +21,8 @@ pub struct Segment<'a> {
     pub num_outputs: usize,
     /// Which log-probabilities of known tokens are wanted.
     pub scoring: Option<Scoring<'a>>,
+    /// What is told of each of the tokens that give logits.
+    pub probe: Option<Probe>,
 }
 
 /// Known tokens of a sequence whose log-probabilities are wanted, each given those before it.
@@ -56,6 +59,8 @@ pub struct Plan<'a> {
     /// Of each segment, the runs of tokens between states that are kept; none where no layer has any.
     pub(super) runs: Vec<Vec<StateRun>>,
     pub(super) routing: RoutingPlan,
+    /// Rows that are probed, in order.
+    pub(super) probes: Vec<ProbedRow>,
     pub(super) num_threads: usize,
 }
 
@@ -71,6 +76,7 @@ impl<'a> Plan<'a> {
             attention: AttentionPlan::new(segments, attention::num_units(config), num_threads),
             runs: Vec::new(),
             routing: RoutingPlan::default(),
+            probes: Vec::new(),
             num_threads,
         };
         if let Some(states) = &pages.states {
@@ -91,7 +97,12 @@ impl<'a> Plan<'a> {
                     .enumerate()
                     .map(|(t, &token)| (token, index, segment.first_position + t)),
             );
-            plan.outputs.extend(start + count - segment.num_outputs..start + count);
+            let outputs = start + count - segment.num_outputs..start + count;
+            if let Some(probe) = segment.probe {
+                plan.probes
+                    .extend(outputs.clone().map(|row| ProbedRow::new(row, probe)));
+            }
+            plan.outputs.extend(outputs);
         }
         plan.routing = RoutingPlan::new(&plan, config);
         plan
