@@ -13,7 +13,7 @@ from pyagent.core.messages import ModelTask
 __version__: str
 
 _Likelihood = tuple[float, list[tuple[int, float]], float | None]
-_Probed = tuple[list[tuple[int, int, float, float]], list[list[tuple[int, float]]]]
+_Probed = tuple[list[tuple[int, int, float, float, list[int]]], list[list[tuple[int, float]]]]
 
 class ModelFileError(Exception): ...
 

@@ -123,7 +123,7 @@ def test_neurons_come_in_order_and_more_of_them_go_on(tiny_model_path: Path) -> 
             lengths = [neuron.write_norm for neuron in long.neurons]
             assert lengths == sorted(lengths, reverse=True)
             assert len({(neuron.layer, neuron.neuron) for neuron in long.neurons}) == 32
-            assert all(neuron.write_norm > 0 and neuron.activation for neuron in long.neurons)
+            assert all(neuron.write_norm > 0 and len(neuron.promotes) == 3 for neuron in long.neurons)
 
     run(main())
 
@@ -231,7 +231,7 @@ def test_they_come_over_http_whole_and_streamed(url: str) -> None:
         tokens = whole["activations"]
         assert len(tokens) == 5
         assert set(tokens[0]) == {"token", "neurons", "layers"}
-        assert set(tokens[0]["neurons"][0]) == {"layer", "neuron", "activation", "write_norm"}
+        assert set(tokens[0]["neurons"][0]) == {"layer", "neuron", "activation", "write_norm", "promotes"}
         assert set(tokens[0]["layers"][-1][0]) == {"token", "logprob"}
         lines = httpx.post(f"{url}/v1/{path}", json=body | PROBE | {"stream": True}).text.splitlines()
         pieces = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
@@ -244,10 +244,7 @@ def test_they_come_over_http_whole_and_streamed(url: str) -> None:
 def test_a_run_records_them_and_shows_them(tmp_path: Path) -> None:
     """`run --activations` journals them with each answer; `runs show --activations` and `--json` have them."""
     model = write_tiny_model(tmp_path / "tiny.gguf", llama__context_length=4096)
-    environment, asked = (
-        fresh_environment(tmp_path),
-        ["--agent", "reasoning", "The user.", "--chain", f"native:{model}"],
-    )
+    environment, chain = fresh_environment(tmp_path), ["--chain", f"native:{model}"]
 
     def called(*words: str) -> str:
         done = pyagent(*words, env=environment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,16 +81,37 @@ class Reference:
             ]
         return sorted(found, key=lambda neuron: (-neuron[3], neuron[:2]))
 
+    def promoted(self, layer: int, index: int, activation: float) -> list[int]:
+        """The tokens that a neuron promotes: what it adds, through the last norm's gains and the output matrix."""
+        import torch
+
+        block = self.model.model.layers[layer]
+        after = getattr(block, "post_feedforward_layernorm", None)
+        with torch.no_grad():
+            written = self.downs[layer].weight[:, index].double() * math.copysign(1, activation)
+            written = written if after is None else written * _gains(after)
+            scores = self.model.lm_head.weight.double() @ (written * _gains(self.last_norm))
+        return torch.argsort(-scores, stable=True)[:3].tolist()
+
+    @property
+    def last_norm(self) -> Any:
+        base = self.model.model
+        return getattr(base, "norm", None) or base.embedding_norm
+
     def layers(self, position: int) -> list[NDArray[Any]]:
         """The log probabilities that each layer's output has through the last norm and the output matrix."""
         import torch
 
-        base, cap = self.model.model, getattr(self.model.config, "final_logit_softcapping", None)
-        norm = getattr(base, "norm", None) or base.embedding_norm
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
         with torch.no_grad():
-            logits = [self.model.lm_head(norm(stream[0, position])).double() for stream in self.streams]
+            logits = [self.model.lm_head(self.last_norm(stream[0, position])).double() for stream in self.streams]
         capped = [row if cap is None else cap * torch.tanh(row / cap) for row in logits]
         return [torch.log_softmax(row, -1).numpy() for row in capped]
+
+
+def _gains(norm: Any) -> Any:
+    """What a norm multiplies by: Gemma's weights are from 1."""
+    return norm.weight.double() + (1 if "Gemma" in type(norm).__name__ else 0)
 
 
 def _first(output: Any) -> Any:
@@ -127,7 +149,8 @@ def test_what_is_told_of_tokens_is_what_transformers_computes(family: str, tmp_p
         expected = reference.neurons(position)[:TOP] if has_neurons else []
         assert [neuron[:2] for neuron in neurons] == [neuron[:2] for neuron in expected]
         for found, wanted in zip(neurons, expected, strict=True):
-            assert found[2:] == pytest.approx(wanted[2:], rel=1e-4, abs=1e-4)
+            assert found[2:4] == pytest.approx(wanted[2:], rel=1e-4, abs=1e-4)
+            assert found[4] == reference.promoted(*wanted[:3])
         rows = reference.layers(position)
         assert len(layers) == len(rows) == SHAPE["num_hidden_layers"]
         for layer, row in zip(layers, rows, strict=True):

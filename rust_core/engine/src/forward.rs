@@ -22,7 +22,7 @@ pub(crate) use experts::{Routing, most_slots};
 pub(crate) use latent::{LatentBuffers, latent_sizes};
 pub(crate) use plan::Target;
 pub use plan::{Plan, Scoring, Segment};
-pub(crate) use probe::{LayerTokens, LensRow, write_norms};
+pub(crate) use probe::{LensTokens, write_norms};
 pub use probe::{Neuron, Probe, Probed, TopTokens};
 use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;

@@ -1,27 +1,27 @@
-//! What each layer would have said of a step's probed rows, on all threads, a few rows of logits at a time.
+//! What is read of a step's probed rows through the output matrix, on all threads, a few rows of logits at a time.
 
 use std::sync::{Mutex, PoisonError};
 
 use pyagent_kernels::sampling::Scorer;
 use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
-use crate::forward::{LayerTokens, LensRow, Pass, Plan};
+use crate::forward::{LensTokens, Pass, Plan};
 use crate::workspace::SCORED_ROWS;
 
-/// Looks at what was kept of these rows, when all stages of a pass are over; logits go behind the `first` first ones.
+/// Reads what each layer would have said, and what neurons promote, when all stages of a pass are over; logits go behind
+/// the `first` first ones.
 ///
 /// # Safety
-/// As [`Pass::compute`]; nobody else uses the workspace, which has room for [`SCORED_ROWS`] more rows of logits, or as
-/// many as there are `rows`.
+/// As [`Pass::compute`]; nobody else uses the workspace, which has room for [`SCORED_ROWS`] more rows of logits.
 pub(crate) unsafe fn look(
     pool: &ThreadPool,
     pass: &Pass<'_>,
     plan: &mut Plan<'_>,
-    rows: &[LensRow],
     first: usize,
-) -> Result<Vec<LayerTokens>, ThreadPoolError> {
+) -> Result<Vec<LensTokens>, ThreadPoolError> {
     // SAFETY: by contract.
     unsafe { pass.keep_residuals(plan) };
+    let rows = plan.lens_rows(pass.config.num_layers);
     let scorers: Vec<Mutex<Scorer>> = (0..pool.num_threads()).map(|_| Mutex::default()).collect();
     let mut found = Vec::with_capacity(rows.len());
     for rows in rows.chunks(SCORED_ROWS) {

@@ -249,8 +249,8 @@ impl CpuModel {
         }
         let mut plan = Plan::new(segments, &self.config, &self.kv.pages, self.pool.num_threads());
         let (targets, num_outputs) = (plan.targets(), plan.num_outputs());
-        let lens_rows = plan.lens_rows(self.config.num_layers);
-        let logit_rows = num_outputs + targets.len().max(lens_rows.len()).min(SCORED_ROWS);
+        let num_read = if plan.has_lens() { SCORED_ROWS } else { targets.len() };
+        let logit_rows = num_outputs + num_read.min(SCORED_ROWS);
         if plan.wants_neurons() {
             self.find_write_norms()?;
         }
@@ -275,9 +275,11 @@ impl CpuModel {
         if !targets.is_empty() {
             self.scores = score(&self.pool, &pass, &mut plan, &targets)?;
         }
-        // SAFETY: the pass is over, and `prepare` made room for these rows' logits.
-        let lens = unsafe { logit_lens::look(&self.pool, &pass, &mut plan, &lens_rows, num_outputs)? };
-        self.probed = plan.take_probed(lens);
+        if plan.has_lens() {
+            // SAFETY: the pass is over, and `prepare` made room for these rows' logits.
+            let read = unsafe { logit_lens::look(&self.pool, &pass, &mut plan, num_outputs)? };
+            self.probed = plan.take_probed(read);
+        }
         self.compute_seconds = start.elapsed().as_secs_f64();
         self.num_outputs = num_outputs;
         Ok(self.num_outputs)

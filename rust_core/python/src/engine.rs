@@ -154,9 +154,11 @@ pub(crate) type Likelihood = (f32, Vec<(u32, f32)>, Option<f32>);
 /// What is sampled after a segment's first token: tokens, with their likelihoods where these were asked for.
 type Further = HashMap<usize, Vec<(u32, Option<Likelihood>)>>;
 
-/// What is told of how a token came about: neurons by layer, place, activation and length of what they wrote, and the
-/// likeliest tokens of each layer.
-type ProbedRow = (Vec<(usize, usize, f32, f32)>, Vec<Vec<(u32, f32)>>);
+/// A neuron's layer, place, activation, the length of what it wrote, and the tokens that this promotes.
+type ProbedNeuron = (usize, usize, f32, f32, Vec<u32>);
+
+/// What is told of how a token came about: neurons, and the likeliest tokens of each layer.
+type ProbedRow = (Vec<ProbedNeuron>, Vec<Vec<(u32, f32)>>);
 
 /// What a step gives: see `StepOutput`, what comes after drafts, and what was told of the tokens of probed segments.
 type VerifiedOutput = (
@@ -423,8 +425,16 @@ impl CpuModel {
 }
 
 fn probed_row(row: Probed) -> ProbedRow {
-    let told = |neuron: &Neuron| (neuron.layer, neuron.index, neuron.activation, neuron.write_norm);
-    (row.neurons.iter().map(told).collect(), row.layers)
+    let told = |neuron: Neuron| {
+        (
+            neuron.layer,
+            neuron.index,
+            neuron.activation,
+            neuron.write_norm,
+            neuron.promotes,
+        )
+    };
+    (row.neurons.into_iter().map(told).collect(), row.layers)
 }
 
 /// What positions do to keys, in words: two models whose words differ have different KV.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -33,17 +32,30 @@ def activation_lines(events: Iterable[Event], width: int) -> Iterator[str]:
 
 
 def _token_lines(token: TokenActivations, width: int) -> Iterator[str]:
-    parts = [("neurons", ", ".join(map(_neuron, token.neurons))), ("layers", "  ".join(_runs(token.layers)))]
+    parts = [("neurons", [*map(_neuron, token.neurons)]), ("layers", [*_runs(token.layers)])]
     head = _quoted(token.token)
-    for name, text in parts:
-        if text:
+    for name, words in parts:
+        if words:
             first = f"{head:<{_TOKEN_WIDTH}} {name:<8} "
-            yield from textwrap.wrap(text, max(width, 60), initial_indent=first, subsequent_indent=" " * len(first))
+            yield from _wrapped(words, max(width, 60), first)
             head = ""
 
 
+def _wrapped(words: Sequence[str], width: int, line: str) -> Iterator[str]:
+    """Yield lines of words, none of which is broken: a token may hold spaces."""
+    indent, is_begun = " " * len(line), False
+    for word in words:
+        if is_begun and len(line) + 2 + len(word) > width:
+            yield line.rstrip()
+            line, is_begun = indent, False
+        line += f"  {word}" if is_begun else word
+        is_begun = True
+    yield line.rstrip()
+
+
 def _neuron(neuron: NeuronActivation) -> str:
-    return f"{neuron.layer}.{neuron.neuron} {neuron.activation:+.3g} ({neuron.write_norm:.3g})"
+    promoted = " ".join(map(_quoted, neuron.promotes))
+    return f"{neuron.layer}.{neuron.neuron} {neuron.activation:+.3g} ({neuron.write_norm:.3g}) {promoted}".rstrip()
 
 
 def _runs(layers: Sequence[Sequence[LensToken]]) -> Iterator[str]:

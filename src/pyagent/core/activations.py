@@ -19,13 +19,15 @@ class NeuronActivation(msgspec.Struct, frozen=True):
 
     `activation` is what its gate lets through. `write_norm` is the length of what it adds to the residual stream,
     |activation| times that of its column of the down matrix (arXiv 2203.14680), before a norm that the model family
-    has after the block.
+    has after the block. What it adds `promotes` these tokens more than all others, by the model's last norm and output
+    matrix alone; the first one most.
     """
 
     layer: int
     neuron: int
     activation: float
     write_norm: float
+    promotes: list[str] = []
 
 
 class LensToken(msgspec.Struct, frozen=True):

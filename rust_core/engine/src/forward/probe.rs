@@ -2,8 +2,9 @@
 //!
 //! A neuron is a place inside a feed-forward block: its activation is what the gate lets through (TransformerLens'
 //! `blocks.N.mlp.hook_post`), and it adds that times its column of the down matrix to the stream. How much it writes is
-//! the length of what it adds, |activation| * ||column|| (Geva et al., arXiv 2203.14680, section 4). What a layer would
-//! say is the logit lens (nostalgebraist 2020): the model's last norm and output matrix, applied to the stream after it.
+//! the length of what it adds, |activation| * ||column||, and what it promotes are the tokens that the model's last norm
+//! and output matrix read from what it adds (Geva et al., arXiv 2203.14680). What a layer would say is the logit lens
+//! (nostalgebraist 2020): the same norm and matrix, applied to the stream after it.
 //!
 //! Probing only reads: the numbers of a step are the same with it and without.
 
@@ -27,7 +28,7 @@ pub struct Probe {
 }
 
 /// A neuron of a feed-forward block, for one token.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Neuron {
     /// Its layer.
     pub layer: usize,
@@ -37,6 +38,8 @@ pub struct Neuron {
     pub activation: f32,
     /// The length of what it adds to the stream, before a norm that the family has after the block.
     pub write_norm: f32,
+    /// The tokens that what it adds makes likelier than all others, the first one most.
+    pub promotes: Vec<u32>,
 }
 
 impl Neuron {
@@ -50,8 +53,8 @@ impl Neuron {
 /// Tokens with their log-probabilities, the likeliest first.
 pub type TopTokens = Vec<(u32, f32)>;
 
-/// What a layer would have said of a row, or why that is not known.
-pub(crate) type LayerTokens = (LensRow, Result<TopTokens, SampleError>);
+/// What was read of a row, or why that cannot be.
+pub(crate) type LensTokens = (LensRow, Result<TopTokens, SampleError>);
 
 /// What is told of a row.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -82,13 +85,24 @@ impl ProbedRow {
     }
 }
 
-/// A layer of a probed row, of which a number of tokens is wanted.
+/// What is read through the last norm and the output matrix, of a probed row, and how many tokens of that are wanted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LensRow {
     place: usize,
-    layer: usize,
+    source: Source,
     num_tokens: usize,
 }
+
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// The stream after a layer.
+    Layer(usize),
+    /// What one of the row's neurons adds.
+    Neuron(usize),
+}
+
+/// Tokens that are told of what a neuron adds.
+const NUM_PROMOTED: usize = 3;
 
 /// Keeps the best of what is there and what a piece of a layer has; `best` is in order.
 fn keep_best(best: &mut Vec<Neuron>, most: usize, layer: usize, first: usize, values: &[f32], norms: &[f32]) {
@@ -98,6 +112,7 @@ fn keep_best(best: &mut Vec<Neuron>, most: usize, layer: usize, first: usize, va
             index: first + place,
             activation,
             write_norm: activation.abs() * norm,
+            promotes: Vec::new(),
         };
         let is_full = best.len() == most;
         if !neuron.write_norm.is_finite() || (is_full && best.last().is_none_or(|last| !neuron.is_before(last))) {
@@ -122,22 +137,30 @@ impl Plan<'_> {
         self.probes.iter().any(|probed| probed.probe.num_neurons > 0)
     }
 
-    /// The layers of probed rows whose tokens are wanted.
+    /// Whether anything is to be read through the output matrix when the stages are over.
+    pub(crate) fn has_lens(&self) -> bool {
+        !self.probes.is_empty()
+    }
+
+    /// What is to be read: of each probed row its layers, where their tokens are wanted, and the neurons found.
     pub(crate) fn lens_rows(&self, num_layers: usize) -> Vec<LensRow> {
-        let wanted = self.probes.iter().enumerate();
-        let rows = wanted.filter(|(_, probed)| probed.probe.num_tokens > 0);
+        let rows = self.probes.iter().enumerate();
         let rows = rows.flat_map(|(place, probed)| {
-            (0..num_layers).map(move |layer| LensRow {
+            let wanted = probed.probe.num_tokens;
+            let layers = (0..if wanted > 0 { num_layers } else { 0 }).map(move |layer| (Source::Layer(layer), wanted));
+            let num_neurons = probed.neurons.lock().unwrap_or_else(PoisonError::into_inner).len();
+            let neurons = (0..num_neurons).map(|neuron| (Source::Neuron(neuron), NUM_PROMOTED));
+            layers.chain(neurons).map(move |(source, num_tokens)| LensRow {
                 place,
-                layer,
-                num_tokens: probed.probe.num_tokens,
+                source,
+                num_tokens,
             })
         });
         rows.collect()
     }
 
-    /// What was found of the probed rows, in their order, with what their layers would have said.
-    pub(crate) fn take_probed(&mut self, lens: Vec<LayerTokens>) -> Vec<Result<Probed, SampleError>> {
+    /// What was found of the probed rows, in their order, with what was read of them.
+    pub(crate) fn take_probed(&mut self, lens: Vec<LensTokens>) -> Vec<Result<Probed, SampleError>> {
         let rows = self.probes.drain(..);
         let mut found: Vec<_> = rows
             .map(|row| {
@@ -147,10 +170,13 @@ impl Plan<'_> {
             })
             .collect();
         for (row, tokens) in lens {
-            match (&mut found[row.place], tokens) {
-                (Ok(probed), Ok(tokens)) => probed.layers.push(tokens),
-                (Ok(_), Err(error)) => found[row.place] = Err(error),
-                (Err(_), _) => {}
+            match (&mut found[row.place], row.source, tokens) {
+                (Ok(probed), Source::Layer(_), Ok(tokens)) => probed.layers.push(tokens),
+                (Ok(probed), Source::Neuron(neuron), Ok(tokens)) => {
+                    probed.neurons[neuron].promotes = tokens.into_iter().map(|(token, _)| token).collect();
+                }
+                (Ok(_), _, Err(error)) => found[row.place] = Err(error),
+                (Err(_), ..) => {}
             }
         }
         found
@@ -219,7 +245,7 @@ impl Pass<'_> {
         [num_rows, self.tiling(plan, Stage::Output).num_pieces(), num_rows]
     }
 
-    /// Computes a piece of what layers would have said: their norms, logits, and in the last stage the tokens.
+    /// Computes a piece of what is read of these rows: their norms, logits, and in the last stage the tokens.
     ///
     /// # Safety
     /// As [`Self::compute`]; the plan has as many outputs as there are `rows`, and their residuals are kept.
@@ -235,7 +261,7 @@ impl Pass<'_> {
         // SAFETY: every stage touches only the rows and columns of the piece.
         unsafe {
             match piece.stage {
-                0 => part.normalise_kept(rows[piece.index], piece.index, &mut own.row),
+                0 => part.normalise_source(rows[piece.index], piece.index, &mut own.row),
                 1 => part.output(self.tiling(plan, Stage::Output).ranges(piece.index)),
                 _ => {
                     let logits = self.space.logits.row(plan.first_output + piece.index);
@@ -249,26 +275,43 @@ impl Pass<'_> {
 }
 
 impl Part<'_> {
-    /// Hands the last norm of what was kept to the output matrix as row `output` of its input.
+    /// Hands the last norm of what is read to the output matrix as row `output` of its input.
     ///
     /// # Safety
     /// No other thread uses this row of the input in this stage.
-    unsafe fn normalise_kept(&self, of: LensRow, output: usize, scratch: &mut [f32]) {
-        let width = self.pass.config.hidden_size;
+    unsafe fn normalise_source(&self, of: LensRow, output: usize, scratch: &mut [f32]) {
+        let (width, weights) = (self.pass.config.hidden_size, self.pass.weights);
         let probed = &self.plan.probes[of.place];
-        let kept = probed.residuals.lock().unwrap_or_else(PoisonError::into_inner);
-        let residual = &kept[of.layer * width..(of.layer + 1) * width];
-        // SAFETY: by contract.
-        unsafe {
-            self.normalise(
-                residual,
-                &self.pass.weights.final_norm,
-                &self.stream.output_input,
-                output,
-                scratch,
-            )
+        let vector = match of.source {
+            Source::Layer(layer) => {
+                let kept = probed.residuals.lock().unwrap_or_else(PoisonError::into_inner);
+                kept[layer * width..(layer + 1) * width].to_vec()
+            }
+            Source::Neuron(neuron) => {
+                let neurons = probed.neurons.lock().unwrap_or_else(PoisonError::into_inner);
+                written(weights, &neurons[neuron], width)
+            }
         };
+        // SAFETY: by contract.
+        unsafe { self.normalise(&vector, &weights.final_norm, &self.stream.output_input, output, scratch) };
     }
+}
+
+/// What a neuron adds to the stream, but for its length: its column with the activation's sign, and the gains of a norm
+/// that the family has after the block.
+fn written(weights: &Weights, neuron: &Neuron, width: usize) -> Vec<f32> {
+    let (layer, mut column) = (&weights.layers[neuron.layer], vec![0.0; width]);
+    if let FeedForward::Dense(gated) = &layer.ffn {
+        gated.down.weight.column(neuron.index, &mut column);
+    }
+    if let Some(gains) = &layer.post_ffn_norm {
+        column.iter_mut().zip(gains).for_each(|(value, gain)| *value *= gain);
+    }
+    let length = column.iter().map(|value| value * value).sum::<f32>().sqrt();
+    // As long as a row of the stream, so that the epsilon of the norm does not count.
+    let factor = neuron.activation.signum() * (width as f32).sqrt() / length.max(f32::MIN_POSITIVE);
+    column.iter_mut().for_each(|value| *value *= factor);
+    column
 }
 
 /// The lengths of the columns of a layer's down matrix, one a neuron; none for a layer of experts.

@@ -44,10 +44,11 @@ class Probe(NamedTuple):
 class ProbedToken(NamedTuple):
     """What was told of a token: see `core.activations.TokenActivations`, whose order is this one's.
 
-    `neurons` are layer, neuron, activation and write norm; `layers` are token ids with their log probabilities.
+    `neurons` are layer, neuron, activation, write norm and the ids of promoted tokens; `layers` are token ids with
+    their log probabilities.
     """
 
-    neurons: list[tuple[int, int, float, float]]
+    neurons: list[tuple[int, int, float, float, list[int]]]
     layers: list[list[tuple[int, float]]]
 
 

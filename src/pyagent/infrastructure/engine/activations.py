@@ -64,4 +64,8 @@ class ActivationLog:
     def _read(self, token: int, told: ProbedToken) -> TokenActivations:
         text_of = self._text_of
         layers = [[LensToken(text_of(one), logprob) for one, logprob in layer] for layer in told.layers]
-        return TokenActivations(text_of(token), [NeuronActivation(*neuron) for neuron in told.neurons], layers)
+        neurons = [
+            NeuronActivation(layer, neuron, activation, write_norm, [*map(text_of, promoted)])
+            for layer, neuron, activation, write_norm, promoted in told.neurons
+        ]
+        return TokenActivations(text_of(token), neurons, layers)

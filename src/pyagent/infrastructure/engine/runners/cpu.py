@@ -85,7 +85,7 @@ class CpuRunner(PagedRunner):
             process=batch.process,
             processed=batch.processed,
             num_drafts=batch.num_drafts,
-            probes=batch.probes,
+            probes={row: (probe.num_neurons, probe.num_lens_tokens) for row, probe in batch.probes.items()},
         )
         output = StepOutput(tokens, errors=errors)
         output.likelihoods = {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}
