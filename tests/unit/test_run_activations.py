@@ -56,7 +56,7 @@ def test_a_token_is_shown_with_neurons_and_layers() -> None:
     (head, *lines) = activation_lines([called(PARIS, usage=Usage(completion_tokens=9))], 100)
     assert head.endswith("ask · native:tiny")
     assert lines == [
-        '" Paris"         neurons  24.1005 -27.5 (154) " capital" "\\\\x1b[31m"',
+        '" Paris"         neurons  24.1005 -27.5 (154) " capital" "\\x1b[31m"',
         '                 layers   0-1 " the" 50%  2 " Paris" 98%',
         "1 of 9 tokens have their activations kept",
         "",

@@ -71,9 +71,9 @@ def run(
             "--activations",
             metavar="N",
             min=1,
-            max=20,
-            help="Record N neurons, and N tokens of each layer, behind each token of the model's answers; "
-            "`pyagent runs show --activations` shows them. The embedded engine alone tells them.",
+            max=32,
+            help="Record the N neurons behind each token of the model's answers that wrote most, and what each layer "
+            "would have said; `pyagent runs show --activations` shows them. The embedded engine alone tells them.",
         ),
     ] = None,
     chain: Chain = None,
@@ -95,7 +95,7 @@ def run(
 
     settings = read_settings(config, chain, model)
     if activations is not None:
-        fleet = msgspec.structs.replace(settings.fleet, top_activations=activations, logit_lens=activations)
+        fleet = msgspec.structs.replace(settings.fleet, top_activations=activations, logit_lens=1)
         settings = msgspec.structs.replace(settings, fleet=fleet)
     with readable_files(file or []) as files:
         text = text_or_input(task or "", has_more=bool(files or graph))

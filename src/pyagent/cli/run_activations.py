@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -75,4 +74,4 @@ def _percent(logprob: float) -> str:
 
 
 def _quoted(token: str) -> str:
-    return json.dumps(printable(token), ensure_ascii=False)
+    return '"' + printable(token).replace('"', '\\"') + '"'

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.runner import RunnerInfo
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
-MAX_ENTRIES = 150_000
+MAX_ENTRIES = 300_000
 """Neurons and tokens of layers that are told of all answers of a request; each takes about a hundred bytes."""
 
 
