@@ -251,7 +251,8 @@ impl CpuModel {
         let (targets, num_outputs) = (plan.targets(), plan.num_outputs());
         let num_read = if plan.has_lens() { SCORED_ROWS } else { targets.len() };
         let logit_rows = num_outputs + num_read.min(SCORED_ROWS);
-        if plan.wants_neurons() {
+        let wants_neurons = plan.wants_neurons();
+        if wants_neurons {
             self.find_write_norms()?;
         }
         self.space
@@ -262,7 +263,7 @@ impl CpuModel {
             kv: &self.kv,
             space: &self.space,
             rope: &self.rope,
-            write_norms: &self.write_norms,
+            write_norms: if wants_neurons { &self.write_norms } else { &[] },
             isa: self.isa,
         };
         let start = Instant::now();
