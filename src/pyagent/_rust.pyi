@@ -13,6 +13,7 @@ from pyagent.core.messages import ModelTask
 __version__: str
 
 _Likelihood = tuple[float, list[tuple[int, float]], float | None]
+_Probed = tuple[list[tuple[int, int, float, float, list[int]]], list[list[tuple[int, float]]]]
 
 class ModelFileError(Exception): ...
 
@@ -31,6 +32,7 @@ class CpuModelInfo(TypedDict):
     context_length: int
     num_layers: int
     hidden_size: int
+    num_experts: int
     weight_bytes: int
     workspace_bytes: int
     num_pages: int
@@ -363,7 +365,14 @@ class CpuModel:
         process: Callable[[LogitsRows], dict[int, str]] | None = None,
         processed: AbstractSet[int] = ...,
         num_drafts: dict[int, int] = ...,
-    ) -> tuple[list[int], dict[int, _Likelihood], dict[int, str], dict[int, list[tuple[int, _Likelihood | None]]]]: ...
+        probes: dict[int, tuple[int, int]] = ...,
+    ) -> tuple[
+        list[int],
+        dict[int, _Likelihood],
+        dict[int, str],
+        dict[int, list[tuple[int, _Likelihood | None]]],
+        dict[int, list[_Probed]],
+    ]: ...
     def logits(self) -> bytes: ...  # tests and benchmarks only
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
     def swap_out(self, pages: Sequence[int]) -> SwapHandle: ...

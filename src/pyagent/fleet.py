@@ -32,6 +32,7 @@ from pyagent.core.fleet.run_view import RunView, view_of
 from pyagent.core.fleet.stalls import StallPolicy
 from pyagent.core.fleet.tool_providers import OPEN_SECONDS
 from pyagent.core.fleet.turns import Rates
+from pyagent.core.messages import SamplingParams
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.rates import Rate, read_bucket_rate
 from pyagent.core.trace_context import missing_packages
@@ -338,6 +339,7 @@ def _make_web(settings: Settings, host: PluginHost) -> ToolProvider:
 
 def _limits(settings: Settings) -> FleetLimits:
     budget = settings.budget
+    _check_activations(settings)
     return FleetLimits(
         run_tokens=budget.run.tokens,
         run_seconds=budget.run.seconds,
@@ -355,8 +357,18 @@ def _limits(settings: Settings) -> FleetLimits:
         waits_for_answers=settings.fleet.questions == "wait",
         confidence=_confidence(settings),
         stalls=StallPolicy(max_repeats=settings.fleet.stalls.repeats, max_flat_scores=settings.fleet.stalls.scores),
+        top_activations=settings.fleet.top_activations,
+        logit_lens=settings.fleet.logit_lens,
         rates=Rates(agents=_rates(settings.fleet.rates.agents), tools=_rates(settings.fleet.rates.tools)),
     )
+
+
+def _check_activations(settings: Settings) -> None:
+    """Raise `ConfigError` for numbers that no request may ask for."""
+    try:
+        SamplingParams(top_activations=settings.fleet.top_activations, logit_lens=settings.fleet.logit_lens).validate()
+    except RequestError as error:
+        raise ConfigError(f"fleet.{error}", key=f"fleet.{error.param}") from error
 
 
 def _rates(given: Mapping[str, str]) -> dict[str, Rate]:

@@ -37,7 +37,7 @@ class Decoder:
         return self.execute(segments, step)
 
     def execute(self, segments: list[tuple[int, list[int]]], step: int = 0) -> tuple[list[int], dict[int, str]]:
-        tokens, _, errors, _ = self.model.execute(
+        tokens, _, errors, *_ = self.model.execute(
             self.pool,
             [sequence for sequence, _ in segments],
             [len(tokens) for _, tokens in segments],
@@ -184,7 +184,7 @@ def bookkeeping_seconds(path: Path, num_tokens: int) -> float:
     seconds: list[float] = []
     for _ in range(90):
         start = time.perf_counter()
-        _, _, errors, _ = decoder.model.execute(decoder.pool, ids, lengths, tokens, samplers, steps)
+        _, _, errors, *_ = decoder.model.execute(decoder.pool, ids, lengths, tokens, samplers, steps)
         seconds.append(time.perf_counter() - start - decoder.model.compute_seconds())
         assert not errors
     return min(seconds)

@@ -55,6 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             num_outputs: 1,
             scoring: None,
             adapter_id: 0,
+            probe: None,
         }])?;
         println!(
             "prefill 512, round {round}: {:.0} tok/s",
@@ -71,6 +72,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             num_outputs: 1,
             scoring: None,
             adapter_id: 0,
+            probe: None,
         }])?;
         best = best.min(start.elapsed().as_secs_f64());
     }
@@ -88,6 +90,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     num_outputs: 1,
                     scoring: None,
                     adapter_id: 0,
+                    probe: None,
                 })
                 .collect();
             let start = Instant::now();

@@ -11,6 +11,7 @@ mod experts;
 mod latent;
 mod mlp;
 mod plan;
+mod probe;
 mod projection;
 mod recurrent;
 mod tiling;
@@ -23,6 +24,8 @@ pub(crate) use experts::{Routing, most_slots};
 pub(crate) use latent::{LatentBuffers, latent_sizes};
 pub(crate) use plan::Target;
 pub use plan::{Plan, Scoring, Segment};
+pub(crate) use probe::{LensTokens, write_norms};
+pub use probe::{Neuron, Probe, Probed, TopTokens};
 use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::matmul::{self, Activations};
@@ -56,6 +59,8 @@ pub struct Pass<'a> {
     pub space: &'a Workspace,
     /// Rotary tables that reach the plan's last position: of layers that see everything, and of sliding-window layers.
     pub rope: &'a [RopeTable; 2],
+    /// Of each layer, the norm of each neuron's column of the down matrix; none where no row is probed for neurons.
+    pub write_norms: &'a [Vec<f32>],
     /// The instruction set.
     pub isa: Isa,
 }
@@ -235,6 +240,7 @@ impl Pass<'_> {
             pass: self,
             plan,
             stream,
+            keeps_residuals: !is_few,
         };
         // SAFETY: every stage touches only the rows and columns of the piece; a thread's own stream is its own.
         unsafe {
@@ -317,6 +323,8 @@ struct Part<'a> {
     plan: &'a Plan<'a>,
     /// The thread's own, or that of all.
     stream: &'a Stream,
+    /// Whether probed rows keep what they are after each layer: not where every thread computes them.
+    keeps_residuals: bool,
 }
 
 impl Part<'_> {
@@ -350,6 +358,9 @@ impl Part<'_> {
             }
             for block in from.unwrap_or(0)..to {
                 self.add_block(block, row, residual, scratch);
+                if self.keeps_residuals && block % 2 == 1 {
+                    self.keep_residual(row, block / 2, residual);
+                }
             }
             match self.pass.norm_after(to) {
                 Some(norm) => self.normalise(residual, norm, &self.stream.hidden_input, row, scratch),

@@ -6,6 +6,7 @@ pub mod encoder;
 pub mod forward;
 pub mod gguf;
 pub mod kv;
+mod logit_lens;
 pub mod model;
 pub mod prompt_scores;
 pub mod runner;

@@ -13,8 +13,9 @@ use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
 use crate::adapters::{Adapter, AdapterFile};
 use crate::config::ModelConfig;
-use crate::forward::{Pass, Plan, Segment, Target, most_adapter_bytes};
+use crate::forward::{Pass, Plan, Probed, Segment, Target, most_adapter_bytes, write_norms};
 use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
+use crate::logit_lens;
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
 use crate::workspace::{LargestStep, SCORED_ROWS, Workspace, num_rope_tables};
@@ -131,6 +132,9 @@ pub struct CpuModel {
     isa: Isa,
     num_outputs: usize,
     scores: Vec<Result<TokenScore, SampleError>>,
+    /// Of each layer, how long each neuron's column of the down matrix is; found when it is first asked for.
+    write_norms: Vec<Vec<f32>>,
+    probed: Vec<Result<Probed, SampleError>>,
     load_seconds: f64,
     compute_seconds: f64,
     checked: CheckedTables,
@@ -162,6 +166,8 @@ impl CpuModel {
             isa,
             num_outputs: 0,
             scores: Vec::new(),
+            write_norms: Vec::new(),
+            probed: Vec::new(),
             load_seconds,
             compute_seconds: 0.0,
             checked: CheckedTables::default(),
@@ -248,6 +254,7 @@ impl CpuModel {
     pub fn execute(&mut self, segments: &[Segment<'_>]) -> Result<usize, EngineError> {
         self.num_outputs = 0;
         self.scores.clear();
+        self.probed.clear();
         let mut checked = std::mem::take(&mut self.checked);
         checked.begin();
         let mut results = segments
@@ -275,7 +282,12 @@ impl CpuModel {
             self.pool.num_threads(),
         );
         let (targets, num_outputs) = (plan.targets(), plan.num_outputs());
-        let logit_rows = num_outputs + targets.len().min(SCORED_ROWS);
+        let num_read = if plan.has_lens() { SCORED_ROWS } else { targets.len() };
+        let logit_rows = num_outputs + num_read.min(SCORED_ROWS);
+        let wants_neurons = plan.wants_neurons();
+        if wants_neurons {
+            self.find_write_norms()?;
+        }
         self.space.prepare_adapters(plan.adapted_size());
         self.space
             .prepare(&self.config, plan.num_rows(), logit_rows, plan.num_split_rows());
@@ -285,6 +297,7 @@ impl CpuModel {
             kv: &self.kv,
             space: &self.space,
             rope: &self.rope,
+            write_norms: if wants_neurons { &self.write_norms } else { &[] },
             isa: self.isa,
         };
         let start = Instant::now();
@@ -297,6 +310,11 @@ impl CpuModel {
         if !targets.is_empty() {
             self.scores = score(&self.pool, &pass, &mut plan, &targets)?;
         }
+        if plan.has_lens() {
+            // SAFETY: the pass is over, and `prepare` made room for these rows' logits.
+            let read = unsafe { logit_lens::look(&self.pool, &pass, &mut plan, num_outputs)? };
+            self.probed = plan.take_probed(read);
+        }
         self.compute_seconds = start.elapsed().as_secs_f64();
         self.num_outputs = num_outputs;
         Ok(self.num_outputs)
@@ -305,6 +323,28 @@ impl CpuModel {
     /// The scores that the last batch's segments asked for, in their order; one that cannot be given is its own fault.
     pub fn take_scores(&mut self) -> Vec<Result<TokenScore, SampleError>> {
         std::mem::take(&mut self.scores)
+    }
+
+    /// What is told of the rows that the last batch's segments had probed, in their order.
+    pub fn take_probed(&mut self) -> Vec<Result<Probed, SampleError>> {
+        std::mem::take(&mut self.probed)
+    }
+
+    /// Finds how long each neuron's column of the down matrix is, on all threads, unless that is known.
+    fn find_write_norms(&mut self) -> Result<(), EngineError> {
+        if !self.write_norms.is_empty() {
+            return Ok(());
+        }
+        let layers: Vec<_> = (0..self.config.num_layers).map(|_| Mutex::default()).collect();
+        self.pool.run(&[layers.len()], |piece| {
+            let norms = write_norms(&self.weights, piece.index);
+            *layers[piece.index].lock().unwrap_or_else(PoisonError::into_inner) = norms;
+        })?;
+        let layers = layers.into_iter();
+        self.write_norms = layers
+            .map(|layer| layer.into_inner().unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        Ok(())
     }
 
     /// The last batch's logits, [outputs, vocab].

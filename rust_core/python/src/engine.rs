@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::config::ModelConfig;
+use pyagent_engine::forward::{Neuron, Probe, Probed};
 use pyagent_engine::kv::{KvMemory, KvPages, SwappedPages};
 use pyagent_engine::prompt_scores;
 use pyagent_engine::runner::{self, EngineError, LoadOptions};
@@ -153,8 +154,20 @@ pub(crate) type Likelihood = (f32, Vec<(u32, f32)>, Option<f32>);
 /// What is sampled after a segment's first token: tokens, with their likelihoods where these were asked for.
 type Further = HashMap<usize, Vec<(u32, Option<Likelihood>)>>;
 
-/// What a step gives: see `StepOutput`, and what comes after drafts.
-type VerifiedOutput = (Vec<u32>, HashMap<usize, Likelihood>, HashMap<usize, String>, Further);
+/// A neuron's layer, place, activation, the length of what it wrote, and the tokens that this promotes.
+type ProbedNeuron = (usize, usize, f32, f32, Vec<u32>);
+
+/// What is told of how a token came about: neurons, and the likeliest tokens of each layer.
+type ProbedRow = (Vec<ProbedNeuron>, Vec<Vec<(u32, f32)>>);
+
+/// What a step gives: see `StepOutput`, what comes after drafts, and what was told of the tokens of probed segments.
+type VerifiedOutput = (
+    Vec<u32>,
+    HashMap<usize, Likelihood>,
+    HashMap<usize, String>,
+    Further,
+    HashMap<usize, Vec<ProbedRow>>,
+);
 
 /// The tokens sampled; for some segments their likelihoods, and for some what is wrong.
 pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, Likelihood>, HashMap<usize, String>);
@@ -207,12 +220,14 @@ impl CpuModel {
     /// Before the segments in `processed` are sampled, `process` is called once with their `LogitsRows`; it returns what is
     /// wrong with some, by segment.
     ///
+    /// `probes` says of some segments how many neurons and how many tokens of each layer are told of each of their tokens.
+    ///
     /// Returns the tokens sampled, likelihoods by segment where they were asked for, by segment what was wrong with it (the
-    /// others were computed all the same), and by segment the tokens after its first, with theirs. Raises `ValueError` when the columns do not fit; then nothing was.
+    /// others were computed all the same), by segment the tokens after its first, with theirs, and by segment what is told of its tokens. Raises `ValueError` when the columns do not fit; then nothing was.
     #[expect(clippy::too_many_arguments, reason = "a column for each thing that a segment has")]
     #[pyo3(signature = (pool, sequence_ids, lengths, tokens, samplers = Vec::new(), steps = Vec::new(),
         masks = HashMap::new(), *, num_outputs = None, scores = HashMap::new(), process = None,
-        processed = HashSet::new(), num_drafts = HashMap::new()))]
+        processed = HashSet::new(), num_drafts = HashMap::new(), probes = HashMap::new()))]
     fn execute(
         &self,
         py: Python<'_>,
@@ -228,6 +243,7 @@ impl CpuModel {
         process: Option<Py<PyAny>>,
         processed: HashSet<usize>,
         num_drafts: HashMap<usize, usize>,
+        probes: HashMap<usize, (usize, usize)>,
     ) -> PyResult<VerifiedOutput> {
         if samplers.len() != steps.len() {
             return Err(PyValueError::new_err("there is not one step for each sampler"));
@@ -254,9 +270,27 @@ impl CpuModel {
                 .iter()
                 .map(|(segment, scores)| (*segment, Arc::clone(&scores.get().inner)))
                 .collect(),
+            probes: probes
+                .into_iter()
+                .map(|(segment, (num_neurons, num_tokens))| {
+                    let probe = Probe {
+                        num_neurons,
+                        num_tokens,
+                    };
+                    (segment, probe)
+                })
+                .collect(),
         };
         let outcome = py.detach(|| step::run(&mut *self.lock()?, pool, columns, &asked, process.as_ref()))?;
-        Ok((outcome.tokens, outcome.likelihoods, outcome.errors, outcome.more))
+        let probed = outcome.probed.into_iter();
+        let probed = probed.map(|(segment, rows)| (segment, rows.into_iter().map(probed_row).collect()));
+        Ok((
+            outcome.tokens,
+            outcome.likelihoods,
+            outcome.errors,
+            outcome.more,
+            probed.collect(),
+        ))
     }
 
     /// The last step's logits as little-endian f32, [outputs, vocab]; for tests and tools.
@@ -378,6 +412,7 @@ impl CpuModel {
         info.set_item("context_length", config.context_length)?;
         info.set_item("num_layers", config.num_layers)?;
         info.set_item("hidden_size", config.hidden_size)?;
+        info.set_item("num_experts", config.experts.map_or(0, |experts| experts.num_experts))?;
         info.set_item("weight_bytes", model.weight_bytes())?;
         info.set_item("workspace_bytes", workspace_bytes)?;
         info.set_item("num_pages", model.kv().num_pages)?;
@@ -392,6 +427,19 @@ impl CpuModel {
         info.set_item("load_seconds", model.load_seconds())?;
         Ok(info)
     }
+}
+
+fn probed_row(row: Probed) -> ProbedRow {
+    let told = |neuron: Neuron| {
+        (
+            neuron.layer,
+            neuron.index,
+            neuron.activation,
+            neuron.write_norm,
+            neuron.promotes,
+        )
+    };
+    (row.neurons.into_iter().map(told).collect(), row.layers)
 }
 
 /// What positions do to keys, in words: two models whose words differ have different KV.

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use pyagent_engine::forward::Segment;
+use pyagent_engine::forward::{Probe, Probed, Segment};
 use pyagent_engine::kv::KvGroup;
 use pyagent_engine::prompt_scores::PromptScores;
 use pyagent_engine::runner::{CpuModel, EngineError, SamplingRow};
@@ -31,6 +31,8 @@ pub(crate) struct Columns {
     pub(crate) num_outputs: Vec<usize>,
     /// Of segments of prompts to score, by segment, where their scores go.
     pub(crate) scores: HashMap<usize, Arc<Mutex<PromptScores>>>,
+    /// What is told of the rows of logits of some segments.
+    pub(crate) probes: HashMap<usize, Probe>,
 }
 
 /// What the first segments sample: the token after their last, and one after each draft before it that is right.
@@ -53,6 +55,8 @@ pub(crate) struct Outcome {
     pub(crate) more: HashMap<usize, Vec<(u32, Option<Likelihood>)>>,
     pub(crate) likelihoods: HashMap<usize, Likelihood>,
     pub(crate) errors: HashMap<usize, String>,
+    /// What was told of each token sampled of segments that are probed.
+    pub(crate) probed: HashMap<usize, Vec<Probed>>,
 }
 
 /// Where a segment's tokens go.
@@ -122,7 +126,9 @@ pub(crate) fn run(
     let has_drafts = |segment: usize| asked.get(segment).is_some_and(|asked| asked.num_drafts > 0);
     step.commit(model, |segment, length| (!has_drafts(segment)).then_some(length))?;
     step.take_scores(model, &mut scores);
+    step.take_probed(model);
     step.sample(model, asked, &mut samplers, process)?;
+    step.outcome.cut_probed();
     if asked.iter().any(|asked| asked.num_drafts > 0) {
         let num_right: Vec<_> = (0..asked.len())
             .map(|segment| step.outcome.more.get(&segment).map_or(0, Vec::len))
@@ -194,6 +200,13 @@ fn check(columns: &Columns, asked: &[Asked], vocab_size: usize) -> PyResult<()> 
 }
 
 impl Outcome {
+    /// Leaves what was told of drafts that were not right out.
+    fn cut_probed(&mut self) {
+        for (segment, rows) in &mut self.probed {
+            rows.truncate(1 + self.more.get(segment).map_or(0, Vec::len));
+        }
+    }
+
     /// Takes what a segment sampled.
     fn take(&mut self, segment: usize, sampled: Result<Vec<Sampled>, String>) {
         let mut sampled = match sampled {
@@ -317,6 +330,7 @@ impl Step<'_> {
                         .get(&place.segment)
                         .and_then(|scores| scores.scoring(place.first_position, place.scored.clone())),
                     adapter_id: place.adapter_id,
+                    probe: self.columns.probes.get(&place.segment).copied(),
                 })
                 .collect();
             match model.execute(&segments) {
@@ -380,6 +394,23 @@ impl Step<'_> {
                     self.outcome.errors.insert(place.segment, error.to_string());
                 }
                 (Ok(_), None) => {}
+            }
+        }
+    }
+
+    /// Takes what was told of probed rows. A fault ends its sequence's part in the step.
+    fn take_probed(&mut self, model: &mut CpuModel) {
+        let mut given = model.take_probed().into_iter();
+        for place in &self.places {
+            if !self.columns.probes.contains_key(&place.segment) {
+                continue;
+            }
+            let rows = given.by_ref().take(self.columns.num_outputs[place.segment]);
+            // All are taken, so that the next segment's are the next ones.
+            let rows: Vec<_> = rows.collect();
+            match rows.into_iter().collect::<Result<Vec<_>, _>>() {
+                Ok(rows) => drop(self.outcome.probed.insert(place.segment, rows)),
+                Err(error) => drop(self.outcome.errors.insert(place.segment, error.to_string())),
             }
         }
     }

@@ -65,6 +65,17 @@ def run(
     usd: Annotated[
         float | None, typer.Option("--usd", metavar="X", min=0, help="Most US dollars that its model calls may cost.")
     ] = None,
+    activations: Annotated[
+        int | None,
+        typer.Option(
+            "--activations",
+            metavar="N",
+            min=1,
+            max=32,
+            help="Record the N neurons behind each token of the model's answers that wrote most, and what each layer "
+            "would have said; `pyagent runs show --activations` shows them. The embedded engine alone tells them.",
+        ),
+    ] = None,
     chain: Chain = None,
     model: Model = None,
     private: Private = False,
@@ -74,6 +85,8 @@ def run(
 ) -> None:
     """Give a task to the fleet and watch it work. Without a task it is read from a pipe."""
 
+    import msgspec
+
     from pyagent.cli.event_loop import run_to_end
     from pyagent.cli.input import readable_files, text_or_input
     from pyagent.core.fleet import limits
@@ -81,6 +94,9 @@ def run(
     from pyagent.fleet import Fleet
 
     settings = read_settings(config, chain, model)
+    if activations is not None:
+        fleet = msgspec.structs.replace(settings.fleet, top_activations=activations, logit_lens=1)
+        settings = msgspec.structs.replace(settings, fleet=fleet)
     with readable_files(file or []) as files:
         text = text_or_input(task or "", has_more=bool(files or graph))
         steps = None if graph is None else read_graph_file(graph, text)

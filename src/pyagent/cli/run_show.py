@@ -28,6 +28,10 @@ def show(
         bool, typer.Option("--events", help="Show everything that happened, in order, a line an event.")
     ] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Show only the notes that agents took.")] = False,
+    activations: Annotated[
+        bool,
+        typer.Option("--activations", help="Show what is behind each token of the answers, where it was recorded."),
+    ] = False,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
@@ -41,9 +45,11 @@ def show(
     kept = journal.read(run)
     if as_json or notes or events:
         _write_events(kept, only_notes=notes, as_json=as_json)
+    elif activations:
+        _write_activations(kept)
     else:
         _write_tree(journal, run, kept, is_folded=not unfolded)
-    if not (as_json or notes):
+    if not (as_json or notes or activations):
         _write_questions(journal, run)
     warn_of_damage(run, kept)
 
@@ -64,6 +70,16 @@ def _write_events(kept: KeptRun, *, only_notes: bool, as_json: bool) -> None:
             sys.stdout.write(coloured(f"{'':8}  {record.number - expected} records are damaged\n", "red"))
         expected = record.number + 1
         sys.stdout.write(line_of(record.event) + "\n")
+
+
+def _write_activations(kept: KeptRun) -> None:
+    from pyagent.cli.run_activations import activation_lines
+    from pyagent.cli.run_tree import tree_width
+
+    lines = [*activation_lines((record.event for record in kept.records), tree_width())]
+    hint = "no answer of this run has its activations recorded: run the task with `pyagent run --activations N`"
+    for line in lines or [hint]:
+        sys.stdout.write(f"{line}\n")
 
 
 def _write_tree(journal: SqliteJournal, run: str, kept: KeptRun, *, is_folded: bool) -> None:

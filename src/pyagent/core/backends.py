@@ -37,6 +37,7 @@ from pyagent.core.messages import (
 from pyagent.core.tool_call_deltas import whole_calls
 
 if TYPE_CHECKING:
+    from pyagent.core.activations import TokenActivations
     from pyagent.core.config import Settings
 
 
@@ -185,6 +186,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         if not all(entry.flat for entry in entries):
             raise ValueError("these log probabilities are not flat: ask for flat_logprobs and top_logprobs")
         return FlatLogprobs.of(entry.flat for entry in entries)
+
+    def activations(self, index: int = 0) -> list[TokenActivations]:
+        """Return what is behind an answer's tokens, in their order.
+
+        Empty where neither `SamplingParams.top_activations` nor `logit_lens` asked for it.
+        """
+        return [one for delta in self.deltas if delta.index == index for one in delta.activations]
 
 
 def without_void(deltas: list[ChatDelta]) -> list[ChatDelta]:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from pyagent.core.activations import TokenActivations
 from pyagent.core.errors import RequestError
 from pyagent.core.response_format import JsonSchemaFormat as JsonSchemaFormat  # noqa: PLC0414 - a part of requests
 from pyagent.core.response_format import ResponseFormat
@@ -359,7 +360,8 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `prompt_logprobs` come with the first delta of each answer: for each token of the prompt by token id its own entry,
     then the likeliest; None for the first token. With `return_token_ids`, `token_ids` are those sampled since the
-    answer's last delta, and its first delta has those of the prompt.
+    answer's last delta, and its first delta has those of the prompt. With `top_activations` or `logit_lens`,
+    `activations` are what is behind these tokens (ours).
     """
 
     index: int = 0
@@ -374,6 +376,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     prompt_logprobs: list[dict[int, PromptLogprob] | None] = []
     token_ids: tuple[int, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
+    activations: list[TokenActivations] = []
     attempts: list[FailedAttempt] = []
     resumed: Resumption | None = None
 

@@ -11,6 +11,7 @@ from functools import partial
 
 import msgspec
 
+from pyagent.core.activations import MOST_LENS_TOKENS, MOST_NEURONS
 from pyagent.core.errors import RequestError
 from pyagent.core.field_errors import check_all
 from pyagent.core.sampling_schedules import MOST_TOKENS, PenaltySchedule, TemperatureSchedule
@@ -56,6 +57,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     - `prompt_logprobs` asks for the log probability of each token of the prompt, with so many of the likeliest beside
       it. With `echo` the answer begins with the prompt's text, and its `logprobs` with those of the prompt's tokens;
       only then `max_tokens` may be 0.
+
+    Activations (ours):
+
+    - `top_activations` of the neurons that wrote most, of all layers, are told of each sampled token.
+    - `logit_lens` of the likeliest tokens that each layer would have said are told of each sampled token.
 
     Penalties:
 
@@ -145,6 +151,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     bad_words_decay_tokens: int = 0
     allowed_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: int | None = None
+    top_activations: int | None = None
+    logit_lens: int | None = None
     echo: bool = False
     logits_processors: tuple[LogitsProcessorSpec, ...] = ()
     thinking_token_budget: int | None = None
@@ -240,6 +248,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("presence_penalty", -2, 2),
     ("top_logprobs", 0, 20),
     ("prompt_logprobs", 0, 20),
+    ("top_activations", 1, MOST_NEURONS),
+    ("logit_lens", 1, MOST_LENS_TOKENS),
     ("seed", -(2**63), 2**64 - 1),
     ("typical_p", 0, 1),
     ("epsilon_cutoff", 0, 1),

@@ -420,6 +420,8 @@ _REQUESTS: dict[str, ChatRequest] = {
     "flat_logprobs": _sampled(flat_logprobs=True, top_logprobs=2, max_tokens=4),
     "return_entropy": _sampled(return_entropy=True, top_logprobs=2, max_tokens=4),
     "prompt_logprobs": _sampled(prompt_logprobs=1, max_tokens=4),
+    "top_activations": _sampled(top_activations=2, max_tokens=4),
+    "logit_lens": _sampled(logit_lens=2, max_tokens=4),
     "echo": ChatRequest(prompt="Once upon", sampling=SamplingParams(echo=True, top_logprobs=1, max_tokens=4)),
     "typical_p": _sampled(typical_p=0.9),
     "epsilon_cutoff": _sampled(epsilon_cutoff=0.001),

@@ -243,6 +243,7 @@ impl Part<'_> {
                     Some(&slots.tokens),
                     (run.slots.clone(), blocks),
                     own,
+                    None,
                 )
             };
         }

@@ -14,12 +14,12 @@ use crate::workspace::{Own, Patch};
 
 impl Part<'_> {
     /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input. With
-    /// `vectors`, they say which token each row is; with `adapted`, adapters add to this layer's.
+    /// `vectors`, they say which token each row is; with `layer`, adapters add to its, and rows that are probed are told of.
     pub(super) unsafe fn gate(
         &self,
         gated: &Gated,
         inside: &Activations,
-        adapted: Option<usize>,
+        layer: Option<usize>,
         vectors: Option<&[u32]>,
         (rows, blocks): (Range<usize>, Range<usize>),
         own: &mut Own,
@@ -33,7 +33,7 @@ impl Part<'_> {
         unsafe {
             self.multiply_columns(&gated.gate, input, vectors, &mut gate);
             self.multiply_columns(&gated.up, input, vectors, &mut up);
-            if let Some(layer) = adapted {
+            if let Some(layer) = layer {
                 self.adapt(layer, Projection::Gate, &mut gate, 0);
                 self.adapt(layer, Projection::Up, &mut up, 0);
             }
@@ -46,6 +46,9 @@ impl Part<'_> {
                         elementwise::clamped_swiglu(isa, up, gate, alpha, limit);
                     }
                 }
+            }
+            if let Some(layer) = layer {
+                self.probe_neurons(layer, rows.clone(), &mut up);
             }
             inside.write_tile(isa, rows, columns, up.origin(), up.stride());
         }

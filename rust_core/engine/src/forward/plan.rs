@@ -7,6 +7,7 @@ use super::adapters::AdapterPlan;
 use super::attention::{self, AttentionPlan};
 use super::experts::RoutingPlan;
 use crate::adapters::Adapter;
+use super::probe::{Probe, ProbedRow};
 use crate::config::ModelConfig;
 use crate::kv::{KvPages, StateRun};
 
@@ -25,6 +26,8 @@ pub struct Segment<'a> {
     pub scoring: Option<Scoring<'a>>,
     /// The adapter that computes it; 0 is the bare model.
     pub adapter_id: u64,
+    /// What is told of each of the tokens that give logits.
+    pub probe: Option<Probe>,
 }
 
 /// Known tokens of a sequence whose log-probabilities are wanted, each given those before it.
@@ -62,6 +65,8 @@ pub struct Plan<'a> {
     pub(super) runs: Vec<Vec<StateRun>>,
     pub(super) routing: RoutingPlan,
     pub(super) adapters: AdapterPlan,
+    /// Rows that are probed, in order.
+    pub(super) probes: Vec<ProbedRow>,
     pub(super) num_threads: usize,
 }
 
@@ -84,6 +89,7 @@ impl<'a> Plan<'a> {
             runs: Vec::new(),
             routing: RoutingPlan::default(),
             adapters: AdapterPlan::default(),
+            probes: Vec::new(),
             num_threads,
         };
         if let Some(states) = &pages.states {
@@ -104,7 +110,12 @@ impl<'a> Plan<'a> {
                     .enumerate()
                     .map(|(t, &token)| (token, index, segment.first_position + t)),
             );
-            plan.outputs.extend(start + count - segment.num_outputs..start + count);
+            let outputs = start + count - segment.num_outputs..start + count;
+            if let Some(probe) = segment.probe {
+                plan.probes
+                    .extend(outputs.clone().map(|row| ProbedRow::new(row, probe)));
+            }
+            plan.outputs.extend(outputs);
         }
         plan.routing = RoutingPlan::new(&plan, config);
         plan.adapters = AdapterPlan::new(&plan, adapters);

@@ -14,9 +14,9 @@ fn bits(values: &[f32]) -> Vec<u32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// A row read back equals the dequantised source bit for bit, for arbitrary bytes of any type.
+    /// A row read back, and a column, equals the dequantised source bit for bit, for arbitrary bytes of any type.
     #[test]
-    fn rows_equal_the_dequantised_source(
+    fn rows_and_columns_equal_the_dequantised_source(
         kind in prop::sample::select(GgmlType::ALL.to_vec()),
         rows in 1_usize..40,
         blocks in 1_usize..4,
@@ -31,6 +31,12 @@ proptest! {
         for (index, expected) in expected.chunks_exact(cols).enumerate() {
             matrix.row(index, &mut row);
             prop_assert_eq!(bits(&row), bits(expected), "row {}", index);
+        }
+        let mut column = vec![0.0; rows];
+        for index in 0..cols {
+            matrix.column(index, &mut column);
+            let expected: Vec<f32> = expected.iter().copied().skip(index).step_by(cols).collect();
+            prop_assert_eq!(bits(&column), bits(&expected), "column {}", index);
         }
     }
 }

@@ -43,4 +43,10 @@ impl Scorer {
             top: report.top,
         })
     }
+
+    /// The `num_top` most likely tokens of a row with their log-probabilities, best first.
+    pub fn top(&mut self, logits: &mut [f32], num_top: usize) -> Result<Vec<(u32, f32)>, SampleError> {
+        let best = self.ranking.begin(logits)?;
+        Ok(self.ranking.log_probabilities(logits, best, num_top, false).top)
+    }
 }

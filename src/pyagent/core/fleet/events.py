@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from pyagent.core.activations import TokenActivations
 from pyagent.core.fleet.confidence import Confidence, DoubtAct
 from pyagent.core.fleet.notes import Note, Scope
 from pyagent.core.messages import FailedAttempt, FinishReason, Message, TokenLogprob, ToolCall, Usage
@@ -128,7 +129,8 @@ class ModelCalled(_Event, frozen=True):
     A `finish_reason` of `length` means that the answer was cut at its `max_tokens`, or at the model's context length.
     `tool_calls` are those that the answer asks for. A resumed run finds the answer by `call`, the number among its
     agent's calls, and `asked`, a hash of the question; `fault` has the error's class and facts. `confidence` is how
-    sure the answer is; `logprobs` and `prompt_logprob` are there where the agent asked for them.
+    sure the answer is; `logprobs` and `prompt_logprob` are there where the agent asked for them; `activations`, those
+    behind the answer's first tokens, where the settings do.
     """
 
     step: str
@@ -149,6 +151,7 @@ class ModelCalled(_Event, frozen=True):
     confidence: Confidence | None = None
     logprobs: list[TokenLogprob] = []
     prompt_logprob: float | None = None
+    activations: list[TokenActivations] = []
 
 
 class AnswerDoubted(_Event, frozen=True):

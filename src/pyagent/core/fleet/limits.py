@@ -67,6 +67,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     `confidence` says which answers are doubtful, and what is done about them.
     `tool_guard`: what becomes of results of tools that read like instructions to the model.
     `stalls` says when a run has stalled. `rates` say how often agents and tools may begin.
+    `top_activations` and `logit_lens` are asked with each call of a model, and journalled with its answer.
     """
 
     run_tokens: int | None = None
@@ -86,3 +87,5 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
     confidence: ConfidencePolicy = ConfidencePolicy()
     stalls: StallPolicy = StallPolicy()
     rates: Rates = Rates()
+    top_activations: int | None = None
+    logit_lens: int | None = None

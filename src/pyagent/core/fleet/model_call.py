@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from pyagent.core.activations import TokenActivations
 from pyagent.core.chain.failures import attempts_of
 from pyagent.core.errors import BackendError, DeadlineError
 from pyagent.core.fleet.budget import Reservation
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.context import Context
 
 DEFAULT_MAX_TOKENS = 512
+MOST_ACTIVATIONS = 20_000
+"""Neurons and tokens of layers that are journalled of one answer: about a megabyte."""
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +146,8 @@ class ModelCall:
     confidence: Confidence | None = field(default=None, init=False)
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob], init=False)
     prompt_logprob: float | None = field(default=None, init=False)
+    activations: list[TokenActivations] = field(default_factory=list[TokenActivations], init=False)
+    _num_activations: int = field(default=0, init=False)
     _told: list[Message] = field(init=False)
     """The messages as the model is told them: with the variant of the system prompt, if the agent has one."""
 
@@ -297,8 +302,14 @@ class ModelCall:
         )
 
     def _sampling(self, max_tokens: int) -> SamplingParams:
-        sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens)
-        if not self.context.run.limits.confidence.asks_logprobs:
+        limits = self.context.run.limits
+        sampling = msgspec.structs.replace(
+            self.sampling,
+            max_tokens=max_tokens,
+            top_activations=limits.top_activations,
+            logit_lens=limits.logit_lens,
+        )
+        if not limits.confidence.asks_logprobs:
             return sampling
         num_top = TOP_LOGPROBS if sampling.top_logprobs is None else sampling.top_logprobs
         return msgspec.structs.replace(sampling, top_logprobs=num_top, return_entropy=True)
@@ -317,10 +328,16 @@ class ModelCall:
             self._joiner = ToolCallJoiner()
             self.tokens = TokenStats()
             self.logprobs.clear()
+            self.activations.clear()
+            self._num_activations = 0
         self.pieces.append(delta.content)
         self.tokens.add(delta.logprobs)
         if self.sampling.top_logprobs is not None:
             self.logprobs += delta.logprobs
+        for one in delta.activations:
+            self._num_activations += len(one.neurons) + sum(map(len, one.layers))
+            if self._num_activations <= MOST_ACTIVATIONS:
+                self.activations.append(one)
         if delta.prompt_logprobs:
             self.prompt_logprob = prompt_logprob(delta.prompt_logprobs)
         self.tool_calls += self._joiner.push(delta.tool_calls)
@@ -369,6 +386,7 @@ class ModelCall:
                 confidence=self.confidence,
                 logprobs=self.logprobs,
                 prompt_logprob=self.prompt_logprob,
+                activations=self.activations,
             )
         )
 

@@ -34,6 +34,24 @@ class PrefixKey:
 PLAIN_KEY = PrefixKey()
 
 
+class Probe(NamedTuple):
+    """What is told of a sampled token: so many neurons of all layers, and so many tokens of each layer."""
+
+    num_neurons: int = 0
+    num_lens_tokens: int = 0
+
+
+class ProbedToken(NamedTuple):
+    """What was told of a token: see `core.activations.TokenActivations`, whose order is this one's.
+
+    `neurons` are layer, neuron, activation, write norm and the ids of promoted tokens; `layers` are token ids with
+    their log probabilities.
+    """
+
+    neurons: list[tuple[int, int, float, float, list[int]]]
+    layers: list[list[tuple[int, float]]]
+
+
 @dataclass(slots=True)
 class Batch:
     """Segments: the next `lengths[i]` of `tokens` for sequence `sequence_ids[i]`, one segment for a sequence.
@@ -49,6 +67,8 @@ class Batch:
     proposals for what is sampled after the tokens before them. Each is sampled as in a step of its own, until one is
     not as proposed; KV of tokens after it is void. `masks[i]` then has the masks of all of them, one after the other.
     Only a runner that `verifies_drafts` is given any.
+
+    `probes` says of some segments that sample what is told of their tokens (`RunnerInfo.probes`).
     """
 
     sequence_ids: list[int] = field(default_factory=list[int])
@@ -62,6 +82,7 @@ class Batch:
     processed: frozenset[int] = frozenset()
     num_decoding: int = 0
     num_drafts: dict[int, int] = field(default_factory=dict[int, int])
+    probes: dict[int, Probe] = field(default_factory=dict[int, Probe])
 
 
 class Likelihood(NamedTuple):
@@ -78,7 +99,8 @@ class StepOutput:
 
     `more` has, by row below `num_decoding`, the tokens accepted after `tokens[row]` in the same step, where the runner
     verified several: at most the row's drafts, or `Runner.num_lookahead_tokens` of its own. Their KV is computed, but
-    for the last one's. `more_likelihoods` are theirs, where the request asks for any. `seconds` is how long the runner
+    for the last one's. `more_likelihoods` are theirs, where the request asks for any. `probed` is what was told of the
+    tokens of rows in the batch's `probes`, one for each that was sampled. `seconds` is how long the runner
     computed, measured by its caller.
     """
 
@@ -87,4 +109,5 @@ class StepOutput:
     more_likelihoods: dict[int, list[Likelihood]] = field(default_factory=dict[int, list[Likelihood]])
     likelihoods: dict[int, Likelihood] = field(default_factory=dict[int, Likelihood])
     errors: dict[int, str] = field(default_factory=dict[int, str])
+    probed: dict[int, list[ProbedToken]] = field(default_factory=dict[int, list[ProbedToken]])
     seconds: float = 0.0

@@ -24,7 +24,8 @@ class RunnerInfo:
 
     KV memory is `num_pages` pages of `page_bytes`. `kv_groups` are its groups of layers: "full", "window" or "state", a
     size (a window's tokens; the blocks of which one keeps the state of recurrent layers; else 0), and the pages that a
-    block of tokens takes. `load_seconds` is what loading took by phase, where the runner tells.
+    block of tokens takes. `load_seconds` is what loading took by phase, where the runner tells. `probes` are the fields
+    of requests about their tokens' activations (`top_activations`, `logit_lens`) that it fills, of `num_layers` layers.
     """
 
     architecture: str
@@ -35,6 +36,8 @@ class RunnerInfo:
     page_bytes: int
     kv_groups: tuple[tuple[str, int, int], ...] = (("full", 0, 1),)
     load_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    probes: frozenset[str] = frozenset()
+    num_layers: int = 0
 
 
 class Runner(Protocol):

@@ -137,6 +137,24 @@ class Fleet(Section, frozen=True):
             "`warn` tells the model that it is data, `block` withholds it, `off` does not look.",
         ),
     ] = "warn"
+    top_activations: Annotated[
+        int | None,
+        Setting(
+            COUNT,
+            "Neurons that runs record behind each token of a model's answers, 1 to 32, or `off`: `pyagent runs show "
+            "--activations` shows them. Only models of the embedded engine tell them; other backends are not asked.",
+            none="off",
+        ),
+    ] = None
+    logit_lens: Annotated[
+        int | None,
+        Setting(
+            COUNT,
+            "Tokens that runs record of each layer of the model behind each token of its answers, 1 to 20, or `off`: "
+            "what the layer would have said. Likewise of the embedded engine alone.",
+            none="off",
+        ),
+    ] = None
     executor: Annotated[
         str, Setting(TEXT, "Where agents run: `in-process`, or what a plugin brings, such as `ray`.")
     ] = "in-process"

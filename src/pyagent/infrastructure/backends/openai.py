@@ -64,6 +64,7 @@ _ABILITIES = ABILITIES - {
     # vLLM has them; others leave them out without a word
     *("bad_words", "allowed_token_ids", "thinking_token_budget", *TOKEN_FIELDS),
     "flat_logprobs",  # they say no token ids
+    *("top_activations", "logit_lens"),  # the embedded engine's
     "return_entropy",  # OpenAI refuses a field that it does not know
     *("chat_template", "guided_decoding_backend"),  # theirs to trust, and other ones
     "logits_processors",  # plugins of this program's

@@ -508,6 +508,7 @@ def _delta(output: Output, request: Request, name: str) -> ChatDelta:
         reasoning=output.reasoning,
         tool_calls=list(output.tool_calls),
         logprobs=list(output.logprobs),
+        activations=list(output.activations),
         finish_reason=output.finish_reason,
         usage=usage_of(request) if output.is_last else None,
         model=name.removeprefix("native:"),

@@ -251,6 +251,8 @@ class Engine:
     def _start(self, plan: Plan, planning: float, faults: dict[int, str]) -> None:
         if self._logits is not None and self.scheduler.has_processors:
             plan.process_logits(self._logits.process)
+        if self.scheduler.has_probes:
+            plan.probe_tokens()
         started = time.perf_counter()  # before its thread has it
         future = None if self._steps is None else self._steps.start(plan.batch)
         self._in_flight = InFlightStep(plan, planning, faults, future, started)
@@ -322,6 +324,8 @@ class Engine:
             if request.search is not None:
                 self._search(request, request.search, likelihood, now)
                 continue
+            if request.activations is not None:
+                request.activations.push(output.probed.get(row, ()))
             after = output.more.get(row, ()) if output.more else ()
             self._take(request, token, likelihood, now, len(after))
             if after:

@@ -15,6 +15,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from pyagent.core.dialects.output import Parsed
 from pyagent.core.flat_logprobs import pack
@@ -26,6 +27,8 @@ from pyagent.infrastructure.engine.sessions.sessions import NO_PROMPT, Prompt
 
 if TYPE_CHECKING:
     from pyagent._rust import PromptScores, SamplerState
+    from pyagent.core.activations import TokenActivations
+    from pyagent.infrastructure.engine.activations import ActivationLog
     from pyagent.infrastructure.engine.drafts.proposals import RequestDrafts
     from pyagent.infrastructure.engine.grammar import Grammar
     from pyagent.infrastructure.engine.logits.row_processors import RowProcessor
@@ -108,8 +111,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     `tokens` are the ids sampled since the last output, in order: with the prompt, a client's own token log. `index`
     says which of several answers it belongs to, `is_last` that no output of any of them follows. Of an answer that is
     parsed, `text` is the content; the last output has all of it as the model wrote it in `written`. `scores` are
-    those of the prompt, with an answer's first output where they were asked for. `moved_to` is set where the request
-    was withdrawn.
+    those of the prompt, with an answer's first output where they were asked for; `activations` are those behind
+    `tokens`, likewise. `moved_to` is set where the request was withdrawn.
     """
 
     text: str = ""
@@ -123,6 +126,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[ToolCallDelta, ...] = ()
     written: str | None = None
     scores: PromptScores | None = None
+    activations: tuple[TokenActivations, ...] = ()
     moved_to: str | None = None
 
 
@@ -134,10 +138,10 @@ class Request:
     prefix may be shared. `opener_ids` are tokens that end reasoning by beginning a call; where the grammar
     `spans_reasoning`, it holds from the first token on. `followers` are to be forked from it when its prompt is
     computed, all but the last token.
-    `scores` takes the log probabilities of the prompt's tokens, where they are asked for; `processors` change the
-    logits that it is sampled from. `predicted` are tokens that the answer may be like; `drafts` is what is proposed for
-    it. The text of `stream_interval` tokens goes out together; `unsent` is what waits for
-    the others. The answer begins with `num_echoed` characters of the prompt.
+    `scores` takes the log probabilities of the prompt's tokens, where they are asked for, `activations` what is behind
+    the answer's; `processors` change the logits that it is sampled from. `predicted` are tokens that the answer may be
+    like; `drafts` is what is proposed for it. The text of `stream_interval` tokens goes out together; `unsent` is what
+    waits for the others. The answer begins with `num_echoed` characters of the prompt.
 
     The scheduler's counts of tokens: `num_computed` handed to the runner while it prefills, `num_prefilled` of them
     done, `num_charged` told to the queue's policy, `num_reserved` with room in KV memory; in pages, `num_pages` it
@@ -167,6 +171,7 @@ class Request:
     index: int = 0
     prompt: Prompt = NO_PROMPT
     scores: PromptScores | None = None
+    activations: ActivationLog | None = None
     samples: Samples | None = None
     search: Search | None = None
     processors: tuple[RowProcessor, ...] = ()
@@ -401,9 +406,10 @@ class Request:
         parsed, logprobs = joined(self.unsent, parsed), (*self.unsent_logprobs, *logprobs)
         self.unsent, self.unsent_logprobs = NOTHING, ()
         text, written = parsed.content, self.text.written if is_last and self.text.is_parsed else None
-        return Output(
+        output = Output(
             text, logprobs, reason, error, tokens, self.index, is_last, parsed.reasoning, parsed.tool_calls, written
         )
+        return output if self.activations is None else replace(output, activations=self.activations.take(tokens))
 
     def _logprobs(self, token: int, likelihood: Likelihood, place: int) -> tuple[TokenLogprob, ...]:
         if self.params.top_logprobs is None:

@@ -242,8 +242,10 @@ def _task(request: ChatRequest, name: str, fleet: Fleet) -> Task:
     if num_chars > MAX_TASK_CHARS:
         text = f"{request.model} takes up to {MAX_TASK_CHARS} characters, with what was said before; got {num_chars}"
         raise RequestError(text, param="messages", code="context_length_exceeded")
-    if request.sampling.echo or request.sampling.prompt_logprobs is not None:
-        param = "echo" if request.sampling.echo else "prompt_logprobs"
+    of_tokens = ("prompt_logprobs", "top_activations", "logit_lens")
+    refused = [name for name in of_tokens if getattr(request.sampling, name) is not None]
+    if request.sampling.echo or refused:
+        param = "echo" if request.sampling.echo else refused[0]
         raise RequestError(f"{request.model} is an agent, which takes no {param}", param=param)
     asked = [place for place, message in enumerate(request.messages) if message.role == "user"]
     if not asked:

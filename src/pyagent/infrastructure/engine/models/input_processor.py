@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from pyagent.core.errors import RequestError, UnsupportedError
 from pyagent.core.messages import ChatRequest, SamplingParams, check_echo
-from pyagent.core.runners.batch import PrefixKey
+from pyagent.core.runners.batch import PrefixKey, Probe
+from pyagent.infrastructure.engine.activations import ActivationLog, make_probe
 from pyagent.infrastructure.engine.answer_text import AnswerText
 from pyagent.infrastructure.engine.models.answer_grammars import AnswerGrammars, Beside, at_once
 from pyagent.infrastructure.engine.models.answer_log import record_answer, record_answers, without_prefix
@@ -29,6 +30,7 @@ from pyagent.infrastructure.engine.sampling.parallel_sampling import Samples, nu
 from pyagent.infrastructure.engine.sampling.sampler import answer_params, find_tokens, make_sampler
 
 if TYPE_CHECKING:
+    from pyagent.core.runners.runner import RunnerInfo
     from pyagent.infrastructure.engine.grammar import Grammar
     from pyagent.infrastructure.engine.logits.processors import LogitsProcessors
     from pyagent.infrastructure.engine.logits.row_processors import RowProcessor
@@ -57,6 +59,7 @@ class ProcessedInput:
     token_lists: dict[str, Any]
     processors: tuple[RowProcessor, ...]
     predicted: tuple[int, ...] = ()
+    probe: Probe | None = None
 
 
 class InputProcessor:
@@ -71,10 +74,12 @@ class InputProcessor:
         check_class: Callable[[str], str],
         *,
         scores_prompts: bool,
+        info: RunnerInfo,
         stream_interval: int = 1,
     ) -> None:
         """`check_class` returns the queue of a request class, or raises `RequestError`."""
         self._scores_prompts = scores_prompts
+        self._info = info
         self._stream_interval = stream_interval
         self.preprocessor = preprocessor
         self._tokenizer = preprocessor.tokenizer
@@ -196,6 +201,7 @@ class InputProcessor:
             token_lists=find_tokens(request.sampling, self._tokenizer),
             processors=self._processors(request),
             predicted=self._predicted(request.prediction, context.num_tokens),
+            probe=make_probe(request.sampling, self._info, _most_told(request, context.num_tokens - len(tokens))),
         )
 
     def _predicted(self, text: str, most: int) -> tuple[int, ...]:
@@ -251,6 +257,7 @@ class InputProcessor:
             index=index,
             processors=processors,
             predicted=common.predicted,
+            activations=None if common.probe is None else ActivationLog(common.probe, tokenizer),
             status=Status.FOLLOWING if index else Status.WAITING,
             stream_interval=self._stream_interval,
             num_echoed=len(common.prompt.echo),
@@ -291,6 +298,11 @@ def _check(request: ChatRequest) -> int:
     if request.answer_prefix and _has_several(request):
         raise RequestError("answer_prefix begins one answer, and several are asked for", param="answer_prefix")
     return num_answers
+
+
+def _most_told(request: ChatRequest, most: int) -> int:
+    """Return how many output tokens all answers together may have."""
+    return _max_tokens(request.sampling, most) * (request.best_of or request.n)
 
 
 def _max_tokens(params: SamplingParams, most: int) -> int:

@@ -113,6 +113,7 @@ class LoadedModel:
             self.logits,
             self.engine.scheduler.queues.check,
             scores_prompts=self.runner.scores_prompts,
+            info=self.runner.info,
             stream_interval=options.stream_interval,
         )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError
-from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, Likelihood, StepOutput
+from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, Likelihood, ProbedToken, StepOutput
 from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
 from pyagent.core.runners.kv_connector import KvShape
 from pyagent.core.runners.runner import RunnerInfo
@@ -74,6 +74,9 @@ class CpuRunner(PagedRunner):
             num_pages=about["num_pages"],
             page_bytes=about["page_bytes"],
             kv_groups=tuple(about["kv_groups"]),
+            # Which neurons a token has depends on its experts.
+            probes=frozenset({"logit_lens"} if about["num_experts"] else {"logit_lens", "top_activations"}),
+            num_layers=about["num_layers"],
         )
         self._kv_shape = KvShape(
             kv_dtype=kv_type(options),
@@ -92,7 +95,7 @@ class CpuRunner(PagedRunner):
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and sample the tokens it asks for; the pool learns what was computed."""
-        tokens, likelihoods, errors, further = self.model.execute(
+        tokens, likelihoods, errors, further, probed = self.model.execute(
             self.pool,
             batch.sequence_ids,
             batch.lengths,
@@ -104,9 +107,11 @@ class CpuRunner(PagedRunner):
             process=batch.process,
             processed=batch.processed,
             num_drafts=batch.num_drafts,
+            probes={row: (probe.num_neurons, probe.num_lens_tokens) for row, probe in batch.probes.items()},
         )
         output = StepOutput(tokens, errors=errors)
         output.likelihoods = {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}
+        output.probed = {row: [ProbedToken(*one) for one in told] for row, told in probed.items()}
         for row, sampled in further.items():
             output.more[row] = [token for token, _ in sampled]
             output.more_likelihoods[row] = [Likelihood(*likelihood) for _, likelihood in sampled if likelihood]

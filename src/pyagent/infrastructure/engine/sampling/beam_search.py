@@ -251,6 +251,8 @@ def check_beam(request: ChatRequest, beam: BeamSearch) -> None:
         "stop_token_ids": bool(sampling.stop_token_ids),
         "min_tokens": sampling.min_tokens > 0,
         "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "top_activations": sampling.top_activations is not None,
+        "logit_lens": sampling.logit_lens is not None,
         "echo": sampling.echo,
         "include_stop_str_in_output": sampling.include_stop_str_in_output,
         "skip_special_tokens": not sampling.skip_special_tokens,

@@ -67,11 +67,13 @@ class Samples:
         for index, member in enumerate(ranked[: self._num_told]):
             outputs = self._buffered[member.index]
             logprobs: list[TokenLogprob] = [logprob for output in outputs for logprob in output.logprobs]
+            activations = tuple(one for output in outputs for one in output.activations)
             whole = replace(
                 outputs[-1],
                 text="".join(output.text for output in outputs),
                 tokens=tuple(token for output in outputs for token in output.tokens),
                 logprobs=tuple(logprobs),
+                activations=activations,
                 reasoning="".join(output.reasoning for output in outputs),
                 tool_calls=tuple(piece for output in outputs for piece in output.tool_calls),
                 index=index,

@@ -77,6 +77,7 @@ class Scheduler:
         """Waiting requests for which others were preempted in this step."""
         self._num_masked = 0  # of running requests
         self._num_processed = 0  # running requests with logits processors
+        self._num_probed = 0  # running requests whose tokens' activations are told
         self._num_searching = 0  # running beams
         self.end_ids: frozenset[int] = frozenset()
         """End-of-sequence tokens of any request so far."""
@@ -124,6 +125,11 @@ class Scheduler:
     def has_processors(self) -> bool:
         """Whether a running request has logits processors."""
         return self._num_processed > 0
+
+    @property
+    def has_probes(self) -> bool:
+        """Whether a running request asks for its tokens' activations."""
+        return self._num_probed > 0
 
     def overdue(self) -> list[Request]:
         """Return the requests whose deadline has passed since the last call."""
@@ -565,6 +571,7 @@ class Scheduler:
         self.end_ids |= request.end_ids
         self._num_masked += request.has_mask
         self._num_processed += bool(request.processors)
+        self._num_probed += request.activations is not None
         self._num_searching += request.search is not None
         self.prefilling[request.id] = request
 
@@ -580,6 +587,7 @@ class Scheduler:
         self.admission.drop(request)
         self._num_masked -= request.has_mask
         self._num_processed -= bool(request.processors)
+        self._num_probed -= request.activations is not None
         self._num_searching -= request.search is not None
         return True
 

@@ -114,6 +114,11 @@ class Plan:
         if processed:
             self.batch.processed, self.batch.process = processed, partial(process, self.sampled)
 
+    def probe_tokens(self) -> None:
+        """Have the activations told of the tokens of requests that ask for them."""
+        asking = ((row, request.activations) for row, request in enumerate(self.sampled))
+        self.batch.probes = {row: activations.probe for row, activations in asking if activations is not None}
+
     def charge(self, forward_seconds: float, scheduler_seconds: float) -> None:
         """Add the step's times to its requests, a search's to its lead: forward pass by tokens, scheduling evenly."""
         per_token = forward_seconds / max(1, self.num_tokens)

@@ -32,13 +32,14 @@ TRIAL_OUTPUTS = 8
 
 @dataclass(slots=True)
 class _Amount:
-    """How much of an answer: characters of content, reasoning and arguments, calls, log probabilities, token ids."""
+    """How much of an answer: characters of content, reasoning and arguments, calls, log probabilities, ids."""
 
     content: int = 0
     reasoning: int = 0
     calls: int = 0
     arguments: int = 0
     logprobs: int = 0
+    activations: int = 0
     prompt_logprobs: int = 0
     token_ids: int = 0
     prompt_token_ids: int = 0
@@ -50,6 +51,7 @@ class _Amount:
         self.calls += sum(bool(piece.id) for piece in delta.tool_calls)
         self.arguments += sum(len(piece.arguments) for piece in delta.tool_calls)
         self.logprobs += len(delta.logprobs)
+        self.activations += len(delta.activations)
         self.prompt_logprobs += len(delta.prompt_logprobs)
         self.token_ids += len(delta.token_ids)
         self.prompt_token_ids += len(delta.prompt_token_ids)
@@ -63,6 +65,7 @@ class _Amount:
             reasoning=delta.reasoning[self._taken("reasoning", len(delta.reasoning)) :],
             tool_calls=[piece for piece in pieces if piece.id or piece.arguments],
             logprobs=delta.logprobs[self._taken("logprobs", len(delta.logprobs)) :],
+            activations=delta.activations[self._taken("activations", len(delta.activations)) :],
             prompt_logprobs=delta.prompt_logprobs[self._taken("prompt_logprobs", len(delta.prompt_logprobs)) :],
             token_ids=delta.token_ids[self._taken("token_ids", len(delta.token_ids)) :],
             prompt_token_ids=delta.prompt_token_ids[self._taken("prompt_token_ids", len(delta.prompt_token_ids)) :],

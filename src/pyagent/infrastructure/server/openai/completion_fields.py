@@ -34,6 +34,8 @@ _SAMPLING = (
     "return_token_ids",
     "return_tokens_as_token_ids",
     "prompt_logprobs",
+    "top_activations",
+    "logit_lens",
     "typical_p",
     "epsilon_cutoff",
     "eta_cutoff",
@@ -104,6 +106,8 @@ class CompletionFields(FormatFields, forbid_unknown_fields=True, kw_only=True):
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    top_activations: int | None = None
+    logit_lens: int | None = None
     typical_p: float | None = None
     epsilon_cutoff: float | None = None
     eta_cutoff: float | None = None

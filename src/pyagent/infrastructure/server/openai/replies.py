@@ -53,7 +53,7 @@ class OpenAIEncoder:
         reasoning = "".join(delta.reasoning for delta in deltas)
         calls = whole_calls(deltas)
         logprobs = [entry for delta in deltas for entry in delta.logprobs]
-        choice: JsonObject = {"index": last.index, "finish_reason": last.finish_reason, **_token_ids(deltas)}
+        choice: JsonObject = {"index": last.index, "finish_reason": last.finish_reason, **_of_tokens(deltas)}
         if self.is_chat:
             message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
             message |= {"reasoning_content": reasoning} if reasoning else {}
@@ -95,7 +95,7 @@ class OpenAIEncoder:
         is_first = delta.index not in self._begun
         self._begun.add(delta.index)
         self._usage = delta.usage
-        choice: JsonObject = {"index": delta.index, "finish_reason": delta.finish_reason, **_token_ids([delta])}
+        choice: JsonObject = {"index": delta.index, "finish_reason": delta.finish_reason, **_of_tokens([delta])}
         if self.is_chat:
             piece: JsonObject = {"role": "assistant", "content": delta.content} if is_first else {}
             piece |= {"content": delta.content} if delta.content else {}
@@ -207,10 +207,11 @@ def _prompt_logprobs(deltas: list[ChatDelta]) -> JsonObject:
     return {"prompt_logprobs": prompt_logprobs} if prompt_logprobs else {}
 
 
-def _token_ids(deltas: list[ChatDelta]) -> JsonObject:
-    """Return the ids of an answer's tokens, in vLLM's field."""
+def _of_tokens(deltas: list[ChatDelta]) -> JsonObject:
+    """Return the ids of an answer's tokens, in vLLM's field, and the activations behind them (ours)."""
     tokens = [token for delta in deltas for token in delta.token_ids]
-    return {"token_ids": tokens} if tokens else {}
+    activations = [one for delta in deltas for one in delta.activations]
+    return {**({"token_ids": tokens} if tokens else {}), **({"activations": activations} if activations else {})}
 
 
 def _prompt_ids(deltas: list[ChatDelta]) -> JsonObject:
