@@ -54,9 +54,9 @@ pub(super) fn resizing<'b, Row: Fn(usize) -> &'b [f32] + Sync>(
         let mut values = vec![0.0; cols];
         let first = piece.index * PIECE_ROWS;
         let mut found = Vec::with_capacity(PIECE_ROWS);
-        for row in first..(first + PIECE_ROWS).min(rows) {
+        for (row, magnitude) in magnitudes.iter().enumerate().skip(first).take(PIECE_ROWS) {
             linear.weight.row(row, &mut values);
-            found.push((f64::from(magnitudes[row]) / delta.length(row, &mut values)) as f32);
+            found.push((f64::from(*magnitude) / delta.length(row, &mut values)) as f32);
         }
         let mut factors = factors.lock().unwrap_or_else(PoisonError::into_inner);
         factors[first..first + found.len()].copy_from_slice(&found);

@@ -243,7 +243,6 @@ impl Part<'_> {
                     Some(&slots.tokens),
                     (run.slots.clone(), blocks),
                     own,
-                    None,
                 )
             };
         }

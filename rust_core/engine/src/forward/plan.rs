@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::adapters::AdapterPlan;
 use super::attention::{self, AttentionPlan};
 use super::experts::RoutingPlan;
-use crate::adapters::Adapter;
 use super::probe::{Probe, ProbedRow};
+use crate::adapters::Adapter;
 use crate::config::ModelConfig;
 use crate::kv::{KvPages, StateRun};
 
