@@ -168,9 +168,11 @@ class Learned:
         self._arms[state, option] = self._arms.get((state, option), Arm(option)).rewarded(reward)
 
 
-def combined_regret(policy: Policy | None, chances: Chances, num_runs: int, seed: int, *, is_together: bool) -> float:
-    """Return the regret of so many runs of three choices each; together, each has those before it as its state."""
-    random, best, lost = Random(seed), max(chances.values()), 0.0
+def combined_losses(
+    policy: Policy | None, chances: Chances, num_runs: int, seed: int, *, is_together: bool
+) -> list[float]:
+    """Return what each of so many runs of three choices lost; together, a choice has those before it as its state."""
+    random, best, lost = Random(seed), max(chances.values()), list[float]()
     kinds = [Learned(policy, f"{seed} {number}") for number in range(len(KINDS))]
     for _ in range(num_runs):
         taken: list[str] = []
@@ -178,7 +180,7 @@ def combined_regret(policy: Policy | None, chances: Chances, num_runs: int, seed
         for kind, options in zip(kinds, KINDS, strict=True):
             states.append(" ".join(taken) if is_together else "")
             taken.append(kind.take(states[-1], options))
-        lost += best - chances[tuple(taken)]
+        lost.append(best - chances[tuple(taken)])
         reward = float(random.random() < chances[tuple(taken)])
         for kind, state, option in zip(kinds, states, taken, strict=True):
             kind.learn(state, option, reward)
@@ -247,18 +249,20 @@ def print_together(num_runs: int, num_seeds: int) -> None:
     """Print the regrets of combinations that are learned apart and together, in worlds of both sorts."""
     policies: list[Policy | None] = [None, *BANDITS, *METHODS]
     worlds: list[tuple[str, Callable[[int], Chances]]] = [("depending", depending), ("adding", adding)]
-    print(f"three choices at once: {num_runs} runs, mean of {num_seeds} worlds, regret against the best combination")
+    print(f"three choices at once: {num_runs} runs, mean regret against the best combination of {num_seeds} worlds,")
+    print("and in how many of them a run of the last tenth loses more than 0.1")
     print(f"{'policy':<14}" + "".join(f"{f'{name}: {how}':>20}" for name, _ in worlds for how in ("apart", "together")))
     for policy in policies:
-        found = [
-            fmean(
-                combined_regret(policy, world(seed), num_runs, seed, is_together=is_together)
-                for seed in range(num_seeds)
-            )
-            for _, world in worlds
-            for is_together in (False, True)
-        ]
-        print(f"{policy or 'uniform':<14}" + "".join(f"{lost:>20.1f}" for lost in found))
+        cells: list[str] = []
+        for _, world in worlds:
+            for is_together in (False, True):
+                found = [
+                    combined_losses(policy, world(seed), num_runs, seed, is_together=is_together)
+                    for seed in range(num_seeds)
+                ]
+                num_stuck = sum(fmean(losses[-num_runs // 10 :]) > 0.1 for losses in found)
+                cells.append(f"{fmean(fsum(losses) for losses in found):.1f} ({num_stuck})")
+        print(f"{policy or 'uniform':<14}" + "".join(f"{cell:>20}" for cell in cells))
     print()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.storage.outcomes import OutcomesOf
 
 _NUM_SAMPLES = 100
-_MAX_KIND = 40
+_MAX_KIND = 60
 _MAX_COMBINATIONS = 20
 _DIGEST = re.compile(r"#[0-9a-f]{6}\b")
 """Of a prompt's text, after the name of its variant."""

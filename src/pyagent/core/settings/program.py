@@ -30,7 +30,7 @@ class Plugins(Section, frozen=True):
         list[str],
         Setting(
             TEXTS,
-            "Plugins whose agents and tools run in processes of their own, with the files, network and tools that each "
+            "Plugins whose agents and tools run in processes of their own, with the files, network, tools and agents that each "
             "plugin declares.",
         ),
     ] = []
