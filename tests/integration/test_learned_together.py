@@ -172,8 +172,8 @@ def test_check_is_for_the_agent_that_passed_it(tmp_path: Path) -> None:
 
     async def work(number: int) -> None:
         agents = [
-            Custom(f"first{number}", _give_up, score=lambda task: 0.9),
-            Custom(f"second{number}", _give_up, score=lambda task: 0.89),
+            Custom(f"tried{number}", _give_up, score=lambda task: 0.9),
+            Custom(f"used{number}", _give_up, score=lambda task: 0.89),
             Custom("solve", solved, score=lambda task: 0.88),
         ]
         learning = _learning(policy="ucb1", attempts=3)
@@ -182,7 +182,7 @@ def test_check_is_for_the_agent_that_passed_it(tmp_path: Path) -> None:
             assert isinstance((await _events(fleet, [step]))[-1], ev.RunFinished)
             assert [row.quality for row in _rows(fleet, "agent")] == [0.0, 0.0, 1.0]
             assert [row.quality for row in _rows(fleet, "strategy/solve")] == [1.0]
-            assert [row.quality for row in _rows(fleet, f"strategy/first{number}")] == [0.0]
+            assert [row.quality for row in _rows(fleet, f"strategy/tried{number}")] == [0.0]
 
     for number in range(4):
         asyncio.run(work(number))

@@ -123,7 +123,7 @@ class Learner:
             choice = self._placed(choice, agent)
             turn = self.outcomes.turn(choice.tenant, choice.kind)
             rows = self.outcomes.rows(choice.tenant, choice.kind)
-            if is_together:
+            if is_together and any(each.bound is not None for each in self.rules.objectives):
                 after = [self.outcomes.rows(choice.tenant, kind) for kind in kinds_after(choice.kind, names)]
                 rows = that_count(rows, after, self.rules.objectives)
             random = Random(f"{self.rules.seed}/{choice.tenant}/{choice.kind}/{turn}")  # noqa: S311 - no secret

@@ -122,8 +122,6 @@ def that_count(
     A run that took what a bound rules out now is left out: it is not gone on like that any more. `after` has each
     kind's outcomes, a kind that depends on another after that.
     """
-    if all(each.bound is None for each in objectives):
-        return [*rows]
     out: set[str] = set()
     then: defaultdict[str, str] = defaultdict(str)
     for kind in reversed(after):

@@ -30,8 +30,8 @@ class Plugins(Section, frozen=True):
         list[str],
         Setting(
             TEXTS,
-            "Plugins whose agents and tools run in processes of their own, with the files, network, tools and agents that each "
-            "plugin declares.",
+            "Plugins whose agents and tools run in processes of their own, with the files, network, tools and agents "
+            "that each plugin declares.",
         ),
     ] = []
     isolated_seconds: Annotated[
