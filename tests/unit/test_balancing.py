@@ -197,3 +197,15 @@ def test_agent_is_an_administrators_and_wants_a_chain() -> None:
 def test_agent_takes_what_asks_for_a_link(text: str, is_asked: bool) -> None:
     """The rule is narrow: a link and what is wanted of it."""
     assert bool(ScalingAgent().score(Task(text=text))) is is_asked
+
+
+def test_agent_shows_each_policy_over_one_link(tmp_path: Path) -> None:
+    """Where one link is all that takes requests every policy chooses it, the choice among two as well."""
+    chain, _, b = pooled(tmp_path, "power_of_two")
+    b.play = says(BackendError("down", backend="link:b"))
+    backends(chain, 12)
+    found = spread(chain, "which?")
+    assert [choice.routing for choice in found.choices] == list(ROUTINGS)
+    assert {(*choice.order, choice.reason) for choice in found.choices} == {
+        ("link:a", "the only link that takes requests now")
+    }

@@ -65,9 +65,9 @@ class Balancer:
             case "least_requests":
                 return sorted(places, key=lambda at: (links[at].busyness, turns[at]))
             case "power_of_two":
-                first, second, *rest = _shuffled([link.weight for link in links], draw)
-                two = sorted((first, second), key=lambda at: links[at].busyness)
-                return [*two, *sorted(rest, key=lambda at: (links[at].busyness, turns[at]))]
+                shuffled = _shuffled([link.weight for link in links], draw)
+                two = sorted(shuffled[:2], key=lambda at: links[at].busyness)
+                return [*two, *sorted(shuffled[2:], key=lambda at: (links[at].busyness, turns[at]))]
             case "latency":
                 return _shuffled(
                     [link.weight / seconds for link, seconds in zip(links, _seconds(links), strict=True)], draw
@@ -78,6 +78,8 @@ class Balancer:
 
 def why(routing: Routing, link: Standing, others: Sequence[Standing]) -> str:
     """Return in words why a policy asks a link before the others."""
+    if not others:
+        return "the only link that takes requests now"
     match routing:
         case "round_robin":
             all_weights = link.weight + sum(one.weight for one in others)
