@@ -59,7 +59,8 @@ def of_all_kinds() -> list[ChatRequest]:
     asked = [chat("on and on and on and on", max_tokens=40, temperature=0, ignore_eos=True), *mixed_requests(9)]
     asked += [chat("the user", max_tokens=20, seed=3, stop=("e",))]
     asked += [chat("at the", max_tokens=9, top_logprobs=2, seed=1)]
-    return asked + [msgspec.structs.replace(one, n=3) for one in asked[1:3]]
+    asked += [msgspec.structs.replace(one, n=3) for one in asked[1:3]]
+    return [*asked, msgspec.structs.replace(asked[4], n=2, best_of=3)]
 
 
 def test_answers_are_the_same_with_activations_and_without(tiny_model_path: Path) -> None:
