@@ -59,7 +59,8 @@ def of_all_kinds() -> list[ChatRequest]:
     asked = [chat("on and on and on and on", max_tokens=40, temperature=0, ignore_eos=True), *mixed_requests(9)]
     asked += [chat("the user", max_tokens=20, seed=3, stop=("e",))]
     asked += [chat("at the", max_tokens=9, top_logprobs=2, seed=1)]
-    return asked + [msgspec.structs.replace(one, n=3) for one in asked[1:3]]
+    asked += [msgspec.structs.replace(one, n=3) for one in asked[1:3]]
+    return [*asked, msgspec.structs.replace(asked[4], n=2, best_of=3)]
 
 
 def test_answers_are_the_same_with_activations_and_without(tiny_model_path: Path) -> None:
@@ -128,15 +129,14 @@ def test_neurons_come_in_order_and_more_of_them_go_on(tiny_model_path: Path) -> 
     run(main())
 
 
-@pytest.mark.parametrize("process", [False, True])
-def test_an_engine_in_its_own_process_tells_them(tiny_model_path: Path, process: bool) -> None:
+def test_an_engine_in_its_own_process_tells_them(tiny_model_path: Path) -> None:
     """They cross the border of the engine's process unchanged."""
     request = probing(chat("the user", max_tokens=6, seed=2, ignore_eos=True))
 
     async def main() -> None:
         async with running(tiny_model_path) as backend:
             expected = await collect(backend.chat(request))
-        async with engine_of(tiny_model_path, process=process) as backend:
+        async with engine_of(tiny_model_path, process=True) as backend:
             assert told(await collect(backend.chat(request))) == told(expected)
 
     run(main())
@@ -242,7 +242,7 @@ def test_they_come_over_http_whole_and_streamed(url: str) -> None:
 
 
 def test_a_run_records_them_and_shows_them(tmp_path: Path) -> None:
-    """`run --activations` journals them with each answer; `runs show --activations` and `--json` have them."""
+    """`run --activations` journals them with each answer, and has them in its events; `runs show` shows them all."""
     model = write_tiny_model(tmp_path / "tiny.gguf", llama__context_length=4096)
     environment, chain = fresh_environment(tmp_path), ["--chain", f"native:{model}"]
 
@@ -251,10 +251,9 @@ def test_a_run_records_them_and_shows_them(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    called("run", "--agent", "reasoning", "The user.", "--activations", "2", *chain)
+    said = called("run", "--agent", "reasoning", "The user.", "--activations", "2", "--json", *chain)
+    tokens = [one for event in map(json.loads, said.splitlines()) for one in event.get("activations", [])]
+    assert [len(token["neurons"]) for token in tokens] == [2] * len(tokens)
     shown = called("runs", "show", "--activations")
     assert "reasoning · native:" in shown
-    events = map(json.loads, called("runs", "show", "--json").splitlines())
-    tokens = [one for event in events for one in event.get("activations", [])]
-    assert [len(token["neurons"]) for token in tokens] == [2] * len(tokens)
     assert shown.count(" neurons ") == shown.count(" layers ") == len(tokens) > 0

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pyagent.core.activations import TokenActivations
 from pyagent.core.messages import ChatDelta, ChatRequest, FunctionCall, TokenLogprob, ToolCallDelta
 from pyagent.core.tool_call_deltas import whole_calls
 from pyagent.infrastructure.engine.subprocess.in_flight import MAX_DEATHS, InFlight, InFlightRequest
@@ -114,6 +115,7 @@ def test_several_answers_computed_anew_are_delivered_once(data: st.DataObject):
     one = request(1, n=2)
     delivered = ["", ""]
     logprobs: list[list[str]] = [[], []]
+    activations: list[list[str]] = [[], []]
     reasons: list[list[str]] = [[], []]
     for is_last in (False, False, True):
         one.submission()
@@ -132,15 +134,18 @@ def test_several_answers_computed_anew_are_delivered_once(data: st.DataObject):
                 index=index,
                 content=piece,
                 logprobs=[TokenLogprob(letter, -1.0) for letter in piece],
+                activations=[TokenActivations(letter) for letter in piece],
                 finish_reason="stop" if at[index] == len(texts[index]) else None,
             )
             new = one.apply(Outputs(1, delta))
             if new is not None:
                 delivered[index] += new.content
                 logprobs[index] += [entry.token for entry in new.logprobs]
+                activations[index] += [entry.token for entry in new.activations]
                 reasons[index] += [new.finish_reason] if new.finish_reason else []
     assert delivered == texts
     assert ["".join(entries) for entries in logprobs] == texts
+    assert ["".join(entries) for entries in activations] == texts
     assert reasons == [["stop"], ["stop"]]
 
 
