@@ -2,8 +2,9 @@
 
     .oracle/bin/python benchmarks/hybrids.py [--shape qwen35] [--kind Q4_K] [--threads 2]     (needs numpy and gguf)
 
-Random weights in the shape of Qwen 3.5 4B (four of its 32 layers: three gated delta nets and one with attention) or of
-LFM2 1.2B (three of its 16 layers: two short convolutions and one with attention); the vocabulary is cut too. Threads
+Random weights in the shape of Qwen 3.5 4B (four of its 32 layers: three gated delta nets and one with attention), of
+LFM2 1.2B (three of its 16 layers: two short convolutions and one with attention) or of Granite 4.0 H Micro (four of its
+40 layers: three of Mamba-2 and one with attention; it has one in ten); the vocabulary is cut too. Threads
 that sum a large array give the rate of the memory, in turns with the steps. What a step reads besides the weights, a
 sequence's state, is told apart.
 """
@@ -25,11 +26,22 @@ from pyagent import _rust
 
 BATCHES = (1, 8, 16)
 PROMPT, ROUNDS = 512, 5
-LAYERS = {"lfm2": [True, True, False], "qwen35": [True, True, True, False]}
+LAYERS = {
+    "lfm2": [True, True, False],
+    "qwen35": [True, True, True, False],
+    "granitehybrid": [True, True, True, False],
+}
 """Of each layer, whether it is recurrent."""
-WIDTHS = {"lfm2": (2048, 8192, 32, 8, 64), "qwen35": (2560, 9216, 16, 4, 256)}
+WIDTHS = {
+    "lfm2": (2048, 8192, 32, 8, 64),
+    "qwen35": (2560, 9216, 16, 4, 256),
+    "granitehybrid": (2048, 8192, 32, 8, 64),
+}
 """Stream, feed-forward block, heads, key-value heads, a head."""
 KEY_HEADS, VALUE_HEADS, HEAD = 16, 32, 128
+"""Of delta nets."""
+SPACE_HEADS, SPACE_HEAD, STATE = 64, 64, 128
+"""Of Mamba-2."""
 
 
 class Writer:
@@ -50,7 +62,7 @@ class Writer:
         for layer, is_recurrent in enumerate(self.layers):
             block = f"blk.{layer}"
             self._ones(f"{block}.attn_norm", self.hidden)
-            self._ones(f"{block}.{'ffn' if self.shape == 'lfm2' else 'post_attention'}_norm", self.hidden)
+            self._ones(f"{block}.{'post_attention' if self.shape == 'qwen35' else 'ffn'}_norm", self.hidden)
             (self._recurrent if is_recurrent else self._attention)(block)
             for name, rows, cols in (("gate", self.ffn, self.hidden), ("up", self.ffn, self.hidden)):
                 self._matrix(f"{block}.ffn_{name}", rows, cols)
@@ -72,6 +84,13 @@ class Writer:
             file.add_head_count_kv([0 if is_recurrent else self.kv_heads for is_recurrent in self.layers])
             file.add_uint32("lfm2.shortconv.l_cache", 3)
             return
+        if self.shape == "granitehybrid":
+            file.add_head_count_kv([0 if is_recurrent else self.kv_heads for is_recurrent in self.layers])
+            numbers = {"conv_kernel": 4, "group_count": 1, "state_size": STATE, "time_step_rank": SPACE_HEADS}
+            for key, number in {**numbers, "inner_size": SPACE_HEADS * SPACE_HEAD}.items():
+                file.add_uint32(f"granitehybrid.ssm.{key}", number)
+            file.add_bool("granitehybrid.rope.scaling.finetuned", False)
+            return
         file.add_head_count_kv(self.kv_heads)
         numbers = {"conv_kernel": 4, "group_count": KEY_HEADS, "state_size": HEAD, "time_step_rank": VALUE_HEADS}
         for key, number in {**numbers, "inner_size": VALUE_HEADS * HEAD}.items():
@@ -82,10 +101,12 @@ class Writer:
 
     def _attention(self, block: str) -> None:
         queries, keys = self.heads * self.head, self.kv_heads * self.head
-        self._matrix(f"{block}.attn_q", queries * (1 if self.shape == "lfm2" else 2), self.hidden)
+        self._matrix(f"{block}.attn_q", queries * (2 if self.shape == "qwen35" else 1), self.hidden)
         self._matrix(f"{block}.attn_k", keys, self.hidden)
         self._matrix(f"{block}.attn_v", keys, self.hidden)
         self._matrix(f"{block}.attn_output", self.hidden, queries)
+        if self.shape == "granitehybrid":
+            return
         self._ones(f"{block}.attn_q_norm", self.head)
         self._ones(f"{block}.attn_k_norm", self.head)
 
@@ -94,6 +115,9 @@ class Writer:
             self._matrix(f"{block}.shortconv.in_proj", 3 * self.hidden, self.hidden)
             self._matrix(f"{block}.shortconv.out_proj", self.hidden, self.hidden)
             self._floats(f"{block}.shortconv.conv.weight", self.hidden, 3)
+            return
+        if self.shape == "granitehybrid":
+            self._state_space(block)
             return
         values, channels = VALUE_HEADS * HEAD, (2 * KEY_HEADS + VALUE_HEADS) * HEAD
         self._matrix(f"{block}.attn_qkv", channels, self.hidden)
@@ -105,6 +129,18 @@ class Writer:
         self.file.add_tensor(f"{block}.ssm_a", np.full(VALUE_HEADS, -1.0, dtype=np.float32))
         self._floats(f"{block}.ssm_dt.bias", VALUE_HEADS)
         self._ones(f"{block}.ssm_norm", HEAD)
+
+    def _state_space(self, block: str) -> None:
+        inner = SPACE_HEADS * SPACE_HEAD
+        channels = inner + 2 * STATE
+        self._matrix(f"{block}.ssm_in", inner + channels + SPACE_HEADS, self.hidden)
+        self._matrix(f"{block}.ssm_out", self.hidden, inner)
+        self._floats(f"{block}.ssm_conv1d.weight", channels, 4)
+        self._floats(f"{block}.ssm_conv1d.bias", channels)
+        self.file.add_tensor(f"{block}.ssm_a", np.full((SPACE_HEADS, 1), -1.0, dtype=np.float32))
+        self.file.add_tensor(f"{block}.ssm_d", np.ones((SPACE_HEADS, 1), dtype=np.float32))
+        self._floats(f"{block}.ssm_dt.bias", SPACE_HEADS)
+        self._ones(f"{block}.ssm_norm", inner)
 
     def _matrix(self, name: str, rows: int, cols: int) -> None:
         blocks = random_blocks(self.draw, self.kind, rows, cols)

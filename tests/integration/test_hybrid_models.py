@@ -26,8 +26,8 @@ from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
 NUM_TOKENS = len(vocabulary()[0])
-FAMILIES = ("lfm2", "qwen35")
-LITTLE = {"lfm2": 20, "qwen35": 66}
+FAMILIES = ("lfm2", "qwen35", "granitehybrid")
+LITTLE = {"lfm2": 20, "qwen35": 66, "granitehybrid": 66}
 """Memory for one long sequence and a bit, in blocks of the tiny model: states of delta nets take more."""
 FORMATS: dict[str, Callable[[int], EngineOptions]] = {
     "two threads": lambda _: options(threads=2),
@@ -161,7 +161,7 @@ def test_preempted_answers_are_unchanged(path: Path, kind: str) -> None:
     """Four long answers in memory for less: requests yield, and their texts are the same."""
 
     async def work() -> None:
-        max_tokens, blocks = {"lfm2": (300, LITTLE["lfm2"]), "qwen35": (900, 92)}[path.stem]
+        max_tokens, blocks = {"lfm2": (300, LITTLE["lfm2"]), "qwen35": (900, 92), "granitehybrid": (450, 92)}[path.stem]
         sampling: dict[str, object] = {"ignore_eos": True, "max_tokens": max_tokens, "frequency_penalty": 1}
         seeded = [chat(f"{seed} the", seed=seed, **sampling) for seed in range(4)]
         texts = await alone(path, seeded)
@@ -238,6 +238,37 @@ def changed(architecture: str, change: Callable[[dict[str, object]], object]) ->
         ("qwen35", lambda t: None, {"qwen35.ssm.group_count": 0}, "key heads is 0"),
         ("qwen35", lambda t: None, {"qwen35.ssm.time_step_rank": 8}, "value head size is 16; expected 32 to 1024"),
         ("qwen35", lambda t: None, {"qwen35.nextn_predict_layers": 1}, "'qwen35.nextn_predict_layers' is not impl"),
+        ("granitehybrid", lambda t: t.pop("blk.0.ssm_d"), {}, "blk.0.ssm_d"),
+        ("granitehybrid", lambda t: t.pop("blk.1.ssm_in.weight"), {}, "blk.1.ssm_in.weight"),
+        ("granitehybrid", lambda t: t.pop("blk.3.ffn_up_exps.weight"), {}, "blk.3.ffn_up_exps.weight"),
+        (
+            "granitehybrid",
+            lambda t: None,
+            {"granitehybrid.ssm.state_size": 32},
+            "ssm_in.weight' is 324 x 64; expected 388 x 64",
+        ),
+        (
+            "granitehybrid",
+            lambda t: None,
+            {"granitehybrid.ssm.state_size": 24},
+            "state size is 24; expected 16 to 1024, a multiple of 16",
+        ),
+        ("granitehybrid", lambda t: None, {"granitehybrid.ssm.group_count": 3}, "heads is 4; expected 1 to 1024, a"),
+        ("granitehybrid", lambda t: None, {"granitehybrid.ssm.group_count": 0}, "groups is 0"),
+        (
+            "granitehybrid",
+            lambda t: None,
+            {"granitehybrid.ssm.time_step_rank": 3},
+            "inner_size' 128 is not whole heads",
+        ),
+        ("granitehybrid", lambda t: None, {"granitehybrid.ssm.time_step_rank": 16}, "head size is 8; expected 16"),
+        ("granitehybrid", lambda t: None, {"granitehybrid.logit_scale": -1.0}, "is not a number above 0"),
+        (
+            "granitehybrid",
+            lambda t: None,
+            {"granitehybrid.attention.head_count_kv": [0, 0, 0, 0]},
+            "key/value heads is 0",
+        ),
     ],
 )
 def test_damaged_files_are_refused_by_name(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gguf_writer import write_gguf
-from support.hybrid_model import hybrid_metadata
+from support.hybrid_conversion import write_hybrid_as_gguf
 
 from pyagent import _rust
 from pyagent.infrastructure.engine.tokens.word_patterns import QWEN35
@@ -37,6 +35,33 @@ _QWEN35 = {
     "linear_value_head_dim": 32,
     "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
 }
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_NEXT = {
+    **_QWEN35,
+    **_EXPERTS,
+    "shared_expert_intermediate_size": 48,
+    "linear_num_value_heads": 6,
+    "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25},
+}
+_FACTORS = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+}
+_GRANITE = {
+    **_SHAPE,
+    **_FACTORS,
+    "intermediate_size": 32,
+    "shared_intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+}
+_DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": (
         "lfm2",
@@ -59,6 +84,42 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_5_text",
         {**_QWEN35, "linear_num_value_heads": 6, "linear_key_head_dim": 48, "linear_conv_kernel_dim": 3},
     ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            **_SHAPE,
+            **_CONVOLUTIONS,
+            **_EXPERTS,
+            "intermediate_size": 96,
+            "num_dense_layers": 1,
+            "rope_parameters": _ROPE,
+        }
+        | {"routed_scaling_factor": 1.5},
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**_QWEN35, **_EXPERTS, "shared_expert_intermediate_size": 48}),
+    "qwen3_next": ("qwen3_next", {**_NEXT, "tie_word_embeddings": True}),
+    "qwen3_next-dense-layers": ("qwen3_next", {**_NEXT, "mlp_only_layers": [0], "decoder_sparse_step": 2}),
+    "granitemoehybrid": ("granitemoehybrid", {**_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 3}),
+    "granitemoehybrid-dense": (
+        "granitemoehybrid",
+        {
+            **_GRANITE,
+            **_DENSE,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 48,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_chunk_size": 32,
+        },
+    ),
+    "granitemoehybrid-limited": ("granitemoehybrid", {**_GRANITE, **_DENSE, "time_step_limit": (0.05, 0.3)}),
+    "granitemoehybrid-attention": (
+        "granitemoehybrid",
+        {**_GRANITE, **_DENSE, "layer_types": ["full_attention"] * 4, "tie_word_embeddings": True},
+    ),
+    "granite": ("granite", {**_SHAPE, **_FACTORS, "intermediate_size": 96, "num_hidden_layers": 4}),
     "qwen3_5-in-turn": ("qwen3_5_text", {**_QWEN35, "full_attention_interval": 2, "attention_bias": True}),
 }
 
@@ -72,11 +133,15 @@ def reference_model(family: str) -> Any:
     kind, shape = CONFIGS[family]
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape), dtype=torch.float32).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or "bias" in name:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            elif "A_log" in name:
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            if "expert_bias" in name:
+                parameter.copy_(torch.rand_like(parameter) * 0.5)
+            elif name.endswith((".A_log", ".dt_bias", ".D")):
                 parameter.copy_(torch.empty_like(parameter).uniform_(-3.0, 0.5))
+            elif "norm" in name or "bias" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            elif parameter.dim() > 1 and name.endswith((".gate.weight", "router.weight")):
+                parameter.mul_(16.0)
             elif parameter.dim() > 1:
                 parameter.mul_(4.0)
     return model
@@ -146,14 +211,25 @@ def test_hybrids_agree_with_transformers_at_500_positions(family: str, tmp_path:
     expect_near(np.concatenate(others), of_other)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "qwen3_5-three-values-a-key"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "lfm2",
+        "qwen3_5",
+        "qwen3_5-three-values-a-key",
+        "lfm2_moe",
+        "qwen3_5_moe",
+        "qwen3_next",
+        "granitemoehybrid",
+        "granitemoehybrid-attention",
+    ],
+)
 def test_gguf_files_under_the_names_of_llama_cpp_give_the_same_logits(family: str, tmp_path: Path) -> None:
     """The same weights as llama.cpp's converter arranges them: value heads in tiles, decays with their sign."""
     import torch
 
     reference = reference_model(family)
-    kind = "lfm2" if family == "lfm2" else "qwen35"
-    path = write_gguf(tmp_path / "model.gguf", gguf_metadata(reference.config, kind), gguf_tensors(reference, kind))
+    path = write_hybrid_as_gguf(tmp_path / "model.gguf", reference)
     draw = random.Random(2)
     tokens = [draw.randrange(250) for _ in range(100)]
     with torch.no_grad():
@@ -161,109 +237,25 @@ def test_gguf_files_under_the_names_of_llama_cpp_give_the_same_logits(family: st
     expect_near(Runner(path).step((1, tokens)), expected)
 
 
-def gguf_metadata(config: Any, kind: str) -> dict[str, object]:
-    """Return the metadata of a model's file."""
-    if kind == "lfm2":
-        entries = {"feed_forward_length": 96, "attention.layer_norm_rms_epsilon": config.norm_eps}
-    else:
-        entries = {
-            "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-            "feed_forward_length": config.intermediate_size,
-            "ssm.conv_kernel": config.linear_conv_kernel_dim,
-            "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
-            "ssm.state_size": config.linear_key_head_dim,
-            "ssm.time_step_rank": config.linear_num_value_heads,
-        }
-    return hybrid_metadata(kind, **{f"{kind}.{key}": value for key, value in entries.items()})
-
-
-_COMMON = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "operator_norm": "attn_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "post_attention_norm",
-    "ffn_norm": "ffn_norm",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.w2": "ffn_down",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.out_proj": "shortconv.out_proj",
-    "conv.conv": "shortconv.conv",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-}
-_WHOLE = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.embedding_norm.weight": "token_embd_norm.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-
-
-def gguf_tensors(model: Any, kind: str) -> Any:
-    """Return a model's tensors under llama.cpp's names, each as its converter has it."""
-    config, tensors = model.config, {}
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        values = tensor.detach().clone()
-        is_offset = kind == "qwen35" and "norm" in name and "linear_attn" not in name
-        values = values + 1 if is_offset else values
-        if kind == "qwen35" and "linear_attn" in name:
-            values = tiled(name, values, config)
-        values = values.squeeze(1) if values.dim() == 3 else values
-        tensors[gguf_name(name)] = (tuple(reversed(values.shape)), array("f", values.flatten().tolist()))
-    return tensors
-
-
-def gguf_name(name: str) -> str:
-    if name in _WHOLE:
-        return _WHOLE[name]
-    _, _, layer, rest = name.split(".", 3)
-    if rest.endswith("A_log"):
-        return f"blk.{layer}.ssm_a"
-    if rest.endswith("dt_bias"):
-        return f"blk.{layer}.ssm_dt.bias"
-    part, _, end = rest.rpartition(".")
-    return f"blk.{layer}.{_COMMON[part]}.{end}"
-
-
-def tiled(name: str, values: Any, config: Any) -> Any:
-    """Return a delta net's tensor with one value head of every key head, then the next of each."""
+@pytest.mark.parametrize("family", ["qwen3_5_moe"])
+def test_experts_in_one_tensor_give_the_same_bits(family: str, tmp_path: Path) -> None:
+    """All of a layer's experts in two tensors, gates before ups, as Qwen publishes them; one too many is refused."""
     import torch
+    from safetensors.torch import load_file, save_file
 
-    key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
-    keys, size = 2 * key_heads * config.linear_key_head_dim, config.linear_value_head_dim
-
-    def tile(rows: Any, unit: int) -> Any:
-        shape = (key_heads, value_heads // key_heads, unit, *rows.shape[1:])
-        return rows.reshape(shape).transpose(0, 1).reshape(rows.shape)
-
-    if "in_proj_qkv" in name or "conv1d" in name:
-        return torch.cat([values[:keys], tile(values[keys:], size)])
-    if "in_proj_z" in name:
-        return tile(values, size)
-    if "out_proj" in name:
-        return tile(values.T, size).T.contiguous()
-    if "A_log" in name:
-        values = -values.exp()
-    return values if "norm" in name else tile(values, 1)
+    reference = reference_model(family)
+    reference.save_pretrained(tmp_path)
+    tokens = [(7 * place + place * place) % 250 for place in range(60)]
+    expected = Runner(tmp_path).step((1, tokens))
+    path = tmp_path / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if ".experts." not in name}
+    stacked = {name: tensor for name, tensor in reference.state_dict().items() if ".experts." in name}
+    save_file({**tensors, **stacked}, path)
+    assert (Runner(tmp_path).step((1, tokens)) == expected).all()
+    name = next(name for name in stacked if name.endswith("down_proj"))
+    save_file({**tensors, **stacked, name: torch.cat([stacked[name], stacked[name][:1]])}, path)
+    with pytest.raises(_rust.ModelFileError, match=r"down_proj' is \[32, 64, 9\]; expected \[32, 64, 8\]"):
+        Runner(tmp_path)
 
 
 def test_words_of_qwen_3_5_are_those_of_transformers() -> None:

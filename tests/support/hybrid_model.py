@@ -1,4 +1,5 @@
-"""Small hybrid models of random weights as GGUF files, in LFM2's shape and Qwen 3.5's, with the tiny vocabulary."""
+"""Small hybrid models of random weights as GGUF files, in LFM2's, Qwen 3.5's and Granite 4's shapes, with the tiny
+vocabulary."""
 
 from __future__ import annotations
 
@@ -15,8 +16,14 @@ HEAD_DIM = 32
 NUM_HEADS = 2
 NUM_KV_HEADS = 1
 KEY_HEADS, VALUE_HEADS, KEY_SIZE, VALUE_SIZE = 2, 4, 16, 32
-TAPS = {"lfm2": 3, "qwen35": 4}
-_LAYERS = {"lfm2": [True, True, False, True], "qwen35": [True, True, True, False]}
+TAPS = {"lfm2": 3, "qwen35": 4, "granitehybrid": 4}
+SPACE_HEADS, SPACE_GROUPS, STATE_SIZE, INNER = 4, 2, 16, 128
+EXPERTS, USED = 6, 2
+_LAYERS = {
+    "lfm2": [True, True, False, True],
+    "qwen35": [True, True, True, False],
+    "granitehybrid": [True, True, False, True],
+}
 """Of each layer, whether it is recurrent."""
 
 Written = dict[str, tuple[tuple[int, ...], "array[float] | Blocks"]]
@@ -35,6 +42,24 @@ def hybrid_metadata(architecture: str, **changes: object) -> dict[str, object]:
     if architecture == "lfm2":
         sizes["shortconv.l_cache"] = TAPS["lfm2"]
         sizes["attention.head_count_kv"] = [0 if is_recurrent else NUM_KV_HEADS for is_recurrent in layers]
+    elif architecture == "granitehybrid":
+        sizes |= {
+            "attention.head_count_kv": [0 if is_recurrent else NUM_KV_HEADS for is_recurrent in layers],
+            "attention.scale": 0.2,
+            "embedding_scale": 3.0,
+            "expert_count": EXPERTS,
+            "expert_shared_feed_forward_length": FFN,
+            "expert_used_count": USED,
+            "feed_forward_length": FFN // 3,
+            "logit_scale": 1.5,
+            "residual_scale": 0.5,
+            "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": TAPS["granitehybrid"],
+            "ssm.group_count": SPACE_GROUPS,
+            "ssm.inner_size": INNER,
+            "ssm.state_size": STATE_SIZE,
+            "ssm.time_step_rank": SPACE_HEADS,
+        }
     else:
         sizes |= {
             "attention.key_length": HEAD_DIM,
@@ -76,17 +101,23 @@ def hybrid_tensors(architecture: str, seed: int = 7) -> Written:
     for layer, is_recurrent in enumerate(_LAYERS[architecture]):
         block = f"blk.{layer}"
         tensors.vector(f"{block}.attn_norm.weight", HIDDEN, 1.0)
-        tensors.vector(f"{block}.{'ffn' if architecture == 'lfm2' else 'post_attention'}_norm.weight", HIDDEN, 1.0)
+        norm = "post_attention_norm" if architecture == "qwen35" else "ffn_norm"
+        tensors.vector(f"{block}.{norm}.weight", HIDDEN, 1.0)
         if not is_recurrent:
-            _attention(tensors, block, 1 if architecture == "lfm2" else 2)
+            _attention(tensors, block, architecture)
         elif architecture == "lfm2":
             tensors.matrix(f"{block}.shortconv.in_proj", HIDDEN, 3 * HIDDEN)
             tensors.matrix(f"{block}.shortconv.conv", TAPS["lfm2"], HIDDEN)
             tensors.matrix(f"{block}.shortconv.out_proj", HIDDEN, HIDDEN)
-        else:
+        elif architecture == "qwen35":
             _delta_net(tensors, block)
+        else:
+            _state_space(tensors, block)
+        end = "_shexp" if architecture == "granitehybrid" else ""
         for name, columns, rows in (("gate", HIDDEN, FFN), ("up", HIDDEN, FFN), ("down", FFN, HIDDEN)):
-            tensors.matrix(f"{block}.ffn_{name}", columns, rows)
+            tensors.matrix(f"{block}.ffn_{name}{end}", columns, rows)
+        if architecture == "granitehybrid":
+            _experts(tensors, block)
     tensors.vector("token_embd_norm.weight" if architecture == "lfm2" else "output_norm.weight", HIDDEN, 1.0)
     tensors.matrix("output", HIDDEN, len(vocabulary()[0]), 0.35)
     if architecture == "lfm2":
@@ -94,12 +125,13 @@ def hybrid_tensors(architecture: str, seed: int = 7) -> Written:
     return tensors.written
 
 
-def _attention(tensors: _Tensors, block: str, query_parts: int) -> None:
+def _attention(tensors: _Tensors, block: str, architecture: str) -> None:
+    query_parts = 2 if architecture == "qwen35" else 1
     tensors.matrix(f"{block}.attn_q", HIDDEN, query_parts * NUM_HEADS * HEAD_DIM)
     tensors.matrix(f"{block}.attn_k", HIDDEN, NUM_KV_HEADS * HEAD_DIM)
     tensors.matrix(f"{block}.attn_v", HIDDEN, NUM_KV_HEADS * HEAD_DIM)
     tensors.matrix(f"{block}.attn_output", NUM_HEADS * HEAD_DIM, HIDDEN)
-    for name in ("q", "k"):
+    for name in () if architecture == "granitehybrid" else ("q", "k"):
         tensors.vector(f"{block}.attn_{name}_norm.weight", HEAD_DIM, 1.0)
 
 
@@ -114,6 +146,27 @@ def _delta_net(tensors: _Tensors, block: str) -> None:
     tensors.vector(f"{block}.ssm_dt.bias", VALUE_HEADS, -2.0)
     tensors.vector(f"{block}.ssm_norm.weight", VALUE_SIZE, 1.0)
     tensors.matrix(f"{block}.ssm_out", values, HIDDEN)
+
+
+def _state_space(tensors: _Tensors, block: str) -> None:
+    channels = INNER + 2 * SPACE_GROUPS * STATE_SIZE
+    tensors.matrix(f"{block}.ssm_in", HIDDEN, INNER + channels + SPACE_HEADS)
+    tensors.matrix(f"{block}.ssm_conv1d", TAPS["granitehybrid"], channels)
+    tensors.vector(f"{block}.ssm_conv1d.bias", channels, 0.0)
+    tensors.vector(f"{block}.ssm_a", SPACE_HEADS, -0.3, 0.05)
+    tensors.vector(f"{block}.ssm_d", SPACE_HEADS, 1.0)
+    tensors.vector(f"{block}.ssm_dt.bias", SPACE_HEADS, -2.0)
+    tensors.vector(f"{block}.ssm_norm.weight", INNER, 1.0)
+    tensors.matrix(f"{block}.ssm_out", INNER, HIDDEN)
+
+
+def _experts(tensors: _Tensors, block: str) -> None:
+    inside = FFN // 3
+    tensors.matrix(f"{block}.ffn_gate_inp", HIDDEN, EXPERTS)
+    for name, columns, rows in (("gate", HIDDEN, inside), ("up", HIDDEN, inside), ("down", inside, HIDDEN)):
+        tensors.matrix(f"{block}.ffn_{name}_exps", columns, rows * EXPERTS)
+        _, values = tensors.written[f"{block}.ffn_{name}_exps.weight"]
+        tensors.written[f"{block}.ffn_{name}_exps.weight"] = ((columns, rows, EXPERTS), values)
 
 
 def write_hybrid(

@@ -236,6 +236,16 @@ def test_prompts_cut_between_words_are_those_encoded_whole(pre: str, data: st.Da
         assert [tokenizer.encode_text(text) for _ in range(2)] == [whole if text else []] * 2
 
 
+@pytest.mark.parametrize(("pre", "same"), [("dbrx", "llama-bpe"), ("refact", "smollm")])
+def test_granite_cuts_words_as_the_families_its_vocabularies_come_from(pre: str, same: str) -> None:
+    """Granite 4's vocabulary has Llama 3's words, of three digits at most, Granite 3's StarCoder's, of one."""
+    text = "It's 12345 of them,\n\n  here: x_1 \u4e2d\u6587!"
+    cut = [build_tokenizer({**metadata(), "tokenizer.ggml.pre": name}, "m").pre_tokenizer for name in (pre, same)]
+    words, expected = ([word for word, _ in one.pre_tokenize_str(text)] for one in cut)
+    assert words == expected
+    assert ("123" in words) == (pre == "dbrx")
+
+
 def test_words_with_spaces_in_them_are_not_cut() -> None:
     """A vocabulary with a token that spans the border of two words is encoded in parts no shorter than its own."""
     built = build_tokenizer(metadata(), "m")

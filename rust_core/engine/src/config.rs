@@ -4,7 +4,7 @@
 //! layout of rotary pairs, the text halves of Qwen-VL in names alone, Phi-3 in matrices that lie together and heads of
 //! which a part is rotated, SmolLM3 in layers without rotary positions, OLMo 2 in where its norms are, Gemma 2 and 3 in
 //! their extra norms, their scaled embedding and their sliding-window layers, Gemma 2 in the caps of its scores and
-//! logits. LFM2 and Qwen 3.5 have recurrent layers beside attention.
+//! logits. LFM2, Qwen3-Next and Qwen 3.5 have recurrent layers beside attention.
 //! Mixtral, Qwen3-MoE and OLMoE have several feed-forward blocks for one (experts), gpt-oss also sinks in its
 //! attention, Qwen2-MoE, GLM-4.5, ERNIE 4.5 and Hunyuan an expert beside them that all tokens share. Hunyuan normalises
 //! queries and keys after they are rotated, EXAONE 4 blocks' outputs. DeepSeek-V2 and V3 and GLM-4.7-Flash have latent
@@ -21,7 +21,7 @@ mod recurrent;
 pub use self::experts::{Experts, Rating};
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
 pub use self::latent::Latent;
-pub use self::recurrent::{DeltaNet, Recurrent};
+pub use self::recurrent::{DeltaNet, Mamba2, Recurrent};
 use pyagent_kernels::attention::{KvLayout, KvType};
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle, RopeTable};
 use pyagent_kernels::pack::ROWS_PER_GROUP;
@@ -53,8 +53,18 @@ pub enum Architecture {
     OlMoe,
     /// LFM2: short convolutions, and attention with norms on each head.
     Lfm2,
+    /// LFM2 with experts.
+    Lfm2Moe,
     /// Qwen 3.5: gated delta nets, and attention with norms on each head whose output has a gate.
     Qwen35,
+    /// Qwen 3.5 with experts, and one that all tokens share.
+    Qwen35Moe,
+    /// Qwen3-Next: as Qwen 3.5 with experts; a key head's projections lie together.
+    Qwen3Next,
+    /// Granite 3, and Granite 4 of attention alone: factors on embeddings, scores, blocks and logits.
+    Granite,
+    /// Granite 4: Mamba-2 beside attention, with experts and one that all tokens share, or without.
+    GraniteHybrid,
     /// gpt-oss: experts with biases and a clamped gate, and sinks in every other layer's window.
     GptOss,
     /// Qwen2 with experts, and one that all tokens share.
@@ -88,7 +98,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    seed_oss, exaone4, ernie4_5, hunyuan-dense, lfm2, qwen35 (Qwen 3.5, dense), the mixtures of experts qwen3moe, olmoe, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+    seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -105,7 +115,12 @@ impl Architecture {
             "qwen3moe" | "qwen3_moe" => Some(Self::Qwen3Moe),
             "olmoe" => Some(Self::OlMoe),
             "lfm2" => Some(Self::Lfm2),
+            "lfm2moe" | "lfm2_moe" => Some(Self::Lfm2Moe),
             "qwen35" | "qwen3_5_text" => Some(Self::Qwen35),
+            "qwen35moe" | "qwen3_5_moe_text" => Some(Self::Qwen35Moe),
+            "qwen3next" | "qwen3_next" => Some(Self::Qwen3Next),
+            "granite" => Some(Self::Granite),
+            "granitehybrid" | "granitemoehybrid" => Some(Self::GraniteHybrid),
             "gpt-oss" | "gpt_oss" => Some(Self::GptOss),
             "qwen2moe" | "qwen2_moe" => Some(Self::Qwen2Moe),
             "glm4moe" | "glm4_moe" => Some(Self::Glm4Moe),
@@ -134,7 +149,12 @@ impl Architecture {
             Self::Qwen3Moe => "qwen3moe",
             Self::OlMoe => "olmoe",
             Self::Lfm2 => "lfm2",
+            Self::Lfm2Moe => "lfm2moe",
             Self::Qwen35 => "qwen35",
+            Self::Qwen35Moe => "qwen35moe",
+            Self::Qwen3Next => "qwen3next",
+            Self::Granite => "granite",
+            Self::GraniteHybrid => "granitehybrid",
             Self::GptOss => "gpt-oss",
             Self::Qwen2Moe => "qwen2moe",
             Self::Glm4Moe => "glm4moe",
@@ -151,6 +171,11 @@ impl Architecture {
     /// Whether it is one of Gemma's: norms after each block too, a scaled embedding, and GeGLU.
     pub fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    /// Whether it is one of Granite's: factors on embeddings, scores, blocks and logits.
+    pub(crate) fn is_granite(self) -> bool {
+        matches!(self, Self::Granite | Self::GraniteHybrid)
     }
 
     /// Whether blocks read the stream as it is: norms are of their outputs alone.
@@ -173,7 +198,7 @@ impl Architecture {
         matches!(
             self,
             Self::Ernie45 | Self::HunyuanDense | Self::SeedOss | Self::Exaone4 | Self::GptOss
-        )
+        ) || self.is_granite()
     }
 
     /// Whether the norm of queries, and that of keys, is over all heads together.
@@ -183,12 +208,12 @@ impl Architecture {
 
     /// Whether what heads attended to is multiplied by a gate of its own.
     pub fn has_gated_attention(self) -> bool {
-        self == Self::Qwen35
+        self.has_delta_nets()
     }
 
     /// Whether a part of each head may be rotated alone.
     pub(crate) fn is_partly_rotary(self) -> bool {
-        matches!(self, Self::Phi3 | Self::Glm4Moe | Self::Qwen35)
+        matches!(self, Self::Phi3 | Self::Glm4Moe) || self.has_delta_nets()
     }
 
     /// Which layers have rotary positions, where the file does not say.
@@ -301,6 +326,10 @@ pub struct ModelConfig {
     pub logit_softcap: Option<f32>,
     /// Factor on embedding rows.
     pub embedding_scale: f32,
+    /// Granite: factor on what a block adds to the stream.
+    pub residual_scale: f32,
+    /// Granite: what logits are divided by.
+    pub logit_divisor: f32,
     /// Whether the embedding is the output matrix too; `None` when the file's tensors say.
     pub is_output_tied: Option<bool>,
 }
@@ -451,6 +480,17 @@ impl ModelConfig {
         }
         if self.query_growth.is_some_and(|growth| !growth.beta.is_finite()) {
             return Err(invalid("the growth of queries is not a number".to_owned()));
+        }
+        let factors = [
+            self.embedding_scale,
+            self.attention_scale,
+            self.residual_scale,
+            self.logit_divisor,
+        ];
+        if factors.into_iter().any(|factor| !(factor.is_finite() && factor > 0.0)) {
+            return Err(invalid(
+                "a factor on embeddings, scores, blocks or logits is not a number above 0".to_owned(),
+            ));
         }
         if self.sliding_window == Some(0) {
             return Err(invalid("the sliding window is 0 positions wide".to_owned()));

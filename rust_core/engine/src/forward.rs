@@ -14,6 +14,7 @@ mod plan;
 mod probe;
 mod projection;
 mod recurrent;
+mod selective;
 mod tiling;
 
 use std::ops::Range;
@@ -35,7 +36,7 @@ pub(crate) use recurrent::{mixed_size, output_size};
 use tiling::{PIECES_PER_THREAD, PRODUCT_TILE, Tiling, part};
 
 use crate::adapters::Site;
-use crate::config::{ModelConfig, Recurrent};
+use crate::config::ModelConfig;
 use crate::kv::KvMemory;
 use crate::model::{FeedForward, Gated, Linear, Mixer, Shared, Weights};
 use crate::workspace::{Own, Patch, Stream, Workspace};
@@ -121,8 +122,10 @@ pub enum Stage {
     Expand(usize),
     /// A recurrent layer's convolution.
     Convolve(usize),
-    /// A recurrent layer's delta rule.
+    /// A recurrent layer's delta rule, or state space.
     Scan(usize),
+    /// The norm of a state space's outputs, whose groups several heads have.
+    NormaliseScan(usize),
     /// A block's output: of attention, or what a layer has instead, where the number is even, else of the feed-forward block.
     Block(usize),
     /// Which experts a layer's tokens have.
@@ -184,15 +187,14 @@ impl Pass<'_> {
 
     fn num_pieces(&self, plan: &Plan<'_>, stage: Stage) -> usize {
         match stage {
-            Stage::Stream(_) | Stage::NormaliseHeads(_) | Stage::Compress(_) => plan.num_rows(),
+            Stage::Stream(_) | Stage::NormaliseHeads(_) | Stage::Compress(_) | Stage::NormaliseScan(_) => {
+                plan.num_rows()
+            }
             Stage::OutputNorm => plan.num_outputs(),
             Stage::Attend(_) => plan.attention.num_pieces(),
             Stage::Adapt(_, site) => plan.adapters.num_pieces(site),
             Stage::Convolve(_) => recurrent::num_convolution_pieces(plan, self.config),
-            Stage::Scan(layer) => match self.config.recurrent(layer) {
-                Some(Recurrent::DeltaNet(net)) => recurrent::num_scan_pieces(plan, net),
-                _ => 0,
-            },
+            Stage::Scan(_) => recurrent::num_scan_pieces(plan, self.config),
             Stage::Gate(layer) if self.config.has_experts(layer) => experts::num_gate_pieces(plan, self.config),
             _ => self.tiling(plan, stage).num_pieces(),
         }
@@ -268,6 +270,7 @@ impl Pass<'_> {
                 Stage::Expand(layer) => part.expand(layer, ranges(stage), own),
                 Stage::Convolve(layer) => part.convolve(layer, piece.index, own),
                 Stage::Scan(layer) => part.scan(layer, piece.index, own),
+                Stage::NormaliseScan(layer) => part.normalise_scan(layer, piece.index),
                 Stage::NormaliseHeads(layer) => part.normalise_heads(layer, piece.index),
                 Stage::Attend(layer) => part.attend(layer, piece.index, own),
                 Stage::Adapt(layer, site) => part.reduce(layer, site, piece.index),
@@ -393,6 +396,9 @@ impl Part<'_> {
         if let Some(norm) = norm {
             elementwise::rms_norm_in_place(isa, scratch, norm, config.norm_epsilon);
         }
+        if config.residual_scale != 1.0 {
+            elementwise::scale(isa, scratch, config.residual_scale);
+        }
         elementwise::add(isa, residual, scratch);
     }
 
@@ -436,11 +442,15 @@ impl Part<'_> {
                 logits.width(),
             )
         };
-        let Some(cap) = config.logit_softcap else { return };
+        if config.logit_softcap.is_none() && config.logit_divisor == 1.0 {
+            return;
+        }
         for row in rows {
             let start = first.wrapping_add(row * logits.width() + columns.start);
             // SAFETY: as above, and they are written.
             let values = unsafe { std::slice::from_raw_parts_mut(start, columns.len()) };
+            values.iter_mut().for_each(|value| *value /= config.logit_divisor);
+            let Some(cap) = config.logit_softcap else { continue };
             values.iter_mut().for_each(|value| *value = cap * (*value / cap).tanh());
         }
     }

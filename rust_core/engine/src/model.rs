@@ -24,7 +24,7 @@ use crate::weights::{ModelFile, ModelFileError, TensorView, clipped};
 
 pub(crate) use self::adapted::{RowOrder, adapted_place, row_order};
 pub use self::latent::LatentWeights;
-pub use self::recurrent::{DeltaWeights, RecurrentWeights};
+pub use self::recurrent::{RecurrentWeights, ScanWeights};
 
 /// Row groups one thread packs at a time.
 const PACK_GROUPS: usize = 4;
@@ -381,7 +381,7 @@ pub(crate) fn check(file: &ModelFile, config: &ModelConfig) -> Result<(), ModelF
 fn check_matrix(file: &ModelFile, place: &Place, rows: usize, cols: usize) -> Result<(), ModelFileError> {
     match place.find(file, ".weight")? {
         Some(tensor) => expect_size(&tensor, rows, cols),
-        None => file.tensor(&format!("{}.weight", place.name)).map(|_| ()),
+        None => file.tensor(&place.weight()).map(|_| ()),
     }
 }
 
@@ -479,7 +479,7 @@ impl Loader<'_> {
         Ok(Linear {
             weight: match place.find(self.file, ".weight")? {
                 Some(tensor) => self.pack(&tensor, rows, cols)?,
-                None => self.matrix(&format!("{}.weight", place.name), rows, cols)?,
+                None => self.matrix(&place.weight(), rows, cols)?,
             },
             bias,
         })

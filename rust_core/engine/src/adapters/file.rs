@@ -193,7 +193,7 @@ fn unsupported(name: &str) -> ModelFileError {
         "adapters of embeddings and of output matrices are not implemented"
     } else if has(&["expert", "_exps", "block_sparse_moe"]) {
         "adapters of experts are not implemented"
-    } else if has(&["linear_attn", "conv", "ssm_"]) {
+    } else if has(&["linear_attn", "conv", "ssm_", "mamba"]) {
         "adapters of recurrent layers are not implemented"
     } else if has(&["lora_", "layers.", "blk."]) {
         "this model has no such matrix, or one that adapters cannot add to; is it an adapter of another model?"

@@ -109,6 +109,7 @@ impl ModelConfig {
         let rope_base = keys.number_or("rope.freq_base", 10_000.0)?;
         let is_gemma3 = architecture == Architecture::Gemma3;
         let is_gemma = architecture.is_gemma();
+        let is_granite = architecture.is_granite();
         let rope_scaling = keys.rope_scaling()?;
         // Files of Phi say 0 where there is none.
         let sliding_window = keys
@@ -139,11 +140,13 @@ impl ModelConfig {
                 | Architecture::Ernie45
                 | Architecture::Ernie45Moe
                 | Architecture::Deepseek2 => RopeStyle::Interleaved,
+                _ if is_granite => RopeStyle::Interleaved,
                 _ => RopeStyle::Neox,
             },
             rotary_dims,
             rotary_layers: match sliding_window {
                 Some(_) if architecture == Architecture::Exaone4 => sliding_layers.clone(),
+                _ if is_granite => vec![keys.has_positions()?; sliding_layers.len()],
                 _ => architecture.rotary_layers(num_layers),
             },
             rope_base,
@@ -165,6 +168,7 @@ impl ModelConfig {
             },
             attention_scale: match &latent {
                 Some(latent) => keys.latent_scale(latent)?,
+                None if is_granite => keys.factor("attention.scale", (head_dim as f32).powf(-0.5))?,
                 None if LARGEST_GEMMAS.contains(&(architecture, num_layers)) => {
                     ((hidden_size / num_heads.max(1)) as f32).powf(-0.5)
                 }
@@ -173,7 +177,21 @@ impl ModelConfig {
             query_growth: keys.query_growth()?,
             attention_softcap: keys.cap(has_caps, CAPS[0])?,
             logit_softcap: keys.cap(has_caps, CAPS[1])?,
-            embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
+            embedding_scale: match architecture {
+                _ if is_gemma => (hidden_size as f32).sqrt(),
+                _ if is_granite => keys.factor("embedding_scale", 1.0)?,
+                _ => 1.0,
+            },
+            residual_scale: if is_granite {
+                keys.factor("residual_scale", 1.0)?
+            } else {
+                1.0
+            },
+            logit_divisor: if is_granite {
+                keys.factor("logit_scale", 1.0)?
+            } else {
+                1.0
+            },
             is_output_tied: None,
         };
         config.check()
@@ -223,6 +241,12 @@ impl Keys<'_> {
             None => Ok(default),
             Some(_) => self.file.metadata_f32(&self.key(suffix)).map(f64::from),
         }
+    }
+
+    /// A factor; a file that says 0 has none.
+    fn factor(&self, suffix: &str, default: f32) -> Result<f32, ModelFileError> {
+        let factor = self.number_or(suffix, 0.0)? as f32;
+        Ok(if factor == 0.0 { default } else { factor })
     }
 
     /// A cap, of an architecture that has any; a file that says 0 has none.

@@ -47,8 +47,10 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("is_decoder", "false"),
     ("is_encoder_decoder", "false"),
     ("lm_head_bias", "false"),
+    ("mamba_proj_bias", "false"),
     ("mlp_only_layers", "[]"),
     ("moe_layer_freq", "1"),
+    ("normalization_function", "\"rmsnorm\""),
     ("partial_rotary_factor", "1.0"),
     ("pruned_heads", "{}"),
     ("rope_interleaved", "false"),
@@ -56,6 +58,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("tie_encoder_decoder", "false"),
     ("use_bfloat16", "false"),
     ("use_bidirectional_attention", "false"),
+    ("use_expert_bias", "true"),
     ("use_mrope", "false"),
     ("use_qk_norm", "false"),
 ];
@@ -103,15 +106,18 @@ impl ModelConfig {
         let more = match architecture {
             Architecture::Gemma2 => CAPS,
             Architecture::Phi3 => PARTLY_ROTARY,
-            Architecture::Lfm2 => hybrid::LFM2,
-            Architecture::Qwen35 => hybrid::QWEN35,
+            _ if architecture.has_short_convolutions() => hybrid::LFM2,
+            _ if architecture.has_delta_nets() => hybrid::QWEN35,
+            Architecture::GraniteHybrid => hybrid::GRANITE,
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::HunyuanDense => "eod_token_id",
             Architecture::SeedOss => "attention_out_bias residual_dropout",
             _ => "",
         };
-        let known = [[READ, STORED, IRRELEVANT, more, ""], experts::fields(name)].concat();
+        let factors = if architecture.is_granite() { hybrid::FACTORS } else { "" };
+        let known = [[READ, STORED, IRRELEVANT, more, factors], experts::fields(name)].concat();
         refuse_unknown(config, &known, "")?;
+        let is_granite = architecture.is_granite();
         let experts = json.experts(name)?;
         let is_gemma3 = architecture == Architecture::Gemma3;
         let is_gemma = architecture.is_gemma();
@@ -120,7 +126,7 @@ impl ModelConfig {
         let num_layers = json.size("num_hidden_layers")?;
         let latent = json.latent(architecture, num_heads)?;
         let by_family = match architecture {
-            Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Qwen35 => GEMMA_HEAD_DIM,
+            _ if is_gemma || architecture.has_delta_nets() => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
             Architecture::GptOss => GPT_OSS_HEAD_DIM,
             Architecture::SeedOss => SEED_OSS_HEAD_DIM,
@@ -143,6 +149,9 @@ impl ModelConfig {
         };
         let (recurrent, recurrent_layers) = json.recurrent(architecture, num_layers)?;
         let mut rotary_layers = json.rotary_layers(architecture, num_layers)?;
+        if architecture == Architecture::GraniteHybrid && !json.has_positions()? {
+            rotary_layers.fill(false);
+        }
         let sliding_window = json.sliding_window(name)?;
         let sliding_layers = json.sliding_layers(name, &rotary_layers)?;
         if architecture == Architecture::Exaone4 && sliding_window.is_some() {
@@ -162,13 +171,14 @@ impl ModelConfig {
             latent,
             ffn_size: match architecture {
                 Architecture::Lfm2 => json.lfm2_ffn_size()?,
+                Architecture::GraniteHybrid if experts.is_none() => json.size("shared_intermediate_size")?,
                 _ => json.ffn_size(name)?,
             },
             experts,
             dense_layers: json.dense_layers(name, num_layers)?,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
             norm_epsilon: json.norm_epsilon(name) as f32,
-            norm_weight_offset: if is_gemma || architecture == Architecture::Qwen35 {
+            norm_weight_offset: if is_gemma || architecture.has_delta_nets() {
                 1.0
             } else {
                 0.0
@@ -194,22 +204,44 @@ impl ModelConfig {
             activation: json.activation(architecture)?,
             attention_scale: match &latent {
                 Some(latent) => json.latent_scale(latent),
+                None if is_granite => json.factor("attention_multiplier")?,
                 None => (query_size as f32).powf(-0.5),
             },
             query_growth: json.query_growth(name)?,
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: json.cap(has_caps, "final_logit_softcapping", GEMMA2_CAPS[1])?,
-            embedding_scale: if is_gemma { (hidden_size as f32).sqrt() } else { 1.0 },
+            embedding_scale: match architecture {
+                _ if is_gemma => (hidden_size as f32).sqrt(),
+                _ if is_granite => json.factor("embedding_multiplier")?,
+                _ => 1.0,
+            },
+            residual_scale: if is_granite {
+                json.factor("residual_multiplier")?
+            } else {
+                1.0
+            },
+            logit_divisor: if is_granite {
+                json.factor("logits_scaling")?
+            } else {
+                1.0
+            },
             is_output_tied: json.is_output_tied(architecture),
         };
         config.check()
     }
 }
 
+/// Whether the family has recurrent layers, and so no windows.
+fn is_recurrent(name: &str) -> bool {
+    let architecture = Architecture::from_name(name);
+    architecture.is_some_and(Architecture::is_hybrid)
+}
+
 /// The epsilon of a family's norms where the file does not say.
 fn default_epsilon(name: &str) -> f64 {
     match name {
-        "phi3" | "olmo2" | "olmo3" | "mixtral" | "olmoe" | "gpt_oss" | "glm4_moe" | "glm4_moe_lite" | "lfm2" => 1e-5,
+        "phi3" | "olmo2" | "olmo3" | "mixtral" | "olmoe" | "gpt_oss" | "glm4_moe" | "glm4_moe_lite" | "lfm2"
+        | "lfm2_moe" => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | MINISTRAL3 => 1e-5,
         _ => 1e-6,
     }
@@ -282,6 +314,17 @@ impl JsonConfig<'_> {
         self.0.get(key).and_then(Value::as_bool)
     }
 
+    /// A factor; 1 where nothing is said.
+    fn factor(&self, key: &str) -> Result<f32, ModelFileError> {
+        match self.0.get(key).filter(|value| !value.is_null()) {
+            None => Ok(1.0),
+            Some(value) => value
+                .as_f64()
+                .map(|factor| factor as f32)
+                .ok_or_else(|| invalid(format!("config.json: '{key}' must be a number, got {value}"))),
+        }
+    }
+
     /// A cap, of an architecture that has any; null is none.
     fn cap(&self, has_caps: bool, key: &str, default: f32) -> Result<Option<f32>, ModelFileError> {
         match self.0.get(key).filter(|_| has_caps) {
@@ -296,7 +339,7 @@ impl JsonConfig<'_> {
 
     fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
         // These have as many as query heads when nothing is said; the others' defaults are single models' numbers.
-        const AS_MANY: [&str; 7] = [
+        const AS_MANY: [&str; 9] = [
             "llama",
             "phi3",
             "olmo2",
@@ -304,6 +347,8 @@ impl JsonConfig<'_> {
             "olmoe",
             "hunyuan_v1_dense",
             "hunyuan_v1_moe",
+            "granite",
+            "granitemoehybrid",
         ];
         if !AS_MANY.contains(&name) && !self.0.contains_key("num_key_value_heads") {
             return self.size("num_key_value_heads");
@@ -331,19 +376,24 @@ impl JsonConfig<'_> {
     }
 
     fn norm_epsilon(&self, name: &str) -> f64 {
-        let own = self.number(if name == "lfm2" { "norm_eps" } else { "rms_norm_eps" });
+        let key = if name.starts_with("lfm2") {
+            "norm_eps"
+        } else {
+            "rms_norm_eps"
+        };
+        let own = self.number(key);
         own.unwrap_or(default_epsilon(name))
     }
 
     fn is_output_tied(&self, architecture: Architecture) -> Option<bool> {
-        let is_lfm2 = architecture == Architecture::Lfm2;
+        let is_lfm2 = architecture.has_short_convolutions();
         let older = || is_lfm2.then(|| self.truth("tie_embedding")).flatten();
         let by_family = (is_lfm2 || architecture.is_gemma()).then_some(true);
         older().or(self.truth("tie_word_embeddings")).or(by_family)
     }
 
     fn activation(&self, architecture: Architecture) -> Result<Activation, ModelFileError> {
-        if architecture == Architecture::Lfm2 {
+        if architecture.has_short_convolutions() {
             return Ok(Activation::Silu);
         }
         match self.text("hidden_activation").or_else(|| self.text("hidden_act")) {
@@ -367,7 +417,7 @@ impl JsonConfig<'_> {
         let is_said = self.0.contains_key("sliding_window");
         match name {
             "llama" | "olmo2" | "olmoe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense"
-            | "hunyuan_v1_moe" | "seed_oss" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite"
+            | "hunyuan_v1_moe" | "seed_oss" | "granite" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite"
                 if window.is_some() =>
             {
                 Err(invalid(format!(
@@ -377,11 +427,14 @@ impl JsonConfig<'_> {
             "qwen3_moe" | "qwen2_moe" if self.truth("use_sliding_window") == Some(true) => Err(invalid(format!(
                 "config.json: 'use_sliding_window' is not implemented for {name}"
             ))),
-            "qwen3_moe" | "qwen2_moe" | "lfm2" | "qwen3_5_text" => Ok(None),
+            "qwen3_moe" | "qwen2_moe" => Ok(None),
+            _ if is_recurrent(name) => Ok(None),
             "qwen2" | "qwen3" | "smollm3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
             "gpt_oss" if !is_said => Ok(Some(GPT_OSS_WINDOW)),
             MINISTRAL3 | "llama" | "mixtral" | "olmo2" | "olmoe" | "phi3" | "smollm3" | "gpt_oss" | "glm4_moe"
-            | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" => Ok(window),
+            | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite" => {
+                Ok(window)
+            }
             _ if latent::FAMILIES.contains(&name) => Ok(window),
             _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
         }
@@ -391,9 +444,9 @@ impl JsonConfig<'_> {
     fn sliding_layers(&self, name: &str, rotary_layers: &[bool]) -> Result<Vec<bool>, ModelFileError> {
         let num_layers = rotary_layers.len();
         let by_family = match name {
-            "lfm2" | "qwen3_5_text" => return Ok(vec![false; num_layers]),
+            _ if is_recurrent(name) => return Ok(vec![false; num_layers]),
             "llama" | "olmo2" | "olmoe" | "qwen3_moe" | "qwen2_moe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe"
-            | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" => vec![false; num_layers],
+            | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite" => vec![false; num_layers],
             _ if latent::FAMILIES.contains(&name) => vec![false; num_layers],
             "gpt_oss" => periodic(num_layers, GPT_OSS_PERIOD),
             "olmo3" => periodic(num_layers, EXAONE4_PERIOD),

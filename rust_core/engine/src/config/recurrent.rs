@@ -1,12 +1,30 @@
-//! What a hybrid's layers without attention are: short convolutions (LFM2), or gated delta nets (Qwen 3.5).
+//! What a hybrid's layers without attention are: short convolutions (LFM2), gated delta nets (Qwen 3.5), or Mamba-2's
+//! state spaces (Granite 4).
 
 use pyagent_kernels::recurrent::{CELL_CHANNELS, MOST_TAPS};
 
-use super::invalid;
+use super::{Architecture, invalid};
 use crate::weights::ModelFileError;
 
+impl Architecture {
+    /// Whether its recurrent layers are short convolutions.
+    pub(crate) fn has_short_convolutions(self) -> bool {
+        matches!(self, Self::Lfm2 | Self::Lfm2Moe)
+    }
+
+    /// Whether its recurrent layers are gated delta nets.
+    pub(crate) fn has_delta_nets(self) -> bool {
+        matches!(self, Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next)
+    }
+
+    /// Whether it may have recurrent layers.
+    pub(crate) fn is_hybrid(self) -> bool {
+        self.has_short_convolutions() || self.has_delta_nets() || self == Self::GraniteHybrid
+    }
+}
+
 /// The kind of all of a model's recurrent layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recurrent {
     /// LFM2: a gated convolution of each channel of the stream.
     ShortConvolution {
@@ -15,6 +33,8 @@ pub enum Recurrent {
     },
     /// Qwen 3.5: a convolution of queries, keys and values, then the gated delta rule.
     DeltaNet(DeltaNet),
+    /// Granite 4: a convolution of channels and of what they are written and read along, then a selective state space.
+    Mamba2(Mamba2),
 }
 
 /// The shape of a gated delta net.
@@ -32,6 +52,56 @@ pub struct DeltaNet {
     pub value_size: usize,
     /// Whether a key head's value heads lie apart, as in GGUF files: one of every key head, then the next of each.
     pub is_tiled: bool,
+}
+
+/// The shape of a state space of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mamba2 {
+    /// Tokens that the convolution covers.
+    pub taps: usize,
+    /// Heads: parts of the channels, each with a step of its own.
+    pub num_heads: usize,
+    /// Channels of a head.
+    pub head_size: usize,
+    /// Groups of neighbouring heads, which write and read their states along the same vectors; outputs are normalised by
+    /// group.
+    pub num_groups: usize,
+    /// Width of those vectors.
+    pub state_size: usize,
+    /// What steps are at least, and at most.
+    pub step_limits: [f64; 2],
+}
+
+impl Mamba2 {
+    /// Channels of all heads.
+    pub fn inner_size(&self) -> usize {
+        self.num_heads * self.head_size
+    }
+
+    /// Numbers in all groups' vectors of a token.
+    pub fn states_size(&self) -> usize {
+        self.num_groups * self.state_size
+    }
+
+    /// Channels of the convolution: the heads', then what they write along, then what they read along.
+    pub fn num_channels(&self) -> usize {
+        self.inner_size() + 2 * self.states_size()
+    }
+
+    /// The group of a head.
+    pub fn group(&self, head: usize) -> usize {
+        head * self.num_groups / self.num_heads
+    }
+
+    fn check(&self) -> Result<(), ModelFileError> {
+        let [least, most] = self.step_limits;
+        if self.step_limits.iter().any(|limit| limit.is_nan()) || least < 0.0 || least > most {
+            return Err(invalid(format!(
+                "the recurrent layers' steps are {least} to {most}; expected two numbers, the larger last"
+            )));
+        }
+        Ok(())
+    }
 }
 
 impl DeltaNet {
@@ -65,6 +135,7 @@ impl Recurrent {
         match self {
             Self::ShortConvolution { taps } => *taps,
             Self::DeltaNet(net) => net.taps,
+            Self::Mamba2(space) => space.taps,
         }
     }
 
@@ -73,11 +144,13 @@ impl Recurrent {
         match self {
             Self::ShortConvolution { .. } => hidden_size,
             Self::DeltaNet(net) => 2 * net.keys_size() + net.values_size(),
+            Self::Mamba2(space) => space.num_channels(),
         }
     }
 
     /// Rows of the matrices that a layer multiplies its input by: of short convolutions the two gates and what is
-    /// convolved, in one; of delta nets what is convolved, the output's gate, rates and decays.
+    /// convolved, in one; of delta nets what is convolved, the output's gate, rates and decays; of Mamba-2 what is
+    /// convolved, the output's gate and steps.
     pub fn projections(&self, hidden_size: usize) -> Vec<usize> {
         match self {
             Self::ShortConvolution { .. } => vec![3 * hidden_size],
@@ -87,6 +160,7 @@ impl Recurrent {
                 net.num_value_heads,
                 net.num_value_heads,
             ],
+            Self::Mamba2(space) => vec![space.num_channels(), space.inner_size(), space.num_heads],
         }
     }
 
@@ -106,6 +180,7 @@ impl Recurrent {
         match self {
             Self::ShortConvolution { .. } => hidden_size,
             Self::DeltaNet(net) => net.values_size(),
+            Self::Mamba2(space) => space.inner_size(),
         }
     }
 
@@ -116,6 +191,10 @@ impl Recurrent {
             Self::DeltaNet(net) => (
                 net.values_size() / CELL_CHANNELS,
                 pyagent_kernels::recurrent::matrix_len(net.key_size),
+            ),
+            Self::Mamba2(space) => (
+                space.inner_size() / CELL_CHANNELS,
+                pyagent_kernels::recurrent::matrix_len(space.state_size),
             ),
         }
     }
@@ -131,6 +210,15 @@ impl Recurrent {
                 ("key head size", net.key_size, 16, 1_024, CELL_CHANNELS),
                 ("value head size", net.value_size, 32, 1_024, 2 * CELL_CHANNELS),
             ]),
+            Self::Mamba2(space) => {
+                space.check()?;
+                limits.extend([
+                    ("groups", space.num_groups, 1, 1_024, 1),
+                    ("heads", space.num_heads, 1, 1_024, space.num_groups.max(1)),
+                    ("head size", space.head_size, 16, 1_024, CELL_CHANNELS),
+                    ("state size", space.state_size, 16, 1_024, CELL_CHANNELS),
+                ]);
+            }
         }
         let wrong = limits
             .into_iter()

@@ -177,6 +177,7 @@ impl DecoderConfig {
                 self.model.architecture.is_norm_after_rope(),
             ),
             ("growing queries", self.model.query_growth.is_some()),
+            ("a factor on blocks", self.model.residual_scale != 1.0),
         ];
         match lacks.into_iter().find(|(_, has)| *has) {
             Some((what, _)) => Err(invalid(format!(

@@ -1,4 +1,5 @@
-//! Recurrent layers: their projections, their convolutions, and the gated delta rule, in place of attention's stages.
+//! Recurrent layers: their projections, their convolutions, and the gated delta rule, in place of attention's stages; the
+//! state space is beside.
 //!
 //! A piece has some channels, or a key head, of one sequence's tokens, and takes them one after the other: the sequence's
 //! state is read and written in its pages. So the number of pieces is that of sequences times parts of a layer, and what a
@@ -14,7 +15,7 @@ use pyagent_kernels::recurrent::{CELL_CHANNELS, Convolution, DeltaRule, convolve
 use super::{MOST_GROUPS, PIECES_PER_THREAD, PRODUCT_TILE, Part, Pass, Plan, Stage, Tiling, part};
 use crate::config::{DeltaNet, ModelConfig, Recurrent};
 use crate::kv::{StatePages, StateRun};
-use crate::model::{DeltaWeights, Linear, Mixer, RecurrentWeights};
+use crate::model::{Linear, Mixer, RecurrentWeights, ScanWeights};
 use crate::workspace::{Own, Patch};
 
 /// Blocks of channels in a piece of a convolution at most.
@@ -27,6 +28,7 @@ pub(super) fn most_columns(config: &ModelConfig) -> usize {
     match &config.recurrent {
         None => 0,
         Some(Recurrent::ShortConvolution { .. }) => MOST_BLOCKS * BLOCK_COLS,
+        Some(Recurrent::Mamba2(_)) => 0,
         Some(Recurrent::DeltaNet(net)) => (2 * net.key_size).max(net.value_size),
     }
 }
@@ -65,28 +67,33 @@ pub(super) fn num_convolution_pieces(plan: &Plan<'_>, config: &ModelConfig) -> u
     plan.segments.len() * num_channel_parts(plan, config)
 }
 
-/// Pieces of a layer's delta rule.
-pub(super) fn num_scan_pieces(plan: &Plan<'_>, net: &DeltaNet) -> usize {
-    plan.segments.len() * net.num_key_heads
+/// Pieces of a layer's delta rule, or state space.
+pub(super) fn num_scan_pieces(plan: &Plan<'_>, config: &ModelConfig) -> usize {
+    let of_sequence = match &config.recurrent {
+        Some(Recurrent::DeltaNet(net)) => net.num_key_heads,
+        Some(Recurrent::Mamba2(space)) => space.num_heads,
+        _ => 0,
+    };
+    plan.segments.len() * of_sequence
 }
 
 /// One sequence's tokens in a recurrent layer.
-struct Sequence<'a> {
+pub(super) struct Sequence<'a> {
     recurrent: Recurrent,
-    weights: &'a RecurrentWeights,
-    states: &'a StatePages,
+    pub(super) weights: &'a RecurrentWeights,
+    pub(super) states: &'a StatePages,
     /// The pages of its states.
-    table: &'a [u32],
-    runs: &'a [StateRun],
+    pub(super) table: &'a [u32],
+    pub(super) runs: &'a [StateRun],
     /// Row of the batch of the first token.
     first_row: usize,
     /// Where each projection's output begins in a row.
-    columns: Vec<usize>,
+    pub(super) columns: Vec<usize>,
 }
 
 impl Sequence<'_> {
     /// The rows of a run, some at a time.
-    fn tiles(&self, run: &StateRun) -> impl Iterator<Item = Range<usize>> + use<> {
+    pub(super) fn tiles(&self, run: &StateRun) -> impl Iterator<Item = Range<usize>> + use<> {
         let rows = self.first_row + run.tokens.start..self.first_row + run.tokens.end;
         let starts = rows.clone().step_by(PRODUCT_TILE);
         starts.map(move |start| start..(start + PRODUCT_TILE).min(rows.end))
@@ -99,7 +106,8 @@ impl Pass<'_> {
         let recurrent = self.config.recurrent(layer);
         let attention = recurrent.is_none();
         let is_latent = self.config.latent.is_some();
-        let scans = matches!(recurrent, Some(Recurrent::DeltaNet(_)));
+        let is_space = matches!(recurrent, Some(Recurrent::Mamba2(_)));
+        let scans = is_space || matches!(recurrent, Some(Recurrent::DeltaNet(_)));
         let stages = [
             Some(Stage::Project(layer)),
             (attention && is_norm_wide).then_some(Stage::NormaliseHeads(layer)),
@@ -109,13 +117,14 @@ impl Pass<'_> {
             is_latent.then_some(Stage::Expand(layer)),
             (!attention).then_some(Stage::Convolve(layer)),
             scans.then_some(Stage::Scan(layer)),
+            is_space.then_some(Stage::NormaliseScan(layer)),
         ];
         stages.into_iter().flatten()
     }
 }
 
 impl Part<'_> {
-    fn sequence(&self, layer: usize, segment: usize) -> Option<Sequence<'_>> {
+    pub(super) fn sequence(&self, layer: usize, segment: usize) -> Option<Sequence<'_>> {
         let Pass {
             config, weights, kv, ..
         } = *self.pass;
@@ -267,18 +276,21 @@ impl Part<'_> {
         }
     }
 
-    /// The gated delta rule of a key head's value heads, normalised and gated.
+    /// The gated delta rule of a key head's value heads, normalised and gated; or a head of a state space.
     ///
     /// # Safety
     /// The layer's convolution is over; the piece's heads and their states are this thread's in this stage.
     pub(super) unsafe fn scan(&self, layer: usize, piece: usize, own: &mut Own) {
-        let Some(Recurrent::DeltaNet(net)) = self.pass.config.recurrent else {
-            return;
+        let net = match self.pass.config.recurrent {
+            Some(Recurrent::DeltaNet(net)) => net,
+            // SAFETY: by contract.
+            Some(Recurrent::Mamba2(space)) => return unsafe { self.scan_space(layer, &space, piece) },
+            _ => return,
         };
         let Some(sequence) = self.sequence(layer, piece / net.num_key_heads) else {
             return;
         };
-        let Some(delta) = &sequence.weights.delta else { return };
+        let Some(delta) = &sequence.weights.scan else { return };
         let key_head = piece % net.num_key_heads;
         let cells = |head: usize| {
             let each = net.value_size / CELL_CHANNELS;
@@ -389,7 +401,7 @@ impl Part<'_> {
 /// A value head of a layer.
 struct Head<'a> {
     net: DeltaNet,
-    delta: &'a DeltaWeights,
+    delta: &'a ScanWeights,
     layer: usize,
     head: usize,
 }
@@ -398,9 +410,13 @@ impl Head<'_> {
     /// What a token leaves of the state, and how much of its value is added; computed in `f64`.
     fn step(&self, mixed: &[f32], columns: &[usize]) -> (f32, f32) {
         let [rate, step] = [columns[2], columns[3]].map(|column| f64::from(mixed[column + self.head]));
-        let step = step + f64::from(self.delta.step_biases[self.head]);
-        let step = if step > 20.0 { step } else { step.exp().ln_1p() };
+        let step = softplus(step + f64::from(self.delta.step_biases[self.head]));
         let decay = (f64::from(self.delta.log_decays[self.head]) * step).exp();
         (decay as f32, (1.0 / (1.0 + (-rate).exp())) as f32)
     }
+}
+
+/// `ln(1 + exp(x))`.
+pub(super) fn softplus(x: f64) -> f64 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
 }

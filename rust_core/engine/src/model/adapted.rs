@@ -38,7 +38,8 @@ fn part(projection: Projection) -> Part {
 /// GGUF files of Llama's family have the rows of a head that rotate together side by side, others half a head apart.
 pub(crate) fn row_order(is_gguf: bool, projection: Projection, config: &ModelConfig) -> Option<RowOrder> {
     let is_rotated = matches!(projection, Projection::Query | Projection::Key);
-    let is_reordered = matches!(config.architecture, Architecture::Llama | Architecture::SmolLm3);
+    let of_llama = matches!(config.architecture, Architecture::Llama | Architecture::SmolLm3);
+    let is_reordered = of_llama || config.architecture.is_granite();
     let is_model_gguf = config.rope_style == RopeStyle::Interleaved;
     (is_rotated && is_reordered && is_model_gguf != is_gguf).then_some(RowOrder {
         head_dim: config.head_dim,

@@ -3,7 +3,7 @@
 use super::names::{Part, Place};
 use super::packed_experts::PackedExperts;
 use super::{FeedForward, Gated, Loader, Shared, vector};
-use crate::config::Experts;
+use crate::config::{Architecture, Experts, invalid};
 use crate::weights::{ModelFile, ModelFileError};
 
 /// The matrices of a gated block: which are how wide.
@@ -32,9 +32,36 @@ impl Loader<'_> {
         if let Some(packed) = self.packed_experts(layer)? {
             return packed.read(self.pool);
         }
-        let config = self.config;
-        let expert = |expert| self.gated(&|part| self.names.expert(layer, part, expert, config), config.ffn_size);
+        let expert = |expert| self.gated(&|part| self.expert_place(layer, part, expert), self.config.ffn_size);
         (0..num_experts).map(expert).collect()
+    }
+
+    /// Where an expert's matrix is: in a tensor of its own, or in one of all experts.
+    fn expert_place(&self, layer: usize, part: Part, expert: usize) -> Place {
+        let stacked = self.names.stacked_expert(layer, part, expert, self.config);
+        // Granite has no others.
+        let is_meant = |name: &str| {
+            self.config.architecture == Architecture::GraniteHybrid || !matches!(self.file.find_tensor(name), Ok(None))
+        };
+        let stacked = stacked.filter(|(place, _)| is_meant(&place.name));
+        match stacked {
+            Some((place, _)) => place,
+            None => self.names.expert(layer, part, expert, self.config),
+        }
+    }
+
+    /// Refuses a tensor of all experts that has not a matrix of the right size for each.
+    fn check_stacked(&self, layer: usize, part: Part) -> Result<(), ModelFileError> {
+        let Some((place, expected)) = self.names.stacked_expert(layer, part, 0, self.config) else {
+            return Ok(());
+        };
+        match self.file.find_tensor(&place.name)? {
+            Some(tensor) if tensor.dims != expected => {
+                let (name, dims) = (&place.name, tensor.dims);
+                Err(invalid(format!("tensor '{name}' is {dims:?}; expected {expected:?}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Experts that a folder of safetensors has as gpt-oss's.
@@ -104,9 +131,10 @@ impl Loader<'_> {
             for part in GATED {
                 let size = sizes(part, config.ffn_size, hidden);
                 self.names.check_stack(self.file, layer, part, size, config)?;
+                self.check_stacked(layer, part)?;
             }
             for expert in 0..experts.num_experts {
-                self.check_gated(&|part| self.names.expert(layer, part, expert, config), config.ffn_size)?;
+                self.check_gated(&|part| self.expert_place(layer, part, expert), config.ffn_size)?;
             }
         }
         Ok(())

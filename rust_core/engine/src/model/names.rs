@@ -1,7 +1,10 @@
 //! What files call a decoder's tensors, and where one lies that is part of another.
 
+mod hybrid;
+
 use std::ops::Range;
 
+use self::hybrid::{gate_up_rows, gguf_part_of, granite_part, lfm2_part, mamba_rows};
 use crate::config::{Architecture, ModelConfig, Rating, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
@@ -29,6 +32,7 @@ pub(super) enum Part {
     MixerDecayBias,
     MixerNorm,
     MixerOutput,
+    MixerSkip,
 }
 
 const PARTS: [Part; 13] = [
@@ -54,6 +58,8 @@ pub(super) struct Place {
     pub(super) rows: Option<Range<usize>>,
     /// Which row the bias is, where those of several experts lie in one.
     pub(super) bias_row: Option<usize>,
+    /// Whether the name is whole without `.weight`; there is no bias then.
+    pub(super) is_bare: bool,
 }
 
 impl Place {
@@ -63,11 +69,15 @@ impl Place {
             name,
             rows: None,
             bias_row: None,
+            is_bare: false,
         }
     }
 
     /// The bias, if the file has one.
     pub(super) fn bias<'a>(&self, file: &'a ModelFile) -> Result<Option<TensorView<'a>>, ModelFileError> {
+        if self.is_bare {
+            return Ok(None);
+        }
         let Some(row) = self.bias_row else {
             return self.find(file, ".bias");
         };
@@ -75,9 +85,14 @@ impl Place {
         Ok(biases.and_then(|biases| biases.part(&(row..row + 1))))
     }
 
+    /// What the matrix is called.
+    pub(super) fn weight(&self) -> String {
+        format!("{}{}", self.name, if self.is_bare { "" } else { ".weight" })
+    }
+
     /// The tensor, if the file has it, its name ending in `end`. An error where it has not all of the rows.
     pub(super) fn find<'a>(&self, file: &'a ModelFile, end: &str) -> Result<Option<TensorView<'a>>, ModelFileError> {
-        let name = format!("{}{end}", self.name);
+        let name = format!("{}{}", self.name, if self.is_bare { "" } else { end });
         let Some(tensor) = file.find_tensor(&name)? else {
             return Ok(None);
         };
@@ -126,7 +141,9 @@ impl Names {
     /// LFM2's is called after the embedding.
     pub(super) fn final_norm(&self, architecture: Architecture) -> String {
         match architecture {
-            Architecture::Lfm2 => self.of_decoder("token_embd_norm.weight", "embedding_norm.weight"),
+            _ if architecture.has_short_convolutions() => {
+                self.of_decoder("token_embd_norm.weight", "embedding_norm.weight")
+            }
             _ => self.of_decoder("output_norm.weight", "norm.weight"),
         }
     }
@@ -147,7 +164,7 @@ impl Names {
 
     /// Where a layer's tensor is.
     pub(super) fn layer(&self, layer: usize, part: Part, config: &ModelConfig) -> Place {
-        let fused = fused_part(part, config);
+        let fused = fused_part(part, config, matches!(self, Self::Gguf));
         let rows = fused.as_ref().map(|(.., rows)| rows.clone());
         let name = match (self, fused) {
             (Self::Gguf, fused) => {
@@ -156,7 +173,8 @@ impl Names {
             }
             (Self::HuggingFace(decoder), fused) => {
                 let own = || match config.architecture {
-                    Architecture::Lfm2 => lfm2_part(part),
+                    architecture if architecture.has_short_convolutions() => lfm2_part(part),
+                    Architecture::GraniteHybrid => granite_part(part),
                     architecture => hugging_face_part(part, architecture),
                 };
                 let name = fused.map_or_else(own, |(_, name, _)| name);
@@ -167,6 +185,7 @@ impl Names {
             name,
             rows,
             bias_row: None,
+            is_bare: false,
         }
     }
 
@@ -176,6 +195,8 @@ impl Names {
             Architecture::Llama => "block_sparse_moe.gate",
             Architecture::GptOss => "mlp.router",
             Architecture::HunyuanMoe => "mlp.gate.wg",
+            Architecture::GraniteHybrid => "block_sparse_moe.router.layer",
+            Architecture::Lfm2Moe => "feed_forward.gate",
             _ => "mlp.gate",
         };
         self.whole(layer, "ffn_gate_inp", hugging_face)
@@ -187,6 +208,7 @@ impl Names {
             Architecture::Glm4Moe => "mlp.gate.e_score_correction_bias",
             Architecture::Deepseek2 if is_corrected(config) => "mlp.gate.e_score_correction_bias",
             Architecture::Ernie45Moe => "mlp.moe_statics.e_score_correction_bias",
+            Architecture::Lfm2Moe => "feed_forward.expert_bias",
             _ => return None,
         };
         Some(self.whole(layer, "exp_probs_b.bias", hugging_face).name)
@@ -194,8 +216,14 @@ impl Names {
 
     /// Where a matrix of the expert is that all tokens share.
     pub(super) fn shared_expert(&self, layer: usize, part: Part, config: &ModelConfig) -> Place {
+        if let (Self::HuggingFace(_), Architecture::GraniteHybrid) = (self, config.architecture) {
+            let size = config.experts.map_or(0, |experts| experts.shared_size);
+            let mut place = self.whole(layer, "", granite_part(part));
+            place.rows = gate_up_rows(part, size);
+            return place;
+        }
         let block = match config.architecture {
-            Architecture::Qwen2Moe => "shared_expert",
+            Architecture::Qwen2Moe | Architecture::Qwen3Next | Architecture::Qwen35Moe => "shared_expert",
             Architecture::HunyuanMoe => "shared_mlp",
             _ => "shared_experts",
         };
@@ -240,13 +268,14 @@ impl Names {
                     name,
                     rows,
                     bias_row: Some(expert),
+                    is_bare: false,
                 };
             }
         };
-        let (block, [gate, up, down]) = if config.architecture == Architecture::Llama {
-            ("block_sparse_moe", ["w1", "w3", "w2"])
-        } else {
-            ("mlp", ["gate_proj", "up_proj", "down_proj"])
+        let (block, [gate, up, down]) = match config.architecture {
+            Architecture::Llama => ("block_sparse_moe", ["w1", "w3", "w2"]),
+            Architecture::Lfm2Moe => ("feed_forward", ["w1", "w3", "w2"]),
+            _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
         };
         let matrix = match part {
             Part::Gate => gate,
@@ -306,10 +335,17 @@ fn stack(layer: usize, part: Part, architecture: Architecture) -> String {
     format!("blk.{layer}.{}_exps", gguf_part(part, architecture))
 }
 
-/// Phi-3's matrices that lie in one: its names in GGUF files and elsewhere, and which rows are the part.
-fn fused_part(part: Part, config: &ModelConfig) -> Option<(&'static str, &'static str, Range<usize>)> {
-    if config.architecture != Architecture::Phi3 {
-        return None;
+/// Matrices that lie in one, Phi-3's and Granite 4's: their names in GGUF files and elsewhere, and which rows are the part.
+fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'static str, &'static str, Range<usize>)> {
+    match (config.architecture, part) {
+        (Architecture::Phi3, _) => {}
+        (Architecture::GraniteHybrid, Part::Gate | Part::Up) if !is_gguf => {
+            return gate_up_rows(part, config.ffn_size).map(|rows| ("", granite_part(part), rows));
+        }
+        (Architecture::GraniteHybrid, _) => {
+            return mamba_rows(part, config).map(|rows| ("ssm_in", "mamba.in_proj", rows));
+        }
+        _ => return None,
     }
     let (query, kv, ffn) = (config.query_size(), config.kv_size(), config.ffn_size);
     let qkv = |rows| Some(("attn_qkv", "self_attn.qkv_proj", rows));
@@ -328,8 +364,8 @@ fn fused_part(part: Part, config: &ModelConfig) -> Option<(&'static str, &'stati
 fn gguf_part(part: Part, architecture: Architecture) -> &'static str {
     let has_post_norm = matches!(
         architecture,
-        Architecture::GptOss | Architecture::Glm4Moe | Architecture::SeedOss | Architecture::Qwen35
-    );
+        Architecture::GptOss | Architecture::Glm4Moe | Architecture::SeedOss
+    ) || architecture.has_delta_nets();
     match part {
         Part::FfnNorm if has_post_norm => "post_attention_norm.weight",
         Part::PostAttentionNorm if has_post_norm => "(none)",
@@ -355,34 +391,7 @@ fn gguf_part(part: Part, architecture: Architecture) -> &'static str {
         Part::MixerDecayBias => "ssm_dt.bias",
         Part::MixerNorm => "ssm_norm.weight",
         Part::MixerOutput => "ssm_out",
-    }
-}
-
-/// What a family's GGUF files call a part, where LFM2's recurrent layers differ from others'.
-fn gguf_part_of(part: Part, architecture: Architecture) -> &'static str {
-    match (architecture, part) {
-        (Architecture::Lfm2, Part::MixerInput) => "shortconv.in_proj",
-        (Architecture::Lfm2, Part::MixerConvolution) => "shortconv.conv",
-        (Architecture::Lfm2, Part::MixerOutput) => "shortconv.out_proj",
-        _ => gguf_part(part, architecture),
-    }
-}
-
-/// LFM2's names elsewhere.
-fn lfm2_part(part: Part) -> &'static str {
-    match part {
-        Part::AttentionNorm => "operator_norm.weight",
-        Part::QueryNorm => "self_attn.q_layernorm.weight",
-        Part::KeyNorm => "self_attn.k_layernorm.weight",
-        Part::AttentionOutput => "self_attn.out_proj",
-        Part::FfnNorm => "ffn_norm.weight",
-        Part::Gate => "feed_forward.w1",
-        Part::Up => "feed_forward.w3",
-        Part::Down => "feed_forward.w2",
-        Part::MixerInput => "conv.in_proj",
-        Part::MixerConvolution => "conv.conv",
-        Part::MixerOutput => "conv.out_proj",
-        part => hugging_face_part(part, Architecture::Lfm2),
+        Part::MixerSkip => "ssm_d",
     }
 }
 
@@ -420,5 +429,6 @@ fn hugging_face_part(part: Part, architecture: Architecture) -> &'static str {
         Part::MixerDecayBias => "linear_attn.dt_bias",
         Part::MixerNorm => "linear_attn.norm.weight",
         Part::MixerOutput => "linear_attn.out_proj",
+        Part::MixerSkip => "(none)",
     }
 }

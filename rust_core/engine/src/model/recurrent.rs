@@ -4,7 +4,7 @@ use pyagent_kernels::pack::PackedMatrix;
 
 use super::names::{Part, Place};
 use super::{Linear, Loader, pack, vector};
-use crate::config::{ModelConfig, Recurrent, invalid};
+use crate::config::{DeltaNet, ModelConfig, Recurrent, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 /// A recurrent layer's weights but for its output matrix.
@@ -15,22 +15,30 @@ pub struct RecurrentWeights {
     pub convolution: Vec<f32>,
     /// One number for each channel.
     pub convolution_bias: Option<Vec<f32>>,
-    /// Of a gated delta net.
-    pub delta: Option<DeltaWeights>,
+    /// Of what changes matrices.
+    pub scan: Option<ScanWeights>,
 }
 
-/// What a gated delta net has besides.
-pub struct DeltaWeights {
-    /// Of each value head, the logarithm of what stays of its state in a step of 1: below 0.
+/// What a gated delta net, or a state space, has besides.
+pub struct ScanWeights {
+    /// Of each head, the logarithm of what stays of its state in a step of 1: below 0.
     pub log_decays: Vec<f32>,
-    /// Of each value head, what is added to a step before its softplus.
+    /// Of each head, what is added to a step before its softplus.
     pub step_biases: Vec<f32>,
-    /// The norm of each value head's output.
+    /// Of each head of a state space, how much of the input is added to the output.
+    pub skips: Vec<f32>,
+    /// The norm of each value head's output; of a state space, all groups' norms.
     pub norm: Vec<f32>,
 }
 
 /// The parts that are matrices, in the order of [`Recurrent::projections`].
-const INPUTS: [Part; 4] = [Part::MixerInput, Part::MixerGate, Part::MixerRate, Part::MixerDecay];
+fn inputs(recurrent: &Recurrent) -> &'static [Part] {
+    match recurrent {
+        Recurrent::ShortConvolution { .. } => &[Part::MixerInput],
+        Recurrent::DeltaNet(_) => &[Part::MixerInput, Part::MixerGate, Part::MixerRate, Part::MixerDecay],
+        Recurrent::Mamba2(_) => &[Part::MixerInput, Part::MixerGate, Part::MixerDecay],
+    }
+}
 
 impl Loader<'_> {
     fn place(&self, layer: usize, part: Part) -> Place {
@@ -39,8 +47,11 @@ impl Loader<'_> {
 
     pub(super) fn recurrent(&self, layer: usize, recurrent: &Recurrent) -> Result<RecurrentWeights, ModelFileError> {
         let hidden = self.config.hidden_size;
-        let projections = INPUTS.into_iter().zip(recurrent.projections(hidden));
-        let inputs = projections.map(|(part, rows)| self.linear(&self.place(layer, part), rows, hidden));
+        let projections = inputs(recurrent).iter().copied().zip(recurrent.projections(hidden));
+        let inputs = projections.map(|(part, rows)| match self.of_key_heads(layer, part, recurrent)? {
+            Some(rows) => rows.linear(self),
+            None => self.linear(&self.place(layer, part), rows, hidden),
+        });
         let channels = recurrent.num_channels(hidden);
         let name = self.place(layer, Part::MixerConvolution).name;
         let bias = self.file.find_tensor(&format!("{name}.bias"))?;
@@ -48,15 +59,17 @@ impl Loader<'_> {
             inputs: inputs.collect::<Result<_, _>>()?,
             convolution: self.convolution(&format!("{name}.weight"), channels, recurrent.taps())?,
             convolution_bias: bias.map(|tensor| vector(&tensor, channels)).transpose()?,
-            delta: match recurrent {
-                Recurrent::ShortConvolution { .. } => None,
-                Recurrent::DeltaNet(net) => Some(self.delta(layer, net.num_value_heads, net.value_size)?),
-            },
+            scan: self.scan(layer, recurrent)?,
         })
     }
 
     /// Safetensors have the logarithm of the decay's size, GGUF files what it is with its sign.
-    fn delta(&self, layer: usize, num_heads: usize, value_size: usize) -> Result<DeltaWeights, ModelFileError> {
+    fn scan(&self, layer: usize, recurrent: &Recurrent) -> Result<Option<ScanWeights>, ModelFileError> {
+        let (num_heads, norm_size) = match recurrent {
+            Recurrent::ShortConvolution { .. } => return Ok(None),
+            Recurrent::DeltaNet(net) => (net.num_value_heads, net.value_size),
+            Recurrent::Mamba2(space) => (space.num_heads, space.inner_size()),
+        };
         let tensor = |part| {
             self.file
                 .tensor(&self.place(layer, part).name)
@@ -66,11 +79,14 @@ impl Loader<'_> {
         if let ModelFile::Safetensors(_) = self.file {
             log_decays.iter_mut().for_each(|value| *value = -value.exp());
         }
-        Ok(DeltaWeights {
+        let has_skips = matches!(recurrent, Recurrent::Mamba2(_));
+        let skips = has_skips.then(|| tensor(Part::MixerSkip).and_then(|(tensor, size)| vector(&tensor, size)));
+        Ok(Some(ScanWeights {
+            skips: skips.transpose()?.unwrap_or_default(),
             log_decays,
             step_biases: tensor(Part::MixerDecayBias).and_then(|(tensor, size)| vector(&tensor, size))?,
-            norm: vector(&self.file.tensor(&self.place(layer, Part::MixerNorm).name)?, value_size)?,
-        })
+            norm: vector(&self.file.tensor(&self.place(layer, Part::MixerNorm).name)?, norm_size)?,
+        }))
     }
 
     /// A convolution's weights, [channels, taps] in the file, by cells of sixteen channels.
@@ -96,8 +112,19 @@ impl Loader<'_> {
             let Some(recurrent) = config.recurrent(layer) else {
                 continue;
             };
-            for (part, rows) in INPUTS.into_iter().zip(recurrent.projections(hidden)) {
-                self.check(&self.place(layer, part), rows, hidden)?;
+            if let Recurrent::Mamba2(space) = recurrent {
+                let mut all = self.place(layer, Part::MixerInput);
+                all.rows = None;
+                self.check(
+                    &all,
+                    space.inner_size() + space.num_channels() + space.num_heads,
+                    hidden,
+                )?;
+            }
+            for (part, rows) in inputs(recurrent).iter().copied().zip(recurrent.projections(hidden)) {
+                if self.of_key_heads(layer, part, recurrent)?.is_none() {
+                    self.check(&self.place(layer, part), rows, hidden)?;
+                }
             }
             self.check(
                 &self.place(layer, Part::MixerOutput),
@@ -110,9 +137,7 @@ impl Loader<'_> {
                 channels,
                 taps,
             )?;
-            if let Recurrent::DeltaNet(net) = recurrent {
-                self.delta(layer, net.num_value_heads, net.value_size)?;
-            }
+            self.scan(layer, recurrent)?;
         }
         Ok(())
     }
@@ -146,6 +171,80 @@ impl Loader<'_> {
             ..*tensor
         };
         pack(self.file, self.pool, &part, rows, self.config.hidden_size)
+    }
+}
+
+/// Some rows of a tensor in which a key head's lie together.
+struct RowsOfHeads<'a> {
+    tensor: TensorView<'a>,
+    rows: Vec<usize>,
+}
+
+impl RowsOfHeads<'_> {
+    fn linear(&self, loader: &Loader<'_>) -> Result<Linear, ModelFileError> {
+        let (tensor, cols) = (&self.tensor, self.tensor.cols());
+        let row_bytes = tensor.bytes.len() / tensor.rows().max(1);
+        let bytes = self
+            .rows
+            .iter()
+            .flat_map(|row| &tensor.bytes[row * row_bytes..][..row_bytes]);
+        let bytes: Vec<u8> = bytes.copied().collect();
+        let dims = [cols, self.rows.len()];
+        let rows = TensorView {
+            bytes: &bytes,
+            dims: &dims,
+            ..*tensor
+        };
+        Ok(Linear {
+            weight: loader.pack(&rows, self.rows.len(), cols)?,
+            bias: None,
+        })
+    }
+}
+
+impl DeltaNet {
+    /// Which rows a projection has of a tensor in which each key head has its query's, key's, values' and gates', or its
+    /// rates' and decays'; and how many rows that has.
+    fn rows_of_heads(&self, part: Part) -> (Vec<usize>, usize) {
+        let each = self.num_value_heads / self.num_key_heads;
+        let (keys, values) = (self.key_size, each * self.value_size);
+        let all = 2 * (keys + values);
+        // Where each part begins among a head's rows, and how many it has.
+        let (of_head, parts) = match part {
+            Part::MixerInput => (all, vec![(0, keys), (keys, keys), (2 * keys, values)]),
+            Part::MixerGate => (all, vec![(2 * keys + values, values)]),
+            Part::MixerRate => (2 * each, vec![(0, each)]),
+            _ => (2 * each, vec![(each, each)]),
+        };
+        let heads = 0..self.num_key_heads;
+        let rows = parts.into_iter().flat_map(|(start, count)| {
+            let of_part = move |head: usize| head * of_head + start..head * of_head + start + count;
+            heads.clone().flat_map(of_part)
+        });
+        (rows.collect(), self.num_key_heads * of_head)
+    }
+}
+
+impl Loader<'_> {
+    /// The rows of a projection where the file has each key head's together; measured.
+    fn of_key_heads(
+        &self,
+        layer: usize,
+        part: Part,
+        recurrent: &Recurrent,
+    ) -> Result<Option<RowsOfHeads<'_>>, ModelFileError> {
+        let Recurrent::DeltaNet(net) = recurrent else {
+            return Ok(None);
+        };
+        let Some(place) = self.names.of_key_heads(layer, part, self.config.architecture) else {
+            return Ok(None);
+        };
+        let Some(tensor) = place.find(self.file, ".weight")? else {
+            return Ok(None);
+        };
+        let (rows, num_rows) = net.rows_of_heads(part);
+        super::expect_size(&tensor, num_rows, self.config.hidden_size)?;
+        Ok(Some(RowsOfHeads { tensor, rows }))
     }
 }
 

@@ -64,7 +64,8 @@ unsafe fn scan_kernel<L: Lanes>(work: &DeltaRule<'_>) {
             let decay = L::splat(decay);
             let known = product::<L>(work.state, key, work.key_size).mul(decay);
             let value = L::load(work.values.add(token * work.value_stride)).sub(known);
-            let out = update(work, decay, value.mul(L::splat(rate)), key, query);
+            let state = (work.state, work.key_size);
+            let out = update(state, decay, value.mul(L::splat(rate)), key, query);
             out.store(work.out.add(token * work.out_stride));
         }
     }
@@ -86,12 +87,18 @@ unsafe fn product<L: Lanes>(state: *const f32, key: *const f32, key_size: usize)
 
 /// `S = g S + k d^T`; returns `S^T q`.
 #[inline(always)]
-unsafe fn update<L: Lanes>(work: &DeltaRule<'_>, decay: L, added: L, key: *const f32, query: *const f32) -> L {
+pub(super) unsafe fn update<L: Lanes>(
+    (state, key_size): (*mut f32, usize),
+    decay: L,
+    added: L,
+    key: *const f32,
+    query: *const f32,
+) -> L {
     // SAFETY: the caller promises the set of `L`, and the memory.
     unsafe {
         let mut sums = [decay.all(0.0); SUMS];
-        for row in 0..work.key_size {
-            let place = work.state.add(row * LANES);
+        for row in 0..key_size {
+            let place = state.add(row * LANES);
             let state = L::splat(*key.add(row)).fma(added, L::load(place).mul(decay));
             state.store(place);
             let sum = &mut sums[row % SUMS];

@@ -8,11 +8,13 @@
 
 mod convolution;
 mod delta;
+mod selective;
 #[cfg(test)]
 mod tests;
 
 pub use convolution::{Convolution, MOST_TAPS, convolve, history_len};
 pub use delta::{DeltaRule, l2_normalise, matrix_len, scan};
+pub use selective::{SelectiveScan, selective_scan};
 
 /// Channels of a convolution, or columns of a matrix, that share a cell.
 pub const CELL_CHANNELS: usize = crate::lanes::LANES;

@@ -234,3 +234,113 @@ fn l2_norm_is_one_over_the_length() {
         assert_eq!(zeros, [0.0; 20]);
     }
 }
+
+struct Space {
+    x: Vec<f32>,
+    along: Vec<f32>,
+    decays: Vec<f32>,
+    steps: Vec<f32>,
+    state_size: usize,
+    num_tokens: usize,
+}
+
+const SKIP: f32 = 0.7;
+
+impl Space {
+    fn new(state_size: usize, num_tokens: usize) -> Self {
+        let steps: Vec<f32> = numbers(num_tokens, 4).iter().map(|x| x.abs()).collect();
+        Self {
+            x: numbers(num_tokens * C, 1),
+            along: numbers(num_tokens * 2 * state_size, 2),
+            decays: steps.iter().map(|step| (-0.5 * step).exp()).collect(),
+            steps,
+            state_size,
+            num_tokens,
+        }
+    }
+
+    /// Outputs and states by runs of so many tokens; a token has its channels, then both vectors.
+    fn run(&self, isa: Isa, run: usize) -> (Vec<f32>, Vec<f32>) {
+        let stride = C + 2 * self.state_size;
+        let tokens = self.x.chunks_exact(C).zip(self.along.chunks_exact(2 * self.state_size));
+        let mut rows: Vec<f32> = tokens.flat_map(|(x, along)| [x, along].concat()).collect();
+        let mut state = vec![0.0; matrix_len(self.state_size)];
+        for start in (0..self.num_tokens).step_by(run) {
+            let end = (start + run).min(self.num_tokens);
+            let first = rows[start * stride..].as_mut_ptr();
+            let work = SelectiveScan {
+                b: first.wrapping_add(C),
+                c: first.wrapping_add(C + self.state_size),
+                state_size: self.state_size,
+                x: first,
+                stride,
+                decays: &self.decays[start..end],
+                steps: &self.steps[start..end],
+                skip: SKIP,
+                state: state.as_mut_ptr(),
+            };
+            // SAFETY: the vectors hold the tokens and the state.
+            unsafe { selective_scan(isa, &work) };
+        }
+        (
+            rows.chunks_exact(stride).flat_map(|row| row[..C].to_vec()).collect(),
+            state,
+        )
+    }
+
+    /// The paper's recurrence in `f64`, and as its quadratic form: `y_t = sum_s (c_t b_s) exp(sum a) dt_s x_s + d x_t`.
+    fn expected(&self) -> [Vec<f64>; 2] {
+        let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+        let (x, along, decays, steps) = (wide(&self.x), wide(&self.along), wide(&self.decays), wide(&self.steps));
+        let n = self.state_size;
+        let (b, c) = (
+            |token: usize| &along[token * 2 * n..token * 2 * n + n],
+            |token: usize| &along[token * 2 * n + n..(token + 1) * 2 * n],
+        );
+        let (mut recurrent, mut quadratic) = (Vec::new(), Vec::new());
+        let mut state = vec![[0.0_f64; C]; n];
+        for token in 0..self.num_tokens {
+            for (row, b) in state.iter_mut().zip(b(token)) {
+                for (channel, value) in row.iter_mut().enumerate() {
+                    *value = decays[token] * *value + b * steps[token] * x[token * C + channel];
+                }
+            }
+            for channel in 0..C {
+                let own = f64::from(SKIP) * x[token * C + channel];
+                let read: f64 = state.iter().zip(c(token)).map(|(row, c)| row[channel] * c).sum();
+                recurrent.push(read + own);
+                let seen = (0..=token).map(|from| {
+                    let product: f64 = c(token).iter().zip(b(from)).map(|(c, b)| c * b).sum();
+                    let decay: f64 = decays[from + 1..=token].iter().product();
+                    product * decay * steps[from] * x[from * C + channel]
+                });
+                quadratic.push(seen.sum::<f64>() + own);
+            }
+        }
+        [recurrent, quadratic]
+    }
+}
+
+/// A state space is the paper's in `f64`, in both of its forms.
+#[test]
+fn state_space_is_that_of_the_paper() {
+    for state_size in [16, 128, 33] {
+        let space = Space::new(state_size, 50);
+        let (out, _) = space.run(Isa::Scalar, 50);
+        for expected in space.expected() {
+            expect_near(&out, &expected, 1e-4);
+        }
+    }
+}
+
+/// Cut into runs of any length, on every instruction set, a state space has the same bits.
+#[test]
+fn state_space_has_the_same_bits_however_it_is_cut() {
+    let space = Space::new(48, 40);
+    let whole = space.run(Isa::Scalar, 40);
+    for isa in Isa::available() {
+        for run in [1, 3, 16, 40] {
+            assert_eq!(space.run(isa, run), whole, "{} in runs of {run}", isa.name());
+        }
+    }
+}

@@ -43,6 +43,10 @@ fn has_shared(architecture: Architecture) -> bool {
             | Architecture::Ernie45Moe
             | Architecture::HunyuanMoe
             | Architecture::Deepseek2
+            | Architecture::Lfm2Moe
+            | Architecture::Qwen3Next
+            | Architecture::Qwen35Moe
+            | Architecture::GraniteHybrid
     )
 }
 
@@ -58,11 +62,12 @@ impl Keys<'_> {
         Ok(all.saturating_sub(predict))
     }
 
-    /// The experts of a family that may have some; files of Mixtral are a `llama`'s.
+    /// The experts of a family that may have some; files of Mixtral are a `llama`'s, and those
+    /// of Granite 4 have them or not.
     pub(super) fn experts(&self, architecture: Architecture) -> Result<Option<Experts>, ModelFileError> {
         let count = self.optional_size("expert_count")?.unwrap_or(0);
         match architecture {
-            Architecture::Llama if count == 0 => return Ok(None),
+            Architecture::Llama | Architecture::GraniteHybrid if count == 0 => return Ok(None),
             Architecture::Llama | Architecture::Qwen3Moe | Architecture::OlMoe | Architecture::GptOss => {}
             _ if has_shared(architecture) => {}
             _ => return Ok(None),
@@ -88,7 +93,7 @@ impl Keys<'_> {
         let scale = self.number_or("expert_weights_scale", 0.0)? as f32;
         experts.weight_scale = if scale == 0.0 { 1.0 } else { scale };
         let by_family = match architecture {
-            Architecture::Glm4Moe => 2,
+            Architecture::Glm4Moe | Architecture::Lfm2Moe => 2,
             Architecture::Deepseek2 if self.has_corrections()? => 2,
             _ => 1,
         };
@@ -124,7 +129,8 @@ impl Keys<'_> {
     }
 
     fn read_shared(&self, architecture: Architecture, experts: &mut Experts) -> Result<(), ModelFileError> {
-        let size = self.size("expert_feed_forward_length")?;
+        let own = self.optional_size("expert_feed_forward_length")?;
+        let size = own.map_or_else(|| self.size("feed_forward_length"), Ok)?;
         let of_count = |count: usize| count.saturating_mul(size);
         let by_count = self.optional_size("expert_shared_count")?.map(of_count);
         let by_family = match architecture {
@@ -133,7 +139,7 @@ impl Keys<'_> {
         };
         let told = self.optional_size("expert_shared_feed_forward_length")?;
         experts.shared_size = told.or(by_count).unwrap_or(by_family);
-        experts.is_shared_gated = architecture == Architecture::Qwen2Moe;
+        experts.is_shared_gated = architecture == Architecture::Qwen2Moe || architecture.has_delta_nets();
         let has_dense = self.first_expert_layer()? > 0 || self.expert_layer_step()? > 1;
         experts.dense_size = if has_dense {
             self.size("feed_forward_length")?

@@ -1,7 +1,8 @@
-//! Recurrent layers in a GGUF's metadata: LFM2's short convolutions, Qwen 3.5's gated delta nets.
+//! Recurrent layers in a GGUF's metadata: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's Mamba-2.
 
-use super::{Keys, latent};
-use crate::config::{Architecture, DeltaNet, Recurrent, invalid, periodic};
+use super::{Keys, latent, number};
+use crate::config::{Architecture, DeltaNet, Mamba2, Recurrent, invalid, periodic};
+use crate::gguf::MetadataValue;
 use crate::weights::ModelFileError;
 
 /// What is read of LFM2 besides.
@@ -17,31 +18,56 @@ const QWEN35: [&str; 6] = [
     "ssm.time_step_rank",
 ];
 
+/// What is read of Granite 4 besides.
+const GRANITE: [&str; 11] = [
+    "attention.scale",
+    "embedding_scale",
+    "expert_shared_feed_forward_length",
+    "logit_scale",
+    "residual_scale",
+    "rope.scaling.finetuned",
+    "ssm.conv_kernel",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+];
+
 /// The layers between those with attention, where the file does not say.
 const QWEN35_INTERVAL: usize = 4;
 
 /// The keys that are read of a family besides those of all.
 pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
     match architecture {
-        Architecture::Lfm2 => &LFM2,
-        Architecture::Qwen35 => &QWEN35,
+        _ if architecture.has_short_convolutions() => &LFM2,
+        _ if architecture.has_delta_nets() => &QWEN35,
+        // Files of Granite 4 of attention alone have a hybrid's keys too.
+        _ if architecture.is_granite() => &GRANITE,
         Architecture::Deepseek2 => &latent::KEYS,
         _ => &[],
     }
 }
 
 impl Keys<'_> {
-    /// Key-value heads of the layers with attention. LFM2's files have a number for each layer, 0 where it has none.
+    /// Key-value heads of the layers with attention. LFM2's and Granite 4's files have a number for each layer, 0 where it has none.
     pub(super) fn num_kv_heads(&self, architecture: Architecture, num_heads: usize) -> Result<usize, ModelFileError> {
         if architecture == Architecture::Deepseek2 {
             return Ok(1);
         }
-        if architecture != Architecture::Lfm2 {
+        let has_list = match architecture {
+            Architecture::Granite => matches!(
+                self.file.find(&self.key("attention.head_count_kv")),
+                Some(MetadataValue::Array(_))
+            ),
+            _ => architecture.is_hybrid() && !architecture.has_delta_nets(),
+        };
+        if !has_list {
             return Ok(self.optional_size("attention.head_count_kv")?.unwrap_or(num_heads));
         }
         let heads = self.heads_of_layers()?;
         let most = heads.iter().copied().max().unwrap_or(0);
-        if heads.iter().any(|&count| count != 0 && count != most) {
+        let may_be_none = architecture.is_hybrid();
+        if heads.iter().any(|&count| count != most && !(count == 0 && may_be_none)) {
             let key = self.key("attention.head_count_kv");
             return Err(invalid(format!("'{key}' differs between layers with attention")));
         }
@@ -55,25 +81,58 @@ impl Keys<'_> {
         num_layers: usize,
     ) -> Result<(Option<Recurrent>, Vec<bool>), ModelFileError> {
         match architecture {
-            Architecture::Lfm2 => {
+            _ if architecture.has_short_convolutions() => {
                 let taps = self.size("shortconv.l_cache")?;
                 let layers = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
                 Ok((Some(Recurrent::ShortConvolution { taps }), layers))
             }
-            Architecture::Qwen35 => {
+            _ if architecture.has_delta_nets() => {
                 let every = self
                     .optional_size("full_attention_interval")?
                     .unwrap_or(QWEN35_INTERVAL);
                 Ok((
-                    Some(Recurrent::DeltaNet(self.delta_net()?)),
+                    Some(Recurrent::DeltaNet(self.delta_net(architecture)?)),
                     periodic(num_layers, every),
                 ))
+            }
+            Architecture::GraniteHybrid => {
+                let layers = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
+                Ok((Some(Recurrent::Mamba2(self.mamba2()?)), layers))
             }
             _ => Ok((None, vec![false; num_layers.min(crate::config::MOST_LAYERS)])),
         }
     }
 
-    fn delta_net(&self) -> Result<DeltaNet, ModelFileError> {
+    /// Whether Granite 4's layers with attention have rotary positions, which files say in a place of their own.
+    pub(super) fn has_positions(&self) -> Result<bool, ModelFileError> {
+        let key = self.key("rope.scaling.finetuned");
+        let found = self.file.find(&key).map(number);
+        found
+            .unwrap_or(Some(1.0))
+            .map(|truth| truth != 0.0)
+            .ok_or_else(|| invalid(format!("'{key}' must be a truth")))
+    }
+
+    fn mamba2(&self) -> Result<Mamba2, ModelFileError> {
+        let num_heads = self.size("ssm.time_step_rank")?;
+        let inner = self.size("ssm.inner_size")?;
+        if !inner.is_multiple_of(num_heads.max(1)) {
+            let key = self.key("ssm.inner_size");
+            return Err(invalid(format!(
+                "'{key}' {inner} is not whole heads; there are {num_heads}"
+            )));
+        }
+        Ok(Mamba2 {
+            taps: self.size("ssm.conv_kernel")?,
+            num_heads,
+            head_size: inner / num_heads.max(1),
+            num_groups: self.size("ssm.group_count")?,
+            state_size: self.size("ssm.state_size")?,
+            step_limits: [0.0, f64::INFINITY],
+        })
+    }
+
+    fn delta_net(&self, architecture: Architecture) -> Result<DeltaNet, ModelFileError> {
         let num_value_heads = self.size("ssm.time_step_rank")?;
         Ok(DeltaNet {
             taps: self.size("ssm.conv_kernel")?,
@@ -81,7 +140,7 @@ impl Keys<'_> {
             num_value_heads,
             key_size: self.size("ssm.state_size")?,
             value_size: self.size("ssm.inner_size")? / num_value_heads.max(1),
-            is_tiled: true,
+            is_tiled: architecture != Architecture::Qwen3Next,
         })
     }
 

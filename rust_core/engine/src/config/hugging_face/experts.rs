@@ -24,7 +24,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 11] = [
+const FAMILIES: [Family; 15] = [
     Family {
         name: "mixtral",
         count: "num_local_experts",
@@ -94,7 +94,40 @@ const FAMILIES: [Family; 11] = [
     of_latent_attention("deepseek_v2", false),
     of_latent_attention("deepseek_v3", true),
     of_latent_attention("glm4_moe_lite", true),
+    Family {
+        name: "lfm2_moe",
+        count: "num_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "norm_topk_prob routed_scaling_factor num_dense_layers",
+        is_renormalised: true,
+    },
+    Family {
+        name: "qwen3_next",
+        more: "norm_topk_prob shared_expert_intermediate_size decoder_sparse_step mlp_only_layers",
+        ..QWEN35
+    },
+    QWEN35,
+    Family {
+        name: GRANITE,
+        count: "num_local_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: "",
+        is_renormalised: true,
+    },
 ];
+
+const GRANITE: &str = "granitemoehybrid";
+
+const QWEN35: Family = Family {
+    name: "qwen3_5_moe_text",
+    count: "num_experts",
+    used: "num_experts_per_tok",
+    size: "moe_intermediate_size",
+    more: "shared_expert_intermediate_size",
+    is_renormalised: true,
+};
 
 const fn of_latent_attention(name: &'static str, is_renormalised: bool) -> Family {
     Family {
@@ -124,13 +157,16 @@ impl JsonConfig<'_> {
         let Some(family) = family(name) else {
             return Ok(None);
         };
+        if name == GRANITE && self.optional_size(family.count)?.unwrap_or(0) == 0 {
+            return Ok(None);
+        }
         let mut experts = Experts::of(self.first_size(family.count)?, self.first_size(family.used)?);
         experts.is_renormalised = match self.truth("norm_topk_prob") {
             Some(is_renormalised) if family.more.contains("norm_topk_prob") => is_renormalised,
             _ => family.is_renormalised,
         };
         match name {
-            "qwen2_moe" => {
+            "qwen2_moe" | "qwen3_next" | "qwen3_5_moe_text" => {
                 experts.shared_size = self.size("shared_expert_intermediate_size")?;
                 experts.is_shared_gated = true;
             }
@@ -142,7 +178,12 @@ impl JsonConfig<'_> {
                 experts.shared_size = self.shared_size("n_shared_experts", 1)?;
             }
             _ if latent::FAMILIES.contains(&name) => self.read_latent_router(name, &mut experts)?,
+            "lfm2_moe" => {
+                experts.rating = Rating::Sigmoid;
+                experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(1.0) as f32;
+            }
             "ernie4_5_moe" => experts.shared_size = self.shared_size("moe_num_shared_experts", 2)?,
+            GRANITE => experts.shared_size = self.size("shared_intermediate_size")?,
             "hunyuan_v1_moe" => experts.shared_size = self.size("intermediate_size")?,
             _ => {}
         }
@@ -185,6 +226,10 @@ impl JsonConfig<'_> {
             "deepseek_v2" => self.leading_dense_layers(0, layers.len())?,
             "deepseek_v3" => self.leading_dense_layers(3, layers.len())?,
             "glm4_moe_lite" => self.leading_dense_layers(1, layers.len())?,
+            "lfm2_moe" => {
+                let first = self.optional_size("num_dense_layers")?.unwrap_or(2);
+                layers.map(|layer| layer < first).collect()
+            }
             "ernie4_5_moe" => {
                 let first = self.optional_size("moe_layer_start_index")?.unwrap_or(1);
                 let step = self.optional_size("moe_layer_interval")?.unwrap_or(1).max(1);
@@ -193,7 +238,7 @@ impl JsonConfig<'_> {
                 let has_experts = |layer: usize| (first..=last).contains(&layer) && (layer + 1).is_multiple_of(step);
                 layers.map(|layer| !has_experts(layer)).collect()
             }
-            "qwen2_moe" => {
+            "qwen2_moe" | "qwen3_next" => {
                 let step = self.optional_size("decoder_sparse_step")?.unwrap_or(1).max(1);
                 let only = self.0.get("mlp_only_layers").filter(|value| !value.is_null());
                 let only: Vec<u64> = match only.map(Value::as_array) {

@@ -1,9 +1,9 @@
-//! Recurrent layers in a `config.json`: LFM2's short convolutions, Qwen 3.5's gated delta nets.
+//! Recurrent layers in a `config.json`: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's Mamba-2.
 
 use serde_json::Value;
 
 use super::JsonConfig;
-use crate::config::{Architecture, DeltaNet, Recurrent, invalid};
+use crate::config::{Architecture, DeltaNet, Mamba2, Recurrent, invalid};
 use crate::weights::ModelFileError;
 
 /// What is read of LFM2 besides, and what its files say of training and of sizes that are the hidden size.
@@ -16,6 +16,13 @@ pub(super) const LFM2: &str = "conv_L_cache conv_bias norm_eps full_attn_idxs ti
 pub(super) const QWEN35: &str = "linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim \
     linear_num_key_heads linear_num_value_heads full_attention_interval attn_output_gate partial_rotary_factor \
     mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype";
+
+/// What is read of Granite 4 besides; what only training and prompts in chunks read.
+pub(super) const GRANITE: &str = "shared_intermediate_size position_embedding_type mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head \
+    mamba_d_conv mamba_expand mamba_conv_bias time_step_limit mamba_chunk_size init_method";
+
+/// Granite's factors.
+pub(super) const FACTORS: &str = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling";
 
 /// The families' defaults.
 const LFM2_TAPS: usize = 3;
@@ -30,7 +37,7 @@ impl JsonConfig<'_> {
         num_layers: usize,
     ) -> Result<(Option<Recurrent>, Vec<bool>), ModelFileError> {
         match architecture {
-            Architecture::Lfm2 => {
+            _ if architecture.has_short_convolutions() => {
                 self.check_lfm2()?;
                 let taps = self.optional_size("conv_L_cache")?.unwrap_or(LFM2_TAPS);
                 let attention = self.0.get("full_attn_idxs").and_then(Value::as_array);
@@ -38,10 +45,10 @@ impl JsonConfig<'_> {
                     attention.is_none_or(|layers| layers.iter().any(|index| index.as_u64() == Some(layer as u64)))
                 };
                 let by_family = (0..num_layers.min(crate::config::MOST_LAYERS)).map(|layer| !has_attention(layer));
-                let layers = self.recurrent_layers("conv", num_layers, by_family.collect())?;
+                let layers = self.recurrent_layers(&["conv"], num_layers, by_family.collect())?;
                 Ok((Some(Recurrent::ShortConvolution { taps }), layers))
             }
-            Architecture::Qwen35 => {
+            _ if architecture.has_delta_nets() => {
                 if self
                     .0
                     .get("attn_output_gate")
@@ -53,11 +60,69 @@ impl JsonConfig<'_> {
                     .optional_size("full_attention_interval")?
                     .unwrap_or(QWEN35_INTERVAL);
                 let by_family = crate::config::periodic(num_layers, every);
-                let layers = self.recurrent_layers("linear_attention", num_layers, by_family)?;
+                let layers = self.recurrent_layers(&["linear_attention"], num_layers, by_family)?;
                 Ok((Some(Recurrent::DeltaNet(self.delta_net()?)), layers))
+            }
+            Architecture::GraniteHybrid => {
+                let by_family = vec![true; num_layers.min(crate::config::MOST_LAYERS)];
+                let layers = self.recurrent_layers(&["linear_attention", "mamba"], num_layers, by_family)?;
+                let has_any = layers.contains(&true);
+                let space = has_any.then(|| self.mamba2().map(Recurrent::Mamba2));
+                Ok((space.transpose()?, layers))
             }
             _ => Ok((None, vec![false; num_layers.min(crate::config::MOST_LAYERS)])),
         }
+    }
+
+    /// Whether Granite 4's layers with attention have rotary positions.
+    pub(super) fn has_positions(&self) -> Result<bool, ModelFileError> {
+        match self.text("position_embedding_type") {
+            Some("rope") => Ok(true),
+            None | Some("nope") => Ok(false),
+            Some(other) => Err(invalid(format!(
+                "config.json: 'position_embedding_type' '{other}' is not implemented; expected rope or nope"
+            ))),
+        }
+    }
+
+    fn mamba2(&self) -> Result<Mamba2, ModelFileError> {
+        let size = |key, default| Ok::<_, ModelFileError>(self.optional_size(key)?.unwrap_or(default));
+        let num_heads = size("mamba_n_heads", 128)?;
+        let inner = self.size("hidden_size")?.saturating_mul(size("mamba_expand", 2)?);
+        let head_size = match self.text("mamba_d_head") {
+            Some("auto") => inner / num_heads.max(1),
+            _ => size("mamba_d_head", inner / num_heads.max(1))?,
+        };
+        if num_heads.checked_mul(head_size) != Some(inner) {
+            return Err(invalid(format!(
+                "config.json: 'mamba_n_heads' {num_heads} times 'mamba_d_head' {head_size} must be {inner}, the hidden \
+                 size times 'mamba_expand'"
+            )));
+        }
+        Ok(Mamba2 {
+            taps: size("mamba_d_conv", 4)?,
+            num_heads,
+            head_size,
+            num_groups: size("mamba_n_groups", 1)?,
+            state_size: size("mamba_d_state", 256)?,
+            step_limits: self.step_limits()?,
+        })
+    }
+
+    /// What steps are at least and at most; without an end, a limit is written as `{"__float__": "Infinity"}`.
+    fn step_limits(&self) -> Result<[f64; 2], ModelFileError> {
+        let Some(limits) = self.0.get("time_step_limit").filter(|value| !value.is_null()) else {
+            return Ok([0.0, f64::INFINITY]);
+        };
+        let limit = |value: &Value| match value.get("__float__").and_then(Value::as_str) {
+            Some("Infinity") => Some(f64::INFINITY),
+            _ => value.as_f64(),
+        };
+        let both = limits
+            .as_array()
+            .and_then(|limits| limits.iter().map(limit).collect::<Option<Vec<f64>>>());
+        both.and_then(|both| both.try_into().ok())
+            .ok_or_else(|| invalid("config.json: 'time_step_limit' must be two numbers".to_owned()))
     }
 
     fn delta_net(&self) -> Result<DeltaNet, ModelFileError> {
@@ -72,10 +137,10 @@ impl JsonConfig<'_> {
         })
     }
 
-    /// Which layers are recurrent: those that `layer_types` calls `kind`, else those the family has.
+    /// Which layers are recurrent: those that `layer_types` calls one of `kinds`, else those the family has.
     fn recurrent_layers(
         &self,
-        kind: &str,
+        kinds: &[&str],
         num_layers: usize,
         by_family: Vec<bool>,
     ) -> Result<Vec<bool>, ModelFileError> {
@@ -83,15 +148,16 @@ impl JsonConfig<'_> {
             return Ok(by_family);
         };
         let is_recurrent = |value: &Value| match value.as_str() {
-            Some("full_attention") => Some(false),
-            Some(name) if name == kind => Some(true),
+            Some("full_attention" | "attention") => Some(false),
+            Some(name) if kinds.contains(&name) => Some(true),
             _ => None,
         };
         let layers = types.as_array().map(|types| types.iter().map(is_recurrent).collect());
         let layers: Option<Vec<bool>> = layers.flatten();
         layers.filter(|layers| layers.len() == num_layers).ok_or_else(|| {
             invalid(format!(
-                "config.json: 'layer_types' must have {kind} or full_attention for each of {num_layers} layers"
+                "config.json: 'layer_types' must have {} or full_attention for each of {num_layers} layers",
+                kinds[0]
             ))
         })
     }

@@ -34,7 +34,14 @@ const QWEN35: Family = Family {
     is_interleaved: true,
 };
 
-const FAMILIES: [Family; 5] = [
+/// Qwen 3.5 with experts.
+const QWEN35_MOE: Family = Family {
+    name: "qwen3_5_moe",
+    text: "qwen3_5_moe_text",
+    ..QWEN35
+};
+
+const FAMILIES: [Family; 7] = [
     Family {
         name: "qwen2_vl",
         text: "qwen2",
@@ -57,6 +64,11 @@ const FAMILIES: [Family; 5] = [
     Family {
         name: QWEN35.text,
         ..QWEN35
+    },
+    QWEN35_MOE,
+    Family {
+        name: QWEN35_MOE.text,
+        ..QWEN35_MOE
     },
 ];
 
@@ -110,7 +122,7 @@ fn num_frequencies(family: &Family, text: &Map<String, Value>) -> u64 {
         share()
     };
     let head_dim = size("head_dim").or(by_family).unwrap_or(0);
-    if family.text == QWEN35.text {
+    if [QWEN35.text, QWEN35_MOE.text].contains(&family.text) {
         return (head_dim as f64 * super::rotary_share(text).unwrap_or(super::QWEN35_ROTARY_SHARE)) as u64 / 2;
     }
     head_dim / 2

@@ -41,7 +41,7 @@ impl JsonConfig<'_> {
         let default = match architecture {
             Architecture::Gemma3 => GEMMA3_BASE,
             Architecture::SmolLm3 => SMOLLM3_BASE,
-            Architecture::Lfm2 => LFM2_BASE,
+            _ if architecture.has_short_convolutions() => LFM2_BASE,
             Architecture::GptOss => GPT_OSS_BASE,
             Architecture::Ernie45 | Architecture::Ernie45Moe => OLMO3_BASE,
             _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
@@ -67,7 +67,7 @@ impl JsonConfig<'_> {
     /// Numbers at the start of a head that are rotated.
     pub(super) fn rotary_dims(&self, architecture: Architecture, head_dim: usize) -> usize {
         let share = super::rotary_share(self.0).or(match architecture {
-            Architecture::Qwen35 => Some(super::QWEN35_ROTARY_SHARE),
+            _ if architecture.has_delta_nets() => Some(super::QWEN35_ROTARY_SHARE),
             Architecture::Glm4Moe => Some(GLM4_MOE_ROTARY),
             _ => None,
         });

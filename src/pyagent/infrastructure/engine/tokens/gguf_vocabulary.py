@@ -24,8 +24,24 @@ _NORMAL, UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, BYTE = range(1, 7)
 MADE_OF_TEXT = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
 
 LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "lfm2"})
+# DBRX's words, which Granite 4 has, are Llama 3's.
+_PATTERNS = {"gpt-4o": O200K, "dbrx": CL100K} | dict.fromkeys(LLAMA3_NAMES, CL100K)
+# Refact's, which Granite 3 has, are StarCoder's and SmolLM's.
+_SINGLE_DIGITS = frozenset({"smollm", "refact"})
 _QWEN_WORDS = {"qwen2": QWEN, "qwen35": QWEN35}
-SUPPORTED_PRE_TOKENIZERS = ("smollm", "llama-bpe", "llama3", "lfm2", "qwen2", "qwen35", "gpt-4o", "gpt-2", "default")
+SUPPORTED_PRE_TOKENIZERS = (
+    "smollm",
+    "refact",
+    "llama-bpe",
+    "llama3",
+    "lfm2",
+    "dbrx",
+    "qwen2",
+    "qwen35",
+    "gpt-4o",
+    "gpt-2",
+    "default",
+)
 
 
 class GgufReader:
@@ -82,14 +98,14 @@ def _byte_level(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) 
     model = _read_bpe(tokens, _texts(metadata, "tokenizer.ggml.merges", name), pre in LLAMA3_NAMES, name)
     tokenizer = Tokenizer(model)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if pre in LLAMA3_NAMES or pre == "gpt-4o":
-        words = pre_tokenizers.Split(Regex(O200K if pre == "gpt-4o" else CL100K), "isolated")
+    if isinstance(pre, str) and pre in _PATTERNS:
+        words = pre_tokenizers.Split(Regex(_PATTERNS[pre]), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     elif isinstance(pre, str) and pre in _QWEN_WORDS:
         tokenizer.normalizer = normalizers.NFC()
         words = pre_tokenizers.Split(Regex(_QWEN_WORDS[pre]), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
-    elif pre == "smollm":
+    elif pre in _SINGLE_DIGITS:
         digits = pre_tokenizers.Digits(individual_digits=True)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     elif pre in {"gpt-2", "default"}:

@@ -1,0 +1,233 @@
+"""Hybrid models of transformers as GGUF files, arranged as llama.cpp's converter does. Knows no runner."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from support.gguf_writer import write_gguf
+from support.hybrid_model import hybrid_metadata
+
+KINDS = {
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
+    "granitemoehybrid": "granitehybrid",
+}
+"""What llama.cpp calls transformers' families."""
+
+_COMMON = {
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "operator_norm": "attn_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "conv.conv": "shortconv.conv",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+_WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def write_hybrid_as_gguf(path: Path, model: Any) -> Path:
+    """Write a model of transformers under llama.cpp's names and with its keys; return `path`."""
+    return write_gguf(path, _metadata(model.config), _tensors(model))
+
+
+def _metadata(config: Any) -> dict[str, object]:
+    kind = KINDS[config.model_type]
+    base = "lfm2" if kind.startswith("lfm2") else "qwen35"
+    if kind == "granitehybrid":
+        return _granite_metadata(config)
+    if base == "lfm2":
+        entries = {"feed_forward_length": 96, "attention.layer_norm_rms_epsilon": config.norm_eps}
+    else:
+        entries = {
+            "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+            "feed_forward_length": getattr(config, "intermediate_size", 0),
+            "ssm.conv_kernel": config.linear_conv_kernel_dim,
+            "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+            "ssm.state_size": config.linear_key_head_dim,
+            "ssm.time_step_rank": config.linear_num_value_heads,
+        }
+    if kind != base:
+        entries["expert_count"] = config.num_experts
+        entries["expert_used_count"] = config.num_experts_per_tok
+        entries["expert_feed_forward_length"] = config.moe_intermediate_size
+    if kind == "lfm2moe":
+        entries["expert_gating_func"] = 2
+        entries["leading_dense_block_count"] = config.num_dense_layers
+        entries["expert_weights_scale"] = config.routed_scaling_factor
+    elif kind != base and kind != "lfm2":
+        entries["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    written = hybrid_metadata(base, **{f"{base}.{key}": value for key, value in entries.items()})
+    written = {key.replace(f"{base}.", f"{kind}.", 1): value for key, value in written.items()}
+    return written | {"general.architecture": kind}
+
+
+def _granite_metadata(config: Any) -> dict[str, object]:
+    entries: dict[str, object] = {
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.scale": config.attention_multiplier,
+        "embedding_scale": config.embedding_multiplier,
+        "expert_count": config.num_local_experts,
+        "expert_shared_feed_forward_length": config.shared_intermediate_size,
+        "expert_used_count": config.num_experts_per_tok,
+        "feed_forward_length": config.intermediate_size,
+        "logit_scale": config.logits_scaling,
+        "residual_scale": config.residual_multiplier,
+        "rope.scaling.finetuned": config.position_embedding_type == "rope",
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.group_count": config.mamba_n_groups,
+        "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.time_step_rank": config.mamba_n_heads,
+    }
+    if "linear_attention" in config.layer_types:
+        return hybrid_metadata("granitehybrid", **{f"granitehybrid.{key}": value for key, value in entries.items()})
+    # A model of attention alone is of another family there, with a hybrid's keys.
+    entries |= {"attention.head_count_kv": [config.num_key_value_heads] * config.num_hidden_layers}
+    written = hybrid_metadata("granitehybrid", **{f"granitehybrid.{key}": value for key, value in entries.items()})
+    written = {key.replace("granitehybrid.", "granite.", 1): value for key, value in written.items()}
+    return written | {"general.architecture": "granite", "granite.feed_forward_length": config.shared_intermediate_size}
+
+
+def _tensors(model: Any) -> Any:
+    config, tensors = model.config, {}
+    kind = KINDS[config.model_type]
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.detach().clone()
+        is_offset = kind.startswith("qwen3") and "norm" in name and "linear_attn" not in name
+        values = values + 1 if is_offset else values
+        if "linear_attn" in name:
+            values = -values.exp() if name.endswith("A_log") else values
+            values = _tiled(name, values, config) if kind.startswith("qwen35") else values
+        if kind == "granitehybrid":
+            values = _of_granite(name, values, config)
+        values = values.squeeze(1) if "conv" in name and values.dim() == 3 else values
+        for written, part in _parts(name, values, config):
+            tensors[written] = (tuple(reversed(part.shape)), array("f", part.flatten().tolist()))
+    return tensors
+
+
+def _parts(name: str, values: Any, config: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors that llama.cpp has of one: all experts' gates and ups apart, and a delta net's output gates."""
+    if name in _WHOLE:
+        yield _WHOLE[name], values
+        return
+    _, _, layer, rest = name.split(".", 3)
+    block, (part, _, end) = f"blk.{layer}", rest.rpartition(".")
+    if part.startswith("shared_mlp"):
+        parts = values.chunk(2) if "input" in part else [values]
+        for which, matrix in zip(("gate", "up") if "input" in part else ("down",), parts, strict=True):
+            yield f"{block}.ffn_{which}{'_shexp' if config.num_local_experts else ''}.weight", matrix
+    elif part == "post_attention_layernorm" and config.model_type == "granitemoehybrid":
+        yield f"{block}.ffn_norm.weight", values
+    elif end == "D":
+        yield f"{block}.ssm_d", values
+    elif end == "gate_up_proj":
+        gate, up = values.chunk(2, dim=1)
+        yield f"{block}.ffn_gate_exps.weight", gate
+        yield f"{block}.ffn_up_exps.weight", up
+    elif part.endswith(".experts"):
+        yield f"{block}.ffn_down_exps.weight", values
+    elif end == "expert_bias":
+        yield f"{block}.exp_probs_b.bias", values
+    elif end == "A_log":
+        yield f"{block}.ssm_a", values
+    elif end == "dt_bias":
+        yield f"{block}.ssm_dt.bias", values
+    elif part.endswith("in_proj_qkvz"):
+        yield from _of_key_heads(block, values, config)
+    else:
+        yield f"{block}.{_COMMON[part]}.{end}", values.squeeze(0) if part.endswith("shared_expert_gate") else values
+
+
+def _of_key_heads(block: str, values: Any, config: Any) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    keys, heads = config.linear_key_head_dim, config.linear_num_key_heads
+    of_values = config.linear_num_value_heads // heads * config.linear_value_head_dim
+    parts = values.view(heads, -1, values.shape[-1]).split([keys, keys, of_values, of_values], dim=1)
+    query, key, value, gate = (part.reshape(-1, values.shape[-1]) for part in parts)
+    yield f"{block}.attn_qkv.weight", torch.cat([query, key, value])
+    yield f"{block}.attn_gate.weight", gate
+
+
+def _of_granite(name: str, values: Any, config: Any) -> Any:
+    """Return a tensor with its signs, shapes and rotary pairs as llama.cpp has them."""
+    if name.endswith("A_log"):
+        return -values.exp()[:, None]
+    if name.endswith("mamba.D"):
+        return values[:, None]
+    if "mamba.norm" in name:
+        return values.reshape(config.mamba_n_groups, -1)
+    if "q_proj" in name or "k_proj" in name:
+        heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+        pairs = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(values.shape)
+    return values
+
+
+def _tiled(name: str, values: Any, config: Any) -> Any:
+    """Return a delta net's tensor with one value head of every key head, then the next of each."""
+    import torch
+
+    key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
+    keys, size = 2 * key_heads * config.linear_key_head_dim, config.linear_value_head_dim
+
+    def tile(rows: Any, unit: int) -> Any:
+        shape = (key_heads, value_heads // key_heads, unit, *rows.shape[1:])
+        return rows.reshape(shape).transpose(0, 1).reshape(rows.shape)
+
+    if "in_proj_qkv" in name or "conv1d" in name:
+        return torch.cat([values[:keys], tile(values[keys:], size)])
+    if "in_proj_z" in name:
+        return tile(values, size)
+    if "out_proj" in name:
+        return tile(values.T, size).T.contiguous()
+    return values if "norm" in name else tile(values, 1)

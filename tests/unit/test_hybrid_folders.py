@@ -1,0 +1,97 @@
+"""Folders of hybrids that are refused: what is wrong in a `config.json` is said by name, before a tensor is read."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from pyagent import _rust
+
+_COMMON = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+}
+_GRANITE = {
+    **_COMMON,
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 32,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "hidden_act": "silu",
+}
+_LFM2 = {
+    **_COMMON,
+    "model_type": "lfm2_moe",
+    "layer_types": ["conv", "full_attention"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+
+
+def said_of(folder: Path, config: dict[str, object]) -> str:
+    """What is said of a folder with this configuration and no tensor but the embedding, in one line."""
+    header = json.dumps({"model.embed_tokens.weight": {"dtype": "F32", "shape": [64, 64], "data_offsets": [0, 16384]}})
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(16384))
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(_rust.ModelFileError) as caught:
+        _rust.CpuModel.load(folder, threads=1, kv_bytes=1 << 20)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.0.mamba.in_proj.weight"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "model.layers.0.mamba.in_proj.weight"),
+        ({"layer_types": ["conv", "attention"]}, "'layer_types' must have linear_attention or full_attention"),
+        ({"layer_types": ["mamba", "mamba"]}, "2 of 2 layers are recurrent"),
+        ({"mamba_proj_bias": True}, "'mamba_proj_bias' is not implemented"),
+        ({"mamba_d_head": 33}, "'mamba_n_heads' 4 times 'mamba_d_head' 33 must be 128"),
+        ({"mamba_d_head": "auto", "mamba_n_heads": 16}, "head size is 8; expected 16 to 1024"),
+        ({"mamba_d_state": 24}, "state size is 24; expected 16 to 1024, a multiple of 16"),
+        ({"mamba_n_groups": 3}, "heads is 4; expected 1 to 1024, a multiple of 3"),
+        ({"mamba_d_conv": 9}, "taps of the convolution is 9; expected 2 to 8"),
+        ({"time_step_limit": [0.5, 0.1]}, "steps are 0.5 to 0.1; expected two numbers, the larger last"),
+        ({"time_step_limit": [0.5]}, "'time_step_limit' must be two numbers"),
+        ({"time_step_limit": [0, {"__float__": "NaN"}]}, "'time_step_limit' must be two numbers"),
+        ({"position_embedding_type": "alibi"}, "'position_embedding_type' 'alibi' is not implemented"),
+        ({"normalization_function": "layernorm"}, "'normalization_function' is not implemented"),
+        ({"residual_multiplier": "much"}, "'residual_multiplier' must be a number"),
+        ({"logits_scaling": 0}, "a factor on embeddings, scores, blocks or logits is not a number above 0"),
+        ({"num_local_experts": 4}, "'num_experts_per_tok'"),
+        ({"num_local_experts": 4, "num_experts_per_tok": 2}, "model.layers.0.block_sparse_moe.router.layer.weight"),
+    ],
+)
+def test_granite_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Fields that are not implemented, shapes that no kernel computes, and tensors that are not there."""
+    assert expected in said_of(tmp_path, {**_GRANITE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.0.feed_forward.w1.weight"),
+        ({"num_dense_layers": 0}, "model.layers.0.feed_forward.gate.weight"),
+        ({"use_expert_bias": False}, "'use_expert_bias' is not implemented"),
+        ({"num_experts_per_tok": 5}, "experts of a token are 5; expected 1 to 4"),
+        ({"num_dense_layers": 0, "moe_intermediate_size": 0}, "feed-forward size is 0"),
+    ],
+)
+def test_lfm2_folders_with_experts_are_refused_by_name(
+    changes: dict[str, object], expected: str, tmp_path: Path
+) -> None:
+    """A router that is not implemented, more experts than there are, and tensors that are not there."""
+    assert expected in said_of(tmp_path, {**_LFM2, **changes})
