@@ -55,6 +55,22 @@ def test_written_tasks_find_their_agent_without_a_model(agents: dict[str, Agent]
     assert asyncio.run(right()) / len(rows) >= least
 
 
+def test_the_router_takes_what_is_like_typical_tasks_and_leaves_the_rest(agents: dict[str, Agent]) -> None:
+    """As runs have it, over all of one part: the agent, or the one that takes the rest for nobody's tasks."""
+    told = ("score", "typical_tasks", "takes_rest")
+    silent = [
+        Custom(name, echo, **{each: getattr(agent, each) for each in told if hasattr(agent, each)})
+        for name, agent in agents.items()
+    ]
+    fleet = fleet_of(*silent, script=lambda request: Reply(text="unused"))
+    rows = [json.loads(line) for line in (DATA / "validation.jsonl").read_text(encoding="utf-8").splitlines()]
+    routes = [(row["agent"], _route(fleet, row["task"])) for row in rows]
+    right = [route.agent == {"nobody": "reasoning"}.get(agent, agent) for agent, route in routes]
+    assert sum(right) / len(right) >= 0.9
+    assert sum(route.how == "rest" for _, route in routes) <= 15
+    assert not [route for _, route in routes if route.how == "model"]
+
+
 @pytest.mark.parametrize("part", ["validation", "held_out"])
 def test_no_measured_task_is_one_that_agents_tell(agents: dict[str, Agent], part: str) -> None:
     """The accuracy is of tasks that the router has not seen."""

@@ -78,8 +78,6 @@ class Balancer:
 
 def why(routing: Routing, link: Standing, others: Sequence[Standing]) -> str:
     """Return in words why a policy asks a link before the others."""
-    if not others:
-        return "the only link that takes requests now"
     match routing:
         case "round_robin":
             all_weights = link.weight + sum(one.weight for one in others)

@@ -116,7 +116,9 @@ class ScalingAgent:
 def _choice(routing: Routing, links: Sequence[Standing], seed: int) -> Choice:
     draw = random.Random(seed).random  # noqa: S311 - to draw links, again by the same seed
     ranked = [links[at] for at in Balancer(routing).preview(links, draw)]
-    return Choice(routing, [link.name for link in ranked], why(routing, ranked[0], ranked[1:]))
+    first, *others = ranked
+    reason = why(routing, first, others) if others else "the only link that takes requests now"
+    return Choice(routing, [link.name for link in ranked], reason)
 
 
 def _note(links: Sequence[LinkState], ready: Sequence[Standing]) -> str:
