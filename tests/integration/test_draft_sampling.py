@@ -40,7 +40,7 @@ class Steps:
             self.model.copy_pages(self.pool.fork(0, sequence))
             self.pool.reserve(sequence, len(PROMPT) + len(drafts))
         rows, num_rows = range(len(ids)), 1 + len(drafts)
-        first, _, errors, more = self.model.execute(
+        first, _, errors, more, *_ = self.model.execute(
             self.pool,
             ids,
             [num_rows] * len(ids),
@@ -135,7 +135,7 @@ def test_drafts_that_do_not_fit_are_refused(tiny_model_path: Path, changes: dict
     with pytest.raises(ValueError, match=told):
         steps.model.execute(steps.pool, [0], [2], [5, 6], **(columns | changes))  # type: ignore[arg-type]
     for num_drafts in (2, 1 << 62):
-        _, _, errors, _ = steps.model.execute(
+        _, _, errors, *_ = steps.model.execute(
             steps.pool, [0], [2], [5, 6], [_rust.SamplerState()], [0], num_drafts={0: num_drafts}
         )
         assert "outputs of 2 tokens" in errors[0]

@@ -108,7 +108,9 @@ def test_workspace_is_what_the_largest_steps_hold(model_path: Path) -> None:
         outputs = [num_outputs - num_outputs // 2, num_outputs // 2]
         halves = tokens[: lengths[0]], tokens[lengths[0] :]
         scores = {row: PromptScores([*half, 5], 0) for row, half in enumerate(halves)}
-        _, _, errors, _ = runner.model.execute(runner.pool, [1, 2], lengths, tokens, num_outputs=outputs, scores=scores)
+        _, _, errors, *_ = runner.model.execute(
+            runner.pool, [1, 2], lengths, tokens, num_outputs=outputs, scores=scores
+        )
         assert not errors
         runner.release(1)
         runner.release(2)

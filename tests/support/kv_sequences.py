@@ -29,7 +29,7 @@ class Memory:
         lengths = [len(tokens) for _, tokens in segments]
         log = [token for _, tokens in segments for token in tokens]
         ids = [sequence for sequence, _ in segments]
-        _, _, errors, _ = self.model.execute(self.pool, ids, lengths, log, num_outputs=[1] * len(ids))
+        _, _, errors, *_ = self.model.execute(self.pool, ids, lengths, log, num_outputs=[1] * len(ids))
         assert not errors
         self.pool.check()
         logits, size = self.model.logits(), len(self.model.logits()) // len(ids)

@@ -133,7 +133,7 @@ def test_a_sequence_whose_adapter_is_gone_is_left_out(folder: Path) -> None:
         pool.reserve(sequence, len(TOKENS))
     assert model.remove_adapter(FIRST)
     assert not model.remove_adapter(FIRST)
-    _, _, errors, _ = model.execute(pool, [1, 2], [40, 40], TOKENS * 2, num_outputs=[1, 1])
+    _, _, errors, *_ = model.execute(pool, [1, 2], [40, 40], TOKENS * 2, num_outputs=[1, 1])
     assert errors == {0: "its adapter is not loaded any more"}
     assert pool.num_tokens(2) == 40
 
