@@ -113,8 +113,8 @@ CONFIGS |= {
     "deepseek_v3": {
         **_LATENT,
         **_GROUPS,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
         "q_lora_rank": 48,
         "first_k_dense_replace": 2,
         "attention_bias": True,
