@@ -407,8 +407,11 @@ def test_prompt_of_a_peer_is_admitted_as_its_requests_are(tmp_path: Path, tiny_m
             await b.answer(prompt(1))
             assert prefilling.num_asked == b.moved.num_loads == 1
             a.node._answering.is_draining = True  # before it has told so
-            b.peer(a).load = IDLE
-            assert (await b.answer(prompt(2))).text
+            for number in range(2, 12):  # until one comes before the next heartbeat
+                b.peer(a).load = IDLE
+                assert (await b.answer(prompt(number))).text
+                if prefilling.num_asked > 1:
+                    break
             assert (prefilling.num_asked, b.moved.num_loads, b.moved.failed) == (2, 1, 1)
             assert b.peer(a).kv.prefill.reason == "the node is draining; ask another"
             assert a.node.status().num_answered_for_peers == 1

@@ -76,7 +76,7 @@ def test_show_reads_a_files_card(environment: dict[str, str], tmp_path: Path) ->
     ran = models(environment, "show", str(path))
     lines = dict(line.split(maxsplit=1) for line in ran.out.splitlines() if not line.startswith("chat"))
     assert lines["architecture"] == "llama, 2 layers"
-    assert lines["memory"] == "544.5 kB with 512 tokens"
+    assert lines["memory"] == "544.5 kB with 512 tokens; 256 bytes of KV a token"
     assert lines["licence"] == "apache-2.0"
     value = json.loads(models(environment, "show", str(path), "--json").out)
     assert value["quantization"] == "F32"

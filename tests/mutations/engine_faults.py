@@ -32,8 +32,8 @@ FAULTS = (
     Fault(
         "tenant-is-dropped",
         f"{_ENGINE}/models/input_processor.py",
-        "PrefixKey(tenant=request.origin.tenant,",
-        'PrefixKey(tenant="",',
+        "PrefixKey(adapter_id, tenant=request.origin.tenant,",
+        'PrefixKey(adapter_id, tenant="",',
         "tests/integration/test_tenants.py -k prompt_of_another_key",
     ),
     Fault(

@@ -126,8 +126,8 @@ FAULTS = (
     Fault(
         "attention-scale-is-the-heads",
         "rust_core/engine/src/config/hugging_face.rs",
-        "attention_scale: (query_size as f32).powf(-0.5)",
-        "attention_scale: (if FAULT { head_dim as f32 } else { query_size as f32 }).powf(-0.5)",
+        "None => (query_size as f32).powf(-0.5)",
+        "None => (if FAULT { head_dim as f32 } else { query_size as f32 }).powf(-0.5)",
         f"{_CONSTANTS} -k gemma3",
     ),
     Fault(
