@@ -87,13 +87,17 @@ def measure(path: Path, figure: Figure, isa: str | None) -> float:
     def feed(num_tokens: int) -> None:
         sequences = list(range(figure.batch))
         lengths, ones = [num_tokens] * figure.batch, [1] * figure.batch
-        runner.model.execute(runner.pool, sequences, lengths, tokens(num_tokens * figure.batch), num_outputs=ones)
+        for seq in sequences:  # step by step, as recurrent layers keep states where a step ends
+            runner.reserve(seq, runner.pool.num_tokens(seq) + num_tokens)
+        given = tokens(num_tokens * figure.batch)
+        _, _, errors, *_ = runner.model.execute(runner.pool, sequences, lengths, given, num_outputs=ones)
+        if errors:
+            raise SystemExit(f"the step failed: {errors}")
 
     def run(num_new: int) -> float:
         start_tokens = figure.num_prompt or figure.depth
         for seq in range(figure.batch):
             runner.add(seq, tokens(1))  # nothing is cached of a prompt of one token
-            runner.reserve(seq, start_tokens + num_new)
         start = time.perf_counter()
         if start_tokens:
             feed(start_tokens)
