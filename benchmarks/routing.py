@@ -7,7 +7,7 @@ like. `the router`: as runs have it, where what is like none plainly goes to the
 whether a model was asked, `wrong` lists by agent what went elsewhere. `with route = "ask"`: how many tasks a person is
 asked about, and the accuracy of the others. `left out`: each typical task by the others.
 A task for nobody is right when the router says that no agent is made for it. Both parts were written before any typical
-task of theirs was looked at; `validation` was run while the router was changed, `held_out` once, at the end.
+task of theirs was looked at; `validation` was run while the router was changed, `held_out` at the end alone.
 `--wrong` shows the tasks that go elsewhere. `assistant` has none: a task goes to it only by name.
 """
 
