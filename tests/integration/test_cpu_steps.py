@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.quantised_model import write_quantised_experts
 from support.reference_decoder import write_family
-from support.tiny_model import vocabulary, write_tiny_model
+from support.tiny_model import split_tiny_model, vocabulary, write_tiny_model
 from support.tiny_sparse import FAMILIES as SPARSE
 from support.tiny_sparse import write_sparse
 
@@ -57,6 +57,12 @@ class Decoder:
             drawn.append(token)
         self.pool.release(sequence)
         return drawn
+
+
+def test_split_model_writes_what_the_whole_one_does(tmp_path: Path) -> None:
+    """A model in three files, opened by any of them, is the model in one."""
+    whole = Decoder(write_tiny_model(tmp_path / "whole.gguf")).greedy(0, [5, 6, 7], 12)
+    assert [Decoder(path).greedy(0, [5, 6, 7], 12) for path in split_tiny_model(tmp_path)] == [whole] * 3
 
 
 def prompt(seed: int, count: int = 20) -> list[int]:

@@ -15,9 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from support.tiny_model import write_tiny_model
+from support.tiny_model import split_tiny_model, write_tiny_model
 
 from pyagent.core.errors import ModelError
+from pyagent.infrastructure.models.describe import describe_model
 from pyagent.infrastructure.models.store import ModelStore
 
 pytest.importorskip("huggingface_hub")
@@ -144,6 +145,27 @@ def test_file_of_the_hub_is_stored_with_its_checksum(hub: Hub, tmp_path: Path) -
     model.path.write_bytes(model.path.read_bytes()[:-1] + b"?")
     with pytest.raises(ModelError, match="is damaged"):
         store.check(model.manifest.name)
+
+
+def test_split_model_of_the_hub_is_stored_whole(hub: Hub, tmp_path: Path) -> None:
+    """Of a model in several files one is named; all come, each is compared, and the model is read and counted whole."""
+    whole = describe_model(write_tiny_model(tmp_path / "whole.gguf"))
+    names = [file.name for file in split_tiny_model(tmp_path)]
+    hub.files |= {f"q4/{name}": (tmp_path / name).read_bytes() for name in names}
+    hub.files["q4/other-00001-of-00003.gguf"] = b"another model"
+    name = f"hf:owner/tiny/q4/{names[0]}"
+    done = pull(hub, tmp_path, name)
+    assert done.returncode == 0, done.stderr
+    store = ModelStore(tmp_path / "models")
+    (model,) = store.list()
+    assert sorted(file.name for file in model.path.parent.iterdir()) == names
+    assert model.size_bytes == store.size_of(name) == sum((tmp_path / name).stat().st_size for name in names)
+    about = describe_model(model.path)
+    assert (about.num_parameters, about.file_bytes) == (whole.num_parameters, model.size_bytes)
+    store.check(name)
+    (model.path.parent / names[2]).write_bytes(b"?")
+    with pytest.raises(ModelError, match=f"{names[2]} is damaged"):
+        store.check(name)
 
 
 def test_folder_of_the_hub_is_stored_with_the_checksum_of_each_file(hub: Hub, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import random
 from array import array
 from pathlib import Path
 
-from support.gguf_writer import Metadata, Tensors, write_gguf
+from support.gguf_writer import Metadata, write_gguf
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -89,6 +89,24 @@ def write_tiny_model(
 ) -> Path:
     """Write the model; returns `path`."""
     entries = metadata(architecture, **changes)
+    return write_gguf(path, entries, _tensors(entries, architecture, seed, is_damaged, damaged_token))
+
+
+def split_tiny_model(folder: Path, count: int = 3) -> list[Path]:
+    """Write the model split over several files, as llama.cpp's gguf-split names and numbers them."""
+    entries = metadata()
+    tensors = _tensors(entries, "llama", 7)
+    names = list(tensors)
+    paths = [folder / f"tiny-{part + 1:05}-of-{count:05}.gguf" for part in range(count)]
+    for part, path in enumerate(paths):
+        own: Metadata = {"split.no": part, "split.count": count, "split.tensors.count": len(tensors)}
+        write_gguf(path, own | (entries if part == 0 else {}), {name: tensors[name] for name in names[part::count]})
+    return paths
+
+
+def _tensors(
+    entries: Metadata, architecture: str, seed: int, is_damaged: bool = False, damaged_token: int | None = None
+) -> dict[str, tuple[tuple[int, ...], array[float]]]:
     num_layers = entries[f"{architecture}.block_count"]
     assert isinstance(num_layers, int)
     draw = random.Random(seed)
@@ -124,5 +142,4 @@ def write_tiny_model(
         tensors["output_norm.weight"][1][0] = math.nan
     if damaged_token is not None:
         tensors["token_embd.weight"][1][damaged_token * HIDDEN] = math.nan
-    tensor_values: Tensors = tensors
-    return write_gguf(path, entries, tensor_values)
+    return tensors

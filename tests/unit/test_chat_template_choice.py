@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,31 @@ def test_models_show_says_which_template_a_model_has(
     assert lines[0].endswith("the model's own")
     assert lines[1].endswith("chatml (built in, by the model's tokens)")
     assert "completions only" in lines[2]
+
+
+_TOOLS = "{% for tool in tools or [] %}<tool_call>{{ tool['function']['name'] }}</tool_call>{% endfor %}"
+_THINKING = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("more", "dialect", "expected"),
+    [
+        ("", "auto", ["completion"]),
+        (_TOOLS, "auto", ["completion", "tools"]),
+        (_TOOLS + _THINKING, "auto", ["completion", "tools", "thinking"]),
+        (_TOOLS + _THINKING, "none", ["completion"]),
+        ("{{ raise_exception('no') }}", "auto", ["completion"]),
+    ],
+)
+def test_models_show_says_what_a_model_can_be_asked_for(
+    more: str, dialect: str, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tools that its template tells it of, and thinking that its template has, as its settings have it read."""
+    path = write_tiny_model(tmp_path / "m.gguf", tokenizer__chat_template=CHAT_TEMPLATE + more)
+    config = tmp_path / "pyagent.toml"
+    config.write_text(f'[engine]\ndialect = "{dialect}"\n')
+    models.show(str(path), config)
+    models.show(str(path), config, as_json=True)
+    *card, as_json = capsys.readouterr().out.splitlines()
+    assert json.loads(as_json)["capabilities"] == expected
+    assert f"capabilities  {', '.join(expected)}" in card

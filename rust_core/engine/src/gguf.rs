@@ -6,6 +6,7 @@
 
 mod cursor;
 mod metadata;
+mod parts;
 mod tensors;
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +15,7 @@ use std::path::Path;
 pub use metadata::{MetadataArray, MetadataValue};
 pub use tensors::TensorInfo;
 
-use crate::weights::{Mapping, ModelFileError, TensorView};
+use crate::weights::{Mapping, ModelFileError, TensorView, clipped};
 use cursor::Cursor;
 
 /// Where tensors start unless `general.alignment` says otherwise.
@@ -40,7 +41,6 @@ impl GgufHeader {
         let num_entries = cursor.u64("number of metadata keys")?;
         let num_entries = cursor.check_count(num_entries, metadata::MIN_ENTRY_BYTES, "metadata keys")?;
         let metadata = metadata::read_metadata(&mut cursor, num_entries)?;
-        refuse_split(&metadata)?;
         let alignment = read_alignment(&metadata)?;
         let num_tensors = cursor.check_count(num_tensors, tensors::MIN_ENTRY_BYTES, "tensors")?;
         let tensors = tensors::read_tensors(&mut cursor, num_tensors, alignment, bytes.len() as u64)?;
@@ -69,17 +69,6 @@ fn read_version(cursor: &mut Cursor<'_>) -> Result<u32, ModelFileError> {
     }
 }
 
-fn refuse_split(metadata: &BTreeMap<String, MetadataValue>) -> Result<(), ModelFileError> {
-    let number = |key| metadata.get(key).and_then(MetadataValue::as_u64);
-    match number("split.count") {
-        Some(count) if count > 1 => {
-            let part = number("split.no").unwrap_or(0).saturating_add(1);
-            Err(ModelFileError::Split { part, count })
-        }
-        _ => Ok(()),
-    }
-}
-
 fn read_alignment(metadata: &BTreeMap<String, MetadataValue>) -> Result<u64, ModelFileError> {
     const KEY: &str = "general.alignment";
     let Some(value) = metadata.get(KEY) else {
@@ -95,78 +84,96 @@ fn read_alignment(metadata: &BTreeMap<String, MetadataValue>) -> Result<u64, Mod
     }
 }
 
-/// A GGUF file, mapped, its header checked.
+/// A GGUF file, or the files of a split one, mapped, their headers checked.
 #[derive(Debug)]
 pub struct GgufFile {
-    mapping: Mapping,
-    header: GgufHeader,
-    name_to_index: HashMap<String, usize>,
+    parts: Vec<Part>,
+    name_to_place: HashMap<String, (usize, usize)>,
 }
 
-impl GgufFile {
-    /// Maps a file and checks its header. Tensors' bytes are not read.
-    ///
-    /// The file must not be changed in place while this value lives: if it is truncated, reading the lost part ends
-    /// the process with SIGBUS. Renaming another file over it is harmless.
-    pub fn open(path: &Path) -> Result<Self, ModelFileError> {
+/// A file and its header.
+#[derive(Debug)]
+struct Part {
+    mapping: Mapping,
+    header: GgufHeader,
+}
+
+impl Part {
+    fn open(path: &Path) -> Result<Self, ModelFileError> {
         let mapping = Mapping::open(path)?;
         let header = GgufHeader::parse(mapping.bytes()).map_err(|error| error.in_file(path))?;
-        let name_to_index = header
-            .tensors
-            .iter()
-            .enumerate()
-            .map(|(i, tensor)| (tensor.name.clone(), i))
-            .collect();
-        Ok(Self {
-            mapping,
-            header,
-            name_to_index,
-        })
+        Ok(Self { mapping, header })
     }
 
-    /// The file that was opened.
-    pub fn path(&self) -> &Path {
-        self.mapping.path()
-    }
-
-    /// The version of the format: 2 or 3.
-    pub fn version(&self) -> u32 {
-        self.header.version
-    }
-
-    /// All keys with their values, sorted by key. One key of a known type is best read with `metadata_*`.
-    pub fn metadata(&self) -> &BTreeMap<String, MetadataValue> {
-        &self.header.metadata
-    }
-
-    /// The tensor with this name.
-    pub fn find_tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        self.name_to_index
-            .get(name)
-            .map(|index| self.view(&self.header.tensors[*index]))
-    }
-
-    /// All tensors, in the order of the file.
-    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
+    fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
         self.header.tensors.iter().map(|tensor| self.view(tensor))
     }
 
-    /// Bytes of the file.
-    pub fn file_bytes(&self) -> u64 {
-        self.mapping.bytes().len() as u64
-    }
-
-    pub(crate) fn mapping(&self) -> &Mapping {
-        &self.mapping
-    }
-
     fn view<'a>(&'a self, tensor: &'a TensorInfo) -> TensorView<'a> {
-        let bytes = &self.mapping.bytes()[tensor.range.clone()];
         TensorView {
             name: &tensor.name,
             dims: &tensor.dims,
             kind: tensor.kind,
-            bytes,
+            bytes: &self.mapping.bytes()[tensor.range.clone()],
         }
+    }
+}
+
+impl GgufFile {
+    /// Maps a file and checks its header; of a split model all its files, whichever of them is given. Tensors' bytes
+    /// are not read.
+    ///
+    /// The files must not be changed in place while this value lives: if one is truncated, reading the lost part ends
+    /// the process with SIGBUS. Renaming another file over it is harmless.
+    pub fn open(path: &Path) -> Result<Self, ModelFileError> {
+        let parts = parts::open_all(path)?;
+        let mut name_to_place = HashMap::new();
+        for (index, part) in parts.iter().enumerate() {
+            for (place, tensor) in part.header.tensors.iter().enumerate() {
+                if name_to_place.insert(tensor.name.clone(), (index, place)).is_some() {
+                    let (what, name) = ("tensor name", clipped(&tensor.name));
+                    return Err(ModelFileError::Duplicate { what, name }.in_file(part.mapping.path()));
+                }
+            }
+        }
+        Ok(Self { parts, name_to_place })
+    }
+
+    /// The file that was opened; of a split model the first.
+    pub fn path(&self) -> &Path {
+        self.parts[0].mapping.path()
+    }
+
+    /// The version of the format: 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.parts[0].header.version
+    }
+
+    /// All keys with their values, sorted by key. One key of a known type is best read with `metadata_*`.
+    ///
+    /// Those of the first file: the others of a split model only say which of them they are.
+    pub fn metadata(&self) -> &BTreeMap<String, MetadataValue> {
+        &self.parts[0].header.metadata
+    }
+
+    /// The tensor with this name.
+    pub fn find_tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let (index, place) = *self.name_to_place.get(name)?;
+        let part = &self.parts[index];
+        Some(part.view(&part.header.tensors[place]))
+    }
+
+    /// All tensors, in the order of the files.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
+        self.parts.iter().flat_map(Part::tensors)
+    }
+
+    /// Bytes of the files.
+    pub fn file_bytes(&self) -> u64 {
+        self.mappings().map(|mapping| mapping.bytes().len() as u64).sum()
+    }
+
+    pub(crate) fn mappings(&self) -> impl Iterator<Item = &Mapping> {
+        self.parts.iter().map(|part| &part.mapping)
     }
 }

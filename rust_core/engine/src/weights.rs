@@ -107,7 +107,7 @@ impl<'a> From<TensorView<'a>> for StoredTensor<'a> {
 /// A model's weights, mapped and checked.
 #[derive(Debug)]
 pub enum ModelFile {
-    /// One GGUF file.
+    /// A GGUF file, or the files of a split one.
     Gguf(GgufFile),
     /// A folder with `config.json` and safetensors.
     Safetensors(SafetensorsFolder),
@@ -187,12 +187,9 @@ impl ModelFile {
     /// Bytes that are not of this file are copied as they are. An error where a file has become shorter.
     pub fn read(&self, bytes: &[u8], out: &mut [u8]) -> Result<(), ModelFileError> {
         let found = |mapping: &Mapping| range_within(bytes, mapping.bytes());
-        let of_file = match self {
-            Self::Gguf(file) => found(file.mapping()).map(|range| (file.mapping(), range)),
-            Self::Safetensors(folder) => folder
-                .mappings()
-                .find_map(|mapping| found(mapping).map(|range| (mapping, range))),
-        };
+        let of_file = self
+            .mappings()
+            .find_map(|mapping| found(mapping).map(|range| (mapping, range)));
         match of_file {
             Some((mapping, range)) => mapping.read(range, out),
             None => {
@@ -212,9 +209,13 @@ impl ModelFile {
                 mapping.drop_pages(range);
             }
         };
+        self.mappings().for_each(drop_from);
+    }
+
+    fn mappings(&self) -> Box<dyn Iterator<Item = &Mapping> + '_> {
         match self {
-            Self::Gguf(file) => drop_from(file.mapping()),
-            Self::Safetensors(folder) => folder.mappings().for_each(drop_from),
+            Self::Gguf(file) => Box::new(file.mappings()),
+            Self::Safetensors(folder) => Box::new(folder.mappings()),
         }
     }
 }

@@ -3,6 +3,7 @@
 mod model_writer;
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use model_writer::{GgufWriter, array, full_gguf};
 use pyagent_engine::gguf::{GgufFile, GgufHeader, MetadataArray, MetadataValue};
@@ -420,15 +421,94 @@ fn misplaced_tensors_are_refused() {
     assert!(matches!(error, ModelFileError::Overlap { .. }), "{error}");
 }
 
-/// One part of a split model is refused with how to join it.
+fn part(no: u8, count: u8, tensor: &str) -> GgufWriter {
+    GgufWriter::default()
+        .entry("split.no", 2, &[no, 0])
+        .entry("split.count", 2, &[count, 0])
+        .tensor(tensor, &[4], 0, &[no; 16])
+}
+
+fn write_parts(folder: &Path, parts: &[GgufWriter]) -> Vec<PathBuf> {
+    let name = |index| format!("m-{:05}-of-{:05}.gguf", index + 1, parts.len());
+    let paths: Vec<PathBuf> = (0..parts.len()).map(|index| folder.join(name(index))).collect();
+    for (path, part) in paths.iter().zip(parts) {
+        fs::write(path, part.bytes()).unwrap();
+    }
+    paths
+}
+
+/// The files of a split model are read as one, whichever is given; what is said of the model is the first's.
 #[test]
-fn a_split_model_is_refused() {
-    let writer = GgufWriter::default()
-        .entry("split.no", 2, &[1, 0])
-        .entry("split.count", 2, &[4, 0]);
-    assert!(matches!(refusal(&writer), ModelFileError::Split { part: 2, count: 4 }));
-    let whole = GgufWriter::default().entry("split.count", 2, &[1, 0]);
-    assert!(GgufHeader::parse(&whole.bytes()).is_ok());
+fn a_split_model_is_read_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = part(0, 3, "a").text("general.architecture", "llama");
+    let first = first.entry("split.tensors.count", 5, &3i32.to_le_bytes());
+    let paths = write_parts(folder.path(), &[first, part(1, 3, "b"), part(2, 3, "c")]);
+    for path in &paths {
+        let model = ModelFile::open(path).unwrap();
+        let names: Vec<_> = model.tensors().map(|tensor| tensor.name.to_owned()).collect();
+        assert_eq!((names.concat().as_str(), model.path()), ("abc", &*paths[0]));
+        assert_eq!(model.tensor("c").unwrap().bytes, [2; 16]);
+        let mut read = [0; 16];
+        model.read(model.tensor("b").unwrap().bytes, &mut read).unwrap();
+        assert_eq!(read, [1; 16]);
+        model.drop_pages(model.tensor("b").unwrap().bytes);
+        let sizes = paths.iter().map(|path| fs::metadata(path).unwrap().len());
+        assert_eq!(model.file_bytes(), sizes.sum::<u64>());
+        let ModelFile::Gguf(file) = &model else {
+            panic!("a GGUF file")
+        };
+        assert_eq!(file.metadata_str("general.architecture").unwrap(), "llama");
+    }
+}
+
+/// A split model that is not whole is refused with the file at fault.
+#[test]
+fn a_split_model_that_is_not_whole_is_refused() {
+    let refusal = |parts: &[GgufWriter], absent: Option<usize>, name: Option<&str>| {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = write_parts(folder.path(), parts);
+        if let Some(index) = absent {
+            fs::remove_file(&paths[index]).unwrap();
+        }
+        let mut given = paths[0].clone();
+        if let Some(name) = name {
+            given = folder.path().join(name);
+            fs::rename(&paths[0], &given).unwrap();
+        }
+        ModelFile::open(&given).unwrap_err().to_string()
+    };
+    let two = [part(0, 2, "a"), part(1, 2, "b")];
+    let text = refusal(&two, Some(1), None);
+    assert!(
+        text.contains("m-00002-of-00002.gguf") && text.contains("find the file"),
+        "{text}"
+    );
+    let text = refusal(&two, None, Some("model.gguf"));
+    assert!(text.contains("NAME-00001-of-00002.gguf"), "{text}");
+    let text = refusal(&[part(0, 2, "a"), part(0, 2, "b")], None, None);
+    assert!(
+        text.contains("the name says file 2 of 2, but the file says it is number 1"),
+        "{text}"
+    );
+    let text = refusal(&[part(0, 2, "a"), GgufWriter::default()], None, None);
+    assert!(text.contains("number 0"), "{text}");
+    let text = refusal(&[part(0, 2, "a"), part(1, 2, "a")], None, None);
+    assert!(
+        text.contains("m-00002-of-00002.gguf") && text.contains("tensor name"),
+        "{text}"
+    );
+    let more = part(0, 2, "a").entry("split.tensors.count", 5, &9i32.to_le_bytes());
+    let text = refusal(&[more, part(1, 2, "b")], None, None);
+    assert!(text.contains("2 tensors together, but the first says 9"), "{text}");
+    let huge = GgufWriter::default().entry("split.count", 10, &u64::MAX.to_le_bytes());
+    let text = refusal(&[huge], None, None);
+    assert!(text.contains("join them with gguf-split"), "{text}");
+    let last = GgufWriter::default()
+        .entry("split.no", 2, &[9, 0])
+        .entry("split.count", 2, &[2, 0]);
+    assert!(refusal(&[last], None, None).contains("file 10 of a model split into 2"));
+    assert!(GgufHeader::parse(&GgufWriter::default().entry("split.count", 2, &[1, 0]).bytes()).is_ok());
 }
 
 /// Paths that are no model are refused with what they are.

@@ -16,7 +16,6 @@ from pyagent.core.sizes import format_bytes
 if TYPE_CHECKING:
     from pyagent.core.messages import ModelTask
     from pyagent.core.runners.factory import KvDtype
-    from pyagent.core.tokenizers import TokenizerOptions
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
     from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.models.describe import EncoderDescription, ModelDescription
@@ -105,16 +104,17 @@ def show(
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
     options = _options(config)
     total_bytes, fits, refusal = _fits(path, options, config)
-    template = _template(path, options.of_model(name).tokenizer, has_own=about.has_chat_template)
+    template, abilities = _chat(path, options.of_model(name))
     if as_json:
         source = found.manifest.source if found else "file"
         described = {"name": name, "path": str(path), "source": source, **msgspec.to_builtins(about)}
+        described |= {"capabilities": abilities}
         described |= {"memory_bytes": {str(key): value for key, value in memory.items()}}
         described |= {"engine_bytes": total_bytes, "fits": {fit.kv_dtype: _fit_as_json(fit) for fit in fits}}
         described |= {"refused": refusal}
         typer.echo(json.dumps(described | {"chat_template": template or None}))
         return
-    card = _card(about, path, memory, template)
+    card = _card(about, path, memory, template, abilities)
     card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit)) for fit in fits]
     card[6:6] = [("fits", f"no: {refusal}")] if refusal else []
     for key, value in card:
@@ -187,21 +187,25 @@ def _options(config: Path | None) -> EngineOptions:
     return options_of(settings, make_host(settings))
 
 
-def _template(path: Path, options: TokenizerOptions, *, has_own: bool) -> str:
-    """Return which chat template the model is asked by; nothing where it has none."""
-    if options.chat_template != "auto":
-        is_text = "{" in options.chat_template
-        return f"{'a text' if is_text else options.chat_template} (engine.chat_template)"
-    if has_own:
-        return "the model's own"
+def _chat(path: Path, options: EngineOptions) -> tuple[str, tuple[str, ...]]:
+    """Return which chat template the model is asked by, nothing where it has none, and what it can be asked for."""
     from pyagent.core.errors import ModelError
+    from pyagent.infrastructure.engine.models.chat_format import abilities_of
     from pyagent.infrastructure.engine.tokens.loading import load_parts
+    from pyagent.infrastructure.engine.tokens.template_choice import own_template
 
+    chosen = options.tokenizer.chat_template
     try:
-        template = load_parts(path, options)[1]
+        template = own_template(path) if chosen == "auto" else None
+        name = "the model's own" if template else ""
+        if template is None:
+            template = load_parts(path, options.tokenizer)[1]
+            name = f"{template.built_in} (built in, by the model's tokens)" if template else ""
     except ModelError as error:
-        return f"unknown, as the model cannot be loaded: {error}"
-    return f"{template.built_in} (built in, by the model's tokens)" if template else ""
+        return f"unknown, as the model cannot be loaded: {error}", ("completion",)
+    if chosen != "auto":
+        name = f"{'a text' if '{' in chosen else chosen} (engine.chat_template)"
+    return name, abilities_of(template, options.dialect, options.dialects)
 
 
 def _fits(path: Path, options: EngineOptions, config: Path | None) -> tuple[int, list[Fit], str | None]:
@@ -238,7 +242,9 @@ def _fit_text(fit: Fit) -> str:
     return f"no, {needs}; " + (f"{fit.longest:,} tokens fit" if fit.longest else "it cannot be loaded")
 
 
-def _card(about: ModelDescription, path: Path, memory: dict[int, int], template: str) -> list[tuple[str, str]]:
+def _card(
+    about: ModelDescription, path: Path, memory: dict[int, int], template: str, abilities: tuple[str, ...]
+) -> list[tuple[str, str]]:
     needs = (f"{format_bytes(need)} with {context:,} tokens" for context, need in memory.items())
     return [
         ("architecture", f"{about.architecture}, {about.num_layers} layers"),
@@ -248,6 +254,7 @@ def _card(about: ModelDescription, path: Path, memory: dict[int, int], template:
         ("context", f"{about.context_length:,} tokens"),
         ("memory", "; ".join([*needs, f"{about.kv_bytes_per_token:,} bytes of KV a token"])),
         ("licence", about.licence),
+        ("capabilities", ", ".join(abilities)),
         ("chat template", template or "none; completions only, or set engine.chat_template"),
         ("file", f"{path} ({format_bytes(about.file_bytes)})"),
     ]

@@ -50,13 +50,34 @@ pub enum ModelFileError {
         /// The version in the file.
         found: u32,
     },
-    /// A model split over several files.
-    #[error("this is file {part} of a model split into {count}: join them first with gguf-split --merge")]
-    Split {
-        /// Which part, counted from 1.
+    /// A file of a split model whose name does not lead to the others.
+    #[error(
+        "this is file {part} of a model split into {count}, and its name is not that which the others follow from: \
+         rename all to NAME-{part:05}-of-{count:05}.gguf and so on, or join them with gguf-split --merge"
+    )]
+    SplitName {
+        /// Which file, counted from 1.
         part: u64,
-        /// How many parts there are.
+        /// How many there are.
         count: u64,
+    },
+    /// A file of a split model that says it is another.
+    #[error("the name says file {part} of {count}, but the file says it is number {found} (0: of no split model)")]
+    SplitPart {
+        /// Which file it should be, counted from 1.
+        part: u64,
+        /// How many there are.
+        count: u64,
+        /// Which it says it is.
+        found: u64,
+    },
+    /// The files of a split model have other tensors than the first one says.
+    #[error("the model's files have {found} tensors together, but the first says {expected}; download them again")]
+    SplitTensors {
+        /// How many there are.
+        found: usize,
+        /// How many there should be.
+        expected: u64,
     },
     /// The file ends inside its header.
     #[error(

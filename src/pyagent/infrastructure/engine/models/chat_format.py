@@ -32,6 +32,7 @@ from pyagent.infrastructure.engine.thinking_budget import ThinkingBudget
 if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import OutputParser
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
+    from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
 WORDS = replace(HERMES, name="words", calls=JsonCalls(in_words.OPEN, (in_words.CLOSE,)), ends_with_calls=True)
 """As `core.emulation.dialect` tells a model to write calls, and nothing after them, where a base model goes on."""
@@ -134,7 +135,7 @@ class ChatFormat:
         self.dialect = dialect
         template = tokenizer.template
         self._tag_ids: dict[str, dict[str, int]] = {}
-        self.knows_tools = is_sure and dialect is not None and template is not None and template.knows_tools
+        self.knows_tools = _knows_tools(dialect, template, is_sure=is_sure)
 
     @classmethod
     def of_model(
@@ -145,13 +146,8 @@ class ChatFormat:
         limits: ThinkingLimits | None = None,
     ) -> ChatFormat:
         """Return the format by the dialect of this name, by none, or by what the chat template shows (`auto`)."""
-        if name == "none":
-            return cls(tokenizer, None, limits)
-        if name != "auto":
-            return cls(tokenizer, dialects(brought)[name], limits)
-        source = tokenizer.template.source if tokenizer.template else ""
-        dialect = dialect_for(source, brought)
-        return cls(tokenizer, dialect, limits, is_sure=dialect.matches(source))
+        dialect, is_sure = _dialect_of(name, tokenizer.template, brought)
+        return cls(tokenizer, dialect, limits, is_sure=is_sure)
 
     def of(self, request: ChatRequest) -> AnswerFormat:
         """Return the format of a request's answer. Raises `UnsupportedError` for what it cannot be told."""
@@ -222,14 +218,7 @@ class ChatFormat:
     @cached_property
     def reasoning_tags(self) -> frozenset[str]:
         """The tags in the chat template after which the model is thinking."""
-        template = self._tokenizer.template
-        if self.dialect is None or template is None:
-            return frozenset()
-        found = {match[0].replace("/", "", 1) for match in _TAG.finditer(template.source)}
-        if self.dialect.reasoning is not None:
-            begin = self.dialect.reasoning.begin
-            found |= {begin} if begin.strip() in template.source else set()
-        return frozenset(tag for tag in found if _begins_reasoning(self.dialect, tag))
+        return _reasoning_tags(self.dialect, self._tokenizer.template)
 
     @cached_property
     def reasoning_ids(self) -> frozenset[int]:
@@ -283,6 +272,42 @@ class ChatFormat:
         values: JsonObject = {"enable_thinking": effort != "none", "thinking": effort != "none"}
         values["reasoning_effort"] = _EFFORTS.get(effort, effort)
         return {name: values[name] for name in template.switches} | given
+
+
+def abilities_of(template: ChatTemplate | None, name: str, brought: Sequence[Dialect] = ()) -> tuple[str, ...]:
+    """Return what a model with this chat template can be asked for, in Ollama's words, by the dialect of this name.
+
+    `tools` are those that the template tells the model of; any other model is told of them in words.
+    """
+    dialect, is_sure = _dialect_of(name, template, brought)
+    tools = ("tools",) if _knows_tools(dialect, template, is_sure=is_sure) else ()
+    thinking = ("thinking",) if _reasoning_tags(dialect, template) else ()
+    return ("completion", *tools, *thinking)
+
+
+def _dialect_of(name: str, template: ChatTemplate | None, brought: Sequence[Dialect]) -> tuple[Dialect | None, bool]:
+    """Return the dialect that a setting names, or that a template shows, and whether that is sure."""
+    if name == "none":
+        return None, True
+    if name != "auto":
+        return dialects(brought)[name], True
+    source = template.source if template else ""
+    dialect = dialect_for(source, brought)
+    return dialect, dialect.matches(source)
+
+
+def _knows_tools(dialect: Dialect | None, template: ChatTemplate | None, *, is_sure: bool) -> bool:
+    return is_sure and dialect is not None and template is not None and template.knows_tools
+
+
+def _reasoning_tags(dialect: Dialect | None, template: ChatTemplate | None) -> frozenset[str]:
+    if dialect is None or template is None:
+        return frozenset()
+    found = {match[0].replace("/", "", 1) for match in _TAG.finditer(template.source)}
+    if dialect.reasoning is not None:
+        begin = dialect.reasoning.begin
+        found |= {begin} if begin.strip() in template.source else set()
+    return frozenset(tag for tag in found if _begins_reasoning(dialect, tag))
 
 
 def _unsupported(request: ChatRequest, lacking: Set[str], reason: str) -> UnsupportedError:

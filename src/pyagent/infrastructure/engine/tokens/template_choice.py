@@ -33,6 +33,12 @@ def choose_template(path: Path, tokenizer: Tokenizer, chosen: str = AUTO) -> Cha
     return ChatTemplate(source, _texts(files, tokenizer), str(path), built_in=name) if source else None
 
 
+def own_template(path: Path) -> ChatTemplate | None:
+    """Return the chat template in a model's own files, without its tokens. Raises `ModelError`."""
+    files = ModelFolder(path) if path.is_dir() else GgufHeader(path)
+    return ChatTemplate(files.template, {}, str(path)) if files.template else None
+
+
 class GgufHeader:
     """What the header of a GGUF file says of chats. Raises `ModelError`."""
 
