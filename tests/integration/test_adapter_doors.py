@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 from msgspec.structs import replace
+from support.command_line import COMMAND
 from support.native import chat, engine_of, options, run, running
 from support.server import keys
 from support.tiny_adapter import tensors as adapter_tensors
 from support.tiny_adapter import write_adapter, write_gguf_adapter
 from support.tiny_model import write_tiny_model
 
+from pyagent.cli.running_servers import announced
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
 from pyagent.core.errors import AdapterError, RequestError
@@ -139,7 +143,7 @@ def test_what_cannot_be_loaded_is_refused_and_not_offered(folder: Path, tmp_path
         for name, path, reason in (
             ("a", str(bad), "peft_type is"),
             ("a", str(tmp_path / "none"), "No such file"),
-            ("a", str(tmp_path / "pipe"), "expected a folder that peft saved, or a GGUF file"),
+            ("a", str(tmp_path / "pipe"), "not an adapter"),
             ("a", "", "expected the path"),
             ("a", "x\0y", "expected the path"),
             ("a", "x" * 5000, "expected the path"),
@@ -154,7 +158,7 @@ def test_what_cannot_be_loaded_is_refused_and_not_offered(folder: Path, tmp_path
             assert refused.status_code == 400, (name, path[:80], refused.text)
             assert reason in refused.json()["error"]["message"]
             assert str(tmp_path) not in refused.text
-        assert client.post(LOAD, content=b"[]").status_code == 400
+        assert client.post(LOAD, json=[]).status_code == 400
         assert client.post(LOAD, json={"lora_name": "a"}).status_code == 400
         assert names(client) == ["tiny"]
         assert client.post(LOAD, json={"lora_name": "a", "lora_path": good}).status_code == 200
@@ -207,6 +211,31 @@ def test_an_unusable_adapter_is_the_requests_fault_and_named(folder: Path, tmp_p
             assert "the adapter 'kind' of native:tiny cannot be used" in refused.text
         assert text(client, "tiny")
         assert 'pyagent_engine_adapter_failed_loads_total{adapter="kind"' in client.get("/metrics").text
+
+
+def test_models_show_lists_a_models_adapters(folder: Path, tmp_path: Path) -> None:
+    """Each with its method, rank, bytes and matrices; whether a server of this user's has it loaded; or why not."""
+    path, data = folder / "tiny.gguf", tmp_path / "data"
+    adapters = {"one": str(folder / "one"), f"{path}:two": str(folder / "two"), "gone": str(tmp_path / "gone")}
+    tables = "".join(f"{json.dumps(name)} = {json.dumps(where)}\n" for name, where in adapters.items())
+    (tmp_path / "pyagent.toml").write_text(f"[paths]\ndata = {json.dumps(str(data))}\n[engine.adapters]\n{tables}")
+    command = [*COMMAND, "models", "show", str(path), "--config", str(tmp_path / "pyagent.toml")]
+
+    def show(*more: str) -> str:
+        return subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=True).stdout
+
+    lines = show().split("adapters ")[1].splitlines()
+    assert lines[0].strip().startswith("one: LoRA, rank 5, 37.1 kB; adds to down_proj, gate_proj, k_proj, o_proj")
+    assert lines[1].strip().startswith("gone: cannot be used: ")
+    assert lines[2].strip().startswith("two: LoRA, rank 6, ")
+    backend = NativeBackend.of(str(path), lambda: path, dataclasses.replace(options(), adapters=adapters))
+    with serve(create_app(Chain([backend]))) as url, announced(data, "127.0.0.1", int(url.rsplit(":", 1)[1])):
+        with httpx.Client(base_url=url, timeout=30) as client:
+            text(client, f"{path}:two")
+        cards = {card["name"]: card for card in json.loads(show("--json"))["adapters"]}
+    assert {name: card.get("is_loaded") for name, card in cards.items()} == {"one": False, "two": True, "gone": None}
+    assert cards["two"]["loaded_bytes"] >= cards["two"]["tensor_bytes"] > 0
+    asyncio.run(backend.close())
 
 
 def test_what_runs_with_an_unloaded_adapter_ends_as_it_began(folder: Path) -> None:

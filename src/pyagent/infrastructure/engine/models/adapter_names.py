@@ -20,10 +20,16 @@ def split_name(name: str, adapters: Mapping[str, str]) -> tuple[str, str]:
     return name, ""
 
 
+def adapters_of(model: str, adapters: Mapping[str, str]) -> dict[str, str]:
+    """Return the keys of a model's adapters by their own names; one of this model alone goes before one of all."""
+    keys = [(*key.rpartition(":")[::2], key) for key in adapters]
+    of_all = {name: key for of_model, name, key in keys if not of_model}
+    return of_all | {name: key for of_model, name, key in keys if of_model == model}
+
+
 def names_of(models: Iterable[str], adapters: Mapping[str, str]) -> list[str]:
     """Return the names by which requests name these models' adapters."""
-    keys = [(key, *key.rpartition(":")[::2]) for key in adapters]
-    return [f"{model}:{name}" for model in models for _, of_model, name in keys if of_model in {"", model}]
+    return [f"{model}:{name}" for model in models for name in adapters_of(model, adapters)]
 
 
 class AdapterPaths:
