@@ -145,7 +145,12 @@ class _Made:
 
     async def make(self, asked: Asked) -> bytes:
         """Return what came of a call. Raises `RequestError` for one that an isolated plugin may not make."""
-        call = AgentCall(self.attempt, asked.index, asked.name, self._arguments(asked))
+        try:
+            arguments = self._arguments(asked)
+        except RequestError:
+            await self.calls.skip(self.attempt, asked.index)
+            raise
+        call = AgentCall(self.attempt, asked.index, asked.name, arguments)
         return msgspec.msgpack.encode(await self.calls.make(call), enc_hook=str)
 
     def _arguments(self, asked: Asked) -> tuple[object, ...]:
@@ -166,7 +171,10 @@ class _Made:
     def _check_declared(self, what: str, names: Sequence[object], declared: Sequence[str]) -> None:
         for name in names:
             if name not in declared:
-                text = f"the plugin {self.plugin.name} did not declare the {what} {name!r:.80}"
+                text = (
+                    f"the plugin {self.plugin.name} did not declare the {what} {name!r:.80}; where it may have it, its"
+                )
+                text = f"{text} `pyagent_capabilities` names it in {f'{what}s'!r}"
                 raise RequestError(text, param=f"{what}s")
 
     def _check_spawned(self, task: object) -> None:
