@@ -393,14 +393,11 @@ def test_agents_that_it_declared_are_spawned_without_files(world: World) -> None
 
 
 def test_a_plugin_goes_on_after_a_refusal(world: World) -> None:
-    """A refused call takes its turn among those of the agent: what comes before and after it is done, and not waited for."""
+    """A refused call takes its turn among those of the agent: what comes before and after it is done."""
     played = world.play("go-on say it")
     assert isinstance(played.result, list)
     refusal, own = played.result
-    assert refusal == (
-        "the plugin odd did not declare the agent 'other'; where it may have it, its `pyagent_capabilities` names it in "
-        "'agents'"
-    )
+    assert refusal == "the plugin odd did not declare the agent 'other' among the agents of its pyagent_capabilities"
     assert own == {"said": "it"}
     assert all(told in str(played.events) for told in ("before", "after"))
 

@@ -171,10 +171,8 @@ class _Made:
     def _check_declared(self, what: str, names: Sequence[object], declared: Sequence[str]) -> None:
         for name in names:
             if name not in declared:
-                text = (
-                    f"the plugin {self.plugin.name} did not declare the {what} {name!r:.80}; where it may have it, its"
-                )
-                text = f"{text} `pyagent_capabilities` names it in {f'{what}s'!r}"
+                text = f"the plugin {self.plugin.name} did not declare the {what} {name!r:.80}"
+                text = f"{text} among the {what}s of its pyagent_capabilities"
                 raise RequestError(text, param=f"{what}s")
 
     def _check_spawned(self, task: object) -> None:
