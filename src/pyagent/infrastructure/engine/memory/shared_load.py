@@ -1,4 +1,4 @@
-"""A load that callers share: one at a time of a thing, in a thread of its own, whoever waits for it.
+"""A load that callers share: one at a time of a thing, in a thread of its own, for all callers that wait.
 
 Knows nothing of what is loaded. A caller who gives up, or whose event loop ends, leaves the load to the others.
 """
