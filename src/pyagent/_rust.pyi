@@ -73,6 +73,12 @@ class EncoderInfo(TypedDict):
     weight_bytes: int
     load_seconds: float
 
+class AdapterAbout(TypedDict):
+    method: str
+    rank: int
+    targets: list[str]
+    tensor_bytes: int
+
 class ModelHeader(TypedDict):
     file_bytes: int
     metadata: dict[str, object]
@@ -535,6 +541,7 @@ class ModelShape(TypedDict):
     page_bytes: int
 
 def model_task(path: str | PathLike[str]) -> ModelTask: ...
+def describe_adapter(path: str | PathLike[str]) -> AdapterAbout: ...
 def describe_encoder(
     path: str | PathLike[str], *, threads: int = 1, most_tokens: int = 1024
 ) -> EncoderShape | None: ...

@@ -25,6 +25,7 @@ from pyagent.core.prompt_cache import ExplainPrompt, PinPrompt
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths
 from pyagent.infrastructure.engine.models.adapter_pool import AdapterPool
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
@@ -157,7 +158,7 @@ def test_idle_adapters_give_way_the_one_used_longest_ago_first(folder: Path) -> 
         chosen = dataclasses.replace(adapted(folder, "one", "two", "three"), kv_tokens=512)
         ledger = Ledger(1 << 30)
         pool = ModelPool(lambda _: folder / "tiny.gguf", chosen, ledger)
-        backend = NativeBackend(["tiny"], LocalEngine(pool), look=lambda _: "", adapters=chosen.adapters)
+        backend = NativeBackend(["tiny"], LocalEngine(pool), look=lambda _: "")
         try:
             before = {name: (await one_by_one(backend, [greedy(f"tiny:{name}")]))[0].text for name in ("one", "two")}
             sizes = {key: size for key, size in ledger.accounts().items() if key.startswith("adapter:")}
@@ -269,7 +270,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_not_taken_for_either(tmp_path
         path = tmp_path / "a.gguf"
         path.write_bytes(b"0")
         runner, ledger = ChangingRunner(path, 1), Ledger(100)
-        pool = AdapterPool("tiny", runner, {"one": str(path)}, ledger.reserve, 8)  # type: ignore[arg-type]
+        pool = AdapterPool("tiny", runner, AdapterPaths({"one": str(path)}), ledger.reserve, 8)  # type: ignore[arg-type]
         with pytest.raises(ModelError, match="was changed while it was loaded"):
             async with pool.using("one"):
                 pass
@@ -310,7 +311,7 @@ def test_a_runner_without_adapters_says_so() -> None:
     """One sentence that names the model, the adapter and what to set."""
 
     async def work() -> None:
-        pool = AdapterPool("tiny", object(), {"one": "x"}, Ledger(1).reserve, 8)  # type: ignore[arg-type]
+        pool = AdapterPool("tiny", object(), AdapterPaths({"one": "x"}), Ledger(1).reserve, 8)  # type: ignore[arg-type]
         expected = "native:tiny runs on a runner without adapters; set engine.runner to cpu for 'one'"
         with pytest.raises(UnsupportedError, match=expected):
             async with pool.using("one"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.installed import install
 
+README = Path(__file__).parents[2] / "README.md"
 BACKEND = """
 from pyagent.plugin import ChatDelta, Health, ModelInfo, hookimpl
 from pyagent.testing import EchoBackend
@@ -43,7 +45,10 @@ def pyagent_register_agents():
 
 
 def test_demo_runs_its_agents_beside_bad_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend that raises gives way to the next, and agents that cannot be closed, or loaded, are named."""
+    """A backend that raises gives way to the next, and agents that cannot be closed, or loaded, are named.
+
+    README.md shows as many agents as there are without those of the test.
+    """
     install(monkeypatch, tmp_path, "exits", BACKEND.format(name="exits", chat="raise SystemExit(1)"), "backends")
     install(monkeypatch, tmp_path, "good", BACKEND.format(name="good", chat="pass"), "backends")
     install(monkeypatch, tmp_path, "breaks", AGENT.format(name="breaks"), "agents")
@@ -66,7 +71,16 @@ def test_demo_runs_its_agents_beside_bad_plugins(tmp_path: Path, monkeypatch: py
     )
     shown = done.stdout + done.stderr
     assert done.returncode == 0, shown
-    for text in ("fleet of", "391 + sqrt(2)", "code-health", "summarize", "unloadable", "breaks cannot be closed"):
+    of_readme = re.search(r"fleet of (\d+) agents", README.read_text())
+    assert of_readme is not None
+    for text in (
+        f"fleet of {int(of_readme[1]) + 1} agents",
+        "391 + sqrt(2)",
+        "code-health",
+        "summarize",
+        "unloadable",
+        "breaks cannot be closed",
+    ):
         assert text in shown, (text, shown)
     for text in ("y is rising with row", "Winner: Porto", "override at character 28", "A fine text."):
         assert text in shown, (text, shown)

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.tiny_adapter import write_adapter
+from support.tiny_encoder import write_encoder
 
 from pyagent.testing import ScriptedBackend
 
@@ -70,3 +72,36 @@ def test_engine_generates_objects(tiny_model_path: Path, capsys: pytest.CaptureF
     assert choice in {"yes", "no"}
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", date)
     assert re.fullmatch(r"[1-9](\+[1-9]){1,3}", total)
+
+
+def _shown(name: str, model: str, path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What a program of one model prints, with another model in its place."""
+    source = (EXAMPLES / f"{name}.py").read_text()
+    assert f'"{model}' in source
+    exec(compile(source.replace(model, str(path)), name, "exec"), {})
+    return capsys.readouterr().out.splitlines()
+
+
+def test_an_adapter_is_named_and_asked(
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program prints the model's answer, and another one with the adapter."""
+    write_adapter(tmp_path / "pirate")
+    monkeypatch.chdir(tmp_path)
+    plain, adapted = _shown("adapters", "smollm2:135m", tiny_model_path, capsys)
+    assert plain.startswith(f"{tiny_model_path}: ")
+    assert adapted.startswith(f"{tiny_model_path}:pirate: ")
+    assert plain.split(": ", 1)[1] != adapted.split(": ", 1)[1]
+
+
+def test_activations_are_read(tiny_model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program prints a line for each token."""
+    assert _shown("activations", "smollm2:135m", tiny_model_path, capsys)
+
+
+def test_documents_are_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program prints each document once, the most relevant first."""
+    shown = _shown("rank_texts", "all-minilm:l6-v2", write_encoder(tmp_path / "encoder"), capsys)
+    relevances = [float(line.split(" ", 1)[0]) for line in shown]
+    assert len({line.split(" ", 1)[1] for line in shown}) == 3
+    assert relevances == sorted(relevances, reverse=True)

@@ -162,6 +162,13 @@ class Odd:
         if word == "spawn-agent":
             name, _, rest = rest.partition(" ")
             return await context.spawn(name, rest, max_tokens=50)
+        if word == "go-on":
+            context.progress("before")
+            try:
+                await context.spawn("other", rest)
+            except RequestError as error:
+                context.progress("after")
+                return [str(error), await context.spawn("odd", rest)]
         if word == "hand-file":
             return await context.spawn("reader", Task(text="read", files=(rest,)))
         if word == "bomb":
@@ -383,6 +390,16 @@ def test_agents_that_it_declared_are_spawned_without_files(world: World) -> None
     assert "read no files" in str(refused)
     own = play(str(world.folder / "data/notes.txt"), agents=[Custom("reader", read_path)])
     assert own.result == "a note"
+
+
+def test_a_plugin_goes_on_after_a_refusal(world: World) -> None:
+    """A refused call takes its turn among those of the agent: what comes before and after it is done."""
+    played = world.play("go-on say it")
+    assert isinstance(played.result, list)
+    refusal, own = played.result
+    assert refusal == "the plugin odd did not declare the agent 'other' among the agents of its pyagent_capabilities"
+    assert own == {"said": "it"}
+    assert all(told in str(played.events) for told in ("before", "after"))
 
 
 def test_agents_that_spawn_without_end_are_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,15 @@ pytestmark = [
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+SHAPE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
 TOKENS = [(7 * place + place * place) % 250 for place in range(40)]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("llama", {"r": 8, "target_modules": ALL}),
@@ -32,13 +41,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 CASES["alphas"][1]["alpha_pattern"] = {"layers.1.self_attn.q_proj": 11}
 
 
+def granite() -> Any:
+    """A configuration of Granite's, whose factors are not 1."""
+    from transformers import GraniteConfig
+
+    shape = {name: getattr(tiny_configs()["llama"], name) for name in SHAPE}
+    factors = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4}
+    return GraniteConfig(**shape, **factors, logits_scaling=3.0, tie_word_embeddings=False)
+
+
 def model_of(family: str, folder: Path) -> Any:
     """A tiny random model, saved."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(tiny_configs()[family], dtype=torch.float32).eval()
+    config = granite() if family == "granite" else tiny_configs()[family]
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or "bias" in name:
@@ -117,8 +136,9 @@ def test_a_batch_mixes_the_bare_model_and_two_adapters(tmp_path: Path) -> None:
 
 
 def as_gguf(model: Any, path: Path) -> Path:
-    """Write a llama of transformers as llama.cpp's converter does."""
+    """Write a llama or a Granite of transformers as llama.cpp's converter does."""
     config = model.config
+    family = config.model_type
     head_dim = config.hidden_size // config.num_attention_heads
     parts = {
         "self_attn.q_proj": "attn_q",
@@ -143,26 +163,33 @@ def as_gguf(model: Any, path: Path) -> Path:
         if part in {"self_attn.q_proj", "self_attn.k_proj"}:
             numbers = side_by_side(numbers, shape[1], head_dim)
         tensors[f"blk.{layer}.{parts[part]}.weight"] = (shape[::-1], numbers)
-    metadata = {
-        "general.architecture": "llama",
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "llama.block_count": config.num_hidden_layers,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.rope.freq_base": 10_000.0,
+    metadata: dict[str, object] = {
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "rope.freq_base": 10_000.0,
     }
-    return write_gguf(path, metadata, tensors)
+    if family == "granite":
+        metadata |= {
+            "attention.scale": config.attention_multiplier,
+            "embedding_scale": config.embedding_multiplier,
+            "logit_scale": config.logits_scaling,
+            "residual_scale": config.residual_multiplier,
+        }
+    named = {f"{family}.{key}": value for key, value in metadata.items()}
+    return write_gguf(path, {"general.architecture": family, **named}, tensors)
 
 
-@pytest.mark.parametrize("is_dora", [False, True])
-def test_an_adapter_of_peft_fits_a_llama_of_a_gguf_file(is_dora: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "is_dora"), [("llama", False), ("llama", True), ("granite", False)])
+def test_an_adapter_of_peft_fits_a_gguf_file(family: str, is_dora: bool, tmp_path: Path) -> None:
     """GGUF files have the rows of heads in another order: the adapter's are reordered, and give peft's logits."""
     import numpy as np
 
-    base = model_of("llama", tmp_path / "folder")
+    base = model_of(family, tmp_path / "folder")
     model = load(as_gguf(base, tmp_path / "model.gguf"))
     _, expected = adapted(base, tmp_path / "adapter", 3, r=8, target_modules=ALL, use_dora=is_dora)
     _rust.AdapterFile.open(model, tmp_path / "adapter").load(model, 5)

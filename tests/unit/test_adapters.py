@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from array import array
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support import quantised_model
 from support.quantised_model import write_quantised_model
 from support.tiny_adapter import SHAPES, Tensor, tensors, write_adapter, write_gguf_adapter
 from support.tiny_model import write_tiny_model
+from support.tiny_sparse import write_sparse
 
 from pyagent import _rust
 from pyagent.infrastructure.engine.models.adapter_names import names_of, split_name
@@ -27,8 +29,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny_model(folder / "tiny.gguf")
     write_adapter(folder / "first", 1)
     some = ("self_attn.q_proj", "mlp.down_proj")
-    write_adapter(folder / "second", given=tensors(2, rank=3, matrices=some, is_dora=True), config={"use_dora": True})
+    write_adapter(
+        folder / "second", given=tensors(2, rank=3, matrices=some, is_dora=True), config={"use_dora": True, "r": 3}
+    )
     return folder
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> _rust.CpuModel:
+    """A small model with latent attention."""
+    path = write_sparse(tmp_path_factory.mktemp("latent") / "m.gguf", "deepseek2")
+    return _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 22, kv_type="f32")
 
 
 def model_of(folder: Path, isa: str | None = None) -> _rust.CpuModel:
@@ -166,7 +177,11 @@ FAULTS: dict[str, tuple[dict[str, Tensor] | None, dict[str, object], str]] = {
     "pissa": (None, {"init_lora_weights": "pissa"}, 'init_lora_weights is "pissa", which may have changed the model'),
     "a new field": (None, {"use_quantum": True}, '"use_quantum" is true, which is not implemented'),
     "no alpha": (None, {"lora_alpha": None}, "lora_alpha is null; expected a number"),
-    "an infinite alpha": (None, {"lora_alpha": 1e300}, "lora_alpha is 1e+300; expected a number"),
+    "an infinite alpha": (None, {"lora_alpha": 1e300}, "lora_alpha is 1e+300; expected at most 3.4028235e38"),
+    "another r": (None, {"r": 8}, '"layers.0.self_attn.q_proj" has rank 4, but r and rank_pattern say 8'),
+    "another pattern": (None, {"r": 8, "rank_pattern": {"k_proj": 2}}, "has rank 4, but r and rank_pattern say 8, 2"),
+    "r in words": (None, {"r": "four"}, 'r or rank_pattern has "four"; expected a whole number'),
+    "a list of ranks": (None, {"rank_pattern": [4]}, "rank_pattern is no table of numbers"),
     "a pattern": (None, {"alpha_pattern": {".*": 1}}, "expected the ends of modules' names, not patterns"),
     "no truth": (None, {"use_rslora": "yes"}, 'use_rslora is "yes"; expected true or false'),
     "no B": (changed(**{f"{Q}lora_B__weight": None}), {}, "has no lora_B; the file is incomplete"),
@@ -219,6 +234,33 @@ def test_what_is_not_an_adapter_of_the_model_is_refused_by_name(fault: str, fold
     assert not model.remove_adapter(13)
 
 
+@pytest.mark.parametrize("matrix", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"])
+def test_latent_attention_takes_no_adapter(matrix: str, latent: _rust.CpuModel, tmp_path: Path) -> None:
+    """The matrices of DeepSeek's attention are refused by name: its projections are others than adapters add to."""
+    name = f"base_model.model.model.layers.0.self_attn.{matrix}"
+    given = {f"{name}.lora_A.weight": zeros(4, 64), f"{name}.lora_B.weight": zeros(64, 4)}
+    with pytest.raises(_rust.ModelFileError, match=rf"layers.0.self_attn.{matrix}\": this model has no such matrix"):
+        _rust.AdapterFile.open(latent, write_adapter(tmp_path / "adapter", given=given))
+
+
+def test_an_adapters_file_is_described_without_its_model(tmp_path: Path) -> None:
+    """Method, largest rank, targets and bytes, of a folder and of a GGUF file; what cannot be read says why."""
+    some = ("self_attn.q_proj", "mlp.up_proj")
+    given = tensors(2, rank=3, matrices=some)
+    num_bytes = sum(4 * len(numbers) for _, numbers in given.values())
+    folder = write_adapter(tmp_path / "folder", given=given, config={"r": 3})
+    expected = {"rank": 3, "targets": ["q_proj", "up_proj"], "tensor_bytes": num_bytes}
+    assert _rust.describe_adapter(folder) == {"method": "LoRA", **expected}
+    write_adapter(folder, given=given, config={"r": 3, "use_rslora": True})
+    assert _rust.describe_adapter(folder) == {"method": "rsLoRA", **expected}
+    write_adapter(folder, rank=5, is_dora=True)
+    assert _rust.describe_adapter(folder)["method"] == "DoRA"
+    gguf = _rust.describe_adapter(write_gguf_adapter(tmp_path / "a.gguf", given))
+    assert gguf == {"method": "LoRA", **expected, "targets": ["attn_q", "ffn_up"]}
+    with pytest.raises(_rust.ModelFileError, match="cannot find the file"):
+        _rust.describe_adapter(tmp_path / "none")
+
+
 def test_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
     """Cut, of other kinds, or absent: one line each."""
     model = model_of(folder)
@@ -244,11 +286,14 @@ def test_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
         settings.write_text(text)
         with pytest.raises(_rust.ModelFileError, match="adapter_config"):
             _rust.AdapterFile.open(model, good)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     for path, expected in (
         (tmp_path / "absent", "cannot"),
         (tmp_path, "adapter_config.json"),
         (folder / "tiny.gguf", "general.type"),
         (settings, "GGUF"),
+        (pipe, "not an adapter: expected a folder that peft saved, or a GGUF file, got something that is neither"),
     ):
         with pytest.raises(_rust.ModelFileError, match=expected):
             _rust.AdapterFile.open(model, path)

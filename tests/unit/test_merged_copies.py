@@ -16,7 +16,7 @@ def test_kv_moves_of_all_copies_add_up() -> None:
 
 
 def test_adapters_of_all_copies_add_up() -> None:
-    """Requests, loads and bytes are those of all copies; the rank and the last load's seconds are the largest."""
+    """Requests, loads, their seconds and bytes are those of all copies; the rank is the largest."""
     one = AdapterStats(num_requests=2, num_running=1, num_loads=1, load_seconds=0.5, rank=8, num_bytes=100)
     other = AdapterStats(num_requests=3, num_loads=1, load_seconds=0.2, rank=8, num_bytes=100)
     states = [
@@ -24,5 +24,5 @@ def test_adapters_of_all_copies_add_up() -> None:
         EngineState(state="ready", adapters={"m": {"a": other, "b": other}}),
         EngineState(state="ready"),
     ]
-    added = AdapterStats(num_requests=5, num_running=1, num_loads=2, load_seconds=0.5, rank=8, num_bytes=200)
+    added = AdapterStats(num_requests=5, num_running=1, num_loads=2, load_seconds=0.7, rank=8, num_bytes=200)
     assert merged_state(states).adapters == {"m": {"a": added, "b": other}}

@@ -4,6 +4,7 @@
 //! its root (rsLoRA, Kalajdzievski 2023, arXiv 2312.03732). `DoRA` (Liu et al. 2024, arXiv 2402.09353) then makes each row
 //! of `W + s B A` as long as the file says. The model's weights stay as they are: rows without an adapter never see one.
 
+mod about;
 mod dora;
 mod file;
 mod load;
@@ -12,6 +13,7 @@ mod settings;
 use pyagent_kernels::low_rank::UpMatrix;
 use pyagent_kernels::pack::PackedMatrix;
 
+pub use about::AdapterAbout;
 pub use file::AdapterFile;
 
 use crate::model::{Layer, Linear, Mixer};

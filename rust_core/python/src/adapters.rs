@@ -6,9 +6,24 @@ use pyagent_engine::adapters;
 use pyagent_engine::runner::AdapterLoader;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::engine::CpuModel;
 use crate::model_files::file_error;
+
+/// What an adapter's file says of itself: a dict of `method` (LoRA, rsLoRA, DoRA), `rank` (the largest), `targets` (ends
+/// of matrices' names) and `tensor_bytes`. It is not checked against a model. Raises `ModelFileError`.
+#[pyfunction]
+pub fn describe_adapter(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
+    let about = py.detach(|| adapters::AdapterAbout::of(&path));
+    let about = about.map_err(|error| file_error(&error))?;
+    let described = PyDict::new(py);
+    described.set_item("method", about.method)?;
+    described.set_item("rank", about.rank)?;
+    described.set_item("targets", about.targets)?;
+    described.set_item("tensor_bytes", about.tensor_bytes)?;
+    Ok(described)
+}
 
 /// An adapter's file, checked against a model of this machine's CPU.
 #[pyclass(frozen, module = "pyagent._rust")]

@@ -25,7 +25,7 @@ mod _rust {
     use super::*;
 
     #[pymodule_export]
-    use crate::adapters::AdapterFile;
+    use crate::adapters::{AdapterFile, describe_adapter};
 
     #[pymodule_export]
     use crate::cache::{BlockPool, CachedPrefix, OutOfBlocks, PoolStats};

@@ -86,6 +86,7 @@ def show(
     """Show what a model is, what memory it needs and whether it fits this machine; reads its header only."""
     import msgspec
 
+    from pyagent.cli.model_adapters import adapter_cards
     from pyagent.core.errors import ModelError
     from pyagent.infrastructure.models.describe import describe_encoder, describe_model
     from pyagent.infrastructure.models.store import is_path
@@ -105,18 +106,20 @@ def show(
     options = _options(config)
     total_bytes, fits, refusal = _fits(path, options, config)
     template, abilities = _chat(path, options.of_model(name))
+    adapters = adapter_cards(name, config)
     if as_json:
         source = found.manifest.source if found else "file"
         described = {"name": name, "path": str(path), "source": source, **msgspec.to_builtins(about)}
         described |= {"capabilities": abilities}
         described |= {"memory_bytes": {str(key): value for key, value in memory.items()}}
         described |= {"engine_bytes": total_bytes, "fits": {fit.kv_dtype: _fit_as_json(fit) for fit in fits}}
-        described |= {"refused": refusal}
+        described |= {"refused": refusal, "adapters": msgspec.to_builtins(adapters)}
         typer.echo(json.dumps(described | {"chat_template": template or None}))
         return
     card = _card(about, path, memory, template, abilities)
     card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit)) for fit in fits]
     card[6:6] = [("fits", f"no: {refusal}")] if refusal else []
+    card += [("" if place else "adapters", one.line()) for place, one in enumerate(adapters)]
     for key, value in card:
         typer.echo(f"{key:<13} {printable(str(value))}")  # a file's own words are in it
 

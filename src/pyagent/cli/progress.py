@@ -145,10 +145,10 @@ class RunProgress:
         return " · ".join(words)
 
     def rates(self, seconds: float) -> str:
-        """Return tokens a second, both ways, and the share of prompts found in the prefix cache."""
+        """Return tokens a second, in and out together, and the share of prompts found in the prefix cache."""
         rate = (self.prompt_tokens + self.completion_tokens) / max(seconds, 1e-6)
         share = self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-        return f"{rate:,.0f} tok/s · prefix cache {share:.0%}"
+        return f"{rate:,.0f} tok/s in and out · prefix cache {share:.0%}"
 
 
 def _line_of(

@@ -242,7 +242,7 @@ def finished_line(row: Row) -> str:
         cost = f"{row.totals.seconds:.1f} s"
         if row.totals.model_calls:
             share = row.totals.cached_tokens / max(1, row.totals.prompt_tokens)
-            cost += f", {row.totals.completion_tokens} tokens at {row.totals.tokens_per_second:.0f} tok/s"
+            cost += f", {row.totals.completion_tokens} tokens out at {row.totals.tokens_per_second:.0f} tok/s"
             cost += f", prefix cache {share:.0%}"
     return f"{marked(row.state)} {row.agent:<12} {shown}" + (coloured(f"   ({cost})", "dim") if cost else "")
 

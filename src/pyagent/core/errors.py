@@ -9,6 +9,7 @@
     │   └── Decline        an agent says that a task is not for it; the router asks the next
     ├── PluginError        the plugin's author: names the plugin and, where known, the hook
     ├── ModelError         the model's files: format, weights, checksum
+    │   └── AdapterError   an adapter that a request names cannot be used with the model
     ├── CapacityError      the caller, later: says when to try again
     │   ├── AwayError      what has the model takes no requests now
     │   ├── MovedError     it had not begun, and another node is to be asked
@@ -129,6 +130,16 @@ class ModelError(PyAgentError):
     def __init__(self, message: str, *, model: str) -> None:
         super().__init__(message)
         self.model = model
+
+
+class AdapterError(ModelError):
+    """An adapter of a model cannot be used: `adapter` is its name. The model and its other adapters go on answering."""
+
+    param = "model"
+
+    def __init__(self, message: str, *, model: str, adapter: str) -> None:
+        super().__init__(message, model=model)
+        self.adapter = adapter
 
 
 class CapacityError(PyAgentError):

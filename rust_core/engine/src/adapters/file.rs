@@ -91,6 +91,7 @@ fn checked(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<Adapt
             let size = (linear.weight.rows(), linear.weight.cols());
             let all_rows = all_rows(is_gguf, layer, &name, config).unwrap_or(size.0);
             let found = checked_module(&file, &name, tensors, (all_rows, size.1), &settings)?;
+            settings.check_rank(&name, found.rank)?;
             let has_shift = linear.bias.is_some() && projection.adds_bias_first();
             sizes.0 += module_bytes(found, size, tensors.magnitude.is_some(), has_shift);
             sizes.1 = sizes.1.max(found.rank);
@@ -121,7 +122,12 @@ fn checked(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<Adapt
     })
 }
 
-fn open(path: &Path) -> Result<(ModelFile, Settings), ModelFileError> {
+pub(super) fn open(path: &Path) -> Result<(ModelFile, Settings), ModelFileError> {
+    // Before opening: to open a pipe would wait for its writer.
+    if path.exists() && !path.is_file() && !path.is_dir() {
+        let text = "not an adapter: expected a folder that peft saved, or a GGUF file, got something that is neither";
+        return Err(invalid(text.to_owned()));
+    }
     if path.is_dir() {
         let folder = SafetensorsFolder::open_adapter(path)?;
         let settings = peft_settings(folder.config())?;
@@ -133,7 +139,7 @@ fn open(path: &Path) -> Result<(ModelFile, Settings), ModelFileError> {
 }
 
 /// The tensors by the matrix that they are for.
-fn by_module(file: &ModelFile, is_gguf: bool) -> Result<BTreeMap<String, Tensors>, ModelFileError> {
+pub(super) fn by_module(file: &ModelFile, is_gguf: bool) -> Result<BTreeMap<String, Tensors>, ModelFileError> {
     let mut found: BTreeMap<String, Tensors> = BTreeMap::new();
     for name in file.tensor_names() {
         let (module, role) =

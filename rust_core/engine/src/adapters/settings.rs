@@ -10,10 +10,9 @@ use crate::weights::{ModelFileError, clipped};
 /// tensors show.
 const IRRELEVANT: &str = "arrow_router auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config \
     exclude_modules inference_mode layers_pattern layers_to_transform loftq_config lora_dropout lora_ga_config \
-    megatron_config megatron_core peft_version qalora_group_size r rank_pattern revision runtime_config target_modules \
-    task_type";
+    megatron_config megatron_core peft_version qalora_group_size revision runtime_config target_modules task_type";
 /// Fields that are read here.
-const READ: &str = "alpha_pattern bias init_lora_weights lora_alpha peft_type use_dora use_rslora";
+const READ: &str = "alpha_pattern bias init_lora_weights lora_alpha peft_type r rank_pattern use_dora use_rslora";
 /// Ways of beginning that leave the model's own weights as they are.
 const KEEPING: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
@@ -23,8 +22,10 @@ pub(super) struct Settings {
     alpha: f32,
     /// The alphas of modules by the end of their names.
     patterns: Vec<(String, f32)>,
-    is_rslora: bool,
+    pub(super) is_rslora: bool,
     pub(super) is_dora: bool,
+    /// The ranks that the file says its modules have; none where it says nothing.
+    ranks: Vec<u64>,
 }
 
 impl Settings {
@@ -37,6 +38,19 @@ impl Settings {
         let alpha = found.map_or(self.alpha, |(_, alpha)| *alpha);
         let rank = rank as f32;
         alpha / if self.is_rslora { rank.sqrt() } else { rank }
+    }
+
+    /// Refuses a module of another rank than the file says: its scale would be another one than that of its training.
+    pub(super) fn check_rank(&self, module: &str, rank: usize) -> Result<(), ModelFileError> {
+        if self.ranks.is_empty() || self.ranks.contains(&(rank as u64)) {
+            return Ok(());
+        }
+        let module = clipped(module);
+        let told: Vec<_> = self.ranks.iter().take(8).map(ToString::to_string).collect();
+        Err(refused(&format!(
+            "{module:?} has rank {rank}, but r and rank_pattern say {}; save the adapter anew",
+            told.join(", ")
+        )))
     }
 }
 
@@ -78,6 +92,7 @@ pub(super) fn peft_settings(config: &JsonObject) -> Result<Settings, ModelFileEr
     Ok(Settings {
         alpha: number(config.get("lora_alpha"), "lora_alpha")?,
         patterns: patterns(config)?,
+        ranks: ranks(config)?,
         is_rslora: truth(config, "use_rslora")?,
         is_dora: truth(config, "use_dora")?,
     })
@@ -117,6 +132,28 @@ fn patterns(config: &JsonObject) -> Result<Vec<(String, f32)>, ModelFileError> {
     read.collect()
 }
 
+/// The ranks that modules may have: `r`, and those of `rank_pattern`, whose patterns are not matched.
+fn ranks(config: &JsonObject) -> Result<Vec<u64>, ModelFileError> {
+    let Some(rank) = config.get("r").filter(|value| !value.is_null()) else {
+        return Ok(Vec::new());
+    };
+    let patterns = match config.get("rank_pattern").filter(|value| !is_nothing(value)) {
+        None => None,
+        Some(value) => Some(
+            value
+                .as_object()
+                .ok_or_else(|| refused("rank_pattern is no table of numbers"))?,
+        ),
+    };
+    let every = std::iter::once(rank).chain(patterns.into_iter().flat_map(|patterns| patterns.values()));
+    let read = every.map(|value| {
+        let shown = || clipped(&value.to_string());
+        let text = || format!("r or rank_pattern has {}; expected a whole number", shown());
+        value.as_u64().ok_or_else(|| refused(&text()))
+    });
+    read.collect()
+}
+
 /// Reads a GGUF file's metadata.
 pub(super) fn gguf_settings(file: &GgufFile) -> Result<Settings, ModelFileError> {
     let expected = [("general.type", "adapter"), ("adapter.type", "lora")];
@@ -140,6 +177,7 @@ pub(super) fn gguf_settings(file: &GgufFile) -> Result<Settings, ModelFileError>
     Ok(Settings {
         alpha,
         patterns: Vec::new(),
+        ranks: Vec::new(),
         is_rslora: false,
         is_dora: false,
     })
@@ -157,11 +195,17 @@ fn truth(config: &JsonObject, name: &str) -> Result<bool, ModelFileError> {
 }
 
 fn number(value: Option<&serde_json::Value>, name: &str) -> Result<f32, ModelFileError> {
+    let shown = || value.map_or("missing".to_owned(), |value| clipped(&value.to_string()));
     let number = value.and_then(serde_json::Value::as_f64).map(|number| number as f32);
-    number.filter(|number| number.is_finite()).ok_or_else(|| {
-        let value = value.map_or("missing".to_owned(), |value| clipped(&value.to_string()));
-        refused(&format!("{name} is {value}; expected a number"))
-    })
+    match number {
+        Some(number) if number.is_finite() => Ok(number),
+        Some(_) => Err(refused(&format!(
+            "{name} is {}; expected at most {:e}",
+            shown(),
+            f32::MAX
+        ))),
+        None => Err(refused(&format!("{name} is {}; expected a number", shown()))),
+    }
 }
 
 fn is_nothing(value: &serde_json::Value) -> bool {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::bert_config::{BertConfig, EncoderArchitecture};
+use super::bert_config::{BertConfig, EncoderArchitecture, Positions};
 use super::config::{EncoderConfig, Layers};
 use super::head::Head;
 use crate::weights::ModelFile;
@@ -244,7 +244,7 @@ impl<'a> Names<'a> {
     pub(super) fn all(&self, config: &EncoderConfig) -> Vec<(String, usize, usize)> {
         let hidden = self.hidden;
         let mut all = vec![(format!("{}.weight", self.words()), config.vocab_size, hidden)];
-        if let super::bert_config::Positions::Table { num_rows, .. } = self.config.positions {
+        if let Positions::Table { num_rows, .. } = self.config.positions {
             all.push((format!("{}.weight", self.positions()), num_rows, hidden));
         }
         if self.config.num_types > 0 {

@@ -114,6 +114,15 @@ class Server(Section, frozen=True):
             "agents, which anyone who reaches the server may read.",
         ),
     ] = False
+    allow_runtime_lora_updating: Annotated[
+        bool,
+        Setting(
+            TRUTH,
+            "Let an administrator load adapters from this machine's files, and unload them, while the server runs: "
+            "`POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`, as vLLM does with "
+            "`VLLM_ALLOW_RUNTIME_LORA_UPDATING`.",
+        ),
+    ] = False
     hooks: Annotated[
         dict[str, HookSettings],
         Setting(

@@ -73,12 +73,11 @@ class NativeBackend:
         task_of: Callable[[str], ModelTask | None] = lambda _: None,
         unsupported: Unsupported = "emulate",
         trusts_request_templates: bool = False,
-        adapters: Mapping[str, str] | None = None,
     ) -> None:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
 
         `size_of` returns the bytes of a model's file, 0 where they are not known; `task_of` what a model is
-        for, None where that is not known before it is loaded. `adapters` are paths by names, as in `EngineOptions`.
+        for, None where that is not known before it is loaded.
 
         The backend closes its share of the engine when it is closed.
         """
@@ -100,9 +99,8 @@ class NativeBackend:
         self._look = look
         self._size_of = size_of
         self._model_task_of = task_of
-        self._adapters = adapters or {}
-        chatting = [name for name in model_names if self._base(name) == name and self._task_of(name) in _ANSWERING]
-        self.model_names = (*model_names, *names_of(chatting, self._adapters))
+        self._own_names = tuple(model_names)
+        self._adapted = [name for name in model_names if self._base(name) == name and self._task_of(name) in _ANSWERING]
         self._is_closed = False
         self._mending: dict[str, asyncio.Task[object]] = {}
 
@@ -124,8 +122,12 @@ class NativeBackend:
             LocalEngine(pool, KvMoves.of(options)),
             look=lambda _: look(),
             trusts_request_templates=options.trusts_request_templates,
-            adapters=options.adapters,
         )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that requests may name: the models', and those of their adapters."""
+        return (*self._own_names, *names_of(self._adapted, self.engine.adapters.all))
 
     async def load(self) -> object:
         """Load the first model, unless it is. Raises `ModelError` naming what is wrong with its file."""
@@ -170,7 +172,7 @@ class NativeBackend:
 
     def _base(self, name: str) -> str:
         """Return the model that a name is of, without its adapter."""
-        return split_name(name, self._adapters)[0]
+        return split_name(name, self.engine.adapters.all)[0]
 
     def _task_of(self, name: str) -> ModelTask | None:
         return self._model_task_of(self._base(name))
@@ -263,8 +265,12 @@ class NativeBackend:
             return False, f"its engine failed and is loaded again: {faults[name]}"
         if name in loaded:
             return True, "loaded"
+        base, adapter = split_name(name, self.engine.adapters.all)
+        path = self.engine.adapters.all.get(adapter)
+        if path is not None and not Path(path).expanduser().exists():
+            return False, f"cannot answer: there is nothing at {path}"
         try:
-            return True, self._look(self._base(name))
+            return True, self._look(base)
         except PyAgentError as error:
             return False, str(error)
 
@@ -320,6 +326,47 @@ class NativeBackend:
     async def use_attention(self, name: str) -> None:
         """Have the loaded models compute attention by another backend. Raises `ConfigError` where one cannot."""
         await self.engine.use_attention(name)
+
+    async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> str:
+        """Offer an adapter from now on, checked by loading it; return the name by which requests name it.
+
+        `name` is its own, for this backend's first model that chats, or `MODEL:NAME`. Raises `RequestError` for a name
+        that will not do or is taken, unless it `replaces` what has it; `AdapterError` for what cannot be used.
+        """
+        key, before = self._adapter_key(name), ""
+        if key in self.model_names:
+            before = self.engine.adapters.all.get(key, "")
+            if not (replaces and before):
+                text = f"the adapter {key!r} is there already; unload it first, or load it with load_inplace"
+                raise RequestError(text, param="lora_name")
+        await self.engine.name_adapter(key, path)
+        try:
+            await self.engine.load(key)
+        except BaseException:
+            await self.engine.name_adapter(key, before)
+            raise
+        return key
+
+    async def unload_adapter(self, name: str) -> None:
+        """Offer an adapter no longer; what runs with it ends as it began. Raises `RequestError` for one not offered."""
+        adapters = self.engine.adapters.all
+        named = (*(f"{model}:{name}" for model in self._adapted), name)
+        key = next((key for one in named if (key := split_name(one, adapters)[1])), "")
+        if not key:
+            text = f"there is no adapter {name!r}; there are {', '.join(sorted(adapters)) or 'none'}"
+            raise RequestError(text, param="lora_name", code="adapter_not_found")
+        await self.engine.name_adapter(key, "")
+
+    def _adapter_key(self, name: str) -> str:
+        model = next((model for model in self._adapted if name.startswith(f"{model}:")), "")
+        adapter = name.removeprefix(f"{model}:") if model else name
+        model = model or next(iter(self._adapted), "")
+        if not model:
+            raise RequestError(f"{self.name} has no model that chats, to which an adapter could add", param="lora_name")
+        if not adapter.strip() or not adapter.isprintable() or set(adapter) & set("/:"):
+            text = f"expected a name without '/' and ':', or MODEL:NAME of a model that {self.name} has, got {name!r}"
+            raise RequestError(text, param="lora_name")
+        return f"{model}:{adapter}"
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""

@@ -42,6 +42,7 @@ from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, Arrivals, LifeCycle, Shared, State
 from pyagent.infrastructure.engine.memory.garbage import GarbageStats, GarbageWatch
+from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths
 from pyagent.infrastructure.engine.models.answer_grammars import at_once
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.prompt_logprobs import PromptReport
@@ -110,6 +111,11 @@ class EngineClient(Protocol):
         """Whether its last owner closed it."""
         ...
 
+    @property
+    def adapters(self) -> AdapterPaths:
+        """The adapters of its models."""
+        ...
+
     def share(self) -> Self:
         """The engine with one owner more: each closes it once, and the last to do so ends it."""
         ...
@@ -152,6 +158,10 @@ class EngineClient(Protocol):
 
     async def use_attention(self, name: str) -> None:
         """Have the loaded models compute attention by another backend. Raises `ConfigError` where one cannot."""
+        ...
+
+    async def name_adapter(self, key: str, path: str) -> None:
+        """Have a key name the adapter at a path, or none where that is empty; what it named before goes."""
         ...
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
@@ -368,6 +378,15 @@ class LocalEngine(Shared):
         """Have the loaded models compute attention by another backend. Raises `ConfigError` where one cannot."""
         for runner in self._attending().values():
             await asyncio.to_thread(runner.use_attention, name)
+
+    @property
+    def adapters(self) -> AdapterPaths:
+        """The adapters of its models."""
+        return self.models.adapters
+
+    async def name_adapter(self, key: str, path: str) -> None:
+        """Have a key name the adapter at a path, or none where that is empty; what it named before goes."""
+        await asyncio.to_thread(self.models.name_adapter, key, path)
 
     def _attending(self) -> dict[str, AttendingRunner]:
         """The runners that have several attention backends, by their models."""

@@ -5,9 +5,11 @@ The links of one host share one engine: one ledger, one set of threads, each mod
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.drafts.options import DraftOptions
     from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.engine.subprocess.client import ProcessEngine
+
+logger = logging.getLogger(__name__)
 
 
 class _Links:
@@ -56,7 +60,6 @@ class _Links:
             look=store.look,
             size_of=store.size_of,
             task_of=store.task_of,
-            adapters=settings.engine.adapters,
             unsupported=settings.backends.unsupported,
             trusts_request_templates=settings.engine.trust_request_chat_template,
         )
@@ -65,6 +68,7 @@ class _Links:
         key = (settings.engine, settings.paths.models)
         if self._shared is not None and self._shared[0] == key and not self._shared[1].is_closed:
             return self._shared[1].share()
+        _warn_of_missing(settings.engine.adapters)
         num_copies = _num_copies(settings)
         engine: LocalEngine | ProcessEngine
         if settings.engine.process or num_copies * settings.engine.num_ranks > 1:
@@ -86,6 +90,14 @@ def _check_adapters(adapters: Mapping[str, str], models: Sequence[str]) -> None:
         if name != model and name in adapters:
             text = f"engine.adapters: {name!r} is how the name of the model {model} ends; give the adapter another name"
             raise ConfigError(text, key="engine.adapters")
+
+
+def _warn_of_missing(adapters: Mapping[str, str]) -> None:
+    for name, path in adapters.items():
+        if not Path(path).expanduser().exists():
+            logger.warning(
+                "engine.adapters: there is nothing at %s; requests for %r are refused until there is", path, name
+            )
 
 
 def _num_copies(settings: Settings) -> int:
@@ -114,7 +126,7 @@ def _make_processes(settings: Settings, num_copies: int) -> ProcessEngine:
     shares = zip(divide_cores(read_layout(), num_copies), gpus, strict=True)
     encoded = msgspec.json.encode(told, enc_hook=str)
     starts = [Start(encoded, *share, tells_load=num_copies > 1) for share in shares]
-    return ProcessEngine(starts, settings.engine.hang_seconds)
+    return ProcessEngine(starts, settings.engine.hang_seconds, settings.engine.adapters)
 
 
 def _num_sharing(settings: Settings) -> int:

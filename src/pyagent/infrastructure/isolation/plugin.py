@@ -145,7 +145,12 @@ class _Made:
 
     async def make(self, asked: Asked) -> bytes:
         """Return what came of a call. Raises `RequestError` for one that an isolated plugin may not make."""
-        call = AgentCall(self.attempt, asked.index, asked.name, self._arguments(asked))
+        try:
+            arguments = self._arguments(asked)
+        except RequestError:
+            await self.calls.skip(self.attempt, asked.index)
+            raise
+        call = AgentCall(self.attempt, asked.index, asked.name, arguments)
         return msgspec.msgpack.encode(await self.calls.make(call), enc_hook=str)
 
     def _arguments(self, asked: Asked) -> tuple[object, ...]:
@@ -167,6 +172,7 @@ class _Made:
         for name in names:
             if name not in declared:
                 text = f"the plugin {self.plugin.name} did not declare the {what} {name!r:.80}"
+                text = f"{text} among the {what}s of its pyagent_capabilities"
                 raise RequestError(text, param=f"{what}s")
 
     def _check_spawned(self, task: object) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pyagent.core.errors import AgentError, PyAgentError, WireError
+from pyagent.core.errors import AgentError, WireError
 from pyagent.core.one_line import printable
 from pyagent.infrastructure.isolation.capabilities import Capabilities
 from pyagent.infrastructure.isolation.messages import (
@@ -168,7 +168,7 @@ async def _no_calls(asked: Asked) -> bytes:
 async def _answer(stdin: asyncio.StreamWriter, asked: Asked, make: Make) -> None:
     try:
         answer = Answered(asked.index, await make(asked))
-    except PyAgentError as error:
+    except Exception as error:  # noqa: BLE001 - the plugin waits for an answer, whatever the error is
         answer = Answered(asked.index, fault=Fault.of(error, "the run"))
     with contextlib.suppress(OSError):  # it has ended meanwhile
         await _write(stdin, answer)

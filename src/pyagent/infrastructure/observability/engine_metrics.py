@@ -187,8 +187,21 @@ def _adapters(copies: Sequence[tuple[str, EngineState]]) -> Iterator[Metric]:
     for metric, name, text, field in (
         (_counter, "adapter_requests", "Requests that named an adapter of a model.", "num_requests"),
         (_gauge, "adapter_requests_running", "Requests with an adapter that are not over.", "num_running"),
+        (
+            _counter,
+            "adapter_request_seconds",
+            "Seconds from naming an adapter to the end of the request, loading included, of requests that are over.",
+            "request_seconds",
+        ),
         (_counter, "adapter_loads", "Times in which an adapter was loaded.", "num_loads"),
-        (_gauge, "adapter_load_seconds", "Seconds that the last load of an adapter took.", "load_seconds"),
+        (_counter, "adapter_failed_loads", "Loads of an adapter that failed.", "num_failed_loads"),
+        (_counter, "adapter_load_seconds", "Seconds that the loads of an adapter took.", "load_seconds"),
+        (
+            _counter,
+            "adapter_evictions",
+            "Times in which an idle adapter gave way to what else needed memory.",
+            "num_evictions",
+        ),
         (_gauge, "adapter_bytes", "Bytes that an adapter holds; 0 while it is not in memory.", "num_bytes"),
     ):
         rows = [(key, getattr(stats, field)) for key, stats in of_all.items()]

@@ -26,6 +26,7 @@ from pyagent.core.trace_context import missing_packages
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.observability.link_metrics import collect_links
 from pyagent.infrastructure.observability.metrics import CONTENT_TYPE, render
+from pyagent.infrastructure.server.adapter_routes import AdapterRoutes
 from pyagent.infrastructure.server.admin_routes import EngineRoutes, engine_links
 from pyagent.infrastructure.server.agents import AgentBackend
 from pyagent.infrastructure.server.api_keys import ApiKey, check_admin, check_origins, is_admin, tenant_of
@@ -155,6 +156,7 @@ def create_app(  # noqa: PLR0913 - each is a part of its own
         *(_api_route(service, api) for api in APIS),
         *EngineRoutes(backend, settings).routes(),
         *ClusterRoutes(node, settings).routes(),
+        *AdapterRoutes(backend, settings).routes(),
         *PluginRoutes(plugins, settings).routes(),
         *(_own_route(service, path, function) for path, function in _OWN.items()),
     ]

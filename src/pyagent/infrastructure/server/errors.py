@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pyagent.core.errors import (
+    AdapterError,
     AgentError,
     AwayError,
     BackendError,
@@ -106,6 +107,7 @@ _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (CapacityError, 503, "capacity_error"),
     (DeadlineError, 504, "timeout_error"),
     (UnsupportedError, 400, "invalid_request_error"),
+    (AdapterError, 400, "invalid_request_error"),
     (BackendError, 502, "backend_error"),
     (StalledError, 502, "stalled_error"),
     (AgentError, 502, "agent_error"),
@@ -132,6 +134,7 @@ def http_error(error: Exception) -> HttpError:
     code = error.code if isinstance(error, RequestError) else kind.removesuffix("_error")
     code = "budget_exhausted" if isinstance(error, BudgetError) else code
     code = "unsupported_parameter" if isinstance(error, UnsupportedError) else code
+    code = "adapter_unusable" if isinstance(error, AdapterError) else code
     if code.endswith("_not_found"):
         status = 404
     elif code in _CODE_TO_STATUS:
@@ -144,7 +147,8 @@ def http_error(error: Exception) -> HttpError:
         status = 429
     param: str | None = getattr(error, "param", None)
     backend = error.backend if isinstance(error, BackendError) else None
-    text = str(error) if status < 500 or status == 508 else without_folders(str(error))
+    is_own = (status < 500 and not isinstance(error, AdapterError)) or status == 508
+    text = str(error) if is_own else without_folders(str(error))
     text = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
     faults = error.faults if isinstance(error, RequestError) else ()
     cut = tuple(fault._replace(message=fault.message[:_MAX_CHARS]) for fault in faults)

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from pyagent import __version__
 from pyagent.core.messages import JsonObject
+from pyagent.infrastructure.server.adapter_routes import AdapterRoutes, LoadAdapterBody, UnloadAdapterBody
 from pyagent.infrastructure.server.admin_routes import (
     DrainBody,
     EngineRoutes,
@@ -74,6 +75,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/pyagent/cluster/drain": ClusterDrainBody,
     "/pyagent/cluster/revoke": NodeBody,
     "/pyagent/cluster/forget": NodeBody,
+    "/v1/load_lora_adapter": LoadAdapterBody,
+    "/v1/unload_lora_adapter": UnloadAdapterBody,
     "/pyagent/plugins/reload": PluginBody,
     "/pyagent/plugins/unload": PluginBody,
 }
@@ -111,6 +114,7 @@ def _own(service: Service) -> list[Route]:
     return [
         *EngineRoutes(service.backend, service.settings).routes(),
         *ClusterRoutes(None, service.settings).routes(),
+        *AdapterRoutes(service.backend, service.settings).routes(),
         *PluginRoutes(None, service.settings).routes(),
     ]
 

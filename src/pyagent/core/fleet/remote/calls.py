@@ -105,6 +105,14 @@ class RunCalls:
         self._pass_turn()
         return await asyncio.shield(task)
 
+    async def skip(self, attempt: int, index: int) -> None:
+        """Take the turn of a call that is refused and not made: the calls after it wait for that."""
+        if attempt != self._attempt or index < self._next or len(self._early) > _MAX_LATE_CALLS:
+            return
+        await self._turn(index)
+        if attempt == self._attempt:
+            self._pass_turn()
+
     async def close(self) -> None:
         """End what is under way for the agent."""
         self._attempt += 1

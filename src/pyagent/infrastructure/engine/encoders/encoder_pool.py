@@ -6,14 +6,12 @@ memory. Loading runs in a thread of its own: a caller who gives up leaves the lo
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import threading
 import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,8 +23,11 @@ from pyagent.core.messages import ModelInfo, ModelTask
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.encoders.encoder_queue import EncoderQueue
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reservation
+from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
     from pyagent.infrastructure.engine.options import EngineOptions
 
@@ -82,8 +83,8 @@ class LoadedEncoder:
 @dataclass(slots=True, eq=False)
 class _Entry:
     name: str
+    load: SharedLoad[LoadedEncoder]
     encoder: LoadedEncoder | None = None
-    loading: Future[LoadedEncoder] | None = None
     users: int = 0
     held: list[Reservation] = field(default_factory=list[Reservation])
 
@@ -108,7 +109,7 @@ class EncoderPool:
     def loading(self) -> list[str]:
         """Return those on their way into memory, by name."""
         with self._lock:
-            return [name for name, entry in self._entries.items() if entry.loading is not None]
+            return [name for name, entry in self._entries.items() if entry.load.running is not None]
 
     @property
     def num_bytes(self) -> int:
@@ -126,41 +127,32 @@ class EncoderPool:
         with self._lock:
             if self._is_closed:
                 raise CapacityError(_CLOSED)
-            entry = self._entries.setdefault(name, _Entry(name))
+            entry = self._entries.setdefault(name, _Entry(name, SharedLoad(f"pyagent-load-{name}", self._lock)))
             entry.users += 1
-            coming = entry.encoder or self._load_of(entry)
+            coming = entry.encoder or self._loading(entry)
             for reservation in entry.held:
                 reservation.touch()
         try:
-            # Shielded: a request that is cancelled here leaves the load to the others that wait for it.
-            is_coming = isinstance(coming, Future)
-            yield await asyncio.shield(asyncio.wrap_future(coming)) if is_coming else coming
+            yield await arrived(coming)
         finally:
             with self._lock:
                 entry.users -= 1
 
-    def _load_of(self, entry: _Entry) -> Future[LoadedEncoder]:
-        if entry.loading is None:
-            entry.loading = Future()
-            entry.loading.set_running_or_notify_cancel()
-            name = f"pyagent-load-{entry.name}"
-            threading.Thread(target=self._fulfil, args=(entry, entry.loading), name=name, daemon=True).start()
-        return entry.loading
-
-    def _fulfil(self, entry: _Entry, loading: Future[LoadedEncoder]) -> None:
+    def _loading(self, entry: _Entry) -> Future[LoadedEncoder]:
         held: list[Reservation] = []
-        try:
-            encoder = self._load(entry, held)
-        except BaseException as error:  # noqa: BLE001 - the requests that wait must get it
-            for reservation in held:
-                reservation.release()
-            with self._lock:
-                entry.loading = None
-            loading.set_exception(error)
-            return
-        with self._lock:
-            entry.encoder, entry.held, entry.loading = encoder, held, None
-        loading.set_result(encoder)
+
+        def load() -> LoadedEncoder:
+            try:
+                return self._load(entry, held)
+            except BaseException:
+                for reservation in held:
+                    reservation.release()
+                raise
+
+        def keep(encoder: LoadedEncoder) -> None:
+            entry.encoder, entry.held = encoder, held
+
+        return entry.load.begin(load, keep)
 
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedEncoder:
         path, name = self._locate(entry.name), entry.name
@@ -217,7 +209,7 @@ class EncoderPool:
         with self._lock:
             self._is_closed = True
             entries = list(self._entries.values())
-            loading = [entry.loading for entry in entries if entry.loading is not None]
+            loading = [entry.load.running for entry in entries if entry.load.running is not None]
         for future in loading:
             future.exception()
         for entry in entries:

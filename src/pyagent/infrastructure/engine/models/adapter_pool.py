@@ -1,33 +1,36 @@
 """One model's adapters in memory: loaded when a request names them, let go when others need the bytes.
 
 What one takes is reserved in the ledger before it is loaded. Users are counted: one in use stays, an idle one goes when
-the ledger asks, the one used longest ago first. Loading runs in a thread of its own: a caller who gives up leaves the
-load to the others that wait for it.
+the ledger asks, the one used longest ago first. One whose name is taken back goes when its last request ends.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyagent.core.errors import ModelError, UnsupportedError
+import msgspec
+
+from pyagent.core.errors import AdapterError, ModelError, RequestError, UnsupportedError
 from pyagent.core.runners.adapters import AdaptingRunner
+from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 from pyagent.infrastructure.engine.models.adapter_digest import adapter_id_of
 from pyagent.infrastructure.engine.stats import AdapterStats
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from pyagent.core.runners.adapters import OpenedAdapter
     from pyagent.core.runners.runner import ModelRunner
     from pyagent.infrastructure.engine.memory.ledger import Reclaim, Reservation
+    from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths
 
 logger = logging.getLogger(__name__)
 
@@ -35,27 +38,44 @@ Reserve = Callable[[str, int, "Reclaim | None"], "Reservation"]
 """Hold bytes in an account. Raises `CapacityError`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """An adapter in memory, and what loading it took."""
+
+    adapter_id: int
+    held: Reservation
+    rank: int
+    seconds: float
+
+
 @dataclass(slots=True, eq=False)
 class _Entry:
     """An adapter. `claimed_id` is its id from before it is loaded until after it is removed."""
 
     key: str
-    adapter_id: int = 0
+    load: SharedLoad[_Loaded]
+    loaded: _Loaded | None = None
     claimed_id: int = 0
-    loading: Future[int] | None = None
     users: int = 0
-    num_requests: int = 0
-    num_loads: int = 0
-    load_seconds: float = 0.0
-    rank: int = 0
-    held: Reservation | None = None
+    is_forgotten: bool = False
+    counts: AdapterStats = field(default_factory=AdapterStats)
+
+    @property
+    def name(self) -> str:
+        """The adapter's own name, without a model's."""
+        return self.key.rpartition(":")[2]
+
+    def count(self, **more: float) -> None:
+        """Add to its counts."""
+        now = {name: getattr(self.counts, name) + value for name, value in more.items()}
+        self.counts = msgspec.structs.replace(self.counts, **now)
 
 
 class AdapterPool:
-    """Adapters by their keys in `engine.adapters`, for one loaded model."""
+    """Adapters by their keys in `paths`, for one loaded model."""
 
     def __init__(
-        self, model: str, runner: ModelRunner, paths: Mapping[str, str], reserve: Reserve, most_tokens: int
+        self, model: str, runner: ModelRunner, paths: AdapterPaths, reserve: Reserve, most_tokens: int
     ) -> None:
         """`most_tokens` is the largest step's."""
         self._model = model
@@ -64,7 +84,9 @@ class AdapterPool:
         self._reserve = reserve
         self._most_tokens = most_tokens
         self._entries: dict[str, _Entry] = {}
+        self._forgotten: list[_Entry] = []  # whose requests still run
         self._workspace: Reservation | None = None
+        self._is_closed = False
         self._lock = threading.Lock()
         self._growing = threading.Lock()
         self._moving = threading.Lock()  # what is loaded is not removed for one that had the same content before
@@ -73,113 +95,148 @@ class AdapterPool:
     async def using(self, key: str) -> AsyncGenerator[int]:
         """The id of an adapter, loaded when it is not, and kept as long as the block runs; 0 without one.
 
-        Raises `ModelError` for one that cannot be used with the model, `CapacityError` when there is no room now.
+        Raises `AdapterError` for one that cannot be used with the model, `RequestError` for one that was unloaded since
+        it was named, `CapacityError` when there is no room now.
         """
         if not key:
             yield 0
             return
+        started = time.perf_counter()
         entry, coming = self._enter(key)
         try:
-            # Shielded: a request that is cancelled here leaves the load to the others that wait for it.
-            is_coming = isinstance(coming, Future)
-            yield await asyncio.shield(asyncio.wrap_future(coming)) if is_coming else coming
+            yield (await arrived(coming)).adapter_id
         finally:
             with self._lock:
                 entry.users -= 1
+                entry.count(request_seconds=time.perf_counter() - started)
+                is_last = entry.is_forgotten and not entry.users
+            if is_last:  # beside the event loop: a load may be moving in
+                threading.Thread(target=self._unload, args=(entry,), name="pyagent-adapter", daemon=True).start()
 
     def ids(self) -> list[int]:
         """Return the ids of the adapters in memory."""
         with self._lock:
-            return [entry.adapter_id for entry in self._entries.values() if entry.adapter_id]
+            return [entry.loaded.adapter_id for entry in self._all() if entry.loaded is not None]
 
     def stats(self) -> dict[str, AdapterStats]:
         """Return what was asked of each adapter that was, by its name. Any thread."""
         with self._lock:
             return {
-                key.rpartition(":")[2]: AdapterStats(
-                    num_requests=entry.num_requests,
+                entry.name: msgspec.structs.replace(
+                    entry.counts,
                     num_running=entry.users,
-                    num_loads=entry.num_loads,
-                    load_seconds=entry.load_seconds,
-                    rank=entry.rank,
-                    num_bytes=0 if entry.held is None else entry.held.num_bytes,
+                    num_bytes=0 if entry.loaded is None else entry.loaded.held.num_bytes,
                 )
-                for key, entry in self._entries.items()
+                for entry in self._entries.values()
             }
+
+    def forget(self, key: str) -> None:
+        """Take back an adapter's name: what is in memory under it goes, at once or when its last request ends. Blocks.
+
+        A request that names it anew loads what the name is of then.
+        """
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            if entry is None:
+                return
+            entry.is_forgotten = True
+            self._forgotten.append(entry)
+        self._unload(entry)
 
     def release(self) -> None:
         """Give the bytes of all back: the model is closed."""
         with self._lock:
-            held = [
-                one for one in (self._workspace, *(entry.held for entry in self._entries.values())) if one is not None
-            ]
+            self._is_closed = True
+            all_held = [self._workspace, *(entry.loaded.held for entry in self._all() if entry.loaded is not None)]
             self._entries.clear()
-        for reservation in held:
-            reservation.release()
+            self._forgotten.clear()
+        for reservation in all_held:
+            if reservation is not None:
+                reservation.release()
 
-    def _enter(self, key: str) -> tuple[_Entry, int | Future[int]]:
+    def _all(self) -> list[_Entry]:
+        return [*self._entries.values(), *self._forgotten]
+
+    def _enter(self, key: str) -> tuple[_Entry, _Loaded | Future[_Loaded]]:
         with self._lock:
-            entry = self._entries.setdefault(key, _Entry(key))
+            entry = self._entries.get(key)
+            if entry is None:
+                load = SharedLoad[_Loaded](f"pyagent-load-{self._model}:{key}", self._lock)
+                entry = self._entries[key] = _Entry(key, load)
             entry.users += 1
-            entry.num_requests += 1
-            if entry.held is not None:
-                entry.held.touch()
-            return entry, entry.adapter_id or self._load_of(entry)
+            entry.count(num_requests=1)
+            if entry.loaded is not None:
+                entry.loaded.held.touch()
+            steps = (partial(self._load, entry), partial(self._keep, entry), partial(self._keep_or_drop, entry))
+            return entry, entry.loaded or entry.load.begin(*steps)
 
-    def _load_of(self, entry: _Entry) -> Future[int]:
-        if entry.loading is None:
-            entry.loading = Future()
-            entry.loading.set_running_or_notify_cancel()
-            name = f"pyagent-load-{self._model}:{entry.key}"
-            threading.Thread(target=self._fulfil, args=(entry, entry.loading), name=name, daemon=True).start()
-        return entry.loading
+    def _keep(self, entry: _Entry, loaded: _Loaded) -> None:
+        entry.loaded = loaded
+        entry.count(num_loads=1, load_seconds=loaded.seconds)
+        entry.counts = msgspec.structs.replace(entry.counts, rank=loaded.rank)
 
-    def _fulfil(self, entry: _Entry, loading: Future[int]) -> None:
+    def _keep_or_drop(self, entry: _Entry, loaded: _Loaded) -> None:
+        """Let go what was loaded while its model was closed, or its name taken back and no request is left."""
+        if self._is_closed:
+            loaded.held.release()
+        elif entry.is_forgotten:
+            self._unload(entry)
+
+    def _load(self, entry: _Entry) -> _Loaded:
         started = time.perf_counter()
         try:
-            adapter_id, held, rank = self._load(entry)
-        except BaseException as error:  # noqa: BLE001 - the requests that wait must get it
+            adapter_id, held, rank = self._read(entry)
+        except Exception as error:
             with self._lock:
-                entry.loading = None
-            loading.set_exception(error)
-            return
-        with self._lock:
-            entry.adapter_id, entry.held, entry.loading, entry.rank = adapter_id, held, None, rank
-            entry.num_loads += 1
-            entry.load_seconds = time.perf_counter() - started
-            is_gone = self._entries.get(entry.key) is not entry
-        if is_gone:  # the model was closed meanwhile
-            held.release()
-        logger.info("the adapter %s of %s is loaded in %.1f s", entry.key, self._model, entry.load_seconds)
-        loading.set_result(adapter_id)
+                entry.count(num_failed_loads=1)
+            logger.warning("the adapter %s of %s is not loaded: %s", entry.key, self._model, error)
+            if isinstance(error, ModelError):
+                text = f"the adapter {entry.name!r} of native:{self._model} cannot be used: {error}"
+                raise AdapterError(text, model=self._model, adapter=entry.name) from error
+            raise
+        seconds = time.perf_counter() - started
+        logger.info("the adapter %s of %s is loaded in %.1f s", entry.key, self._model, seconds)
+        return _Loaded(adapter_id, held, rank, seconds)
 
-    def _load(self, entry: _Entry) -> tuple[int, Reservation, int]:
-        runner, path = self._runner, Path(self._paths[entry.key]).expanduser()
+    def _read(self, entry: _Entry) -> tuple[int, Reservation, int]:
+        runner, path = self._runner, self._path_of(entry)
         if not isinstance(runner, AdaptingRunner):
             text = f"native:{self._model} runs on a runner without adapters; set engine.runner to cpu for {entry.key!r}"
             raise UnsupportedError(text, backend=f"native:{self._model}", fields=["model"])
         runner.open_adapter(path)  # what is no adapter is not read to its end
         adapter_id = self._id_of(path)
         opened = runner.open_adapter(path)
-        account = f"adapter:{self._model}:{entry.key.rpartition(':')[2]}"
-        held = self._reserve(account, opened.num_bytes, partial(self._unload, entry))
+        held = self._reserve(f"adapter:{self._model}:{entry.name}", opened.num_bytes, partial(self._evict, entry))
         try:
             self._hold_workspace(opened.step_bytes(self._most_tokens))
             with self._moving:
-                self._move_in(entry, runner, opened, adapter_id)
+                self._move_in(entry, runner, opened, path, adapter_id)
         except BaseException:
             held.release()
             raise
         return adapter_id, held, opened.rank
 
-    def _move_in(self, entry: _Entry, runner: AdaptingRunner, opened: OpenedAdapter, adapter_id: int) -> None:
+    def _path_of(self, entry: _Entry) -> Path:
+        path = self._paths.all.get(entry.key)
+        if path is None:
+            text = f"the adapter {entry.name!r} of native:{self._model} was unloaded"
+            raise RequestError(text, param="model", code="model_not_found")
+        return Path(path).expanduser()
+
+    def _move_in(
+        self, entry: _Entry, runner: AdaptingRunner, opened: OpenedAdapter, path: Path, adapter_id: int
+    ) -> None:
         entry.claimed_id = adapter_id
-        opened.load(adapter_id)
-        path = Path(self._paths[entry.key]).expanduser()
-        if self._id_of(path) != adapter_id:
-            entry.claimed_id = 0
+        try:
+            opened.load(adapter_id)
+            if self._id_of(path) == adapter_id:
+                return
             runner.remove_adapter(adapter_id)
-            raise ModelError(f"{path} was changed while it was loaded; ask again", model=self._model)
+        except BaseException:
+            entry.claimed_id = 0
+            raise
+        entry.claimed_id = 0
+        raise ModelError(f"{path} was changed while it was loaded; ask again", model=self._model)
 
     def _id_of(self, path: Path) -> int:
         try:
@@ -195,21 +252,26 @@ class AdapterPool:
             elif num_bytes > self._workspace.num_bytes:
                 self._workspace.resize(num_bytes)
 
-    def _unload(self, entry: _Entry, num_bytes: int) -> None:
+    def _evict(self, entry: _Entry, num_bytes: int) -> None:
         """Let an idle adapter go, as the ledger asks."""
         del num_bytes  # an adapter goes whole
+        if self._unload(entry):
+            with self._lock:
+                entry.count(num_evictions=1)
+
+    def _unload(self, entry: _Entry) -> bool:
+        """Let an adapter go unless it is used; return whether it went."""
         with self._moving:
             with self._lock:
-                if entry.users or entry.held is None:
-                    return
-                held, entry.held, adapter_id, entry.adapter_id, entry.claimed_id = (
-                    entry.held,
-                    None,
-                    entry.adapter_id,
-                    0,
-                    0,
-                )
-                is_shared = any(other.claimed_id == adapter_id for other in self._entries.values())
+                if entry.users:
+                    return False
+                if entry in self._forgotten and entry.load.running is None:
+                    self._forgotten.remove(entry)
+                loaded, entry.loaded, entry.claimed_id = entry.loaded, None, 0
+                if loaded is None:
+                    return False
+                is_shared = any(other.claimed_id == loaded.adapter_id for other in self._all())
             if not is_shared and isinstance(self._runner, AdaptingRunner):
-                self._runner.remove_adapter(adapter_id)
-        held.release()
+                self._runner.remove_adapter(loaded.adapter_id)
+        loaded.held.release()
+        return True

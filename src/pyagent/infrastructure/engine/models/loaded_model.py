@@ -20,6 +20,7 @@ from pyagent.infrastructure.engine.logits.processors import LogitsProcessors
 from pyagent.infrastructure.engine.logits.vocabulary import ModelVocabulary
 from pyagent.infrastructure.engine.memory.ledger import Reservation
 from pyagent.infrastructure.engine.memory.process import heap_bytes
+from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths
 from pyagent.infrastructure.engine.models.adapter_pool import AdapterPool
 from pyagent.infrastructure.engine.models.answer_grammars import AnswerGrammars
 from pyagent.infrastructure.engine.models.chat_format import ChatFormat
@@ -48,7 +49,8 @@ class LoadedModel:
         options: EngineOptions,
         memory: ModelMemory,
         runner_name: str,
-        files: WeightFiles = (),
+        files: WeightFiles,
+        adapters: AdapterPaths,
     ) -> None:
         """The runner's model, with what else `path` holds. `files` are its weights as they were found before.
 
@@ -88,7 +90,7 @@ class LoadedModel:
             self.tokenizer, self.sessions, self.runner, memory=memory.prompts, normalize=normalized
         )
         self.adapters = AdapterPool(
-            memory.model, self.runner, options.adapters, memory.reserve, options.largest_step.num_tokens
+            memory.model, self.runner, adapters, memory.reserve, options.largest_step.num_tokens
         )
         self._options = options
         self.input_processor = self._processor(self.tokenizer, self.sessions)

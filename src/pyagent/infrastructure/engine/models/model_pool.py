@@ -8,7 +8,6 @@ the next one load again.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import threading
@@ -29,8 +28,9 @@ from pyagent.infrastructure.engine.load_times import LoadTimes, told
 from pyagent.infrastructure.engine.memory.garbage import collect_frozen, freeze_heap
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
+from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
-from pyagent.infrastructure.engine.models.adapter_names import split_name
+from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths, split_name
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.models.describe import task_of
@@ -52,8 +52,8 @@ class _Entry:
     """A model by name. `users` counts those who wait for it too; a load `beside` the others unloads none of them."""
 
     name: str
+    load: SharedLoad[LoadedModel]
     model: LoadedModel | None = None
-    loading: Future[LoadedModel] | None = None
     users: int = 0
     beside: bool = False
     held: list[Reservation] = field(default_factory=list[Reservation])
@@ -83,6 +83,7 @@ class ModelPool:
         self._loads = threading.Lock()  # one at a time, so that what memory grows by can be told apart
         self._locate = locate
         self._options = options
+        self.adapters = AdapterPaths(options.adapters)
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Condition()
         self._is_closed = False
@@ -99,7 +100,13 @@ class ModelPool:
 
     def split_name(self, name: str) -> tuple[str, str]:
         """Return the model that a name is of, and the key of its adapter, empty for the bare model."""
-        return split_name(name, self._options.adapters)
+        return split_name(name, self.adapters.all)
+
+    def name_adapter(self, key: str, path: str) -> None:
+        """Have a key name the adapter at a path, or none where that is empty; what it named before goes. Blocks."""
+        self.adapters.put(key, path)
+        for model in self.loaded().values():
+            model.adapters.forget(key)
 
     def accounts(self) -> dict[str, int]:
         """Return bytes by account, of this machine's memory and then of devices', whose names stand before theirs."""
@@ -113,7 +120,7 @@ class ModelPool:
     def loading(self) -> list[str]:
         """Return the models that are on their way into memory, by name."""
         with self._lock:
-            return [name for name, entry in self._entries.items() if entry.loading is not None]
+            return [name for name, entry in self._entries.items() if entry.load.running is not None]
 
     @contextlib.asynccontextmanager
     async def using(self, name: str, *, beside: bool = False) -> AsyncGenerator[LoadedModel]:
@@ -132,11 +139,8 @@ class ModelPool:
     async def _model_of(self, entry: _Entry, beside: bool) -> LoadedModel:
         while True:
             coming, is_beside = self._coming(entry, beside)
-            if not isinstance(coming, Future):
-                return coming
             try:
-                # Shielded: a request that is cancelled here leaves the load to the others that wait for it.
-                return await asyncio.shield(asyncio.wrap_future(coming))
+                return await arrived(coming)
             except CapacityError:
                 if beside or not is_beside:
                     raise  # else it was refused to who asked for less: this one may have others unloaded
@@ -168,8 +172,8 @@ class ModelPool:
             entries = list(self._entries.values())
             self._lock.notify_all()
         for entry in entries:
-            if entry.loading is not None:
-                entry.loading.exception()
+            if (loading := entry.load.running) is not None:
+                loading.exception()
             self._unload(entry, is_forced=True)
         self.encoders.close()
 
@@ -177,7 +181,7 @@ class ModelPool:
         with self._lock:
             if self._is_closed:
                 raise CapacityError(_CLOSED)
-            entry = self._entries.setdefault(name, _Entry(name))
+            entry = self._entries.setdefault(name, _Entry(name, SharedLoad(f"pyagent-load-{name}", self._lock)))
             entry.users += 1
             for reservation in entry.held:
                 reservation.touch()
@@ -188,39 +192,37 @@ class ModelPool:
         with self._lock:
             if entry.model is not None and entry.model.engine.fault is None:
                 return entry.model, entry.beside
-            if entry.loading is None:
+            if entry.load.running is None:
                 if self._is_closed:
                     raise CapacityError(_CLOSED)
-                entry.loading, entry.beside = Future(), beside
-                entry.loading.set_running_or_notify_cancel()
-                threading.Thread(
-                    target=self._fulfil, args=(entry, entry.loading), name=f"pyagent-load-{entry.name}", daemon=True
-                ).start()
-            return entry.loading, entry.beside
+                entry.beside = beside
+            return self._loading(entry), entry.beside
 
     def _leave(self, entry: _Entry) -> None:
         with self._lock:
             entry.users -= 1
             self._lock.notify_all()
 
-    def _fulfil(self, entry: _Entry, loading: Future[LoadedModel]) -> None:
-        """Load, in a thread of its own."""
+    def _loading(self, entry: _Entry) -> Future[LoadedModel]:
         held: list[Reservation] = []
-        try:
-            self._unload(entry, is_forced=True)  # one whose loop failed: its requests have ended
-            model = self._load(entry, held)
-        except BaseException as error:  # noqa: BLE001 - the requests that wait must get it
-            self._give_back(held)
-            with self._lock:
-                entry.loading = None
-            loading.set_exception(error)
-            return
-        with self._lock:
-            entry.model, entry.held, entry.loading = model, held, None
-        if self._when_loaded is not None:
-            self._when_loaded(entry.name, model)
-        freeze_heap()
-        loading.set_result(model)
+
+        def load() -> LoadedModel:
+            try:
+                self._unload(entry, is_forced=True)  # one whose loop failed: its requests have ended
+                return self._load(entry, held)
+            except BaseException:
+                self._give_back(held)
+                raise
+
+        def keep(model: LoadedModel) -> None:
+            entry.model, entry.held = model, held
+
+        def tell(model: LoadedModel) -> None:
+            if self._when_loaded is not None:
+                self._when_loaded(entry.name, model)
+            freeze_heap()
+
+        return entry.load.begin(load, keep, tell)
 
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
         path = self._locate(entry.name)
@@ -257,7 +259,8 @@ class ModelPool:
                 with self._keeping(entry):  # what is larger than its estimate grows now
                     memory.weights.resize(runner.info.weight_bytes)
                     start = time.perf_counter()
-                    model = LoadedModel(runner, path, options.of_model(entry.name), memory, factory.name, files)
+                    of_model = options.of_model(entry.name)
+                    model = LoadedModel(runner, path, of_model, memory, factory.name, files, self.adapters)
                 _rust.trim_memory()  # what building the tokenizer left
                 own_bytes = memory.weights.num_bytes if needs.device is None else 0
                 self._count_process(own_bytes + memory.tokenizer.num_bytes)

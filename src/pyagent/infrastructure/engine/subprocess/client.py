@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import msgspec
 
@@ -31,6 +31,7 @@ from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPromp
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.client import EngineState, within
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, LifeCycle, Shared, State
+from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths
 from pyagent.infrastructure.engine.subprocess.copies import Copies
 from pyagent.infrastructure.engine.subprocess.in_flight import InFlightRequest
 from pyagent.infrastructure.engine.subprocess.merging import merged_cache, merged_state
@@ -41,6 +42,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     EmbedTexts,
     FreeMemory,
     GetState,
+    NameAdapter,
     QueryCache,
     RankTexts,
     Start,
@@ -67,8 +69,14 @@ _query_codec: Codec[CacheQueryResult] = Codec(CacheQueryResult, ENGINE)
 class ProcessEngine(Shared):
     """An engine in processes of its own, which start with the first request."""
 
-    def __init__(self, starts: Sequence[Start], hang_seconds: float | None) -> None:
-        """`starts` is what the process of each copy is told; a step of `hang_seconds` counts as its death."""
+    def __init__(
+        self, starts: Sequence[Start], hang_seconds: float | None, adapters: Mapping[str, str] | None = None
+    ) -> None:
+        """`starts` is what the process of each copy is told; a step of `hang_seconds` counts as its death.
+
+        `adapters` are those of the settings that the processes are told.
+        """
+        self.adapters = AdapterPaths(adapters or {})
         self.life = LifeCycle()
         self.copies = Copies(starts, hang_seconds, self._note_process)
         self._ids = itertools.count(1)
@@ -192,6 +200,13 @@ class ProcessEngine(Shared):
         """Have the loaded models compute attention by another backend: in every copy."""
         if self.copies.is_started:
             await self.copies.call_all(UseAttention(name))
+
+    async def name_adapter(self, key: str, path: str) -> None:
+        """Have a key name the adapter at a path, or none where that is empty: in every copy, and those to come."""
+        self.adapters.put(key, path)
+        self.copies.name_adapters(self.adapters.all, key)
+        if self.copies.is_started:
+            await self.copies.call_all(NameAdapter(key, path))
 
     async def drain(self, grace_seconds: float = GRACE_SECONDS) -> int:
         """Take no more requests and let the running ones finish; returns how many did not in time."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -155,6 +155,13 @@ class Copies:
         took = [one for one, result in zip(self.supervisors, results, strict=True) if not isinstance(result, Exception)]
         unloading = [asyncio.wrap_future(one.call(UnloadModel(model))) for one in took]
         await asyncio.gather(*unloading, return_exceptions=True)
+
+    def name_adapters(self, adapters: Mapping[str, str], changed: str) -> None:
+        """Have processes that start from now on begin with these adapters, but not load the one that `changed`."""
+        with self._changed:
+            self._models = [name for name in self._models if not f":{name}".endswith(f":{changed}")]
+        for one in self.supervisors:
+            one.begin_with(adapters)
 
     def forget_models(self, level: int) -> None:
         """Note that the copies gave back their KV memory (level 1), or their models (2)."""

@@ -43,6 +43,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     FromEngine,
     GetState,
     LoadModel,
+    NameAdapter,
     Outputs,
     Ping,
     Pong,
@@ -171,6 +172,8 @@ class _EngineServer:
                 return await self.engine.withdraw(wanted)
             case UseAttention(name):
                 await self.engine.use_attention(name)
+            case NameAdapter(key, path):
+                await self.engine.name_adapter(key, path)
         return None
 
     async def _pooled(self, command: EmbedTexts | RankTexts | ClassifyTexts) -> object:
@@ -215,6 +218,8 @@ def _path(kind: type, value: object) -> object:
 
 async def _serve(settings: Settings, start: Start) -> None:
     engine = make_engine(settings, PluginHost.discover(settings.plugins), _end_lost)
+    if start.adapters is not None:
+        engine.adapters.all = start.adapters
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)

@@ -65,11 +65,7 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
 
 
 def _adapter(each: Sequence[AdapterStats]) -> AdapterStats:
-    return msgspec.structs.replace(
-        _sums(AdapterStats, each),
-        rank=max(one.rank for one in each),
-        load_seconds=max(one.load_seconds for one in each),
-    )
+    return msgspec.structs.replace(_sums(AdapterStats, each), rank=max(one.rank for one in each))
 
 
 def merged_cache(results: Sequence[CacheQueryResult], query: CacheQuery) -> CacheQueryResult:

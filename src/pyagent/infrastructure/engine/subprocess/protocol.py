@@ -6,6 +6,8 @@ says `Hello` first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from pyagent import __version__
@@ -26,7 +28,8 @@ HELLO = Hello("pyagent-engine", __version__)
 class Start(msgspec.Struct, frozen=True):
     """The settings as JSON, the processors and GPUs to compute on, and where the socket is.
 
-    Without `cores` it computes on all it may use; so with `gpus`. With `tells_load` it says how busy it is.
+    Without `cores` it computes on all it may use; so with `gpus`. With `tells_load` it says how busy it is. `adapters`
+    are those that an engine has now, where they are others than the settings'.
     """
 
     settings: bytes
@@ -34,6 +37,7 @@ class Start(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] = ()
     tells_load: bool = False
     endpoint: str = ""
+    adapters: Mapping[str, str] | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -98,6 +102,13 @@ class UseAttention(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
+class NameAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Have a key name the adapter at a path, or none where that is empty."""
+
+    key: str
+    path: str
+
+
 class RankTexts(msgspec.Struct, frozen=True, tag=True):
     """Return a `RankResult`."""
 
@@ -128,6 +139,7 @@ Command = (
     | QueryCache
     | Withdraw
     | UseAttention
+    | NameAdapter
 )
 
 

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -184,6 +185,10 @@ class Supervisor:
 
         self._jobs.post(begin)
         return call.future
+
+    def begin_with(self, adapters: Mapping[str, str]) -> None:
+        """Tell a process that starts from now on that these are the adapters."""
+        self._start = msgspec.structs.replace(self._start, adapters=adapters)
 
     def close(self) -> None:
         """End the process; what runs fails. Block until it has ended. Safe to call twice."""
