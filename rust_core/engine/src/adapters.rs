@@ -61,8 +61,8 @@ impl Projection {
         };
         match self {
             Self::Query => attention.map(|attention| &attention.query),
-            Self::Key => attention.map(|attention| &attention.key),
-            Self::Value => attention.map(|attention| &attention.value),
+            Self::Key => attention.and_then(|attention| attention.key.as_ref()),
+            Self::Value => attention.and_then(|attention| attention.value.as_ref()),
             Self::AttentionOutput => attention.map(|_| &layer.attention_output),
             Self::Gate => gated.map(|gated| &gated.gate),
             Self::Up => gated.map(|gated| &gated.up),

@@ -4,7 +4,7 @@
 //! layout of rotary pairs, the text halves of Qwen-VL in names alone, Phi-3 in matrices that lie together and heads of
 //! which a part is rotated, SmolLM3 in layers without rotary positions, OLMo 2 in where its norms are, Gemma 2 and 3 in
 //! their extra norms, their scaled embedding and their sliding-window layers, Gemma 2 in the caps of its scores and
-//! logits. LFM2, Qwen3-Next and Qwen 3.5 have recurrent layers beside attention.
+//! logits, Gemma 4 in heads of two shapes and layers that share keys and values. LFM2, Qwen3-Next and Qwen 3.5 have recurrent layers beside attention.
 //! Mixtral, Qwen3-MoE and OLMoE have several feed-forward blocks for one (experts), gpt-oss also sinks in its
 //! attention, Qwen2-MoE, GLM-4.5, ERNIE 4.5 and Hunyuan an expert beside them that all tokens share. Hunyuan normalises
 //! queries and keys after they are rotated, EXAONE 4 blocks' outputs. DeepSeek-V2 and V3 and GLM-4.7-Flash have latent
@@ -13,12 +13,14 @@
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
 pub(crate) mod experts;
+mod gemma4;
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
 pub(crate) mod latent;
 mod recurrent;
 
 pub use self::experts::{Experts, Rating};
+pub use self::gemma4::Gemma4;
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
 pub use self::latent::Latent;
 pub use self::recurrent::{DeltaNet, Mamba2, Recurrent};
@@ -41,6 +43,8 @@ pub enum Architecture {
     Gemma2,
     /// Gemma 3, text only.
     Gemma3,
+    /// Gemma 4, text only.
+    Gemma4,
     /// Phi-3, Phi-3.5 and Phi-4: query, key and value are one matrix, and so are gate and up.
     Phi3,
     /// OLMo 2: norms after each block, none before; queries and keys are normalised over all heads.
@@ -97,7 +101,7 @@ const MOST_LAYERS: usize = 1_000;
 const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
-pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
+pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
     seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
@@ -109,6 +113,7 @@ impl Architecture {
             "qwen3" | "qwen3vl" => Some(Self::Qwen3),
             "gemma2" => Some(Self::Gemma2),
             "gemma3" | "gemma3_text" => Some(Self::Gemma3),
+            "gemma4" | "gemma4_text" => Some(Self::Gemma4),
             "phi3" => Some(Self::Phi3),
             "olmo2" | "olmo3" => Some(Self::Olmo2),
             "smollm3" => Some(Self::SmolLm3),
@@ -143,6 +148,7 @@ impl Architecture {
             Self::Qwen3 => "qwen3",
             Self::Gemma2 => "gemma2",
             Self::Gemma3 => "gemma3",
+            Self::Gemma4 => "gemma4",
             Self::Phi3 => "phi3",
             Self::Olmo2 => "olmo2",
             Self::SmolLm3 => "smollm3",
@@ -170,7 +176,7 @@ impl Architecture {
 
     /// Whether it is one of Gemma's: norms after each block too, a scaled embedding, and GeGLU.
     pub fn is_gemma(self) -> bool {
-        matches!(self, Self::Gemma2 | Self::Gemma3)
+        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Gemma4)
     }
 
     /// Whether it is one of Granite's: factors on embeddings, scores, blocks and logits.
@@ -197,7 +203,7 @@ impl Architecture {
     pub fn is_cpu_only(self) -> bool {
         matches!(
             self,
-            Self::Ernie45 | Self::HunyuanDense | Self::SeedOss | Self::Exaone4 | Self::GptOss
+            Self::Ernie45 | Self::HunyuanDense | Self::SeedOss | Self::Exaone4 | Self::GptOss | Self::Gemma4
         ) || self.is_granite()
     }
 
@@ -280,6 +286,8 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Latent attention's sizes, where the family has it.
     pub latent: Option<Latent>,
+    /// What Gemma 4's layers have of their own.
+    pub gemma4: Option<Gemma4>,
     /// Width inside the feed-forward block; inside one expert, where it has experts.
     pub ffn_size: usize,
     /// The feed-forward block's experts, of a mixture of them.
@@ -350,57 +358,88 @@ impl ModelConfig {
         self.experts.is_some() && !self.dense_layers[layer]
     }
 
-    /// Width inside the feed-forward block of layers without experts.
+    /// Width inside the feed-forward block of layers whose block is of another width than `ffn_size`: without experts in a
+    /// mixture, or wide.
     pub fn dense_size(&self) -> usize {
-        self.experts.map_or(self.ffn_size, |experts| experts.dense_size)
+        match (&self.experts, &self.gemma4) {
+            (Some(experts), _) => experts.dense_size,
+            (None, Some(gemma4)) if gemma4.wide_size > 0 => gemma4.wide_size,
+            _ => self.ffn_size,
+        }
+    }
+
+    /// Whether a layer without experts is one of those.
+    pub fn has_dense_size(&self, layer: usize) -> bool {
+        self.experts.is_some() || self.is_wide(layer)
+    }
+
+    /// Width inside the feed-forward block of a layer without experts.
+    pub fn dense_size_of(&self, layer: usize) -> usize {
+        if self.has_dense_size(layer) {
+            self.dense_size()
+        } else {
+            self.ffn_size
+        }
     }
 
     /// Rotary tables of layers that see everything and of sliding-window layers, no position computed yet.
     pub fn rope_tables(&self) -> Result<[RopeTable; 2], ModelFileError> {
-        let table = |base: f64, scaling| {
-            RopeTable::new(self.rotary_dims, base as f32, scaling, self.context_length)
+        let table = |rotary_dims, base: f64, scaling| {
+            RopeTable::new(rotary_dims, base as f32, scaling, self.context_length)
                 .map_err(|error| invalid(error.to_string()))
         };
         Ok([
-            table(self.rope_base, &self.rope_scaling)?,
-            table(self.local_rope_base, &self.local_rope_scaling)?,
+            table(self.global_rotary_dims(), self.rope_base, &self.rope_scaling)?,
+            table(self.rotary_dims, self.local_rope_base, &self.local_rope_scaling)?,
         ])
     }
 
-    /// Values in one token's queries.
+    /// Values in one token's queries, at most.
     pub fn query_size(&self) -> usize {
-        self.num_heads * self.head_dim
+        let of_global = self.gemma4.map_or(0, |gemma4| gemma4.global_head_dim);
+        self.num_heads * self.head_dim.max(of_global)
     }
 
-    /// Numbers of what a head attends to.
+    /// Numbers of what a head of a layer attends to.
+    pub fn value_dim_of(&self, layer: usize) -> usize {
+        self.latent.map_or(self.head_dim_of(layer), |latent| latent.rank)
+    }
+
+    /// Numbers of what a head attends to, at most.
     pub fn value_dim(&self) -> usize {
-        self.latent.map_or(self.head_dim, |latent| latent.rank)
+        self.latent
+            .map_or(self.query_size() / self.num_heads, |latent| latent.rank)
     }
 
-    /// Values that attention hands to its output matrix.
-    pub fn heads_size(&self) -> usize {
-        self.num_heads * self.latent.map_or(self.head_dim, |latent| latent.value_dims)
+    /// Values that attention hands to its output matrix; of layers with heads of each shape.
+    pub fn heads_sizes(&self) -> [usize; 2] {
+        let of_head = self.latent.map_or(self.head_dim, |latent| latent.value_dims);
+        let of_global = self.gemma4.map_or(0, |gemma4| gemma4.global_head_dim);
+        [of_head, of_global].map(|size| self.num_heads * size)
     }
 
-    /// Values in one token's keys, or values.
+    /// Values in one token's keys, or values, at most.
     pub fn kv_size(&self) -> usize {
-        self.num_kv_heads * self.head_dim
+        let of_global = self
+            .gemma4
+            .map_or(0, |gemma4| gemma4.global_kv_heads * gemma4.global_head_dim);
+        (self.num_kv_heads * self.head_dim).max(of_global)
     }
 
-    /// Values that a norm of queries covers, and one of keys.
-    pub fn qk_norm_sizes(&self) -> (usize, usize) {
+    /// Values that a norm of a layer's queries covers, and one of its keys.
+    pub fn qk_norm_sizes(&self, layer: usize) -> (usize, usize) {
         if self.architecture.is_qk_norm_wide() {
             (self.query_size(), self.kv_size())
         } else {
-            (self.head_dim, self.head_dim)
+            (self.head_dim_of(layer), self.head_dim_of(layer))
         }
     }
 
-    /// How keys and values of one layer lie in memory.
-    pub fn kv_layout(&self, dtype: KvType) -> KvLayout {
+    /// How keys and values of a layer lie in memory.
+    pub fn kv_layout(&self, layer: usize, dtype: KvType) -> KvLayout {
         KvLayout {
-            num_kv_heads: self.num_kv_heads,
-            head_dim: self.head_dim,
+            num_kv_heads: self.kv_heads_of(layer),
+            head_dim: self.head_dim_of(layer),
             values_in_keys: self.latent.map(|latent| latent.rank),
             dtype,
         }
@@ -468,6 +507,7 @@ impl ModelConfig {
                 return Err(invalid(format!("the kinds of {kinds} layers are told, of {of}")));
             }
         }
+        self.check_gemma4()?;
         if !(self.norm_epsilon.is_finite() && self.rope_base.is_finite() && self.rope_base > 0.0) {
             return Err(invalid("norm epsilon or rotary base is not a number".to_owned()));
         }

@@ -2,7 +2,7 @@
 //!
 //! A pass is a list of stages, whose pieces are computed by whoever is free. A layer has five: projections (with rotary
 //! positions and the KV store), attention, its output, the feed-forward block's inside, its output; one more where heads
-//! are normalised together; and for more than a few rows two that add an output to the stream. Who computes a row never changes its value: every output is one lane of
+//! are normalised together, two where a layer has a part of per-layer embeddings; and for more than a few rows two that add an output to the stream. Who computes a row never changes its value: every output is one lane of
 //! a reduction in fixed order.
 
 mod adapters;
@@ -10,6 +10,7 @@ mod attention;
 mod experts;
 mod latent;
 mod mlp;
+mod per_layer;
 mod plan;
 mod probe;
 mod projection;
@@ -23,6 +24,7 @@ pub(crate) use adapters::most_adapter_bytes;
 pub(crate) use attention::most_split_rows;
 pub(crate) use experts::{Routing, most_slots};
 pub(crate) use latent::{LatentBuffers, latent_sizes};
+pub(crate) use per_layer::PerLayerBuffers;
 pub(crate) use plan::Target;
 pub use plan::{Plan, Scoring, Segment};
 pub(crate) use probe::{LensTokens, write_norms};
@@ -78,7 +80,8 @@ pub(crate) fn most_piece_columns(config: &ModelConfig) -> usize {
     let gate = widest.min(GATE_BLOCKS * BLOCK_COLS);
     gate.max(experts::most_output_columns(config))
         .max(config.kv_size())
-        .max(attention::unit_width(config))
+        .max(attention::most_unit_width(config))
+        .max(per_layer::most_columns(config))
         .max(recurrent::most_columns(config))
         .max(latent::most_columns(config))
 }
@@ -92,7 +95,7 @@ pub(crate) fn num_streams(rows: usize, threads: usize) -> usize {
 /// that was away needs those of the blocks it missed.
 pub(crate) fn num_delta_rows(config: &ModelConfig, rows: usize) -> usize {
     if is_few(rows) {
-        2 * config.num_layers * rows
+        config.blocks_per_layer() * config.num_layers * rows
     } else {
         rows
     }
@@ -105,7 +108,11 @@ fn is_few(rows: usize) -> bool {
 /// A stage of a pass; its pieces can be computed at the same time, when the stages before it are over.
 #[derive(Clone, Copy, Debug)]
 pub enum Stage {
-    /// Rows of the stream that all threads share, after so many blocks, of which a layer has two; and their norm.
+    /// What is looked up for a row: per-layer embeddings.
+    LookUp,
+    /// Tokens' vectors for all layers.
+    Vectors,
+    /// Rows of the stream that all threads share, after so many blocks, of which a layer has two or three; and their norm.
     Stream(usize),
     /// A layer's queries, keys and values; or what a recurrent layer makes of its input.
     Project(usize),
@@ -126,12 +133,14 @@ pub enum Stage {
     Scan(usize),
     /// The norm of a state space's outputs, whose groups several heads have.
     NormaliseScan(usize),
-    /// A block's output: of attention, or what a layer has instead, where the number is even, else of the feed-forward block.
+    /// A block's output: of attention, or what a layer has instead; of the feed-forward block; of per-layer embeddings.
     Block(usize),
     /// Which experts a layer's tokens have.
     Route(usize),
     /// The inside of a layer's feed-forward block, or of its experts'.
     Gate(usize),
+    /// The gate of a layer's part of per-layer embeddings.
+    GateVectors(usize),
     /// The norm of the rows that give logits, where all threads share a stream.
     OutputNorm,
     /// The logits.
@@ -155,7 +164,8 @@ impl Pass<'_> {
         let is_norm_wide = self.config.architecture.is_qk_norm_wide();
         let stream = |blocks| is_shared.then_some(Stage::Stream(blocks));
         let layer = |layer: usize| {
-            let (attention, ffn) = (2 * layer, 2 * layer + 1);
+            let attention = self.config.blocks_per_layer() * layer;
+            let ffn = attention + 1;
             let adapt = |site| plan.adapters.stage(layer, site).into_iter();
             let mixer = adapt(Site::Attention).chain(self.mixer_stages(layer, is_norm_wide));
             let first = mixer
@@ -167,11 +177,24 @@ impl Pass<'_> {
                 .chain(adapt(Site::FeedForward))
                 .chain([Stage::Gate(layer)]);
             let second = gate.chain(adapt(Site::Down)).chain([Stage::Block(ffn)]);
+            let third = self.weights.layers[layer].per_layer.iter();
+            let third = third.flat_map(move |_| {
+                [
+                    Some(Stage::GateVectors(layer)),
+                    Some(Stage::Block(ffn + 1)),
+                    stream(ffn + 2),
+                ]
+            });
             let first = first.chain(stream(attention + 1));
-            first.chain(second).chain(stream(ffn + 1))
+            first.chain(second).chain(stream(ffn + 1)).chain(third.flatten())
         };
         let layers = (0..self.config.num_layers).flat_map(layer);
-        let stages = stream(0).into_iter().chain(layers);
+        let vectors = self
+            .weights
+            .per_layer
+            .iter()
+            .flat_map(|_| [Stage::LookUp, Stage::Vectors]);
+        let stages = vectors.chain(stream(0)).chain(layers);
         self.counted(plan, stages.chain(output_stages(is_shared)).collect())
     }
 
@@ -187,11 +210,13 @@ impl Pass<'_> {
 
     fn num_pieces(&self, plan: &Plan<'_>, stage: Stage) -> usize {
         match stage {
-            Stage::Stream(_) | Stage::NormaliseHeads(_) | Stage::Compress(_) | Stage::NormaliseScan(_) => {
-                plan.num_rows()
-            }
+            Stage::LookUp
+            | Stage::Stream(_)
+            | Stage::NormaliseHeads(_)
+            | Stage::Compress(_)
+            | Stage::NormaliseScan(_) => plan.num_rows(),
             Stage::OutputNorm => plan.num_outputs(),
-            Stage::Attend(_) => plan.attention.num_pieces(),
+            Stage::Attend(layer) => plan.attention[self.config.head_kind(layer)].num_pieces(),
             Stage::Adapt(_, site) => plan.adapters.num_pieces(site),
             Stage::Convolve(_) => recurrent::num_convolution_pieces(plan, self.config),
             Stage::Scan(_) => recurrent::num_scan_pieces(plan, self.config),
@@ -207,15 +232,20 @@ impl Pass<'_> {
             Stage::Project(layer) if config.recurrent(layer).is_some() || config.latent.is_some() => {
                 return recurrent::projection_tiling(plan, config);
             }
-            Stage::Project(_) => {
-                let heads = config.num_heads + config.num_kv_heads;
+            Stage::Project(layer) => {
+                let heads = config.num_heads + self.own_kv_heads(layer);
                 (plan.num_rows(), heads, heads)
             }
+            Stage::Vectors => return per_layer::vectors_tiling(plan, config),
+            Stage::GateVectors(_) => return per_layer::gate_tiling(plan, config),
             Stage::Absorb(_) => return latent::absorb_tiling(plan, config),
             Stage::Expand(_) => return latent::expand_tiling(plan, config),
             Stage::Route(_) => return experts::router_tiling(plan, config),
             Stage::Block(block) if self.experts(block).is_some() => return experts::output_tiling(plan, config),
-            Stage::Gate(_) => (plan.num_rows(), config.dense_size().div_ceil(BLOCK_COLS), GATE_BLOCKS),
+            Stage::Gate(layer) => {
+                let blocks = config.dense_size_of(layer).div_ceil(BLOCK_COLS);
+                (plan.num_rows(), blocks, GATE_BLOCKS)
+            }
             Stage::Output => {
                 let groups = self.weights.output_matrix().num_groups();
                 (plan.num_outputs(), groups, MOST_GROUPS)
@@ -249,16 +279,20 @@ impl Pass<'_> {
             match stage {
                 _ if !is_few => {}
                 Stage::Project(layer) | Stage::Absorb(layer) | Stage::Adapt(layer, Site::Attention) => {
-                    part.catch_up(own, 2 * layer);
+                    part.catch_up(own, self.config.blocks_per_layer() * layer);
                 }
                 Stage::Route(layer) | Stage::Gate(layer) | Stage::Adapt(layer, Site::FeedForward) => {
-                    part.catch_up(own, 2 * layer + 1);
+                    part.catch_up(own, self.config.blocks_per_layer() * layer + 1);
                 }
-                Stage::Output => part.catch_up(own, 2 * self.config.num_layers),
+                Stage::GateVectors(layer) => part.catch_up(own, self.config.blocks_per_layer() * layer + 2),
+                Stage::Output => part.catch_up(own, self.num_blocks()),
                 _ => {}
             }
             let ranges = |stage| self.tiling(plan, stage).ranges(piece.index);
             match stage {
+                Stage::LookUp => part.look_up(piece.index, own),
+                Stage::Vectors => part.make_vectors(ranges(stage), own),
+                Stage::GateVectors(layer) => part.gate_vectors(layer, ranges(stage), own),
                 Stage::Stream(blocks) => part.advance(piece.index, blocks.checked_sub(1), blocks, &mut own.row),
                 Stage::Project(layer) => match &self.weights.layers[layer].mixer {
                     Mixer::Attention(attention) => part.project(layer, attention, ranges(stage), own),
@@ -280,7 +314,9 @@ impl Pass<'_> {
                 },
                 Stage::Route(layer) => part.route(layer, piece.index),
                 Stage::Gate(layer) => match &self.weights.layers[layer].ffn {
-                    FeedForward::Dense(gated) => part.gate(gated, part.inside(), Some(layer), None, ranges(stage), own),
+                    FeedForward::Dense(gated) => {
+                        part.gate(gated, part.inside(layer), Some(layer), None, ranges(stage), own)
+                    }
                     FeedForward::Experts { experts, shared, .. } => {
                         part.gate_experts(experts, shared.as_deref(), piece.index, own);
                     }
@@ -293,9 +329,15 @@ impl Pass<'_> {
 
     /// A block's matrix, unless it is of experts, and its norm where the family has one.
     fn block(&self, block: usize) -> (Option<&Linear>, Option<&[f32]>) {
-        let layer = &self.weights.layers[block / 2];
-        match (block % 2, &layer.ffn) {
+        let (layer, place) = self.place(block);
+        let layer = &self.weights.layers[layer];
+        match (place, &layer.ffn) {
             (0, _) => (Some(&layer.attention_output), layer.post_attention_norm.as_deref()),
+            (2, _) => {
+                let per_layer = layer.per_layer.as_ref();
+                let projection = per_layer.map(|per_layer| &per_layer.projection);
+                (projection, per_layer.map(|per_layer| per_layer.norm.as_slice()))
+            }
             (_, FeedForward::Dense(gated)) => (Some(&gated.down), layer.post_ffn_norm.as_deref()),
             (_, FeedForward::Experts { .. }) => (None, layer.post_ffn_norm.as_deref()),
         }
@@ -303,19 +345,40 @@ impl Pass<'_> {
 
     /// A block's experts, if it is of experts, and the one that all tokens share.
     fn experts(&self, block: usize) -> Option<(&[Gated], Option<&Shared>)> {
-        match &self.weights.layers[block / 2].ffn {
-            FeedForward::Experts { experts, shared, .. } if block % 2 == 1 => Some((experts, shared.as_deref())),
+        let (layer, place) = self.place(block);
+        match &self.weights.layers[layer].ffn {
+            FeedForward::Experts { experts, shared, .. } if place == 1 => Some((experts, shared.as_deref())),
             _ => None,
         }
     }
 
     /// The norm before the block that follows so many, where the family has one; the last is followed by the output's.
     fn norm_after(&self, blocks: usize) -> Option<&[f32]> {
-        let layer = self.weights.layers.get(blocks / 2)?;
-        if blocks.is_multiple_of(2) {
-            layer.attention_norm.as_deref()
-        } else {
-            layer.ffn_norm.as_deref()
+        let (layer, place) = self.place(blocks);
+        let layer = self.weights.layers.get(layer)?;
+        match place {
+            0 => layer.attention_norm.as_deref(),
+            1 => layer.ffn_norm.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// A block's layer, and its place in it.
+    fn place(&self, block: usize) -> (usize, usize) {
+        let per_layer = self.config.blocks_per_layer();
+        (block / per_layer, block % per_layer)
+    }
+
+    /// Blocks of all layers.
+    fn num_blocks(&self) -> usize {
+        self.config.blocks_per_layer() * self.config.num_layers
+    }
+
+    /// Key-value heads that a layer makes: none where it reads another's.
+    fn own_kv_heads(&self, layer: usize) -> usize {
+        match self.config.kv_source(layer) {
+            Some(_) => 0,
+            None => self.config.kv_heads_of(layer),
         }
     }
 }
@@ -341,7 +404,7 @@ impl Part<'_> {
             for row in 0..self.plan.num_rows() {
                 self.advance(row, own.num_blocks, blocks, &mut own.row);
             }
-            if blocks == 2 * self.pass.config.num_layers {
+            if blocks == self.pass.num_blocks() {
                 for output in 0..self.plan.num_outputs() {
                     self.normalise_output(output, &mut own.row);
                 }
@@ -361,17 +424,30 @@ impl Part<'_> {
             }
             for block in from.unwrap_or(0)..to {
                 self.add_block(block, row, residual, scratch);
-                if self.keeps_residuals && block % 2 == 1 {
-                    self.keep_residual(row, block / 2, residual);
+                let (layer, next) = self.pass.place(block + 1);
+                if next == 0 {
+                    self.finish_layer(layer - 1, row, residual);
                 }
             }
+            self.normalise_separately(to, row, residual, scratch);
             match self.pass.norm_after(to) {
                 Some(norm) => self.normalise(residual, norm, &self.stream.hidden_input, row, scratch),
-                None if to < 2 * self.pass.config.num_layers => {
+                None if to < self.pass.num_blocks() => {
                     self.stream.hidden_input.write_row(self.pass.isa, row, residual);
                 }
                 None => {}
             }
+        }
+    }
+
+    /// What is done to a row of the stream at a layer's end.
+    fn finish_layer(&self, layer: usize, row: usize, residual: &mut [f32]) {
+        let scale = self.pass.weights.layers[layer].scale;
+        if scale != 1.0 {
+            elementwise::scale(self.pass.isa, residual, scale);
+        }
+        if self.keeps_residuals {
+            self.keep_residual(row, layer, residual);
         }
     }
 
@@ -388,8 +464,11 @@ impl Part<'_> {
     unsafe fn add_block(&self, block: usize, row: usize, residual: &mut [f32], scratch: &mut [f32]) {
         let Pass { config, space, isa, .. } = *self.pass;
         let (linear, norm) = self.pass.block(block);
+        let (scratch, beside) = scratch.split_at_mut(config.hidden_size);
         // SAFETY: the block's output is complete, and only read.
         scratch.copy_from_slice(unsafe { space.delta.shared_row(self.delta_row(block) + row) });
+        // SAFETY: likewise.
+        unsafe { self.join_separate(block, row, scratch, beside) };
         if let Some(bias) = linear.and_then(|linear| linear.bias.as_deref()) {
             elementwise::add(isa, scratch, bias);
         }
@@ -460,6 +539,7 @@ impl Part<'_> {
     /// # Safety
     /// No other thread uses row `row` of the stream in this stage.
     unsafe fn normalise(&self, values: &[f32], weight: &[f32], input: &Activations, row: usize, scratch: &mut [f32]) {
+        let scratch = &mut scratch[..values.len()];
         elementwise::rms_norm(self.pass.isa, values, weight, self.pass.config.norm_epsilon, scratch);
         // SAFETY: the caller keeps rows apart.
         unsafe { input.write_row(self.pass.isa, row, scratch) };

@@ -1,7 +1,8 @@
 //! The memory that holds keys and values, in pages, and which layer lies where in them.
 //!
-//! Layers that see the same positions are a group. A page holds 16 tokens of [`KvPages::layers_per_page`] layers: the
-//! greatest number that divides every group, so that all groups can share one pool of pages. Recurrent layers have a state
+//! Layers that see the same positions and have heads of one shape are a group. A page holds 16 tokens of some layers of a
+//! group: as many as fill whole pages in every group, so that all groups can share one pool of pages. Layers that read
+//! another's keys and values have none, and lie where that one does. Recurrent layers have a state
 //! in its place: they are a group of their own, the last one, whose pages hold what a block's tokens left behind. Which page belongs to whom
 //! is the block pool's business (`pyagent-cache`); here are only bytes. The operating system commits a page when it is
 //! first written, so resident memory follows use, not the pool's size.
@@ -9,11 +10,12 @@
 mod moves;
 mod states;
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use memmap2::MmapMut;
-use pyagent_kernels::attention::{BLOCK_TOKENS, KvLayout, LayerBlocks};
+use pyagent_kernels::attention::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks};
 
 use crate::config::ModelConfig;
 use crate::runner::EngineError;
@@ -56,10 +58,12 @@ struct Place {
 pub struct KvPages {
     /// The groups, in the order of their first layers.
     pub groups: Vec<KvGroup>,
-    /// Layers that share a page.
+    /// Equal parts of a page, of which each holds whole layers: where all are of one shape, one.
     pub layers_per_page: usize,
-    /// How a layer's part of a page is laid out.
-    pub layout: KvLayout,
+    /// Bytes of such a part.
+    pub layer_bytes: usize,
+    /// Of each group of keys and values, how a layer's part of a page is laid out.
+    layouts: Vec<KvLayout>,
     /// Of each layer, where it lies; none of a recurrent one.
     places: Vec<Option<Place>>,
     /// Of recurrent layers, where their states lie.
@@ -67,18 +71,26 @@ pub struct KvPages {
     page_bytes: usize,
 }
 
+/// What layers of a group have in common: the positions they see, and their shape.
+type Kind = (Option<usize>, KvLayout);
+
 impl KvPages {
-    /// The groups of a model.
-    pub fn of(config: &ModelConfig, layout: KvLayout) -> Self {
-        let has_attention = |&layer: &usize| config.recurrent(layer).is_none();
-        let attention = (0..config.num_layers).filter(has_attention);
-        let windows: Vec<_> = attention.map(|layer| config.window(layer)).collect();
-        let mut pages = Self::new(&windows, layout);
+    /// The groups of a model whose keys and values are numbers of this type.
+    pub fn of(config: &ModelConfig, dtype: KvType) -> Self {
+        let has_own = |&layer: &usize| config.recurrent(layer).is_none() && config.kv_source(layer).is_none();
+        let kind = |layer| (config.window(layer), config.kv_layout(layer, dtype));
+        let kinds: Vec<Kind> = (0..config.num_layers).filter(has_own).map(kind).collect();
+        let mut pages = Self::new(&kinds);
+        let mut own = std::mem::take(&mut pages.places).into_iter().flatten();
+        for layer in 0..config.num_layers {
+            let place = match config.kv_source(layer) {
+                Some(source) => pages.places[source],
+                None => has_own(&layer).then(|| own.next()).flatten(),
+            };
+            pages.places.push(place);
+        }
         let per_block = pages.pages_per_block();
         if let Some((states, page_bytes)) = StatePages::of(config, pages.page_bytes, per_block) {
-            let mut places = std::mem::take(&mut pages.places).into_iter().flatten();
-            let place = |layer| has_attention(&layer).then(|| places.next()).flatten();
-            pages.places = (0..config.num_layers).map(place).collect();
             pages.groups.push(KvGroup {
                 window: None,
                 pages_per_block: states.num_pages,
@@ -89,42 +101,65 @@ impl KvPages {
         pages
     }
 
-    /// The groups of layers with these windows.
-    fn new(windows: &[Option<usize>], layout: KvLayout) -> Self {
-        let mut kinds: Vec<(Option<usize>, usize)> = Vec::new();
-        let in_group: Vec<(usize, usize)> = windows
+    /// The groups of layers of these kinds.
+    fn new(layers: &[Kind]) -> Self {
+        let mut kinds: Vec<(Kind, usize)> = Vec::new();
+        let in_group: Vec<(usize, usize)> = layers
             .iter()
-            .map(|window| {
-                let group = kinds.iter().position(|(kind, _)| kind == window);
+            .map(|layer| {
+                let group = kinds.iter().position(|(kind, _)| kind == layer);
                 let group = group.unwrap_or_else(|| {
-                    kinds.push((*window, 0));
+                    kinds.push((*layer, 0));
                     kinds.len() - 1
                 });
                 kinds[group].1 += 1;
                 (group, kinds[group].1 - 1)
             })
             .collect();
-        let layers_per_page = kinds
+        let sizes = kinds
             .iter()
-            .fold(0, |gcd, (_, layers)| greatest_common_divisor(gcd, *layers));
-        let group = |&(window, layers): &(Option<usize>, usize)| KvGroup {
+            .map(|((_, layout), layers)| (*layers, layout.block_bytes()));
+        let sizes: Vec<(usize, usize)> = sizes.collect();
+        let page_bytes = best_page_bytes(&sizes);
+        let per_page = |group: usize| page_bytes / sizes[group].1;
+        let group = |(group, &((window, _), layers)): (usize, &(Kind, usize))| KvGroup {
             window,
-            pages_per_block: layers / layers_per_page,
+            pages_per_block: layers.div_ceil(per_page(group)),
             state_every: None,
         };
         let place = |(group, index): (usize, usize)| Place {
             group,
-            page_in_block: index / layers_per_page,
-            layer_in_page: index % layers_per_page,
+            page_in_block: index / per_page(group),
+            layer_in_page: index % per_page(group),
+        };
+        let is_filled = sizes.iter().all(|(_, bytes)| page_bytes.is_multiple_of(*bytes));
+        let all_per_page = (0..sizes.len()).map(per_page);
+        let layers_per_page = if is_filled {
+            all_per_page.fold(0, greatest_common_divisor)
+        } else {
+            1
         };
         Self {
-            groups: kinds.iter().map(group).collect(),
+            groups: kinds.iter().enumerate().map(group).collect(),
             layers_per_page,
-            layout,
+            layer_bytes: page_bytes / layers_per_page,
+            layouts: kinds.iter().map(|((_, layout), _)| *layout).collect(),
             places: in_group.into_iter().map(place).map(Some).collect(),
             states: None,
-            page_bytes: layers_per_page * layout.block_bytes(),
+            page_bytes,
         }
+    }
+
+    /// How a layer's part of a page is laid out.
+    ///
+    /// # Panics
+    /// When there is no such layer with attention.
+    pub fn layout(&self, layer: usize) -> &KvLayout {
+        &self.layouts[self.place(layer).group]
+    }
+
+    fn place(&self, layer: usize) -> Place {
+        self.places[layer].expect("a layer with attention")
     }
 
     /// Bytes of a page.
@@ -152,6 +187,23 @@ impl KvPages {
     pub fn state_table<'a>(&self, tables: &'a [Arc<Vec<u32>>]) -> &'a [u32] {
         &tables[self.groups.len() - 1]
     }
+}
+
+/// The bytes of a page for groups of so many layers of so many bytes: of those with which a block takes the least memory,
+/// the most.
+fn best_page_bytes(sizes: &[(usize, usize)]) -> usize {
+    let largest = sizes.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
+    let taken = |page: usize| -> usize {
+        sizes
+            .iter()
+            .map(|(layers, bytes)| layers.div_ceil(page / bytes) * page)
+            .sum()
+    };
+    let whole = sizes
+        .iter()
+        .flat_map(|(layers, bytes)| (1..=*layers).map(move |count| count * bytes));
+    let pages = whole.filter(|page| *page >= largest);
+    pages.min_by_key(|page| (taken(*page), Reverse(*page))).unwrap_or(1)
 }
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {
@@ -190,8 +242,8 @@ impl KvMemory {
     /// # Panics
     /// When there is no such layer with attention, or no table for its group.
     pub fn layer<'a>(&self, layer: usize, tables: &'a [Arc<Vec<u32>>]) -> LayerBlocks<'a> {
-        let place = self.pages.places[layer].expect("a layer with attention");
-        let offset = place.layer_in_page * self.pages.layout.block_bytes();
+        let place = self.pages.place(layer);
+        let offset = place.layer_in_page * self.pages.layout(layer).block_bytes();
         LayerBlocks {
             // SAFETY: the layer is one of its page, so the offset lies in page 0, which is mapped.
             base: unsafe { self.memory.as_ptr().cast_mut().add(offset) },

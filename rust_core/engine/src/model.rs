@@ -5,6 +5,7 @@
 
 mod adapted;
 mod expert_tensors;
+mod gemma4;
 mod latent;
 mod names;
 mod packed_experts;
@@ -23,6 +24,7 @@ use crate::config::{Architecture, ModelConfig, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView, clipped};
 
 pub(crate) use self::adapted::{RowOrder, adapted_place, row_order};
+pub use self::gemma4::{PerLayer, PerLayerInputs, SeparateExperts};
 pub use self::latent::LatentWeights;
 pub use self::recurrent::{RecurrentWeights, ScanWeights};
 
@@ -50,6 +52,12 @@ pub struct Layer {
     pub ffn_norm: Option<Vec<f32>>,
     pub ffn: FeedForward,
     pub post_ffn_norm: Option<Vec<f32>>,
+    /// Gemma 4: what experts beside a dense block have of their own.
+    pub separate_experts: Option<SeparateExperts>,
+    /// Gemma 4: what the layer does with its part of per-layer embeddings.
+    pub per_layer: Option<PerLayer>,
+    /// Gemma 4: factor on the stream after the layer.
+    pub scale: f32,
 }
 
 impl Layer {
@@ -61,7 +69,9 @@ impl Layer {
             .iter()
             .chain(self.ffn.shared().map(|shared| &shared.gated));
         let ffn = ffn.flat_map(|gated| [&gated.gate, &gated.up, &gated.down]);
-        let linears = mixer.chain(self.ffn.raters()).chain(ffn);
+        let per_layer = self.per_layer.iter();
+        let per_layer = per_layer.flat_map(|per_layer| [&per_layer.gate, &per_layer.projection]);
+        let linears = mixer.chain(self.ffn.raters()).chain(ffn).chain(per_layer);
         linears.map(|linear| &linear.weight).chain(self.mixer.inner())
     }
 }
@@ -81,8 +91,8 @@ impl Mixer {
     pub fn inputs(&self) -> Vec<&Linear> {
         match self {
             Self::Attention(attention) => {
-                let linears = [&attention.query, &attention.key, &attention.value].into_iter();
-                linears.chain(&attention.gate).collect()
+                let linears = std::iter::once(&attention.query).chain(&attention.key);
+                linears.chain(&attention.value).chain(&attention.gate).collect()
             }
             Self::Latent(latent) => latent.inputs().into(),
             Self::Recurrent(recurrent) => recurrent.inputs.iter().collect(),
@@ -103,12 +113,16 @@ impl Mixer {
 #[expect(missing_docs, reason = "the fields are the names every model card uses")]
 pub struct Attention {
     pub query: Linear,
-    pub key: Linear,
-    pub value: Linear,
+    /// None where the layer reads another layer's keys and values.
+    pub key: Option<Linear>,
+    /// None there too, and where values are keys before their norm.
+    pub value: Option<Linear>,
     /// Qwen 3.5: gates of what heads attended to.
     pub gate: Option<Linear>,
     pub query_norm: Option<Vec<f32>>,
     pub key_norm: Option<Vec<f32>>,
+    /// Gemma 4: values have a norm, without weights.
+    pub value_norm: Option<Vec<f32>>,
 }
 
 /// A gated feed-forward block.
@@ -186,6 +200,8 @@ pub struct Weights {
     pub final_norm: Vec<f32>,
     /// The output matrix, [vocab, hidden], when it is not the embedding.
     pub output: Option<PackedMatrix>,
+    /// Gemma 4: per-layer embeddings.
+    pub per_layer: Option<PerLayerInputs>,
 }
 
 impl Weights {
@@ -201,8 +217,10 @@ impl Weights {
 
     /// Bytes held by matrices.
     pub fn bytes(&self) -> usize {
+        let per_layer = self.per_layer.as_ref();
         self.matrices().map(PackedMatrix::bytes).sum::<usize>()
             + self.embedding.bytes()
+            + per_layer.map_or(0, |inputs| inputs.table.bytes() + inputs.projection.weight.bytes())
             + self.output.as_ref().map_or(0, PackedMatrix::bytes)
     }
 }
@@ -264,7 +282,7 @@ fn configuration(file: &ModelFile, most_positions: Option<usize>) -> Result<Mode
     config.vocab_size = rows;
     if let Some(scaling) = scaling_by_tensors(file, &config, most_positions)? {
         config.rope_scaling = scaling;
-        if config.architecture != Architecture::Gemma3 {
+        if !matches!(config.architecture, Architecture::Gemma3 | Architecture::Gemma4) {
             config.local_rope_scaling = config.rope_scaling.clone();
         }
     }
@@ -292,7 +310,7 @@ fn scaling_by_tensors(
         None => (file.find_tensor("rope_freqs.weight")?, 1.0),
     };
     let divisors = tensor
-        .map(|tensor| vector(&tensor, config.rotary_dims / 2))
+        .map(|tensor| vector(&tensor, config.global_rotary_dims() / 2))
         .transpose()?;
     Ok(divisors.map(|divisors| RopeScaling::Factors {
         divisors,
@@ -395,6 +413,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
     loader.check_experts()?;
     loader.check_recurrent()?;
     loader.check_latent()?;
+    loader.check_gemma4()?;
     let layers = (0..config.num_layers)
         .map(|layer| loader.layer(layer))
         .collect::<Result<_, _>>()?;
@@ -407,6 +426,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
         output: has_output
             .then(|| loader.matrix(&output_name, config.vocab_size, config.hidden_size))
             .transpose()?,
+        per_layer: loader.per_layer_inputs()?,
     })
 }
 
@@ -434,6 +454,9 @@ impl Loader<'_> {
             ffn_norm: input_norm(Part::FfnNorm)?,
             ffn: self.feed_forward(layer)?,
             post_ffn_norm: self.optional_norm(&name(Part::PostFfnNorm).name, hidden)?,
+            separate_experts: self.separate_experts(layer)?,
+            per_layer: self.per_layer(layer)?,
+            scale: self.layer_scale(layer)?,
         })
     }
 
@@ -450,22 +473,28 @@ impl Loader<'_> {
             let (weights, output) = self.latent(layer, latent)?;
             return Ok((Mixer::Latent(Box::new(weights)), output));
         }
-        let (query_norm, key_norm) = config.qk_norm_sizes();
+        let (query_norm, key_norm) = config.qk_norm_sizes(layer);
+        let query_size = config.query_size_of(layer);
+        let of_kv = |part| self.linear(&name(part), config.kv_size_of(layer), hidden);
+        let has_kv = config.kv_source(layer).is_none();
         let (query, gate) = if config.architecture.has_gated_attention() {
             let [query, gate] = self.interleaved_heads(&name(Part::Query))?;
             (query, Some(gate))
         } else {
-            (self.linear(&name(Part::Query), config.query_size(), hidden)?, None)
+            (self.linear(&name(Part::Query), query_size, hidden)?, None)
         };
         let attention = Attention {
             query,
-            key: self.linear(&name(Part::Key), config.kv_size(), hidden)?,
-            value: self.linear(&name(Part::Value), config.kv_size(), hidden)?,
+            key: has_kv.then(|| of_kv(Part::Key)).transpose()?,
+            value: (has_kv && !config.are_values_keys(layer))
+                .then(|| of_kv(Part::Value))
+                .transpose()?,
             gate,
             query_norm: self.optional_norm(&name(Part::QueryNorm).name, query_norm)?,
             key_norm: self.optional_norm(&name(Part::KeyNorm).name, key_norm)?,
+            value_norm: config.gemma4.map(|_| vec![1.0; key_norm]),
         };
-        let output = self.linear(&name(Part::AttentionOutput), hidden, config.query_size())?;
+        let output = self.linear(&name(Part::AttentionOutput), hidden, query_size)?;
         Ok((Mixer::Attention(Box::new(attention)), output))
     }
 

@@ -147,7 +147,7 @@ impl CpuModel {
         let (file, config) = model::open_for(path, options.most_positions)?;
         let pool = ThreadPool::shared(options.threads);
         let weights = model::load(&file, &config, &pool)?;
-        let pages = KvPages::of(&config, config.kv_layout(options.kv_type));
+        let pages = KvPages::of(&config, options.kv_type);
         let least = pages.least_pages();
         let num_pages = (options.kv_bytes / pages.page_bytes()).clamp(least, NO_PAGE as usize);
         let kv = KvMemory::new(pages, num_pages)?;

@@ -11,12 +11,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyagent_kernels::attention::{AttentionScratch, chunk_len};
 use pyagent_kernels::matmul::Activations;
 
-use crate::config::ModelConfig;
+use crate::config::{Experts, ModelConfig};
 use crate::forward::{
-    FEW_ROWS, LatentBuffers, Routing, latent_sizes, mixed_size, most_piece_columns, most_piece_rows, most_slots,
-    most_split_rows, num_delta_rows, num_streams, output_size,
+    FEW_ROWS, LatentBuffers, PerLayerBuffers, Routing, latent_sizes, mixed_size, most_piece_columns, most_piece_rows,
+    most_slots, most_split_rows, num_delta_rows, num_streams, output_size,
 };
-use crate::model::{FeedForward, Mixer, Weights};
+use crate::model::{Layer, Mixer, Weights};
 
 /// Tokens of a prompt that are scored at a time: enough to read the output matrix seldom, few enough for their logits to
 /// take little memory.
@@ -201,7 +201,7 @@ pub struct Own {
 impl Own {
     fn reserve(&mut self, config: &ModelConfig, tokens: usize) {
         let len = own_tile_len(config, tokens);
-        reserve(&mut self.row, config.hidden_size);
+        reserve(&mut self.row, config.hidden_size + separate_size(config));
         reserve(&mut self.first, len);
         reserve(&mut self.second, len);
     }
@@ -230,6 +230,23 @@ fn gate_size(config: &ModelConfig) -> usize {
     }
 }
 
+/// Values of a row of the stream that experts beside a dense block need twice; 0 where there are none.
+fn separate_size(config: &ModelConfig) -> usize {
+    if config.has_separate_experts() {
+        config.hidden_size
+    } else {
+        0
+    }
+}
+
+/// Width inside layers whose block is not as wide as others', and inside the expert that all tokens share; 0 where there
+/// are none.
+fn beside_sizes(config: &ModelConfig) -> (usize, usize) {
+    let wide = config.gemma4.map_or(0, |gemma4| gemma4.wide_size);
+    let of_experts = |experts: Experts| (experts.dense_size, experts.shared_size);
+    config.experts.map_or((wide, 0), of_experts)
+}
+
 /// Values of the largest tile that a thread has in its own memory in a step of so many tokens.
 fn own_tile_len(config: &ModelConfig, tokens: usize) -> usize {
     most_piece_rows(tokens).saturating_mul(stride_of(most_piece_columns(config)))
@@ -243,6 +260,9 @@ fn own_tile_len(config: &ModelConfig, tokens: usize) -> usize {
 pub struct Stream {
     pub residual: Rows,
     pub hidden_input: Activations,
+    /// Of experts that lie beside a dense block: what they read, and what their router reads.
+    pub expert_input: Activations,
+    pub router_input: Activations,
     pub output_input: Activations,
 }
 
@@ -263,21 +283,25 @@ pub struct Workspace {
     pub mixed: Rows,
     /// What a block gives, to be added to the stream; what every block gives, where threads have streams of their own.
     pub delta: Rows,
+    /// What dense blocks give that lie beside experts, likewise.
+    pub dense_delta: Rows,
     /// What chunks of the context gave, a row for each query token, head and chunk.
     pub chunks: Rows,
     pub logits: Rows,
     /// What adapters make of a product's input.
     pub low: Rows,
-    pub heads_input: Activations,
+    /// What heads attended to, of layers with heads of each shape.
+    pub heads_inputs: [Activations; 2],
     pub ffn_input: Activations,
     /// What recurrent layers hand to their output matrices.
     pub mixer_input: Activations,
-    /// Insides of layers without experts, in a mixture of them.
+    /// Insides of layers without experts, in a mixture of them, or of wide ones.
     pub dense_input: Activations,
     /// Insides of the expert that all tokens share.
     pub shared_input: Activations,
     pub routing: Routing,
     pub latent: LatentBuffers,
+    pub per_layer: PerLayerBuffers,
     hidden_forms: Forms,
     heads_forms: Forms,
     ffn_forms: Forms,
@@ -317,11 +341,14 @@ impl Workspace {
         let stream = || Stream {
             residual: Rows::new(config.hidden_size),
             hidden_input: Activations::new(),
+            expert_input: Activations::new(),
+            router_input: Activations::new(),
             output_input: Activations::new(),
         };
-        let downs = |is_meant: &dyn Fn(&FeedForward) -> bool| {
-            let blocks = layers().filter(|layer| is_meant(&layer.ffn));
-            let gated = blocks.flat_map(|layer| layer.ffn.gated());
+        let is_dense = |(index, layer): &(usize, &Layer)| layer.ffn.router().is_none() && config.has_dense_size(*index);
+        let downs = |are_dense: bool| {
+            let blocks = layers().enumerate().filter(|layer| is_dense(layer) == are_dense);
+            let gated = blocks.flat_map(|(_, layer)| layer.ffn.gated());
             Forms::of(gated.map(|gated| &gated.down.weight))
         };
         Self {
@@ -333,28 +360,35 @@ impl Workspace {
             gate: Rows::new(gate_size(config)),
             mixed: Rows::new(mixed_size(config)),
             delta: Rows::new(config.hidden_size),
+            dense_delta: Rows::new(separate_size(config)),
             chunks: Rows::new(config.num_heads * chunk_len(config.value_dim(), 1)),
             logits: Rows::new(config.vocab_size),
             low: Rows::new(0),
-            heads_input: Activations::new(),
+            heads_inputs: [Activations::new(), Activations::new()],
             ffn_input: Activations::new(),
             mixer_input: Activations::new(),
             dense_input: Activations::new(),
             shared_input: Activations::new(),
             routing: Routing::new(config),
             latent: LatentBuffers::new(weights),
+            per_layer: PerLayerBuffers::new(config, weights),
             hidden_forms: Forms::of(layers().flat_map(|layer| {
                 let mixer = layer.mixer.inputs().into_iter();
                 let ffn = layer.ffn.gated().iter().flat_map(|gated| [&gated.gate, &gated.up]);
                 let shared = layer.ffn.shared().into_iter();
                 let shared = shared.flat_map(|shared| [&shared.gated.gate, &shared.gated.up]);
-                let linears = mixer.chain(layer.ffn.raters()).chain(ffn).chain(shared);
+                let per_layer = layer.per_layer.iter().map(|per_layer| &per_layer.gate);
+                let linears = mixer
+                    .chain(layer.ffn.raters())
+                    .chain(ffn)
+                    .chain(shared)
+                    .chain(per_layer);
                 linears.map(|linear| &linear.weight)
             })),
             heads_forms: Forms::of(outputs(weights, false)),
             mixer_forms: Forms::of(outputs(weights, true)),
-            ffn_forms: downs(&|ffn| config.experts.is_none() || ffn.router().is_some()),
-            dense_forms: downs(&|ffn| config.experts.is_some() && ffn.router().is_none()),
+            ffn_forms: downs(false),
+            dense_forms: downs(true),
             shared_forms: Forms::of(layers().filter_map(|layer| Some(&layer.ffn.shared()?.gated.down.weight))),
             output_forms: Forms::of([weights.output_matrix()]),
         }
@@ -372,6 +406,10 @@ impl Workspace {
             stream.residual.reserve(tokens);
             let hidden = config.hidden_size;
             resize(&mut stream.hidden_input, tokens, hidden, self.hidden_forms);
+            let separate = separate_size(config);
+            for input in [&mut stream.expert_input, &mut stream.router_input] {
+                resize(input, tokens, separate, self.hidden_forms);
+            }
             resize(&mut stream.output_input, outputs, hidden, self.output_forms);
         }
         for own in &mut self.own {
@@ -385,17 +423,19 @@ impl Workspace {
         self.gate.reserve(tokens);
         self.mixed.reserve(tokens);
         self.delta.reserve(num_delta_rows(config, tokens));
+        self.dense_delta.reserve(num_delta_rows(config, tokens));
         self.chunks.reserve(split_rows);
         self.logits.reserve(outputs);
-        resize(&mut self.heads_input, tokens, config.heads_size(), self.heads_forms);
+        for (input, size) in self.heads_inputs.iter_mut().zip(config.heads_sizes()) {
+            resize(input, tokens, size, self.heads_forms);
+        }
         self.latent.reserve(config, tokens);
+        self.per_layer.reserve(config, tokens);
         let mixer_columns = output_size(config);
         resize(&mut self.mixer_input, tokens, mixer_columns, self.mixer_forms);
         let slots = most_slots(config, tokens);
         resize(&mut self.ffn_input, slots, config.ffn_size, self.ffn_forms);
-        let (dense, shared) = config
-            .experts
-            .map_or((0, 0), |experts| (experts.dense_size, experts.shared_size));
+        let (dense, shared) = beside_sizes(config);
         resize(&mut self.dense_input, tokens, dense, self.dense_forms);
         resize(&mut self.shared_input, tokens, shared, self.shared_forms);
         self.routing.reserve(config, tokens);
@@ -426,7 +466,8 @@ impl Workspace {
     /// Bytes held by all buffers.
     pub fn bytes(&mut self) -> usize {
         let streams = self.streams.iter_mut().map(|stream| {
-            let inputs = stream.hidden_input.bytes() + stream.output_input.bytes();
+            let separate = stream.expert_input.bytes() + stream.router_input.bytes();
+            let inputs = stream.hidden_input.bytes() + stream.output_input.bytes() + separate;
             stream.residual.bytes() + inputs
         });
         let own = self.own.iter_mut();
@@ -439,7 +480,14 @@ impl Workspace {
             &mut self.mixed,
         ];
         let projected = projected.map(Rows::bytes);
-        let rows = [&mut self.delta, &mut self.chunks, &mut self.logits, &mut self.low].map(Rows::bytes);
+        let rows = [
+            &mut self.delta,
+            &mut self.dense_delta,
+            &mut self.chunks,
+            &mut self.logits,
+            &mut self.low,
+        ]
+        .map(Rows::bytes);
         let insides = [
             &self.mixer_input,
             &self.ffn_input,
@@ -447,8 +495,9 @@ impl Workspace {
             &self.shared_input,
         ]
         .map(Activations::bytes);
-        let inputs =
-            self.heads_input.bytes() + self.latent.bytes() + insides.iter().sum::<usize>() + self.routing.bytes();
+        let heads = self.heads_inputs.iter().map(Activations::bytes).sum::<usize>();
+        let more = self.latent.bytes() + self.per_layer.bytes() + self.routing.bytes();
+        let inputs = heads + more + insides.iter().sum::<usize>();
         let rows = projected.into_iter().chain(rows).sum::<usize>();
         streams.sum::<usize>() + own.sum::<usize>() + rows + inputs
     }
@@ -495,21 +544,30 @@ impl LargestStep {
         .map(|number| number as u128);
         // Of each form a block or a cache line more than the columns, and a tile of rows more.
         let input = |rows: u128, columns: u128| (rows + 16) * ((columns + 32) * 3 + (columns + 32) * 4);
-        let stream = |rows: u128| rows * hidden * 4 + 2 * input(rows, hidden);
+        let separate = separate_size(config) as u128;
+        let stream = |rows: u128| rows * hidden * 4 + 2 * input(rows, hidden) + 2 * input(rows, separate);
         let deltas = tokens.max(num_delta_rows(config, FEW_ROWS) as u128);
         let mixed = gate_size(config) + mixed_size(config);
         let projected = query + 2 * waiting_kv_size(config) as u128 + mixed as u128;
-        let rows = 4 * (tokens * projected + deltas * hidden) + threads * 4 * (hidden + 2 * tile);
+        let vectors = (config.num_layers * config.per_layer_size()) as u128;
+        let rows = 4 * (tokens * (projected + vectors) + deltas * (hidden + separate));
+        let rows = rows + threads * 4 * (hidden + separate + 2 * tile);
         let slots = most_slots(config, self.tokens) as u128;
         // Of a token, its experts' weights; of a slot, its token and at most a run.
-        let of_experts = config.experts.map_or(0, |experts| {
-            let beside = [experts.shared_size, experts.dense_size].map(|size| input(tokens, size as u128));
-            4 * tokens * (experts.num_experts as u128 + 1) + 64 * slots + beside.iter().sum::<u128>()
-        });
+        let of_experts = config
+            .experts
+            .map_or(0, |experts| 4 * tokens * (experts.num_experts as u128 + 1) + 64 * slots);
+        let beside: [usize; 2] = beside_sizes(config).into();
+        let beside = beside.map(|size| input(tokens, size as u128)).iter().sum::<u128>();
+        let per_layer = match config.per_layer_size() {
+            0 => 0,
+            size => input(tokens, hidden) + input(tokens, size as u128),
+        };
         let mixer = input(tokens, output_size(config) as u128);
         let latent = latent_sizes(config, self.tokens).map(|(rows, cols)| input(rows as u128, cols as u128));
-        let heads = input(tokens, config.heads_size() as u128) + latent.sum::<u128>();
-        let inputs = heads + mixer + input(slots, ffn) + of_experts;
+        let heads = config.heads_sizes().map(|size| input(tokens, size as u128));
+        let heads = heads.iter().sum::<u128>() + latent.sum::<u128>();
+        let inputs = heads + mixer + input(slots, ffn) + of_experts + beside + per_layer;
         let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
         let logits = self.logit_rows(self.tokens) as u128 * config.vocab_size as u128 * 4;
         let chunks = self.split_rows(config) as u128 * config.num_heads as u128;
@@ -531,7 +589,8 @@ impl LargestStep {
     /// Bytes of rotary tables, and of what samplers and scorers rank in.
     fn table_bytes(&self, config: &ModelConfig) -> u128 {
         let positions = self.positions.min(config.context_length) as u128;
-        let angles = num_rope_tables(config) as u128 * positions * config.rotary_dims as u128;
+        let rotary_dims = config.rotary_dims.max(config.global_rotary_dims());
+        let angles = num_rope_tables(config) as u128 * positions * rotary_dims as u128;
         let scorers = self.threads.min(SCORED_ROWS).min(self.tokens);
         let rankings = (self.outputs + scorers) as u128 * config.vocab_size as u128;
         (angles + rankings) * size_of::<f32>() as u128

@@ -1,6 +1,7 @@
 //! A GGUF's metadata as a configuration.
 
 mod experts;
+mod gemma4;
 mod hybrid;
 mod latent;
 
@@ -90,43 +91,57 @@ impl ModelConfig {
         let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
         let keys = Keys { file, name };
         let has_caps = architecture == Architecture::Gemma2;
-        let experts = keys.experts(architecture)?;
+        let is_gemma4 = architecture == Architecture::Gemma4;
+        let experts = match architecture {
+            Architecture::Gemma4 => keys.gemma4_experts()?,
+            _ => keys.experts(architecture)?,
+        };
         let of_experts = experts::keys(architecture, experts.is_some());
         keys.refuse_unknown(has_caps, of_experts, hybrid::more_keys(architecture))?;
         let hidden_size = keys.size("embedding_length")?;
         let num_heads = keys.size("attention.head_count")?;
         let num_layers = keys.num_layers(architecture)?;
         let latent = keys.latent(architecture)?;
-        let head_dim = match &latent {
-            Some(latent) => latent.cached_dims(),
-            None => keys.head_dim(hidden_size, num_heads)?,
-        };
-        let rotary_dims = keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
-        let (recurrent, recurrent_layers) = keys.recurrent(architecture, num_layers)?;
-        if !architecture.is_partly_rotary() && latent.is_none() {
-            keys.expect_size("rope.dimension_count", head_dim)?;
-        }
-        let rope_base = keys.number_or("rope.freq_base", 10_000.0)?;
-        let is_gemma3 = architecture == Architecture::Gemma3;
-        let is_gemma = architecture.is_gemma();
-        let is_granite = architecture.is_granite();
-        let rope_scaling = keys.rope_scaling()?;
         // Files of Phi say 0 where there is none.
         let sliding_window = keys
             .optional_size("attention.sliding_window")?
             .filter(|window| *window != 0);
         let sliding_layers = keys.sliding_layers(architecture, num_layers, sliding_window.is_some())?;
+        let shapes = keys.gemma4(architecture, &sliding_layers)?;
+        let head_dim = match (&latent, &shapes) {
+            (Some(latent), _) => latent.cached_dims(),
+            (None, Some(shapes)) => shapes.head_dim,
+            (None, None) => keys.head_dim(hidden_size, num_heads)?,
+        };
+        let rotary_dims = match &shapes {
+            Some(_) => head_dim,
+            None => keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim),
+        };
+        let (recurrent, recurrent_layers) = keys.recurrent(architecture, num_layers)?;
+        if !architecture.is_partly_rotary() && latent.is_none() && !is_gemma4 {
+            keys.expect_size("rope.dimension_count", head_dim)?;
+        }
+        let rope_base = keys.number_or("rope.freq_base", 10_000.0)?;
+        let has_local_rope = is_gemma4 || architecture == Architecture::Gemma3;
+        let is_gemma = architecture.is_gemma();
+        let is_granite = architecture.is_granite();
+        let rope_scaling = keys.rope_scaling()?;
         let config = Self {
             architecture,
             vocab_size: 0,
             hidden_size,
             num_layers,
             num_heads,
-            num_kv_heads: keys.num_kv_heads(architecture, num_heads)?,
+            num_kv_heads: match &shapes {
+                Some(shapes) => shapes.num_kv_heads,
+                None => keys.num_kv_heads(architecture, num_heads)?,
+            },
             head_dim,
             latent,
-            ffn_size: match keys.optional_size("expert_feed_forward_length")? {
-                Some(size) if experts.is_some() => size,
+            gemma4: shapes.as_ref().map(|shapes| shapes.gemma4),
+            ffn_size: match (keys.optional_size("expert_feed_forward_length")?, &shapes) {
+                (Some(size), _) if experts.is_some() => size,
+                (_, Some(shapes)) => shapes.ffn_size,
                 _ => keys.size("feed_forward_length")?,
             },
             experts,
@@ -150,8 +165,8 @@ impl ModelConfig {
                 _ => architecture.rotary_layers(num_layers),
             },
             rope_base,
-            local_rope_base: keys.number_or("rope.freq_base_swa", if is_gemma3 { 10_000.0 } else { rope_base })?,
-            local_rope_scaling: if is_gemma3 {
+            local_rope_base: keys.number_or("rope.freq_base_swa", if has_local_rope { 10_000.0 } else { rope_base })?,
+            local_rope_scaling: if has_local_rope {
                 RopeScaling::None
             } else {
                 rope_scaling.clone()
@@ -169,6 +184,7 @@ impl ModelConfig {
             attention_scale: match &latent {
                 Some(latent) => keys.latent_scale(latent)?,
                 None if is_granite => keys.factor("attention.scale", (head_dim as f32).powf(-0.5))?,
+                None if is_gemma4 => 1.0,
                 None if LARGEST_GEMMAS.contains(&(architecture, num_layers)) => {
                     ((hidden_size / num_heads.max(1)) as f32).powf(-0.5)
                 }
@@ -176,7 +192,7 @@ impl ModelConfig {
             },
             query_growth: keys.query_growth()?,
             attention_softcap: keys.cap(has_caps, CAPS[0])?,
-            logit_softcap: keys.cap(has_caps, CAPS[1])?,
+            logit_softcap: keys.cap(has_caps || is_gemma4, CAPS[1])?,
             embedding_scale: match architecture {
                 _ if is_gemma => (hidden_size as f32).sqrt(),
                 _ if is_granite => keys.factor("embedding_scale", 1.0)?,

@@ -1,6 +1,7 @@
 //! A Hugging Face `config.json` as a configuration, with the families' own defaults for what it leaves out.
 
 mod experts;
+mod gemma4;
 mod hybrid;
 mod latent;
 mod qwen_vl;
@@ -97,7 +98,10 @@ impl ModelConfig {
         config: &Map<String, Value>,
         most_positions: Option<usize>,
     ) -> Result<Self, ModelFileError> {
-        let text = qwen_vl::text_half(config)?;
+        let text = match gemma4::text_part(config)? {
+            None => qwen_vl::text_half(config)?,
+            text => text,
+        };
         let config = text.as_ref().unwrap_or(config);
         let json = JsonConfig(config, most_positions);
         let name = json.text("model_type").unwrap_or("(no model_type)");
@@ -105,6 +109,7 @@ impl ModelConfig {
         let has_caps = architecture == Architecture::Gemma2;
         let more = match architecture {
             Architecture::Gemma2 => CAPS,
+            Architecture::Gemma4 => gemma4::FIELDS,
             Architecture::Phi3 => PARTLY_ROTARY,
             _ if architecture.has_short_convolutions() => hybrid::LFM2,
             _ if architecture.has_delta_nets() => hybrid::QWEN35,
@@ -119,7 +124,8 @@ impl ModelConfig {
         refuse_unknown(config, &known, "")?;
         let is_granite = architecture.is_granite();
         let experts = json.experts(name)?;
-        let is_gemma3 = architecture == Architecture::Gemma3;
+        let is_gemma4 = architecture == Architecture::Gemma4;
+        let has_local_rope = is_gemma4 || architecture == Architecture::Gemma3 || name == "olmo3";
         let is_gemma = architecture.is_gemma();
         let hidden_size = json.size("hidden_size")?;
         let num_heads = json.size("num_attention_heads")?;
@@ -141,12 +147,6 @@ impl ModelConfig {
         } else {
             head_dim as f64
         };
-        let (rope_base, rope_scaling) = json.global_rope(architecture)?;
-        let (local_rope_base, local_rope_scaling) = if is_gemma3 || name == "olmo3" {
-            json.local_rope(name)?
-        } else {
-            (rope_base, rope_scaling.clone())
-        };
         let (recurrent, recurrent_layers) = json.recurrent(architecture, num_layers)?;
         let mut rotary_layers = json.rotary_layers(architecture, num_layers)?;
         if architecture == Architecture::GraniteHybrid && !json.has_positions()? {
@@ -157,28 +157,41 @@ impl ModelConfig {
         if architecture == Architecture::Exaone4 && sliding_window.is_some() {
             rotary_layers.clone_from(&sliding_layers);
         }
+        let num_kv_heads = match &latent {
+            Some(_) => 1,
+            None => json.num_kv_heads(name, num_heads)?,
+        };
+        let gemma4 = json.gemma4(architecture, (head_dim, num_kv_heads), &sliding_layers)?;
+        let (rope_base, rope_scaling) = match &gemma4 {
+            Some(gemma4) => json.gemma4_rope(gemma4.global_head_dim)?,
+            None => json.global_rope(architecture)?,
+        };
+        let (local_rope_base, local_rope_scaling) = if has_local_rope {
+            json.local_rope(name)?
+        } else {
+            (rope_base, rope_scaling.clone())
+        };
         let config = Self {
             architecture,
             vocab_size: json.size("vocab_size")?,
             hidden_size,
             num_layers,
             num_heads,
-            num_kv_heads: match &latent {
-                Some(_) => 1,
-                None => json.num_kv_heads(name, num_heads)?,
-            },
+            num_kv_heads,
             head_dim,
             latent,
+            gemma4,
             ffn_size: match architecture {
                 Architecture::Lfm2 => json.lfm2_ffn_size()?,
                 Architecture::GraniteHybrid if experts.is_none() => json.size("shared_intermediate_size")?,
+                Architecture::Gemma4 if experts.is_none() => json.size("intermediate_size")?,
                 _ => json.ffn_size(name)?,
             },
             experts,
             dense_layers: json.dense_layers(name, num_layers)?,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
             norm_epsilon: json.norm_epsilon(name) as f32,
-            norm_weight_offset: if is_gemma || architecture.has_delta_nets() {
+            norm_weight_offset: if (is_gemma && !is_gemma4) || architecture.has_delta_nets() {
                 1.0
             } else {
                 0.0
@@ -205,11 +218,15 @@ impl ModelConfig {
             attention_scale: match &latent {
                 Some(latent) => json.latent_scale(latent),
                 None if is_granite => json.factor("attention_multiplier")?,
+                None if is_gemma4 => 1.0,
                 None => (query_size as f32).powf(-0.5),
             },
             query_growth: json.query_growth(name)?,
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
-            logit_softcap: json.cap(has_caps, "final_logit_softcapping", GEMMA2_CAPS[1])?,
+            logit_softcap: match architecture {
+                Architecture::Gemma4 => json.gemma4_cap()?,
+                _ => json.cap(has_caps, "final_logit_softcapping", GEMMA2_CAPS[1])?,
+            },
             embedding_scale: match architecture {
                 _ if is_gemma => (hidden_size as f32).sqrt(),
                 _ if is_granite => json.factor("embedding_multiplier")?,
@@ -436,6 +453,7 @@ impl JsonConfig<'_> {
                 Ok(window)
             }
             _ if latent::FAMILIES.contains(&name) => Ok(window),
+            gemma4::NAME => self.gemma4_window(),
             _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
         }
     }
@@ -478,7 +496,16 @@ impl JsonConfig<'_> {
         let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(kind).collect());
         let is_free = matches!(
             name,
-            "qwen2" | "qwen3" | "smollm3" | "gemma2" | "gemma3" | "gemma3_text" | "gpt_oss" | "olmo3" | "exaone4"
+            "qwen2"
+                | "qwen3"
+                | "smollm3"
+                | "gemma2"
+                | "gemma3"
+                | "gemma3_text"
+                | gemma4::NAME
+                | "gpt_oss"
+                | "olmo3"
+                | "exaone4"
         );
         match layers {
             Some(layers) if is_free || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),

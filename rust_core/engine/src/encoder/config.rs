@@ -171,6 +171,7 @@ impl DecoderConfig {
         let lacks = [
             ("experts", self.model.experts.is_some()),
             ("recurrent layers", self.model.recurrent.is_some()),
+            ("Gemma 4's layers", self.model.gemma4.is_some()),
             ("capped scores", self.model.attention_softcap.is_some()),
             (
                 "norms after rotary positions",

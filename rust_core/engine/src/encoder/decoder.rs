@@ -61,11 +61,10 @@ impl Stages for Decoder<'_> {
         };
         self.fill_normalised(weights.attention_norm.as_deref(), hidden, own);
         let (query, key) = (model.query_size(), model.kv_size());
-        let parts = [
-            (&attention.query, 0),
-            (&attention.key, query),
-            (&attention.value, query + key),
-        ];
+        let (Some(of_keys), Some(of_values)) = (&attention.key, &attention.value) else {
+            unreachable!("layers without keys are refused when the model is opened")
+        };
+        let parts = [(&attention.query, 0), (of_keys, query), (of_values, query + key)];
         let (first, stride) = (memory.projected.at(rows.start), memory.projected.width);
         for (linear, start) in parts {
             // SAFETY: these columns of the tile's rows.

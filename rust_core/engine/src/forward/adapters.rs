@@ -161,8 +161,8 @@ impl Part<'_> {
     fn site_input(&self, layer: usize, site: Site) -> &Activations {
         match site {
             Site::Attention | Site::FeedForward => &self.stream.hidden_input,
-            Site::AttentionOutput => self.block_input(2 * layer),
-            Site::Down => self.block_input(2 * layer + 1),
+            Site::AttentionOutput => self.block_input(self.pass.config.blocks_per_layer() * layer),
+            Site::Down => self.block_input(self.pass.config.blocks_per_layer() * layer + 1),
         }
     }
 

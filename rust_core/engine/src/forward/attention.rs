@@ -115,31 +115,31 @@ impl Part<'_> {
     /// A piece of attention; the last of a tile makes of it the output matrix's input.
     pub(super) unsafe fn attend(&self, index: usize, piece: usize, own: &mut Own) {
         let Pass { config, .. } = *self.pass;
-        let plan = &self.plan.attention;
-        let per_unit = groups_per_unit(config);
+        let plan = &self.plan.attention[config.head_kind(index)];
+        let per_unit = groups_per_unit(config, index);
         let (unit, tile, chunk) = plan.pieces[piece];
         let done = &plan.done[tile * plan.num_units + unit];
         let tile = &plan.tiles[tile];
         let groups = unit * per_unit..(unit + 1) * per_unit;
-        let width = unit_width(config);
+        let width = unit_width(config, index);
         let rows = tile.row..tile.row + tile.num_tokens;
         let mut heads = Patch::own(&mut own.first, rows, unit * width..(unit + 1) * width);
         // SAFETY: these rows' columns are this piece's, or this chunk of them is; the KV was stored in the stage before.
         unsafe {
             for group in groups.clone() {
                 let args = self.attention_args(index, tile, group, &mut heads);
-                self.attend_piece(&args, tile, (group, chunk), &mut own.attention);
+                self.attend_piece(index, &args, tile, (group, chunk), &mut own.attention);
             }
             // Whoever is last sees what the others have written.
             if done.fetch_add(1, Ordering::AcqRel) + 1 == tile.num_pieces {
                 done.store(0, Ordering::Relaxed);
                 for group in groups.filter(|_| chunk.is_some()) {
                     let args = self.attention_args(index, tile, group, &mut heads);
-                    self.merge_chunks(&args, tile, group, &mut own.attention);
+                    self.merge_chunks(index, &args, tile, group, &mut own.attention);
                 }
                 match &config.latent {
                     Some(latent) => self.hand_on_latents(latent, &mut heads),
-                    None => self.hand_on(&mut heads),
+                    None => self.hand_on(index, &mut heads),
                 }
             }
         }
@@ -148,19 +148,20 @@ impl Part<'_> {
     /// Attention of a tile, or of one chunk of it, for one group of heads.
     unsafe fn attend_piece(
         &self,
+        index: usize,
         args: &AttentionArgs<'_>,
         tile: &Tile,
         (group, chunk): (usize, Option<usize>),
         scratch: &mut AttentionScratch,
     ) {
-        let (isa, layout) = (self.pass.isa, &self.pass.kv.pages.layout);
+        let (isa, layout) = (self.pass.isa, self.pass.kv.pages.layout(index));
         // SAFETY: as the caller's; a chunk's results lie in its own part of the buffer.
         unsafe {
             match chunk {
                 None => attention::attend(isa, layout, args, scratch),
                 // A window hides the chunks before it.
                 Some(chunk) if args.chunks().contains(&chunk) => {
-                    let results = self.chunk_results(args, tile, group, chunk - args.chunks().start);
+                    let results = self.chunk_results(index, args, tile, (group, chunk - args.chunks().start));
                     attention::attend_chunk(isa, layout, args, chunk, results, scratch);
                 }
                 Some(_) => {}
@@ -169,15 +170,22 @@ impl Part<'_> {
     }
 
     /// Puts together the chunks of a tile that was split.
-    unsafe fn merge_chunks(&self, args: &AttentionArgs<'_>, tile: &Tile, group: usize, scratch: &mut AttentionScratch) {
-        let (isa, layout) = (self.pass.isa, &self.pass.kv.pages.layout);
-        let results = self.chunk_results(args, tile, group, 0);
+    unsafe fn merge_chunks(
+        &self,
+        index: usize,
+        args: &AttentionArgs<'_>,
+        tile: &Tile,
+        group: usize,
+        scratch: &mut AttentionScratch,
+    ) {
+        let (isa, layout) = (self.pass.isa, self.pass.kv.pages.layout(index));
+        let results = self.chunk_results(index, args, tile, (group, 0));
         // SAFETY: all chunks are done.
         unsafe { attention::merge_chunks(isa, layout, args, results, scratch) };
     }
 
     /// Hands what heads gave to the output matrix, through its gates where the family has them.
-    unsafe fn hand_on(&self, heads: &mut Patch<'_>) {
+    unsafe fn hand_on(&self, index: usize, heads: &mut Patch<'_>) {
         let Pass { space, isa, config, .. } = *self.pass;
         let gated = heads.rows().filter(|_| config.architecture.has_gated_attention());
         for row in gated {
@@ -188,9 +196,13 @@ impl Part<'_> {
         }
         // SAFETY: these columns of the input are this piece's.
         unsafe {
-            space
-                .heads_input
-                .write_tile(isa, heads.rows(), heads.columns(), heads.origin(), heads.stride());
+            space.heads_inputs[config.head_kind(index)].write_tile(
+                isa,
+                heads.rows(),
+                heads.columns(),
+                heads.origin(),
+                heads.stride(),
+            );
         }
     }
 
@@ -198,9 +210,12 @@ impl Part<'_> {
     fn attention_args(&self, index: usize, tile: &Tile, group: usize, heads: &mut Patch<'_>) -> AttentionArgs<'_> {
         let Pass { config, space, kv, .. } = *self.pass;
         let segment = &self.plan.segments[tile.segment];
-        let heads_per_group = heads_per_group(config);
+        let heads_per_group = heads_per_group(config, index);
         let first_head = group * heads_per_group;
-        let (column, out_column) = (first_head * config.head_dim, first_head * config.value_dim());
+        let (column, out_column) = (
+            first_head * config.head_dim_of(index),
+            first_head * config.value_dim_of(index),
+        );
         let sinks = self.pass.weights.layers[index].sinks.as_deref();
         let (q_stride, out_stride) = (space.query.width(), heads.stride());
         AttentionArgs {
@@ -220,13 +235,19 @@ impl Part<'_> {
         }
     }
 
-    /// Where the results of the `index`th chunk that the tile sees go.
-    fn chunk_results(&self, args: &AttentionArgs<'_>, tile: &Tile, group: usize, index: usize) -> *mut f32 {
+    /// Where the results go of a group of a layer's heads for the `index`th chunk that the tile sees.
+    fn chunk_results(
+        &self,
+        layer: usize,
+        args: &AttentionArgs<'_>,
+        tile: &Tile,
+        (group, index): (usize, usize),
+    ) -> *mut f32 {
         let Pass { config, space, .. } = *self.pass;
         let rows_before = tile.split_row * config.num_heads;
         let rows = tile.num_tokens * args.num_query_heads_per_kv;
         let chunks_before = group * tile.num_pieces + index;
-        let row_len = attention::chunk_len(config.value_dim(), 1);
+        let row_len = attention::chunk_len(config.value_dim_of(layer), 1);
         space
             .chunks
             .base()
@@ -234,29 +255,46 @@ impl Part<'_> {
     }
 }
 
-/// Columns of what one piece gives.
-pub(super) fn unit_width(config: &ModelConfig) -> usize {
-    groups_per_unit(config) * heads_per_group(config) * config.value_dim()
+/// Columns of what one piece of a layer gives.
+fn unit_width(config: &ModelConfig, layer: usize) -> usize {
+    groups_per_unit(config, layer) * heads_per_group(config, layer) * config.value_dim_of(layer)
 }
 
-/// Units of heads: a piece of attention covers one.
-pub(super) fn num_units(config: &ModelConfig) -> usize {
-    config.num_heads / heads_per_group(config) / groups_per_unit(config)
+/// A layer with heads of each shape.
+fn kinds(config: &ModelConfig) -> impl Iterator<Item = usize> + Clone {
+    let last = config.num_layers - 1; // of Gemma 4, one that sees everything
+    let first = (0..last).find(|layer| config.head_kind(*layer) != config.head_kind(last));
+    first.into_iter().chain([last])
+}
+
+/// Columns of what a piece of any layer gives, at most.
+pub(super) fn most_unit_width(config: &ModelConfig) -> usize {
+    kinds(config).map(|layer| unit_width(config, layer)).max().unwrap_or(0)
+}
+
+/// Units of heads: a piece of attention covers one. Of layers with heads of each shape; a shape that no layer has is as
+/// the other.
+pub(super) fn num_units(config: &ModelConfig) -> impl Iterator<Item = usize> {
+    let num_shapes = config.heads_sizes().iter().filter(|size| **size > 0).count();
+    let mut layers = kinds(config).cycle();
+    let units = |layer| config.num_heads / heads_per_group(config, layer) / groups_per_unit(config, layer);
+    (0..num_shapes).filter_map(move |_| layers.next()).map(units)
 }
 
 /// Query heads that one call of attention covers: those that share a key-value head. All share a latent, and would be one
 /// piece.
-fn heads_per_group(config: &ModelConfig) -> usize {
+fn heads_per_group(config: &ModelConfig, layer: usize) -> usize {
     match config.latent {
         Some(_) => latent::sharing_heads(config.num_heads),
-        None => config.num_heads / config.num_kv_heads,
+        None => config.num_heads / config.kv_heads_of(layer),
     }
 }
 
 /// Groups of heads that one piece covers: their outputs must fill whole blocks of a quantised input.
-fn groups_per_unit(config: &ModelConfig) -> usize {
-    let width = config.num_heads / config.num_kv_heads * config.head_dim;
-    match config.num_kv_heads {
+fn groups_per_unit(config: &ModelConfig, layer: usize) -> usize {
+    let num_kv_heads = config.kv_heads_of(layer);
+    let width = config.num_heads / num_kv_heads * config.head_dim_of(layer);
+    match num_kv_heads {
         _ if config.latent.is_some() || width.is_multiple_of(BLOCK_COLS) => 1,
         heads if heads.is_multiple_of(2) => 2,
         heads => heads,

@@ -6,6 +6,7 @@
 //! comes after them.
 
 mod choice;
+mod separate;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -195,13 +196,14 @@ impl Part<'_> {
         // SAFETY: these columns of these rows are this piece's; who is last sees what the others have written.
         unsafe {
             let mut ratings = routing.weights.patch(rows.clone(), columns);
-            self.multiply_columns(router, &self.stream.hidden_input, None, &mut ratings);
+            self.multiply_columns(router, self.router_input(), None, &mut ratings);
             if tile.fetch_add(1, Ordering::AcqRel) + 1 < tiling.num_columns {
                 return;
             }
             tile.store(0, Ordering::Relaxed);
             for row in rows.clone() {
                 choice::weigh(isa, routing.weights.row(row), &experts, correction.as_deref());
+                self.scale_weights(layer, routing.weights.row(row));
             }
             if let Some(gate) = shared.as_ref().and_then(|shared| shared.gate.as_ref()) {
                 let mut shares = routing.shared.patch(rows, 0..1);
@@ -274,17 +276,18 @@ impl Part<'_> {
                 }
             }
             if let Some(shared) = shared {
-                self.add_shared(shared, first, &mut sums, own);
+                self.add_shared(shared, (block, first), &mut sums, own);
             }
         }
     }
 
-    /// Adds the shared expert's output to a patch of the block's, of which the first row is `first`.
+    /// Adds the shared expert's output to a patch of the block's, of which the first row is `first`; or keeps it beside
+    /// that, where the two have norms of their own.
     ///
     /// # Safety
     /// The shared expert's inside is complete.
-    unsafe fn add_shared(&self, shared: &Shared, first: usize, sums: &mut Patch<'_>, own: &mut Own) {
-        let Pass { space, isa, .. } = *self.pass;
+    unsafe fn add_shared(&self, shared: &Shared, (block, first): (usize, usize), sums: &mut Patch<'_>, own: &mut Own) {
+        let Pass { space, isa, config, .. } = *self.pass;
         let num_rows = self.plan.num_rows();
         for start in (0..num_rows).step_by(PRODUCT_TILE) {
             let rows = start..num_rows.min(start + PRODUCT_TILE);
@@ -296,7 +299,11 @@ impl Part<'_> {
                     if shared.gate.is_some() {
                         elementwise::scale(isa, outputs.row(row), space.routing.shared.shared_row(row)[0]);
                     }
-                    elementwise::add(isa, sums.row(first + row), outputs.row(row));
+                    if config.has_separate_experts() {
+                        self.keep_dense(block, row, outputs.columns(), outputs.row(row));
+                    } else {
+                        elementwise::add(isa, sums.row(first + row), outputs.row(row));
+                    }
                 }
             }
         }

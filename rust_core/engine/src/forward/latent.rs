@@ -277,9 +277,7 @@ impl Part<'_> {
                 let out = (origin.wrapping_add(head * width), stride);
                 self.multiply_head(&weights.value_up[head], &space.latent.attended, head, rows.clone(), out);
             }
-            space
-                .heads_input
-                .write_tile(isa, rows, values.columns(), origin, stride);
+            space.heads_inputs[0].write_tile(isa, rows, values.columns(), origin, stride);
         }
     }
 }

@@ -24,11 +24,11 @@ impl Part<'_> {
         (rows, blocks): (Range<usize>, Range<usize>),
         own: &mut Own,
     ) {
-        let Pass { config, isa, .. } = *self.pass;
+        let isa = self.pass.isa;
         let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(gated.gate.weight.rows());
         let mut gate = Patch::own(&mut own.first, rows.clone(), columns.clone());
         let mut up = Patch::own(&mut own.second, rows.clone(), columns.clone());
-        let input = &self.stream.hidden_input;
+        let input = self.block_inside_input(vectors.is_some());
         // SAFETY: these columns of these rows are this piece's.
         unsafe {
             self.multiply_columns(&gated.gate, input, vectors, &mut gate);
@@ -38,14 +38,7 @@ impl Part<'_> {
                 self.adapt(layer, Projection::Up, &mut up, 0);
             }
             for row in rows.clone() {
-                let (gate, up) = (gate.row(row), up.row(row));
-                match config.activation {
-                    Activation::Silu => elementwise::silu_mul(isa, up, gate),
-                    Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
-                    Activation::ClampedSwiglu { alpha, limit } => {
-                        elementwise::clamped_swiglu(isa, up, gate, alpha, limit);
-                    }
-                }
+                self.activate(up.row(row), gate.row(row));
             }
             if let Some(layer) = layer {
                 self.probe_neurons(layer, rows.clone(), &mut up);
@@ -54,16 +47,27 @@ impl Part<'_> {
         }
     }
 
-    /// Where the insides of feed-forward blocks without experts are.
-    pub(super) fn inside(&self) -> &Activations {
-        let Pass { config, space, .. } = *self.pass;
-        match config.experts {
-            Some(_) => &space.dense_input,
-            None => &space.ffn_input,
+    /// Multiplies `up` by what the gate's activation lets through.
+    pub(super) fn activate(&self, up: &mut [f32], gate: &[f32]) {
+        let Pass { config, isa, .. } = *self.pass;
+        match config.activation {
+            Activation::Silu => elementwise::silu_mul(isa, up, gate),
+            Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
+            Activation::ClampedSwiglu { alpha, limit } => elementwise::clamped_swiglu(isa, up, gate, alpha, limit),
         }
     }
 
-    /// The output of attention, or of a feed-forward block without experts.
+    /// Where the inside of a layer's feed-forward block without experts is.
+    pub(super) fn inside(&self, layer: usize) -> &Activations {
+        let Pass { config, space, .. } = *self.pass;
+        if config.has_dense_size(layer) {
+            &space.dense_input
+        } else {
+            &space.ffn_input
+        }
+    }
+
+    /// The output of attention, of a feed-forward block without experts, or of per-layer embeddings.
     pub(super) unsafe fn block(&self, block: usize, (rows, groups): (Range<usize>, Range<usize>)) {
         let Pass { space, isa, .. } = *self.pass;
         let input = self.block_input(block);
@@ -74,22 +78,27 @@ impl Part<'_> {
         let first = self.delta_row(block);
         let out = space.delta.base().wrapping_add(first * width);
         let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(width);
-        let projection = [Projection::AttentionOutput, Projection::Down][block % 2];
+        let (layer, place) = self.pass.place(block);
+        let projection = [Projection::AttentionOutput, Projection::Down].get(place);
         // SAFETY: these groups' columns of these rows of the output are this piece's.
         unsafe {
             matmul::matmul(isa, &linear.weight, groups, input, rows.clone(), out, width);
             let mut out = space.delta.patch(first + rows.start..first + rows.end, columns);
-            self.adapt(block / 2, projection, &mut out, first);
+            if let Some(projection) = projection {
+                self.adapt(layer, *projection, &mut out, first);
+            }
         }
     }
 
     /// What the matrix of a block without experts is multiplied by.
     pub(super) fn block_input(&self, block: usize) -> &Activations {
         let Pass { space, config, .. } = *self.pass;
-        match block % 2 {
-            0 if config.recurrent(block / 2).is_some() => &space.mixer_input,
-            0 => &space.heads_input,
-            _ => self.inside(),
+        let (layer, place) = self.pass.place(block);
+        match place {
+            0 if config.recurrent(layer).is_some() => &space.mixer_input,
+            0 => &space.heads_inputs[config.head_kind(layer)],
+            1 => self.inside(layer),
+            _ => self.passed_vectors(),
         }
     }
 }

@@ -60,7 +60,8 @@ pub struct Plan<'a> {
     pub(super) outputs: Vec<usize>,
     /// Where the first of them goes in the memory for logits.
     pub(super) first_output: usize,
-    pub(super) attention: AttentionPlan,
+    /// For layers with heads of each shape.
+    pub(super) attention: Vec<AttentionPlan>,
     /// Of each segment, the runs of tokens between states that are kept; none where no layer has any.
     pub(super) runs: Vec<Vec<StateRun>>,
     pub(super) routing: RoutingPlan,
@@ -85,7 +86,9 @@ impl<'a> Plan<'a> {
             starts: Vec::new(),
             outputs: Vec::new(),
             first_output: 0,
-            attention: AttentionPlan::new(segments, attention::num_units(config), num_threads),
+            attention: attention::num_units(config)
+                .map(|num_units| AttentionPlan::new(segments, num_units, num_threads))
+                .collect(),
             runs: Vec::new(),
             routing: RoutingPlan::default(),
             adapters: AdapterPlan::default(),
@@ -129,7 +132,7 @@ impl<'a> Plan<'a> {
 
     /// Query tokens times chunks of their context, where these are computed apart.
     pub fn num_split_rows(&self) -> usize {
-        self.attention.num_split_rows()
+        self.attention[0].num_split_rows()
     }
 
     /// Rows that adapters compute, and the numbers of each that a stage hands to the next; (0, 0) without adapters.

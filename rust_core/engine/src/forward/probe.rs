@@ -234,7 +234,7 @@ impl Pass<'_> {
             // SAFETY: all blocks' outputs are complete, and kept; by contract the stream is ours.
             unsafe {
                 self.shared_part(plan)
-                    .advance(probed.row, None, 2 * self.config.num_layers, &mut own.row)
+                    .advance(probed.row, None, self.num_blocks(), &mut own.row)
             };
         }
     }

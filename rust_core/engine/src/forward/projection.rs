@@ -21,12 +21,9 @@ impl Part<'_> {
         own: &mut Own,
     ) {
         let Pass { config, space, .. } = *self.pass;
-        // A key-value head weighs as much as two query heads: spread between them, so that equal runs are equal work.
-        let run = config.num_heads / config.num_kv_heads + 1;
-        let heads_before = |unit: usize| unit / run * (run - 1) + (unit % run).saturating_sub(1);
-        let columns = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
-        let heads = heads_before(units.start)..heads_before(units.end);
-        let kv_heads = units.start.div_ceil(run)..units.end.div_ceil(run);
+        let head_dim = config.head_dim_of(index);
+        let columns = |heads: Range<usize>| heads.start * head_dim..heads.end * head_dim;
+        let (heads, kv_heads) = self.heads_of_units(index, units);
         // SAFETY: these heads' columns of these rows, and their KV slots, are this piece's.
         unsafe {
             self.each_slot(
@@ -55,14 +52,43 @@ impl Part<'_> {
                 let key = Patch::own(&mut own.first, rows.clone(), columns(kv_heads.clone()));
                 (key, Patch::own(&mut own.second, rows, columns(kv_heads)))
             };
-            self.multiply_columns(&layer.key, &self.stream.hidden_input, None, &mut key);
-            self.multiply_columns(&layer.value, &self.stream.hidden_input, None, &mut value);
+            let Some(key_matrix) = &layer.key else { return };
+            self.multiply_columns(key_matrix, &self.stream.hidden_input, None, &mut key);
             self.adapt(index, Projection::Key, &mut key, 0);
-            self.adapt(index, Projection::Value, &mut value, 0);
+            match &layer.value {
+                Some(matrix) => {
+                    self.multiply_columns(matrix, &self.stream.hidden_input, None, &mut value);
+                    self.adapt(index, Projection::Value, &mut value, 0);
+                }
+                None => key.rows().for_each(|row| value.row(row).copy_from_slice(key.row(row))),
+            }
             if !is_norm_wide {
                 self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
+                self.normalise_values(layer.value_norm.as_deref(), &mut value);
                 self.store_heads(index, key, value);
             }
+        }
+    }
+
+    /// The query heads and the key-value heads of some units of a layer's projections. A key-value head weighs as much as
+    /// two query heads: spread between them, so that equal runs are equal work.
+    fn heads_of_units(&self, index: usize, units: Range<usize>) -> (Range<usize>, Range<usize>) {
+        let num_kv_heads = self.pass.own_kv_heads(index);
+        if num_kv_heads == 0 {
+            return (units, 0..0);
+        }
+        let run = self.pass.config.num_heads / num_kv_heads + 1;
+        let heads_before = |unit: usize| unit / run * (run - 1) + (unit % run).saturating_sub(1);
+        let heads = heads_before(units.start)..heads_before(units.end);
+        (heads, units.start.div_ceil(run)..units.end.div_ceil(run))
+    }
+
+    /// Normalises values head by head, where the family does.
+    fn normalise_values(&self, norm: Option<&[f32]>, value: &mut Patch<'_>) {
+        let Pass { config, isa, .. } = *self.pass;
+        let Some(norm) = norm else { return };
+        for row in value.rows() {
+            elementwise::rms_norm_in_place(isa, value.row(row), norm, config.norm_epsilon);
         }
     }
 
@@ -92,9 +118,10 @@ impl Part<'_> {
     /// Their KV slots are this thread's in this stage.
     unsafe fn store_heads(&self, index: usize, mut key: Patch<'_>, mut value: Patch<'_>) {
         let Pass { config, isa, .. } = *self.pass;
-        let kv_heads = key.columns().start / config.head_dim..key.columns().end / config.head_dim;
+        let head_dim = config.head_dim_of(index);
+        let kv_heads = key.columns().start / head_dim..key.columns().end / head_dim;
         self.each_slot(index, key.rows(), kv_heads, |layout, row, block, slot, kv_head| {
-            let columns = kv_head * config.head_dim..(kv_head + 1) * config.head_dim;
+            let columns = kv_head * head_dim..(kv_head + 1) * head_dim;
             let (key, value) = (key.part(row, columns.clone()), value.part(row, columns));
             // SAFETY: as the caller's.
             unsafe { store_kv(isa, layout, block, slot, kv_head, key, value) };
@@ -116,7 +143,7 @@ impl Part<'_> {
             // SAFETY: the table covers the position by contract.
             let block = unsafe { blocks.block(position / BLOCK_TOKENS) };
             for kv_head in kv_heads.clone() {
-                work(&kv.pages.layout, row, block, position % BLOCK_TOKENS, kv_head);
+                work(kv.pages.layout(index), row, block, position % BLOCK_TOKENS, kv_head);
             }
         }
     }
@@ -149,7 +176,7 @@ impl Part<'_> {
             }
             if config.rotary_layers[index] {
                 let (cos, sin) = rope.row(self.plan.rows[row].2);
-                for values in heads.row(row).chunks_exact_mut(config.head_dim) {
+                for values in heads.row(row).chunks_exact_mut(config.head_dim_of(index)) {
                     elementwise::rope(isa, values, cos, sin, config.rope_style);
                 }
             }

@@ -117,7 +117,7 @@ impl KvMemory {
     pub fn layers_bytes(&self, num_pages: usize, layers: &Range<usize>) -> usize {
         num_pages
             .saturating_mul(layers.len())
-            .saturating_mul(self.pages.layout.block_bytes())
+            .saturating_mul(self.pages.layer_bytes)
     }
 
     /// Where in a page some of its layers lie, if the pages exist and their layers have so many bytes.
@@ -136,7 +136,7 @@ impl KvMemory {
                 "layers {layers:?} of {count} pages have {expected} bytes, got {num_bytes}"
             )));
         }
-        let size = self.pages.layout.block_bytes();
+        let size = self.pages.layer_bytes;
         Ok(layers.start * size..layers.end * size)
     }
 

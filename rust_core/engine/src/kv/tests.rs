@@ -13,11 +13,51 @@ const LAYOUT: KvLayout = KvLayout {
     dtype: KvType::F16,
 };
 
+/// Layers with these windows and heads of one shape.
+fn of_one_shape(windows: &[Option<usize>]) -> Vec<Kind> {
+    windows.iter().map(|window| (*window, LAYOUT)).collect()
+}
+
+/// Layers of Gemma 4: of each six the last sees everything, with heads of another shape.
+fn of_two_shapes(num_layers: usize, [local_heads, global_heads]: [usize; 2]) -> Vec<Kind> {
+    let shape = |num_kv_heads, head_dim| KvLayout {
+        num_kv_heads,
+        head_dim,
+        ..LAYOUT
+    };
+    let kind = |layer: usize| match layer % 6 {
+        5 => (None, shape(global_heads, 512)),
+        _ => (Some(512), shape(local_heads, 256)),
+    };
+    (0..num_layers).map(kind).collect()
+}
+
+/// Gemma 4 31B, E4B and 26B-A4B: pages of whole layers of both shapes, as large as they can be with the least memory.
+#[test]
+fn pages_hold_layers_of_two_shapes() {
+    for (num_layers, heads, pages_per_block, layers_per_page) in [
+        (60, [16, 4], [10, 1], 5),
+        (24, [2, 2], [5, 2], 2),
+        (30, [8, 2], [25, 3], 1),
+    ] {
+        let kinds = of_two_shapes(num_layers, heads);
+        let pages = KvPages::new(&kinds);
+        let of_groups: Vec<usize> = pages.groups.iter().map(|group| group.pages_per_block).collect();
+        assert_eq!(
+            (of_groups.as_slice(), pages.layers_per_page),
+            (pages_per_block.as_slice(), layers_per_page)
+        );
+        let needed: usize = kinds.iter().map(|(_, layout)| layout.block_bytes()).sum();
+        assert!((needed..needed * 102 / 100 + 1).contains(&pages.block_bytes()));
+        assert_eq!(pages.layer_bytes * pages.layers_per_page, pages.page_bytes());
+    }
+}
+
 /// Gemma 3 270M: five sliding layers, then one that sees everything, three times.
 #[test]
 fn gemma_has_pages_of_three_layers_and_six_pages_a_block() {
     let windows: Vec<_> = (0..18).map(|layer| (layer % 6 != 5).then_some(512)).collect();
-    let pages = KvPages::new(&windows, LAYOUT);
+    let pages = KvPages::new(&of_one_shape(&windows));
     let sliding = KvGroup {
         window: Some(512),
         pages_per_block: 5,
@@ -32,10 +72,38 @@ fn gemma_has_pages_of_three_layers_and_six_pages_a_block() {
 }
 
 proptest! {
+    /// No two layers of a block share bytes, of whatever shapes, and each lies in one page.
+    #[test]
+    fn layers_of_all_shapes_lie_apart(
+        shapes in prop::collection::vec((prop_oneof![Just(None), Just(Some(20))], 1_usize..4), 1..24),
+    ) {
+        let kind = |(window, num_kv_heads): &(Option<usize>, usize)| (*window, KvLayout { num_kv_heads: *num_kv_heads, ..LAYOUT });
+        let kinds: Vec<Kind> = shapes.iter().map(kind).collect();
+        let pages = KvPages::new(&kinds);
+        let memory = KvMemory::new(pages.clone(), 200).expect("memory");
+        let mut next = 0..;
+        let table = |group: &KvGroup| Arc::new(next.by_ref().take(group.pages_per_block).collect::<Vec<u32>>());
+        let tables: Vec<_> = pages.groups.iter().map(table).collect();
+        let start = memory.memory.as_ptr() as usize;
+        let mut ranges: Vec<(usize, usize)> = (0..kinds.len())
+            .map(|layer| {
+                prop_assert_eq!(pages.layout(layer), &kinds[layer].1);
+                // SAFETY: every table has one block.
+                let first = unsafe { memory.layer(layer, &tables).block(0) as usize - start };
+                Ok((first, first + kinds[layer].1.block_bytes()))
+            })
+            .collect::<Result<_, TestCaseError>>()?;
+        ranges.sort_unstable();
+        for (first, end) in &ranges {
+            prop_assert_eq!(first / pages.page_bytes(), (end - 1) / pages.page_bytes());
+        }
+        prop_assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+    }
+
     /// No two layers of a block share bytes, and together they fill its pages.
     #[test]
     fn layers_fill_their_pages(kinds in prop::collection::vec(prop_oneof![Just(None), (1_usize..4).prop_map(Some)], 1..40)) {
-        let pages = KvPages::new(&kinds, LAYOUT);
+        let pages = KvPages::new(&of_one_shape(&kinds));
         let memory = KvMemory::new(pages.clone(), 200).expect("memory");
         let mut next = 0..;
         let tables: Vec<Arc<Vec<u32>>> = pages
@@ -62,7 +130,7 @@ proptest! {
 /// Pages that a token sees must exist; those that slid out may be missing; no other number is let through.
 #[test]
 fn check_lets_through_only_what_no_token_reads() {
-    let memory = KvMemory::new(KvPages::new(&[Some(20), None], LAYOUT), 4).expect("memory");
+    let memory = KvMemory::new(KvPages::new(&of_one_shape(&[Some(20), None])), 4).expect("memory");
     let check = |sliding: &[u32], full: &[u32], first, end| {
         memory.check(
             &[sliding.to_vec().into(), full.to_vec().into()],
@@ -99,7 +167,7 @@ fn check_lets_through_only_what_no_token_reads() {
 /// A table that was found right is known until its owner changes it, for as many missing pages as were seen, or more.
 #[test]
 fn tables_are_read_again_when_they_change() {
-    let memory = KvMemory::new(KvPages::new(&[Some(20)], LAYOUT), 4).expect("memory");
+    let memory = KvMemory::new(KvPages::new(&of_one_shape(&[Some(20)])), 4).expect("memory");
     let mut checked = CheckedTables::default();
     let mut tables = [Arc::new(vec![NO_PAGE, 1, 2])];
     let mut check = |tables: &[Arc<Vec<u32>>], first| {
@@ -118,7 +186,7 @@ fn tables_are_read_again_when_they_change() {
 }
 
 fn memory(num_pages: usize) -> KvMemory {
-    KvMemory::new(KvPages::new(&[None], LAYOUT), num_pages).expect("memory")
+    KvMemory::new(KvPages::new(&of_one_shape(&[None])), num_pages).expect("memory")
 }
 
 /// Fills a page with a byte.
@@ -187,7 +255,7 @@ proptest! {
         to in prop::sample::subsequence((0..12_u32).collect::<Vec<_>>(), 5).prop_shuffle(),
         cut in 1..3_usize,
     ) {
-        let pages = KvPages::new(&[None; 3], LAYOUT);
+        let pages = KvPages::new(&of_one_shape(&[None; 3]));
         let mut source = KvMemory::new(pages.clone(), 12).expect("memory");
         let mut target = KvMemory::new(pages, 12).expect("memory");
         source.memory.iter_mut().zip(0_usize..).for_each(|(byte, place)| *byte = (place * 31 % 251) as u8 | 1);

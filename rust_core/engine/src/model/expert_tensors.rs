@@ -15,7 +15,7 @@ impl Loader<'_> {
         let config = self.config;
         if !config.has_experts(layer) {
             let place = |part| self.names.layer(layer, part, config);
-            return self.gated(&place, config.dense_size()).map(FeedForward::Dense);
+            return self.gated(&place, config.dense_size_of(layer)).map(FeedForward::Dense);
         }
         let Experts { num_experts, .. } = config.experts.unwrap_or_else(|| unreachable!("a layer with experts"));
         let correction = self.names.correction(layer, config);
@@ -48,6 +48,12 @@ impl Loader<'_> {
             Some((place, _)) => place,
             None => self.names.expert(layer, part, expert, self.config),
         }
+    }
+
+    /// Whether gates and ups of a layer's experts lie in one tensor.
+    fn has_stacked(&self, layer: usize, part: Part) -> bool {
+        let stacked = self.names.stacked_expert(layer, part, 0, self.config);
+        stacked.is_some_and(|(place, _)| !matches!(self.file.find_tensor(&place.name), Ok(None)))
     }
 
     /// Refuses a tensor of all experts that has not a matrix of the right size for each.
@@ -130,7 +136,9 @@ impl Loader<'_> {
             }
             for part in GATED {
                 let size = sizes(part, config.ffn_size, hidden);
-                self.names.check_stack(self.file, layer, part, size, config)?;
+                if !self.has_stacked(layer, part) {
+                    self.names.check_stack(self.file, layer, part, size, config)?;
+                }
                 self.check_stacked(layer, part)?;
             }
             for expert in 0..experts.num_experts {

@@ -80,7 +80,7 @@ impl<'a> Loader<'a> {
             value_up,
         };
         let output = place("attn_output", "self_attn.o_proj");
-        Ok((weights, self.linear(&output, hidden, self.config.heads_size())?))
+        Ok((weights, self.linear(&output, hidden, self.config.heads_sizes()[0])?))
     }
 
     /// Of each head, what makes a latent's query, and what makes values.
@@ -158,7 +158,11 @@ impl<'a> Loader<'a> {
             }
             self.check(&latent_place(self, layer), latent.cached_dims(), hidden)?;
             self.find_ups(layer, latent)?;
-            self.check(&place("attn_output", "self_attn.o_proj"), hidden, config.heads_size())?;
+            self.check(
+                &place("attn_output", "self_attn.o_proj"),
+                hidden,
+                config.heads_sizes()[0],
+            )?;
         }
         Ok(())
     }

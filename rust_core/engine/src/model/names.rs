@@ -155,7 +155,7 @@ impl Names {
         }
     }
 
-    fn of_decoder(&self, gguf: &str, hugging_face: &str) -> String {
+    pub(super) fn of_decoder(&self, gguf: &str, hugging_face: &str) -> String {
         match self {
             Self::Gguf => gguf.to_owned(),
             Self::HuggingFace(decoder) => format!("{decoder}{hugging_face}"),
@@ -197,6 +197,7 @@ impl Names {
             Architecture::HunyuanMoe => "mlp.gate.wg",
             Architecture::GraniteHybrid => "block_sparse_moe.router.layer",
             Architecture::Lfm2Moe => "feed_forward.gate",
+            Architecture::Gemma4 => "router.proj",
             _ => "mlp.gate",
         };
         self.whole(layer, "ffn_gate_inp", hugging_face)
@@ -216,6 +217,9 @@ impl Names {
 
     /// Where a matrix of the expert is that all tokens share.
     pub(super) fn shared_expert(&self, layer: usize, part: Part, config: &ModelConfig) -> Place {
+        if config.architecture == Architecture::Gemma4 {
+            return self.layer(layer, part, config);
+        }
         if let (Self::HuggingFace(_), Architecture::GraniteHybrid) = (self, config.architecture) {
             let size = config.experts.map_or(0, |experts| experts.shared_size);
             let mut place = self.whole(layer, "", granite_part(part));

@@ -1,6 +1,6 @@
 //! Recurrent layers in a GGUF's metadata: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's Mamba-2.
 
-use super::{Keys, latent, number};
+use super::{Keys, gemma4, latent, number};
 use crate::config::{Architecture, DeltaNet, Mamba2, Recurrent, invalid, periodic};
 use crate::gguf::MetadataValue;
 use crate::weights::ModelFileError;
@@ -44,6 +44,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         // Files of Granite 4 of attention alone have a hybrid's keys too.
         _ if architecture.is_granite() => &GRANITE,
         Architecture::Deepseek2 => &latent::KEYS,
+        Architecture::Gemma4 => &gemma4::KEYS,
         _ => &[],
     }
 }

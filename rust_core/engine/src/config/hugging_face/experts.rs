@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, latent};
+use super::{JsonConfig, gemma4, latent};
 use crate::config::{Experts, MOST_LAYERS, Rating, invalid};
 use crate::weights::ModelFileError;
 
@@ -24,7 +24,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 15] = [
+const FAMILIES: [Family; 16] = [
     Family {
         name: "mixtral",
         count: "num_local_experts",
@@ -109,6 +109,14 @@ const FAMILIES: [Family; 15] = [
     },
     QWEN35,
     Family {
+        name: gemma4::NAME,
+        count: "num_experts",
+        used: "top_k_experts",
+        size: "moe_intermediate_size",
+        more: "",
+        is_renormalised: true,
+    },
+    Family {
         name: GRANITE,
         count: "num_local_experts",
         used: "num_experts_per_tok",
@@ -160,6 +168,9 @@ impl JsonConfig<'_> {
         if name == GRANITE && self.optional_size(family.count)?.unwrap_or(0) == 0 {
             return Ok(None);
         }
+        if name == gemma4::NAME && self.truth("enable_moe_block") != Some(true) {
+            return Ok(None);
+        }
         let mut experts = Experts::of(self.first_size(family.count)?, self.first_size(family.used)?);
         experts.is_renormalised = match self.truth("norm_topk_prob") {
             Some(is_renormalised) if family.more.contains("norm_topk_prob") => is_renormalised,
@@ -184,6 +195,7 @@ impl JsonConfig<'_> {
             }
             "ernie4_5_moe" => experts.shared_size = self.shared_size("moe_num_shared_experts", 2)?,
             GRANITE => experts.shared_size = self.size("shared_intermediate_size")?,
+            gemma4::NAME => experts.shared_size = self.size("intermediate_size")?,
             "hunyuan_v1_moe" => experts.shared_size = self.size("intermediate_size")?,
             _ => {}
         }

@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn the_cache_holds_one_latent_a_token() {
         let config = ModelConfig::from_hugging_face(&flash(), None).expect("a model that is supported");
-        let pages = KvPages::of(&config, config.kv_layout(KvType::Bf16));
+        let pages = KvPages::of(&config, KvType::Bf16);
         assert_eq!(pages.block_bytes() / BLOCK_TOKENS, 47 * (512 + 64) * 2);
         let latent = config.latent.expect("latent attention");
         assert_eq!(47 * 20 * (latent.key_dims() + latent.value_dims) * 2, 962_560);

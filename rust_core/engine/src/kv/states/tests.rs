@@ -35,7 +35,7 @@ fn delta_net() -> Recurrent {
 
 fn pages(recurrent: Recurrent) -> KvPages {
     let config = config(recurrent);
-    KvPages::of(&config, config.kv_layout(KvType::Bf16))
+    KvPages::of(&config, KvType::Bf16)
 }
 
 /// Every cell lies in one page of the state and shares no byte with another; the state has no page too many.

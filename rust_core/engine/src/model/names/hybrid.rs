@@ -1,4 +1,5 @@
-//! What files call the tensors of hybrids: LFM2's, Qwen 3.5's and Granite 4's, beside those of all decoders.
+//! What files call the tensors of hybrids: LFM2's, Qwen 3.5's and Granite 4's, beside those of all decoders; and experts
+//! of which all of a layer's lie in one tensor.
 
 use std::ops::Range;
 
@@ -6,7 +7,7 @@ use super::{Names, Part, Place, gguf_part, hugging_face_part};
 use crate::config::{Architecture, ModelConfig, Recurrent};
 
 impl Names {
-    /// Where an expert's matrix is in safetensors that have all of a layer's in one tensor, gates and then ups of an expert
+    /// Where an expert's matrix is in files that have all of a layer's in one tensor, gates and then ups of an expert
     /// in one matrix; and that tensor's dimensions.
     pub(in crate::model) fn stacked_expert(
         &self,
@@ -15,8 +16,10 @@ impl Names {
         expert: usize,
         config: &ModelConfig,
     ) -> Option<(Place, [usize; 3])> {
-        let Self::HuggingFace(_) = self else { return None };
         let [gate_up, down] = match config.architecture {
+            Architecture::Gemma4 if matches!(self, Self::Gguf) => ["ffn_gate_up_exps.weight", "ffn_down_exps.weight"],
+            _ if matches!(self, Self::Gguf) => return None,
+            Architecture::Gemma4 => ["experts.gate_up_proj", "experts.down_proj"],
             Architecture::Qwen3Next | Architecture::Qwen35Moe => ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
             Architecture::GraniteHybrid => [
                 "block_sparse_moe.input_linear.weight",
@@ -32,7 +35,7 @@ impl Names {
             _ => (down, 0, hidden, hidden, ffn),
         };
         let first = expert * of_expert + first;
-        let mut place = self.whole(layer, "", name);
+        let mut place = self.whole(layer, name, name);
         place.rows = Some(first..first + rows);
         place.is_bare = true;
         Some((place, [cols, of_expert, num_experts]))
