@@ -66,6 +66,10 @@ def test_built_in_templates_are_those_of_their_families() -> None:
         "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\nYes?<end_of_turn>\n"
         "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
     )
+    assert rendered("gemma4") == (
+        "<s><|turn>system\nBe brief.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\nYes?<turn|>\n"
+        "<|turn>user\nBye<turn|>\n<|turn>model\n"
+    )
     assert rendered("zephyr") == (
         "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\nYes?</s>\n<|user|>\nBye</s>\n<|assistant|>\n"
     )
@@ -76,6 +80,7 @@ def test_a_family_is_known_by_all_of_its_tokens() -> None:
     """A vocabulary that has some of a family's tokens is not of it."""
     assert family_of({"<|start_header_id|>", "<|eot_id|>", "<|end_header_id|>"}) == "llama3"
     assert family_of({"[INST]", "[/INST]", "[IMG]"}) == "mistral-v3"
+    assert family_of({"<|turn>", "<turn|>", "<|tool_call>"}) == "gemma4"
     assert family_of({"<|im_start|>", "<s>"}) is None
 
 

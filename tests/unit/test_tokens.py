@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from array import array
 from pathlib import Path
 from typing import cast
@@ -117,6 +118,46 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes() -> None:
     assert built.encode("hello").tokens == ["▁hello"]
     assert built.encode("hello hé").tokens == ["▁hello", "▁", "h", "<0xC3>", "<0xA9>"]
     assert built.decode(built.encode("hello hé").ids) == "hello hé"
+
+
+def gemma4_metadata(**changes: object) -> dict[str, object]:
+    """The small SentencePiece vocabulary with its merges written out, and tokens of line breaks, as Gemma 4's files."""
+    entries = spm_metadata()
+    tokens = [*cast("list[str]", entries["tokenizer.ggml.tokens"]), "\n", "\n\n", "\n\n\n"]
+    merges = ["h e", "l l", "he ll", "hell o", "▁ hello"]
+    entries |= {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [*cast("list[int]", entries["tokenizer.ggml.token_type"]), 1, 1, 1],
+        "tokenizer.ggml.merges": merges,
+    }
+    del entries["tokenizer.ggml.scores"]
+    return entries | changes
+
+
+def test_gemma_4_merges_as_written_and_joins_line_breaks() -> None:
+    """Spaces are marked, none is put before a text; bytes stand for what has no token; line breaks are joined."""
+    built = build_tokenizer(gemma4_metadata(), "m")
+    assert built.encode("hello hello").tokens == ["hello", "▁hello"]
+    assert built.encode("hé").tokens == ["h", "<0xC3>", "<0xA9>"]
+    assert built.encode("hello\n\n\nhello\n\n\n\n").tokens == ["hello", "\n\n\n", "hello", "\n\n", "\n\n"]
+    text = "hello  hé\n\n ll"
+    assert built.decode(built.encode(text).ids) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tokenizer.ggml.merges": ["h e", "he"]}, "'he' is no merge of two tokens"),
+        ({"tokenizer.ggml.merges": ["h e l"]}, "'h e l' is no merge of two tokens"),
+        ({"tokenizer.ggml.merges": ["h ü"]}, "the tokenizer's merges do not fit its tokens"),
+        ({"tokenizer.ggml.merges": None}, "has no 'tokenizer.ggml.merges'"),
+    ],
+)
+def test_merges_of_gemma_4_that_do_not_fit_are_refused(changes: dict[str, object], reason: str) -> None:
+    """The file is named, and what is wrong with it."""
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        build_tokenizer(gemma4_metadata(**changes), "m")
 
 
 @pytest.mark.parametrize("token_type", [3, 4], ids=["control", "user-defined"])
@@ -359,7 +400,7 @@ def test_empty_conversation_is_refused(tokenizer: ModelTokenizer, messages: list
     ("changes", "expected"),
     [
         ({"tokenizer__ggml__tokens": None}, "no 'tokenizer.ggml.tokens'"),
-        ({"tokenizer__ggml__model": "bert"}, "tokenizer 'bert' is not supported; supported are gpt2 and llama"),
+        ({"tokenizer__ggml__model": "bert"}, "tokenizer 'bert' is not supported; supported are gpt2, llama and gemma4"),
         ({"tokenizer__ggml__pre": "klingon"}, "pre-tokenizer 'klingon' is not supported; supported are smollm"),
         ({"tokenizer__ggml__token_type": [1, 2]}, "325 tokens but 2 token types"),
         ({"tokenizer__ggml__merges": ["ab"]}, 'merge 0, "ab", is not two tokens with a space between'),

@@ -49,6 +49,11 @@ _GEMMA = (
     "{%- if system and loop.first %}{{ system + '\\n\\n' }}{% endif %}"
     "{{- message['content'] + '<end_of_turn>\\n' }}{% endfor -%}" + _after("<start_of_turn>model\n")
 )
+_GEMMA4 = (
+    "{{ bos_token }}{%- for message in messages %}"
+    "{{ '<|turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}"
+    "{{- message['content'] + '<turn|>\\n' }}{% endfor -%}" + _after("<|turn>model\n")
+)
 _DEEPSEEK = (
     _TURNS + "{{ bos_token + system }}{%- for message in turns %}{%- if message['role'] == 'assistant' %}"
     "{{ '<｜Assistant｜>' + message['content'] + eos_token }}{%- else %}"
@@ -78,6 +83,7 @@ TEMPLATES = {
         system="{%- if system %}{{ '[SYSTEM_PROMPT]' + system + '[/SYSTEM_PROMPT]' }}{% endif %}",
     ),
     "gemma": _GEMMA,
+    "gemma4": _GEMMA4,
     "zephyr": _framed("<|%s|>\n", "' + eos_token + '\n", "<|assistant|>\n"),
     "phi3": _framed("<|%s|>\n", "<|end|>\n", "<|assistant|>\n"),
     "granite": _framed(
@@ -88,7 +94,7 @@ TEMPLATES = {
     "deepseek": _DEEPSEEK,
     "vicuna": _VICUNA,
 }
-"""By the names that llama.cpp has for them. None is told of tools: those are described in words.
+"""By the names that llama.cpp has for them, if any. None is told of tools: those are described in words.
 
 No space stands after a control token of Mistral's: SentencePiece puts one there itself, and tekken has none.
 """
@@ -97,6 +103,7 @@ _CLUES: tuple[tuple[str, frozenset[str]], ...] = (
     ("llama3", frozenset({"<|start_header_id|>", "<|eot_id|>"})),
     ("chatml", frozenset({"<|im_start|>", "<|im_end|>"})),
     ("gemma", frozenset({"<start_of_turn>", "<end_of_turn>"})),
+    ("gemma4", frozenset({"<|turn>", "<turn|>"})),
     ("mistral-v7", frozenset({"[INST]", "[/INST]", "[SYSTEM_PROMPT]"})),
     ("mistral-v3", frozenset({"[INST]", "[/INST]"})),
     ("deepseek", frozenset({"<｜User｜>", "<｜Assistant｜>"})),

@@ -6,7 +6,7 @@ use pyagent_kernels::pack::PackedMatrix;
 use super::names::{Part, Place};
 use super::{Linear, Loader, vector};
 use crate::config::ModelConfig;
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFile, ModelFileError};
 
 /// Per-layer embeddings: a table, and what makes a layer's inputs of a token's own embedding.
 pub struct PerLayerInputs {
@@ -124,11 +124,14 @@ impl Loader<'_> {
             .map(|(gguf, hugging_face)| self.names.whole(layer, gguf, hugging_face))
     }
 
-    /// Refuses matrices that are missing or of other sizes, before any memory is taken for weights.
+    /// Refuses norms that are missing, and matrices that are, or of other sizes, before any memory is taken for weights.
     pub(super) fn check_gemma4(&self) -> Result<(), ModelFileError> {
         let (config, hidden) = (self.config, self.config.hidden_size);
         if config.gemma4.is_none() {
             return Ok(());
+        }
+        if matches!(self.file, ModelFile::Gguf(_)) {
+            self.file.tensor("rope_freqs.weight")?; // which frequencies stand still is told nowhere else
         }
         for layer in 0..config.num_layers {
             self.check_layer(config, layer)?;
@@ -154,9 +157,18 @@ impl Loader<'_> {
             config.kv_size_of(layer),
         );
         let check = |part, rows, cols| self.check(&self.names.layer(layer, part, config), rows, cols);
+        let need = |part| {
+            self.file
+                .tensor(&self.names.layer(layer, part, config).name)
+                .map(|_| ())
+        };
+        [Part::PostAttentionNorm, Part::PostFfnNorm, Part::QueryNorm]
+            .into_iter()
+            .try_for_each(need)?;
         check(Part::Query, query, hidden)?;
         check(Part::AttentionOutput, hidden, query)?;
         if config.kv_source(layer).is_none() {
+            need(Part::KeyNorm)?;
             check(Part::Key, kv, hidden)?;
             if !config.are_values_keys(layer) {
                 check(Part::Value, kv, hidden)?;

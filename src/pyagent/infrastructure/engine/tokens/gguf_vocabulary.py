@@ -1,7 +1,7 @@
 """Builds a `tokenizers.Tokenizer` from a GGUF file's metadata.
 
-Two kinds exist: byte-level BPE (`gpt2`), whose way of cutting text into words is named by `tokenizer.ggml.pre`, and
-SentencePiece BPE (`llama`), which has scores in place of merges. A vocabulary of Python strings would leave 7 MB behind
+Three kinds exist: byte-level BPE (`gpt2`), whose way of cutting text into words is named by `tokenizer.ggml.pre`,
+SentencePiece BPE (`llama`), which has scores in place of merges, and Gemma 4's, which is the latter with merges. A vocabulary of Python strings would leave 7 MB behind
 when it is gone, so byte-level BPE goes to `tokenizers` by files.
 """
 
@@ -26,6 +26,8 @@ MADE_OF_TEXT = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
 LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "lfm2"})
 # DBRX's words, which Granite 4 has, are Llama 3's.
 _PATTERNS = {"gpt-4o": O200K, "dbrx": CL100K} | dict.fromkeys(LLAMA3_NAMES, CL100K)
+# Gemma has a token for up to so many line breaks.
+_MOST_BREAKS = 32
 # Refact's, which Granite 3 has, are StarCoder's and SmolLM's.
 _SINGLE_DIGITS = frozenset({"smollm", "refact"})
 _QWEN_WORDS = {"qwen2": QWEN, "qwen35": QWEN35}
@@ -63,7 +65,8 @@ class GgufReader:
         declared = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
         begin_id = metadata.get("tokenizer.ggml.bos_token_id")
         # llama.cpp's defaults for files that do not say.
-        is_usual = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in LLAMA3_NAMES
+        is_sentencepiece = metadata["tokenizer.ggml.model"] in {"llama", "gemma4"}
+        is_usual = is_sentencepiece or metadata.get("tokenizer.ggml.pre") in LLAMA3_NAMES
         adds_begin = metadata.get("tokenizer.ggml.add_bos_token", is_usual)
         return HuggingFaceTokenizer(
             inner,
@@ -86,8 +89,11 @@ def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:
         tokenizer = _byte_level(metadata, tokens, name)
     elif kind == "llama":
         tokenizer = _sentencepiece(metadata, tokens, types, name)
+    elif kind == "gemma4":
+        tokenizer = _merged(metadata, tokens, name)
     else:
-        raise ModelError(f"{name}: tokenizer '{kind}' is not supported; supported are gpt2 and llama", model=name)
+        known = "gpt2, llama and gemma4"
+        raise ModelError(f"{name}: tokenizer '{kind}' is not supported; supported are {known}", model=name)
     add_special(tokenizer, tokens, types)
     return tokenizer
 
@@ -144,15 +150,42 @@ def _sentencepiece(metadata: Mapping[str, object], tokens: _rust.Texts, types: S
     # Control and byte tokens are never made: text that spells one is text.
     made = [index for index, kind in enumerate(types) if kind in MADE_OF_TEXT]
     vocabulary = {tokens[index]: index for index in range(len(tokens))}
+    adds_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    return _of_pieces(vocabulary, tokens.merges_by_score(made, scores), adds_space=adds_space)
+
+
+def _merged(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) -> Tokenizer:
+    """Return Gemma 4's: marked spaces and bytes as SentencePiece's, with merges; line breaks are joined as far as may be."""
+    vocabulary = {tokens[index]: index for index in range(len(tokens))}
+    written = _texts(metadata, "tokenizer.ggml.merges", name)
+    merges = dict.fromkeys(_pair(written[index], name) for index in range(len(written)))
+    breaks = [count for count in range(1, _MOST_BREAKS + 1) if "\n" * count in vocabulary]
+    for count in breaks:
+        pairs = (("\n" * first, "\n" * (count - first)) for first in breaks if count - first in breaks)
+        merges |= dict.fromkeys(pair for pair in pairs if pair not in merges)
+    try:
+        return _of_pieces(vocabulary, list(merges), adds_space=False)
+    except Exception as error:
+        raise ModelError(f"{name}: the tokenizer's merges do not fit its tokens: {error}", model=name) from error
+
+
+def _pair(merge: str, name: str) -> tuple[str, str]:
+    first, _, second = merge.partition(" ")
+    if not first or not second or " " in second:
+        raise ModelError(f"{name}: {merge!r} is no merge of two tokens", model=name)
+    return first, second
+
+
+def _of_pieces(vocabulary: dict[str, int], merges: list[tuple[str, str]], *, adds_space: bool) -> Tokenizer:
     model = models.BPE(
         vocab=vocabulary,
-        merges=tokens.merges_by_score(made, scores),
+        merges=merges,
         unk_token="<unk>" if "<unk>" in vocabulary else None,
         fuse_unk=True,
         byte_fallback=True,
     )
     tokenizer = Tokenizer(model)
-    mark_spaces(tokenizer, adds_space=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
+    mark_spaces(tokenizer, adds_space=adds_space)
     return tokenizer
 
 

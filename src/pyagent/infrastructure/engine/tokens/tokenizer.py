@@ -33,7 +33,7 @@ from pyagent.infrastructure.engine.tokens.token_texts import TokenTexts
 # Names of tokens that end an answer, in the families supported, beside those a file declares.
 _END_TOKENS = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>"),
-    *("<|call|>", "<|return|>"),
+    *("<|call|>", "<|return|>", "<turn|>", "<|tool_response>"),
 )
 # Parts of prompts whose tokens are kept: many prompts begin with the same system message, or as one before did.
 _PART_CHARS = 1024

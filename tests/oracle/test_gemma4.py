@@ -1,0 +1,50 @@
+"""Gemma 4's forms against transformers on the same weights: dense, with per-layer embeddings, and with experts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.gemma4_models import CONFIGS, gemma4_as_gguf, random_gemma4
+from support.logit_sequences import TOKENS, Sequences, expect_same, reference_logits
+
+pytestmark = pytest.mark.oracle
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_folders_and_gguf_files_of_random_weights_agree_with_transformers(name: str, tmp_path: Path) -> None:
+    """500 positions, past the windows: as `expect_same`; and a GGUF file under llama.cpp's names has the same bits."""
+    import numpy as np
+
+    model = random_gemma4(name, tmp_path)
+    expect_same(tmp_path, reference_logits(model))
+    gguf = gemma4_as_gguf(tmp_path / "m.gguf", name, model)
+    whole = [Sequences(path).logits((0, TOKENS)) for path in (tmp_path, gguf)]
+    assert np.array_equal(*whole)
+
+
+def test_text_by_a_gemma_4_of_pictures_and_sound_agrees_with_transformers(tmp_path: Path) -> None:
+    """The text part of a whole checkpoint, whose configuration is nested and whose other parts are left."""
+    import numpy as np
+    import torch
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+    torch.manual_seed(5)
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    config = Gemma4Config(
+        text_config=CONFIGS["E2B"], vision_config=vision | {"num_key_value_heads": 2}, audio_config=None
+    )
+    model = Gemma4ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    assert "text_config" in json.loads((tmp_path / "config.json").read_text())
+    tokens = TOKENS[:60]
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    assert np.abs(Sequences(tmp_path).logits((0, tokens)) - expected).max() < 1e-4 * np.abs(expected).max()
