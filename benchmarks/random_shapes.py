@@ -9,6 +9,7 @@ Needs the gguf package.
     lfm2-8b-a1b  LFM2 8B-A1B: 24 layers, 18 of them short convolutions; from the third on 32 experts, 4 for a token
     gpt-oss-20b  gpt-oss-20b: 24 layers, 32 experts in MXFP4, 4 for a token, attention sinks, windows of 128
     qwen35-4b    Qwen 3.5 4B: 32 layers, three of four gated delta nets
+    gemma4-e2b   Gemma 4 E2B: 35 layers, every fifth sees everything, the last 20 share keys; per-layer embeddings
 
 With fewer layers a file is written and read in less time; rates are then those of a smaller model of the same widths.
 Vocabularies are cut to 32,768 tokens, so that the output's share stays that of the whole model when a quarter of the
@@ -229,12 +230,55 @@ def qwen35_4b(path: Path, kind: Kind, num_layers: int) -> None:
     file.close()
 
 
+def gemma4_e2b(path: Path, kind: Kind, num_layers: int) -> None:
+    """Write Gemma 4 E2B's shape; with fewer layers, of which there are whole fives, four in seven share keys."""
+    file = File(path, "gemma4", kind, num_layers, 1536)
+    is_global = [layer % 5 == 4 for layer in range(num_layers)]
+    first_shared = max(5, num_layers - num_layers * 4 // 7)
+    widths = [6144 if layer < first_shared else 2 * 6144 for layer in range(num_layers)]
+    file.writer.add_feed_forward_length(widths)
+    file.heads(8, 1, 512, 1e6)
+    file.writer.add_key_length_swa(256)
+    file.writer.add_value_length_swa(256)
+    file.writer.add_rope_dimension_count(512)
+    file.writer.add_rope_dimension_count_swa(256)
+    file.writer.add_float32("gemma4.rope.freq_base_swa", 1e4)
+    file.writer.add_sliding_window(512)
+    file.writer.add_sliding_window_pattern([not every for every in is_global])
+    file.writer.add_shared_kv_layers(num_layers - first_shared)
+    file.writer.add_embedding_length_per_layer_input(256)
+    file.writer.add_final_logit_softcapping(30.0)
+    file.matrix("token_embd", VOCAB, 1536)
+    file.matrix("per_layer_token_embd", VOCAB, 256 * num_layers)
+    file.matrix("per_layer_model_proj", 256 * num_layers, 1536)
+    file.ones("per_layer_proj_norm", size=256)
+    file.ones("output_norm")
+    turning = np.where(np.arange(256) < 64, np.float32(1), np.float32(1e30))
+    file.writer.add_tensor("rope_freqs.weight", turning)
+    for layer in range(num_layers):
+        block, head_dim = f"blk.{layer}", 512 if is_global[layer] else 256
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm"):
+            file.ones(f"{block}.{name}")
+        file.ones(f"{block}.attn_q_norm", size=head_dim)
+        file.matrix(f"{block}.attn_q", 8 * head_dim, 1536)
+        file.matrix(f"{block}.attn_output", 1536, 8 * head_dim)
+        if layer < first_shared:
+            file.ones(f"{block}.attn_k_norm", size=head_dim)
+            file.matrix(f"{block}.attn_k", head_dim, 1536)
+            file.matrix(f"{block}.attn_v", head_dim, 1536)
+        file.feed_forward(block, widths[layer])
+        file.matrix(f"{block}.inp_gate", 256, 1536)
+        file.matrix(f"{block}.proj", 1536, 256)
+    file.close()
+
+
 SHAPES: dict[str, tuple[Callable[[Path, Kind, int], None], int]] = {
     "llama-1b": (llama_1b, 16),
     "qwen3-4b": (qwen3_4b, 36),
     "lfm2-8b-a1b": (lfm2_8b, 24),
     "gpt-oss-20b": (gpt_oss_20b, 24),
     "qwen35-4b": (qwen35_4b, 32),
+    "gemma4-e2b": (gemma4_e2b, 35),
 }
 """What writes each, and how many layers it has."""
 

@@ -69,7 +69,7 @@ impl Keys<'_> {
         let sizes = self.layer_sizes("feed_forward_length", num_layers)?;
         let ffn_size = self.same("feed_forward_length", &sizes, |layer| layer < first_shared)?;
         let wide = self.same("feed_forward_length", &sizes, |layer| layer >= first_shared)?;
-        let ffn_size = ffn_size.unwrap_or(0);
+        let ffn_size = ffn_size.or(wide).unwrap_or(0);
         let first_global = sliding_layers.iter().position(|is_sliding| !is_sliding).unwrap_or(0);
         Ok(Some(Shapes {
             num_kv_heads: local_kv_heads.unwrap_or(global_kv_heads),
