@@ -6,10 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from oracle.test_adapters import ALL, adapted, our_logits
 from support.gemma4_models import CONFIGS, gemma4_as_gguf, random_gemma4
 from support.logit_sequences import TOKENS, Sequences, expect_same, reference_logits
 
-pytestmark = pytest.mark.oracle
+from pyagent import _rust
+
+pytestmark = [
+    pytest.mark.oracle,
+    # of transformers, which peft asks for what it renames
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -48,3 +55,17 @@ def test_text_by_a_gemma_4_of_pictures_and_sound_agrees_with_transformers(tmp_pa
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0].numpy()
     assert np.abs(Sequences(tmp_path).logits((0, tokens)) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", ["31B", "E2B"])
+def test_an_adapter_gives_the_logits_of_peft(name: str, tmp_path: Path) -> None:
+    """Also on layers without keys of their own, on wide blocks, and on keys that are values."""
+    import numpy as np
+
+    base = random_gemma4(name, tmp_path / "model")
+    _, expected = adapted(base, tmp_path / "adapter", 3, r=4, target_modules=ALL)
+    model = _rust.CpuModel.load(tmp_path / "model", threads=2, kv_bytes=1 << 24, kv_type="f32")
+    _rust.AdapterFile.open(model, tmp_path / "adapter").load(model, 5)
+    plain, got = our_logits(model, [0, 5])
+    assert np.abs(got - expected).max() < 1e-4
+    assert np.abs(plain - expected).max() > 0.1

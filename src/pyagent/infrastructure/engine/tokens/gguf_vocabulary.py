@@ -1,8 +1,8 @@
 """Builds a `tokenizers.Tokenizer` from a GGUF file's metadata.
 
 Three kinds exist: byte-level BPE (`gpt2`), whose way of cutting text into words is named by `tokenizer.ggml.pre`,
-SentencePiece BPE (`llama`), which has scores in place of merges, and Gemma 4's, which is the latter with merges. A vocabulary of Python strings would leave 7 MB behind
-when it is gone, so byte-level BPE goes to `tokenizers` by files.
+SentencePiece BPE (`llama`), which has scores in place of merges, and Gemma 4's, which is the latter with merges. A
+vocabulary of Python strings would leave 7 MB behind when it is gone, so byte-level BPE goes to `tokenizers` by files.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _sentencepiece(metadata: Mapping[str, object], tokens: _rust.Texts, types: S
 
 
 def _merged(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) -> Tokenizer:
-    """Return Gemma 4's: marked spaces and bytes as SentencePiece's, with merges; line breaks are joined as far as may be."""
+    """Return Gemma 4's: marked spaces and bytes as SentencePiece's, with merges; line breaks are joined."""
     vocabulary = {tokens[index]: index for index in range(len(tokens))}
     written = _texts(metadata, "tokenizer.ggml.merges", name)
     merges = dict.fromkeys(_pair(written[index], name) for index in range(len(written)))
