@@ -20,7 +20,8 @@ use pyagent_kernels::thread_pool::ThreadPool;
 use self::names::{Names, Part, Place};
 use crate::config::gguf::longrope;
 use crate::config::{Architecture, ModelConfig, invalid};
-use crate::weights::{ModelFile, ModelFileError, TensorView, clipped};
+use crate::quantised::{Matrices, Matrix, quantization};
+use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 pub(crate) use self::adapted::{RowOrder, adapted_place, row_order};
 pub use self::latent::LatentWeights;
@@ -215,29 +216,13 @@ pub fn open(path: &Path) -> Result<(ModelFile, ModelConfig), ModelFileError> {
 /// As `open`, for texts of so many positions at most: `LongRoPE` has other frequencies for short ones.
 pub fn open_for(path: &Path, most_positions: Option<usize>) -> Result<(ModelFile, ModelConfig), ModelFileError> {
     let (file, config) = open_stored(path, most_positions)?;
-    let Some(quantization) = quantization(&file) else {
-        return Ok((file, config));
-    };
-    let method = quantization.get("quant_method").and_then(serde_json::Value::as_str);
-    if method == Some("mxfp4") && config.architecture == Architecture::GptOss {
-        return Ok((file, config));
+    let method = quantization(&file).and_then(|about| about.get("quant_method"));
+    if method.is_some_and(|method| method == "mxfp4") && config.architecture != Architecture::GptOss {
+        let text = "config.json: 'quantization_config' is mxfp4, which is implemented for gpt-oss; take the model as a GGUF file";
+        return Err(invalid(text.to_owned()).in_file(path));
     }
-    let text = format!(
-        "config.json: its weights are quantised ('quantization_config': {}), which is not implemented on the CPU: set \
-         engine.runner to torch, or take the model as a GGUF file",
-        clipped(method.unwrap_or("no 'quant_method'"))
-    );
-    Err(invalid(text).in_file(path))
-}
-
-/// What a folder of safetensors says of how its weights are quantised.
-pub fn quantization(file: &ModelFile) -> Option<&serde_json::Value> {
-    let ModelFile::Safetensors(folder) = file else {
-        return None;
-    };
-    let fields = ["quantization_config", "compression_config"];
-    let found = fields.iter().find_map(|field| folder.config().get(*field));
-    found.filter(|value| !value.is_null())
+    Matrices::of(&file).map_err(|error| error.in_file(path))?;
+    Ok((file, config))
 }
 
 /// As `open_for`, with weights that may be quantised in ways that only who loads them knows.
@@ -304,7 +289,17 @@ fn scaling_by_tensors(
 pub fn is_output_tied(file: &ModelFile, config: &ModelConfig) -> Result<bool, ModelFileError> {
     match config.is_output_tied {
         Some(is_tied) => Ok(is_tied),
-        None => Ok(file.find_tensor(&Names::of(file).output())?.is_none()),
+        None => {
+            let name = Names::of(file).output();
+            let ends = ["weight", "qweight", "weight_packed"];
+            let begin = name.trim_end_matches("weight");
+            for end in ends {
+                if file.find_stored(&format!("{begin}{end}"))?.is_some() {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        }
     }
 }
 
@@ -358,7 +353,7 @@ pub(crate) fn embedding_rows(file: &ModelFile) -> Result<usize, ModelFileError> 
 /// Refuses a file whose embedding is not as wide as the configuration says, or that lacks a layer's matrix or has one of
 /// another size, before memory is taken for weights.
 pub(crate) fn check(file: &ModelFile, config: &ModelConfig) -> Result<(), ModelFileError> {
-    let names = Names::of(file);
+    let (names, matrices) = (Names::of(file), Matrices::of(file)?);
     let hidden = config.hidden_size;
     expect_size(&file.tensor(&names.embedding())?, config.vocab_size, hidden)?;
     for layer in 0..config.num_layers {
@@ -371,18 +366,37 @@ pub(crate) fn check(file: &ModelFile, config: &ModelConfig) -> Result<(), ModelF
             (Part::Up, config.ffn_size, hidden),
             (Part::Down, hidden, config.ffn_size),
         ] {
-            check_matrix(file, &names.layer(layer, part, config), rows, cols)?;
+            check_matrix(file, &matrices, &names.layer(layer, part, config), rows, cols)?;
         }
     }
     Ok(())
 }
 
 /// Refuses a matrix that is missing or of another size.
-fn check_matrix(file: &ModelFile, place: &Place, rows: usize, cols: usize) -> Result<(), ModelFileError> {
-    match place.find(file, ".weight")? {
-        Some(tensor) => expect_size(&tensor, rows, cols),
-        None => file.tensor(&place.weight()).map(|_| ()),
-    }
+fn check_matrix<'a>(
+    file: &'a ModelFile,
+    matrices: &Matrices<'a>,
+    place: &Place,
+    rows: usize,
+    cols: usize,
+) -> Result<(), ModelFileError> {
+    find_matrix(file, matrices, place, rows, cols).map(|_| ())
+}
+
+/// A matrix of this size; an error where it is missing or of another.
+fn find_matrix<'a>(
+    file: &'a ModelFile,
+    matrices: &Matrices<'a>,
+    place: &Place,
+    rows: usize,
+    cols: usize,
+) -> Result<Matrix<'a>, ModelFileError> {
+    let matrix = match place.matrix(file, matrices, cols)? {
+        Some(matrix) => matrix,
+        None => Matrix::Plain(file.tensor(&place.weight())?),
+    };
+    expect(matrix.name(), matrix.size(), (rows, cols))?;
+    Ok(matrix)
 }
 
 fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<Weights, ModelFileError> {
@@ -391,6 +405,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
         config,
         pool,
         names: Names::of(file),
+        matrices: Matrices::of(file)?,
     };
     loader.check_experts()?;
     loader.check_recurrent()?;
@@ -415,9 +430,10 @@ struct Loader<'a> {
     config: &'a ModelConfig,
     pool: &'a ThreadPool,
     names: Names,
+    matrices: Matrices<'a>,
 }
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
     fn layer(&self, layer: usize) -> Result<Layer, ModelFileError> {
         let config = self.config;
         let hidden = config.hidden_size;
@@ -471,22 +487,30 @@ impl Loader<'_> {
 
     /// Refuses a matrix that is missing or of another size.
     fn check(&self, place: &Place, rows: usize, cols: usize) -> Result<(), ModelFileError> {
-        check_matrix(self.file, place, rows, cols)
+        self.find(place, rows, cols).map(|_| ())
+    }
+
+    /// A matrix of this size; an error where it is missing or of another.
+    fn find(&self, place: &Place, rows: usize, cols: usize) -> Result<Matrix<'a>, ModelFileError> {
+        find_matrix(self.file, &self.matrices, place, rows, cols)
     }
 
     fn linear(&self, place: &Place, rows: usize, cols: usize) -> Result<Linear, ModelFileError> {
         let bias = place.bias(self.file)?.map(|tensor| vector(&tensor, rows)).transpose()?;
         Ok(Linear {
-            weight: match place.find(self.file, ".weight")? {
-                Some(tensor) => self.pack(&tensor, rows, cols)?,
-                None => self.matrix(&place.weight(), rows, cols)?,
-            },
+            weight: self.packed(place, rows, cols)?,
             bias,
         })
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<PackedMatrix, ModelFileError> {
-        self.pack(&self.file.tensor(name)?, rows, cols)
+        let place = Place::whole(name.trim_end_matches(".weight").to_owned());
+        self.packed(&place, rows, cols)
+    }
+
+    fn packed(&self, place: &Place, rows: usize, cols: usize) -> Result<PackedMatrix, ModelFileError> {
+        let read = self.find(place, rows, cols)?.read(self.file, self.pool)?;
+        self.pack(&read.view(), rows, cols)
     }
 
     fn pack(&self, tensor: &TensorView<'_>, rows: usize, cols: usize) -> Result<PackedMatrix, ModelFileError> {
@@ -511,13 +535,16 @@ impl Loader<'_> {
 }
 
 fn expect_size(tensor: &TensorView<'_>, rows: usize, cols: usize) -> Result<(), ModelFileError> {
-    let (name, got) = (tensor.name, (tensor.rows(), tensor.cols()));
-    if got == (rows, cols) {
+    expect(tensor.name, (tensor.rows(), tensor.cols()), (rows, cols))
+}
+
+fn expect(name: &str, got: (usize, usize), expected: (usize, usize)) -> Result<(), ModelFileError> {
+    if got == expected {
         return Ok(());
     }
     Err(invalid(format!(
-        "tensor '{name}' is {} x {}; expected {rows} x {cols}",
-        got.0, got.1
+        "tensor '{name}' is {} x {}; expected {} x {}",
+        got.0, got.1, expected.0, expected.1
     )))
 }
 

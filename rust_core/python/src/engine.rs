@@ -520,10 +520,8 @@ pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str) -> PyR
     let kv_type = parse_kv_type(kv_type)?;
     let described = py.detach(|| {
         let (file, config) = pyagent_engine::model::open_stored(&path, None)?;
-        let weight_bytes: usize = match pyagent_engine::model::quantization(&file) {
-            Some(_) => file.file_bytes() as usize,
-            None => file.tensors().map(|tensor| tensor.bytes.len()).sum(),
-        };
+        // What the CPU runner does not take, others may: its tensors as they are.
+        let weight_bytes = pyagent_engine::quantised::packed_bytes(&file).unwrap_or(file.file_bytes() as usize);
         Ok::<_, pyagent_engine::weights::ModelFileError>((config, weight_bytes))
     });
     let (config, weight_bytes) = described.map_err(|error| ModelFileError::new_err(error.to_string()))?;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use pyagent_engine::config::{self, Activation};
 use pyagent_engine::model;
+use pyagent_engine::quantised;
 use pyagent_engine::weights::{self, StoredTensor, TensorView};
 use pyagent_kernels::elementwise::RopeStyle;
 use pyagent_kernels::ggml;
@@ -121,7 +122,7 @@ impl ModelFile {
     /// What config.json says of how the weights are quantised, as JSON; None where it says nothing, and for GGUF files.
     #[getter]
     fn quantization(&self) -> Option<String> {
-        model::quantization(&self.inner).map(ToString::to_string)
+        quantised::quantization(&self.inner).map(ToString::to_string)
     }
 
     /// What the file calls a matrix (both without `.weight`), and its first row there; None where there is none.

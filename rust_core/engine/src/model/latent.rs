@@ -9,8 +9,9 @@ use pyagent_kernels::isa::Isa;
 use pyagent_kernels::pack::PackedMatrix;
 
 use super::names::Place;
-use super::{Linear, Loader, expect_size, pack};
+use super::{Linear, Loader, expect, pack};
 use crate::config::{Latent, invalid};
+use crate::quantised::Matrix;
 use crate::weights::{ModelFileError, TensorView};
 
 /// Latent attention's weights but for its output matrix.
@@ -44,9 +45,9 @@ impl LatentWeights {
 }
 
 /// The heads' matrices in a file: both in one, or in a stack each.
-enum Ups<'a> {
+enum Ups<'a, T> {
     /// Rows of each head: what makes keys, then what makes values, [heads x (plain + value), latent].
-    Together(TensorView<'a>),
+    Together(T),
     /// `[heads, latent, plain]`, and `[heads, value, latent]`.
     Apart([TensorView<'a>; 2]),
 }
@@ -92,7 +93,14 @@ impl<'a> Loader<'a> {
             ..
         } = *latent;
         let (mut keys, mut values) = (Vec::new(), Vec::new());
-        let ups = self.find_ups(layer, latent)?;
+        let read;
+        let ups = match self.find_ups(layer, latent)? {
+            Ups::Together(matrix) => {
+                read = matrix.read(self.file, self.pool)?;
+                Ups::Together(read.view())
+            }
+            Ups::Apart(found) => Ups::Apart(found),
+        };
         for head in 0..self.config.num_heads {
             let (key, of_value) = match &ups {
                 Ups::Together(both) => {
@@ -119,12 +127,13 @@ impl<'a> Loader<'a> {
     }
 
     /// The heads' matrices, measured. Files of llama.cpp have them apart since 2025.
-    fn find_ups(&self, layer: usize, latent: &Latent) -> Result<Ups<'a>, ModelFileError> {
+    fn find_ups(&self, layer: usize, latent: &Latent) -> Result<Ups<'a, Matrix<'a>>, ModelFileError> {
         let num_heads = self.config.num_heads;
         let together = self.names.whole(layer, "attn_kv_b", "self_attn.kv_b_proj");
         let apart = ["attn_k_b", "attn_v_b"].map(|name| self.names.whole(layer, name, "self_attn.kv_b_proj"));
-        if let Some(both) = together.find(self.file, ".weight")? {
-            expect_size(&both, num_heads * (latent.plain_dims + latent.value_dims), latent.rank)?;
+        if let Some(both) = together.matrix(self.file, &self.matrices, latent.rank)? {
+            let num_rows = num_heads * (latent.plain_dims + latent.value_dims);
+            expect(both.name(), both.size(), (num_rows, latent.rank))?;
             return Ok(Ups::Together(both));
         }
         let expected = [

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use self::hybrid::{gate_up_rows, gguf_part_of, granite_part, lfm2_part, mamba_rows};
 use crate::config::{Architecture, ModelConfig, Rating, invalid};
+use crate::quantised::{Matrices, Matrix};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 #[derive(Clone, Copy)]
@@ -90,6 +91,29 @@ impl Place {
         format!("{}{}", self.name, if self.is_bare { "" } else { ".weight" })
     }
 
+    /// The matrix of so many columns, if the file has it, plain or quantised. An error where it has not all of the rows.
+    pub(super) fn matrix<'a>(
+        &self,
+        file: &'a ModelFile,
+        matrices: &Matrices<'a>,
+        cols: usize,
+    ) -> Result<Option<Matrix<'a>>, ModelFileError> {
+        let quantised = if self.is_bare {
+            None
+        } else {
+            matrices.quantised(&self.name, cols)?
+        };
+        let Some(matrix) = quantised else {
+            return Ok(self.find(file, ".weight")?.map(Matrix::Plain));
+        };
+        let Some(rows) = &self.rows else {
+            return Ok(Some(matrix));
+        };
+        let (name, (found, _)) = (matrix.name(), matrix.size());
+        let part = matrix.part(rows);
+        part.map(Some).ok_or_else(|| too_few_rows(name, found, rows))
+    }
+
     /// The tensor, if the file has it, its name ending in `end`. An error where it has not all of the rows.
     pub(super) fn find<'a>(&self, file: &'a ModelFile, end: &str) -> Result<Option<TensorView<'a>>, ModelFileError> {
         let name = format!("{}{}", self.name, if self.is_bare { "" } else { end });
@@ -100,13 +124,15 @@ impl Place {
             return Ok(Some(tensor));
         };
         let (part, found) = (tensor.part(rows), tensor.rows());
-        part.map(Some).ok_or_else(|| {
-            invalid(format!(
-                "tensor '{name}' has {found} rows; expected at least {}",
-                rows.end
-            ))
-        })
+        part.map(Some).ok_or_else(|| too_few_rows(&name, found, rows))
     }
+}
+
+fn too_few_rows(name: &str, found: usize, rows: &Range<usize>) -> ModelFileError {
+    invalid(format!(
+        "tensor '{name}' has {found} rows; expected at least {}",
+        rows.end
+    ))
 }
 
 /// How a file spells its tensors' names.

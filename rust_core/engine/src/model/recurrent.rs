@@ -3,8 +3,9 @@
 use pyagent_kernels::pack::PackedMatrix;
 
 use super::names::{Part, Place};
-use super::{Linear, Loader, pack, vector};
+use super::{Linear, Loader, expect, pack, vector};
 use crate::config::{DeltaNet, ModelConfig, Recurrent, invalid};
+use crate::quantised::Matrix;
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 /// A recurrent layer's weights but for its output matrix.
@@ -148,9 +149,8 @@ impl Loader<'_> {
             hidden_size, head_dim, ..
         } = *self.config;
         let rows = self.config.query_size();
-        let name = format!("{}.weight", place.name);
-        let tensor = self.file.tensor(&name)?;
-        super::expect_size(&tensor, 2 * rows, hidden_size)?;
+        let read = self.find(place, 2 * rows, hidden_size)?.read(self.file, self.pool)?;
+        let tensor = read.view();
         let bias = self.file.find_tensor(&format!("{}.bias", place.name))?;
         let bias = bias.map(|tensor| vector(&tensor, 2 * rows)).transpose()?;
         let half = |half: usize| {
@@ -176,13 +176,15 @@ impl Loader<'_> {
 
 /// Some rows of a tensor in which a key head's lie together.
 struct RowsOfHeads<'a> {
-    tensor: TensorView<'a>,
+    matrix: Matrix<'a>,
     rows: Vec<usize>,
 }
 
 impl RowsOfHeads<'_> {
-    fn linear(&self, loader: &Loader<'_>) -> Result<Linear, ModelFileError> {
-        let (tensor, cols) = (&self.tensor, self.tensor.cols());
+    fn linear(self, loader: &Loader<'_>) -> Result<Linear, ModelFileError> {
+        let read = self.matrix.read(loader.file, loader.pool)?;
+        let tensor = read.view();
+        let cols = tensor.cols();
         let row_bytes = tensor.bytes.len() / tensor.rows().max(1);
         let bytes = self
             .rows
@@ -193,7 +195,7 @@ impl RowsOfHeads<'_> {
         let rows = TensorView {
             bytes: &bytes,
             dims: &dims,
-            ..*tensor
+            ..tensor
         };
         Ok(Linear {
             weight: loader.pack(&rows, self.rows.len(), cols)?,
@@ -225,26 +227,26 @@ impl DeltaNet {
     }
 }
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
     /// The rows of a projection where the file has each key head's together; measured.
     fn of_key_heads(
         &self,
         layer: usize,
         part: Part,
         recurrent: &Recurrent,
-    ) -> Result<Option<RowsOfHeads<'_>>, ModelFileError> {
+    ) -> Result<Option<RowsOfHeads<'a>>, ModelFileError> {
         let Recurrent::DeltaNet(net) = recurrent else {
             return Ok(None);
         };
         let Some(place) = self.names.of_key_heads(layer, part, self.config.architecture) else {
             return Ok(None);
         };
-        let Some(tensor) = place.find(self.file, ".weight")? else {
+        let Some(matrix) = place.matrix(self.file, &self.matrices, self.config.hidden_size)? else {
             return Ok(None);
         };
         let (rows, num_rows) = net.rows_of_heads(part);
-        super::expect_size(&tensor, num_rows, self.config.hidden_size)?;
-        Ok(Some(RowsOfHeads { tensor, rows }))
+        expect(matrix.name(), matrix.size(), (num_rows, self.config.hidden_size))?;
+        Ok(Some(RowsOfHeads { matrix, rows }))
     }
 }
 
