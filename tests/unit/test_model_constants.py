@@ -54,9 +54,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"sliding_window": 8}, "'sliding_window' is not implemented for llama"),
     (
         "llama",
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-        "its weights are quantised ('quantization_config': gptq), which is not implemented on the CPU: set "
-        "engine.runner to torch",
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+        "has 'quant_method': \"bitsandbytes\", which is not implemented on the CPU; there are gptq, awq, fp8, "
+        "compressed-tensors. Take the model as a GGUF file",
     ),
     ("llama-linear", {"rope_parameters": {"rope_type": "axial"}}, "rope scaling 'axial' is not supported"),
     (
