@@ -227,19 +227,15 @@ def test_first_model_is_fetched_only_for_a_native_first_link(tmp_path: Path, mon
 
 
 def test_show_names_how_a_checkpoint_is_quantised(environment: dict[str, str], tmp_path: Path) -> None:
-    """Its card has the method and the parameters; the CPU runner's refusal is what fits, with what to set."""
+    """Its card has the method and the parameters; what no runner reads is refused beside it, by name."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     config, _ = write_family(folder, "llama")
-    (folder / "config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
-    )
+    scheme = {"quant_method": "gptq", "bits": 3, "group_size": 32}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
     about = json.loads(models({**environment, "PYAGENT_ENGINE__RUNNER": "cpu"}, "show", str(folder), "--json").out)
-    assert about["quantization"] == "gptq, 4 bits"
+    assert about["quantization"] == "gptq, 3 bits"
     assert about["num_parameters"] == 2 * 96 * 64 + 3 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 80 * 64)
-    assert (
-        "('quantization_config': gptq), which is not implemented on the CPU: set engine.runner to torch"
-        in about["refused"]
-    )
+    assert "has 'bits': 3, which is not implemented on the CPU; there are 4, 8" in about["refused"]
     card = models({**environment, "PYAGENT_ENGINE__RUNNER": "cpu"}, "show", str(folder)).out
     assert "fits          no: " in card
