@@ -135,6 +135,11 @@ impl Numbers {
         self
     }
 
+    pub fn scaled(mut self, factor: f32) -> Self {
+        self.scales.iter_mut().for_each(|scale| *scale *= factor);
+        self
+    }
+
     pub fn weights(&self) -> Vec<f32> {
         let number = |at: usize| {
             let of_group = at / self.cols * self.num_groups + self.groups[at % self.cols];
@@ -333,22 +338,27 @@ pub fn rows_of(matrix: &PackedMatrix) -> Vec<f32> {
     all
 }
 
-/// Loads a folder: its matrices are of one type, and its weights as far from what they stand for as is said, as a share
-/// of each, or half a step of half precision's smallest numbers. What is estimated from the header is what they take, but for what packing rounds up.
+/// Loads a folder: its weights are as `expect_rows` says, and what is estimated from the header is what they take, but for
+/// what packing rounds up.
 pub fn expect_weights(folder: &Folder, kind: GgmlType, most: f32) {
+    let (weights, estimated) = expect_rows(folder, kind, most);
+    let taken = weights.bytes() as f64;
+    assert!((estimated as f64 / taken - 1.0).abs() < 0.06, "{estimated} for {taken}");
+}
+
+/// Loads a folder: its matrices are of one type, and its weights as far from what they stand for as is said, as a share of
+/// each, or half a step of half precision's smallest numbers.
+pub fn expect_rows(folder: &Folder, kind: GgmlType, most: f32) -> (Weights, usize) {
     let (weights, estimated) = folder.load().expect("a right folder");
+    let subnormal = if most > 0.0 { 2f32.powi(-25) } else { 0.0 };
     for (matrix, expected) in matrices(&weights).into_iter().zip(&folder.weights) {
         assert_eq!(matrix.kind(), kind);
         for (got, expected) in rows_of(matrix).iter().zip(expected) {
-            let subnormal = if most > 0.0 { 2f32.powi(-25) } else { 0.0 };
-            assert!(
-                (got - expected).abs() <= most * expected.abs() + subnormal,
-                "{got} for {expected}"
-            );
+            let error = (got - expected).abs();
+            assert!(error <= most * expected.abs() + subnormal, "{got} for {expected}");
         }
     }
-    let taken = weights.bytes() as f64;
-    assert!((estimated as f64 / taken - 1.0).abs() < 0.06, "{estimated} for {taken}");
+    (weights, estimated)
 }
 
 pub fn gptq_of(bits: usize, group: usize, centred: bool, less: u8, config: Value) -> Folder {
@@ -410,11 +420,12 @@ pub fn fp8(block: usize, scale: f32) -> Folder {
     })
 }
 
-pub fn int8() -> Folder {
+/// INT8 with a scale a row, each times `factor`.
+pub fn int8(factor: f32) -> Folder {
     folder(
         compressed(8, "int", json!({"strategy": "channel"})),
         |rows, cols, seed| {
-            let numbers = Numbers::of(8, (rows, cols), cols, seed).centred();
+            let numbers = Numbers::of(8, (rows, cols), cols, seed).centred().scaled(factor);
             let signed: Vec<u8> = numbers.numbers.iter().map(|number| number ^ 128).collect();
             let tensors = vec![
                 ("weight", Tensor("I8", vec![rows, cols], signed)),
