@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.quantised_folder import FLOAT8, FORMATS, write_quantised, write_tensors
 from support.sparse_models import CONFIGS, tensors_of
 
 from pyagent import _rust
@@ -16,8 +15,10 @@ pytestmark = pytest.mark.oracle
 
 TOKENS = [(7 * place + place * place) % 60 for place in range(48)]
 BLOCK = 32
-PLAIN = {"gptq-order", "gptq-8", "packed-order", "fp8-weights", "fp8-tensor", "fp8-row", "fp8-block"}
-"""Formats that are half precision in memory; the others are integers, whose inputs have 8 bits (decision 8)."""
+HALVES = ("gptq-order", "gptq-8", "packed-order", "fp8-weights", "fp8-tensor", "fp8-row", "fp8-block")
+"""Formats that are half precision in memory."""
+INTEGERS = ("gptq", "gptq-2", "gptq-row", "awq", "packed", "packed-zeros", "packed-8", "int8-row")
+"""Those that are integers, whose inputs have 8 bits (decision 8)."""
 FP8_MODELS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
         "vocab_size": 250,
@@ -59,12 +60,15 @@ def reference_logits(path: Path) -> Any:
         return model(torch.tensor([TOKENS])).logits[0].numpy()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*HALVES, *INTEGERS])
 def test_checkpoints_agree_with_transformers_on_their_weights(name: str, tmp_path: Path) -> None:
     """48 positions: to 1e-3 of the logits' spread where inputs stay as they are, to 2.5e-2 where they have 8 bits."""
+    from support.quantised_folder import FORMATS, write_quantised
+
+    assert {*HALVES, *INTEGERS} == set(FORMATS)
     model = write_quantised(tmp_path, name)
     got, expected = engine_logits(model.path), reference_logits(model.plain_path)
-    most = 1e-3 if name in PLAIN else 2.5e-2
+    most = 1e-3 if name in HALVES else 2.5e-2
     assert float((got - expected).std()) < most * float(expected.std())
     assert (got.argmax(1) == expected.argmax(1)).mean() > 0.9
 
@@ -78,13 +82,14 @@ def blocks_of_fp8(weight: Any) -> tuple[dict[str, Any], Any]:
     largest = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).abs().amax((1, 3))
     scales = torch.exp2((largest / 448).log2().ceil())
     whole = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
-    numbers = (weight / whole).to(FLOAT8)
+    numbers = (weight / whole).to(torch.float8_e4m3fn)
     return {"weight": numbers, "weight_scale_inv": scales}, numbers.float() * whole
 
 
 def write_fp8(folder: Path, name: str) -> None:
     """Write a random model's FP8 checkpoint, each expert with tensors of its own, and its weights beside it."""
     import torch
+    from support.quantised_folder import write_tensors
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(11)
