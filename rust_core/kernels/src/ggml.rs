@@ -15,10 +15,12 @@ mod k_quants;
 mod kind;
 mod legacy;
 mod mxfp4;
+mod quantise;
 
 pub use block::{Block, MAX_BLOCK_ELEMENTS, MAX_BLOCK_GROUPS, blocks};
 pub use kind::GgmlType;
 pub(crate) use mxfp4::half_power;
+pub use quantise::quantise;
 
 /// Why bytes cannot be read as elements of a [`GgmlType`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +64,26 @@ pub enum GgmlError {
     NotQuantised {
         /// The element type.
         kind: GgmlType,
+    },
+    /// Elements of this type are read, but not made.
+    #[error("{kind} is read but not written: choose another type", kind = .kind.name())]
+    NotWritten {
+        /// The element type.
+        kind: GgmlType,
+    },
+    /// A number is infinite or none.
+    #[error("one of the numbers is {value}")]
+    NotFinite {
+        /// As it is printed.
+        value: String,
+    },
+    /// A number is beyond what the type can hold.
+    #[error("one of the numbers is {value}, and {kind} holds up to 65,504: BF16 and F32 hold more", kind = .kind.name())]
+    TooLarge {
+        /// The element type.
+        kind: GgmlType,
+        /// As it is printed.
+        value: String,
     },
 }
 

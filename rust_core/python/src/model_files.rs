@@ -6,6 +6,7 @@ use pyagent_engine::gguf::{MetadataArray, MetadataValue};
 use pyagent_engine::weights::{self, ModelFile};
 use pyagent_kernels::ggml::{self, GgmlError, GgmlType};
 use pyo3::IntoPyObjectExt;
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -61,18 +62,55 @@ pub fn read_model_header(py: Python<'_>, path: PathBuf, arrays: bool, packed: bo
 /// The numbers in whole blocks of an element type such as `Q4_K`, as little-endian f32.
 #[pyfunction]
 pub fn dequantise<'py>(py: Python<'py>, type_name: &str, data: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    let kind = GgmlType::from_name(type_name).ok_or_else(|| {
-        let known: Vec<_> = GgmlType::ALL.iter().map(|kind| kind.name()).collect();
-        PyValueError::new_err(format!(
-            "element type {type_name:?} is not known; expected one of {}",
-            known.join(", ")
-        ))
-    })?;
+    let kind = element_type(type_name)?;
     // `data` is a bytes object, which nobody can change while the GIL is free.
     let bytes = py
         .detach(|| dequantised_bytes(kind, data))
         .map_err(|error| PyValueError::new_err(error.to_string()))?;
     Ok(PyBytes::new(py, &bytes))
+}
+
+/// Numbers as whole blocks of an element type such as `Q4_K`; `values` is a buffer of 32-bit floats.
+///
+/// Nothing may write to the buffer meanwhile: the GIL is free. Raises `ValueError` for numbers the type cannot hold, and
+/// for a type that is read but not written.
+#[pyfunction]
+pub fn quantise<'py>(
+    py: Python<'py>,
+    type_name: &str,
+    values: PyBuffer<f32>,
+    threads: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let kind = element_type(type_name)?;
+    let values = floats_in(&values)?;
+    let invalid = |error: GgmlError| PyValueError::new_err(error.to_string());
+    let num_bytes = kind.row_bytes(values.len()).map_err(invalid)?;
+    PyBytes::new_with(py, num_bytes, |out| {
+        py.detach(|| ggml::quantise(kind, values, out, threads))
+            .map_err(invalid)
+    })
+}
+
+fn element_type(name: &str) -> PyResult<GgmlType> {
+    GgmlType::from_name(name).ok_or_else(|| {
+        let known: Vec<_> = GgmlType::ALL.iter().map(|kind| kind.name()).collect();
+        PyValueError::new_err(format!(
+            "element type {name:?} is not known; expected one of {}",
+            known.join(", ")
+        ))
+    })
+}
+
+fn floats_in(values: &PyBuffer<f32>) -> PyResult<&[f32]> {
+    if !values.is_c_contiguous() {
+        return Err(PyValueError::new_err("the buffer's numbers do not lie side by side"));
+    }
+    if values.item_count() == 0 {
+        return Ok(&[]); // it may have no address
+    }
+    // SAFETY: the buffer is contiguous, of aligned 32-bit floats, and stays exported while it is borrowed; the caller has
+    // promised that nothing writes to it meanwhile.
+    Ok(unsafe { std::slice::from_raw_parts(values.buf_ptr().cast::<f32>(), values.item_count()) })
 }
 
 fn dequantised_bytes(kind: GgmlType, data: &[u8]) -> Result<Vec<u8>, GgmlError> {
