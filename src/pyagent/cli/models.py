@@ -1,4 +1,4 @@
-"""`pyagent models`: which models there are, what each needs, and how one is fetched or thrown away."""
+"""`pyagent models`: which models there are, what each needs, and how one is fetched, quantised or thrown away."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pyagent.cli.options import AsJson, Config
+from pyagent.cli.quantize import quantize
 from pyagent.cli.startup import read_settings, terminal_progress
 from pyagent.core.one_line import printable
 from pyagent.core.sizes import format_bytes
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.models.describe import EncoderDescription, ModelDescription
     from pyagent.infrastructure.models.store import ModelStore, Watcher
 
-app = typer.Typer(add_completion=False, help="List, fetch and inspect models.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="List, fetch, inspect and quantise models.", no_args_is_help=True)
+app.command()(quantize)
 
 _CONTEXTS = (2_048, 8_192, 32_768, 131_072)
 _KV_DTYPES: tuple[KvDtype, ...] = ("bf16", "f16", "int8", "fp8")

@@ -45,12 +45,30 @@ class TextScore(msgspec.Struct, frozen=True, kw_only=True):
     least_expected: list[ScoredToken] = []
 
 
+class PositionScores(msgspec.Struct, frozen=True, kw_only=True):
+    """Of each token of a text its log probability, and the token that was likeliest in its place, in order."""
+
+    logprobs: list[float]
+    best_ids: list[int]
+
+    @property
+    def perplexity(self) -> float:
+        """Of all of them; infinite where there are none."""
+        return math.exp(-math.fsum(self.logprobs) / len(self.logprobs)) if self.logprobs else math.inf
+
+    def same_best(self, other: PositionScores) -> float:
+        """Return at which share of the positions both have the same best token. They are of one text and vocabulary."""
+        pairs = list(zip(self.best_ids, other.best_ids, strict=True))
+        return sum(one == another for one, another in pairs) / max(1, len(pairs))
+
+
 class _Window(msgspec.Struct, frozen=True):
     """A part of a text with what is known of it."""
 
     backend: str
     num_bytes: int
     tokens: list[ScoredToken]
+    best_ids: list[int]
 
 
 async def score_text(
@@ -76,6 +94,17 @@ async def score_text(
         bits_per_byte=-logprob / math.log(2) / num_bytes if tokens and num_bytes else None,
         least_expected=nsmallest(num_least_expected, tokens, key=lambda token: token.logprob),
     )
+
+
+async def score_positions(backend: Backend, text: str, *, window_tokens: int = WINDOW_TOKENS) -> PositionScores:
+    """Return the scores of a text's tokens, to compare two models; raises as `score_text` does."""
+    logprobs: list[float] = []
+    best_ids: list[int] = []
+    for piece in _pieces(text, window_tokens * BYTES_A_TOKEN):
+        async for window in _scored(backend, piece, 1):
+            logprobs += [token.logprob for token in window.tokens]
+            best_ids += window.best_ids
+    return PositionScores(logprobs=logprobs, best_ids=best_ids)
 
 
 def _pieces(text: str, most_bytes: int) -> Iterator[str]:
@@ -106,8 +135,10 @@ async def _scored(backend: Backend, text: str, line: int) -> AsyncGenerator[_Win
         return
     first = answer.deltas[0].logprobs[0].token
     num_unscored = len(first.encode()) if text.startswith(first) else 0  # a control token is none of the text
-    tokens = list(_tokens(answer.deltas[0].prompt_logprobs[1:], [first], line))
-    yield _Window(answer.last.backend, len(text.encode()) - num_unscored, tokens)
+    entries = answer.deltas[0].prompt_logprobs[1:]
+    tokens = list(_tokens(entries, [first], line))
+    best_ids = [min(entry, key=lambda token: entry[token].rank or 0) for entry in entries if entry]
+    yield _Window(answer.last.backend, len(text.encode()) - num_unscored, tokens, best_ids)
 
 
 def _tokens(entries: list[dict[int, PromptLogprob] | None], before: list[str], line: int) -> Iterator[ScoredToken]:

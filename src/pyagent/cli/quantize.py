@@ -1,0 +1,193 @@
+"""`pyagent models quantize`: writes a model with weights of fewer bits, and says what that costs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import msgspec
+import typer
+
+from pyagent.cli.options import AsJson, Config
+from pyagent.cli.output import write_json
+from pyagent.cli.startup import read_settings
+from pyagent.core.errors import ModelError, RequestError
+from pyagent.core.nearest import did_you_mean
+from pyagent.core.one_line import printable
+from pyagent.core.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from pyagent.core.text_score import PositionScores
+    from pyagent.infrastructure.models.quantize.quantizing import Progress, Quantized
+
+_TEXT_FILE = Path(__file__).parent / "demo_text.txt"
+_TEXT_CHARS = 8_000
+"""Of the text in the wheel: about 1,600 tokens, seconds of a small model."""
+
+
+class Quality(msgspec.Struct, frozen=True, kw_only=True):
+    """What a text costs under both models. `same_best` is the share of positions with the same likeliest token."""
+
+    num_tokens: int
+    perplexity_before: float
+    perplexity_after: float
+    ratio: float
+    same_best: float
+
+
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A safetensors folder, a GGUF file, or a name.")],
+    type_name: Annotated[
+        str, typer.Option("--type", metavar="TYPE", help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, Q4_0, F16, ...")
+    ] = "Q4_K_M",
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Where to; NAME-TYPE.gguf here unless given.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option("--text", metavar="FILE", help="The text, in UTF-8, that both models are scored by.")
+    ] = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write the file only; score nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """Write a model as a GGUF file with weights of fewer bits; compare the perplexity of both."""
+    chosen = _known_type(type_name)
+    sample = "" if no_report else _sample(text)
+    path = _locate(source, config)
+    target = output or Path(f"{path.name.removesuffix('.gguf')}-{chosen}.gguf")
+    made = _write(path, target, chosen, overwrites=force)
+    quality = _compare(path, target, sample, config) if sample else None
+    if as_json:
+        write_json(msgspec.structs.asdict(made) | {"quality": quality and msgspec.structs.asdict(quality)})
+        return
+    for key, value in _card(made, quality):
+        typer.echo(f"{key:<11} {printable(value)}")
+
+
+def _known_type(name: str) -> str:
+    from pyagent.infrastructure.models.quantize.mixture import TYPE_TO_BASE
+
+    chosen = name.upper()
+    if chosen not in TYPE_TO_BASE:
+        hint = did_you_mean(chosen, list(TYPE_TO_BASE), f"there are {', '.join(TYPE_TO_BASE)}")
+        raise RequestError(f"--type: {name[:40]!r} is not known; {hint}", param="type")
+    return chosen
+
+
+def _sample(file: Path | None) -> str:
+    """Return the text to score."""
+    try:
+        text = (file or _TEXT_FILE).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{file} is not UTF-8 text: {error.reason}", param="text") from error
+    except OSError as error:
+        raise RequestError(f"{file} cannot be read: {error.strerror}", param="text") from error
+    if not text.strip():
+        raise RequestError(f"{file}: there is no text to score", param="text")
+    return text if file else text[:_TEXT_CHARS]
+
+
+def _locate(source: str, config: Path | None) -> Path:
+    """Return the path of a model that is here; nothing is fetched."""
+    from pyagent.infrastructure.models.store import ModelStore, is_path
+
+    if not is_path(source) and Path(source).exists():
+        return Path(source)
+    store = ModelStore(read_settings(config).paths.models)
+    if not is_path(source) and store.find(source) is None:
+        store.look(source)  # an unknown name says so itself
+        raise ModelError(f"{source} is not here yet; fetch it first: pyagent models pull {source}", model=source)
+    return store.locate(source)
+
+
+def _write(path: Path, target: Path, chosen: str, *, overwrites: bool) -> Quantized:
+    from pyagent import _rust
+    from pyagent.infrastructure.models.quantize.quantizing import quantize_model
+
+    with _ends_by_signal(), _shown_progress(target.name) as progress:
+        threads = _rust.available_cores()
+        return quantize_model(path, target, chosen, overwrites=overwrites, threads=threads, progress=progress)
+
+
+@contextlib.contextmanager
+def _ends_by_signal() -> Generator[None]:
+    """Let SIGTERM end the block as Ctrl+C does, so that the file that is being written is removed."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _shown_progress(name: str) -> Generator[Progress]:
+    """A bar on a terminal; nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True, highlight=False)) as bar:
+        task = bar.add_task(escape(name), total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _compare(before: Path, after: Path, text: str, config: Path | None) -> Quality:
+    """Score a text by both models, one after the other."""
+    old, new = _scores(before, text, config), _scores(after, text, config)
+    return Quality(
+        num_tokens=len(new.logprobs),
+        perplexity_before=old.perplexity,
+        perplexity_after=new.perplexity,
+        ratio=new.perplexity / old.perplexity,
+        same_best=new.same_best(old),
+    )
+
+
+def _scores(path: Path, text: str, config: Path | None) -> PositionScores:
+    import asyncio
+
+    from pyagent.assembly import make_chain, make_host
+    from pyagent.core.text_score import score_positions
+
+    settings = read_settings(config, model=str(path.absolute()))
+
+    async def scored() -> PositionScores:
+        made = make_chain(settings, make_host(settings))
+        try:
+            return await score_positions(made, text)
+        finally:
+            await made.close()
+
+    return asyncio.run(scored())
+
+
+def _card(made: Quantized, quality: Quality | None) -> list[tuple[str, str]]:
+    sizes = f"{format_bytes(made.bytes_before)} before, {format_bytes(made.bytes_after)} after"
+    rows = [
+        ("file", made.path),
+        ("size", f"{sizes}, {made.bytes_after / max(1, made.bytes_before):.1%}"),
+        ("weights", f"{made.bits_per_weight:.2f} bits each, {made.num_weights / 1e6:,.1f} million"),
+        ("tensors", ", ".join(f"{number} {name}" for name, number in made.types.items())),
+        ("seconds", f"{made.seconds:.1f}"),
+    ]
+    if quality is None:
+        return rows
+    change = f"{quality.perplexity_before:,.3f} before, {quality.perplexity_after:,.3f} after"
+    return [
+        *rows,
+        ("perplexity", f"{change}, {quality.ratio:.4f} times, of {quality.num_tokens:,} tokens"),
+        ("same best", f"{quality.same_best:.2%} of the positions have the same likeliest token"),
+    ]

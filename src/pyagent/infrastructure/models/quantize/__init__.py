@@ -1,0 +1,1 @@
+"""Models with weights of fewer bits: from safetensors or GGUF to GGUF."""

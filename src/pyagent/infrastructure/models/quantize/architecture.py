@@ -1,0 +1,177 @@
+"""What a `config.json` says, as the metadata of GGUF files: the dense families, with the keys of llama.cpp's converter.
+
+Nothing here is trusted: the model is read back from what was written and compared (`folder.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pyagent.core.errors import ModelError
+from pyagent.infrastructure.models.quantize.gguf_file import Metadata, float32, string, uint32
+
+if TYPE_CHECKING:
+    from pyagent._rust import ModelConfig
+
+Config = Mapping[str, object]
+FAMILIES: Mapping[str, str] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+}
+"""`model_type` to `general.architecture`."""
+FREQUENCY_FACTORS = "rope_freqs.weight"
+
+
+def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Metadata:
+    """Return the metadata but for the tokenizer's. Raises `ModelError` for a family that cannot be written."""
+    family = str(config.get("model_type"))
+    name = FAMILIES.get(family)
+    if name is None:
+        known = ", ".join(FAMILIES)
+        text = f"{path}: '{family:.60}' cannot be written as GGUF; families that can: {known}"
+        raise ModelError(text, model=str(path))
+    keys: Metadata = {
+        "block_count": uint32(model.num_layers),
+        "context_length": uint32(_positions(config, model)),
+        "embedding_length": uint32(model.hidden_size),
+        "feed_forward_length": uint32(model.ffn_size),
+        "attention.head_count": uint32(model.num_heads),
+        "attention.head_count_kv": uint32(model.num_kv_heads),
+        "attention.key_length": uint32(model.head_dim),
+        "attention.value_length": uint32(model.head_dim),
+        "attention.layer_norm_rms_epsilon": float32(model.norm_epsilon),
+        "rope.dimension_count": uint32(model.head_dim),
+        "rope.freq_base": float32(_rope(config)[0]),
+        "vocab_size": uint32(model.vocab_size),
+        **_scaling(config),
+        **_windows(family, config, model),
+        **_caps(model),
+    }
+    general = {"general.architecture": string(name), "general.type": string("model"), "general.name": string(path.name)}
+    return general | {f"{name}.{key}": value for key, value in keys.items()}
+
+
+def frequency_factors(config: Config, head_dim: int) -> array[float] | None:
+    """Return what Llama 3's rotary frequencies are divided by, [head_dim / 2]; None for other scalings.
+
+    Long waves are stretched by `factor`, short ones not at all, those between in proportion
+    (Llama 3.1's `apply_scaling`).
+    """
+    base, scaling = _rope(config)
+    if _kind(scaling) != "llama3":
+        return None
+    factor, low, high = (_number(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = _number(scaling, "original_max_position_embeddings")
+    factors = array("f")
+    for pair in range(head_dim // 2):
+        turns = original / (2 * math.pi * base ** (2 * pair / head_dim))
+        share = min(1.0, max(0.0, (turns - low) / (high - low)))
+        factors.append(1 / ((1 - share) / factor + share))
+    return factors
+
+
+def refuse_changed(path: Path, before: ModelConfig, after: ModelConfig) -> None:
+    """Raise `ModelError` where a model read back is another: GGUF has no key for something in `config.json`."""
+    for name, is_same in _COMPARED.items():
+        one, other = getattr(before, name), getattr(after, name)
+        if not is_same(one, other):
+            change = f"{one!s:.80} would be read {other!s:.80}"
+            text = f"{path}: its {name.replace('_', ' ')} cannot be written as GGUF: {change}"
+            raise ModelError(text, model=str(path))
+
+
+def _near(one: object, other: object) -> bool:
+    return math.isclose(cast("float", one), cast("float", other), rel_tol=1e-6)
+
+
+def _all_near(one: object, other: object) -> bool:
+    ones, others = cast("list[float]", one), cast("list[float]", other)
+    return len(ones) == len(others) and all(map(_near, ones, others))
+
+
+def _equal(one: object, other: object) -> bool:
+    return one == other
+
+
+_SAME = "architecture vocab_size hidden_size num_layers num_heads num_kv_heads head_dim ffn_size num_experts"
+_SAME += " num_recurrent_layers rotary_layers has_input_norms is_qk_norm_wide windows activation"
+_SAME += " attention_softcap logit_softcap context_length is_output_tied"
+_NEAR = "norm_epsilon rope_attention_factor local_rope_attention_factor attention_scale embedding_scale"
+_COMPARED: Mapping[str, Callable[[object, object], bool]] = {
+    **dict.fromkeys(_SAME.split(), _equal),
+    **dict.fromkeys(_NEAR.split(), _near),
+    **dict.fromkeys(("rope_frequencies", "local_rope_frequencies"), _all_near),
+}
+
+
+def _rope(config: Config) -> tuple[float, Config]:
+    """Return the rotary base of layers that see everything, and their scaling."""
+    told = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = cast("Config", told) if isinstance(told, dict) else {}
+    if isinstance(full := scaling.get("full_attention"), dict):
+        scaling = cast("Config", full)
+    base = scaling.get("rope_theta") or config.get("rope_theta")
+    by_family = 1_000_000.0 if config.get("model_type") == "gemma3_text" else 10_000.0
+    return (float(base) if isinstance(base, int | float) else by_family), scaling
+
+
+def _kind(scaling: Config) -> str:
+    return str(scaling.get("rope_type") or scaling.get("type") or "default")
+
+
+def _number(fields: Config, key: str) -> float:
+    value = fields.get(key)
+    if not isinstance(value, int | float):
+        raise ModelError(f"config.json: the rotary scaling lacks the number '{key}'")
+    return float(value)
+
+
+def _positions(config: Config, model: ModelConfig) -> int:
+    value = config.get("max_position_embeddings")
+    return value if isinstance(value, int) else model.context_length
+
+
+def _scaling(config: Config) -> Metadata:
+    scaling = _rope(config)[1]
+    kind = _kind(scaling)
+    if kind not in {"linear", "yarn"}:
+        return {}
+    keys = {"rope.scaling.type": string(kind), "rope.scaling.factor": float32(_number(scaling, "factor"))}
+    if kind == "yarn":
+        if "original_max_position_embeddings" in scaling:
+            original = int(_number(scaling, "original_max_position_embeddings"))
+            keys["rope.scaling.original_context_length"] = uint32(original)
+        for key in ("beta_fast", "beta_slow"):
+            if key in scaling:
+                keys[f"rope.scaling.yarn_{key}"] = float32(_number(scaling, key))
+    return keys
+
+
+def _windows(family: str, config: Config, model: ModelConfig) -> Metadata:
+    """Say which layers have a window; which is known of Gemma's, and of Mistral's all have."""
+    window = next((window for window in model.windows if window is not None), None)
+    if window is None:
+        return {}
+    keys = {"attention.sliding_window": uint32(window)}
+    if family == "gemma3_text":
+        parameters = config.get("rope_parameters")
+        local = cast("Config", parameters).get("sliding_attention") if isinstance(parameters, dict) else None
+        base = cast("Config", local).get("rope_theta") if isinstance(local, dict) else None
+        base = base or config.get("rope_local_base_freq") or 10_000.0
+        keys["rope.freq_base_swa"] = float32(float(cast("float", base)))
+    return keys
+
+
+def _caps(model: ModelConfig) -> Metadata:
+    caps = {"attn_logit_softcapping": model.attention_softcap, "final_logit_softcapping": model.logit_softcap}
+    return {key: float32(cap) for key, cap in caps.items() if cap is not None}

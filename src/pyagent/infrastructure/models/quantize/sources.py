@@ -1,0 +1,192 @@
+"""What is quantised: a folder's tensors as llama.cpp's converter writes them, or those of a GGUF file."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, cast
+
+from pyagent import _rust
+from pyagent.core.errors import ModelError
+from pyagent.infrastructure.engine.tokens.model_folder import read_json
+from pyagent.infrastructure.models.quantize.architecture import (
+    FREQUENCY_FACTORS,
+    architecture_metadata,
+    frequency_factors,
+    refuse_changed,
+)
+from pyagent.infrastructure.models.quantize.gguf_file import Metadata, read_metadata
+from pyagent.infrastructure.models.quantize.mixture import PLAIN
+from pyagent.infrastructure.models.quantize.vocabulary import vocabulary_metadata
+
+_PARTS = (
+    *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm", "attn_output"),
+    *("post_attention_norm", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down", "post_ffw_norm"),
+)
+_IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias")
+"""Ends of names of tensors that older files have, and that are computed."""
+
+
+class SourceTensor(NamedTuple):
+    """A tensor that is there: `dims` has the contiguous dimension first."""
+
+    name: str
+    dims: Sequence[int]
+    type_name: str
+
+
+class Source(Protocol):
+    """A model to be quantised."""
+
+    path: Path
+    metadata: Metadata
+    num_layers: int
+    num_experts: int
+    file_bytes: int
+
+    def tensors(self) -> Sequence[SourceTensor]:
+        """Return the tensors in the order of the file to be."""
+        ...
+
+    def read(self, name: str, first_row: int, out: array[float]) -> None:
+        """Fill `out` with whole rows of a tensor."""
+        ...
+
+    def check(self, written: Path) -> None:
+        """Raise `ModelError` where a file with the metadata is not the same model; its matrices may be empty yet."""
+        ...
+
+
+def open_source(path: Path) -> Source:
+    """Open a folder or file. Raises `ModelError` naming what is wrong with it, or what GGUF has no words for."""
+    try:
+        return FolderSource(path) if path.is_dir() else GgufSource(path)
+    except _rust.ModelFileError as error:
+        raise ModelError(str(error), model=str(path)) from error
+
+
+class GgufSource:
+    """A GGUF file: its metadata is copied as it is."""
+
+    def __init__(self, path: Path) -> None:
+        header = _rust.read_model_header(path, arrays=False)
+        self.path, self.file_bytes = path, header["file_bytes"]
+        self.metadata = read_metadata(path)
+        self.metadata.pop("general.alignment", None)
+        self._tensors = [SourceTensor(name, dims, kind) for name, dims, kind, _ in header["tensors"]]
+        self._file = _rust.TensorFile(path)
+        name = header["metadata"].get("general.architecture")
+        numbers = (header["metadata"].get(f"{name}.{key}") for key in ("block_count", "expert_count"))
+        self.num_layers, self.num_experts = (number if isinstance(number, int) else 0 for number in numbers)
+
+    def tensors(self) -> Sequence[SourceTensor]:
+        """Return the file's."""
+        return self._tensors
+
+    def read(self, name: str, first_row: int, out: array[float]) -> None:
+        """Read rows as they are."""
+        self._file.read_floats(name, first_row, memoryview(out).cast("B"))
+
+    def check(self, written: Path) -> None:
+        """Accept it: its metadata is the source's."""
+
+
+class FolderSource:
+    """A folder of safetensors; reorders and shifts what GGUF files have otherwise."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = _rust.ModelFile(path)
+        self._model = self._file.config
+        config = read_json(path / "config.json")
+        if self._file.quantization is not None:
+            text = f"{path}: its weights are quantised already; give the folder of the model as it was published before"
+            raise ModelError(text, model=str(path))
+        self.metadata = architecture_metadata(path, config, self._model)
+        self.metadata |= vocabulary_metadata(path, self._model.vocab_size)
+        self.num_layers, self.num_experts = self._model.num_layers, self._model.num_experts
+        self._made: Mapping[str, array[float]] = {}
+        if (factors := frequency_factors(config, self._model.head_dim)) is not None:
+            self._made = {FREQUENCY_FACTORS: factors}
+        header = _rust.read_model_header(path, arrays=False)
+        self.file_bytes = sum(size for *_, size in header["tensors"])
+        self._refuse_left_over({name for name, *_ in header["tensors"]})
+        # llama.cpp pairs neighbours in these families; their files have the rows so.
+        self._is_reordered = self._model.architecture in {"llama", "smollm3"} and not self._model.is_rope_interleaved
+
+    def tensors(self) -> Sequence[SourceTensor]:
+        """Return the model's, those that are computed first."""
+        made = [SourceTensor(name, [len(values)], "F32") for name, values in self._made.items()]
+        found = ((name, self._file.find(name)) for name in self._names())
+        return made + [SourceTensor(name, *about) for name, about in found if about is not None]
+
+    def read(self, name: str, first_row: int, out: array[float]) -> None:
+        """Read rows as GGUF has them."""
+        if name in self._made:
+            out[:] = self._made[name]
+        elif self._is_reordered and name.endswith(("attn_q.weight", "attn_k.weight")):
+            self._read_reordered(name, first_row, out)
+        else:
+            self._file.read_floats(name, first_row, memoryview(out).cast("B"))
+        if self._is_reordered and name.endswith(("attn_q.bias", "attn_k.bias")):
+            out[:] = array("f", [out[_row_before(row, self._model.head_dim)] for row in range(len(out))])
+        if (offset := self._model.norm_weight_offset) and name.endswith("norm.weight"):
+            out[:] = array("f", [value + offset for value in out])
+
+    def check(self, written: Path) -> None:
+        """Compare the two as the engine reads them."""
+        try:
+            after = _rust.ModelFile(written).config
+        except _rust.ModelFileError as error:
+            raise ModelError(f"{self.path}: cannot be written as GGUF: {error}", model=str(self.path)) from error
+        refuse_changed(self.path, self._model, after)
+
+    def _names(self) -> Iterator[str]:
+        yield "token_embd.weight"
+        for layer in range(self.num_layers):
+            for part in _PARTS:
+                yield f"blk.{layer}.{part}.weight"
+                yield f"blk.{layer}.{part}.bias"
+        yield "output_norm.weight"
+        if not self._model.is_output_tied:
+            yield "output.weight"
+
+    def _refuse_left_over(self, names: set[str]) -> None:
+        for name in self._names():
+            base = name.rpartition(".")[0]
+            place = self._file.place(name) if base.endswith("norm") else self._file.place(base)
+            if place is not None:
+                names.discard(place[0] if base.endswith("norm") else place[0] + name.removeprefix(base))
+        embedding = cast("tuple[str, int]", self._file.place("token_embd"))[0]
+        names -= {embedding.replace("embed_tokens", "norm") + ".weight", "lm_head.weight"}
+        left = sorted(name for name in names if not name.endswith(_IGNORED))
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            text = f"{self.path}: tensor '{left[0]:.100}'{more} would be lost: GGUF files of this family have none such"
+            raise ModelError(text, model=str(self.path))
+
+    def _read_reordered(self, name: str, first_row: int, out: array[float]) -> None:
+        about = self._file.find(name)
+        cols = about[0][0] if about else 1
+        bytes_of = memoryview(out).cast("B")
+        for row in range(len(out) // cols):
+            source = _row_before(first_row + row, self._model.head_dim)
+            self._file.read_floats(name, source, bytes_of[4 * row * cols : 4 * (row + 1) * cols])
+
+
+def _row_before(row: int, head_dim: int) -> int:
+    """Return which of a head's rows, whose pairs are halves of a head apart, comes here, where pairs are neighbours."""
+    head, place = divmod(row, head_dim)
+    return head * head_dim + place // 2 + place % 2 * (head_dim // 2)
+
+
+def refuse_quantised(source: Source, base: str) -> None:
+    """Raise `ModelError` where quantised weights would be quantised again; more bits lose nothing."""
+    if base in PLAIN:
+        return
+    for tensor in source.tensors():
+        if tensor.type_name not in PLAIN | {"Q8_0"}:
+            what = f"{source.path}: tensor '{tensor.name}' is {tensor.type_name} already, and would lose once more"
+            text = f"{what}; give the model in F32, F16, BF16 or Q8_0, or write it as F16 first (--type F16)"
+            raise ModelError(text, model=str(source.path))
