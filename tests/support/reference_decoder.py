@@ -160,9 +160,9 @@ EXPERT_FAMILIES: dict[str, dict[str, Any]] = {
 """Mixtures of experts, which the CPU runner alone computes."""
 
 
-def write_family(folder: Path, name: str, seed: int = 7) -> tuple[dict[str, Any], Tensors]:
+def write_family(folder: Path, name: str, seed: int = 7, **changes: Any) -> tuple[dict[str, Any], Tensors]:
     """Write a random model of a family as a safetensors folder; returns its configuration and its tensors."""
-    config = {**SHAPE, **(FAMILIES | EXPERT_FAMILIES)[name]}
+    config = {**SHAPE, **(FAMILIES | EXPERT_FAMILIES)[name], **changes}
     tensors = _random_tensors(config, random.Random(seed))
     write_safetensors(folder, config, tensors)
     return config, tensors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
@@ -111,6 +111,7 @@ class FolderSource:
             self._made = {FREQUENCY_FACTORS: factors}
         header = _rust.read_model_header(path, arrays=False)
         self.file_bytes = sum(size for *_, size in header["tensors"])
+        self._refuse_missing()
         self._refuse_left_over({name for name, *_ in header["tensors"]})
         # llama.cpp pairs neighbours in these families; their files have the rows so.
         self._is_reordered = self._model.architecture in {"llama", "smollm3"} and not self._model.is_rope_interleaved
@@ -151,6 +152,35 @@ class FolderSource:
         yield "output_norm.weight"
         if not self._model.is_output_tied:
             yield "output.weight"
+
+    def _refuse_missing(self) -> None:
+        """Refuse a matrix that is not there or of another size, and what not all layers have."""
+        found = {name: about[0] for name in self._names() if (about := self._file.find(name)) is not None}
+        for name, dims in self._expected(found):
+            if name not in found:
+                there = self._file.place(name.removesuffix(".weight")) or self._file.place(name)
+                what = f"tensor '{there[0] if there else name}' is missing"
+                raise ModelError(f"{self.path}: {what}; the folder is incomplete", model=str(self.path))
+            if dims and found[name] != dims:
+                text = f"{self.path}: tensor '{name}' is {found[name]}; expected {dims} by config.json"
+                raise ModelError(text, model=str(self.path))
+
+    def _expected(self, found: Collection[str]) -> Iterator[tuple[str, list[int]]]:
+        """Yield the tensors that have to be there, with their dimensions where these are known."""
+        model = self._model
+        hidden, queries, keys = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        dims = {
+            **{"attn_q": [hidden, queries], "attn_k": [hidden, keys], "attn_v": [hidden, keys]},
+            **{"ffn_gate": [hidden, model.ffn_size], "ffn_up": [hidden, model.ffn_size]},
+            **{"attn_output": [queries, hidden], "ffn_down": [model.ffn_size, hidden]},
+        }
+        parts = {f"{part}.weight" for part in dims}
+        parts |= {name.split(".", 2)[2] for name in found if name.startswith("blk.")}
+        yield "output_norm.weight", [hidden]
+        if not model.is_output_tied:
+            yield "output.weight", [hidden, model.vocab_size]
+        for layer in range(self.num_layers):
+            yield from ((f"blk.{layer}.{part}", dims.get(part.removesuffix(".weight"), [])) for part in sorted(parts))
 
     def _refuse_left_over(self, names: set[str]) -> None:
         for name in self._names():

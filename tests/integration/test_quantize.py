@@ -1,0 +1,358 @@
+"""Models that are quantised: the same model in another file, complete or absent, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.folder_tokenizer import NUM_TOKENS, write_model_folder, write_tokenizer
+from support.full_disk import full_disk
+from support.native import engine_logits
+from support.reference_decoder import write_family, write_safetensors
+from support.tiny_model import CHAT_TEMPLATE, write_tiny_model
+
+from pyagent import _rust
+from pyagent.cli.quantize import _ends_by_signal
+from pyagent.core.errors import ModelError
+from pyagent.core.tokenizers import TokenizerOptions
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_TOKENIZERS
+from pyagent.infrastructure.engine.tokens.loading import load_parts
+from pyagent.infrastructure.models.quantize.gguf_file import read_metadata
+from pyagent.infrastructure.models.quantize.mixture import Mixture
+from pyagent.infrastructure.models.quantize.quantizing import Quantized, quantize_model
+
+TOKENS = [5, 80, 11, 200, 45, 7, 7, 64, 1, 90, 33, 150, 8, 21, 260, 3, 77, 41, 19, 2]
+FAMILIES = ["llama", "llama-3.1", "llama-linear", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"]
+FAMILIES += ["gemma3-linear", "smollm3", "olmo2"]
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "sliding_window_pattern": 6},
+    "gemma3-linear": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "sliding_window_pattern": 6},
+}
+"""What GGUF files of Gemma cannot say otherwise."""
+
+
+def quantized(
+    source: Path, target: Path, type_name: str, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Quantized:
+    return quantize_model(source, target, type_name, overwrites=False, threads=2, progress=progress)
+
+
+def refusal(source: Path, type_name: str = "Q8_0") -> str:
+    """The message; nothing is left beside the source."""
+    target = source.parent / "refused.gguf"
+    with pytest.raises(ModelError) as caught:
+        quantized(source, target, type_name)
+    assert not list(source.parent.glob("*refused*"))
+    assert not list(source.parent.glob(".*refused*"))
+    return str(caught.value)
+
+
+def types(path: Path) -> dict[str, str]:
+    return {name: kind for name, _, kind, _ in _rust.read_model_header(path)["tensors"]}
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    product = math.fsum(a * b for a, b in zip(one, other, strict=True))
+    return product / math.sqrt(math.fsum(a * a for a in one) * math.fsum(b * b for b in other))
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama whose rows are whole blocks of 256."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    return write_model_folder(tmp_path_factory.mktemp("wide") / "model", "llama", **sizes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_as_gguf_is_the_same_model(family: str, tmp_path: Path) -> None:
+    """In F32 the engine gives a folder's logits from the file: rows are reordered, norms shifted, scalings said."""
+    folder = write_model_folder(tmp_path / "model", family, **OF_FAMILY.get(family, {}))
+    quantized(folder, tmp_path / "made.gguf", "F32")
+    expected, got = engine_logits(folder, TOKENS), engine_logits(tmp_path / "made.gguf", TOKENS)
+    for one, other in zip(expected, got, strict=True):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-4)
+
+
+def test_a_file_speaks_as_the_folder_does(tmp_path: Path) -> None:
+    """Tokens, the chat template, what begins a text and what ends an answer are the folder's."""
+    folder = write_model_folder(tmp_path / "model")
+    quantized(folder, tmp_path / "made.gguf", "Q8_0")
+    text = "the user is at ease,\n\nand 12 more: naïve <|im_end|> 7 × 8"
+    (before, template), (after, made) = (
+        load_parts(path, TokenizerOptions()) for path in (folder, tmp_path / "made.gguf")
+    )
+    assert after.encode(text) == before.encode(text)
+    assert (after.begin_id, after.end_ids) == (before.begin_id, before.end_ids) == (None, {0, 2})
+    assert template is not None
+    assert made is not None
+    about = _rust.read_model_header(tmp_path / "made.gguf")["metadata"]
+    assert about["tokenizer.chat_template"] == CHAT_TEMPLATE
+    assert (about["tokenizer.ggml.bos_token_id"], about["tokenizer.ggml.eos_token_id"]) == (1, 2)
+    assert about["tokenizer.ggml.pre"] == "smollm"
+    assert about["tokenizer.ggml.tokens"][-3:] == [f"[PAD{NUM_TOKENS + row}]" for row in range(3)]  # type: ignore[index]
+    assert about["tokenizer.ggml.token_type"][-1] == 5  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "least"), [("Q8_0", 0.999), ("Q5_K_M", 0.98), ("Q4_K_M", 0.94), ("BF16", 0.9999)]
+)
+def test_quantised_weights_answer_nearly_the_same(
+    type_name: str, least: float, wide_folder: Path, tmp_path: Path
+) -> None:
+    """Logits point where the folder's do, the more bits the better; sizes and types are those that are told."""
+    made = quantized(wide_folder, target := tmp_path / "made.gguf", type_name)
+    expected, got = engine_logits(wide_folder, TOKENS), engine_logits(target, TOKENS)
+    near = sum(cosine(one, other) for one, other in zip(expected, got, strict=True)) / len(TOKENS)
+    assert least < near < 1
+    assert made.bytes_after == target.stat().st_size
+    found = list(types(target).values())
+    assert made.types == {name: found.count(name) for name in found}
+
+
+def test_a_mixture_is_that_of_the_files_name(wide_folder: Path, tmp_path: Path) -> None:
+    """Q4_K_M has the output, the values and the way back in Q6_K; norms stay as they are."""
+    quantized(wide_folder, tmp_path / "made.gguf", "Q4_K_M")
+    found = types(tmp_path / "made.gguf")
+    expected = {"output": "Q6_K", "blk.0.attn_v": "Q6_K", "blk.0.ffn_down": "Q6_K", "blk.0.attn_norm": "F32"}
+    assert {name: found[f"{name}.weight"] for name in expected} == expected
+    assert found["token_embd.weight"] == found["blk.0.attn_q.weight"] == "Q4_K"
+
+
+def test_mixtures_follow_llama_cpp() -> None:
+    """Of 24 layers those with more bits are as `llama-quantize` has them (seen with build 9916c78 of llama.cpp)."""
+    names = [f"blk.{layer}.ffn_down.weight" for layer in range(24)]
+    more = {0, 1, 2, 5, 8, 11, 14, 17, 20, 21, 22, 23}
+    of_medium = [Mixture("Q4_K_M", 24, is_tied=True).type_of(name, 1024) for name in names]
+    assert of_medium == ["Q6_K" if layer in more else "Q4_K" for layer in range(24)]
+    of_small = [Mixture("Q4_K_S", 24, is_tied=True).type_of(name, 1024) for name in names]
+    assert of_small == ["Q5_K"] * 3 + ["Q4_K"] * 21
+    mixture = Mixture("Q4_0", 24, is_tied=True)
+    assert [mixture.type_of("token_embd.weight", cols) for cols in (512, 96, 40)] == ["Q6_K", "Q8_0", "F16"]
+    assert Mixture("Q4_K_M", 8, is_tied=False).type_of("blk.3.attn_q.weight", 576) == "Q5_0"
+    assert Mixture("Q4_K_M", 8, is_tied=False, num_experts=8).type_of("blk.3.attn_k.weight", 512) == "Q8_0"
+    assert Mixture("Q5_K_M", 8, is_tied=False).type_of("blk.3.attn_qkv.weight", 512) == "Q6_K"
+
+
+def test_a_gguf_file_keeps_what_it_says(tmp_path: Path) -> None:
+    """Metadata of any type is copied byte for byte, but for what says which types the file has."""
+    source = write_tiny_model(
+        tmp_path / "tiny.gguf", note__list=["a", "bc"], note__deep=[[1, 2], [3]], note__truth=True
+    )
+    quantized(source, tmp_path / "made.gguf", "Q8_0")
+    before, after = read_metadata(source), read_metadata(tmp_path / "made.gguf")
+    changed = {"general.quantization_version", "general.file_type"}
+    assert {key: value for key, value in after.items() if key not in changed} == before
+    assert engine_logits(tmp_path / "made.gguf", TOKENS)[3] == pytest.approx(engine_logits(source, TOKENS)[3], abs=0.5)
+
+
+def test_more_bits_lose_nothing(tmp_path: Path) -> None:
+    """Q8_0 written as F32 gives the same logits, bit for bit, and quantised again the same file."""
+    source = write_tiny_model(tmp_path / "tiny.gguf")
+    quantized(source, tmp_path / "eight.gguf", "Q8_0")
+    quantized(tmp_path / "eight.gguf", tmp_path / "plain.gguf", "F32")
+    quantized(tmp_path / "plain.gguf", tmp_path / "again.gguf", "Q8_0")
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "eight.gguf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "pre", [name for name in SUPPORTED_PRE_TOKENIZERS if name not in {"refact", "llama3", "default"}]
+)
+def test_ways_to_cut_words_are_known_by_what_they_do(pre: str, tmp_path: Path) -> None:
+    """Each way that GGUF has a name for is found again from a tokenizer.json that spells it out."""
+    folder = write_model_folder(tmp_path / "model")
+    write_tokenizer(folder, tokenizer__ggml__pre=pre)
+    quantized(folder, tmp_path / "made.gguf", "F16")
+    found = _rust.read_model_header(tmp_path / "made.gguf")["metadata"]["tokenizer.ggml.pre"]
+    assert found == {"lfm2": "llama-bpe"}.get(pre, pre)
+
+
+@pytest.mark.parametrize("adds_space", [True, False])
+def test_sentencepiece_bpe_becomes_scores(adds_space: bool, tmp_path: Path) -> None:
+    """A tokenizer.json with merges and fallback to bytes cuts texts as before, from scores."""
+    folder = write_model_folder(tmp_path / "model", vocab_size=300)
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "a", "n", "d"]
+    made = ["th", "▁th", "an", "▁the", "▁an", "and", "▁and"]
+    changes = {
+        "tokenizer__ggml__model": "llama",
+        "tokenizer__ggml__tokens": [*words, *made],
+        "tokenizer__ggml__token_type": [2, 3, 3, *[6] * 256, *[1] * (len(words) + len(made) - 259)],
+        "tokenizer__ggml__scores": [0.0] * len(words) + [-float(rank) for rank in range(len(made))],
+        "tokenizer__ggml__add_space_prefix": adds_space,
+    }
+    write_tokenizer(folder, **changes)
+    quantized(folder, tmp_path / "made.gguf", "F16")
+    before, after = (load_parts(path, TokenizerOptions())[0] for path in (folder, tmp_path / "made.gguf"))
+    for text in ("the hand and then", " and  the", "ätna\n"):
+        assert after.encode(text) == before.encode(text)
+    assert _rust.read_model_header(tmp_path / "made.gguf")["metadata"]["tokenizer.ggml.add_space_prefix"] is adds_space
+
+
+def change_tokenizer(folder: Path, **changes: object) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def drop_tensor(folder: Path, name: str) -> None:
+    """Rename a tensor to one that does not count."""
+    change_header(folder, lambda header: header | {_IGNORED: header.pop(name)})
+
+
+def add_tensor(folder: Path) -> None:
+    """Have a norm stand there twice."""
+    change_header(folder, lambda header: header | {"model.extra.weight": header[NORM]})
+
+
+def change_header(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    text = json.dumps(change(json.loads(data[8 : 8 + size]))).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+_IGNORED = "model.layers.0.self_attn.rotary_emb.inv_freq"
+NORM = "model.layers.1.input_layernorm.weight"
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a missing matrix": (lambda folder: drop_tensor(folder, DOWN), "layers.1.mlp.down_proj' is missing"),
+    "a missing norm": (lambda folder: drop_tensor(folder, NORM), "layers.1.input_layernorm.weight' is missing"),
+    "no final norm": (lambda folder: drop_tensor(folder, "model.norm.weight"), "output_norm.weight' is missing"),
+    "a matrix of another size": (lambda folder: change_config(folder, intermediate_size=96), "expected [96, 64]"),
+    "a tensor too many": (add_tensor, "model.extra.weight"),
+    "an unknown family": (lambda folder: change_config(folder, model_type="bert"), "bert"),
+    "a family without words": (lambda folder: change_config(folder, model_type="seed_oss", head_dim=16), "seed_oss"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
+    "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "not a tokenizer"),
+    "words cut at spaces": (
+        lambda folder: change_tokenizer(folder, pre_tokenizer={"type": "Whitespace"}),
+        "cuts words",
+    ),
+    "a tokenizer that lowers": (
+        lambda folder: change_tokenizer(folder, normalizer={"type": "Lowercase"}),
+        "cuts words",
+    ),
+    "a tokenizer of another model": (lambda folder: change_config(folder, eos_token_id=[0, 1, 2, 3]), "4 tokens end"),
+    "quantised weights": (
+        lambda folder: change_config(folder, quantization_config={"quant_method": "awq", "bits": 4}),
+        "quantised already",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_cannot_be_written_is_refused_by_name(what: str, tmp_path: Path) -> None:
+    """Each fault of a folder is one line that names it, and no file is left."""
+    folder = write_model_folder(tmp_path / "model")
+    spoil, named = WRONG[what]
+    spoil(folder)
+    message = refusal(folder)
+    assert named in message
+    assert "\n" not in message
+
+
+def test_what_gguf_has_no_words_for_is_refused(tmp_path: Path) -> None:
+    """A model that would be read back as another is refused by what differs."""
+    folder = write_model_folder(tmp_path / "gemma", "gemma3", query_pre_attn_scalar=48, sliding_window_pattern=6)
+    assert "attention scale" in refusal(folder)
+    folder = write_model_folder(tmp_path / "windows", "smollm3", no_rope_layers=[1, 0, 1, 1, 1])
+    assert "rotary layers" in refusal(folder)
+
+
+@pytest.mark.parametrize(("number", "named"), [(math.nan, "NaN"), (math.inf, "inf"), (1e6, "65,504")])
+def test_numbers_that_a_type_cannot_hold_are_refused(number: float, named: str, tmp_path: Path) -> None:
+    """The tensor is named; a large number may be BF16."""
+    config, tensors = write_family(write_model_folder(tmp_path / "model"), "llama", vocab_size=NUM_TOKENS + 3)
+    tensors[DOWN][3][5] = number
+    write_safetensors(tmp_path / "model", config, tensors)
+    message = refusal(tmp_path / "model")
+    assert "blk.1.ffn_down.weight" in message
+    assert named in message
+    if math.isfinite(number):
+        quantized(tmp_path / "model", tmp_path / "made.gguf", "BF16")
+
+
+def test_quantised_weights_are_not_quantised_again(tmp_path: Path) -> None:
+    """A file with fewer bits is refused by its tensor, and written in F16."""
+    source = tmp_path / "four.gguf"
+    quantized(write_tiny_model(tmp_path / "tiny.gguf"), source, "Q4_0")
+    message = refusal(source, "Q5_0")
+    assert "is Q4_0 already" in message
+    assert quantized(source, tmp_path / "plain.gguf", "F16").types == {"F16": 16, "F32": 5}
+
+
+def test_a_broken_file_is_refused(tmp_path: Path) -> None:
+    """Half a GGUF file, and a folder without a model."""
+    source = write_tiny_model(tmp_path / "tiny.gguf")
+    source.write_bytes(source.read_bytes()[:-5000])
+    assert "tiny.gguf" in refusal(source)
+    (tmp_path / "empty").mkdir()
+    assert "config.json" in refusal(tmp_path / "empty")
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is known to be full, and one that fills up, end in one line and no file."""
+    source = write_tiny_model(tmp_path / "tiny.gguf")
+    with full_disk():
+        assert "cannot be written" in refusal(source)
+    free = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    assert "1.0 kB are free" in refusal(source)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_ended_command_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl+C and SIGTERM in the middle of a file remove it; what was there before stays."""
+    source = write_tiny_model(tmp_path / "tiny.gguf")
+    target = tmp_path / "made.gguf"
+    target.write_text("before")
+
+    def end(done: int, total: int) -> None:
+        assert (tmp_path / ".made.gguf.partial").exists()
+        os.kill(os.getpid(), number)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)), _ends_by_signal():
+        quantize_model(source, target, "Q8_0", overwrites=True, threads=1, progress=end)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["made.gguf", "tiny.gguf"]
+    assert target.read_text() == "before"
+
+
+def test_a_file_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """A second one is refused while the first one writes; what a killed one left is written over."""
+    source, target = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "made.gguf"
+    (tmp_path / ".made.gguf.partial").write_bytes(b"left" * 1_000_000)
+    refused: list[str] = []
+
+    def write_too(done: int, total: int) -> None:
+        if not refused:
+            with pytest.raises(ModelError) as caught:
+                quantized(source, target, "Q4_0")
+            refused.append(str(caught.value))
+
+    made = quantized(source, target, "Q8_0", write_too)
+    assert "another process" in refused[0]
+    assert target.stat().st_size == made.bytes_after
+    assert not (tmp_path / ".made.gguf.partial").exists()
+    quantized(target, tmp_path / "other.gguf", "F16")
+
+
+def test_large_matrices_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of few rows give the same file as whole matrices."""
+    folder = write_model_folder(tmp_path / "model")
+    quantized(folder, tmp_path / "whole.gguf", "Q8_0")
+    monkeypatch.setattr("pyagent.infrastructure.models.quantize.quantizing._PIECE_VALUES", 7 * 64)
+    quantized(folder, tmp_path / "pieces.gguf", "Q8_0")
+    assert (tmp_path / "pieces.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
