@@ -20,7 +20,7 @@ from support.reference_decoder import write_family, write_safetensors
 from support.tiny_model import CHAT_TEMPLATE, write_tiny_model
 
 from pyagent import _rust
-from pyagent.cli.quantize import _ends_by_signal
+from pyagent.cli.quantize import ends_by_signal
 from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import TokenizerOptions
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_TOKENIZERS
@@ -30,8 +30,10 @@ from pyagent.infrastructure.models.quantize.mixture import Mixture
 from pyagent.infrastructure.models.quantize.quantizing import Quantized, quantize_model
 
 TOKENS = [5, 80, 11, 200, 45, 7, 7, 64, 1, 90, 33, 150, 8, 21, 260, 3, 77, 41, 19, 2]
-FAMILIES = ["llama", "llama-3.1", "llama-linear", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"]
-FAMILIES += ["gemma3-linear", "smollm3", "olmo2"]
+FAMILIES = (
+    *("llama", "llama-3.1", "llama-linear", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"),
+    *("gemma3-linear", "smollm3", "olmo2"),
+)
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "sliding_window_pattern": 6},
@@ -309,7 +311,11 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with full_disk():
         assert "cannot be written" in refusal(source)
     free = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+
+    def few_bytes_free(path: Path) -> object:
+        return free
+
+    monkeypatch.setattr(shutil, "disk_usage", few_bytes_free)
     assert "1.0 kB are free" in refusal(source)
 
 
@@ -324,7 +330,7 @@ def test_an_ended_command_leaves_nothing(number: signal.Signals, tmp_path: Path)
         assert (tmp_path / ".made.gguf.partial").exists()
         os.kill(os.getpid(), number)
 
-    with pytest.raises((KeyboardInterrupt, SystemExit)), _ends_by_signal():
+    with pytest.raises((KeyboardInterrupt, SystemExit)), ends_by_signal():
         quantize_model(source, target, "Q8_0", overwrites=True, threads=1, progress=end)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["made.gguf", "tiny.gguf"]
     assert target.read_text() == "before"

@@ -38,7 +38,7 @@ def test_quantize_writes_a_file_and_reports(folder: Path) -> None:
     assert 8.4 < told["bits_per_weight"] < 10
     quality = told["quality"]
     assert 0.98 < quality["ratio"] == quality["perplexity_after"] / quality["perplexity_before"] < 1.02
-    assert 0.9 < quality["same_best"] <= 1
+    assert 0.8 < quality["same_best"] <= 1
     assert quality["num_tokens"] > 100
     ran = quantize(folder, "./tiny", "--type", "q8_0", "--no-report")
     assert ran.returncode == 1

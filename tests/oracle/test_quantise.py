@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,7 +22,7 @@ def numpy() -> ModuleType:
     return pytest.importorskip("numpy", reason="`make oracle` installs it")
 
 
-def weights(numpy: ModuleType, num: int) -> object:
+def weights(numpy: ModuleType, num: int) -> Any:
     """Numbers of a matrix: most are small, few are large; some blocks are far smaller, larger, flat or of one sign."""
     random = numpy.random.default_rng(11)
     values = random.standard_t(4, (num // BLOCK, BLOCK)) * 10.0 ** random.integers(-4, 3, (num // BLOCK, 1))

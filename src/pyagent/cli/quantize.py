@@ -109,13 +109,13 @@ def _write(path: Path, target: Path, chosen: str, *, overwrites: bool) -> Quanti
     from pyagent import _rust
     from pyagent.infrastructure.models.quantize.quantizing import quantize_model
 
-    with _ends_by_signal(), _shown_progress(target.name) as progress:
+    with ends_by_signal(), _shown_progress(target.name) as progress:
         threads = _rust.available_cores()
         return quantize_model(path, target, chosen, overwrites=overwrites, threads=threads, progress=progress)
 
 
 @contextlib.contextmanager
-def _ends_by_signal() -> Generator[None]:
+def ends_by_signal() -> Generator[None]:
     """Let SIGTERM end the block as Ctrl+C does, so that the file that is being written is removed."""
 
     def end(number: int, frame: object) -> NoReturn:

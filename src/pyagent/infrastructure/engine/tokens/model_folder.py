@@ -123,6 +123,12 @@ def read_json(path: Path) -> dict[str, object]:
     return cast("dict[str, object]", value) if isinstance(value, dict) else {}
 
 
+def object_in(fields: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """Return the object under a key; an empty one where there is none."""
+    value = fields.get(key)
+    return cast("Mapping[str, object]", value) if isinstance(value, dict) else {}
+
+
 def _added(value: object) -> tuple[str, bool] | None:
     token = cast("dict[str, object]", value) if isinstance(value, dict) else {}
     content = token.get("content")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pyagent.core.errors import ModelError
+from pyagent.infrastructure.engine.tokens.model_folder import object_in
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, float32, string, uint32
 
 if TYPE_CHECKING:
@@ -103,9 +104,11 @@ def _equal(one: object, other: object) -> bool:
     return one == other
 
 
-_SAME = "architecture vocab_size hidden_size num_layers num_heads num_kv_heads head_dim ffn_size num_experts"
-_SAME += " num_recurrent_layers rotary_layers has_input_norms is_qk_norm_wide windows activation"
-_SAME += " attention_softcap logit_softcap context_length is_output_tied"
+_SAME = (
+    "architecture vocab_size hidden_size num_layers num_heads num_kv_heads head_dim ffn_size num_experts"
+    " num_recurrent_layers rotary_layers has_input_norms is_qk_norm_wide windows activation"
+    " attention_softcap logit_softcap context_length is_output_tied"
+)
 _NEAR = "norm_epsilon rope_attention_factor local_rope_attention_factor attention_scale embedding_scale"
 _COMPARED: Mapping[str, Callable[[object, object], bool]] = {
     **dict.fromkeys(_SAME.split(), _equal),
@@ -116,10 +119,8 @@ _COMPARED: Mapping[str, Callable[[object, object], bool]] = {
 
 def _rope(config: Config) -> tuple[float, Config]:
     """Return the rotary base of layers that see everything, and their scaling."""
-    told = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    scaling = cast("Config", told) if isinstance(told, dict) else {}
-    if isinstance(full := scaling.get("full_attention"), dict):
-        scaling = cast("Config", full)
+    scaling = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
+    scaling = object_in(scaling, "full_attention") or scaling
     base = scaling.get("rope_theta") or config.get("rope_theta")
     by_family = 1_000_000.0 if config.get("model_type") == "gemma3_text" else 10_000.0
     return (float(base) if isinstance(base, int | float) else by_family), scaling
@@ -132,7 +133,7 @@ def _kind(scaling: Config) -> str:
 def _number(fields: Config, key: str) -> float:
     value = fields.get(key)
     if not isinstance(value, int | float):
-        raise ModelError(f"config.json: the rotary scaling lacks the number '{key}'")
+        raise ModelError(f"config.json: the rotary scaling lacks the number '{key}'", model="config.json")
     return float(value)
 
 
@@ -164,10 +165,8 @@ def _windows(family: str, config: Config, model: ModelConfig) -> Metadata:
         return {}
     keys = {"attention.sliding_window": uint32(window)}
     if family == "gemma3_text":
-        parameters = config.get("rope_parameters")
-        local = cast("Config", parameters).get("sliding_attention") if isinstance(parameters, dict) else None
-        base = cast("Config", local).get("rope_theta") if isinstance(local, dict) else None
-        base = base or config.get("rope_local_base_freq") or 10_000.0
+        local = object_in(object_in(config, "rope_parameters"), "sliding_attention")
+        base = local.get("rope_theta") or config.get("rope_local_base_freq") or 10_000.0
         keys["rope.freq_base_swa"] = float32(float(cast("float", base)))
     return keys
 

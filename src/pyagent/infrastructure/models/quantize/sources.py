@@ -170,9 +170,13 @@ class FolderSource:
         model = self._model
         hidden, queries, keys = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         dims = {
-            **{"attn_q": [hidden, queries], "attn_k": [hidden, keys], "attn_v": [hidden, keys]},
-            **{"ffn_gate": [hidden, model.ffn_size], "ffn_up": [hidden, model.ffn_size]},
-            **{"attn_output": [queries, hidden], "ffn_down": [model.ffn_size, hidden]},
+            "attn_q": [hidden, queries],
+            "attn_k": [hidden, keys],
+            "attn_v": [hidden, keys],
+            "ffn_gate": [hidden, model.ffn_size],
+            "ffn_up": [hidden, model.ffn_size],
+            "attn_output": [queries, hidden],
+            "ffn_down": [model.ffn_size, hidden],
         }
         parts = {f"{part}.weight" for part in dims}
         parts |= {name.split(".", 2)[2] for name in found if name.startswith("blk.")}

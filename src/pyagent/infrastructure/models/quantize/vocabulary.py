@@ -16,12 +16,13 @@ import tokenizers
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import BYTE, UNKNOWN, build_tokenizer
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer, byte_alphabet
-from pyagent.infrastructure.engine.tokens.model_folder import HuggingFaceReader, ModelFolder, read_json
+from pyagent.infrastructure.engine.tokens.model_folder import HuggingFaceReader, ModelFolder, object_in, read_json
 from pyagent.infrastructure.models.quantize import gguf_file
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _PRE_TOKENIZERS = ("qwen2", "qwen35", "gpt-4o", "smollm", "gpt-2")
+_TEXTS, _SCORES = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"}, "tokenizer.ggml.scores"
 _END_KEYS = ("eos", "eot", "eom")
 _PROBE = (
     "Hello  world, it's 12345 o'CLOCK!\n\n  \t def f(x):\n        return x+1  # naïve cafe\u0301 \u00c5ngstr\u00f6m\n"
@@ -44,7 +45,7 @@ def vocabulary_metadata(path: Path, num_rows: int) -> Metadata:
     tokenizer = HuggingFaceReader().load(path)
     assert isinstance(tokenizer, HuggingFaceTokenizer)
     told = read_json(path / "tokenizer.json")
-    model = _object(told, "model")
+    model = object_in(told, "model")
     if model.get("type") != "BPE":
         text = f"{path}: its tokenizer is {str(model.get('type'))!r:.40}, which cannot be written as GGUF; expected BPE"
         raise ModelError(text, model=str(path))
@@ -118,16 +119,16 @@ def _sentencepiece(told: Json, model: Json, tokens: list[str], types: list[int])
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.scores": [scores[token] for token in tokens],
+        _SCORES: [scores[token] for token in tokens],
         "tokenizer.ggml.add_space_prefix": _adds_space(told),
     }
 
 
 def _adds_space(told: Json) -> bool:
     """Whether a space is put before a text."""
-    if (cutter := _object(told, "pre_tokenizer")).get("type") == "Metaspace":
+    if (cutter := object_in(told, "pre_tokenizer")).get("type") == "Metaspace":
         return cutter.get("prepend_scheme", "always") != "never"
-    normalizer = _object(told, "normalizer")
+    normalizer = object_in(told, "normalizer")
     steps = cast("list[Json]", normalizer.get("normalizers") or [normalizer])
     return any(step.get("type") == "Prepend" for step in steps)
 
@@ -150,9 +151,9 @@ def _encoded(described: Json) -> Metadata:
                 encoded[key] = gguf_file.boolean(value)
             case str():
                 encoded[key] = gguf_file.string(value)
-            case [str(), *_]:
+            case _ if key in _TEXTS:
                 encoded[key] = gguf_file.strings(cast("list[str]", value))
-            case [float(), *_]:
+            case _ if key == _SCORES:
                 encoded[key] = gguf_file.float32s(cast("list[float]", value))
             case _:
                 encoded[key] = gguf_file.int32s(cast("list[int]", value))
@@ -182,8 +183,3 @@ def _special(path: Path, tokenizer: HuggingFaceTokenizer) -> Metadata:
     if folder.template is not None:
         found["tokenizer.chat_template"] = gguf_file.string(folder.template)
     return found
-
-
-def _object(fields: Json, key: str) -> Json:
-    value = fields.get(key)
-    return cast("Json", value) if isinstance(value, dict) else {}
