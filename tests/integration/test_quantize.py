@@ -208,14 +208,25 @@ def change_config(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
+def change_about(folder: Path, **changes: object) -> None:
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
 def drop_tensor(folder: Path, name: str) -> None:
     """Rename a tensor to one that does not count."""
     change_header(folder, lambda header: header | {_IGNORED: header.pop(name)})
 
 
 def add_tensor(folder: Path) -> None:
-    """Have a norm stand there twice."""
-    change_header(folder, lambda header: header | {"model.extra.weight": header[NORM]})
+    """Write one number more, as a tensor that no family has."""
+    size = (folder / "model.safetensors").stat().st_size
+    (start,) = struct.unpack("<Q", (folder / "model.safetensors").read_bytes()[:8])
+    place = size - 8 - start
+    extra = {"dtype": "F32", "shape": [1], "data_offsets": [place, place + 4]}
+    change_header(folder, lambda header: header | {"model.extra.weight": extra})
+    with (folder / "model.safetensors").open("ab") as file:
+        file.write(bytes(4))
 
 
 def change_header(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -248,6 +259,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         "cuts words",
     ),
     "a tokenizer of another model": (lambda folder: change_config(folder, eos_token_id=[0, 1, 2, 3]), "4 tokens end"),
+    "a text that is none": (lambda folder: change_about(folder, chat_template="\ud800 {{ messages }}"), "beyond what"),
     "quantised weights": (
         lambda folder: change_config(folder, quantization_config={"quant_method": "awq", "bits": 4}),
         "quantised already",
@@ -353,6 +365,25 @@ def test_a_file_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     assert target.stat().st_size == made.bytes_after
     assert not (tmp_path / ".made.gguf.partial").exists()
     quantized(target, tmp_path / "other.gguf", "F16")
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_real_model_comes_back_as_it_was(smollm2_path: Path, tmp_path: Path) -> None:
+    """SmolLM2 in Q4_1, written as F32 and quantised again, has the same tensors, byte for byte."""
+    quantized(smollm2_path, tmp_path / "plain.gguf", "F32")
+    made = quantized(tmp_path / "plain.gguf", tmp_path / "again.gguf", "Q4_1")
+    assert (tmp_path / "again.gguf").read_bytes()[-(made.num_weights // 2) :] == (
+        smollm2_path.read_bytes()[-(made.num_weights // 2) :]
+    )
+    assert types(tmp_path / "again.gguf") == types(smollm2_path)
+
+
+def test_ends_that_are_no_tokens_are_left_out(tmp_path: Path) -> None:
+    """Some folders name -1 or an id past the vocabulary where no token ends an answer."""
+    folder = write_model_folder(tmp_path / "model", eos_token_id=[-1, 2, 1 << 40], bos_token_id=-1)
+    quantized(folder, tmp_path / "made.gguf", "F16")
+    assert load_parts(tmp_path / "made.gguf", TokenizerOptions())[0].end_ids == {2}
 
 
 def test_large_matrices_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,3 +75,12 @@ def test_quantize_refuses_in_a_line(arguments: tuple[str, ...], named: str, fold
     assert named in ran.stderr
     assert len(ran.stderr.strip().splitlines()) == 1
     assert sorted(file.name for file in folder.parent.iterdir() if file.name != "home") == before
+
+
+def test_a_file_that_cannot_be_scored_stays(folder: Path) -> None:
+    """Where the report fails the file is there, and the line says so."""
+    write_tiny_model(folder.parent / "other.gguf", architecture="mpt")
+    ran = quantize(folder, "./other.gguf", "--type", "Q8_0", "--text", "text.txt")
+    assert ran.returncode == 1
+    assert "other-Q8_0.gguf is written, but not compared" in ran.stderr
+    assert (folder.parent / "other-Q8_0.gguf").exists()

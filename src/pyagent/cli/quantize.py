@@ -15,7 +15,7 @@ import typer
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import write_json
 from pyagent.cli.startup import read_settings
-from pyagent.core.errors import ModelError, RequestError
+from pyagent.core.errors import ModelError, PyAgentError, RequestError
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.one_line import printable
 from pyagent.core.sizes import format_bytes
@@ -59,7 +59,7 @@ def quantize(
     chosen = _known_type(type_name)
     sample = "" if no_report else _sample(text)
     path = _locate(source, config)
-    target = output or Path(f"{path.name.removesuffix('.gguf')}-{chosen}.gguf")
+    target = output or Path(f"{path.resolve().name.removesuffix('.gguf')}-{chosen}.gguf")
     made = _write(path, target, chosen, overwrites=force)
     quality = _compare(path, target, sample, config) if sample else None
     if as_json:
@@ -145,8 +145,11 @@ def _shown_progress(name: str) -> Generator[Progress]:
 
 
 def _compare(before: Path, after: Path, text: str, config: Path | None) -> Quality:
-    """Score a text by both models, one after the other."""
-    old, new = _scores(before, text, config), _scores(after, text, config)
+    """Score a text by both models, one after the other; the file stays where that fails."""
+    try:
+        old, new = _scores(before, text, config), _scores(after, text, config)
+    except PyAgentError as error:
+        raise ModelError(f"{after} is written, but not compared: {error}", model=str(after)) from error
     return Quality(
         num_tokens=len(new.logprobs),
         perplexity_before=old.perplexity,

@@ -45,9 +45,8 @@ pub fn quantise(kind: GgmlType, values: &[f32], out: &mut [u8], threads: usize) 
         let running: Vec<_> = parts
             .map(|(values, out)| scope.spawn(move || write(kind, values, out)))
             .collect();
-        let ends = running.into_iter().map(|thread| thread.join());
-        ends.map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        let mut ends = running.into_iter().map(|thread| thread.join());
+        ends.try_for_each(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
 }
 
@@ -77,8 +76,7 @@ fn check(kind: GgmlType, values: &[f32]) -> Result<(), GgmlError> {
     } else {
         MOST_F16
     };
-    // A NaN is not below anything.
-    match values.iter().find(|value| !(value.abs() <= most)) {
+    match values.iter().find(|value| value.is_nan() || value.abs() > most) {
         Some(value) if value.is_finite() => Err(GgmlError::TooLarge {
             kind,
             value: value.to_string(),

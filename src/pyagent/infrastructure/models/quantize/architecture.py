@@ -58,7 +58,11 @@ def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Met
         **_windows(family, config, model),
         **_caps(model),
     }
-    general = {"general.architecture": string(name), "general.type": string("model"), "general.name": string(path.name)}
+    general = {
+        "general.architecture": string(name),
+        "general.type": string("model"),
+        "general.name": string(path.resolve().name),
+    }
     return general | {f"{name}.{key}": value for key, value in keys.items()}
 
 

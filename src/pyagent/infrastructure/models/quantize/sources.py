@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,9 @@ def open_source(path: Path) -> Source:
         return FolderSource(path) if path.is_dir() else GgufSource(path)
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
+    except (struct.error, OverflowError, UnicodeEncodeError) as error:
+        text = f"{path}: a number or text in its JSON files is beyond what a GGUF file holds: {error}"
+        raise ModelError(text, model=str(path)) from error
 
 
 class GgufSource:

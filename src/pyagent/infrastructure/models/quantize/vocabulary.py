@@ -56,12 +56,14 @@ def vocabulary_metadata(path: Path, num_rows: int) -> Metadata:
     else:
         described |= _byte_level(path, tokenizer, model)
     _compare(path, tokenizer, described)
-    return _encoded(described) | _special(path, tokenizer)
+    return _encoded(described) | _special(path, tokenizer, num_rows)
 
 
 def _tokens(path: Path, tokenizer: HuggingFaceTokenizer, num_rows: int) -> tuple[list[str], list[int]]:
     """Return the texts and types of all tokens; rows of embeddings without a token get one of no use."""
     names = {token: name for name, token in tokenizer.inner.get_vocab(with_added_tokens=True).items()}
+    if not names:
+        raise ModelError(f"{path}: its tokenizer has no tokens", model=str(path))
     if max(names) >= num_rows:
         text = f"{path}: the tokenizer has a token {max(names)}, the embedding {num_rows} rows; they are of two models"
         raise ModelError(text, model=str(path))
@@ -160,15 +162,15 @@ def _encoded(described: Json) -> Metadata:
     return encoded
 
 
-def _special(path: Path, tokenizer: HuggingFaceTokenizer) -> Metadata:
-    """Describe the tokens before and after texts, and the chat template."""
+def _special(path: Path, tokenizer: HuggingFaceTokenizer, num_rows: int) -> Metadata:
+    """Describe the tokens before and after texts, and the chat template; what is no token is left out."""
     folder = ModelFolder(path)
     begin, named = folder.settings.get("bos_token_id"), tokenizer.special_tokens
     begin = tokenizer.begin_id if tokenizer.begin_id is not None else named.get(folder.token_name("bos_token"), begin)
     found: Metadata = {"tokenizer.ggml.add_bos_token": gguf_file.boolean(tokenizer.begin_id is not None)}
-    if isinstance(begin, int):
+    if isinstance(begin, int) and 0 <= begin < num_rows:
         found["tokenizer.ggml.bos_token_id"] = gguf_file.uint32(begin)
-    ends = list(dict.fromkeys(folder.end_ids))
+    ends = [token for token in dict.fromkeys(folder.end_ids) if 0 <= token < num_rows]
     if (own := named.get(folder.token_name("eos_token"))) is not None:
         ends.sort(key=lambda token: token != own)  # the template's `eos_token`
         ends = ends or [own]
