@@ -182,7 +182,7 @@ def test_sentencepiece_bpe_becomes_scores(adds_space: bool, tmp_path: Path) -> N
     """A tokenizer.json with merges and fallback to bytes cuts texts as before, from scores."""
     folder = write_model_folder(tmp_path / "model", vocab_size=300)
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "a", "n", "d"]
-    made = ["th", "▁th", "an", "▁the", "▁an", "and", "▁and"]
+    made = ["th", "he", "▁th", "an", "▁the", "▁an", "and", "▁and"]
     changes = {
         "tokenizer__ggml__model": "llama",
         "tokenizer__ggml__tokens": [*words, *made],
