@@ -17,7 +17,7 @@ from support.folder_tokenizer import NUM_TOKENS, write_model_folder, write_token
 from support.full_disk import full_disk
 from support.native import engine_logits
 from support.reference_decoder import write_family, write_safetensors
-from support.tiny_model import CHAT_TEMPLATE, write_tiny_model
+from support.tiny_model import CHAT_TEMPLATE, split_tiny_model, write_tiny_model
 
 from pyagent import _rust
 from pyagent.cli.quantize import ends_by_signal
@@ -34,6 +34,7 @@ FAMILIES = (
     *("llama", "llama-3.1", "llama-linear", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"),
     *("gemma3-linear", "smollm3", "olmo2"),
 )
+CHANGED = {"general.quantization_version", "general.file_type"}
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "sliding_window_pattern": 6},
@@ -151,8 +152,7 @@ def test_a_gguf_file_keeps_what_it_says(tmp_path: Path) -> None:
     )
     quantized(source, tmp_path / "made.gguf", "Q8_0")
     before, after = read_metadata(source), read_metadata(tmp_path / "made.gguf")
-    changed = {"general.quantization_version", "general.file_type"}
-    assert {key: value for key, value in after.items() if key not in changed} == before
+    assert {key: value for key, value in after.items() if key not in CHANGED} == before
     assert engine_logits(tmp_path / "made.gguf", TOKENS)[3] == pytest.approx(engine_logits(source, TOKENS)[3], abs=0.5)
 
 
@@ -182,7 +182,7 @@ def test_sentencepiece_bpe_becomes_scores(adds_space: bool, tmp_path: Path) -> N
     """A tokenizer.json with merges and fallback to bytes cuts texts as before, from scores."""
     folder = write_model_folder(tmp_path / "model", vocab_size=300)
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "a", "n", "d"]
-    made = ["th", "▁th", "an", "▁the", "▁an", "and", "▁and"]
+    made = ["th", "he", "▁th", "an", "▁the", "▁an", "and", "▁and"]
     changes = {
         "tokenizer__ggml__model": "llama",
         "tokenizer__ggml__tokens": [*words, *made],
@@ -365,6 +365,16 @@ def test_a_file_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     assert target.stat().st_size == made.bytes_after
     assert not (tmp_path / ".made.gguf.partial").exists()
     quantized(target, tmp_path / "other.gguf", "F16")
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_split_files_become_one(part: int, tmp_path: Path) -> None:
+    """Whichever of its files is named, a split model is the whole one, and its keys are those of the first."""
+    parts = split_tiny_model(tmp_path)
+    quantized(parts[part], tmp_path / "made.gguf", "F32")
+    whole = write_tiny_model(tmp_path / "whole.gguf")
+    assert read_metadata(tmp_path / "made.gguf").keys() - read_metadata(whole).keys() == CHANGED
+    assert engine_logits(tmp_path / "made.gguf", TOKENS[:4]) == engine_logits(whole, TOKENS[:4])
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import sys
 from collections.abc import Generator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.models.quantize.quantizing import Progress, Quantized
 
 _TEXT_FILE = Path(__file__).parent / "demo_text.txt"
+_FILE_ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 _TEXT_CHARS = 8_000
 """Of the text in the wheel: about 1,600 tokens, seconds of a small model."""
 
@@ -59,7 +61,7 @@ def quantize(
     chosen = _known_type(type_name)
     sample = "" if no_report else _sample(text)
     path = _locate(source, config)
-    target = output or Path(f"{path.resolve().name.removesuffix('.gguf')}-{chosen}.gguf")
+    target = output or Path(f"{_FILE_ENDING.sub('', path.resolve().name)}-{chosen}.gguf")
     made = _write(path, target, chosen, overwrites=force)
     quality = _compare(path, target, sample, config) if sample else None
     if as_json:

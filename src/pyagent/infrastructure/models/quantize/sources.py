@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ _PARTS = (
     *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm", "attn_output"),
     *("post_attention_norm", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down", "post_ffw_norm"),
 )
+_SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+_OF_THE_FILE = ("general.alignment", "split.")
+"""Keys that say how a file is laid out, or that it is one of several."""
 _IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias")
 """Ends of names of tensors that older files have, and that are computed."""
 
@@ -71,13 +75,14 @@ def open_source(path: Path) -> Source:
 
 
 class GgufSource:
-    """A GGUF file: its metadata is copied as it is."""
+    """A GGUF file, or several that are one model: its metadata is copied as it is."""
 
     def __init__(self, path: Path) -> None:
         header = _rust.read_model_header(path, arrays=False)
         self.path, self.file_bytes = path, header["file_bytes"]
-        self.metadata = read_metadata(path)
-        self.metadata.pop("general.alignment", None)
+        first = path.with_name(_SPLIT.sub(r"-00001-of-\1.gguf", path.name))
+        told = read_metadata(first if first.is_file() else path)
+        self.metadata = {key: value for key, value in told.items() if not key.startswith(_OF_THE_FILE)}
         self._tensors = [SourceTensor(name, dims, kind) for name, dims, kind, _ in header["tensors"]]
         self._file = _rust.TensorFile(path)
         name = header["metadata"].get("general.architecture")
