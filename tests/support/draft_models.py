@@ -74,11 +74,11 @@ class EagerlyDrafted(Speculation):
 
 @asynccontextmanager
 async def with_draft_model(
-    path: Path, draft: Path, chosen: EngineOptions | None = None
+    path: Path, draft: Path, chosen: EngineOptions | None = None, ledger_bytes: int = 1 << 32
 ) -> AsyncIterator[NativeBackend]:
     """A backend of the model `tiny`, for which `draft` drafts."""
     chosen = replace(chosen or options(), drafts=BY_MODEL)
-    pool = ModelPool({"tiny": path, "draft": draft}.__getitem__, chosen, Ledger(1 << 32))
+    pool = ModelPool({"tiny": path, "draft": draft}.__getitem__, chosen, Ledger(ledger_bytes))
     backend = NativeBackend(["tiny"], LocalEngine(pool, KvMoves.of(chosen)), look=lambda _: "loads on first use")
     try:
         yield backend
