@@ -33,6 +33,9 @@ class Asking(ModelDrafts):
         super().__init__(model, Speculation(BY_MODEL, 1, lambda _, count: count).seconds)
         self.random = random.Random(seed)
 
+    def begin(self) -> None:
+        self.draft_seconds = 1e-9  # whatever copies of texts may still cost
+
     def propose(self, rows: Mapping[int, Asked], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
         open_to = [one for one in rows.values() if one.from_text is None and self.model.can_follow(one.request)]
         open_to = self.random.sample(open_to, min(8, len(open_to)))
@@ -60,7 +63,7 @@ class EagerlyDrafted(Speculation):
         self.model = Asking(model)
         self.random, self.copies = random.Random(5), copies
 
-    def _may_draft(self, num_rows: int) -> bool:
+    def _is_due(self, num_rows: int) -> bool:
         return True
 
     def _likeliest(self, proposals: Sequence[tuple[int, Proposal]], num_rows: int) -> tuple[list[int], float]:

@@ -69,6 +69,8 @@ class DraftModel:
         self.seconds = StepSeconds()
         self.num_tokens = 0
         """Drafts made so far."""
+        self.busy_seconds = 0.0
+        """What it has computed for, catching up included."""
         self._vocab_size = min(runner.vocab_size, target_vocab_size)
         self._most_rows = most_rows
         self._ahead: dict[int, list[int]] = {}  # by sequence, its tokens computed beyond those that the pool knows
@@ -205,7 +207,9 @@ class DraftModel:
     def _execute(self, batch: Batch) -> StepOutput:
         start = self.clock()
         output = self.runner.execute(batch)
-        self.seconds.note(sum(batch.lengths), self.clock() - start)
+        seconds = self.clock() - start
+        self.seconds.note(sum(batch.lengths), seconds)
+        self.busy_seconds += seconds
         for row, reason in output.errors.items():
             logger.warning("request %d is not drafted for: %s", batch.sequence_ids[row], reason)
             self._refused.add(batch.sequence_ids[row])

@@ -2,7 +2,8 @@
 
 A draft of text costs nothing until it is verified; one of a model costs a step of the model. So a step asks it where
 that gives more tokens a second, by the measured seconds of both models and by how often its drafts were right. What
-drafting takes is booked with the step that verifies (`step_seconds.Balance`). To compute a log for the first time is an
+drafting takes is booked with the step that verifies, in a balance of its own (`step_seconds.Balance`): what a model
+loses keeps no copy of a text from being verified. To compute a log for the first time is an
 outlay: a `Fund` bounds it, which holds what drafts have won, and a part of all steps' time.
 """
 
@@ -20,7 +21,7 @@ from pyagent.infrastructure.engine.drafts.acceptance import (
 )
 from pyagent.infrastructure.engine.drafts.draft_model import CATCH_UP_TOKENS, NEAR_TOKENS, DraftModel
 from pyagent.infrastructure.engine.drafts.proposals import DraftedTokens, Proposal
-from pyagent.infrastructure.engine.drafts.step_seconds import LEAST_GAIN, Fund, StepSeconds
+from pyagent.infrastructure.engine.drafts.step_seconds import LEAST_GAIN, MODEL_ALLOWANCE, Balance, Fund, StepSeconds
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.request import Request
@@ -75,6 +76,7 @@ class ModelDrafts:
         self.is_lost = False
         self._target = target
         self._fund = Fund()
+        self._balance = Balance(MODEL_ALLOWANCE)
         self._num_unasked = 0  # steps since it was asked
         self._tried: tuple[Request, int, int] | None = None  # a log's length at the last trial, and what was drafted
 
@@ -84,7 +86,7 @@ class ModelDrafts:
         Without the model, it gives `rate` tokens a second. Steps of so many rows must be known.
         """
         self._num_unasked += 1
-        if self.is_lost or room <= 0 or not rows:
+        if self.is_lost or room <= 0 or not rows or self._balance.seconds < 0:
             return {}
         try:
             return self._propose(rows, num_rows, room, rate)
@@ -97,8 +99,17 @@ class ModelDrafts:
         """Begin with a step."""
         self.draft_seconds = 0.0
 
-    def note(self, seconds: float, plain_seconds: float, saved: float = 0.0) -> None:
-        """Record a step's seconds, what one takes without drafts, and what its drafts saved, or lost if negative."""
+    def note_prompts(self, seconds: float) -> None:
+        """Record a step that computed prompts."""
+        self._fund.note(seconds, 0.0, 0.0)
+
+    def note(self, seconds: float, plain_seconds: float, num_requests: int, num_accepted: int) -> None:
+        """Record a step of decoding, in which `num_accepted` drafts were right; one without takes `plain_seconds`."""
+        saved = 0.0
+        if self.draft_seconds:
+            saved = self._balance.note(seconds + self.draft_seconds, plain_seconds, num_requests, num_accepted)
+        else:
+            self._balance.earn(seconds)
         self._fund.note(seconds, plain_seconds, saved)
 
     def end(self, request: Request) -> None:

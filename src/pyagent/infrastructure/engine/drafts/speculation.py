@@ -78,7 +78,7 @@ class Speculation:
     def _ask(self, model: ModelDrafts, requests: Sequence[Request], proposals: list[Proposal | None]) -> None:
         """Put what a draft model proposes in place of what texts do, where it pays."""
         num_rows = len(requests)
-        if not self._may_draft(num_rows):
+        if not self._is_due(num_rows):
             return
         rows = {
             request.id: Asked(request, request.drafts.acceptance, self._most(request), proposals[row])
@@ -131,16 +131,14 @@ class Speculation:
     def lengths(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> dict[int, int]:
         """Return by row how many drafts give a step the most tokens a second; nothing for none."""
         lengths: dict[int, int] = {}
-        if proposals and self._may_draft(num_rows):
+        if proposals and self._is_due(num_rows) and (self._balance.seconds >= 0 or self.draft_seconds):
             for row in self._likeliest(proposals, num_rows)[0]:
                 lengths[row] = lengths.get(row, 0) + 1
         return lengths
 
-    def _may_draft(self, num_rows: int) -> bool:
-        """Whether a step of so many requests is known well enough, and drafts have not lost too much."""
-        seconds = self.seconds
-        is_due = seconds.is_known(num_rows) and seconds.age(num_rows) < _REMEASURE_STEPS
-        return is_due and self._balance.seconds >= 0
+    def _is_due(self, num_rows: int) -> bool:
+        """Whether a step of so many requests without drafts was measured, and not too long ago."""
+        return self.seconds.is_known(num_rows) and self.seconds.age(num_rows) < _REMEASURE_STEPS
 
     def _likeliest(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> tuple[list[int], float]:
         """Return the rows of those drafts that give the most tokens a second, once for each draft; and how many."""
@@ -159,7 +157,7 @@ class Speculation:
         """Record a computed step and what came of its drafts."""
         if plan.chunks or not plan.num_decoding:
             if self.model is not None:
-                self.model.note(seconds, 0.0)
+                self.model.note_prompts(seconds)
             return
         num_rows = plan.num_tokens
         drafts = plan.batch.num_drafts
@@ -180,14 +178,15 @@ class Speculation:
         return 0.0 if self.model is None else self.model.draft_seconds
 
     def _book(self, num_requests: int, seconds: float, num_accepted: int, *, has_drafts: bool) -> None:
-        drafting = self.draft_seconds
-        plain, saved = self.seconds.at(num_requests), 0.0
-        if has_drafts or drafting:
-            saved = self._balance.note(seconds + drafting, plain, num_requests, num_accepted)
+        plain = self.seconds.at(num_requests)
+        if has_drafts and not self.draft_seconds:
+            self._balance.note(seconds, plain, num_requests, num_accepted)
         else:
             self._balance.earn(seconds)
         if self.model is not None:
-            self.model.note(seconds, plain, saved)
+            self.model.note(seconds, plain, num_requests, num_accepted)
+            made = self.model.model
+            self.counts.num_model_tokens, self.counts.model_seconds = made.num_tokens, made.busy_seconds
 
     def end(self, request: Request) -> None:
         """Forget a request's texts; keep its answer for later ones, where it came to its end."""

@@ -13,8 +13,8 @@ _FEW, _STALE_STEPS = 3, 256
 """What rests on fewer steps than this is measured again after so many."""
 _GUESSED_SLOPE = 0.1
 """What a row adds, before any was measured: this part of the step without it."""
-_ALLOWANCE = 0.01
-"""Part of the decode time that drafts may lose."""
+_ALLOWANCE, MODEL_ALLOWANCE = 0.01, 0.005
+"""Part of the decode time that copies of texts may lose, and drafts of a model."""
 LEAST_GAIN = 1.03
 """Steps with drafts are to give so many times the tokens a second of those without."""
 _CREDIT_STEPS = 8
@@ -67,11 +67,12 @@ class StepSeconds:
 class Balance:
     """Seconds that drafts have won, and of what they may lose, the rest. While it is spent there are none.
 
-    What they lose is bounded by it, whatever was expected of them: a hundredth of the time spent decoding, and a step.
+    What they lose is bounded by it, whatever was expected of them: a part of the time spent decoding, and a step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: float = _ALLOWANCE) -> None:
         self.seconds = 0.0
+        self._allowance = allowance
 
     def note(self, seconds: float, plain_seconds: float, num_requests: int, num_accepted: int) -> float:
         """Record a step with drafts, in which `num_accepted` were right; one without takes `plain_seconds`.
@@ -79,12 +80,12 @@ class Balance:
         Return the seconds that the drafts saved, or lost where it is negative.
         """
         saved = plain_seconds * (num_requests + num_accepted) / num_requests - seconds
-        self.seconds = min(self.seconds + saved + _ALLOWANCE * seconds, _CREDIT_STEPS * plain_seconds)
+        self.seconds = min(self.seconds + saved + self._allowance * seconds, _CREDIT_STEPS * plain_seconds)
         return saved
 
     def earn(self, seconds: float) -> None:
         """Record a step without drafts."""
-        self.seconds += _ALLOWANCE * seconds if self.seconds < _CREDIT_STEPS * seconds else 0.0
+        self.seconds += self._allowance * seconds if self.seconds < _CREDIT_STEPS * seconds else 0.0
 
 
 class Fund:
