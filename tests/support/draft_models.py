@@ -13,7 +13,7 @@ from support.native import options
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
-from pyagent.infrastructure.engine.drafts.model_drafts import Asked, ModelDrafts
+from pyagent.infrastructure.engine.drafts.model_drafts import DraftRow, ModelDrafts
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
 from pyagent.infrastructure.engine.drafts.proposals import DraftedTokens, Proposal
 from pyagent.infrastructure.engine.drafts.speculation import Speculation
@@ -36,7 +36,7 @@ class Asking(ModelDrafts):
     def begin(self) -> None:
         self.draft_seconds = 1e-9  # whatever copies of texts may still cost
 
-    def propose(self, rows: Mapping[int, Asked], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
+    def propose(self, rows: Mapping[int, DraftRow], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
         open_to = [one for one in rows.values() if one.from_text is None and self.model.can_follow(one.request)]
         open_to = self.random.sample(open_to, min(8, len(open_to)))
         running = {one.request.id for one in rows.values()}

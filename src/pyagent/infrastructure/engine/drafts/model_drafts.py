@@ -35,7 +35,7 @@ _TRIAL_STEPS, _TRIAL_TOKENS = 64, 2
 and again in the next one while they are right."""
 
 
-class Asked(NamedTuple):
+class DraftRow(NamedTuple):
     """A row of the step that may be drafted for: its request and record, its drafts at most, what its text gives."""
 
     request: Request
@@ -80,7 +80,7 @@ class ModelDrafts:
         self._num_unasked = 0  # steps since it was asked
         self._tried: tuple[Request, int, int] | None = None  # a log's length at the last trial, and what was drafted
 
-    def propose(self, rows: Mapping[int, Asked], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
+    def propose(self, rows: Mapping[int, DraftRow], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
         """Return the model's proposals by row for a step of `num_rows` requests, with room for so many drafts in all.
 
         Without the model, it gives `rate` tokens a second. Steps of so many rows must be known.
@@ -117,36 +117,36 @@ class ModelDrafts:
         if not self.is_lost:
             self.model.end(request)
 
-    def _propose(self, rows: Mapping[int, Asked], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
+    def _propose(self, rows: Mapping[int, DraftRow], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
         if not self.model.seconds.is_known(1):
             self.model.seconds.note(1, self.model.weight_ratio * self._target.at(1))
-        ordered = sorted(filter(self._is_open, rows.values()), key=lambda asked: -asked.rate)
+        ordered = sorted(filter(self._is_open, rows.values()), key=lambda row: -row.rate)
         choice = self._choose(ordered, num_rows, room, rate) or self._trial(ordered)
         if choice is None:
             return {}
-        chosen, running = ordered[: choice.num_rows], {asked.request.id for asked in rows.values()}
-        far = [asked for asked in chosen if self.model.num_behind(asked.request) > NEAR_TOKENS]
+        chosen, running = ordered[: choice.num_rows], {row.request.id for row in rows.values()}
+        far = [row for row in chosen if self.model.num_behind(row.request) > NEAR_TOKENS]
         if far:
             self._catch_up(far, choice, num_rows, running)
-        near = [asked for asked in chosen if self.model.num_behind(asked.request) <= NEAR_TOKENS]
+        near = [row for row in chosen if self.model.num_behind(row.request) <= NEAR_TOKENS]
         return self._draft(near, choice.num_drafts, num_rows, running) if near else {}
 
-    def _is_open(self, asked: Asked) -> bool:
+    def _is_open(self, row: DraftRow) -> bool:
         """Whether the model may do better than what the request's text gives."""
-        is_better = asked.from_text is None or asked.from_text.chances[0] < asked.rate
-        return is_better and asked.most > 0 and self.model.can_follow(asked.request)
+        is_better = row.from_text is None or row.from_text.chances[0] < row.rate
+        return is_better and row.most > 0 and self.model.can_follow(row.request)
 
-    def _choose(self, ordered: Sequence[Asked], num_rows: int, room: int, rate: float) -> _Choice | None:
+    def _choose(self, ordered: Sequence[DraftRow], num_rows: int, room: int, rate: float) -> _Choice | None:
         """Return what gives the most tokens a second, rows with better records first; None for nothing."""
         plain = num_rows / self._target.at(num_rows)
         best, choice = max(rate, LEAST_GAIN * plain), None
         for count in _sizes(len(ordered)):
             draft_seconds = self.model.seconds.at(count)
             chances, num_drafts, expected = [1.0] * count, 0, float(num_rows)
-            for length in range(1, max(asked.most for asked in ordered[:count]) + 1):
-                for place, asked in enumerate(ordered[:count]):
-                    if length <= asked.most:
-                        chances[place] *= asked.rate
+            for length in range(1, max(row.most for row in ordered[:count]) + 1):
+                for place, row in enumerate(ordered[:count]):
+                    if length <= row.most:
+                        chances[place] *= row.rate
                         expected += chances[place]
                         num_drafts += 1
                 if num_drafts > room:
@@ -156,7 +156,7 @@ class ModelDrafts:
                     best, choice = found, _Choice(count, length, found / plain)
         return choice
 
-    def _trial(self, ordered: Sequence[Asked]) -> _Choice | None:
+    def _trial(self, ordered: Sequence[DraftRow]) -> _Choice | None:
         """Return a few drafts for one row now and then, where nothing is expected of more."""
         if not ordered or (self._num_unasked < _TRIAL_STEPS and not self._was_right()):
             return None
@@ -169,16 +169,16 @@ class ModelDrafts:
         request, length, token = self._tried
         return self._num_unasked == 1 and request.tokens[length : length + 1] == [token]
 
-    def _catch_up(self, far: Sequence[Asked], choice: _Choice, num_rows: int, running: set[int]) -> None:
+    def _catch_up(self, far: Sequence[DraftRow], choice: _Choice, num_rows: int, running: set[int]) -> None:
         """Compute what lacks of logs where it is to pay within the answer, or where enough is there for a trial."""
         token_seconds = self._target.at(num_rows) / num_rows
         paying: list[Request] = []
-        for asked in far:
-            cost = self._seconds_behind(asked.request)
-            left = min(asked.request.max_tokens - asked.request.num_output_tokens, _HORIZON)
+        for row in far:
+            cost = self._seconds_behind(row.request)
+            left = min(row.request.max_tokens - row.request.num_output_tokens, _HORIZON)
             profit = left * token_seconds * (1 - 1 / choice.gain)
             if self._fund.seconds >= (0.0 if profit > cost else cost):
-                paying.append(asked.request)
+                paying.append(row.request)
         start = self.model.clock()
         if paying:
             self.model.catch_up(paying, running)
@@ -190,18 +190,18 @@ class ModelDrafts:
         return chunks * seconds.at(CATCH_UP_TOKENS) + (seconds.at(rest) if rest else 0.0)
 
     def _draft(
-        self, near: Sequence[Asked], num_drafts: int, num_rows: int, running: set[int]
+        self, near: Sequence[DraftRow], num_drafts: int, num_rows: int, running: set[int]
     ) -> dict[int, DraftedTokens]:
         self._num_unasked = 0
-        of_request = {asked.request: asked for asked in near}
+        of_request = {row.request: row for row in near}
         least = self._least_chance(len(near), num_rows)
 
         def goes_on(request: Request, probabilities: Sequence[float]) -> bool:
-            asked = of_request[request]
-            return asked.chances(probabilities)[-1] * asked.rate >= least
+            row = of_request[request]
+            return row.chances(probabilities)[-1] * row.rate >= least
 
         start = self.model.clock()
-        limits = [(asked.request, min(num_drafts, asked.most)) for asked in near]
+        limits = [(row.request, min(num_drafts, row.most)) for row in near]
         drafted = self.model.draft(limits, running, goes_on)
         self._tried = next(((request, len(request.tokens), tokens[0]) for request, tokens, _ in drafted), None)
         self.draft_seconds = self.model.clock() - start

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyagent.infrastructure.engine.drafts.acceptance import Acceptance
 from pyagent.infrastructure.engine.drafts.ahead import Ahead, follow
-from pyagent.infrastructure.engine.drafts.model_drafts import Asked, ModelDrafts
+from pyagent.infrastructure.engine.drafts.model_drafts import DraftRow, ModelDrafts
 from pyagent.infrastructure.engine.drafts.proposals import Proposal, RequestDrafts
 from pyagent.infrastructure.engine.drafts.step_seconds import LEAST_GAIN, Balance, StepSeconds
 from pyagent.infrastructure.engine.drafts.texts import OwnText, SharedTexts, TextMemory
@@ -81,7 +81,7 @@ class Speculation:
         if not self._is_due(num_rows):
             return
         rows = {
-            request.id: Asked(request, request.drafts.acceptance, self._most(request), proposals[row])
+            request.id: DraftRow(request, request.drafts.acceptance, self._most(request), proposals[row])
             for row, request in enumerate(requests)
             if request.drafts is not None and self._most(request) > 0
         }
