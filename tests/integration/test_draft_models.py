@@ -19,6 +19,7 @@ from support.waiting import until
 
 from pyagent.core.backends import collect
 from pyagent.core.errors import ConfigError
+from pyagent.core.runners.batch import PrefixKey
 from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 
@@ -220,3 +221,21 @@ def test_an_engine_in_a_process_of_its_own_has_one(tiny_model_path: Path, other_
         assert 'account="draft_weights:' in metrics
 
     run(work())
+
+
+def test_a_prompt_that_was_drafted_for_is_not_read_again(tiny_model_path: Path) -> None:
+    """The next turn of a conversation finds the draft model's KV of the one before; another tenant does not."""
+    model = DraftModel(CpuRunner(tiny_model_path, options(threads=1).runner), 1 << 20, 8, 1.0)
+    first = Client(1, random.Random(3).choices(range(3, 200), k=100), 10).request
+    assert model.num_behind(first) == 100
+    while model.num_behind(first) > 16:
+        model.catch_up([first], {first.id})
+    model.draft([(first, 4)], {first.id}, lambda *_: True)
+    model.end(first)
+    turn, other = (Client(at, [*first.tokens, 5, 6, 7], 10).request for at in (2, 3))
+    other.key = PrefixKey(tenant="other")
+    assert model.num_behind(turn) == 3
+    assert model.num_behind(other) == 103
+    for request in (turn, other):
+        model.end(request)
+    assert model.runner.pool.stats().active == 0

@@ -217,6 +217,9 @@ impl CpuModel {
     /// sampled as in a step of its own, up to the first that was not proposed right, and `masks[i]` has the masks of all of
     /// them one after the other. The pool learns of the tokens that were right.
     ///
+    /// A segment in `num_ahead` begins so many tokens after what the pool has of its sequence, which earlier steps computed
+    /// in reserved room; the pool learns nothing of it.
+    ///
     /// Before the segments in `processed` are sampled, `process` is called once with their `LogitsRows`; it returns what is
     /// wrong with some, by segment.
     ///

@@ -130,7 +130,9 @@ pub(crate) fn run(
     let is_ahead: Vec<_> = (0..step.columns.lengths.len())
         .map(|segment| step.columns.num_ahead.contains_key(&segment))
         .collect();
-    step.commit(model, |segment, length| (!has_drafts(segment) && !is_ahead[segment]).then_some(length))?;
+    step.commit(model, |segment, length| {
+        (!has_drafts(segment) && !is_ahead[segment]).then_some(length)
+    })?;
     step.take_scores(model, &mut scores);
     step.take_probed(model);
     step.sample(model, asked, &mut samplers, process)?;
@@ -140,8 +142,7 @@ pub(crate) fn run(
             .map(|segment| step.outcome.more.get(&segment).map_or(0, Vec::len))
             .collect();
         step.commit(model, |segment, length| {
-            (has_drafts(segment) && !is_ahead[segment])
-                .then(|| length - asked[segment].num_drafts + num_right[segment])
+            (has_drafts(segment) && !is_ahead[segment]).then(|| length - asked[segment].num_drafts + num_right[segment])
         })?;
     }
     Ok(step.outcome)
@@ -290,7 +291,8 @@ impl Step<'_> {
                 .and_then(|tables| Ok((tables, pool.num_tokens(sequence)?, pool.adapter_id(sequence)?)))
             {
                 Ok((tables, num_tokens, adapter_id)) if tables.len() == self.num_groups => {
-                    let first_position = num_tokens + self.columns.num_ahead.get(&segment).copied().unwrap_or(0);
+                    let num_ahead = self.columns.num_ahead.get(&segment).copied().unwrap_or(0);
+                    let first_position = num_tokens.saturating_add(num_ahead).min(u32::MAX as usize);
                     let computed = &self.columns.tokens[tokens.0..tokens.1];
                     let scored = scores
                         .get(&segment)

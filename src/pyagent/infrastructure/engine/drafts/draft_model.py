@@ -78,10 +78,13 @@ class DraftModel:
         self._samplers: list[SamplerState] = []
 
     def num_behind(self, request: Request) -> int:
-        """Return how many tokens of a request's log are to be computed, the last one included."""
-        known = self._ahead.get(request.id)
-        if known is None:
+        """Return how many tokens of a request's log are to be computed, the last one included.
+
+        A sequence is begun for a request that has none, with what is cached of its log.
+        """
+        if request.id not in self._ahead and self._begin(request) is None:
             return len(request.tokens)
+        known = self._ahead[request.id]
         return len(request.tokens) - self.runner.pool.num_tokens(request.id) - self._num_right(request, known)
 
     def can_follow(self, request: Request) -> bool:

@@ -90,7 +90,7 @@ class ModelDrafts:
             return {}
         try:
             return self._propose(rows, num_rows, room, rate)
-        except Exception:
+        except BaseException:  # native code that panics is no `Exception`
             logger.exception("the draft model failed, answers go on without it")
             self.is_lost = True
             return {}
