@@ -83,7 +83,7 @@ def test_drafts_are_what_the_model_would_write(tiny_model_path: Path, tiny_gemma
     path = tiny_model_path if kind == "full" else tiny_gemma_path
     warm, cold = (DraftModel(CpuRunner(path, options(threads=1).runner), 1 << 20, 8, 1.0) for _ in range(2))
     draw = random.Random(2)
-    requests = [Client(at, draw.choices(range(3, 200), k=40 * at + 1), 400).request for at in range(3)]
+    requests = [Client(at, draw.choices(range(3, 200), k=40 * at + 1), 1).request for at in range(3)]
     for turn in range(30):
         running = {request.id for request in requests}
         asked = [(request, draw.randrange(1, 8)) for request in requests if draw.random() < 0.8]
@@ -92,11 +92,12 @@ def test_drafts_are_what_the_model_would_write(tiny_model_path: Path, tiny_gemma
         drafted = warm.draft(asked, running, lambda *_: True)
         assert [request for request, *_ in drafted] == [request for request, _ in asked]
         for request, tokens, probabilities in drafted:
-            if turn % 5 == 0:
+            for place in range(len(tokens) if turn % 6 == 0 else 0):
                 cold.runner.pool.clear_index()
-                ((_, expected, chances),) = cold.draft([(request, len(tokens))], running, lambda *_: True)
-                cold.end(request)
-                assert (tokens, probabilities) == (expected, chances)
+                alone = Client(100 + place, request.tokens + tokens[:place], 1).request
+                ((_, expected, chances),) = cold.draft([(alone, 1)], running, lambda *_: True)
+                cold.end(alone)
+                assert (tokens[place : place + 1], probabilities[place : place + 1]) == (expected, chances)
             request.tokens += tokens[: draw.randrange(len(tokens) + 1)]
         for request in requests:
             request.tokens.append(draw.randrange(3, 200))
@@ -230,12 +231,16 @@ def test_a_prompt_that_was_drafted_for_is_not_read_again(tiny_model_path: Path) 
     assert model.num_behind(first) == 100
     while model.num_behind(first) > 16:
         model.catch_up([first], {first.id})
-    model.draft([(first, 4)], {first.id}, lambda *_: True)
+    ((_, drafts, _),) = model.draft([(first, 4)], {first.id}, lambda *_: True)
+    first.tokens += [*drafts, 9]  # all were right: three of them are computed, the fourth and what came after are not
+    assert model.num_behind(first) == 2
+    model.draft([(first, 1)], {first.id}, lambda *_: True)
+    assert model.seconds.is_known(2)
     model.end(first)
     turn, other = (Client(at, [*first.tokens, 5, 6, 7], 10).request for at in (2, 3))
     other.key = PrefixKey(tenant="other")
     assert model.num_behind(turn) == 3
-    assert model.num_behind(other) == 103
+    assert model.num_behind(other) == 108
     for request in (turn, other):
         model.end(request)
     assert model.runner.pool.stats().active == 0
