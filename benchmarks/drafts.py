@@ -1,6 +1,7 @@
 """Speculative decoding beside going without: recorded answers replayed, in turns; tokens a second of decoding.
 
-    .venv/bin/python benchmarks/drafts.py [--model FILE] [--threads 2] [--rounds 3] [--batch 1] [--only KIND ...]
+    .venv/bin/python benchmarks/drafts.py [--model FILE] [--draft MODEL] [--threads 2] [--rounds 3] [--batch 1]
+                                          [--files 4] [--only KIND ...]
 
 The texts are this repository's own history: the prompt has a file as it was before a commit, the answer is the file
 after it (`edit`), the commit's diff (`diff`), or, after the diff, a report that quotes it (`report`). `prose` is a page
@@ -8,6 +9,11 @@ of the documentation without anything to copy from but itself, `noise` is random
 the model, the recorded answer is sampled: each row has a mask that allows its token alone, with drafts and without. So
 the lengths accepted are those of real texts, and what a step takes is that of the model's shape. Engines take turns,
 request by request, and of each request the quickest round counts: what others do on the machine only adds.
+
+With `--draft`, a third engine has that draft model too. Texts are then in the draft model's tokens, which it drafts as
+it does for any target; the model may be of random weights (`random_model.py`), with as many tokens or more. How often
+such drafts are right is how well the draft model foretells what people wrote, which is less than what a larger model of
+its family writes: the ratios are a lower bound.
 """
 
 from __future__ import annotations
@@ -26,11 +32,18 @@ from pyagent.core.messages import ChatRequest, Origin, SamplingParams
 from pyagent.core.runners.batch import Batch, StepOutput
 from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
+from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.memory.system import total_for
+from pyagent.infrastructure.engine.models import draft_loading
+from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.runners.cpu_factory import CpuRunnerFactory
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.infrastructure.models.describe import describe_model
 from pyagent.infrastructure.models.store import ModelStore
 
 REPOSITORY = Path(__file__).parent.parent
@@ -69,10 +82,25 @@ class Replay(CpuRunner):
 
 
 class ReplayFactory(CpuRunnerFactory):
-    """Makes them."""
+    """Makes them, and a draft model as it is."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
 
     def load(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None) -> CpuRunner:
-        return Replay(path, options, kv)
+        return (Replay if path == self._target else CpuRunner)(path, options, kv)
+
+
+def backend_of(target: Path, draft: Path | None, drafts: DraftOptions | None, threads: int) -> NativeBackend:
+    """An engine that replays, with or without drafts."""
+    options = EngineOptions(
+        RunnerOptions(threads=threads, kv_bytes=1 << 28),
+        SchedulerLimits(max_num_batched_tokens=512),
+        runners=RunnerChoice((ReplayFactory(target),)),
+        drafts=drafts,
+    )
+    pool = ModelPool({"replay": target, "draft": draft or target}.__getitem__, options, Ledger(total_for(None)))
+    return NativeBackend(["replay"], LocalEngine(pool), look=lambda _: "")
 
 
 def git(*words: str) -> str:
@@ -138,50 +166,63 @@ async def seconds_of(backend: NativeBackend, batch: list[Recorded], tag: str) ->
     return spent, sum(usage.completion_tokens for usage in usages), num_drafted, num_accepted
 
 
+async def measure(engines: dict[str, NativeBackend], of_kind: list[Recorded], size: int, rounds: int) -> None:
+    """Replay texts of one kind on all engines in turns, and print a row for each."""
+    batches = [of_kind[at : at + size] for at in range(0, len(of_kind), size)]
+    least = {name: [math.inf] * len(batches) for name in engines}
+    drafted, accepted, num_tokens = (dict.fromkeys(engines, 0) for _ in range(3))
+    for turn in range(rounds):
+        for at, batch in enumerate(batches):
+            for name in sorted(engines, reverse=turn % 2 == 0):
+                tag = f"{of_kind[0].kind} {turn} {at}"  # a tenant of its own: no earlier answer is copied
+                seconds, count, num_drafted, num_accepted = await seconds_of(engines[name], batch, tag)
+                least[name][at] = min(least[name][at], seconds)
+                drafted[name] += num_drafted
+                accepted[name] += num_accepted
+                num_tokens[name] += count
+    count, before = sum(len(one.answer) for one in of_kind), sum(least["without"])
+    for name, seconds in least.items():
+        steps = num_tokens[name] - accepted[name]
+        share = f"{accepted[name] / drafted[name]:.0%} of {drafted[name] // rounds}" if drafted[name] else "none"
+        print(
+            f"| {of_kind[0].kind} | {name} | {count / sum(seconds):.1f} | {before / sum(seconds):.2f} | {share} "
+            f"| {num_tokens[name] / max(1, steps):.2f} |",
+            flush=True,
+        )
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--draft", help="a model's name or file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--files", type=int, default=4)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--only", nargs="*", help="kinds of texts")
     asked = parser.parse_args()
-    path = asked.model or ModelStore(Path.home() / ".local/share/pyagent/models").locate("smollm2:135m")
-
-    def backend(drafts: DraftOptions | None) -> NativeBackend:
-        cpu = RunnerOptions(threads=asked.threads, kv_bytes=1 << 28)
-        limits = SchedulerLimits(max_num_batched_tokens=512)
-        return NativeBackend.of(
-            "replay", lambda: path, EngineOptions(cpu, limits, runners=RunnerChoice((ReplayFactory(),)), drafts=drafts)
-        )
-
-    engines = {"without": backend(None), "with": backend(DraftOptions())}
-    model = await engines["with"].load()
-    sessions = recorded(model.tokenizer.encode_text, model.runner.vocab_size, asked.files)
+    store = ModelStore(Path.home() / ".local/share/pyagent/models")
+    path = asked.model or store.locate("smollm2:135m")
+    draft = None if asked.draft is None else store.locate(asked.draft)
+    engines = {
+        "without": backend_of(path, None, None, asked.threads),
+        "copied": backend_of(path, None, DraftOptions(), asked.threads),
+    }
+    if draft is not None:
+        draft_loading.check_vocabulary = lambda *_: None  # the target's matter is only its shape
+        by_model = DraftOptions(method="draft_model", models={"": "draft"})
+        engines["draft model"] = backend_of(path, draft, by_model, asked.threads)
+    model = await engines["copied"].load()
+    tokenizer = model.tokenizer
+    if draft is not None:
+        about = describe_model(draft)
+        tokenizer = ModelTokenizer.load(draft, vocab_size=about.vocab_size)
+    sessions = recorded(tokenizer.encode_text, tokenizer.vocab_size, asked.files)
     Replay.answers = {tuple(one.prompt): one.answer for one in sessions}
-    print(f"{path.name}, {asked.threads} threads, batches of {asked.batch}")
-    print("| text | without tok/s | with tok/s | ratio | accepted of drafts | tokens a step |\n|" + "---|" * 6)
+    print(f"{path.name}, {asked.threads} threads, batches of {asked.batch}, draft model {asked.draft}")
+    print("| text | drafts | tok/s | of those without | accepted of drafts | tokens a step |\n|" + "---|" * 6)
     for kind in asked.only or dict.fromkeys(one.kind for one in sessions):
-        of_kind = [one for one in sessions if one.kind == kind]
-        batches = [of_kind[at : at + asked.batch] for at in range(0, len(of_kind), asked.batch)]
-        least = {name: [math.inf] * len(batches) for name in engines}
-        drafted = accepted = num_tokens = 0
-        for turn in range(asked.rounds):
-            for at, batch in enumerate(batches):
-                for name in sorted(engines, reverse=turn % 2 == 0):
-                    tag = f"{kind} {turn} {at}"  # a tenant of its own: no earlier answer is copied
-                    seconds, count, num_drafted, num_accepted = await seconds_of(engines[name], batch, tag)
-                    least[name][at] = min(least[name][at], seconds)
-                    drafted, accepted, num_tokens = drafted + num_drafted, accepted + num_accepted, num_tokens + count
-        count = sum(len(one.answer) for one in of_kind)
-        before, after = sum(least["without"]), sum(least["with"])
-        steps = num_tokens / 2 - accepted
-        print(
-            f"| {kind} | {count / before:.0f} | {count / after:.0f} | {before / after:.2f} "
-            f"| {accepted / max(1, drafted):.0%} of {drafted // asked.rounds} | {num_tokens / 2 / max(1, steps):.2f} |",
-            flush=True,
-        )
+        await measure(engines, [one for one in sessions if one.kind == kind], asked.batch, asked.rounds)
     for engine in engines.values():
         await engine.close()
 

@@ -187,12 +187,13 @@ class LlamaCpp:
         found = next(json.loads(line) for line in text.splitlines() if line.startswith("{"))
         return float(found["speed_tg" if num_new else "speed_pp"])
 
-    def server(self, model: Path, *, context: int, slots: int, flash: bool) -> Server:
-        """Its server; `context` is for each slot."""
+    def server(self, model: Path, *, context: int, slots: int, flash: bool, more: Sequence[str] = ()) -> Server:
+        """Its server; `context` is for each slot, `more` are further words of its command line."""
         port = free_port()
         size, threads = str(context * slots), str(NUM_THREADS)
         options = ("-c", size, "-np", str(slots), "-t", threads, "-tb", threads, "-fa", "on" if flash else "off")
-        command = (self.programs / "llama-server", "-m", model, *options, "--host", "127.0.0.1", "--port", str(port))
+        place = ("--host", "127.0.0.1", "--port", str(port))
+        command = (self.programs / "llama-server", "-m", model, *options, *more, *place)
         return Server(command, port, "/health", {})
 
 

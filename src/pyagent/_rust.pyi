@@ -372,6 +372,7 @@ class CpuModel:
         processed: AbstractSet[int] = ...,
         num_drafts: dict[int, int] = ...,
         probes: dict[int, tuple[int, int]] = ...,
+        num_ahead: dict[int, int] = ...,
     ) -> tuple[
         list[int],
         dict[int, _Likelihood],

@@ -217,6 +217,9 @@ impl CpuModel {
     /// sampled as in a step of its own, up to the first that was not proposed right, and `masks[i]` has the masks of all of
     /// them one after the other. The pool learns of the tokens that were right.
     ///
+    /// A segment in `num_ahead` begins so many tokens after what the pool has of its sequence, which earlier steps computed
+    /// in reserved room; the pool learns nothing of it.
+    ///
     /// Before the segments in `processed` are sampled, `process` is called once with their `LogitsRows`; it returns what is
     /// wrong with some, by segment.
     ///
@@ -227,7 +230,8 @@ impl CpuModel {
     #[expect(clippy::too_many_arguments, reason = "a column for each thing that a segment has")]
     #[pyo3(signature = (pool, sequence_ids, lengths, tokens, samplers = Vec::new(), steps = Vec::new(),
         masks = HashMap::new(), *, num_outputs = None, scores = HashMap::new(), process = None,
-        processed = HashSet::new(), num_drafts = HashMap::new(), probes = HashMap::new()))]
+        processed = HashSet::new(), num_drafts = HashMap::new(), probes = HashMap::new(),
+        num_ahead = HashMap::new()))]
     fn execute(
         &self,
         py: Python<'_>,
@@ -244,6 +248,7 @@ impl CpuModel {
         processed: HashSet<usize>,
         num_drafts: HashMap<usize, usize>,
         probes: HashMap<usize, (usize, usize)>,
+        num_ahead: HashMap<usize, usize>,
     ) -> PyResult<VerifiedOutput> {
         if samplers.len() != steps.len() {
             return Err(PyValueError::new_err("there is not one step for each sampler"));
@@ -266,6 +271,7 @@ impl CpuModel {
             sequence_ids,
             lengths,
             tokens,
+            num_ahead,
             scores: scores
                 .iter()
                 .map(|(segment, scores)| (*segment, Arc::clone(&scores.get().inner)))

@@ -27,6 +27,9 @@ pub(crate) struct Columns {
     pub(crate) sequence_ids: Vec<u64>,
     pub(crate) lengths: Vec<usize>,
     pub(crate) tokens: Vec<u32>,
+    /// Of some segments, how many tokens lie between what the pool has of the sequence and the segment's first: an
+    /// earlier step computed them. The pool is not told of such a segment.
+    pub(crate) num_ahead: HashMap<usize, usize>,
     /// Rows of logits of each segment.
     pub(crate) num_outputs: Vec<usize>,
     /// Of segments of prompts to score, by segment, where their scores go.
@@ -124,7 +127,12 @@ pub(crate) fn run(
     step.locate(&scores)?;
     step.compute(model, &scores)?;
     let has_drafts = |segment: usize| asked.get(segment).is_some_and(|asked| asked.num_drafts > 0);
-    step.commit(model, |segment, length| (!has_drafts(segment)).then_some(length))?;
+    let is_ahead: Vec<_> = (0..step.columns.lengths.len())
+        .map(|segment| step.columns.num_ahead.contains_key(&segment))
+        .collect();
+    step.commit(model, |segment, length| {
+        (!has_drafts(segment) && !is_ahead[segment]).then_some(length)
+    })?;
     step.take_scores(model, &mut scores);
     step.take_probed(model);
     step.sample(model, asked, &mut samplers, process)?;
@@ -134,7 +142,7 @@ pub(crate) fn run(
             .map(|segment| step.outcome.more.get(&segment).map_or(0, Vec::len))
             .collect();
         step.commit(model, |segment, length| {
-            has_drafts(segment).then(|| length - asked[segment].num_drafts + num_right[segment])
+            (has_drafts(segment) && !is_ahead[segment]).then(|| length - asked[segment].num_drafts + num_right[segment])
         })?;
     }
     Ok(step.outcome)
@@ -282,7 +290,9 @@ impl Step<'_> {
                 .tables(sequence)
                 .and_then(|tables| Ok((tables, pool.num_tokens(sequence)?, pool.adapter_id(sequence)?)))
             {
-                Ok((tables, first_position, adapter_id)) if tables.len() == self.num_groups => {
+                Ok((tables, num_tokens, adapter_id)) if tables.len() == self.num_groups => {
+                    let num_ahead = self.columns.num_ahead.get(&segment).copied().unwrap_or(0);
+                    let first_position = num_tokens.saturating_add(num_ahead).min(u32::MAX as usize);
                     let computed = &self.columns.tokens[tokens.0..tokens.1];
                     let scored = scores
                         .get(&segment)

@@ -66,7 +66,9 @@ class Batch:
     The last `num_drafts[i]` tokens of one of the first `num_decoding` segments are drafts, for which there is room:
     proposals for what is sampled after the tokens before them. Each is sampled as in a step of its own, until one is
     not as proposed; KV of tokens after it is void. `masks[i]` then has the masks of all of them, one after the other.
-    Only a runner that `verifies_drafts` is given any.
+    Only a runner that `verifies_drafts` is given any. In a model that drafts, a segment in `num_ahead` is one of its
+    own drafts: so many tokens lie between what the pool has of the sequence and it, which earlier steps computed in
+    room that is reserved. The pool does not learn of it.
 
     `probes` says of some segments that sample what is told of their tokens (`RunnerInfo.probes`).
     """
@@ -82,6 +84,7 @@ class Batch:
     processed: frozenset[int] = frozenset()
     num_decoding: int = 0
     num_drafts: dict[int, int] = field(default_factory=dict[int, int])
+    num_ahead: dict[int, int] = field(default_factory=dict[int, int])
     probes: dict[int, Probe] = field(default_factory=dict[int, Probe])
 
 

@@ -15,18 +15,39 @@ class RequestClass(Section, frozen=True):
     share: Annotated[float, Setting(number(10**6), "Share of the engine that the request class gets.")] = 1.0
 
 
+def _read_draft_models(value: object) -> dict[str, str]:
+    models = {"": value} if isinstance(value, str) else read_table(value)
+    for name, draft in models.items():
+        if not isinstance(draft, str) or not draft.strip():
+            raise ValueError(f"expected the name of a model{f' for {name!r}' if name else ''}")
+    return cast("dict[str, str]", models)
+
+
+DRAFT_MODELS = Kind("text or table", _read_draft_models, "table")
+"""Draft models by the models that they draft for, the one for all others under an empty name."""
+
+
 class Speculative(Section, frozen=True):
     """Speculative decoding of the embedded engine."""
 
     method: Annotated[
-        Literal["off", "ngram", "suffix"],
+        Literal["off", "ngram", "suffix", "draft_model"],
         Setting(
-            choice("off", "ngram", "suffix"),
+            choice("off", "ngram", "suffix", "draft_model"),
             "Where the tokens are from that a step proposes and verifies (speculative decoding): `ngram` copies from a "
-            "request's own prompt and answer, `suffix` also from earlier answers to the same tenant. Answers are the "
-            "same, token by token, and steps verify only what is measured to be quicker. For the `cpu` runner.",
+            "request's own prompt and answer, `suffix` also from earlier answers to the same tenant, and with "
+            "`draft_model` the smaller model of `engine.speculative.model` writes what texts do not give. Answers are "
+            "the same, token by token, and steps verify only what is measured to be quicker. For the `cpu` runner.",
         ),
     ] = "suffix"
+    model: Annotated[
+        dict[str, str],
+        Setting(
+            DRAFT_MODELS,
+            "The draft model, with `draft_model`: its name, or a table of models and what drafts for each. Its "
+            "vocabulary must be its target's, such as that of a smaller model of the same family.",
+        ),
+    ] = {}
     num_speculative_tokens: Annotated[
         int, Setting(whole(1, 64), "Tokens that a step proposes for a request at most.")
     ] = 7

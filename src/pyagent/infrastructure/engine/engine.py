@@ -24,6 +24,7 @@ from pyagent.core.runners.batch import Likelihood, StepOutput
 from pyagent.core.runners.runner import DeferringRunner, Runner, StepMemoryError
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.drafts.ahead import Ahead, add_masks
+from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
 from pyagent.infrastructure.engine.drafts.speculation import Speculation
 from pyagent.infrastructure.engine.grammar import GrammarError, told_briefly
@@ -63,11 +64,12 @@ class Engine:
         logits: StepLogits | None = None,
         drafts: DraftOptions | None = None,
         draft_memory: Reservation | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """With `is_async`, compute steps in a thread of their own, and plan the next one meanwhile.
 
         `logits` takes the rows of requests through their logits processors. With `drafts`, steps verify some, whose
-        texts are reserved in `draft_memory`.
+        texts are reserved in `draft_memory`, and which a `draft_model` makes too.
         """
         self.runner = runner
         self.scheduler = Scheduler(runner, limits, queues, clock)
@@ -83,17 +85,18 @@ class Engine:
         self._busy_since: float | None = None  # when the loop's present turn began
         self._steps = StepThread(runner) if is_async else None
         self._logits = logits
-        self.speculation = None
-        if drafts is not None:
-            limits = self.scheduler.limits
-            most_rows = drafts.most_rows(limits.most_running, limits.max_num_batched_tokens)
-            self.speculation = Speculation(drafts, most_rows, self.scheduler.reserve_drafts, draft_memory)
+        self.speculation = None if drafts is None else self._speculation(drafts, draft_memory, draft_model)
         self._in_flight: InFlightStep | None = None  # the step being computed
         self._unreleased: list[int] = []  # sequences that ended during it
         self._clock = clock
         self._last_step_end = 0.0
         self._seconds_per_end = 0.0
         self._last_end: float | None = None
+
+    def _speculation(self, drafts: DraftOptions, memory: Reservation | None, model: DraftModel | None) -> Speculation:
+        limits = self.scheduler.limits
+        most_rows = drafts.most_rows(limits.most_running, limits.max_num_batched_tokens)
+        return Speculation(drafts, most_rows, self.scheduler.reserve_drafts, memory, model)
 
     def submit(self, request: Request) -> None:
         """Enqueue a request, from any thread. Raises `CapacityError` when too many wait already."""
@@ -429,7 +432,8 @@ class Engine:
         self.scheduler.costs.note(seconds, num_prompt, num_decoding)
         num_output = len(plan.sampled) + in_flight.num_more
         self.counts.note_step(in_flight.planning, plan.num_tokens, num_output)
-        plan.charge(0.0 if output is None else output.seconds, in_flight.planning)
+        drafting = 0.0 if self.speculation is None else self.speculation.draft_seconds
+        plan.charge(drafting + (0.0 if output is None else output.seconds), in_flight.planning)
         if self.speculation is not None and output is not None:
             self.speculation.note(plan, output, seconds)
 

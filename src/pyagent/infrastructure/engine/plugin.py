@@ -224,11 +224,15 @@ def _drafts(speculative: Speculative) -> DraftOptions | None:
 
     if speculative.method == "off":
         return None
+    if speculative.method == "draft_model" and not speculative.model:
+        text = "engine.speculative.method is draft_model, but engine.speculative.model names none"
+        raise ConfigError(f"{text}; set it to a smaller model of the same family", key="engine.speculative.model")
     return DraftOptions(
         method=speculative.method,
         num_speculative_tokens=speculative.num_speculative_tokens,
         prompt_lookup_min=speculative.prompt_lookup_min,
         most_bytes=speculative.memory,
+        models=speculative.model,
     )
 
 

@@ -71,13 +71,16 @@ class PoolCounts(msgspec.Struct, frozen=True, kw_only=True):
 class DraftCounts(msgspec.Struct, kw_only=True):
     """Speculative decoding since the model was loaded: sequences of drafts verified, their tokens, those accepted.
 
-    `accepted_at` has the last by their place in the sequence, counted from 0.
+    `accepted_at` has the last by their place in the sequence, counted from 0. A draft model wrote `num_model_tokens`,
+    verified or not, and computed for `model_seconds`.
     """
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_at: dict[str, int] = {}
+    num_model_tokens: int = 0
+    model_seconds: float = 0.0
 
     def note(self, num_tokens: int, num_accepted: int) -> None:
         """Count a sequence of drafts that was verified."""

@@ -146,6 +146,8 @@ def _drafts(drafts: Mapping[_Engine, DraftCounts]) -> Iterator[Metric]:
             "Draft tokens accepted, each an output token without a step of its own (speculative decoding).",
             "num_accepted_tokens",
         ),
+        ("spec_decode_draft_model_tokens", "Tokens that a draft model wrote, verified or not.", "num_model_tokens"),
+        ("spec_decode_draft_model_seconds", "Seconds that a draft model computed for.", "model_seconds"),
     ):
         yield _counter(name, text, ("model", "engine"), [(key, getattr(one, field)) for key, one in drafts.items()])
     yield _counter(

@@ -6,6 +6,7 @@ own record counts beside that of all requests, which counts alone at its beginni
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 _MEMORY = 40.0
@@ -13,11 +14,22 @@ _MEMORY = 40.0
 _PRIOR_WEIGHT = 4.0
 _PRIOR = (0.35, 0.5, 0.65, 0.8, 0.85)
 """What is expected before anything was seen, for matches of 2 or 3 tokens, 4 to 7, 8 to 15, 16 to 31, and more."""
+MODEL = "model"
+"""The source of what a draft model proposes; its classes are those of the probability that the model gives a token."""
+_PROBABILITIES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
+_MODEL_PRIOR = (0.1, 0.3, 0.5, 0.7, 0.85, 0.93, 0.98, 0.6)
+ANY_PROBABILITY = len(_PROBABILITIES) + 1
+"""The class of all tokens of a draft model: what is expected of one before it is drafted."""
 
 
 def bucket_of(num_matched: int) -> int:
     """Return the class of a match's length."""
     return min(len(_PRIOR) - 1, max(0, num_matched.bit_length() - 2))
+
+
+def bucket_of_probability(probability: float) -> int:
+    """Return the class of a token to which a draft model gives this probability."""
+    return bisect_right(_PROBABILITIES, probability)
 
 
 @dataclass(slots=True)
@@ -43,7 +55,10 @@ class Acceptance:
 
     def rate(self, source: str, bucket: int) -> float:
         """Return how likely a proposed token is right, when those before it were."""
-        expected = _PRIOR[bucket] if self.parent is None else self.parent.rate(source, bucket)
+        if self.parent is None:
+            expected = (_MODEL_PRIOR if source == MODEL else _PRIOR)[bucket]
+        else:
+            expected = self.parent.rate(source, bucket)
         found = self._rates.get((source, bucket))
         return expected if found is None else found.mean(expected)
 

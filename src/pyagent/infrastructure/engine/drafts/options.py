@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-DraftMethod = Literal["ngram", "suffix"]
+DraftMethod = Literal["ngram", "suffix", "draft_model"]
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """Where drafts are from: a request's own texts (`ngram`), or earlier answers too (`suffix`).
+    """Where drafts are from: a request's own texts (`ngram`), earlier answers too (`suffix`), or a `draft_model` too.
 
     A request has `num_speculative_tokens` in a step at most; `prompt_lookup_min` of its last tokens are found again at
-    least. The texts take `most_bytes`.
+    least. The texts take `most_bytes`. `models` are draft models by the models that they draft for, the one under ""
+    for all others.
     """
 
     method: DraftMethod = "suffix"
     num_speculative_tokens: int = 7
     prompt_lookup_min: int = 2
     most_bytes: int = 32 << 20
+    models: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def shares_texts(self) -> bool:
+        """Whether earlier answers are copied."""
+        return self.method != "ngram"
+
+    def model_for(self, name: str) -> str | None:
+        """Return the draft model of a model; None where it has none, as no model drafts for itself."""
+        draft = self.models.get(name) or self.models.get("")
+        return draft if self.method == "draft_model" and draft != name else None
 
     def most_rows(self, most_running: int, most_tokens: int) -> int:
         """Return the rows of logits that a step of so many requests and tokens has at most."""

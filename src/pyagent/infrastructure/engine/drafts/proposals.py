@@ -25,6 +25,23 @@ class Proposal:
     source: str
     bucket: int
 
+    def learn(self, acceptance: Acceptance, num_right: int, num_seen: int) -> None:
+        """Record that of the `num_seen` first tokens so many were right, up to the first wrong one."""
+        acceptance.note(self.source, self.bucket, num_right, min(num_right + 1, num_seen))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedTokens(Proposal):
+    """What a draft model proposes; each token has a class of its own, by the probability that the model gave it."""
+
+    buckets: list[int]
+
+    def learn(self, acceptance: Acceptance, num_right: int, num_seen: int) -> None:
+        """Record it by token."""
+        for place, bucket in enumerate(self.buckets[: min(num_right + 1, num_seen)]):
+            for kind in (bucket, self.bucket):
+                acceptance.note(self.source, kind, int(place < num_right), 1)
+
 
 @dataclass(slots=True)
 class RequestDrafts:
@@ -39,29 +56,36 @@ class RequestDrafts:
     predicted: tuple[int, ...] = ()
     num_drafted: int = 0
     num_accepted: int = 0
-    _last: Proposal | None = field(default=None, init=False)
+    _expected: list[Proposal] = field(default_factory=list[Proposal], init=False)
+    _num_then: int = field(default=0, init=False)
     _num_as_predicted: int = field(default=0, init=False)
 
     def propose(
         self, tokens: list[int], num_prompt_tokens: int, most: int, shared: TokenIndex | None
     ) -> Proposal | None:
         """Learn from what the log has more than before, and propose what may come next, at most so many tokens."""
+        self._learn(tokens)
         text = self.text
         if text is None:
             return None
-        self._learn(text.read(tokens))
+        text.read(tokens)
         found = self._from_prediction(tokens, num_prompt_tokens, most)
         found = found or self._found(text.index, tokens[-_SEEN:], most, shared)
-        self._last = found
+        if found is not None:
+            self.expect(found, len(tokens))
         return found
 
-    def _learn(self, new: list[int]) -> None:
-        last = self._last
-        if last is None:
-            return
-        num_seen = min(len(new), len(last.tokens))
-        num_right = next((at for at in range(num_seen) if new[at] != last.tokens[at]), num_seen)
-        self.acceptance.note(last.source, last.bucket, num_right, min(num_right + 1, num_seen))
+    def expect(self, proposal: Proposal, num_tokens: int) -> None:
+        """Have what follows a log of so many tokens compared with a proposal, beside others of the same step."""
+        self._expected.append(proposal)
+        self._num_then = num_tokens
+
+    def _learn(self, tokens: list[int]) -> None:
+        for proposal in self._expected:
+            new = tokens[self._num_then : self._num_then + len(proposal.tokens)]
+            num_right = next((at for at, token in enumerate(new) if token != proposal.tokens[at]), len(new))
+            proposal.learn(self.acceptance, num_right, len(new))
+        self._expected.clear()
 
     def _from_prediction(self, tokens: list[int], num_prompt_tokens: int, most: int) -> Proposal | None:
         """Go on with the prediction while the answer is as predicted from its beginning."""

@@ -1,34 +1,35 @@
 """Speculative decoding in the engine's loop: which drafts a planned step verifies, and what came of them.
 
-A step's drafts are those by which it gives the most tokens a second, by the measured seconds of steps of so many rows
-and by how often such proposals were right before; none where that is not more than without. What they may lose is
-bounded by a balance (`step_seconds.Balance`). Only the engine's thread calls. The tokens of an answer do not depend on
-it: the sampler of each draft's row samples as in a step of its own (decision 69).
+Proposals are copied from texts, or written by a draft model (`model_drafts`). A step's drafts are those by which it
+gives the most tokens a second, by the measured seconds of steps of so many rows and by how often such proposals were
+right before; none where that is not more than without. What they may lose is bounded by a balance
+(`step_seconds.Balance`). Only the engine's thread calls. The tokens of an answer do not depend on it: the sampler of
+each draft's row samples as in a step of its own (decision 69).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from pyagent.infrastructure.engine.drafts.acceptance import Acceptance
 from pyagent.infrastructure.engine.drafts.ahead import Ahead, follow
+from pyagent.infrastructure.engine.drafts.model_drafts import DraftRow, ModelDrafts
 from pyagent.infrastructure.engine.drafts.proposals import Proposal, RequestDrafts
-from pyagent.infrastructure.engine.drafts.step_seconds import Balance, StepSeconds
+from pyagent.infrastructure.engine.drafts.step_seconds import LEAST_GAIN, Balance, StepSeconds
 from pyagent.infrastructure.engine.drafts.texts import OwnText, SharedTexts, TextMemory
 from pyagent.infrastructure.engine.stats import DraftCounts
 
 if TYPE_CHECKING:
     from pyagent.core.runners.batch import StepOutput
+    from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
     from pyagent.infrastructure.engine.drafts.options import DraftOptions
     from pyagent.infrastructure.engine.memory.ledger import Reservation
     from pyagent.infrastructure.engine.request import Request
     from pyagent.infrastructure.engine.scheduler.step_plan import Plan
 
-_LEAST_GAIN = 1.03
-"""Steps with drafts are to give so many times the tokens a second of those without."""
 _LEAST_CHANCE = 0.05
 """What is less likely to be accepted is not considered."""
 _REMEASURE_STEPS = 128
@@ -44,26 +45,52 @@ class Speculation:
         most_rows: int,
         reserve: Callable[[Request, int], int],
         memory: Reservation | None = None,
+        model: DraftModel | None = None,
     ) -> None:
-        """A step has `most_rows` at most; `reserve` makes room for drafts of a request, and returns for how many."""
+        """A step has `most_rows` at most; `reserve` makes room for drafts of a request, and returns for how many.
+
+        Where texts give none, they are the `model`'s.
+        """
         self._options = options
         self._most_rows = most_rows
         self._reserve = reserve
         self._memory = TextMemory(options.most_bytes, memory)
-        self._shared = SharedTexts(options.prompt_lookup_min, self._memory) if options.method == "suffix" else None
+        self._shared = SharedTexts(options.prompt_lookup_min, self._memory) if options.shares_texts else None
         self._acceptance = Acceptance()
         self.seconds = StepSeconds()
+        self.model = None if model is None else ModelDrafts(model, self.seconds)
         self._balance = Balance()
         self.counts = DraftCounts()
 
     def choose(self, plan: Plan) -> dict[int, Ahead]:
         """Return the drafts of a planned step by row; none for one that computes prompts too."""
+        if self.model is not None:
+            self.model.begin()
         num_rows = plan.num_decoding
         if plan.chunks or not num_rows:
             return {}
         proposals = [self._propose(request) for request in plan.sampled[:num_rows]]
+        if self.model is not None:
+            self._ask(self.model, plan.sampled[:num_rows], proposals)
         lengths = self.lengths([(row, one) for row, one in enumerate(proposals) if one is not None], num_rows)
         return dict(self._drafts(plan, proposals, lengths))
+
+    def _ask(self, model: ModelDrafts, requests: Sequence[Request], proposals: list[Proposal | None]) -> None:
+        """Put what a draft model proposes in place of what texts do, where it pays."""
+        num_rows = len(requests)
+        if not self._is_due(num_rows):
+            return
+        rows = {
+            request.id: DraftRow(request, request.drafts.acceptance, self._most(request), proposals[row])
+            for row, request in enumerate(requests)
+            if request.drafts is not None and self._most(request) > 0
+        }
+        _, rate = self._likeliest([(row, one) for row, one in enumerate(proposals) if one is not None], num_rows)
+        found = model.propose(rows, num_rows, max(0, self._most_rows - num_rows), rate)
+        for row, request in enumerate(requests):
+            if request.drafts is not None and (proposal := found.get(request.id)) is not None:
+                request.drafts.expect(proposal, len(request.tokens))
+                proposals[row] = proposal
 
     def _drafts(
         self, plan: Plan, proposals: list[Proposal | None], lengths: dict[int, int]
@@ -78,14 +105,20 @@ class Speculation:
                 yield row, Ahead(tokens[:num_drafts], after[:num_drafts])
 
     def _propose(self, request: Request) -> Proposal | None:
-        most = min(self._options.num_speculative_tokens, request.max_tokens - request.num_output_tokens - 1)
-        if most <= 0 or request.search is not None or request.processors or request.forced_token is not None:
+        most = self._most(request)
+        if most <= 0:
             return None
         drafts = request.drafts
         if drafts is None:
             drafts = request.drafts = self._begin(request)
         shared = None if self._shared is None else self._shared.of(_owner(request))
         return drafts.propose(request.tokens, request.num_prompt_tokens, most, shared)
+
+    def _most(self, request: Request) -> int:
+        """Return how many drafts a request takes."""
+        if request.search is not None or request.processors or request.forced_token is not None:
+            return 0
+        return min(self._options.num_speculative_tokens, request.max_tokens - request.num_output_tokens - 1)
 
     def _begin(self, request: Request) -> RequestDrafts:
         least, most_more = self._options.prompt_lookup_min, request.max_tokens - request.num_output_tokens
@@ -97,26 +130,34 @@ class Speculation:
 
     def lengths(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> dict[int, int]:
         """Return by row how many drafts give a step the most tokens a second; nothing for none."""
-        seconds = self.seconds
-        is_due = seconds.is_known(num_rows) and seconds.age(num_rows) < _REMEASURE_STEPS
-        if not proposals or not is_due or self._balance.seconds < 0:
-            return {}
+        lengths: dict[int, int] = {}
+        if proposals and self._is_due(num_rows) and (self._balance.seconds >= 0 or self.draft_seconds):
+            for row in self._likeliest(proposals, num_rows)[0]:
+                lengths[row] = lengths.get(row, 0) + 1
+        return lengths
+
+    def _is_due(self, num_rows: int) -> bool:
+        """Whether a step of so many requests without drafts was measured, and not too long ago."""
+        return self.seconds.is_known(num_rows) and self.seconds.age(num_rows) < _REMEASURE_STEPS
+
+    def _likeliest(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> tuple[list[int], float]:
+        """Return the rows of those drafts that give the most tokens a second, once for each draft; and how many."""
         of_rows = ([(chance, row) for chance in one.chances if chance >= _LEAST_CHANCE] for row, one in proposals)
         likeliest = sorted(chain.from_iterable(of_rows), reverse=True)[: max(0, self._most_rows - num_rows)]
-        best, num_best, expected = _LEAST_GAIN * num_rows / seconds.at(num_rows), 0, float(num_rows)
+        plain = self.seconds.at(num_rows)
+        best, num_best, expected = LEAST_GAIN * num_rows / plain, 0, float(num_rows)
         for num_drafts, (chance, _) in enumerate(likeliest, 1):
             expected += chance
-            rate = expected / seconds.at(num_rows + num_drafts)
+            rate = expected / self.seconds.at(num_rows + num_drafts)
             if rate > best:
                 best, num_best = rate, num_drafts
-        lengths: dict[int, int] = {}
-        for _, row in likeliest[:num_best]:
-            lengths[row] = lengths.get(row, 0) + 1
-        return lengths
+        return [row for _, row in likeliest[:num_best]], best
 
     def note(self, plan: Plan, output: StepOutput, seconds: float) -> None:
         """Record a computed step and what came of its drafts."""
         if plan.chunks or not plan.num_decoding:
+            if self.model is not None:
+                self.model.note_prompts(seconds)
             return
         num_rows = plan.num_tokens
         drafts = plan.batch.num_drafts
@@ -128,15 +169,29 @@ class Speculation:
             if (of_request := plan.sampled[row].drafts) is not None:
                 of_request.num_drafted += num_drafts
                 of_request.num_accepted += num_right
-        if drafts:
-            plain = self.seconds.at(plan.num_decoding)
-            self._balance.note(seconds, plain, plan.num_decoding, num_accepted)
+        self._book(plan.num_decoding, seconds, num_accepted, has_drafts=bool(drafts))
+        self.seconds.note(num_rows, seconds)
+
+    @property
+    def draft_seconds(self) -> float:
+        """What a draft model took for the last step that was chosen for."""
+        return 0.0 if self.model is None else self.model.draft_seconds
+
+    def _book(self, num_requests: int, seconds: float, num_accepted: int, *, has_drafts: bool) -> None:
+        plain = self.seconds.at(num_requests)
+        if has_drafts and not self.draft_seconds:
+            self._balance.note(seconds, plain, num_requests, num_accepted)
         else:
             self._balance.earn(seconds)
-        self.seconds.note(num_rows, seconds)
+        if self.model is not None:
+            self.model.note(seconds, plain, num_requests, num_accepted)
+            made = self.model.model
+            self.counts.num_model_tokens, self.counts.model_seconds = made.num_tokens, made.busy_seconds
 
     def end(self, request: Request) -> None:
         """Forget a request's texts; keep its answer for later ones, where it came to its end."""
+        if self.model is not None:
+            self.model.end(request)
         drafts = request.drafts
         if drafts is None or drafts.text is None:
             return

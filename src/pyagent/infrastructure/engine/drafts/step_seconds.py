@@ -13,10 +13,14 @@ _FEW, _STALE_STEPS = 3, 256
 """What rests on fewer steps than this is measured again after so many."""
 _GUESSED_SLOPE = 0.1
 """What a row adds, before any was measured: this part of the step without it."""
-_ALLOWANCE = 0.01
-"""Part of the decode time that drafts may lose."""
+_ALLOWANCE, MODEL_ALLOWANCE = 0.01, 0.005
+"""Part of the decode time that copies of texts may lose, and drafts of a model."""
+LEAST_GAIN = 1.03
+"""Steps with drafts are to give so many times the tokens a second of those without."""
 _CREDIT_STEPS = 8
 """What drafts have won counts for so many plain steps at most, so that they end soon where they begin to lose."""
+_FUND_ALLOWANCE, _FUND_STEPS = 0.005, 256
+"""Part of all time that goes to a draft model's fund, and what it holds at most, in plain steps."""
 
 
 class StepSeconds:
@@ -63,17 +67,42 @@ class StepSeconds:
 class Balance:
     """Seconds that drafts have won, and of what they may lose, the rest. While it is spent there are none.
 
-    What they lose is bounded by it, whatever was expected of them: a hundredth of the time spent decoding, and a step.
+    What they lose is bounded by it, whatever was expected of them: a part of the time spent decoding, and a step.
+    """
+
+    def __init__(self, allowance: float = _ALLOWANCE) -> None:
+        self.seconds = 0.0
+        self._allowance = allowance
+
+    def note(self, seconds: float, plain_seconds: float, num_requests: int, num_accepted: int) -> float:
+        """Record a step with drafts, in which `num_accepted` were right; one without takes `plain_seconds`.
+
+        Return the seconds that the drafts saved, or lost where it is negative.
+        """
+        saved = plain_seconds * (num_requests + num_accepted) / num_requests - seconds
+        self.seconds = min(self.seconds + saved + self._allowance * seconds, _CREDIT_STEPS * plain_seconds)
+        return saved
+
+    def earn(self, seconds: float) -> None:
+        """Record a step without drafts."""
+        self.seconds += self._allowance * seconds if self.seconds < _CREDIT_STEPS * seconds else 0.0
+
+
+class Fund:
+    """Seconds that a draft model may take to compute logs for the first time: not while they are negative.
+
+    They begin with a few steps' worth, grow by a part of all steps' time, and by what drafts have won.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._is_open = False
 
-    def note(self, seconds: float, plain_seconds: float, num_requests: int, num_accepted: int) -> None:
-        """Record a step with drafts, in which `num_accepted` were right; one without takes `plain_seconds`."""
-        saved = plain_seconds * (num_requests + num_accepted) / num_requests - seconds
-        self.seconds = min(self.seconds + saved + _ALLOWANCE * seconds, _CREDIT_STEPS * plain_seconds)
-
-    def earn(self, seconds: float) -> None:
-        """Record a step without drafts."""
-        self.seconds += _ALLOWANCE * seconds if self.seconds < _CREDIT_STEPS * seconds else 0.0
+    def note(self, seconds: float, plain_seconds: float, saved: float) -> None:
+        """Record a step, and what its drafts saved; one without any takes `plain_seconds`, 0 where it is not known."""
+        if not self._is_open and plain_seconds:
+            self._is_open = True
+            self.seconds += _CREDIT_STEPS * plain_seconds
+        self.seconds += _FUND_ALLOWANCE * seconds + saved
+        if plain_seconds:
+            self.seconds = min(self.seconds, _FUND_STEPS * plain_seconds)

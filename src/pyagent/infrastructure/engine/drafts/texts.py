@@ -71,12 +71,10 @@ class OwnText:
             text.index.end_text()
         return text
 
-    def read(self, tokens: list[int]) -> list[int]:
-        """Take in what a request's log has more than before; return it."""
-        new = tokens[self.num_read :]
-        self.index.extend(new)
+    def read(self, tokens: list[int]) -> None:
+        """Take in what a request's log has more than before."""
+        self.index.extend(tokens[self.num_read :])
         self.num_read = len(tokens)
-        return new
 
 
 class SharedTexts:

@@ -24,6 +24,7 @@ from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths
 from pyagent.infrastructure.engine.models.adapter_pool import AdapterPool
 from pyagent.infrastructure.engine.models.answer_grammars import AnswerGrammars
 from pyagent.infrastructure.engine.models.chat_format import ChatFormat
+from pyagent.infrastructure.engine.models.draft_loading import LoadedDraft
 from pyagent.infrastructure.engine.models.input_processor import InputProcessor
 from pyagent.infrastructure.engine.models.memory_estimate import ModelMemory
 from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, InputPreprocessor
@@ -51,8 +52,11 @@ class LoadedModel:
         runner_name: str,
         files: WeightFiles,
         adapters: AdapterPaths,
+        draft: LoadedDraft | None = None,
     ) -> None:
         """The runner's model, with what else `path` holds. `files` are its weights as they were found before.
+
+        A `draft` model is closed with it.
 
         The estimates in `memory` become what is really held; `CapacityError` where that does not fit.
         """
@@ -60,6 +64,7 @@ class LoadedModel:
         self.runner_name = runner_name
         self.path = path
         self.files = files
+        self.draft = draft
         self.is_closed = False
         self.load_seconds: dict[str, float] = {}
         """What loading took, by phase."""
@@ -79,6 +84,7 @@ class LoadedModel:
             logits=self.logits.step,
             drafts=options.drafts if self.runner.verifies_drafts else None,
             draft_memory=memory.drafts,
+            draft_model=None if draft is None else draft.model_for(self.runner, self.tokenizer, options),
             is_async=is_async(options.async_scheduling, self.runner.num_threads, num_cores=_rust.available_cores()),
         )
         self.grammars = GrammarCompiler(vocabulary, memory.grammars, options.grammar_backends)
@@ -140,6 +146,8 @@ class LoadedModel:
             time.sleep(0.005)  # an answer's last output comes before its pages are released
         self.runner.pool.clear_index()
         self.runner.give_back()
+        if self.draft is not None:
+            self.draft.drop_kv()
         self.prompts.forget_pins()
 
     def hint(self, hint: Hint) -> None:
@@ -184,6 +192,8 @@ class LoadedModel:
             end()
         self.engine.close()
         self.runner.close()
+        if self.draft is not None:
+            self.draft.close()
         self.adapters.release()
 
     @property

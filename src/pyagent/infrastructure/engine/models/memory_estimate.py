@@ -3,7 +3,7 @@
 `weights` and `kv` are the model's matrices and its slabs of keys and values; `workspace` is what its steps compute in,
 for the largest step there can be; `tokenizer` what building it took of the heap; `sessions` are the token logs of
 conversations, `prompts` the beginnings that many share, `grammars` compiled grammars, `drafts` the texts that tokens
-are proposed from.
+are proposed from; `draft_weights`, `draft_workspace` and `draft_kv` are those of its draft model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyagent.core.runners.batch import BLOCK_TOKENS
+from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
 from pyagent.infrastructure.models.describe import kv_bytes
 
 if TYPE_CHECKING:
@@ -57,6 +58,15 @@ class Estimates:
         least_kv = min(most_kv, _kv_bytes(needs, min(_LEAST_KV_TOKENS, needs.context_length)))
         return cls(needs.weight_bytes, tokenizer, needs.workspace_bytes, least_kv, most_kv, binding)
 
+    def take_kv(self, kv: Reservation, *, can_grow: bool) -> int:
+        """Hold KV memory to begin with, or all that there will be where it cannot grow; return the most of it."""
+        if can_grow:
+            kv.try_resize(min(self.most_kv, max(self.least_kv, SLAB_BYTES)))
+            return self.most_kv
+        kv.ask_others(self.most_kv - kv.num_bytes)  # what they have idle
+        kv.try_resize(min(self.most_kv, kv.num_bytes + kv.free_bytes))
+        return kv.num_bytes
+
     @property
     def least_bytes(self) -> int:
         """Without so many the model cannot be loaded."""
@@ -95,6 +105,15 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftMemory:
+    """The reservations of a model's draft model."""
+
+    weights: Reservation
+    workspace: Reservation
+    kv: Reservation
+
+
+@dataclass(frozen=True, slots=True)
 class ModelMemory:
     """A model's reservations."""
 
@@ -111,6 +130,12 @@ class ModelMemory:
     """What to raise for more KV memory."""
     reserve: Callable[[str, int, Reclaim | None], Reservation]
     """Holds bytes for what comes later, an account of its own for each: `adapter:MODEL:NAME`."""
+    draft: DraftMemory | None = None
+
+    @property
+    def draft_weight_bytes(self) -> int:
+        """Bytes of a draft model's weights; 0 without one."""
+        return 0 if self.draft is None else self.draft.weights.num_bytes
 
 
 def _kv_bytes(needs: ModelNeeds, num_tokens: int) -> int:

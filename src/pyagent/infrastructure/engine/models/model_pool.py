@@ -31,6 +31,7 @@ from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
 from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths, split_name
+from pyagent.infrastructure.engine.models.draft_loading import FoundDraft, LoadedDraft, find_draft
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.models.describe import task_of
@@ -225,27 +226,22 @@ class ModelPool:
         return entry.load.begin(load, keep, tell)
 
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
-        path = self._locate(entry.name)
-        if task_of(path) != "generate":
-            text = f"native:{entry.name} is an encoder, which answers nothing; name another model to chat with"
-            raise UnsupportedError(text, backend=f"native:{entry.name}", fields=["messages"])
+        path = self._locate_decoder(entry.name)
         options, times = self._options, LoadTimes()
         with times.phase("look"):
             factory, needs = options.runner_for(path)
+            draft = find_draft(entry.name, options, self._locate)
         with self._loads:
             return_large_blocks()
             process = self._count_process()
             ledger, process = (self.ledger, process) if needs.device is None else (self._ledger_of(needs.device), 0)
         most = Estimates.of(needs, options, ledger.total_bytes - process)
         _check_fit(entry.name, most, ledger.total_bytes, process, needs.device)
-        memory = self._reserve_for(entry, most, held, ledger)
-        if needs.device is None:
-            memory.kv.try_resize(min(most.most_kv, max(most.least_kv, SLAB_BYTES)))
-            kv_bytes = most.most_kv
-        else:  # all that there will be: what others have idle is asked for
-            memory.kv.ask_others(most.most_kv - memory.kv.num_bytes)
-            memory.kv.try_resize(min(most.most_kv, memory.kv.num_bytes + memory.kv.free_bytes))
-            kv_bytes = memory.kv.num_bytes
+        if draft is not None:
+            beside = self._process.num_bytes + (most.least_bytes if needs.device is None else 0)
+            draft = draft.fitted(options, self.ledger.total_bytes - beside)
+        memory = self._reserve_for(entry, most, draft, held, ledger)
+        kv_bytes = most.take_kv(memory.kv, can_grow=needs.device is None)
         with self._loads:
             chosen = replace(options.runner, kv_bytes=kv_bytes or None)
             files = find_weights(path)
@@ -255,17 +251,22 @@ class ModelPool:
             # Imported only now: a server that starts has the interpreter for itself while the weights are read.
             from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
 
+            drafting: LoadedDraft | None = None
             try:
                 with self._keeping(entry):  # what is larger than its estimate grows now
                     memory.weights.resize(runner.info.weight_bytes)
+                    if draft is not None:
+                        with times.phase("draft model"):
+                            drafting = draft.load(runner, options, memory.draft)
                     start = time.perf_counter()
-                    of_model = options.of_model(entry.name)
-                    model = LoadedModel(runner, path, of_model, memory, factory.name, files, self.adapters)
+                    own = options.of_model(entry.name)
+                    model = LoadedModel(runner, path, own, memory, factory.name, files, self.adapters, drafting)
                 _rust.trim_memory()  # what building the tokenizer left
                 own_bytes = memory.weights.num_bytes if needs.device is None else 0
-                self._count_process(own_bytes + memory.tokenizer.num_bytes)
+                self._count_process(own_bytes + memory.tokenizer.num_bytes + memory.draft_weight_bytes)
             except BaseException:
-                _close(runner, entry.name)
+                for made in (drafting, runner):
+                    _close(made, entry.name)
                 raise
             with self._lock:
                 self._num_loaded += 1
@@ -274,6 +275,13 @@ class ModelPool:
         text, whole = "the model %s runs on %s, loaded in %.1f s: %s", sum(times.seconds.values())
         logger.info(text, entry.name, factory.name, whole, told(times.seconds), extra={"seconds": times.seconds})
         return model
+
+    def _locate_decoder(self, name: str) -> Path:
+        path = self._locate(name)
+        if task_of(path) != "generate":
+            text = f"native:{name} is an encoder, which answers nothing; name another model to chat with"
+            raise UnsupportedError(text, backend=f"native:{name}", fields=["messages"])
+        return path
 
     def _ledger_of(self, device: DeviceMemory) -> Ledger:
         """Return the ledger of a device's memory, with what can be had of it now: other programs come and go."""
@@ -299,7 +307,9 @@ class ModelPool:
         self._process.resize(measured)
         return measured
 
-    def _reserve_for(self, entry: _Entry, most: Estimates, held: list[Reservation], ledger: Ledger) -> ModelMemory:
+    def _reserve_for(
+        self, entry: _Entry, most: Estimates, draft: FoundDraft | None, held: list[Reservation], ledger: Ledger
+    ) -> ModelMemory:
         """Return a model's reservations: estimates, until it is loaded. Waits for other models to be idle, for a while.
 
         What waits holds nothing: two models that load at once cannot keep each other from what both need.
@@ -308,7 +318,7 @@ class ModelPool:
         while True:
             try:
                 with self._keeping(entry):
-                    return self._try_reserve(entry, most, held, ledger)
+                    return self._try_reserve(entry, most, draft, held, ledger)
             except CapacityError:
                 while held:
                     held.pop().release()
@@ -332,7 +342,9 @@ class ModelPool:
             for entry in kept:
                 self._leave(entry)
 
-    def _try_reserve(self, entry: _Entry, most: Estimates, held: list[Reservation], ledger: Ledger) -> ModelMemory:
+    def _try_reserve(
+        self, entry: _Entry, most: Estimates, draft: FoundDraft | None, held: list[Reservation], ledger: Ledger
+    ) -> ModelMemory:
         def reserve(
             account: str, num_bytes: int, reclaim: Reclaim | None = None, ledger: Ledger = self.ledger
         ) -> Reservation:
@@ -352,12 +364,18 @@ class ModelPool:
             drafts=reserve("drafts", 0),
             kv_settings=(*most.kv_settings, ledger.setting),
             reserve=self.ledger.reserve,
+            draft=None if draft is None else draft.reserve(reserve, partial(self._shrink_draft_kv, entry)),
         )
 
     def _shrink_kv(self, entry: _Entry, num_bytes: int) -> None:
         model = entry.model
         if model is not None:
             model.runner.give_back(num_bytes)
+
+    def _shrink_draft_kv(self, entry: _Entry, num_bytes: int) -> None:
+        model = entry.model
+        if model is not None and model.draft is not None:
+            model.draft.give_back(num_bytes)
 
     def _forget_grammars(self, entry: _Entry, num_bytes: int) -> None:
         del num_bytes  # they go whole
@@ -396,10 +414,11 @@ class ModelPool:
             self._lock.notify_all()
 
 
-def _close(held: LoadedModel | ModelRunner, name: str) -> None:
+def _close(held: LoadedModel | ModelRunner | LoadedDraft | None, name: str) -> None:
     """Close a model or its runner; one that fails is named in the log, and what it held in the ledger is free."""
     try:
-        held.close()
+        if held is not None:
+            held.close()
     except BaseException:  # a runner of a plugin, maybe
         logger.exception("closing the model %s failed", name)
 

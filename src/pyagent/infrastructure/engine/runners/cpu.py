@@ -107,6 +107,7 @@ class CpuRunner(PagedRunner):
             process=batch.process,
             processed=batch.processed,
             num_drafts=batch.num_drafts,
+            num_ahead=batch.num_ahead,
             probes={row: (probe.num_neurons, probe.num_lens_tokens) for row, probe in batch.probes.items()},
         )
         output = StepOutput(tokens, errors=errors)

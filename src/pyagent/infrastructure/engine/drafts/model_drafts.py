@@ -1,0 +1,224 @@
+"""When a draft model is asked, for which requests of a step and how far, and what that may cost.
+
+A draft of text costs nothing until it is verified; one of a model costs a step of the model. So a step asks it where
+that gives more tokens a second, by the measured seconds of both models and by how often its drafts were right. What
+drafting takes is booked with the step that verifies, in a balance of its own (`step_seconds.Balance`): what a model
+loses keeps no copy of a text from being verified. To compute a log for the first time is an
+outlay: a `Fund` bounds it, which holds what drafts have won, and a part of all steps' time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyagent.infrastructure.engine.drafts.acceptance import (
+    ANY_PROBABILITY,
+    MODEL,
+    Acceptance,
+    bucket_of_probability,
+)
+from pyagent.infrastructure.engine.drafts.draft_model import CATCH_UP_TOKENS, NEAR_TOKENS, DraftModel
+from pyagent.infrastructure.engine.drafts.proposals import DraftedTokens, Proposal
+from pyagent.infrastructure.engine.drafts.step_seconds import LEAST_GAIN, MODEL_ALLOWANCE, Balance, Fund, StepSeconds
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.request import Request
+
+logger = logging.getLogger(__name__)
+
+_HORIZON = 256
+"""Tokens that an answer is expected to have yet, where it may have more: what catching up with it must pay in."""
+_TRIAL_STEPS, _TRIAL_TOKENS = 64, 2
+"""Where drafts of the model do not seem to pay, so many are tried after so many steps, as the text may have changed;
+and again in the next one while they are right."""
+
+
+class DraftRow(NamedTuple):
+    """A row of the step that may be drafted for: its request and record, its drafts at most, what its text gives."""
+
+    request: Request
+    acceptance: Acceptance
+    most: int
+    from_text: Proposal | None
+
+    @property
+    def rate(self) -> float:
+        """How likely a draft of the model is right, before it is made."""
+        return self.acceptance.rate(MODEL, ANY_PROBABILITY)
+
+    def chances(self, probabilities: Sequence[float]) -> list[float]:
+        """Return how likely each draft is right with those before it, by the probability that the model gives it."""
+        chances: list[float] = []
+        for probability in probabilities:
+            rate = self.acceptance.rate(MODEL, bucket_of_probability(probability))
+            chances.append(rate * (chances[-1] if chances else 1.0))
+        return chances
+
+
+class _Choice(NamedTuple):
+    """So many drafts for the first `num_rows` rows, and how many times the tokens a second without any that gives."""
+
+    num_rows: int
+    num_drafts: int
+    gain: float
+
+
+class ModelDrafts:
+    """Asks one draft model for the steps of its target."""
+
+    def __init__(self, model: DraftModel, target: StepSeconds) -> None:
+        """Steps of the target take as long as `target` says."""
+        self.model = model
+        self.draft_seconds = 0.0
+        """What the present step's drafts took; 0 where the model was not asked."""
+        self.is_lost = False
+        self._target = target
+        self._fund = Fund()
+        self._balance = Balance(MODEL_ALLOWANCE)
+        self._num_unasked = 0  # steps since it was asked
+        self._tried: tuple[Request, int, int] | None = None  # a log's length at the last trial, and what was drafted
+
+    def propose(self, rows: Mapping[int, DraftRow], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
+        """Return the model's proposals by row for a step of `num_rows` requests, with room for so many drafts in all.
+
+        Without the model, it gives `rate` tokens a second. Steps of so many rows must be known.
+        """
+        self._num_unasked += 1
+        if self.is_lost or room <= 0 or not rows or self._balance.seconds < 0:
+            return {}
+        try:
+            return self._propose(rows, num_rows, room, rate)
+        except BaseException:  # native code that panics is no `Exception`
+            logger.exception("the draft model failed, answers go on without it")
+            self.is_lost = True
+            return {}
+
+    def begin(self) -> None:
+        """Begin with a step."""
+        self.draft_seconds = 0.0
+
+    def note_prompts(self, seconds: float) -> None:
+        """Record a step that computed prompts."""
+        self._fund.note(seconds, 0.0, 0.0)
+
+    def note(self, seconds: float, plain_seconds: float, num_requests: int, num_accepted: int) -> None:
+        """Record a step of decoding, in which `num_accepted` drafts were right; one without takes `plain_seconds`."""
+        saved = 0.0
+        if self.draft_seconds:
+            saved = self._balance.note(seconds + self.draft_seconds, plain_seconds, num_requests, num_accepted)
+        else:
+            self._balance.earn(seconds)
+        self._fund.note(seconds, plain_seconds, saved)
+
+    def end(self, request: Request) -> None:
+        """Forget a request."""
+        if not self.is_lost:
+            self.model.end(request)
+
+    def _propose(self, rows: Mapping[int, DraftRow], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
+        if not self.model.seconds.is_known(1):
+            self.model.seconds.note(1, self.model.weight_ratio * self._target.at(1))
+        ordered = sorted(filter(self._is_open, rows.values()), key=lambda row: -row.rate)
+        choice = self._choose(ordered, num_rows, room, rate) or self._trial(ordered)
+        if choice is None:
+            return {}
+        chosen, running = ordered[: choice.num_rows], {row.request.id for row in rows.values()}
+        far = [row for row in chosen if self.model.num_behind(row.request) > NEAR_TOKENS]
+        if far:
+            self._catch_up(far, choice, num_rows, running)
+        near = [row for row in chosen if self.model.num_behind(row.request) <= NEAR_TOKENS]
+        return self._draft(near, choice.num_drafts, num_rows, running) if near else {}
+
+    def _is_open(self, row: DraftRow) -> bool:
+        """Whether the model may do better than what the request's text gives."""
+        is_better = row.from_text is None or row.from_text.chances[0] < row.rate
+        return is_better and row.most > 0 and self.model.can_follow(row.request)
+
+    def _choose(self, ordered: Sequence[DraftRow], num_rows: int, room: int, rate: float) -> _Choice | None:
+        """Return what gives the most tokens a second, rows with better records first; None for nothing."""
+        plain = num_rows / self._target.at(num_rows)
+        best, choice = max(rate, LEAST_GAIN * plain), None
+        for count in _sizes(len(ordered)):
+            draft_seconds = self.model.seconds.at(count)
+            chances, num_drafts, expected = [1.0] * count, 0, float(num_rows)
+            for length in range(1, max(row.most for row in ordered[:count]) + 1):
+                for place, row in enumerate(ordered[:count]):
+                    if length <= row.most:
+                        chances[place] *= row.rate
+                        expected += chances[place]
+                        num_drafts += 1
+                if num_drafts > room:
+                    break
+                found = expected / (self._target.at(num_rows + num_drafts) + length * draft_seconds)
+                if found > best:
+                    best, choice = found, _Choice(count, length, found / plain)
+        return choice
+
+    def _trial(self, ordered: Sequence[DraftRow]) -> _Choice | None:
+        """Return a few drafts for one row now and then, where nothing is expected of more."""
+        if not ordered or (self._num_unasked < _TRIAL_STEPS and not self._was_right()):
+            return None
+        return _Choice(1, _TRIAL_TOKENS, 1.0)
+
+    def _was_right(self) -> bool:
+        """Whether the last step's drafts were a trial, and the first of them was sampled."""
+        if self._tried is None:
+            return False
+        request, length, token = self._tried
+        return self._num_unasked == 1 and request.tokens[length : length + 1] == [token]
+
+    def _catch_up(self, far: Sequence[DraftRow], choice: _Choice, num_rows: int, running: set[int]) -> None:
+        """Compute what lacks of logs where it is to pay within the answer, or where enough is there for a trial."""
+        token_seconds = self._target.at(num_rows) / num_rows
+        paying: list[Request] = []
+        for row in far:
+            cost = self._seconds_behind(row.request)
+            left = min(row.request.max_tokens - row.request.num_output_tokens, _HORIZON)
+            profit = left * token_seconds * (1 - 1 / choice.gain)
+            if self._fund.seconds >= (0.0 if profit > cost else cost):
+                paying.append(row.request)
+        start = self.model.clock()
+        if paying:
+            self.model.catch_up(paying, running)
+            self._fund.seconds -= self.model.clock() - start
+
+    def _seconds_behind(self, request: Request) -> float:
+        chunks, rest = divmod(self.model.num_behind(request), CATCH_UP_TOKENS)
+        seconds = self.model.seconds
+        return chunks * seconds.at(CATCH_UP_TOKENS) + (seconds.at(rest) if rest else 0.0)
+
+    def _draft(
+        self, near: Sequence[DraftRow], num_drafts: int, num_rows: int, running: set[int]
+    ) -> dict[int, DraftedTokens]:
+        self._num_unasked = 0
+        of_request = {row.request: row for row in near}
+        least = self._least_chance(len(near), num_rows)
+
+        def goes_on(request: Request, probabilities: Sequence[float]) -> bool:
+            row = of_request[request]
+            return row.chances(probabilities)[-1] * row.rate >= least
+
+        start = self.model.clock()
+        limits = [(row.request, min(num_drafts, row.most)) for row in near]
+        drafted = self.model.draft(limits, running, goes_on)
+        self._tried = next(((request, len(request.tokens), tokens[0]) for request, tokens, _ in drafted), None)
+        self.draft_seconds = self.model.clock() - start
+        proposals: dict[int, DraftedTokens] = {}
+        for request, tokens, probabilities in drafted:
+            chances = of_request[request].chances(probabilities)
+            buckets = [*map(bucket_of_probability, probabilities)]
+            proposals[request.id] = DraftedTokens(tokens, chances, MODEL, ANY_PROBABILITY, buckets)
+        return proposals
+
+    def _least_chance(self, count: int, num_rows: int) -> float:
+        """Return how likely a further draft of `count` rows must be right to be worth its seconds."""
+        plain = self._target.at(num_rows)
+        cost = self.model.seconds.at(count) / count + max(0.0, self._target.at(num_rows + 1) - plain)
+        return cost * num_rows / plain
+
+
+def _sizes(count: int) -> list[int]:
+    """Return the numbers of rows that are considered: powers of two, and all."""
+    return sorted({*(1 << bit for bit in range(count.bit_length()) if 1 << bit <= count), *([count] if count else [])})

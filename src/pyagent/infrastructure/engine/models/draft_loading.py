@@ -1,0 +1,154 @@
+"""A model's draft model: found by the settings, reserved and loaded with it, and of the same vocabulary.
+
+What stands in the way is said as a fault of the setting: the model itself could be run without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyagent.core.errors import CapacityError, ConfigError, ModelError
+from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.engine.drafts.draft_model import DraftModel, largest_step
+from pyagent.infrastructure.engine.models.memory_estimate import DraftMemory, Estimates
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.infrastructure.models.describe import task_of
+
+if TYPE_CHECKING:
+    from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory
+    from pyagent.core.runners.runner import ModelRunner
+    from pyagent.infrastructure.engine.memory.ledger import Reclaim, Reservation
+    from pyagent.infrastructure.engine.options import EngineOptions
+
+logger = logging.getLogger(__name__)
+
+_KEY = "engine.speculative.model"
+_HOW = f"name another, or say for which models it drafts: {_KEY} = {{MODEL = DRAFT}}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model in memory."""
+
+    name: str
+    target: str
+    path: Path
+    runner: ModelRunner
+
+    def model_for(self, target: ModelRunner, tokenizer: ModelTokenizer, options: EngineOptions) -> DraftModel:
+        """Return what drafts for a target. Raises `ConfigError` where its vocabulary is not the same."""
+        own = ModelTokenizer.load(self.path, vocab_size=self.runner.vocab_size, options=options.tokenizer)
+        check_vocabulary(tokenizer, own, self.target, self.name)
+        ratio = self.runner.info.weight_bytes / max(1, target.info.weight_bytes)
+        return DraftModel(self.runner, target.vocab_size, options.limits.most_running, ratio)
+
+    def give_back(self, num_bytes: int) -> None:
+        """Free so many bytes of KV memory that no sequence holds. Any thread."""
+        self.runner.give_back(num_bytes)
+
+    def drop_kv(self) -> None:
+        """Forget what is cached and give its memory back."""
+        self.runner.pool.clear_index()
+        self.runner.give_back()
+
+    def close(self) -> None:
+        """Free its memory. Safe to call twice."""
+        self.runner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDraft:
+    """A draft model that is to be loaded beside `target`, and what it takes where that is known."""
+
+    name: str
+    target: str
+    path: Path
+    factory: RunnerFactory
+    needs: ModelNeeds
+    step: LargestStep
+    most: Estimates = field(default_factory=lambda: Estimates(0, 0, 0, 0, 0, ()))
+
+    def fitted(self, options: EngineOptions, room_bytes: int) -> FoundDraft:
+        """Return it with what it takes of so many bytes. Raises `ConfigError` where they are too few."""
+        most = replace(Estimates.of(self.needs, options, room_bytes), tokenizer=0)  # its target's is the same
+        if most.least_bytes > room_bytes:
+            text = f"{_KEY}: {self.name} needs {format_bytes(most.least_bytes)} to draft for {self.target}"
+            left = f"which leaves {format_bytes(max(0, room_bytes))} of engine.memory"
+            raise ConfigError(f"{text}, {left}; raise that, or name a smaller one", key=_KEY)
+        return replace(self, most=most)
+
+    def reserve(self, reserve: Callable[[str, int, Reclaim | None], Reservation], shrink: Reclaim) -> DraftMemory:
+        """Hold what it takes, in accounts of its own; `shrink` is asked to free its KV memory."""
+        return DraftMemory(
+            weights=reserve("draft_weights", self.most.weights, None),
+            workspace=reserve("draft_workspace", self.most.workspace, None),
+            kv=reserve("draft_kv", self.most.least_kv, shrink),
+        )
+
+    def load(self, target: ModelRunner, options: EngineOptions, memory: DraftMemory | None) -> LoadedDraft | None:
+        """Load it; None, and nothing is reserved, for a target whose runner takes no drafts. Raises `ConfigError`."""
+        if memory is None:
+            return None
+        if not target.verifies_drafts:
+            logger.warning("%s is not loaded: nothing drafts for %s, as it is run", self.name, self.target)
+            for reservation in (memory.weights, memory.workspace, memory.kv):
+                reservation.release()
+            return None
+        try:
+            chosen = replace(options.runner, kv_bytes=self.most.take_kv(memory.kv, can_grow=True))
+            runner = self.factory.load(self.path, chosen, self.step, memory.kv)
+        except ModelError as error:
+            raise ConfigError(f"{_KEY}: {error}", key=_KEY) from error
+        try:
+            self._check(runner)
+            memory.weights.resize(runner.info.weight_bytes)
+        except BaseException:
+            runner.close()
+            raise
+        return LoadedDraft(self.name, self.target, self.path, runner)
+
+    def _check(self, runner: ModelRunner) -> None:
+        if not runner.verifies_drafts:
+            text = f"{_KEY}: {self.name} cannot draft on the {self.factory.name} runner"
+            raise ConfigError(f"{text}, as it cannot go back to before a draft; {_HOW}", key=_KEY)
+
+
+def find_draft(target: str, options: EngineOptions, locate: Callable[[str], Path]) -> FoundDraft | None:
+    """Return the draft model that the settings name for a model, fetched if need be; None where there is none.
+
+    Raises `ConfigError`.
+    """
+    name = None if options.drafts is None else options.drafts.model_for(target)
+    if name is None:
+        return None
+    step = largest_step(options.limits.most_running, options.max_model_len)
+    try:
+        path = locate(name)
+        if task_of(path) != "generate":
+            raise ConfigError(f"{_KEY}: {name} is an encoder, which writes no text; {_HOW}", key=_KEY)
+        factory, needs = options.runners.runner_for(path, options.runner, step)
+    except (CapacityError, ModelError) as error:
+        raise ConfigError(f"{_KEY}: {error}", key=_KEY) from error
+    return FoundDraft(name, target, path, factory, needs, step)
+
+
+def check_vocabulary(target: ModelTokenizer, draft: ModelTokenizer, target_name: str, draft_name: str) -> None:
+    """Raise `ConfigError` where a token of one model is not the same one of the other.
+
+    Where one vocabulary is longer, what it has more is not looked at: it is never proposed.
+    """
+    ours, theirs = target.vocabulary(), draft.vocabulary()
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    place = next((place for place, (mine, other) in pairs if mine != other), None)
+    if place is None:
+        return
+    shown = f"token {place} is {_shown(theirs[place])} there and {_shown(ours[place])} in {target_name}"
+    raise ConfigError(f"{_KEY}: {draft_name} has another vocabulary: {shown}; {_HOW}", key=_KEY)
+
+
+def _shown(token: bytes) -> str:
+    return repr(token[:40].decode(errors="replace")) if token else "none"

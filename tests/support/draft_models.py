@@ -1,0 +1,102 @@
+"""A target with a draft model that is asked in every step, whatever that costs; all its drafts are verified."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from support.native import options
+
+from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.client import LocalEngine
+from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
+from pyagent.infrastructure.engine.drafts.model_drafts import DraftRow, ModelDrafts
+from pyagent.infrastructure.engine.drafts.options import DraftOptions
+from pyagent.infrastructure.engine.drafts.proposals import DraftedTokens, Proposal
+from pyagent.infrastructure.engine.drafts.speculation import Speculation
+from pyagent.infrastructure.engine.engine import Engine
+from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
+from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.models.model_pool import ModelPool
+from pyagent.infrastructure.engine.options import EngineOptions
+
+BY_MODEL = DraftOptions(method="draft_model", models={"": "draft"})
+
+
+class Asking(ModelDrafts):
+    """Asks for all rows, each for as many drafts as it may have or fewer."""
+
+    def __init__(self, model: DraftModel, seed: int = 3) -> None:
+        super().__init__(model, Speculation(BY_MODEL, 1, lambda _, count: count).seconds)
+        self.random = random.Random(seed)
+
+    def begin(self) -> None:
+        self.draft_seconds = 1e-9  # whatever copies of texts may still cost
+
+    def propose(self, rows: Mapping[int, DraftRow], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
+        open_to = [one for one in rows.values() if one.from_text is None and self.model.can_follow(one.request)]
+        open_to = self.random.sample(open_to, min(8, len(open_to)))
+        running = {one.request.id for one in rows.values()}
+        while any(self.model.num_behind(one.request) > 16 for one in open_to):
+            before = sum(self.model.num_behind(one.request) for one in open_to)
+            self.model.catch_up([one.request for one in open_to], running)
+            if sum(self.model.num_behind(one.request) for one in open_to) == before:
+                break
+        wanted = [(one.request, min(one.most, max(1, room // len(open_to)))) for one in open_to]
+        drafted = self.model.draft(wanted, running, lambda _, told: self.random.random() < 0.9)
+        return {
+            request.id: DraftedTokens(tokens, [0.9] * len(tokens), "model", 7, [0] * len(tokens))
+            for request, tokens, _ in drafted
+        }
+
+
+class EagerlyDrafted(Speculation):
+    """Verifies all that the model drafts; copies from a request's text only now and then."""
+
+    def __init__(self, engine: Engine, model: DraftModel, copies: float) -> None:
+        limits = engine.scheduler.limits
+        most_rows = BY_MODEL.most_rows(limits.most_running, limits.max_num_batched_tokens)
+        super().__init__(BY_MODEL, most_rows, engine.scheduler.reserve_drafts, model=model)
+        self.model = Asking(model)
+        self.random, self.copies = random.Random(5), copies
+
+    def _is_due(self, num_rows: int) -> bool:
+        return True
+
+    def _likeliest(self, proposals: Sequence[tuple[int, Proposal]], num_rows: int) -> tuple[list[int], float]:
+        places = [row for row, one in proposals for _ in one.tokens]
+        return places[: max(0, self._most_rows - num_rows)], 0.0
+
+    def _propose(self, request: object) -> Proposal | None:
+        found = super()._propose(request)  # type: ignore[arg-type]
+        return found if self.random.random() < self.copies else None
+
+
+@asynccontextmanager
+async def with_draft_model(
+    path: Path, draft: Path, chosen: EngineOptions | None = None, ledger_bytes: int = 1 << 32
+) -> AsyncIterator[NativeBackend]:
+    """A backend of the model `tiny`, for which `draft` drafts."""
+    chosen = replace(chosen or options(), drafts=BY_MODEL)
+    pool = ModelPool({"tiny": path, "draft": draft}.__getitem__, chosen, Ledger(ledger_bytes))
+    backend = NativeBackend(["tiny"], LocalEngine(pool, KvMoves.of(chosen)), look=lambda _: "loads on first use")
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def eagerly_drafted(
+    path: Path, draft: Path, chosen: EngineOptions | None = None, copies: float = 0.2
+) -> AsyncIterator[tuple[NativeBackend, EagerlyDrafted]]:
+    """One that drafts all the time."""
+    async with with_draft_model(path, draft, chosen) as backend:
+        model = await backend.load()
+        engine = model.engine  # type: ignore[attr-defined]
+        drafting = engine.speculation.model.model
+        engine.speculation = eager = EagerlyDrafted(engine, drafting, copies)
+        yield backend, eager

@@ -1,0 +1,200 @@
+"""What a draft model costs and wins on simulated machines: much where it is right, next to nothing where it is not."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from support.counting_runner import Client
+
+from pyagent import _rust
+from pyagent.core.runners.batch import PLAIN_KEY, Batch, Likelihood, PrefixKey, StepOutput
+from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
+from pyagent.infrastructure.engine.drafts.options import DraftOptions
+from pyagent.infrastructure.engine.drafts.speculation import Speculation
+from pyagent.infrastructure.engine.drafts.step_seconds import Fund
+from pyagent.infrastructure.engine.request import Request
+from pyagent.infrastructure.engine.scheduler.step_plan import Plan
+
+Machine = Callable[[int], float]
+TARGET = 0.06
+"""Seconds of the target's plain step."""
+
+
+def machine(rows: int) -> float:
+    """Eight rows take 1.7 times one."""
+    return TARGET * (1 + 0.1 * (rows - 1))
+
+
+@dataclass
+class SimulatedDrafter:
+    """Writes the recorded texts, right as often as `is_right` says, and sets the clock forward by `cost` of a step."""
+
+    is_right: Callable[[], bool]
+    cost: float
+    fails_at: int = -1
+    slow_every: int = 0
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    now: float = 0.0
+    num_steps: int = 0
+    context_length: int = 100_000
+    vocab_size: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        self.pool = _rust.BlockPool(4_000)
+
+    def add(self, sequence_id: int, tokens: list[int], key: PrefixKey = PLAIN_KEY, *, is_resumed: bool = False) -> int:
+        return self.pool.add(sequence_id, tokens, tenant=key.tenant, count=not is_resumed)
+
+    def reserve(self, sequence_id: int, num_tokens: int) -> bool:
+        self.pool.reserve(sequence_id, num_tokens)
+        return True
+
+    def release(self, sequence_id: int) -> None:
+        self.pool.release(sequence_id)
+
+    def execute(self, batch: Batch) -> StepOutput:
+        self.num_steps += 1
+        if self.num_steps == self.fails_at:
+            raise RuntimeError("out of luck")
+        is_slow = self.slow_every > 0 and self.num_steps % self.slow_every == 0
+        self.now += self.cost * machine(len(batch.tokens)) * (30 if is_slow else 1)
+        output, start = StepOutput([]), 0
+        for segment, (sequence_id, length) in enumerate(zip(batch.sequence_ids, batch.lengths, strict=True)):
+            tokens, start = batch.tokens[start : start + length], start + length
+            ahead = batch.num_ahead.get(segment)
+            end = self.pool.num_tokens(sequence_id) + (ahead or 0) + length
+            if ahead is None:
+                self.pool.commit(sequence_id, tokens)
+            if segment < len(batch.samplers):
+                text, right = self.texts[sequence_id], self.is_right()
+                output.tokens.append(text[end] if right and end < len(text) else 999_999)
+                output.likelihoods[segment] = Likelihood(math.log(0.85 if right else 0.5), [])
+        return output
+
+
+def gain(
+    texts: Sequence[list[int]], drafter: SimulatedDrafter, num_prompt: int = 50, wave: int = 64, most: int = 10_000
+) -> float:
+    """How much quicker answers that write these texts, so many together, are with the model's drafts than without.
+
+    They may have `most` tokens each.
+    """
+    requests = [Client(at, text[:num_prompt], 1).request for at, text in enumerate(texts)]
+    for request in requests:
+        request.max_tokens = most
+    drafter.texts = {request.id: text for request, text in zip(requests, texts, strict=True)}
+    options = DraftOptions(method="draft_model", models={"": "draft"})
+    model = DraftModel(drafter, 1 << 20, 64, drafter.cost, lambda: drafter.now)  # type: ignore[arg-type]
+    speculation = Speculation(options, 64, lambda _, count: count, model=model)
+    spent = plain = 0.0
+    for request, text in zip(requests, texts, strict=True):
+        request.tokens.append(text[num_prompt])
+    waiting, running = list(zip(requests, texts, strict=True)), dict[Request, list[int]]()
+    while running or waiting:
+        if not running:
+            running, waiting = dict(waiting[:wave]), waiting[wave:]
+        rows = list(running)
+        batch = Batch(lengths=[1] * len(rows), tokens=[one.tokens[-1] for one in rows], num_decoding=len(rows))
+        plan, before = Plan(batch, rows, [], len(rows)), drafter.now
+        drafts = speculation.choose(plan)
+        spent += drafter.now - before
+        plan.add_drafts({row: ahead.tokens for row, ahead in drafts.items()})
+        output = StepOutput([])
+        for row, request in enumerate(rows):
+            coming = running[request][len(request.tokens) :]
+            tokens = drafts[row].tokens if row in drafts else []
+            pairs = enumerate(zip(tokens, coming, strict=False))
+            num_right = next((at for at, (token, right) in pairs if token != right), min(len(tokens), len(coming)))
+            num_right = min(num_right, len(coming) - 1)
+            output.tokens.append(coming[0])
+            if num_right:
+                output.more[row] = coming[1 : num_right + 1]
+            request.tokens += coming[: num_right + 1]
+            plain += machine(len(rows)) / len(rows) * (num_right + 1)
+        spent += machine(plan.num_tokens)
+        speculation.note(plan, output, machine(plan.num_tokens))
+        for request in rows:
+            if len(request.tokens) >= len(running[request]):
+                speculation.end(request)
+                del running[request]
+    drafter.pool.check()
+    assert drafter.fails_at > 0 or drafter.pool.stats().active == 0
+    return plain / spent
+
+
+def fresh(count: int, seed: int = 1) -> list[int]:
+    """Tokens that repeat nothing, so that texts propose nothing."""
+    return random.Random(seed).sample(range(900_000), k=count)
+
+
+def sometimes(chance: float) -> Callable[[], bool]:
+    draw = random.Random(4)
+    return lambda: draw.random() < chance
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.15, 0.9])
+@pytest.mark.parametrize("num_texts", [1, 5])
+def test_a_model_that_is_always_wrong_costs_next_to_nothing(cost: float, num_texts: int) -> None:
+    """Whatever its steps take beside the target's: at least 0.98 of the speed without it."""
+    texts = [fresh(1_500 // num_texts + 200, seed) for seed in range(num_texts)]
+    assert gain(texts, SimulatedDrafter(lambda: False, cost)) > 0.98
+
+
+def test_a_model_that_is_often_right_pays() -> None:
+    """By as much as its cost leaves of it; one that takes as long as its target does not, and does not cost."""
+    assert gain([fresh(1_500)], SimulatedDrafter(sometimes(0.8), 0.1)) > 1.6
+    assert gain([fresh(500, seed) for seed in range(5)], SimulatedDrafter(sometimes(0.8), 0.1)) > 1.2
+    assert gain([fresh(1_500)], SimulatedDrafter(sometimes(0.6), 0.15)) > 1.15
+    assert gain([fresh(1_500)], SimulatedDrafter(sometimes(0.8), 1.0)) > 0.98
+
+
+def test_a_model_that_was_wrong_is_tried_again() -> None:
+    """It is right after 7 wrong drafts, and soon pays."""
+    steps = iter(range(100_000))
+    turned = SimulatedDrafter(lambda: next(steps) > 6, 0.1)
+    assert gain([fresh(3_000)], turned) > 1.1
+
+
+def test_long_prompts_are_caught_up_with_where_that_pays() -> None:
+    """Not for an answer of a few tokens; for a long one in pieces, as far as drafts have paid for it."""
+    short = SimulatedDrafter(lambda: True, 0.1)
+    assert gain([fresh(2_020)], short, num_prompt=2_000, most=20) > 0.98
+    assert short.num_steps == 0
+    long = SimulatedDrafter(lambda: True, 0.02)
+    assert gain([fresh(2_600)], long, num_prompt=2_000) > 1.2
+
+
+def test_a_model_that_fails_is_not_asked_again() -> None:
+    """The answer goes on without it."""
+    failing = SimulatedDrafter(lambda: True, 0.1, fails_at=20)
+    assert gain([fresh(500)], failing) > 0.98
+    assert failing.num_steps == 20
+
+
+def test_rare_slow_steps_of_the_model_end_its_drafts() -> None:
+    """What medians do not show, the balance does: one draft step in three takes thirty times as long."""
+    assert gain([fresh(1_500)], SimulatedDrafter(lambda: True, 0.1, slow_every=3)) > 0.93
+
+
+def test_answers_that_end_early_cost_the_fund_at_most() -> None:
+    """Prompts are read for answers of which more was expected than five tokens, until the fund is spent."""
+    texts = [fresh(405, seed) for seed in range(60)]
+    assert gain(texts, SimulatedDrafter(lambda: True, 0.1), num_prompt=400, wave=1) > 0.94
+
+
+def test_fund_holds_what_was_won_and_no_more_than_it_may() -> None:
+    """It begins with eight plain steps, grows by half a hundredth of the time, and ends at 256 plain steps."""
+    fund = Fund()
+    fund.note(10.0, 0.0, 0.0)
+    assert fund.seconds == pytest.approx(0.05)
+    fund.note(1.0, 1.0, 0.0)
+    assert fund.seconds == pytest.approx(0.05 + 8 + 0.005)
+    fund.note(1.0, 1.0, -9.0)
+    assert fund.seconds < 0
+    for _ in range(400):
+        fund.note(1.0, 1.0, 1.0)
+    assert fund.seconds == 256
