@@ -29,7 +29,6 @@ from pyagent.infrastructure.engine.memory.garbage import collect_frozen, freeze_
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
-from pyagent.infrastructure.engine.memory.slabs import SLAB_BYTES
 from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths, split_name
 from pyagent.infrastructure.engine.models.draft_loading import FoundDraft, LoadedDraft, find_draft
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
