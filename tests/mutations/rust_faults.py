@@ -63,8 +63,8 @@ FAULTS = (
     Fault(
         "local-rope-base-is-the-global-one",
         "rust_core/engine/src/config.rs",
-        "table(self.local_rope_base,",
-        "table(if FAULT { self.rope_base } else { self.local_rope_base },",
+        "table(self.rotary_dims, self.local_rope_base,",
+        "table(self.rotary_dims, if FAULT { self.rope_base } else { self.local_rope_base },",
         f"{_CONSTANTS} -k gemma3",
     ),
     Fault(
