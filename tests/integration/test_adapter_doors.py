@@ -23,7 +23,7 @@ from support.tiny_adapter import write_adapter, write_gguf_adapter
 from support.tiny_model import write_tiny_model
 
 from pyagent.cli.running_servers import announced
-from pyagent.core.backends import collect
+from pyagent.core.backends import Answer, collect
 from pyagent.core.chain import Chain
 from pyagent.core.errors import AdapterError, RequestError
 from pyagent.core.settings import Server
@@ -263,6 +263,27 @@ def test_what_runs_with_an_unloaded_adapter_ends_as_it_began(folder: Path) -> No
                 await backend.load_adapter("a", str(folder / "none"))
             assert await backend.load_adapter("a", str(folder / "two")) == "tiny:a"
             assert (await collect(backend.chat(request))).text != expected
+
+    run(work())
+
+
+def test_one_of_many_loads_of_a_name_succeeds(folder: Path, tmp_path: Path) -> None:
+    """The others are told that it is there; requests are answered by it while replacements fail."""
+
+    async def work() -> None:
+        bad = write_adapter(tmp_path / "bad", config={"peft_type": "IA3"})
+        async with running(folder / "tiny.gguf") as backend:
+            loads = [backend.load_adapter("a", str(folder / "one")) for _ in range(8)]
+            results = await asyncio.gather(*loads, return_exceptions=True)
+            assert sorted(type(result).__name__ for result in results) == ["RequestError"] * 7 + ["str"]
+            request = replace(chat("hello", max_tokens=8, temperature=0), model="tiny:a")
+            expected = (await collect(backend.chat(request))).text
+            replacing = [backend.load_adapter("a", str(bad), replaces=True) for _ in range(8)]
+            asking = [collect(backend.chat(request)) for _ in range(8)]
+            *found, last = await asyncio.gather(*replacing, *asking, return_exceptions=True)
+            assert [type(result) for result in found[:8]] == [AdapterError] * 8
+            assert {answer.text for answer in [*found[8:], last] if isinstance(answer, Answer)} == {expected}
+            assert [model.id for model in await backend.models()] == ["tiny", "tiny:a"]
 
     run(work())
 

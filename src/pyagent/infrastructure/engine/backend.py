@@ -42,7 +42,7 @@ from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, State
 from pyagent.infrastructure.engine.memory.ledger import Ledger
 from pyagent.infrastructure.engine.memory.process import resident_bytes
 from pyagent.infrastructure.engine.memory.system import total_for
-from pyagent.infrastructure.engine.models.adapter_names import names_of, split_name
+from pyagent.infrastructure.engine.models.adapter_names import TRIAL, names_of, split_name
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions
 
@@ -99,6 +99,7 @@ class NativeBackend:
         self._look = look
         self._size_of = size_of
         self._model_task_of = task_of
+        self._naming = asyncio.Lock()  # one adapter's name at a time is given or taken back
         self._own_names = tuple(model_names)
         self._adapted = [name for name in model_names if self._base(name) == name and self._task_of(name) in _ANSWERING]
         self._is_closed = False
@@ -333,19 +334,24 @@ class NativeBackend:
         `name` is its own, for this backend's first model that chats, or `MODEL:NAME`. Raises `RequestError` for a name
         that will not do or is taken, unless it `replaces` what has it; `AdapterError` for what cannot be used.
         """
-        key, before = self._adapter_key(name), ""
-        if key in self.model_names:
-            before = self.engine.adapters.all.get(key, "")
-            if not (replaces and before):
-                text = f"the adapter {key!r} is there already; unload it first, or load it with load_inplace"
-                raise RequestError(text, param="lora_name")
+        key = self._adapter_key(name)
+        async with self._naming:
+            if key in self.model_names:
+                if not (replaces and key in self.engine.adapters.all):
+                    text = f"the adapter {key!r} is there already; unload it first, or load it with load_inplace"
+                    raise RequestError(text, param="lora_name")
+                await self._try_adapter(key + TRIAL, path)  # requests have the one before meanwhile
+                await self.engine.name_adapter(key + TRIAL, "")
+            await self._try_adapter(key, path)
+        return key
+
+    async def _try_adapter(self, key: str, path: str) -> None:
         await self.engine.name_adapter(key, path)
         try:
             await self.engine.load(key)
         except BaseException:
-            await self.engine.name_adapter(key, before)
+            await self.engine.name_adapter(key, "")
             raise
-        return key
 
     async def unload_adapter(self, name: str) -> None:
         """Offer an adapter no longer; what runs with it ends as it began. Raises `RequestError` for one not offered."""
@@ -355,7 +361,8 @@ class NativeBackend:
         if not key:
             text = f"there is no adapter {name!r}; there are {', '.join(sorted(adapters)) or 'none'}"
             raise RequestError(text, param="lora_name", code="adapter_not_found")
-        await self.engine.name_adapter(key, "")
+        async with self._naming:
+            await self.engine.name_adapter(key, "")
 
     def _adapter_key(self, name: str) -> str:
         model = next((model for model in self._adapted if name.startswith(f"{model}:")), "")

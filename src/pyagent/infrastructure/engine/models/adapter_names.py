@@ -8,6 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
+TRIAL = "\n"
+"""The end of a key under which an adapter is tried, that no request can name and no list has."""
+
 
 def split_name(name: str, adapters: Mapping[str, str]) -> tuple[str, str]:
     """Return a model's name and the key of its adapter, empty for the bare model."""
@@ -29,7 +32,7 @@ def adapters_of(model: str, adapters: Mapping[str, str]) -> dict[str, str]:
 
 def names_of(models: Iterable[str], adapters: Mapping[str, str]) -> list[str]:
     """Return the names by which requests name these models' adapters."""
-    return [f"{model}:{name}" for model in models for name in adapters_of(model, adapters)]
+    return [f"{model}:{name}" for model in models for name in adapters_of(model, adapters) if not name.endswith(TRIAL)]
 
 
 class AdapterPaths:

@@ -22,6 +22,7 @@ from pyagent.core.errors import AdapterError, ModelError, RequestError, Unsuppor
 from pyagent.core.runners.adapters import AdaptingRunner
 from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 from pyagent.infrastructure.engine.models.adapter_digest import adapter_id_of
+from pyagent.infrastructure.engine.models.adapter_names import TRIAL
 from pyagent.infrastructure.engine.stats import AdapterStats
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class _Entry:
     @property
     def name(self) -> str:
         """The adapter's own name, without a model's."""
-        return self.key.rpartition(":")[2]
+        return self.key.rpartition(":")[2].removesuffix(TRIAL)
 
     def count(self, **more: float) -> None:
         """Add to its counts."""
@@ -127,7 +128,8 @@ class AdapterPool:
                     num_running=entry.users,
                     num_bytes=0 if entry.loaded is None else entry.loaded.held.num_bytes,
                 )
-                for entry in self._entries.values()
+                for key, entry in self._entries.items()
+                if not key.endswith(TRIAL)
             }
 
     def forget(self, key: str) -> None:
@@ -189,13 +191,13 @@ class AdapterPool:
         except Exception as error:
             with self._lock:
                 entry.count(num_failed_loads=1)
-            logger.warning("the adapter %s of %s is not loaded: %s", entry.key, self._model, error)
+            logger.warning("the adapter %s of %s is not loaded: %s", entry.name, self._model, error)
             if isinstance(error, ModelError):
                 text = f"the adapter {entry.name!r} of native:{self._model} cannot be used: {error}"
                 raise AdapterError(text, model=self._model, adapter=entry.name) from error
             raise
         seconds = time.perf_counter() - started
-        logger.info("the adapter %s of %s is loaded in %.1f s", entry.key, self._model, seconds)
+        logger.info("the adapter %s of %s is loaded in %.1f s", entry.name, self._model, seconds)
         return _Loaded(adapter_id, held, rank, seconds)
 
     def _read(self, entry: _Entry) -> tuple[int, Reservation, int]:
