@@ -396,6 +396,17 @@ def test_ends_that_are_no_tokens_are_left_out(tmp_path: Path) -> None:
     assert load_parts(tmp_path / "made.gguf", TokenizerOptions())[0].end_ids == {2}
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_not_replaced(make: Callable[[Path], None], tmp_path: Path) -> None:
+    """A folder, pipe or device of the target's name stays, also where files may be written over."""
+    source, target = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "made.gguf"
+    make(target)
+    with pytest.raises(ModelError, match="not a regular file"):
+        quantize_model(source, target, "Q8_0", overwrites=True, threads=1, progress=lambda done, total: None)
+    assert not target.is_file()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["made.gguf", "tiny.gguf"]
+
+
 def test_large_matrices_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of few rows give the same file as whole matrices."""
     folder = write_model_folder(tmp_path / "model")

@@ -50,12 +50,12 @@ def quantize_model(  # noqa: PLR0913 - each is a choice of the user's
 ) -> Quantized:
     """Write `target`; raises `ModelError` for a model that cannot be, and where the disk has no room for it."""
     started = time.monotonic()
+    if target.exists() and not target.is_file():  # a folder, or a device, which a rename would take away
+        raise ModelError(f"{target} is not a regular file; --output names one", model=str(target))
     if target.exists() and not overwrites:
         raise ModelError(
             f"{target} is there already; --force writes over it, --output names another", model=str(target)
         )
-    if target.is_dir():
-        raise ModelError(f"{target} is a folder; --output names a file", model=str(target))
     model = open_source(source)
     refuse_quantised(model, TYPE_TO_BASE[type_name])
     plan = _plan(model, type_name)
