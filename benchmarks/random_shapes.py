@@ -10,6 +10,7 @@ Needs the gguf package.
     gpt-oss-20b  gpt-oss-20b: 24 layers, 32 experts in MXFP4, 4 for a token, attention sinks, windows of 128
     qwen35-4b    Qwen 3.5 4B: 32 layers, three of four gated delta nets
     gemma4-e2b   Gemma 4 E2B: 35 layers, every fifth sees everything, the last 20 share keys; per-layer embeddings
+    glm47-flash  GLM-4.7-Flash: 47 layers of latent attention; from the second on 64 experts, 4 for a token, 1 for all
 
 With fewer layers a file is written and read in less time; rates are then those of a smaller model of the same widths.
 Vocabularies are cut to 32,768 tokens, so that the output's share stays that of the whole model when a quarter of the
@@ -272,6 +273,49 @@ def gemma4_e2b(path: Path, kind: Kind, num_layers: int) -> None:
     file.close()
 
 
+def glm47_flash(path: Path, kind: Kind, num_layers: int) -> None:
+    """Write GLM-4.7-Flash's shape: one latent of 512 numbers and one rotated key of 64 for 20 heads."""
+    file = File(path, "deepseek2", kind, num_layers, 2048)
+    heads, latent, rotary, plain, value, query = 20, 512, 64, 192, 256, 768
+    file.writer.add_feed_forward_length(10_240)
+    file.writer.add_head_count(heads)
+    file.writer.add_head_count_kv(1)
+    file.writer.add_key_length(latent + rotary)
+    file.writer.add_value_length(latent)
+    file.writer.add_rope_freq_base(1e6)
+    file.writer.add_rope_dimension_count(rotary)
+    ranks = {"kv_lora_rank": latent, "q_lora_rank": query}
+    for name, number in {**ranks, "key_length_mla": plain + rotary, "value_length_mla": value}.items():
+        file.key(f"attention.{name}", number)
+    file.experts(64, 4, 1536)
+    file.key("expert_shared_count", 1)
+    file.key("leading_dense_block_count", 1)
+    file.key("expert_gating_func", 2)
+    file.writer.add_expert_weights_norm(True)
+    file.matrix("token_embd", VOCAB, 2048)
+    file.matrix("output", VOCAB, 2048)
+    file.ones("output_norm")
+    for layer in range(num_layers):
+        block = f"blk.{layer}"
+        file.ones(f"{block}.attn_norm", f"{block}.ffn_norm")
+        file.ones(f"{block}.attn_q_a_norm", size=query)
+        file.ones(f"{block}.attn_kv_a_norm", size=latent)
+        file.matrix(f"{block}.attn_q_a", query, 2048)
+        file.matrix(f"{block}.attn_q_b", heads * (plain + rotary), query)
+        file.matrix(f"{block}.attn_kv_a_mqa", latent + rotary, 2048)
+        file.matrix(f"{block}.attn_k_b", latent, plain, heads, kind=Kind.Q8_0)
+        file.matrix(f"{block}.attn_v_b", value, latent, heads, kind=Kind.Q8_0)
+        file.matrix(f"{block}.attn_output", 2048, heads * value)
+        if layer == 0:
+            file.feed_forward(block, 10_240)
+            continue
+        file.expert_matrices(block, 64, 1536)
+        file.numbers(f"{block}.exp_probs_b.bias", 64)
+        for name, rows, cols in (("gate", 1536, 2048), ("up", 1536, 2048), ("down", 2048, 1536)):
+            file.matrix(f"{block}.ffn_{name}_shexp", rows, cols)
+    file.close()
+
+
 SHAPES: dict[str, tuple[Callable[[Path, Kind, int], None], int]] = {
     "llama-1b": (llama_1b, 16),
     "qwen3-4b": (qwen3_4b, 36),
@@ -279,6 +323,7 @@ SHAPES: dict[str, tuple[Callable[[Path, Kind, int], None], int]] = {
     "gpt-oss-20b": (gpt_oss_20b, 24),
     "qwen35-4b": (qwen35_4b, 32),
     "gemma4-e2b": (gemma4_e2b, 35),
+    "glm47-flash": (glm47_flash, 47),
 }
 """What writes each, and how many layers it has."""
 

@@ -6,8 +6,11 @@ use std::time::Instant;
 
 use pyagent_engine::forward::Segment;
 use pyagent_engine::runner::{CpuModel, LoadOptions};
-use pyagent_kernels::attention::KvType;
+use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 use pyagent_kernels::isa::Isa;
+
+/// Where a prompt's last piece ends.
+const DEEP: usize = 8192;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -23,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         threads,
         isa,
         kv_type,
-        kv_bytes: 1 << 30,
+        kv_bytes: 4 << 30,
         most_positions: None,
     };
     let mut model = CpuModel::load(Path::new(&path), &options)?;
@@ -36,13 +39,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let vocab = model.config().vocab_size as u32;
     let tokens: Vec<u32> = (0..512).map(|i| (i * 7919 + 300) % vocab).collect();
-    // Pages for 72 blocks of each sequence, its groups of layers one after the other.
+    // Pages for 512 blocks of the first sequence and 72 of each other, its groups of layers one after the other.
     let mut pages = 0..;
     let tables: Vec<Vec<Arc<Vec<u32>>>> = (0..32)
-        .map(|_| {
+        .map(|sequence| {
+            let num_blocks = if sequence == 0 { DEEP / BLOCK_TOKENS } else { 72 };
             let groups = model.kv().pages.groups.iter();
             groups
-                .map(|group| Arc::new(pages.by_ref().take(72 * group.pages_per_block).collect()))
+                .map(|group| Arc::new(pages.by_ref().take(num_blocks * group.pages_per_block).collect()))
                 .collect()
         })
         .collect();
@@ -61,6 +65,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "prefill 512, round {round}: {:.0} tok/s",
             512.0 / start.elapsed().as_secs_f64()
         );
+    }
+    if model.config().context_length >= DEEP {
+        let mut best = f64::MAX;
+        for _ in 0..2 {
+            let start = Instant::now();
+            model.execute(&[Segment {
+                tables: &tables[0],
+                first_position: DEEP - 512,
+                tokens: &tokens,
+                num_outputs: 1,
+                scoring: None,
+                adapter_id: 0,
+                probe: None,
+            }])?;
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        println!("512 tokens ending at {DEEP}: {:.0} tok/s", 512.0 / best);
     }
     let mut best = f64::MAX;
     for _ in 0..40 {

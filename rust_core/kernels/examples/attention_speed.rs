@@ -1,8 +1,8 @@
-//! Speed of the attention kernel on one core, in the shapes of SmolLM2-135M (9 query and 3 key-value heads of 64) and
-//! Gemma 3 270M (4 and 1 of 256). `memory` says that keys and values come from there, as they do while a model
+//! Speed of the attention kernel on one core, in the shapes of SmolLM2-135M (9 query and 3 key-value heads of 64),
+//! Gemma 3 270M (4 and 1 of 256) and GLM-4.7-Flash (4 of its 20 heads over latents of 512 and 64). `memory` says that keys and values come from there, as they do while a model
 //! decodes; elsewhere they stay in the caches.
 //!
-//! `cargo run --release -p pyagent-kernels --example attention_speed [dtype]`
+//! `cargo run --release -p pyagent-kernels --example attention_speed [dtype] [shape]`
 
 use std::time::Instant;
 
@@ -18,15 +18,17 @@ struct Shape {
     heads_per_kv: usize,
     num_kv_heads: usize,
     head_dim: usize,
+    values_in_keys: Option<usize>,
     layers: usize,
 }
 
-const SHAPES: [Shape; 2] = [
+const SHAPES: [Shape; 3] = [
     Shape {
         name: "SmolLM2",
         heads_per_kv: 3,
         num_kv_heads: 3,
         head_dim: 64,
+        values_in_keys: None,
         layers: 30,
     },
     Shape {
@@ -34,7 +36,17 @@ const SHAPES: [Shape; 2] = [
         heads_per_kv: 4,
         num_kv_heads: 1,
         head_dim: 256,
+        values_in_keys: None,
         layers: 18,
+    },
+    // Heads of a group: see `forward/latent.rs`.
+    Shape {
+        name: "GLM-4.7-Flash",
+        heads_per_kv: 4,
+        num_kv_heads: 1,
+        head_dim: 576,
+        values_in_keys: Some(512),
+        layers: 47,
     },
 ];
 /// What does not fit the caches.
@@ -57,7 +69,7 @@ impl Sequence {
         let layout = KvLayout {
             num_kv_heads: shape.num_kv_heads,
             head_dim: shape.head_dim,
-            values_in_keys: None,
+            values_in_keys: shape.values_in_keys,
             dtype,
         };
         let num_blocks = num_positions.div_ceil(BLOCK_TOKENS);
@@ -90,8 +102,9 @@ impl Sequence {
             let block = unsafe { kv.block(position / BLOCK_TOKENS) };
             for (head, row) in row.chunks_exact(self.layout.head_dim).enumerate() {
                 let slot = position % BLOCK_TOKENS;
+                let values = if self.layout.values_in_keys.is_some() { &[] } else { row };
                 // SAFETY: the memory has every page of the table.
-                unsafe { store_kv(Isa::best(), &self.layout, block, slot, head, row, row) };
+                unsafe { store_kv(Isa::best(), &self.layout, block, slot, head, row, values) };
             }
         }
     }
@@ -159,7 +172,8 @@ fn measure_prompts(shape: Shape, dtype: KvType, isa: Isa) {
         let seconds = best_seconds(|| sequence.attend(isa, 0, depth, num_tokens));
         let heads = shape.heads_per_kv * shape.num_kv_heads;
         let num_pairs = num_tokens * (2 * depth + num_tokens + 1) / 2 * heads;
-        let gflops = (num_pairs * shape.head_dim * 4) as f64 / seconds / 1e9;
+        let products = shape.head_dim + sequence.layout.value_dim();
+        let gflops = (num_pairs * products * 2) as f64 / seconds / 1e9;
         let micros = seconds * 1e6;
         println!("  {num_tokens:4} tokens after {depth:5}: {micros:8.1} us, {gflops:6.1} Gflop/s");
     }
@@ -177,7 +191,8 @@ fn measure_tokens(shape: Shape, dtype: KvType, isa: Isa) {
         if isa == Isa::Scalar && depth > 1000 || is_far && isa != Isa::best() {
             continue;
         }
-        let layout_bytes = 2 * shape.num_kv_heads * shape.head_dim * dtype.bytes();
+        let parts = if shape.values_in_keys.is_some() { 1 } else { 2 };
+        let layout_bytes = parts * shape.num_kv_heads * shape.head_dim * dtype.bytes();
         let layers = if is_far { FAR_BYTES / (depth * layout_bytes) } else { 1 };
         let layers = layers.next_multiple_of(if is_far { shape.layers } else { 1 });
         let mut sequence = Sequence::new(shape, dtype, layers, depth, 1);
@@ -201,11 +216,15 @@ fn measure_tokens(shape: Shape, dtype: KvType, isa: Isa) {
 
 fn main() {
     let only = std::env::args().nth(1);
+    let shape_only = std::env::args().nth(2);
     for dtype in KvType::ALL {
         if only.as_ref().is_some_and(|name| name != dtype.name()) {
             continue;
         }
         for shape in SHAPES {
+            if shape_only.as_ref().is_some_and(|name| name != shape.name) {
+                continue;
+            }
             for isa in Isa::available() {
                 println!("{}, {isa:?}, keys and values in {dtype:?}", shape.name);
                 measure_prompts(shape, dtype, isa);

@@ -98,7 +98,11 @@ pub fn add_low_rank(isa: Isa, y: &mut [f32], h: &[f32], up: &UpMatrix, first: us
 unsafe fn add_groups<L: Lanes, const N: usize>(y: &mut [f32], h: &[f32], groups: &[f32]) {
     debug_assert_eq!(groups.len(), N * LANES * h.len());
     // SAFETY: the caller promises the set of `L`.
-    let mut sums: [L; N] = std::array::from_fn(|group| unsafe { load_part(y, group * LANES) });
+    let mut sums = unsafe { [L::splat(0.0); N] };
+    for (group, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: as above.
+        *sum = unsafe { load_part(y, group * LANES) };
+    }
     for (place, input) in h.iter().enumerate() {
         // SAFETY: as above.
         let input = unsafe { L::splat(*input) };

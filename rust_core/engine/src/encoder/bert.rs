@@ -129,22 +129,30 @@ impl Bert<'_> {
         self.add_block(&layer.down, after(Some(&layer.ffn_norm)), hidden, &own.out);
     }
 
-    /// The feed-forward block of the thread's input, into its output, without the last bias.
+    /// The feed-forward block of the thread's input, into its output, without the last bias. What is made of a row's inner
+    /// numbers is made while they are in the nearest cache.
     fn feed_forward(&self, layer: &EncoderLayer, own: &mut Own) {
         let (isa, ffn_size) = (self.isa, self.config.ffn_size);
         let num_numbers = own.input.tokens() * ffn_size;
         // SAFETY: the thread's own memory, which has room for the tile.
-        unsafe { multiply_into(isa, &layer.up, &own.input, own.out.as_mut_ptr(), ffn_size) };
+        unsafe { multiply(isa, &layer.up, &own.input, own.out.as_mut_ptr(), ffn_size) };
         if let Some(gate) = &layer.gate {
             // SAFETY: as above.
-            unsafe { multiply_into(isa, gate, &own.input, own.gate.as_mut_ptr(), ffn_size) };
-            let gate = &mut own.gate[..num_numbers];
-            activate(isa, self.config.activation, gate);
-            elementwise::mul(isa, &mut own.out[..num_numbers], gate);
-        } else {
-            activate(isa, self.config.activation, &mut own.out[..num_numbers]);
+            unsafe { multiply(isa, gate, &own.input, own.gate.as_mut_ptr(), ffn_size) };
         }
-        fill(isa, &own.ffn_input, &own.out[..num_numbers]);
+        for (token, row) in own.out[..num_numbers].chunks_exact_mut(ffn_size).enumerate() {
+            add_bias(isa, &layer.up, row);
+            if let Some(linear) = &layer.gate {
+                let gate = &mut own.gate[token * ffn_size..][..ffn_size];
+                add_bias(isa, linear, gate);
+                activate(isa, self.config.activation, gate);
+                elementwise::mul(isa, row, gate);
+            } else {
+                activate(isa, self.config.activation, row);
+            }
+            // SAFETY: the thread's own memory, which has the tile's rows.
+            unsafe { own.ffn_input.write_row(isa, token, row) };
+        }
         // SAFETY: as above; the input was copied.
         unsafe {
             multiply(

@@ -81,15 +81,14 @@ pub(super) unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const
     // SAFETY: the caller's promise, which is the same for each pass.
     unsafe {
         score_blocks::<L, S, ROWS, KEYS>(group);
-        if group.layout.values_in_keys.is_some() {
-            (0..group.num_rows).for_each(|row| weigh::<L, S::Single, ROWS>(group, row));
-            latent::sum_values::<L, S::Single, ROWS, DIMS>(group);
-            return;
-        }
         for row in 0..group.num_rows {
             weigh::<L, S, ROWS>(group, row);
         }
-        sum_values::<L, S, ROWS, DIMS>(group);
+        if group.layout.values_in_keys.is_some() {
+            latent::sum_values::<L, S, ROWS, DIMS>(group);
+        } else {
+            sum_values::<L, S, ROWS, DIMS>(group);
+        }
     }
 }
 
@@ -215,6 +214,7 @@ unsafe fn weigh<L: Lanes, S: Stored, const ROWS: usize>(group: &Group<'_>, row: 
     let first = visible.start / BLOCK_TOKENS;
     let last = (visible.end - 1) / BLOCK_TOKENS;
     let values_at = group.layout.values_at(group.args.kv_head);
+    let are_in_keys = group.layout.values_in_keys.is_some();
     // SAFETY: the caller promises scratch for the group's blocks, which include these, and the set of `L`.
     unsafe {
         let scores = group.scores.add(row * LANES);
@@ -242,6 +242,8 @@ unsafe fn weigh<L: Lanes, S: Stored, const ROWS: usize>(group: &Group<'_>, row: 
             if S::IS_SCALED {
                 sum = sum.add(weights);
                 weights.mul(L::load(group.scales(block, values_at))).store(line(block));
+            } else if are_in_keys {
+                sum = sum.add(S::store_lanes(weights, line(block)));
             } else {
                 sum = sum.add(S::store_weights(weights, line(block)));
             }

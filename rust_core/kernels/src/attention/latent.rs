@@ -2,7 +2,14 @@
 //! 2405.04434), which caches one row for a token.
 //!
 //! Keys lie transposed, a register being one dimension of sixteen keys. So a register of weights goes with it, lanes are
-//! positions, and what a dimension gathers over a chunk is added up at its end, by one fixed tree.
+//! positions, and what a dimension gathers over a chunk is added up at its end, by one fixed tree. Of bfloat16, a register
+//! is two dimensions of sixteen keys: it is brought into the order of eight pairs of positions for each dimension, which
+//! go with eight pairs of weights, twice.
+
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indexed loops of constant length unroll into registers"
+)]
 
 use std::ops::Range;
 
@@ -10,6 +17,9 @@ use super::BLOCK_TOKENS;
 use super::kernel::Group;
 use super::stored::Stored;
 use crate::lanes::{LANES, Lanes};
+
+/// Registers of sixteen sums that a tile fills at most.
+const MOST_SUMS: usize = 2;
 
 /// The slots of a block, as numbers.
 const SLOTS: [f32; LANES] = {
@@ -22,25 +32,28 @@ const SLOTS: [f32; LANES] = {
     slots
 };
 
-/// Weighted sums of the values into the rows' results. Weights are single numbers.
+/// Weighted sums of the values into the rows' results.
 ///
 /// # Safety
 /// What [`super::attend`] asks for holds, the rows are weighed, and the CPU has the set of `L`.
 #[inline(always)]
-pub(super) unsafe fn sum_values<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(group: &Group<'_>) {
-    let (num_dims, common) = (group.layout.value_dim(), common_blocks::<ROWS>(group));
-    let mut d = 0;
+pub(super) unsafe fn sum_values<L: Lanes, S: Stored, const ROWS: usize, const REGISTERS: usize>(group: &Group<'_>) {
+    let num_registers = group.layout.value_dim().div_ceil(S::WIDTH);
+    let common = common_blocks::<ROWS>(group);
+    let mut first = 0;
     // SAFETY: the caller's promise; the tiles stay within the values.
     unsafe {
-        hide_unseen_weights::<ROWS>(group);
-        (0..group.num_rows).for_each(|row| group.partials.clear_outputs(row));
-        while d + DIMS <= num_dims {
-            sum_tile::<L, S, ROWS, DIMS>(group, d, &common);
-            d += DIMS;
+        if S::IS_SCALED {
+            hide_unseen_weights::<ROWS>(group);
         }
-        while d < num_dims {
-            sum_tile::<L, S, ROWS, 1>(group, d, &common);
-            d += 1;
+        (0..group.num_rows).for_each(|row| group.partials.clear_outputs(row));
+        while first + REGISTERS <= num_registers {
+            sum_tile::<L, S, ROWS, REGISTERS>(group, first, &common);
+            first += REGISTERS;
+        }
+        while first < num_registers {
+            sum_tile::<L, S, ROWS, 1>(group, first, &common);
+            first += 1;
         }
     }
 }
@@ -91,102 +104,118 @@ unsafe fn weights_at<const ROWS: usize>(group: &Group<'_>, row: usize, block: us
     unsafe { group.scores.add(((block - group.blocks.start) * ROWS + row) * LANES) }
 }
 
-/// The sums of `DIMS` dimensions from `d` on.
+/// The sums of the dimensions of `REGISTERS` from register `first` on.
 #[inline(always)]
-unsafe fn sum_tile<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(
+unsafe fn sum_tile<L: Lanes, S: Stored, const ROWS: usize, const REGISTERS: usize>(
     group: &Group<'_>,
-    d: usize,
+    first: usize,
     common: &Range<usize>,
 ) {
     // SAFETY: the caller's promise; the blocks are the group's.
     unsafe {
-        let mut sums = [[L::splat(0.0); DIMS]; ROWS];
+        let mut sums = [[L::splat(0.0); REGISTERS]; ROWS];
         for block in group.blocks.start..common.start {
-            add_seen::<L, S, ROWS, DIMS>(group, d, block, &mut sums);
+            add_seen::<L, S, ROWS, REGISTERS>(group, first, block, &mut sums);
         }
         for block in common.clone() {
-            let lines = lines::<L, S, DIMS>(group, d, block);
-            for (row, sums) in sums.iter_mut().enumerate() {
+            let mut lines = load_lines::<L, S, REGISTERS>(group, first, block);
+            for i in 0..REGISTERS {
+                lines[i] = S::by_position(lines[i]);
+            }
+            for row in 0..ROWS {
                 let weights = L::load(weights_at::<ROWS>(group, row, block));
-                for (sum, line) in sums.iter_mut().zip(&lines) {
-                    *sum = weights.fma(*line, *sum);
+                for i in 0..REGISTERS {
+                    sums[row][i] = S::add_lanes(sums[row][i], weights, lines[i]);
                 }
             }
         }
         for block in common.end..group.blocks.end {
-            add_seen::<L, S, ROWS, DIMS>(group, d, block, &mut sums);
+            add_seen::<L, S, ROWS, REGISTERS>(group, first, block, &mut sums);
         }
-        store_sums(group, d, &sums);
+        store_sums::<L, S, ROWS, REGISTERS>(group, first, &sums);
     }
 }
 
-/// Dimensions of a block's values.
+/// Registers of a block's keys, as they lie.
 #[inline(always)]
-unsafe fn lines<L: Lanes, S: Stored, const DIMS: usize>(group: &Group<'_>, d: usize, block: usize) -> [L; DIMS] {
-    // SAFETY: the caller promises the block and the set of `L`; the dimensions are the key's.
+unsafe fn load_lines<L: Lanes, S: Stored, const REGISTERS: usize>(
+    group: &Group<'_>,
+    first: usize,
+    block: usize,
+) -> [L; REGISTERS] {
+    // SAFETY: the caller promises the block and the set of `L`; the registers are the key's.
     unsafe {
         let keys = group.block::<S>(block, group.layout.keys_at(group.args.kv_head));
-        std::array::from_fn(|i| {
-            let dim = d + i;
-            S::load(keys.add(dim / S::WIDTH * BLOCK_TOKENS), S::WIDTH - 1 - dim % S::WIDTH)
-        })
+        let mut lines = [L::splat(0.0); REGISTERS];
+        for i in 0..REGISTERS {
+            lines[i] = S::load_dims(keys.add((first + i) * BLOCK_TOKENS));
+        }
+        lines
     }
 }
 
 /// Adds what each row sees of a block: memory that it does not see may hold anything.
 #[inline(always)]
-unsafe fn add_seen<L: Lanes, S: Stored, const ROWS: usize, const DIMS: usize>(
+unsafe fn add_seen<L: Lanes, S: Stored, const ROWS: usize, const REGISTERS: usize>(
     group: &Group<'_>,
-    d: usize,
+    first: usize,
     block: usize,
-    sums: &mut [[L; DIMS]; ROWS],
+    sums: &mut [[L; REGISTERS]; ROWS],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let (lines, slots, zero) = (
-            lines::<L, S, DIMS>(group, d, block),
-            L::load(SLOTS.as_ptr()),
-            L::splat(0.0),
-        );
-        for (row, sums) in sums.iter_mut().enumerate() {
+        let lines = load_lines::<L, S, REGISTERS>(group, first, block);
+        let (slots, zero) = (L::load(SLOTS.as_ptr()), L::splat(0.0));
+        for row in 0..ROWS {
             let seen = seen(group, row, block);
             if seen.is_empty() {
                 continue;
             }
             let (start, end) = (L::splat(seen.start as f32), L::splat(seen.end as f32));
             let weights = L::load(weights_at::<ROWS>(group, row, block));
-            for (sum, line) in sums.iter_mut().zip(&lines) {
-                let line = slots.select_less(end, *line, zero);
-                *sum = weights.fma(slots.select_less(start, zero, line), *sum);
+            for i in 0..REGISTERS {
+                let line = slots.select_less(end, lines[i], zero);
+                let line = S::by_position(slots.select_less(start, zero, line));
+                sums[row][i] = S::add_lanes(sums[row][i], weights, line);
             }
         }
     }
 }
 
-/// Adds lanes up, sixteen sums at a time, into the rows' results.
+/// Adds lanes up, sixteen registers at a time, into the rows' results.
 #[inline(always)]
-unsafe fn store_sums<L: Lanes, const ROWS: usize, const DIMS: usize>(
+unsafe fn store_sums<L: Lanes, S: Stored, const ROWS: usize, const REGISTERS: usize>(
     group: &Group<'_>,
-    d: usize,
-    sums: &[[L; DIMS]; ROWS],
+    first: usize,
+    sums: &[[L; REGISTERS]; ROWS],
 ) {
-    for first in (0..ROWS * DIMS).step_by(LANES) {
-        // SAFETY: the caller promises the rows' results and the set of `L`.
+    const { assert!(ROWS * REGISTERS <= MOST_SUMS * LANES) };
+    let mut added = [0.0; 2 * MOST_SUMS * LANES];
+    for start in (0..ROWS * REGISTERS).step_by(LANES) {
+        // SAFETY: the caller promises the set of `L`; there is room for two numbers of each register.
         unsafe {
-            let zero = L::splat(0.0);
-            let each = std::array::from_fn(|i| {
-                let at = first + i;
-                if at < ROWS * DIMS {
-                    sums[at / DIMS][at % DIMS]
-                } else {
-                    zero
+            let mut each = [L::splat(0.0); LANES];
+            for i in 0..LANES {
+                if start + i < ROWS * REGISTERS {
+                    each[i] = sums[(start + i) / REGISTERS][(start + i) % REGISTERS];
                 }
-            });
-            let added = L::sums(each).to_array();
-            for (i, sum) in added.into_iter().enumerate().take(ROWS * DIMS - first) {
-                let at = first + i;
-                *group.partials.outputs(at / DIMS).add(d + at % DIMS) = sum;
             }
+            let [lower, upper] = S::sums(each);
+            lower.store(added[start * S::WIDTH..].as_mut_ptr());
+            if S::WIDTH == 2 {
+                upper.store(added[start * S::WIDTH + LANES..].as_mut_ptr());
+            }
+        }
+    }
+    let dims = first * S::WIDTH..group.layout.value_dim().min((first + REGISTERS) * S::WIDTH);
+    for row in 0..ROWS {
+        let row_sums = &added[row * REGISTERS * S::WIDTH..][..REGISTERS * S::WIDTH];
+        // SAFETY: the caller promises the rows' results.
+        let out = unsafe { std::slice::from_raw_parts_mut(group.partials.outputs(row).add(dims.start), dims.len()) };
+        if dims.len() == row_sums.len() {
+            out.copy_from_slice(row_sums);
+        } else {
+            out.copy_from_slice(&row_sums[..dims.len()]);
         }
     }
 }

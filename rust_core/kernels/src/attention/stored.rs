@@ -6,8 +6,6 @@ use crate::lanes::{Bf16, F16, LANES, Lanes};
 
 /// What lies in key-value memory at one dimension of a key, or of a value: a number, or two neighbours in one.
 pub(super) trait Stored: Copy {
-    /// The same memory, read by one number of a lane at a time.
-    type Single: Stored;
     /// Numbers in one: neighbouring dimensions of a key, or positions of a value.
     const WIDTH: usize = 1;
     /// Factors with which they are taken into a chain, one after the other.
@@ -30,6 +28,34 @@ pub(super) trait Stored: Copy {
         unsafe { weights.store(target) };
         weights
     }
+    /// Where keys hold the values: sixteen positions' numbers of [`Self::WIDTH`] dimensions, as they lie.
+    #[inline(always)]
+    unsafe fn load_dims<L: Lanes>(source: *const Self) -> L {
+        // SAFETY: the caller promises sixteen and the set of `L`.
+        unsafe { Self::load(source, 0) }
+    }
+    /// The same, as they go with a register of weights.
+    #[inline(always)]
+    fn by_position<L: Lanes>(dims: L) -> L {
+        dims
+    }
+    /// Writes a block's weights as a register that goes with [`Self::by_position`]; gives what was written.
+    #[inline(always)]
+    unsafe fn store_lanes<L: Lanes>(weights: L, target: *mut f32) -> L {
+        // SAFETY: the caller promises sixteen writable numbers.
+        unsafe { weights.store(target) };
+        weights
+    }
+    /// Takes weighted dimensions into sums.
+    #[inline(always)]
+    unsafe fn add_lanes<L: Lanes>(sums: L, weights: L, dims: L) -> L {
+        weights.fma(dims, sums)
+    }
+    /// What sixteen registers have summed: a number for each dimension of each, in order.
+    #[inline(always)]
+    fn sums<L: Lanes>(each: [L; LANES]) -> [L; 2] {
+        [L::sums(each), each[0].all(0.0)]
+    }
     /// A slot's weight among those that were written.
     #[inline(always)]
     unsafe fn weight(weights: *const f32, slot: usize) -> f32 {
@@ -51,7 +77,6 @@ pub(super) struct Bf16Pair(u32);
 pub(super) struct Bf16Halves(u32);
 
 impl Stored for Bf16Pair {
-    type Single = Bf16Halves;
     const WIDTH: usize = 2;
     #[inline(always)]
     unsafe fn load<L: Lanes>(source: *const Self, _: usize) -> L {
@@ -72,6 +97,36 @@ impl Stored for Bf16Pair {
         }
     }
     #[inline(always)]
+    unsafe fn load_dims<L: Lanes>(source: *const Self) -> L {
+        // SAFETY: the caller promises sixteen and the set of `L`.
+        unsafe { L::load(source.cast()) }
+    }
+    #[inline(always)]
+    fn by_position<L: Lanes>(dims: L) -> L {
+        dims.unzip_halves()
+    }
+    #[inline(always)]
+    unsafe fn store_lanes<L: Lanes>(weights: L, target: *mut f32) -> L {
+        // SAFETY: the caller promises room for sixteen numbers twice as wide, and the products' set.
+        unsafe {
+            for half in 0..2 {
+                weights
+                    .without_tiny()
+                    .store_normal_bf16(target.cast::<Bf16>().add(half * LANES));
+            }
+            L::load_bf16(target.cast())
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_lanes<L: Lanes>(sums: L, weights: L, dims: L) -> L {
+        // SAFETY: the caller promises a CPU that has the products.
+        unsafe { weights.fma_bf16_pairs(dims, sums) }
+    }
+    #[inline(always)]
+    fn sums<L: Lanes>(each: [L; LANES]) -> [L; 2] {
+        L::half_sums(each)
+    }
+    #[inline(always)]
     unsafe fn weight(weights: *const f32, slot: usize) -> f32 {
         // SAFETY: the caller promises a block's weights.
         unsafe { (*weights.cast::<Bf16>().add(slot)).to_f32() }
@@ -83,7 +138,6 @@ impl Stored for Bf16Pair {
 }
 
 impl Stored for Bf16Halves {
-    type Single = Self;
     const WIDTH: usize = 2;
     const PARTS: usize = 2;
     #[inline(always)]
@@ -107,6 +161,36 @@ impl Stored for Bf16Halves {
         }
     }
     #[inline(always)]
+    unsafe fn load_dims<L: Lanes>(source: *const Self) -> L {
+        // SAFETY: the caller promises sixteen and the set of `L`.
+        unsafe { L::load(source.cast()) }
+    }
+    #[inline(always)]
+    fn by_position<L: Lanes>(dims: L) -> L {
+        dims.unzip_halves()
+    }
+    #[inline(always)]
+    unsafe fn store_lanes<L: Lanes>(weights: L, target: *mut f32) -> L {
+        // SAFETY: the caller promises room for sixteen numbers twice as wide.
+        unsafe {
+            for half in 0..2 {
+                weights
+                    .without_tiny()
+                    .store_bf16(target.cast::<Bf16>().add(half * LANES));
+            }
+            L::load_bf16(target.cast())
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_lanes<L: Lanes>(sums: L, weights: L, dims: L) -> L {
+        let upper = weights.upper_bf16().fma(dims.upper_bf16(), sums);
+        weights.lower_bf16().fma(dims.lower_bf16(), upper)
+    }
+    #[inline(always)]
+    fn sums<L: Lanes>(each: [L; LANES]) -> [L; 2] {
+        L::half_sums(each)
+    }
+    #[inline(always)]
     fn widen(self, which: usize) -> f32 {
         Bf16Pair(self.0).widen(which)
     }
@@ -122,8 +206,7 @@ pub(super) fn factor_index<S: Stored>(index: usize, part: usize) -> usize {
 macro_rules! stored {
     ($number:ty, $load:ident, $widen:expr $(, $is_scaled:ident)?) => {
         impl Stored for $number {
-            type Single = Self;
-            $(const IS_SCALED: bool = $is_scaled;)?
+                    $(const IS_SCALED: bool = $is_scaled;)?
             #[inline(always)]
             unsafe fn load<L: Lanes>(source: *const Self, _: usize) -> L {
                 // SAFETY: the caller promises sixteen numbers and the set of `L`.

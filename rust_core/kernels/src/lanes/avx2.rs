@@ -205,10 +205,28 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn lower_bf16(self) -> Self {
-        let shift = |x| {
-            // SAFETY: the value proves the set.
-            unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(x))) }
-        };
-        Self(shift(self.0), shift(self.1))
+        // SAFETY: the value proves the set.
+        unsafe {
+            let bits = [_mm256_castps_si256(self.0), _mm256_castps_si256(self.1)];
+            Self(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits[0])),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits[1])),
+            )
+        }
+    }
+    #[inline(always)]
+    fn unzip_halves(self) -> Self {
+        // SAFETY: the value proves the set.
+        unsafe {
+            // Even and odd lanes, whose quarters lie 0, 2, 1, 3.
+            let even = _mm256_castps_pd(_mm256_shuffle_ps::<0x88>(self.0, self.1));
+            let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0xdd>(self.0, self.1));
+            let even = _mm256_castpd_si256(_mm256_permute4x64_pd::<0xd8>(even));
+            let odd = _mm256_castpd_si256(_mm256_permute4x64_pd::<0xd8>(odd));
+            Self(
+                _mm256_castsi256_ps(_mm256_blend_epi16::<0xaa>(even, _mm256_slli_epi32::<16>(odd))),
+                _mm256_castsi256_ps(_mm256_blend_epi16::<0xaa>(_mm256_srli_epi32::<16>(even), odd)),
+            )
+        }
     }
 }

@@ -51,6 +51,36 @@ macro_rules! register {
     };
 }
 
+/// The halves of two registers, picked by two patterns, added.
+macro_rules! added {
+    ($shuffle:ident, $a:expr, $b:expr, $lower:literal, $upper:literal) => {
+        _mm512_add_ps($shuffle::<$lower>($a, $b), $shuffle::<$upper>($a, $b))
+    };
+}
+
+/// Which half goes where in [`Lanes::unzip_halves`].
+const UNZIPPED: [u16; 2 * LANES] = {
+    let mut order = [0; 2 * LANES];
+    let mut i = 0;
+    while i < LANES {
+        (order[i], order[LANES + i]) = (2 * i as u16, 2 * i as u16 + 1);
+        i += 1;
+    }
+    order
+};
+
+/// Of quarters of four registers' sums, those of one register and half: [`Lanes::half_sums`] in order.
+const IN_ORDER: [u32; LANES] = {
+    let mut order = [0; LANES];
+    let mut i = 0;
+    while i < LANES {
+        let (register, half) = (i as u32 / 2, i as u32 % 2);
+        order[i] = (register % 2 * 2 + half) * 4 + register / 2;
+        i += 1;
+    }
+    order
+};
+
 impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -187,23 +217,49 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn sums(each: [Self; LANES]) -> Self {
-        /// The halves of two registers, picked by two patterns, added.
-        macro_rules! halves {
-            ($shuffle:ident, $a:expr, $b:expr, $lower:literal, $upper:literal) => {
-                _mm512_add_ps($shuffle::<$lower>($a, $b), $shuffle::<$upper>($a, $b))
-            };
-        }
         // SAFETY: the values prove the set.
         unsafe {
-            // Keys `e`, `e + 4`, `e + 8` and `e + 12` in the four quarters of one register, four numbers each.
-            let fours: [__m512; 4] = std::array::from_fn(|e| {
-                let pair = |a: usize, b: usize| halves!(_mm512_shuffle_f32x4, each[a].0, each[b].0, 0x44, 0xee);
-                let (first, second) = (pair(e, e + 4), pair(e + 8, e + 12));
-                halves!(_mm512_shuffle_f32x4, first, second, 0x88, 0xdd)
-            });
-            let first = halves!(_mm512_shuffle_ps, fours[0], fours[1], 0x44, 0xee);
-            let second = halves!(_mm512_shuffle_ps, fours[2], fours[3], 0x44, 0xee);
-            Self(halves!(_mm512_shuffle_ps, first, second, 0x88, 0xdd))
+            // Keys `e`, `e + 4`, `e + 8` and `e + 12` in the four quarters of one register, four numbers each. In loops, as
+            // closures are compiled for a plainer set, and each of their instructions becomes a call.
+            let mut fours = [each[0].0; 4];
+            for e in 0..4 {
+                let first = added!(_mm512_shuffle_f32x4, each[e].0, each[e + 4].0, 0x44, 0xee);
+                let second = added!(_mm512_shuffle_f32x4, each[e + 8].0, each[e + 12].0, 0x44, 0xee);
+                fours[e] = added!(_mm512_shuffle_f32x4, first, second, 0x88, 0xdd);
+            }
+            let first = added!(_mm512_shuffle_ps, fours[0], fours[1], 0x44, 0xee);
+            let second = added!(_mm512_shuffle_ps, fours[2], fours[3], 0x44, 0xee);
+            Self(added!(_mm512_shuffle_ps, first, second, 0x88, 0xdd))
+        }
+    }
+    #[inline(always)]
+    fn unzip_halves(self) -> Self {
+        // SAFETY: the value proves the set.
+        unsafe {
+            let order = _mm512_loadu_si512(UNZIPPED.as_ptr().cast());
+            let halves = _mm512_permutexvar_epi16(order, _mm512_castps_si512(self.0));
+            Self(_mm512_castsi512_ps(halves))
+        }
+    }
+    #[inline(always)]
+    fn half_sums(each: [Self; LANES]) -> [Self; 2] {
+        // SAFETY: the values prove the set.
+        unsafe {
+            let mut out = [each[0]; 2];
+            for (half, out) in out.iter_mut().enumerate() {
+                // Of two registers a quarter for each half, four numbers each.
+                let mut pairs = [each[0].0; 4];
+                for (i, pair) in pairs.iter_mut().enumerate() {
+                    let at = 8 * half + 2 * i;
+                    *pair = added!(_mm512_shuffle_f32x4, each[at].0, each[at + 1].0, 0x88, 0xdd);
+                }
+                let first = added!(_mm512_shuffle_ps, pairs[0], pairs[1], 0x44, 0xee);
+                let second = added!(_mm512_shuffle_ps, pairs[2], pairs[3], 0x44, 0xee);
+                let sums = added!(_mm512_shuffle_ps, first, second, 0x88, 0xdd);
+                let order = _mm512_loadu_si512(IN_ORDER.as_ptr().cast());
+                *out = Self(_mm512_permutexvar_ps(order, sums));
+            }
+            out
         }
     }
     #[inline(always)]

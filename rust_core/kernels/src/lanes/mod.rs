@@ -168,6 +168,47 @@ pub(crate) trait Lanes: Copy {
         unsafe { Self::load(sums.as_ptr()) }
     }
 
+    /// Of lanes that hold two halves each, sixteen of one kind and of another in turns: neighbours of the first kind in eight
+    /// lanes, then those of the second.
+    #[inline(always)]
+    fn unzip_halves(self) -> Self {
+        let lanes = self.to_array().map(f32::to_bits);
+        let mut pairs = [0.0; LANES];
+        for (i, pair) in pairs.iter_mut().enumerate() {
+            let first = 2 * i % LANES;
+            let (even, odd) = (lanes[first], lanes[first + 1]);
+            *pair = f32::from_bits(if i < LANES / 2 {
+                even & 0xffff | odd << 16
+            } else {
+                even >> 16 | odd & 0xffff_0000
+            });
+        }
+        // SAFETY: a value of these lanes exists only where the CPU has the set; `pairs` holds sixteen numbers.
+        unsafe { Self::load(pairs.as_ptr()) }
+    }
+
+    /// The sums of the first and of the last eight lanes of each of sixteen, in order, each by one fixed tree: halves are
+    /// added until one lane is left.
+    #[inline(always)]
+    fn half_sums(each: [Self; LANES]) -> [Self; 2] {
+        let mut sums = [0.0; 2 * LANES];
+        for (i, lanes) in each.into_iter().enumerate() {
+            let mut lanes = lanes.to_array();
+            let mut width = LANES / 4;
+            while width > 0 {
+                for i in 0..width {
+                    lanes[i] += lanes[i + width];
+                    lanes[LANES / 2 + i] += lanes[LANES / 2 + i + width];
+                }
+                width /= 2;
+            }
+            sums[2 * i] = lanes[0];
+            sums[2 * i + 1] = lanes[LANES / 2];
+        }
+        // SAFETY: a value of these lanes exists only where the CPU has the set; `sums` holds twice sixteen numbers.
+        unsafe { [Self::load(sums.as_ptr()), Self::load(sums.as_ptr().add(LANES))] }
+    }
+
     /// The greatest lane, of numbers that are none of them NaN.
     #[inline(always)]
     fn greatest(self) -> f32 {

@@ -269,16 +269,19 @@ impl Activations {
     }
 
     /// Blocks from one token to the next: odd, lest the tokens of a tile share their cache sets.
+    #[inline]
     pub(crate) fn block_stride(&self) -> usize {
         (self.cols / BLOCK_COLS) | 1
     }
 
     /// Numbers from one dense token to the next: an odd number of cache lines.
+    #[inline]
     pub(crate) fn dense_stride(&self) -> usize {
         (self.cols.div_ceil(16) | 1) * 16
     }
 
     /// The first block of a token of a quantised batch.
+    #[inline]
     pub(crate) fn blocks_of(&self, token: usize) -> *const ActivationBlock {
         let memory = self.quantised.as_ref().expect("a quantised batch");
         let start = memory.as_ptr().cast::<ActivationBlock>();
@@ -286,6 +289,7 @@ impl Activations {
     }
 
     /// The first number of a token of a dense batch.
+    #[inline]
     pub(crate) fn dense_row(&self, token: usize) -> *const f32 {
         let memory = self.dense.as_ref().expect("a dense batch");
         let start = memory.as_ptr().cast::<f32>();

@@ -99,6 +99,7 @@ impl Memory {
     }
 
     /// The first byte.
+    #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }

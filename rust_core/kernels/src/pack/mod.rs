@@ -164,11 +164,13 @@ impl PackedMatrix {
     }
 
     /// Outputs of the matrix.
+    #[inline]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Inputs of the matrix.
+    #[inline]
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -188,12 +190,14 @@ impl PackedMatrix {
         self.kind.is_quantised()
     }
 
+    #[inline]
     pub(crate) fn group_ptr(&self, group: usize) -> *const u8 {
         debug_assert!(group < self.num_groups());
         // SAFETY: the memory has `num_groups` groups.
         unsafe { self.memory.as_ptr().add(group * self.group_bytes) }
     }
 
+    #[inline]
     pub(crate) fn header_bytes(&self) -> usize {
         self.header_bytes
     }
