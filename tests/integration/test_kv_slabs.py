@@ -21,7 +21,7 @@ from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.memory import slabs
 from pyagent.infrastructure.engine.memory.ledger import Ledger
 from pyagent.infrastructure.engine.memory.slabs import KvSlabs
-from pyagent.infrastructure.engine.models import model_pool
+from pyagent.infrastructure.engine.models import memory_estimate
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions, SchedulerLimits
 
@@ -129,7 +129,7 @@ def ask(model: str, text: str, **sampling: object) -> ChatRequest:
 def test_cached_kv_makes_room_for_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model grows its KV while there is room; when another needs it, what is cached goes, and texts are the same."""
     monkeypatch.setattr(slabs, "SLAB_BYTES", 1 << 16)
-    monkeypatch.setattr(model_pool, "SLAB_BYTES", 1 << 16)
+    monkeypatch.setattr(memory_estimate, "SLAB_BYTES", 1 << 16)
     for seed, name in enumerate("ab"):
         write_tiny_model(tmp_path / f"{name}.gguf", seed)
 
