@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -40,11 +41,28 @@ _LFM2 = {
 }
 
 
+_NEMOTRON = {
+    **_COMMON,
+    "model_type": "nemotron_h",
+    "num_hidden_layers": 4,
+    "hybrid_override_pattern": "ME*-",
+    "head_dim": 32,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+}
+
+
 def said_of(folder: Path, config: dict[str, object]) -> str:
     """What is said of a folder with this configuration and no tensor but the embedding, in one line."""
     header = json.dumps({"model.embed_tokens.weight": {"dtype": "F32", "shape": [64, 64], "data_offsets": [0, 16384]}})
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(16384))
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config))  # an infinite number as the word that NVIDIA's files have
     with pytest.raises(_rust.ModelFileError) as caught:
         _rust.CpuModel.load(folder, threads=1, kv_bytes=1 << 20)
     assert "\n" not in str(caught.value)
@@ -78,6 +96,35 @@ def said_of(folder: Path, config: dict[str, object]) -> str:
 def test_granite_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
     """Fields that are not implemented, shapes that no kernel computes, and tensors that are not there."""
     assert expected in said_of(tmp_path, {**_GRANITE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.1.mixer.gate.weight"),
+        ({"hybrid_override_pattern": "ME*X"}, "'hybrid_override_pattern' must say of each of 1 to 1000 layers"),
+        ({"hybrid_override_pattern": ""}, "'hybrid_override_pattern' must say of each of 1 to 1000 layers"),
+        ({"hybrid_override_pattern": "M" * 1001}, "'hybrid_override_pattern' must say of each of 1 to 1000 layers"),
+        ({"hybrid_override_pattern": None}, "lacks 'hybrid_override_pattern'"),
+        ({"hybrid_override_pattern": "ME*"}, "the kinds of 3 layers are told, of 4"),
+        ({"hybrid_override_pattern": "MEM-"}, "2 of 4 layers are recurrent; expected at least one with attention"),
+        ({"layers_block_type": ["mamba", "moe", 3, "mlp"]}, "'layers_block_type' must say of each of 1 to 1000 layers"),
+        ({"layers_block_type": ["mamba", "moe", "mlp", "mlp"]}, "expected at least one with attention"),
+        ({"moe_latent_size": 32}, "'moe_latent_size' is not implemented"),
+        ({"mlp_hidden_act": "silu"}, "'mlp_hidden_act' must be \"relu2\""),
+        ({"n_shared_experts": 2}, "'n_shared_experts' must be 1"),
+        ({"use_bias": True}, "'use_bias' is not implemented for nemotron_h"),
+        ({"sliding_window": 64}, "'sliding_window' is not implemented for nemotron_h"),
+        ({"n_groups": 3}, "heads is 4; expected 1 to 1024, a multiple of 3"),
+        ({"time_step_limit": [0.0, math.inf], "_name_or_path": 'a \\" Infinity'}, "model.layers.1.mixer.gate.weight"),
+        ({"time_step_limit": [-math.inf, math.inf]}, "'time_step_limit' must be two numbers"),
+        ({"n_group": 3}, "2 of 4 experts in 1 of 3 groups cannot be chosen"),
+        ({"moe_shared_expert_intermediate_size": None}, "lacks 'moe_shared_expert_intermediate_size'"),
+    ],
+)
+def test_nemotron_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Layers that are nothing known, other functions and experts in a latent, and tensors that are not there."""
+    assert expected in said_of(tmp_path, {**_NEMOTRON, **changes})
 
 
 @pytest.mark.parametrize(

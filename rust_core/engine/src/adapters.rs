@@ -63,8 +63,8 @@ impl Projection {
             Self::Query => attention.map(|attention| &attention.query),
             Self::Key => attention.map(|attention| &attention.key),
             Self::Value => attention.map(|attention| &attention.value),
-            Self::AttentionOutput => attention.map(|_| &layer.attention_output),
-            Self::Gate => gated.map(|gated| &gated.gate),
+            Self::AttentionOutput => attention.and(layer.attention_output.as_ref()),
+            Self::Gate => gated.and_then(|gated| gated.gate.as_ref()),
             Self::Up => gated.map(|gated| &gated.up),
             Self::Down => gated.map(|gated| &gated.down),
         }

@@ -16,11 +16,13 @@ pub(crate) mod experts;
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
 pub(crate) mod latent;
+mod layers;
 mod recurrent;
 
 pub use self::experts::{Experts, Rating};
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
 pub use self::latent::Latent;
+pub use self::layers::Blocks;
 pub use self::recurrent::{DeltaNet, Mamba2, Recurrent};
 use pyagent_kernels::attention::{KvLayout, KvType};
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle, RopeTable};
@@ -65,6 +67,8 @@ pub enum Architecture {
     Granite,
     /// Granite 4: Mamba-2 beside attention, with experts and one that all tokens share, or without.
     GraniteHybrid,
+    /// Nemotron-H and Nemotron 3: layers of one block each, Mamba-2, attention, a feed-forward block or experts.
+    NemotronH,
     /// gpt-oss: experts with biases and a clamped gate, and sinks in every other layer's window.
     GptOss,
     /// Qwen2 with experts, and one that all tokens share.
@@ -98,7 +102,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+    seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -121,6 +125,7 @@ impl Architecture {
             "qwen3next" | "qwen3_next" => Some(Self::Qwen3Next),
             "granite" => Some(Self::Granite),
             "granitehybrid" | "granitemoehybrid" => Some(Self::GraniteHybrid),
+            "nemotron_h" | "nemotron_h_moe" => Some(Self::NemotronH),
             "gpt-oss" | "gpt_oss" => Some(Self::GptOss),
             "qwen2moe" | "qwen2_moe" => Some(Self::Qwen2Moe),
             "glm4moe" | "glm4_moe" => Some(Self::Glm4Moe),
@@ -155,6 +160,7 @@ impl Architecture {
             Self::Qwen3Next => "qwen3next",
             Self::Granite => "granite",
             Self::GraniteHybrid => "granitehybrid",
+            Self::NemotronH => "nemotron_h",
             Self::GptOss => "gpt-oss",
             Self::Qwen2Moe => "qwen2moe",
             Self::Glm4Moe => "glm4moe",
@@ -197,7 +203,7 @@ impl Architecture {
     pub fn is_cpu_only(self) -> bool {
         matches!(
             self,
-            Self::Ernie45 | Self::HunyuanDense | Self::SeedOss | Self::Exaone4 | Self::GptOss
+            Self::Ernie45 | Self::HunyuanDense | Self::SeedOss | Self::Exaone4 | Self::GptOss | Self::NemotronH
         ) || self.is_granite()
     }
 
@@ -236,6 +242,8 @@ pub enum Activation {
     Silu,
     /// The tanh form of GELU.
     GeluTanh,
+    /// Nemotron-H: the square of what is above 0, without a gate.
+    ReluSquared,
     /// gpt-oss: what the gate lets through is one more than `up`, and both have limits.
     ClampedSwiglu {
         /// Factor inside the sigmoid.
@@ -243,6 +251,13 @@ pub enum Activation {
         /// The largest magnitude of `up`, and the largest gate.
         limit: f32,
     },
+}
+
+impl Activation {
+    /// Whether a second matrix gives what it is multiplied by.
+    pub(crate) fn has_gate(self) -> bool {
+        self != Self::ReluSquared
+    }
 }
 
 /// Queries at position `p` are `1 + beta ln(1 + floor(p / original))` times as large, lest long contexts blur them.
@@ -286,6 +301,8 @@ pub struct ModelConfig {
     pub experts: Option<Experts>,
     /// Of each layer, whether it has one feed-forward block and no experts, in a mixture of them.
     pub dense_layers: Vec<bool>,
+    /// Of each layer, which blocks it has.
+    pub blocks: Vec<Blocks>,
     /// Positions the model was made for.
     pub context_length: usize,
     /// Epsilon of every RMS norm.
@@ -343,11 +360,6 @@ impl ModelConfig {
     /// What layer `layer` is, if it has no attention.
     pub fn recurrent(&self, layer: usize) -> Option<&Recurrent> {
         self.recurrent.as_ref().filter(|_| self.recurrent_layers[layer])
-    }
-
-    /// Whether layer `layer` has experts.
-    pub fn has_experts(&self, layer: usize) -> bool {
-        self.experts.is_some() && !self.dense_layers[layer]
     }
 
     /// Width inside the feed-forward block of layers without experts.
@@ -412,14 +424,17 @@ impl ModelConfig {
             .iter()
             .filter(|is_recurrent| **is_recurrent)
             .count();
-        let count = self.recurrent_layers.len();
+        for count in [self.recurrent_layers.len(), self.blocks.len()] {
+            if count != self.num_layers {
+                let of = self.num_layers;
+                return Err(invalid(format!("the kinds of {count} layers are told, of {of}")));
+            }
+        }
+        let count = self.num_layers;
+        let has_attention = (0..count).any(|layer| self.has_attention(layer));
         match &self.recurrent {
-            _ if count != self.num_layers => Err(invalid(format!(
-                "the kinds of {count} layers are told, of {}",
-                self.num_layers
-            ))),
-            None if num_recurrent == 0 => Ok(()),
-            Some(recurrent) if num_recurrent < count => recurrent.check(self.hidden_size),
+            None if num_recurrent == 0 && has_attention => Ok(()),
+            Some(recurrent) if has_attention => recurrent.check(self.hidden_size),
             _ => Err(invalid(format!(
                 "{num_recurrent} of {count} layers are recurrent; expected at least one with attention"
             ))),

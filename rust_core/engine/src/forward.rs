@@ -105,7 +105,7 @@ fn is_few(rows: usize) -> bool {
 /// A stage of a pass; its pieces can be computed at the same time, when the stages before it are over.
 #[derive(Clone, Copy, Debug)]
 pub enum Stage {
-    /// Rows of the stream that all threads share, after so many blocks, of which a layer has two; and their norm.
+    /// Rows of the stream that all threads share, after so many blocks, of which a layer has two places; and their norm.
     Stream(usize),
     /// A layer's queries, keys and values; or what a recurrent layer makes of its input.
     Project(usize),
@@ -153,7 +153,7 @@ impl Pass<'_> {
     pub fn stages(&self, plan: &Plan<'_>) -> (Vec<Stage>, Vec<usize>) {
         let is_shared = !is_few(plan.num_rows());
         let is_norm_wide = self.config.architecture.is_qk_norm_wide();
-        let stream = |blocks| is_shared.then_some(Stage::Stream(blocks));
+        let stream = |blocks| is_shared.then(|| Stage::Stream(self.config.next_block(blocks)));
         let layer = |layer: usize| {
             let (attention, ffn) = (2 * layer, 2 * layer + 1);
             let adapt = |site| plan.adapters.stage(layer, site).into_iter();
@@ -167,8 +167,9 @@ impl Pass<'_> {
                 .chain(adapt(Site::FeedForward))
                 .chain([Stage::Gate(layer)]);
             let second = gate.chain(adapt(Site::Down)).chain([Stage::Block(ffn)]);
-            let first = first.chain(stream(attention + 1));
-            first.chain(second).chain(stream(ffn + 1))
+            let (first, second) = (first.chain(stream(attention + 1)), second.chain(stream(ffn + 1)));
+            let first = first.filter(move |_| self.config.has_mixer(layer));
+            first.chain(second.filter(move |_| self.config.has_ffn(layer)))
         };
         let layers = (0..self.config.num_layers).flat_map(layer);
         let stages = stream(0).into_iter().chain(layers);
@@ -259,11 +260,14 @@ impl Pass<'_> {
             }
             let ranges = |stage| self.tiling(plan, stage).ranges(piece.index);
             match stage {
-                Stage::Stream(blocks) => part.advance(piece.index, blocks.checked_sub(1), blocks, &mut own.row),
+                Stage::Stream(blocks) => {
+                    part.advance(piece.index, self.config.block_before(blocks), blocks, &mut own.row)
+                }
                 Stage::Project(layer) => match &self.weights.layers[layer].mixer {
                     Mixer::Attention(attention) => part.project(layer, attention, ranges(stage), own),
                     Mixer::Latent(latent) => part.project_latent(latent, ranges(stage)),
                     Mixer::Recurrent(recurrent) => part.project_mixer(recurrent, ranges(stage)),
+                    Mixer::Absent => {}
                 },
                 Stage::Compress(layer) => part.compress(layer, piece.index),
                 Stage::Absorb(layer) => part.absorb(layer, ranges(stage), own),
@@ -280,6 +284,7 @@ impl Pass<'_> {
                 },
                 Stage::Route(layer) => part.route(layer, piece.index),
                 Stage::Gate(layer) => match &self.weights.layers[layer].ffn {
+                    FeedForward::Absent => {}
                     FeedForward::Dense(gated) => part.gate(gated, part.inside(), Some(layer), None, ranges(stage), own),
                     FeedForward::Experts { experts, shared, .. } => {
                         part.gate_experts(experts, shared.as_deref(), piece.index, own);
@@ -295,9 +300,9 @@ impl Pass<'_> {
     fn block(&self, block: usize) -> (Option<&Linear>, Option<&[f32]>) {
         let layer = &self.weights.layers[block / 2];
         match (block % 2, &layer.ffn) {
-            (0, _) => (Some(&layer.attention_output), layer.post_attention_norm.as_deref()),
+            (0, _) => (layer.attention_output.as_ref(), layer.post_attention_norm.as_deref()),
             (_, FeedForward::Dense(gated)) => (Some(&gated.down), layer.post_ffn_norm.as_deref()),
-            (_, FeedForward::Experts { .. }) => (None, layer.post_ffn_norm.as_deref()),
+            (_, FeedForward::Experts { .. } | FeedForward::Absent) => (None, layer.post_ffn_norm.as_deref()),
         }
     }
 
@@ -360,7 +365,9 @@ impl Part<'_> {
                 self.embed(row, residual);
             }
             for block in from.unwrap_or(0)..to {
-                self.add_block(block, row, residual, scratch);
+                if self.pass.config.has_block(block) {
+                    self.add_block(block, row, residual, scratch);
+                }
                 if self.keeps_residuals && block % 2 == 1 {
                     self.keep_residual(row, block / 2, residual);
                 }

@@ -60,7 +60,7 @@ pub struct KvPages {
     pub layers_per_page: usize,
     /// How a layer's part of a page is laid out.
     pub layout: KvLayout,
-    /// Of each layer, where it lies; none of a recurrent one.
+    /// Of each layer, where it lies; none of one without attention.
     places: Vec<Option<Place>>,
     /// Of recurrent layers, where their states lie.
     pub states: Option<StatePages>,
@@ -70,15 +70,15 @@ pub struct KvPages {
 impl KvPages {
     /// The groups of a model.
     pub fn of(config: &ModelConfig, layout: KvLayout) -> Self {
-        let has_attention = |&layer: &usize| config.recurrent(layer).is_none();
+        let has_attention = |&layer: &usize| config.has_attention(layer);
         let attention = (0..config.num_layers).filter(has_attention);
         let windows: Vec<_> = attention.map(|layer| config.window(layer)).collect();
         let mut pages = Self::new(&windows, layout);
+        let mut places = std::mem::take(&mut pages.places).into_iter().flatten();
+        let place = |layer| has_attention(&layer).then(|| places.next()).flatten();
+        pages.places = (0..config.num_layers).map(place).collect();
         let per_block = pages.pages_per_block();
         if let Some((states, page_bytes)) = StatePages::of(config, pages.page_bytes, per_block) {
-            let mut places = std::mem::take(&mut pages.places).into_iter().flatten();
-            let place = |layer| has_attention(&layer).then(|| places.next()).flatten();
-            pages.places = (0..config.num_layers).map(place).collect();
             pages.groups.push(KvGroup {
                 window: None,
                 pages_per_block: states.num_pages,

@@ -37,13 +37,13 @@ pub struct Linear {
     pub bias: Option<Vec<f32>>,
 }
 
-/// One decoder layer's weights. Which norms there are is the family's.
+/// One decoder layer's weights. Which norms there are is the family's; a layer of one block has nothing of the other.
 #[expect(missing_docs, reason = "the fields are the names every model card uses")]
 pub struct Layer {
     pub attention_norm: Option<Vec<f32>>,
     pub mixer: Mixer,
     /// The output matrix of attention, or of what a recurrent layer has instead.
-    pub attention_output: Linear,
+    pub attention_output: Option<Linear>,
     /// Of each query head a score without a value, where the family has them.
     pub sinks: Option<Vec<f32>>,
     pub post_attention_norm: Option<Vec<f32>>,
@@ -54,13 +54,13 @@ pub struct Layer {
 
 impl Layer {
     fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
-        let mixer = self.mixer.inputs().into_iter().chain([&self.attention_output]);
+        let mixer = self.mixer.inputs().into_iter().chain(&self.attention_output);
         let ffn = self
             .ffn
             .gated()
             .iter()
             .chain(self.ffn.shared().map(|shared| &shared.gated));
-        let ffn = ffn.flat_map(|gated| [&gated.gate, &gated.up, &gated.down]);
+        let ffn = ffn.flat_map(|gated| gated.inputs().chain([&gated.down]));
         let linears = mixer.chain(self.ffn.raters()).chain(ffn);
         linears.map(|linear| &linear.weight).chain(self.mixer.inner())
     }
@@ -74,6 +74,8 @@ pub enum Mixer {
     Latent(Box<LatentWeights>),
     /// A state that each token changes.
     Recurrent(RecurrentWeights),
+    /// Nothing, in layers that have a feed-forward block alone.
+    Absent,
 }
 
 impl Mixer {
@@ -86,6 +88,7 @@ impl Mixer {
             }
             Self::Latent(latent) => latent.inputs().into(),
             Self::Recurrent(recurrent) => recurrent.inputs.iter().collect(),
+            Self::Absent => Vec::new(),
         }
     }
 
@@ -111,16 +114,26 @@ pub struct Attention {
     pub key_norm: Option<Vec<f32>>,
 }
 
-/// A gated feed-forward block.
+/// A feed-forward block.
 #[expect(missing_docs, reason = "the fields are the names every model card uses")]
 pub struct Gated {
-    pub gate: Linear,
+    /// None where the activation has no gate.
+    pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
 }
 
+impl Gated {
+    /// The matrices that its input is multiplied by.
+    pub fn inputs(&self) -> impl Iterator<Item = &Linear> {
+        self.gate.iter().chain([&self.up])
+    }
+}
+
 /// A layer's feed-forward block, or its experts.
 pub enum FeedForward {
+    /// Nothing, in layers that have none.
+    Absent,
     /// One block for all tokens.
     Dense(Gated),
     /// Blocks of which each token has a few.
@@ -148,7 +161,7 @@ impl FeedForward {
     /// What rates the experts, where there are any.
     pub fn router(&self) -> Option<&Linear> {
         match self {
-            Self::Dense(_) => None,
+            Self::Dense(_) | Self::Absent => None,
             Self::Experts { router, .. } => Some(router),
         }
     }
@@ -163,13 +176,14 @@ impl FeedForward {
     pub fn shared(&self) -> Option<&Shared> {
         match self {
             Self::Experts { shared, .. } => shared.as_deref(),
-            Self::Dense(_) => None,
+            Self::Dense(_) | Self::Absent => None,
         }
     }
 
     /// The block, or the experts' blocks.
     pub fn gated(&self) -> &[Gated] {
         match self {
+            Self::Absent => &[],
             Self::Dense(gated) => std::slice::from_ref(gated),
             Self::Experts { experts, .. } => experts,
         }
@@ -395,6 +409,8 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
     loader.check_experts()?;
     loader.check_recurrent()?;
     loader.check_latent()?;
+    loader.check_attention()?;
+    loader.check_dense()?;
     let layers = (0..config.num_layers)
         .map(|layer| loader.layer(layer))
         .collect::<Result<_, _>>()?;
@@ -424,31 +440,37 @@ impl Loader<'_> {
         let name = |part: Part| self.names.layer(layer, part, config);
         let (mixer, output) = self.mixer(layer)?;
         let has_input_norms = config.architecture.has_input_norms();
-        let input_norm = |part| has_input_norms.then(|| self.norm(&name(part).name, hidden)).transpose();
+        let input_norm = |part, is_there: bool| {
+            let norm = (has_input_norms && is_there).then(|| self.norm(&name(part).name, hidden));
+            norm.transpose()
+        };
         Ok(Layer {
-            attention_norm: input_norm(Part::AttentionNorm)?,
+            attention_norm: input_norm(Part::AttentionNorm, config.has_mixer(layer))?,
             mixer,
             attention_output: output,
             sinks: self.sinks(layer)?,
             post_attention_norm: self.optional_norm(&name(Part::PostAttentionNorm).name, hidden)?,
-            ffn_norm: input_norm(Part::FfnNorm)?,
+            ffn_norm: input_norm(Part::FfnNorm, config.has_ffn(layer))?,
             ffn: self.feed_forward(layer)?,
             post_ffn_norm: self.optional_norm(&name(Part::PostFfnNorm).name, hidden)?,
         })
     }
 
     /// What brings a layer's tokens together, and its output matrix.
-    fn mixer(&self, layer: usize) -> Result<(Mixer, Linear), ModelFileError> {
+    fn mixer(&self, layer: usize) -> Result<(Mixer, Option<Linear>), ModelFileError> {
         let (config, hidden) = (self.config, self.config.hidden_size);
+        if !config.has_mixer(layer) {
+            return Ok((Mixer::Absent, None));
+        }
         let name = |part: Part| self.names.layer(layer, part, config);
         if let Some(recurrent) = config.recurrent(layer) {
             let columns = recurrent.output_size(hidden);
             let output = self.linear(&name(Part::MixerOutput), hidden, columns)?;
-            return Ok((Mixer::Recurrent(self.recurrent(layer, recurrent)?), output));
+            return Ok((Mixer::Recurrent(self.recurrent(layer, recurrent)?), Some(output)));
         }
         if let Some(latent) = &config.latent {
             let (weights, output) = self.latent(layer, latent)?;
-            return Ok((Mixer::Latent(Box::new(weights)), output));
+            return Ok((Mixer::Latent(Box::new(weights)), Some(output)));
         }
         let (query_norm, key_norm) = config.qk_norm_sizes();
         let (query, gate) = if config.architecture.has_gated_attention() {
@@ -466,7 +488,26 @@ impl Loader<'_> {
             key_norm: self.optional_norm(&name(Part::KeyNorm).name, key_norm)?,
         };
         let output = self.linear(&name(Part::AttentionOutput), hidden, config.query_size())?;
-        Ok((Mixer::Attention(Box::new(attention)), output))
+        Ok((Mixer::Attention(Box::new(attention)), Some(output)))
+    }
+
+    /// Refuses attention whose matrices are missing, or of other sizes, before any memory is taken for weights. Latent
+    /// attention is checked for itself.
+    fn check_attention(&self) -> Result<(), ModelFileError> {
+        let (config, hidden) = (self.config, self.config.hidden_size);
+        let is_plain = |&layer: &usize| config.has_attention(layer) && config.latent.is_none();
+        for layer in (0..config.num_layers).filter(is_plain) {
+            let gates = 1 + usize::from(config.architecture.has_gated_attention());
+            for (part, rows, cols) in [
+                (Part::Query, gates * config.query_size(), hidden),
+                (Part::Key, config.kv_size(), hidden),
+                (Part::Value, config.kv_size(), hidden),
+                (Part::AttentionOutput, hidden, config.query_size()),
+            ] {
+                self.check(&self.names.layer(layer, part, config), rows, cols)?;
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a matrix that is missing or of another size.

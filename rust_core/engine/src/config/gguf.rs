@@ -3,6 +3,7 @@
 mod experts;
 mod hybrid;
 mod latent;
+mod nemotron;
 
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 
@@ -127,10 +128,11 @@ impl ModelConfig {
             latent,
             ffn_size: match keys.optional_size("expert_feed_forward_length")? {
                 Some(size) if experts.is_some() => size,
-                _ => keys.size("feed_forward_length")?,
+                _ => keys.ffn_size(architecture)?,
             },
             experts,
             dense_layers: keys.dense_layers(experts.is_some(), num_layers)?,
+            blocks: keys.blocks(architecture, num_layers)?,
             context_length: rope_scaling.context_length(keys.size("context_length")?),
             norm_epsilon: file.metadata_f32(&keys.key("attention.layer_norm_rms_epsilon"))?,
             norm_weight_offset: 0.0,
@@ -147,6 +149,7 @@ impl ModelConfig {
             rotary_layers: match sliding_window {
                 Some(_) if architecture == Architecture::Exaone4 => sliding_layers.clone(),
                 _ if is_granite => vec![keys.has_positions()?; sliding_layers.len()],
+                _ if architecture == Architecture::NemotronH => vec![false; sliding_layers.len()],
                 _ => architecture.rotary_layers(num_layers),
             },
             rope_base,
@@ -163,6 +166,7 @@ impl ModelConfig {
             recurrent_layers,
             activation: match architecture {
                 Architecture::GptOss => GPT_OSS_GATE,
+                Architecture::NemotronH => Activation::ReluSquared,
                 _ if is_gemma => Activation::GeluTanh,
                 _ => Activation::Silu,
             },

@@ -3,6 +3,7 @@
 mod experts;
 mod hybrid;
 mod latent;
+mod nemotron;
 mod qwen_vl;
 mod rope;
 
@@ -97,7 +98,7 @@ impl ModelConfig {
         config: &Map<String, Value>,
         most_positions: Option<usize>,
     ) -> Result<Self, ModelFileError> {
-        let text = qwen_vl::text_half(config)?;
+        let text = qwen_vl::text_half(config)?.map_or_else(|| nemotron::counted(config), |text| Ok(Some(text)))?;
         let config = text.as_ref().unwrap_or(config);
         let json = JsonConfig(config, most_positions);
         let name = json.text("model_type").unwrap_or("(no model_type)");
@@ -109,6 +110,7 @@ impl ModelConfig {
             _ if architecture.has_short_convolutions() => hybrid::LFM2,
             _ if architecture.has_delta_nets() => hybrid::QWEN35,
             Architecture::GraniteHybrid => hybrid::GRANITE,
+            Architecture::NemotronH => nemotron::FIELDS,
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::HunyuanDense => "eod_token_id",
             Architecture::SeedOss => "attention_out_bias residual_dropout",
@@ -134,7 +136,7 @@ impl ModelConfig {
         };
         let head_dim = match &latent {
             Some(latent) => latent.cached_dims(),
-            None => json.optional_size("head_dim")?.unwrap_or(by_family),
+            None => json.head_dim(by_family)?,
         };
         let query_size = if is_gemma {
             json.number("query_pre_attn_scalar").unwrap_or(GEMMA_HEAD_DIM as f64)
@@ -149,7 +151,7 @@ impl ModelConfig {
         };
         let (recurrent, recurrent_layers) = json.recurrent(architecture, num_layers)?;
         let mut rotary_layers = json.rotary_layers(architecture, num_layers)?;
-        if architecture == Architecture::GraniteHybrid && !json.has_positions()? {
+        if !json.has_positions(architecture)? {
             rotary_layers.fill(false);
         }
         let sliding_window = json.sliding_window(name)?;
@@ -172,10 +174,12 @@ impl ModelConfig {
             ffn_size: match architecture {
                 Architecture::Lfm2 => json.lfm2_ffn_size()?,
                 Architecture::GraniteHybrid if experts.is_none() => json.size("shared_intermediate_size")?,
+                Architecture::NemotronH if experts.is_none() => json.size("intermediate_size")?,
                 _ => json.ffn_size(name)?,
             },
             experts,
             dense_layers: json.dense_layers(name, num_layers)?,
+            blocks: json.blocks(architecture, num_layers)?,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
             norm_epsilon: json.norm_epsilon(name) as f32,
             norm_weight_offset: if is_gemma || architecture.has_delta_nets() {
@@ -240,8 +244,17 @@ fn is_recurrent(name: &str) -> bool {
 /// The epsilon of a family's norms where the file does not say.
 fn default_epsilon(name: &str) -> f64 {
     match name {
-        "phi3" | "olmo2" | "olmo3" | "mixtral" | "olmoe" | "gpt_oss" | "glm4_moe" | "glm4_moe_lite" | "lfm2"
-        | "lfm2_moe" => 1e-5,
+        "phi3"
+        | "olmo2"
+        | "olmo3"
+        | "mixtral"
+        | "olmoe"
+        | "gpt_oss"
+        | "glm4_moe"
+        | "glm4_moe_lite"
+        | "lfm2"
+        | "lfm2_moe"
+        | nemotron::NAME => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | MINISTRAL3 => 1e-5,
         _ => 1e-6,
     }
@@ -376,12 +389,12 @@ impl JsonConfig<'_> {
     }
 
     fn norm_epsilon(&self, name: &str) -> f64 {
-        let key = if name.starts_with("lfm2") {
-            "norm_eps"
-        } else {
-            "rms_norm_eps"
+        let keys: &[&str] = match name {
+            nemotron::NAME => &["layer_norm_epsilon", "norm_eps"],
+            _ if name.starts_with("lfm2") => &["norm_eps"],
+            _ => &["rms_norm_eps"],
         };
-        let own = self.number(key);
+        let own = keys.iter().find_map(|key| self.number(key));
         own.unwrap_or(default_epsilon(name))
     }
 
@@ -395,6 +408,9 @@ impl JsonConfig<'_> {
     fn activation(&self, architecture: Architecture) -> Result<Activation, ModelFileError> {
         if architecture.has_short_convolutions() {
             return Ok(Activation::Silu);
+        }
+        if architecture == Architecture::NemotronH {
+            return Ok(Activation::ReluSquared);
         }
         match self.text("hidden_activation").or_else(|| self.text("hidden_act")) {
             Some("silu") if architecture == Architecture::GptOss => {

@@ -25,13 +25,15 @@ impl Part<'_> {
         own: &mut Own,
     ) {
         let Pass { config, isa, .. } = *self.pass;
-        let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(gated.gate.weight.rows());
+        let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(gated.up.weight.rows());
         let mut gate = Patch::own(&mut own.first, rows.clone(), columns.clone());
         let mut up = Patch::own(&mut own.second, rows.clone(), columns.clone());
         let input = &self.stream.hidden_input;
         // SAFETY: these columns of these rows are this piece's.
         unsafe {
-            self.multiply_columns(&gated.gate, input, vectors, &mut gate);
+            if let Some(matrix) = &gated.gate {
+                self.multiply_columns(matrix, input, vectors, &mut gate);
+            }
             self.multiply_columns(&gated.up, input, vectors, &mut up);
             if let Some(layer) = layer {
                 self.adapt(layer, Projection::Gate, &mut gate, 0);
@@ -41,6 +43,7 @@ impl Part<'_> {
                 let (gate, up) = (gate.row(row), up.row(row));
                 match config.activation {
                     Activation::Silu => elementwise::silu_mul(isa, up, gate),
+                    Activation::ReluSquared => elementwise::relu_squared(isa, up),
                     Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
                     Activation::ClampedSwiglu { alpha, limit } => {
                         elementwise::clamped_swiglu(isa, up, gate, alpha, limit);

@@ -4,11 +4,11 @@ mod hybrid;
 
 use std::ops::Range;
 
-use self::hybrid::{gate_up_rows, gguf_part_of, granite_part, lfm2_part, mamba_rows};
+use self::hybrid::{gate_up_rows, gguf_part_of, granite_part, lfm2_part, mamba_rows, nemotron_part};
 use crate::config::{Architecture, ModelConfig, Rating, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     AttentionNorm,
     Query,
@@ -120,6 +120,8 @@ pub(super) enum Names {
 const DECODER: &str = "model.";
 /// What the decoder's names begin with where it is the text half of a model of pictures.
 const TEXT_HALF: &str = "model.language_model.";
+/// What Nemotron-H's names begin with.
+const BACKBONE: &str = "backbone.";
 /// What follows it in the name of the embedding.
 const EMBEDDING: &str = "embed_tokens.weight";
 
@@ -128,14 +130,19 @@ impl Names {
         match file {
             ModelFile::Gguf(_) => Self::Gguf,
             ModelFile::Safetensors(folder) => {
-                let has = |begin: &&str| !matches!(folder.find_tensor(&format!("{begin}{EMBEDDING}")), Ok(None));
-                Self::HuggingFace([TEXT_HALF, DECODER, ""].into_iter().find(has).unwrap_or(DECODER))
+                let is_known = |names: &Self| !matches!(folder.find_tensor(&names.embedding()), Ok(None));
+                let all = [TEXT_HALF, DECODER, "", BACKBONE].map(Self::HuggingFace);
+                all.into_iter().find(is_known).unwrap_or(Self::HuggingFace(DECODER))
             }
         }
     }
 
     pub(super) fn embedding(&self) -> String {
-        self.of_decoder("token_embd.weight", EMBEDDING)
+        let is_backbone = matches!(self, Self::HuggingFace(BACKBONE));
+        self.of_decoder(
+            "token_embd.weight",
+            if is_backbone { "embeddings.weight" } else { EMBEDDING },
+        )
     }
 
     /// LFM2's is called after the embedding.
@@ -144,6 +151,7 @@ impl Names {
             _ if architecture.has_short_convolutions() => {
                 self.of_decoder("token_embd_norm.weight", "embedding_norm.weight")
             }
+            Architecture::NemotronH => self.of_decoder("output_norm.weight", "norm_f.weight"),
             _ => self.of_decoder("output_norm.weight", "norm.weight"),
         }
     }
@@ -175,6 +183,7 @@ impl Names {
                 let own = || match config.architecture {
                     architecture if architecture.has_short_convolutions() => lfm2_part(part),
                     Architecture::GraniteHybrid => granite_part(part),
+                    Architecture::NemotronH => nemotron_part(part),
                     architecture => hugging_face_part(part, architecture),
                 };
                 let name = fused.map_or_else(own, |(_, name, _)| name);
@@ -197,6 +206,7 @@ impl Names {
             Architecture::HunyuanMoe => "mlp.gate.wg",
             Architecture::GraniteHybrid => "block_sparse_moe.router.layer",
             Architecture::Lfm2Moe => "feed_forward.gate",
+            Architecture::NemotronH => "mixer.gate",
             _ => "mlp.gate",
         };
         self.whole(layer, "ffn_gate_inp", hugging_face)
@@ -207,6 +217,7 @@ impl Names {
         let hugging_face = match config.architecture {
             Architecture::Glm4Moe => "mlp.gate.e_score_correction_bias",
             Architecture::Deepseek2 if is_corrected(config) => "mlp.gate.e_score_correction_bias",
+            Architecture::NemotronH => "mixer.gate.e_score_correction_bias",
             Architecture::Ernie45Moe => "mlp.moe_statics.e_score_correction_bias",
             Architecture::Lfm2Moe => "feed_forward.expert_bias",
             _ => return None,
@@ -227,8 +238,10 @@ impl Names {
             Architecture::HunyuanMoe => "shared_mlp",
             _ => "shared_experts",
         };
-        let hugging_face = hugging_face_part(part, config.architecture);
-        let hugging_face = hugging_face.replace("mlp.", &format!("mlp.{block}."));
+        let hugging_face = match config.architecture {
+            Architecture::NemotronH => nemotron_part(part).replace("mixer.", "mixer.shared_experts."),
+            architecture => hugging_face_part(part, architecture).replace("mlp.", &format!("mlp.{block}.")),
+        };
         let gguf = format!("{}_shexp", gguf_part(part, config.architecture));
         self.whole(layer, &gguf, &hugging_face)
     }
@@ -275,6 +288,7 @@ impl Names {
         let (block, [gate, up, down]) = match config.architecture {
             Architecture::Llama => ("block_sparse_moe", ["w1", "w3", "w2"]),
             Architecture::Lfm2Moe => ("feed_forward", ["w1", "w3", "w2"]),
+            Architecture::NemotronH => ("mixer", ["(none)", "up_proj", "down_proj"]),
             _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
         };
         let matrix = match part {
@@ -345,6 +359,9 @@ fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'stat
         (Architecture::GraniteHybrid, _) => {
             return mamba_rows(part, config).map(|rows| ("ssm_in", "mamba.in_proj", rows));
         }
+        (Architecture::NemotronH, _) => {
+            return mamba_rows(part, config).map(|rows| ("ssm_in", "mixer.in_proj", rows));
+        }
         _ => return None,
     }
     let (query, kv, ffn) = (config.query_size(), config.kv_size(), config.ffn_size);
@@ -367,6 +384,7 @@ fn gguf_part(part: Part, architecture: Architecture) -> &'static str {
         Architecture::GptOss | Architecture::Glm4Moe | Architecture::SeedOss
     ) || architecture.has_delta_nets();
     match part {
+        Part::FfnNorm if architecture == Architecture::NemotronH => "attn_norm.weight",
         Part::FfnNorm if has_post_norm => "post_attention_norm.weight",
         Part::PostAttentionNorm if has_post_norm => "(none)",
         Part::AttentionNorm => "attn_norm.weight",

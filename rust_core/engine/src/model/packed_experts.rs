@@ -72,7 +72,7 @@ impl<'a> PackedExperts<'a> {
             let up: Vec<usize> = gate.iter().map(|row| row + 1).collect();
             let all: Vec<usize> = (0..self.hidden).collect();
             Ok(Gated {
-                gate: linear(gate_up, &gate)?,
+                gate: Some(linear(gate_up, &gate)?),
                 up: linear(gate_up, &up)?,
                 down: linear(down, &all)?,
             })

@@ -47,6 +47,7 @@ fn has_shared(architecture: Architecture) -> bool {
             | Architecture::Qwen3Next
             | Architecture::Qwen35Moe
             | Architecture::GraniteHybrid
+            | Architecture::NemotronH
     )
 }
 
@@ -67,7 +68,9 @@ impl Keys<'_> {
     pub(super) fn experts(&self, architecture: Architecture) -> Result<Option<Experts>, ModelFileError> {
         let count = self.optional_size("expert_count")?.unwrap_or(0);
         match architecture {
-            Architecture::Llama | Architecture::GraniteHybrid if count == 0 => return Ok(None),
+            Architecture::Llama | Architecture::GraniteHybrid | Architecture::NemotronH if count == 0 => {
+                return Ok(None);
+            }
             Architecture::Llama | Architecture::Qwen3Moe | Architecture::OlMoe | Architecture::GptOss => {}
             _ if has_shared(architecture) => {}
             _ => return Ok(None),
@@ -93,7 +96,7 @@ impl Keys<'_> {
         let scale = self.number_or("expert_weights_scale", 0.0)? as f32;
         experts.weight_scale = if scale == 0.0 { 1.0 } else { scale };
         let by_family = match architecture {
-            Architecture::Glm4Moe | Architecture::Lfm2Moe => 2,
+            Architecture::Glm4Moe | Architecture::Lfm2Moe | Architecture::NemotronH => 2,
             Architecture::Deepseek2 if self.has_corrections()? => 2,
             _ => 1,
         };

@@ -1,9 +1,11 @@
-//! Recurrent layers in a `config.json`: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's Mamba-2.
+//! Recurrent layers in a `config.json`: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's and
+//! Nemotron-H's Mamba-2.
 
 use serde_json::Value;
 
 use super::JsonConfig;
-use crate::config::{Architecture, DeltaNet, Mamba2, Recurrent, invalid};
+use super::nemotron::Kind;
+use crate::config::{Architecture, Blocks, DeltaNet, Mamba2, Recurrent, invalid};
 use crate::weights::ModelFileError;
 
 /// What is read of LFM2 besides, and what its files say of training and of sizes that are the hidden size.
@@ -70,12 +72,41 @@ impl JsonConfig<'_> {
                 let space = has_any.then(|| self.mamba2().map(Recurrent::Mamba2));
                 Ok((space.transpose()?, layers))
             }
+            Architecture::NemotronH => {
+                self.check_nemotron()?;
+                let layers: Vec<bool> = self.kinds()?.iter().map(|kind| *kind == Kind::Mamba).collect();
+                let space = layers
+                    .contains(&true)
+                    .then(|| self.mamba2_of_nemotron().map(Recurrent::Mamba2));
+                Ok((space.transpose()?, layers))
+            }
             _ => Ok((None, vec![false; num_layers.min(crate::config::MOST_LAYERS)])),
         }
     }
 
-    /// Whether Granite 4's layers with attention have rotary positions.
-    pub(super) fn has_positions(&self) -> Result<bool, ModelFileError> {
+    /// Which blocks each layer has.
+    pub(super) fn blocks(&self, architecture: Architecture, num_layers: usize) -> Result<Vec<Blocks>, ModelFileError> {
+        match architecture {
+            Architecture::NemotronH => Ok(self.kinds()?.into_iter().map(Kind::blocks).collect()),
+            _ => Ok(vec![Blocks::Both; num_layers.min(crate::config::MOST_LAYERS)]),
+        }
+    }
+
+    /// Width of a head.
+    pub(super) fn head_dim(&self, by_family: usize) -> Result<usize, ModelFileError> {
+        let said = match self.optional_size("head_dim")? {
+            None => self.optional_size("attention_head_dim")?, // Nemotron-H's first files
+            said => said,
+        };
+        Ok(said.unwrap_or(by_family))
+    }
+
+    /// Whether layers with attention may have rotary positions: Granite 4's only where the file says so.
+    pub(super) fn has_positions(&self, architecture: Architecture) -> Result<bool, ModelFileError> {
+        match architecture {
+            Architecture::GraniteHybrid => {}
+            architecture => return Ok(architecture != Architecture::NemotronH),
+        }
         match self.text("position_embedding_type") {
             Some("rope") => Ok(true),
             None | Some("nope") => Ok(false),
@@ -105,6 +136,18 @@ impl JsonConfig<'_> {
             head_size,
             num_groups: size("mamba_n_groups", 1)?,
             state_size: size("mamba_d_state", 256)?,
+            step_limits: self.step_limits()?,
+        })
+    }
+
+    fn mamba2_of_nemotron(&self) -> Result<Mamba2, ModelFileError> {
+        let size = |key, default| Ok::<_, ModelFileError>(self.optional_size(key)?.unwrap_or(default));
+        Ok(Mamba2 {
+            taps: size("conv_kernel", 4)?,
+            num_heads: size("mamba_num_heads", 128)?,
+            head_size: size("mamba_head_dim", 64)?,
+            num_groups: size("n_groups", 8)?,
+            state_size: size("ssm_state_size", 128)?,
             step_limits: self.step_limits()?,
         })
     }

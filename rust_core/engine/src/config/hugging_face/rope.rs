@@ -78,7 +78,7 @@ impl JsonConfig<'_> {
     }
 
     /// Width of a head, where the family has no default of its own.
-    fn head_dim(&self) -> Result<usize, ModelFileError> {
+    fn shared_head_dim(&self) -> Result<usize, ModelFileError> {
         let share = || Ok(self.size("hidden_size")? / self.size("num_attention_heads")?.max(1));
         self.optional_size("head_dim")?.map_or_else(share, Ok)
     }
@@ -127,7 +127,10 @@ impl JsonConfig<'_> {
             },
             // Hunyuan's, whatever the text's length: another base.
             "dynamic" if table.number("alpha").is_some_and(|alpha| alpha != 0.0) => {
-                return Ok((table.stretched_base(default_base, self.head_dim()?), RopeScaling::None));
+                return Ok((
+                    table.stretched_base(default_base, self.shared_head_dim()?),
+                    RopeScaling::None,
+                ));
             }
             "dynamic" => RopeScaling::DynamicNtk {
                 factor: table.need("factor")?,
