@@ -91,6 +91,7 @@ def _nemotron_sizes() -> dict[str, object]:
         "attention.head_count_kv": [NUM_KV_HEADS * one for one in attention],
         "attention.key_length": HEAD_DIM,
         "attention.value_length": HEAD_DIM,
+        "rope.dimension_count": 30,  # the hidden size by the heads, as files have it; nothing is rotated
         "expert_count": EXPERTS,
         "expert_feed_forward_length": FFN // 3,
         "expert_shared_count": 1,

@@ -1,4 +1,4 @@
-"""Folders of hybrids that are refused: what is wrong in a `config.json` is said by name, before a tensor is read."""
+"""Folders of hybrids and of Llama 4 that are refused: what is wrong is told of by name, before a tensor is read."""
 
 from __future__ import annotations
 
@@ -55,6 +55,17 @@ _NEMOTRON = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "moe_shared_expert_intermediate_size": 32,
+}
+
+
+_LLAMA4 = {
+    **_COMMON,
+    "model_type": "llama4_text",
+    "intermediate_size_mlp": 64,
+    "hidden_act": "silu",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
 }
 
 
@@ -125,6 +136,28 @@ def test_granite_folders_are_refused_by_name(changes: dict[str, object], expecte
 def test_nemotron_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
     """Layers that are nothing known, other functions and experts in a latent, and tensors that are not there."""
     assert expected in said_of(tmp_path, {**_NEMOTRON, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.0.feed_forward.gate_proj.weight"),
+        ({"moe_layers": [0, 1]}, "model.layers.0.feed_forward.router.weight"),
+        ({"moe_layers": [2]}, "'moe_layers' must be a list of layers below 2"),
+        ({"moe_layers": "all"}, "'moe_layers' must be a list of layers below 2"),
+        ({"attention_chunk_size": 0}, "the window of some layers is 0 positions wide"),
+        ({"attention_chunk_size": -1}, "'attention_chunk_size' must be a whole number"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "'layer_types' must have chunked_attention or"),
+        ({"layer_types": ["full_attention"]}, "the kinds of 1 layers are told, of 2"),
+        ({"no_rope_layers": [1]}, "'no_rope_layers' must have 1 (rotary) or 0 for each layer"),
+        ({"num_experts_per_tok": 5}, "experts of a token are 5; expected 1 to 4"),
+        ({"intermediate_size_mlp": None}, "lacks 'intermediate_size_mlp'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "('quantization_config': fp8), which is not implemented"),
+    ],
+)
+def test_llama_4_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Layers that are nothing known, chunks of nothing, more experts than there are, and tensors that are not there."""
+    assert expected in said_of(tmp_path, {**_LLAMA4, **changes})
 
 
 @pytest.mark.parametrize(

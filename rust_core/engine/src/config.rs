@@ -69,6 +69,8 @@ pub enum Architecture {
     GraniteHybrid,
     /// Nemotron-H and Nemotron 3: layers of one block each, Mamba-2, attention, a feed-forward block or experts.
     NemotronH,
+    /// Llama 4: attention in chunks, layers without rotary positions whose queries grow, experts whose inputs are weighed.
+    Llama4,
     /// gpt-oss: experts with biases and a clamped gate, and sinks in every other layer's window.
     GptOss,
     /// Qwen2 with experts, and one that all tokens share.
@@ -102,7 +104,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+    seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -126,6 +128,7 @@ impl Architecture {
             "granite" => Some(Self::Granite),
             "granitehybrid" | "granitemoehybrid" => Some(Self::GraniteHybrid),
             "nemotron_h" | "nemotron_h_moe" => Some(Self::NemotronH),
+            "llama4" | "llama4_text" => Some(Self::Llama4),
             "gpt-oss" | "gpt_oss" => Some(Self::GptOss),
             "qwen2moe" | "qwen2_moe" => Some(Self::Qwen2Moe),
             "glm4moe" | "glm4_moe" => Some(Self::Glm4Moe),
@@ -161,6 +164,7 @@ impl Architecture {
             Self::Granite => "granite",
             Self::GraniteHybrid => "granitehybrid",
             Self::NemotronH => "nemotron_h",
+            Self::Llama4 => "llama4",
             Self::GptOss => "gpt-oss",
             Self::Qwen2Moe => "qwen2moe",
             Self::Glm4Moe => "glm4moe",
@@ -191,7 +195,12 @@ impl Architecture {
 
     /// Whether queries and keys are normalised after they are rotated, not before.
     pub fn is_norm_after_rope(self) -> bool {
-        matches!(self, Self::HunyuanDense | Self::HunyuanMoe)
+        matches!(self, Self::HunyuanDense | Self::HunyuanMoe | Self::Llama4)
+    }
+
+    /// Whether safetensors have a layer's experts in one tensor each of gates and ups, and of downs, transposed.
+    pub(crate) fn has_packed_experts(self) -> bool {
+        matches!(self, Self::GptOss | Self::Llama4)
     }
 
     /// Whether heads have sinks.
@@ -203,7 +212,13 @@ impl Architecture {
     pub fn is_cpu_only(self) -> bool {
         matches!(
             self,
-            Self::Ernie45 | Self::HunyuanDense | Self::SeedOss | Self::Exaone4 | Self::GptOss | Self::NemotronH
+            Self::Ernie45
+                | Self::HunyuanDense
+                | Self::SeedOss
+                | Self::Exaone4
+                | Self::GptOss
+                | Self::NemotronH
+                | Self::Llama4
         ) || self.is_granite()
     }
 
@@ -260,19 +275,23 @@ impl Activation {
     }
 }
 
-/// Queries at position `p` are `1 + beta ln(1 + floor(p / original))` times as large, lest long contexts blur them.
+/// Queries at position `p` are `1 + beta ln(1 + floor((p + offset) / original))` times as large, lest long contexts blur them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryGrowth {
     /// How quickly they grow.
     pub beta: f32,
     /// Positions of the first training, within which they do not.
     pub original: usize,
+    /// What is added to positions.
+    pub offset: usize,
+    /// Whether they grow in layers without rotary positions alone.
+    pub is_of_unrotated: bool,
 }
 
 impl QueryGrowth {
     /// The factor at a position.
     pub fn at(&self, position: usize) -> f32 {
-        (1.0 + f64::from(self.beta) * ((1 + position / self.original.max(1)) as f64).ln()) as f32
+        (1.0 + f64::from(self.beta) * ((1 + (position + self.offset) / self.original.max(1)) as f64).ln()) as f32
     }
 }
 
@@ -325,6 +344,8 @@ pub struct ModelConfig {
     pub local_rope_scaling: RopeScaling,
     /// Positions a sliding-window layer sees, its own included.
     pub sliding_window: Option<usize>,
+    /// Whether windows are chunks: a token sees those of its own, up to itself.
+    pub are_windows_chunks: bool,
     /// Of each layer, whether it is a sliding-window layer.
     pub sliding_layers: Vec<bool>,
     /// What the layers without attention are, where there are any.
@@ -335,7 +356,9 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// Factor on query-key products.
     pub attention_scale: f32,
-    /// Ministral 3: how queries grow with their positions.
+    /// Llama 4: queries and keys of layers with rotary positions are normalised, without a factor for each number.
+    pub has_bare_qk_norms: bool,
+    /// Ministral 3, Llama 4: how queries grow with their positions.
     pub query_growth: Option<QueryGrowth>,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub attention_softcap: Option<f32>,
@@ -508,7 +531,7 @@ impl ModelConfig {
             ));
         }
         if self.sliding_window == Some(0) {
-            return Err(invalid("the sliding window is 0 positions wide".to_owned()));
+            return Err(invalid("the window of some layers is 0 positions wide".to_owned()));
         }
         Ok(self)
     }

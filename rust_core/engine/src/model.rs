@@ -484,8 +484,8 @@ impl Loader<'_> {
             key: self.linear(&name(Part::Key), config.kv_size(), hidden)?,
             value: self.linear(&name(Part::Value), config.kv_size(), hidden)?,
             gate,
-            query_norm: self.optional_norm(&name(Part::QueryNorm).name, query_norm)?,
-            key_norm: self.optional_norm(&name(Part::KeyNorm).name, key_norm)?,
+            query_norm: self.qk_norm(layer, Part::QueryNorm, query_norm)?,
+            key_norm: self.qk_norm(layer, Part::KeyNorm, key_norm)?,
         };
         let output = self.linear(&name(Part::AttentionOutput), hidden, config.query_size())?;
         Ok((Mixer::Attention(Box::new(attention)), Some(output)))
@@ -540,6 +540,15 @@ impl Loader<'_> {
             .iter_mut()
             .for_each(|value| *value += self.config.norm_weight_offset);
         Ok(weight)
+    }
+
+    /// The norm of queries, or keys, where the layer has one.
+    fn qk_norm(&self, layer: usize, part: Part, size: usize) -> Result<Option<Vec<f32>>, ModelFileError> {
+        let config = self.config;
+        if config.has_bare_qk_norms {
+            return Ok(config.rotary_layers[layer].then(|| vec![1.0; size]));
+        }
+        self.optional_norm(&self.names.layer(layer, part, config).name, size)
     }
 
     fn optional_norm(&self, name: &str, size: usize) -> Result<Option<Vec<f32>>, ModelFileError> {

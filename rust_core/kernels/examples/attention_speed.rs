@@ -122,6 +122,7 @@ impl Sequence {
                     first_position: first_position + first,
                     num_tokens: 16.min(num_tokens - first),
                     window: None,
+                    is_window_chunk: false,
                     scale: 0.125,
                     softcap: None,
                     sinks: None,

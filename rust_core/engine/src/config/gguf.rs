@@ -3,6 +3,7 @@
 mod experts;
 mod hybrid;
 mod latent;
+mod llama4;
 mod nemotron;
 
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
@@ -104,7 +105,13 @@ impl ModelConfig {
         };
         let rotary_dims = keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
         let (recurrent, recurrent_layers) = keys.recurrent(architecture, num_layers)?;
-        if !architecture.is_partly_rotary() && latent.is_none() {
+        // Nemotron-H's files tell of rotary numbers that it has not.
+        let rotary_dims = if architecture == Architecture::NemotronH {
+            head_dim
+        } else {
+            rotary_dims
+        };
+        if !architecture.is_partly_rotary() && latent.is_none() && architecture != Architecture::NemotronH {
             keys.expect_size("rope.dimension_count", head_dim)?;
         }
         let rope_base = keys.number_or("rope.freq_base", 10_000.0)?;
@@ -116,6 +123,7 @@ impl ModelConfig {
         let sliding_window = keys
             .optional_size("attention.sliding_window")?
             .filter(|window| *window != 0);
+        let sliding_window = keys.chunk_size(architecture)?.or(sliding_window);
         let sliding_layers = keys.sliding_layers(architecture, num_layers, sliding_window.is_some())?;
         let config = Self {
             architecture,
@@ -141,6 +149,7 @@ impl ModelConfig {
                 | Architecture::SmolLm3
                 | Architecture::Ernie45
                 | Architecture::Ernie45Moe
+                | Architecture::Llama4
                 | Architecture::Deepseek2 => RopeStyle::Interleaved,
                 _ if is_granite => RopeStyle::Interleaved,
                 _ => RopeStyle::Neox,
@@ -149,6 +158,7 @@ impl ModelConfig {
             rotary_layers: match sliding_window {
                 Some(_) if architecture == Architecture::Exaone4 => sliding_layers.clone(),
                 _ if is_granite => vec![keys.has_positions()?; sliding_layers.len()],
+                _ if architecture == Architecture::Llama4 => periodic(num_layers, llama4::PERIOD),
                 _ if architecture == Architecture::NemotronH => vec![false; sliding_layers.len()],
                 _ => architecture.rotary_layers(num_layers),
             },
@@ -161,6 +171,7 @@ impl ModelConfig {
             },
             rope_scaling,
             sliding_window,
+            are_windows_chunks: architecture == Architecture::Llama4,
             sliding_layers,
             recurrent,
             recurrent_layers,
@@ -178,7 +189,8 @@ impl ModelConfig {
                 }
                 None => (head_dim as f32).powf(-0.5),
             },
-            query_growth: keys.query_growth()?,
+            has_bare_qk_norms: llama4::has_norms(architecture, experts.as_ref()),
+            query_growth: keys.query_growth(architecture)?,
             attention_softcap: keys.cap(has_caps, CAPS[0])?,
             logit_softcap: keys.cap(has_caps, CAPS[1])?,
             embedding_scale: match architecture {
@@ -315,10 +327,18 @@ impl Keys<'_> {
     }
 
     /// How Ministral 3's queries grow.
-    fn query_growth(&self) -> Result<Option<QueryGrowth>, ModelFileError> {
+    fn query_growth(&self, architecture: Architecture) -> Result<Option<QueryGrowth>, ModelFileError> {
+        if architecture == Architecture::Llama4 {
+            return Ok(Some(llama4::GROWTH));
+        }
         let beta = self.number_or("attention.temperature_scale", 0.0)? as f32;
         let original = self.original_context()?;
-        Ok((beta != 0.0).then_some(QueryGrowth { beta, original }))
+        Ok((beta != 0.0).then_some(QueryGrowth {
+            beta,
+            original,
+            offset: 0,
+            is_of_unrotated: false,
+        }))
     }
 
     fn yarn(&self, factor: f32) -> Result<RopeScaling, ModelFileError> {
@@ -363,6 +383,7 @@ impl Keys<'_> {
             None if architecture == Architecture::Gemma2 => GEMMA2_PERIOD,
             None if architecture == Architecture::Gemma3 => GEMMA3_PERIOD,
             None if architecture == Architecture::GptOss => GPT_OSS_PERIOD,
+            None if architecture == Architecture::Llama4 => llama4::PERIOD,
             None if architecture == Architecture::Exaone4 && has_window => EXAONE4_PERIOD,
             None if matches!(architecture, Architecture::Llama | Architecture::Phi3) || !has_window => 0,
             None => {

@@ -3,6 +3,7 @@
 mod experts;
 mod hybrid;
 mod latent;
+mod llama4;
 mod nemotron;
 mod qwen_vl;
 mod rope;
@@ -98,7 +99,8 @@ impl ModelConfig {
         config: &Map<String, Value>,
         most_positions: Option<usize>,
     ) -> Result<Self, ModelFileError> {
-        let text = qwen_vl::text_half(config)?.map_or_else(|| nemotron::counted(config), |text| Ok(Some(text)))?;
+        let text = qwen_vl::text_half(config)?.or_else(|| llama4::text_half(config));
+        let text = text.map_or_else(|| nemotron::counted(config), |text| Ok(Some(text)))?;
         let config = text.as_ref().unwrap_or(config);
         let json = JsonConfig(config, most_positions);
         let name = json.text("model_type").unwrap_or("(no model_type)");
@@ -111,6 +113,7 @@ impl ModelConfig {
             _ if architecture.has_delta_nets() => hybrid::QWEN35,
             Architecture::GraniteHybrid => hybrid::GRANITE,
             Architecture::NemotronH => nemotron::FIELDS,
+            Architecture::Llama4 => llama4::FIELDS,
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::HunyuanDense => "eod_token_id",
             Architecture::SeedOss => "attention_out_bias residual_dropout",
@@ -131,7 +134,7 @@ impl ModelConfig {
             _ if is_gemma || architecture.has_delta_nets() => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
             Architecture::GptOss => GPT_OSS_HEAD_DIM,
-            Architecture::SeedOss => SEED_OSS_HEAD_DIM,
+            Architecture::SeedOss | Architecture::Llama4 => SEED_OSS_HEAD_DIM,
             _ => hidden_size / num_heads.max(1),
         };
         let head_dim = match &latent {
@@ -188,7 +191,7 @@ impl ModelConfig {
                 0.0
             },
             rope_style: match architecture {
-                Architecture::Ernie45 | Architecture::Ernie45Moe => RopeStyle::Interleaved,
+                Architecture::Ernie45 | Architecture::Ernie45Moe | Architecture::Llama4 => RopeStyle::Interleaved,
                 Architecture::Deepseek2 if json.is_rope_interleaved() => RopeStyle::Interleaved,
                 _ => RopeStyle::Neox,
             },
@@ -201,6 +204,7 @@ impl ModelConfig {
             local_rope_base,
             local_rope_scaling,
             sliding_window,
+            are_windows_chunks: architecture == Architecture::Llama4,
             sliding_layers,
             rotary_layers,
             recurrent,
@@ -211,6 +215,7 @@ impl ModelConfig {
                 None if is_granite => json.factor("attention_multiplier")?,
                 None => (query_size as f32).powf(-0.5),
             },
+            has_bare_qk_norms: json.has_bare_qk_norms(),
             query_growth: json.query_growth(name)?,
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: json.cap(has_caps, "final_logit_softcapping", GEMMA2_CAPS[1])?,
@@ -254,6 +259,7 @@ fn default_epsilon(name: &str) -> f64 {
         | "glm4_moe_lite"
         | "lfm2"
         | "lfm2_moe"
+        | llama4::NAME
         | nemotron::NAME => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | MINISTRAL3 => 1e-5,
         _ => 1e-6,
@@ -371,6 +377,9 @@ impl JsonConfig<'_> {
 
     /// How Ministral 3's queries grow.
     fn query_growth(&self, name: &str) -> Result<Option<QueryGrowth>, ModelFileError> {
+        if name == llama4::NAME {
+            return self.growth_of_unrotated();
+        }
         let Some(rope) = self.object("rope_parameters").filter(|_| name == MINISTRAL3) else {
             return Ok(None);
         };
@@ -380,6 +389,8 @@ impl JsonConfig<'_> {
             (Some(beta), Some(original)) => Ok(Some(QueryGrowth {
                 beta: beta as f32,
                 original: original as usize,
+                offset: 0,
+                is_of_unrotated: false,
             })),
             (None, _) => Ok(None),
             _ => Err(invalid(
@@ -444,6 +455,7 @@ impl JsonConfig<'_> {
                 "config.json: 'use_sliding_window' is not implemented for {name}"
             ))),
             "qwen3_moe" | "qwen2_moe" => Ok(None),
+            llama4::NAME => self.chunk_size(),
             _ if is_recurrent(name) => Ok(None),
             "qwen2" | "qwen3" | "smollm3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
             "gpt_oss" if !is_said => Ok(Some(GPT_OSS_WINDOW)),
@@ -461,6 +473,7 @@ impl JsonConfig<'_> {
         let num_layers = rotary_layers.len();
         let by_family = match name {
             _ if is_recurrent(name) => return Ok(vec![false; num_layers]),
+            llama4::NAME => return self.chunked_layers(rotary_layers),
             "llama" | "olmo2" | "olmoe" | "qwen3_moe" | "qwen2_moe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe"
             | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite" => vec![false; num_layers],
             _ if latent::FAMILIES.contains(&name) => vec![false; num_layers],

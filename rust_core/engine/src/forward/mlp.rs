@@ -6,6 +6,7 @@ use pyagent_kernels::elementwise;
 use pyagent_kernels::matmul::{self, Activations};
 use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
 
+use super::experts::Routed;
 use super::{Part, Pass};
 use crate::adapters::Projection;
 use crate::config::Activation;
@@ -14,13 +15,13 @@ use crate::workspace::{Own, Patch};
 
 impl Part<'_> {
     /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input. With
-    /// `vectors`, they say which token each row is; with `layer`, adapters add to its, and rows that are probed are told of.
+    /// `routed`, it says which token each row is, and how much of it there is; with `layer`, adapters add to its, and rows that are probed are told of.
     pub(super) unsafe fn gate(
         &self,
         gated: &Gated,
         inside: &Activations,
         layer: Option<usize>,
-        vectors: Option<&[u32]>,
+        routed: Option<Routed<'_>>,
         (rows, blocks): (Range<usize>, Range<usize>),
         own: &mut Own,
     ) {
@@ -29,6 +30,7 @@ impl Part<'_> {
         let mut gate = Patch::own(&mut own.first, rows.clone(), columns.clone());
         let mut up = Patch::own(&mut own.second, rows.clone(), columns.clone());
         let input = &self.stream.hidden_input;
+        let vectors = routed.map(|routed| routed.tokens);
         // SAFETY: these columns of these rows are this piece's.
         unsafe {
             if let Some(matrix) = &gated.gate {
@@ -41,6 +43,10 @@ impl Part<'_> {
             }
             for row in rows.clone() {
                 let (gate, up) = (gate.row(row), up.row(row));
+                if let Some(weight) = routed.and_then(|routed| self.input_weight(routed, row)) {
+                    elementwise::scale(isa, gate, weight);
+                    elementwise::scale(isa, up, weight);
+                }
                 match config.activation {
                     Activation::Silu => elementwise::silu_mul(isa, up, gate),
                     Activation::ReluSquared => elementwise::relu_squared(isa, up),

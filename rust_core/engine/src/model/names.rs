@@ -120,6 +120,9 @@ pub(super) enum Names {
 const DECODER: &str = "model.";
 /// What the decoder's names begin with where it is the text half of a model of pictures.
 const TEXT_HALF: &str = "model.language_model.";
+/// What Llama 4's names begin with where it is the text half of a model of pictures, and the matrix that gives logits.
+const LANGUAGE_MODEL: &str = "language_model.model.";
+const LANGUAGE_MODEL_OUTPUT: &str = "language_model.lm_head.weight";
 /// What Nemotron-H's names begin with.
 const BACKBONE: &str = "backbone.";
 /// What follows it in the name of the embedding.
@@ -131,7 +134,7 @@ impl Names {
             ModelFile::Gguf(_) => Self::Gguf,
             ModelFile::Safetensors(folder) => {
                 let is_known = |names: &Self| !matches!(folder.find_tensor(&names.embedding()), Ok(None));
-                let all = [TEXT_HALF, DECODER, "", BACKBONE].map(Self::HuggingFace);
+                let all = [TEXT_HALF, DECODER, "", LANGUAGE_MODEL, BACKBONE].map(Self::HuggingFace);
                 all.into_iter().find(is_known).unwrap_or(Self::HuggingFace(DECODER))
             }
         }
@@ -159,6 +162,7 @@ impl Names {
     pub(super) fn output(&self) -> String {
         match self {
             Self::Gguf => "output.weight".to_owned(),
+            Self::HuggingFace(LANGUAGE_MODEL) => LANGUAGE_MODEL_OUTPUT.to_owned(),
             Self::HuggingFace(_) => "lm_head.weight".to_owned(),
         }
     }
@@ -203,6 +207,7 @@ impl Names {
         let hugging_face = match config.architecture {
             Architecture::Llama => "block_sparse_moe.gate",
             Architecture::GptOss => "mlp.router",
+            Architecture::Llama4 => "feed_forward.router",
             Architecture::HunyuanMoe => "mlp.gate.wg",
             Architecture::GraniteHybrid => "block_sparse_moe.router.layer",
             Architecture::Lfm2Moe => "feed_forward.gate",
@@ -239,6 +244,9 @@ impl Names {
             _ => "shared_experts",
         };
         let hugging_face = match config.architecture {
+            Architecture::Llama4 => {
+                hugging_face_part(part, config.architecture).replace("feed_forward.", "feed_forward.shared_expert.")
+            }
             Architecture::NemotronH => nemotron_part(part).replace("mixer.", "mixer.shared_experts."),
             architecture => hugging_face_part(part, architecture).replace("mlp.", &format!("mlp.{block}.")),
         };
@@ -263,6 +271,14 @@ impl Names {
             Self::HuggingFace(decoder) => format!("{decoder}layers.{layer}.{hugging_face}"),
         };
         Place::whole(name)
+    }
+
+    /// What all experts of a layer are called in safetensors that have them in one tensor each.
+    pub(super) fn packed_experts(&self, config: &ModelConfig) -> &'static str {
+        match config.architecture {
+            Architecture::Llama4 => "feed_forward.experts",
+            _ => "mlp.experts",
+        }
     }
 
     /// Where an expert's matrix is: GGUF files have all of a layer in one tensor.
@@ -434,6 +450,9 @@ fn hugging_face_part(part: Part, architecture: Architecture) -> &'static str {
         Part::PostAttentionNorm => "(none)",
         Part::FfnNorm if has_four_norms => "pre_feedforward_layernorm.weight",
         Part::FfnNorm => "post_attention_layernorm.weight",
+        Part::Gate if architecture == Architecture::Llama4 => "feed_forward.gate_proj",
+        Part::Up if architecture == Architecture::Llama4 => "feed_forward.up_proj",
+        Part::Down if architecture == Architecture::Llama4 => "feed_forward.down_proj",
         Part::Gate => "mlp.gate_proj",
         Part::Up => "mlp.up_proj",
         Part::Down => "mlp.down_proj",

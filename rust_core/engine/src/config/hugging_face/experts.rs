@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::nemotron::Kind;
-use super::{JsonConfig, latent, nemotron};
+use super::{JsonConfig, latent, llama4, nemotron};
 use crate::config::{Experts, MOST_LAYERS, Rating, invalid};
 use crate::weights::ModelFileError;
 
@@ -25,7 +25,15 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 16] = [
+const FAMILIES: [Family; 17] = [
+    Family {
+        name: llama4::NAME,
+        count: "num_local_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: llama4::OF_EXPERTS,
+        is_renormalised: false,
+    },
     Family {
         name: nemotron::NAME,
         count: "n_routed_experts num_local_experts",
@@ -189,6 +197,11 @@ impl JsonConfig<'_> {
                 experts.num_used_groups = self.optional_size("topk_group")?.unwrap_or(1);
                 experts.shared_size = self.shared_size("n_shared_experts", 1)?;
             }
+            llama4::NAME => {
+                experts.rating = Rating::Sigmoid;
+                experts.weighs_inputs = true;
+                experts.shared_size = self.size("intermediate_size")?;
+            }
             nemotron::NAME => {
                 experts.rating = Rating::Sigmoid;
                 experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(1.0) as f32;
@@ -210,7 +223,12 @@ impl JsonConfig<'_> {
             .dense_layers(name, self.size("num_hidden_layers")?)?
             .contains(&true)
         {
-            experts.dense_size = self.size("intermediate_size")?;
+            let is_llama4 = name == llama4::NAME;
+            experts.dense_size = self.size(if is_llama4 {
+                "intermediate_size_mlp"
+            } else {
+                "intermediate_size"
+            })?;
         }
         Ok(Some(experts))
     }
@@ -245,6 +263,7 @@ impl JsonConfig<'_> {
             "deepseek_v2" => self.leading_dense_layers(0, layers.len())?,
             "deepseek_v3" => self.leading_dense_layers(3, layers.len())?,
             "glm4_moe_lite" => self.leading_dense_layers(1, layers.len())?,
+            llama4::NAME => self.layers_without_experts(layers.len())?,
             nemotron::NAME => self.kinds()?.iter().map(|kind| *kind == Kind::Dense).collect(),
             "lfm2_moe" => {
                 let first = self.optional_size("num_dense_layers")?.unwrap_or(2);
