@@ -137,6 +137,20 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_GRANITE, **_DENSE, "layer_types": ["full_attention"] * 4, "tie_word_embeddings": True},
     ),
     "granite": ("granite", {**_SHAPE, **_FACTORS, "intermediate_size": 96, "num_hidden_layers": 4}),
+    "bamba": (
+        "bamba",
+        {
+            **_SHAPE,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 4,
+            "mamba_d_head": 32,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "time_step_limit": (0.01, 0.4),
+        },
+    ),
     "nemotron_h": ("nemotron_h", _NEMOTRON),
     "nemotron_h-experts": ("nemotron_h", {**_NEMOTRON, "hybrid_override_pattern": "ME*EME"}),
     "nemotron_h-dense": (

@@ -112,6 +112,25 @@ def test_granite_folders_are_refused_by_name(changes: dict[str, object], expecte
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        ({}, "model.layers.0.mamba.in_proj.weight"),
+        ({"attn_layer_indices": [2]}, "'attn_layer_indices' must be a list of layers below 2"),
+        ({"attn_layer_indices": None}, "'attn_layer_indices' must be a list of layers below 2"),
+        ({"attn_layer_indices": []}, "2 of 2 layers are recurrent; expected at least one with attention"),
+        ({"mamba_n_groups": 3}, "heads is 4; expected 1 to 1024, a multiple of 3"),
+        ({"partial_rotary_factor": 3.0}, "96 of a head's 32 numbers are rotated"),
+    ],
+)
+def test_bamba_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Layers that are not there, shapes that no kernel computes, and tensors that are not there."""
+    config = {**_GRANITE, "model_type": "bamba", "attn_layer_indices": [1]}
+    for field in ("layer_types", "num_local_experts", "shared_intermediate_size"):
+        del config[field]
+    assert expected in said_of(tmp_path, config | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
         ({}, "model.layers.1.mixer.gate.weight"),
         ({"hybrid_override_pattern": "ME*X"}, "'hybrid_override_pattern' must say of each of 1 to 1000 layers"),
         ({"hybrid_override_pattern": ""}, "'hybrid_override_pattern' must say of each of 1 to 1000 layers"),

@@ -67,6 +67,8 @@ pub enum Architecture {
     Granite,
     /// Granite 4: Mamba-2 beside attention, with experts and one that all tokens share, or without.
     GraniteHybrid,
+    /// Bamba: Mamba-2 beside attention whose heads are rotated in half.
+    Bamba,
     /// Nemotron-H and Nemotron 3: layers of one block each, Mamba-2, attention, a feed-forward block or experts.
     NemotronH,
     /// Llama 4: attention in chunks, layers without rotary positions whose queries grow, experts whose inputs are weighed.
@@ -104,7 +106,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+    seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -127,6 +129,7 @@ impl Architecture {
             "qwen3next" | "qwen3_next" => Some(Self::Qwen3Next),
             "granite" => Some(Self::Granite),
             "granitehybrid" | "granitemoehybrid" => Some(Self::GraniteHybrid),
+            "bamba" => Some(Self::Bamba),
             "nemotron_h" | "nemotron_h_moe" => Some(Self::NemotronH),
             "llama4" | "llama4_text" => Some(Self::Llama4),
             "gpt-oss" | "gpt_oss" => Some(Self::GptOss),
@@ -163,6 +166,7 @@ impl Architecture {
             Self::Qwen3Next => "qwen3next",
             Self::Granite => "granite",
             Self::GraniteHybrid => "granitehybrid",
+            Self::Bamba => "bamba",
             Self::NemotronH => "nemotron_h",
             Self::Llama4 => "llama4",
             Self::GptOss => "gpt-oss",
@@ -218,6 +222,7 @@ impl Architecture {
                 | Self::Exaone4
                 | Self::GptOss
                 | Self::NemotronH
+                | Self::Bamba
                 | Self::Llama4
         ) || self.is_granite()
     }
@@ -234,7 +239,7 @@ impl Architecture {
 
     /// Whether a part of each head may be rotated alone.
     pub(crate) fn is_partly_rotary(self) -> bool {
-        matches!(self, Self::Phi3 | Self::Glm4Moe) || self.has_delta_nets()
+        matches!(self, Self::Phi3 | Self::Glm4Moe | Self::Bamba) || self.has_delta_nets()
     }
 
     /// Which layers have rotary positions, where the file does not say.

@@ -89,7 +89,9 @@ impl ModelConfig {
     /// Reads a GGUF's metadata.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelFileError> {
         let name = file.metadata_str("general.architecture")?;
-        let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
+        // llama.cpp's files of Bamba are Granite 4's, and halves of heads are not: they are refused there.
+        let architecture = Architecture::from_name(name).filter(|found| *found != Architecture::Bamba);
+        let architecture = architecture.ok_or_else(|| unsupported(name))?;
         let keys = Keys { file, name };
         let has_caps = architecture == Architecture::Gemma2;
         let experts = keys.experts(architecture)?;

@@ -113,6 +113,7 @@ impl ModelConfig {
             _ if architecture.has_delta_nets() => hybrid::QWEN35,
             Architecture::GraniteHybrid => hybrid::GRANITE,
             Architecture::NemotronH => nemotron::FIELDS,
+            Architecture::Bamba => hybrid::BAMBA,
             Architecture::Llama4 => llama4::FIELDS,
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::HunyuanDense => "eod_token_id",
@@ -260,6 +261,7 @@ fn default_epsilon(name: &str) -> f64 {
         | "lfm2"
         | "lfm2_moe"
         | llama4::NAME
+        | "bamba"
         | nemotron::NAME => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | MINISTRAL3 => 1e-5,
         _ => 1e-6,

@@ -4,7 +4,7 @@ mod hybrid;
 
 use std::ops::Range;
 
-use self::hybrid::{gate_up_rows, gguf_part_of, granite_part, lfm2_part, mamba_rows, nemotron_part};
+use self::hybrid::{bamba_part, gate_up_rows, gguf_part_of, granite_part, lfm2_part, mamba_rows, nemotron_part};
 use crate::config::{Architecture, ModelConfig, Rating, invalid};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
@@ -154,6 +154,7 @@ impl Names {
             _ if architecture.has_short_convolutions() => {
                 self.of_decoder("token_embd_norm.weight", "embedding_norm.weight")
             }
+            Architecture::Bamba => self.of_decoder("output_norm.weight", "final_layernorm.weight"),
             Architecture::NemotronH => self.of_decoder("output_norm.weight", "norm_f.weight"),
             _ => self.of_decoder("output_norm.weight", "norm.weight"),
         }
@@ -188,6 +189,7 @@ impl Names {
                     architecture if architecture.has_short_convolutions() => lfm2_part(part),
                     Architecture::GraniteHybrid => granite_part(part),
                     Architecture::NemotronH => nemotron_part(part),
+                    Architecture::Bamba => bamba_part(part),
                     architecture => hugging_face_part(part, architecture),
                 };
                 let name = fused.map_or_else(own, |(_, name, _)| name);
@@ -372,7 +374,7 @@ fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'stat
         (Architecture::GraniteHybrid, Part::Gate | Part::Up) if !is_gguf => {
             return gate_up_rows(part, config.ffn_size).map(|rows| ("", granite_part(part), rows));
         }
-        (Architecture::GraniteHybrid, _) => {
+        (Architecture::GraniteHybrid | Architecture::Bamba, _) => {
             return mamba_rows(part, config).map(|rows| ("ssm_in", "mamba.in_proj", rows));
         }
         (Architecture::NemotronH, _) => {

@@ -1,5 +1,5 @@
-//! Recurrent layers in a `config.json`: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's and
-//! Nemotron-H's Mamba-2.
+//! Recurrent layers in a `config.json`: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's,
+//! Bamba's and Nemotron-H's Mamba-2.
 
 use serde_json::Value;
 
@@ -22,6 +22,10 @@ pub(super) const QWEN35: &str = "linear_conv_kernel_dim linear_key_head_dim line
 /// What is read of Granite 4 besides; what only training and prompts in chunks read.
 pub(super) const GRANITE: &str = "shared_intermediate_size position_embedding_type mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head \
     mamba_d_conv mamba_expand mamba_conv_bias time_step_limit mamba_chunk_size init_method";
+
+/// What is read of Bamba besides, and what files say of it that is so in all of them, or that training reads.
+pub(super) const BAMBA: &str = "attn_layer_indices mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head mamba_d_conv mamba_expand \
+    mamba_conv_bias time_step_limit mamba_chunk_size partial_rotary_factor attn_rotary_emb num_logits_to_keep z_loss_coefficient";
 
 /// Granite's factors.
 pub(super) const FACTORS: &str = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling";
@@ -70,6 +74,21 @@ impl JsonConfig<'_> {
                 let layers = self.recurrent_layers(&["linear_attention", "mamba"], num_layers, by_family)?;
                 let has_any = layers.contains(&true);
                 let space = has_any.then(|| self.mamba2().map(Recurrent::Mamba2));
+                Ok((space.transpose()?, layers))
+            }
+            Architecture::Bamba => {
+                let attention = self.0.get("attn_layer_indices").and_then(Value::as_array);
+                let indices = attention.and_then(|all| all.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>());
+                let attention = indices
+                    .filter(|all| all.iter().all(|&index| index < num_layers as u64))
+                    .ok_or_else(|| {
+                        let text =
+                            format!("config.json: 'attn_layer_indices' must be a list of layers below {num_layers}");
+                        invalid(text)
+                    })?;
+                let layers = 0..num_layers.min(crate::config::MOST_LAYERS);
+                let layers: Vec<bool> = layers.map(|layer| !attention.contains(&(layer as u64))).collect();
+                let space = layers.contains(&true).then(|| self.mamba2().map(Recurrent::Mamba2));
                 Ok((space.transpose()?, layers))
             }
             Architecture::NemotronH => {

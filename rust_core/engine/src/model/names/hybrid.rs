@@ -121,6 +121,17 @@ pub(super) fn nemotron_part(part: Part) -> &'static str {
     }
 }
 
+/// Bamba's names.
+pub(super) fn bamba_part(part: Part) -> &'static str {
+    match part {
+        Part::FfnNorm => "pre_ff_layernorm.weight",
+        Part::Gate => "feed_forward.gate_proj",
+        Part::Up => "feed_forward.up_proj",
+        Part::Down => "feed_forward.down_proj",
+        part => granite_part(part),
+    }
+}
+
 /// Granite 4's names elsewhere.
 pub(super) fn granite_part(part: Part) -> &'static str {
     match part {
