@@ -95,3 +95,29 @@ fn highest(ratings: &[f32]) -> usize {
     }
     best
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ratings whose sigmoids are one number still choose: the highest, not the first.
+    #[test]
+    fn the_highest_of_ratings_with_equal_sigmoids_is_chosen() {
+        let experts = Experts {
+            num_experts: 4,
+            num_used: 1,
+            rating: Rating::Sigmoid,
+            is_renormalised: false,
+            weight_scale: 1.0,
+            weighs_inputs: true,
+            num_groups: 1,
+            num_used_groups: 1,
+            shared_size: 0,
+            is_shared_gated: false,
+            dense_size: 0,
+        };
+        let mut ratings = [30.0, 40.0, -1.0, 35.0];
+        weigh(Isa::best(), &mut ratings, &experts, None);
+        assert_eq!(ratings, [0.0, 1.0, 0.0, 0.0]);
+    }
+}
