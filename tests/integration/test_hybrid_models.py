@@ -26,8 +26,8 @@ from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
 NUM_TOKENS = len(vocabulary()[0])
-FAMILIES = ("lfm2", "qwen35", "granitehybrid")
-LITTLE = {"lfm2": 20, "qwen35": 66, "granitehybrid": 66}
+FAMILIES = ("lfm2", "qwen35", "granitehybrid", "nemotron_h")
+LITTLE = {"lfm2": 20, "qwen35": 66, "granitehybrid": 66, "nemotron_h": 66}
 """Memory for one long sequence and a bit, in blocks of the tiny model: states of delta nets take more."""
 FORMATS: dict[str, Callable[[int], EngineOptions]] = {
     "two threads": lambda _: options(threads=2),
@@ -161,7 +161,7 @@ def test_preempted_answers_are_unchanged(path: Path, kind: str) -> None:
     """Four long answers in memory for less: requests yield, and their texts are the same."""
 
     async def work() -> None:
-        max_tokens, blocks = {"lfm2": (300, LITTLE["lfm2"]), "qwen35": (900, 92), "granitehybrid": (450, 92)}[path.stem]
+        max_tokens, blocks = {"lfm2": (300, LITTLE["lfm2"]), "qwen35": (900, 92)}.get(path.stem, (450, 92))
         sampling: dict[str, object] = {"ignore_eos": True, "max_tokens": max_tokens, "frequency_penalty": 1}
         seeded = [chat(f"{seed} the", seed=seed, **sampling) for seed in range(4)]
         texts = await alone(path, seeded)
@@ -267,6 +267,32 @@ def changed(architecture: str, change: Callable[[dict[str, object]], object]) ->
             "granitehybrid",
             lambda t: None,
             {"granitehybrid.attention.head_count_kv": [0, 0, 0, 0]},
+            "key/value heads is 0",
+        ),
+        ("nemotron_h", lambda t: t.pop("blk.0.ssm_d"), {}, "blk.0.ssm_d"),
+        ("nemotron_h", lambda t: t.pop("blk.1.ffn_up_exps.weight"), {}, "blk.1.ffn_up_exps.weight"),
+        ("nemotron_h", lambda t: t.pop("blk.1.exp_probs_b.bias"), {}, "blk.1.exp_probs_b.bias"),
+        ("nemotron_h", lambda t: t.pop("blk.2.attn_v.weight"), {}, "blk.2.attn_v.weight"),
+        ("nemotron_h", lambda t: t.pop("blk.5.ffn_down_shexp.weight"), {}, "blk.5.ffn_down_shexp.weight"),
+        ("nemotron_h", lambda t: None, {"nemotron_h.ssm.group_count": 3}, "heads is 4; expected 1 to 1024, a"),
+        ("nemotron_h", lambda t: None, {"nemotron_h.moe_latent_size": 32}, "'nemotron_h.moe_latent_size' is not impl"),
+        ("nemotron_h", lambda t: None, {"nemotron_h.feed_forward_length": [0, 32, 0]}, "3 layers are told, of 6"),
+        (
+            "nemotron_h",
+            lambda t: None,
+            {"nemotron_h.feed_forward_length": [0, 32, 0, 0, 0, 64]},
+            "feed_forward_length' differs between layers",
+        ),
+        (
+            "nemotron_h",
+            lambda t: None,
+            {"nemotron_h.feed_forward_length": [0, 32, 32, 0, 0, 32]},
+            "both say that layer 2 is theirs",
+        ),
+        (
+            "nemotron_h",
+            lambda t: None,
+            {"nemotron_h.attention.head_count_kv": [0, 0, 0, 0, 0, 0]},
             "key/value heads is 0",
         ),
     ],

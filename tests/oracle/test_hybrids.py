@@ -62,6 +62,23 @@ _GRANITE = {
     "mamba_d_state": 16,
 }
 _DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"}
+_NEMOTRON = {
+    **_SHAPE,
+    "head_dim": 32,
+    "hybrid_override_pattern": "ME*EM-EM",
+    "intermediate_size": 96,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": (
         "lfm2",
@@ -120,6 +137,32 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_GRANITE, **_DENSE, "layer_types": ["full_attention"] * 4, "tie_word_embeddings": True},
     ),
     "granite": ("granite", {**_SHAPE, **_FACTORS, "intermediate_size": 96, "num_hidden_layers": 4}),
+    "bamba": (
+        "bamba",
+        {
+            **_SHAPE,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 4,
+            "mamba_d_head": 32,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "time_step_limit": (0.01, 0.4),
+        },
+    ),
+    "nemotron_h": ("nemotron_h", _NEMOTRON),
+    "nemotron_h-experts": ("nemotron_h", {**_NEMOTRON, "hybrid_override_pattern": "ME*EME"}),
+    "nemotron_h-dense": (
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "hybrid_override_pattern": "-M-MM*-",
+            "mlp_bias": True,
+            "mamba_num_heads": 2,
+            "use_conv_bias": False,
+        },
+    ),
     "qwen3_5-in-turn": ("qwen3_5_text", {**_QWEN35, "full_attention_interval": 2, "attention_bias": True}),
 }
 
@@ -134,7 +177,7 @@ def reference_model(family: str) -> Any:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape), dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
-            if "expert_bias" in name:
+            if "expert_bias" in name or "correction_bias" in name:
                 parameter.copy_(torch.rand_like(parameter) * 0.5)
             elif name.endswith((".A_log", ".dt_bias", ".D")):
                 parameter.copy_(torch.empty_like(parameter).uniform_(-3.0, 0.5))
@@ -144,6 +187,10 @@ def reference_model(family: str) -> Any:
                 parameter.mul_(16.0)
             elif parameter.dim() > 1:
                 parameter.mul_(4.0)
+    if kind == "nemotron_h":
+        for layer in model.model.layers:
+            # Its prompts have steps of `time_step_min` at least, its answers and NVIDIA's own code have not.
+            layer.mixer.time_step_limit = (0.0, float("inf"))
     return model
 
 
@@ -222,6 +269,8 @@ def test_hybrids_agree_with_transformers_at_500_positions(family: str, tmp_path:
         "qwen3_next",
         "granitemoehybrid",
         "granitemoehybrid-attention",
+        "nemotron_h-experts",
+        "nemotron_h-dense",
     ],
 )
 def test_gguf_files_under_the_names_of_llama_cpp_give_the_same_logits(family: str, tmp_path: Path) -> None:

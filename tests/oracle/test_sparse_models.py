@@ -35,6 +35,24 @@ def test_gguf_files_of_random_weights_agree_with_transformers(name: str, tmp_pat
     expect_same(path, reference_logits(model))
 
 
+def test_llama_4_among_pictures_is_the_text_alone(tmp_path: Path) -> None:
+    """The text half of a checkpoint of pictures and text, under Meta's names: the same logits bit for bit."""
+    import numpy as np
+    from safetensors.torch import save_file
+
+    text = tmp_path / "text"
+    random_model("llama4_text", text)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    save_file(
+        {f"language_model.{name}": values for name, values in tensors_of(text).items()}, whole / "model.safetensors"
+    )
+    config = json.loads((text / "config.json").read_text())
+    outer = {"model_type": "llama4", "text_config": config, "vision_config": {"hidden_size": 32}, "boi_token_index": 7}
+    (whole / "config.json").write_text(json.dumps(outer))
+    assert np.array_equal(*(Sequences(path).logits((0, TOKENS[:60])) for path in (text, whole)))
+
+
 def test_mxfp4_experts_are_the_same_from_both_kinds_of_files(tmp_path: Path) -> None:
     """gpt-oss as OpenAI published it, and as GGUF: the same logits bit for bit, near those of the rounded weights."""
     import numpy as np

@@ -17,11 +17,26 @@ KINDS = {
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
     "granitemoehybrid": "granitehybrid",
+    "nemotron_h": "nemotron_h",
 }
 """What llama.cpp calls transformers' families."""
 
 _COMMON = {
     "block_sparse_moe.router": "ffn_gate_inp",
+    "mixer.in_proj": "ssm_in",
+    "mixer.conv1d": "ssm_conv1d",
+    "mixer.norm": "ssm_norm",
+    "mixer.out_proj": "ssm_out",
+    "mixer.q_proj": "attn_q",
+    "mixer.k_proj": "attn_k",
+    "mixer.v_proj": "attn_v",
+    "mixer.o_proj": "attn_output",
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.up_proj": "ffn_up",
+    "mixer.down_proj": "ffn_down",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp",
+    "mixer.shared_experts.down_proj": "ffn_down_shexp",
+    "norm": "attn_norm",
     "mamba.in_proj": "ssm_in",
     "mamba.conv1d": "ssm_conv1d",
     "mamba.norm": "ssm_norm",
@@ -64,6 +79,8 @@ _COMMON = {
     "linear_attn.out_proj": "ssm_out",
 }
 _WHOLE = {
+    "model.embeddings.weight": "token_embd.weight",
+    "model.norm_f.weight": "output_norm.weight",
     "model.embed_tokens.weight": "token_embd.weight",
     "model.embedding_norm.weight": "token_embd_norm.weight",
     "model.norm.weight": "output_norm.weight",
@@ -81,6 +98,8 @@ def _metadata(config: Any) -> dict[str, object]:
     base = "lfm2" if kind.startswith("lfm2") else "qwen35"
     if kind == "granitehybrid":
         return _granite_metadata(config)
+    if kind == "nemotron_h":
+        return _nemotron_metadata(config)
     if base == "lfm2":
         entries = {"feed_forward_length": 96, "attention.layer_norm_rms_epsilon": config.norm_eps}
     else:
@@ -134,6 +153,41 @@ def _granite_metadata(config: Any) -> dict[str, object]:
     return written | {"general.architecture": "granite", "granite.feed_forward_length": config.shared_intermediate_size}
 
 
+def _nemotron_metadata(config: Any) -> dict[str, object]:
+    kinds = config.layers_block_type
+    num_experts = config.n_routed_experts if "moe" in kinds else 0
+    inside = config.moe_intermediate_size if num_experts else config.intermediate_size
+    is_ffn = [kind in ("moe", "mlp") for kind in kinds]
+    entries: dict[str, object] = {
+        "attention.head_count_kv": [config.num_key_value_heads * (kind == "full_attention") for kind in kinds],
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "block_count": len(kinds),
+        "feed_forward_length": [inside * one for one in is_ffn],
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.group_count": config.n_groups,
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+        "ssm.state_size": config.ssm_state_size,
+        "ssm.time_step_rank": config.mamba_num_heads,
+    }
+    if num_experts:
+        entries |= {
+            "expert_count": num_experts,
+            "expert_feed_forward_length": inside,
+            "expert_group_count": config.n_group,
+            "expert_group_used_count": config.topk_group,
+            "expert_shared_count": config.n_shared_experts,
+            "expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_weights_scale": config.routed_scaling_factor,
+        }
+    written = hybrid_metadata("nemotron_h", **{f"nemotron_h.{key}": value for key, value in entries.items()})
+    if not num_experts:
+        return {key: value for key, value in written.items() if not key.startswith("nemotron_h.expert_")}
+    written = {key.replace("nemotron_h.", "nemotron_h_moe.", 1): value for key, value in written.items()}
+    return written | {"general.architecture": "nemotron_h_moe"}
+
+
 def _tensors(model: Any) -> Any:
     config, tensors = model.config, {}
     kind = KINDS[config.model_type]
@@ -146,6 +200,8 @@ def _tensors(model: Any) -> Any:
         if "linear_attn" in name:
             values = -values.exp() if name.endswith("A_log") else values
             values = _tiled(name, values, config) if kind.startswith("qwen35") else values
+        if kind == "nemotron_h":
+            values = _of_space(name, values, config.n_groups)
         if kind == "granitehybrid":
             values = _of_granite(name, values, config)
         values = values.squeeze(1) if "conv" in name and values.dim() == 3 else values
@@ -169,13 +225,15 @@ def _parts(name: str, values: Any, config: Any) -> Iterator[tuple[str, Any]]:
         yield f"{block}.ffn_norm.weight", values
     elif end == "D":
         yield f"{block}.ssm_d", values
+    elif part.endswith("mixer.experts"):
+        yield f"{block}.ffn_{end.removesuffix('_proj')}_exps.weight", values
     elif end == "gate_up_proj":
         gate, up = values.chunk(2, dim=1)
         yield f"{block}.ffn_gate_exps.weight", gate
         yield f"{block}.ffn_up_exps.weight", up
     elif part.endswith(".experts"):
         yield f"{block}.ffn_down_exps.weight", values
-    elif end == "expert_bias":
+    elif end in ("expert_bias", "e_score_correction_bias"):
         yield f"{block}.exp_probs_b.bias", values
     elif end == "A_log":
         yield f"{block}.ssm_a", values
@@ -200,17 +258,20 @@ def _of_key_heads(block: str, values: Any, config: Any) -> Iterator[tuple[str, A
 
 def _of_granite(name: str, values: Any, config: Any) -> Any:
     """Return a tensor with its signs, shapes and rotary pairs as llama.cpp has them."""
-    if name.endswith("A_log"):
-        return -values.exp()[:, None]
-    if name.endswith("mamba.D"):
-        return values[:, None]
-    if "mamba.norm" in name:
-        return values.reshape(config.mamba_n_groups, -1)
     if "q_proj" in name or "k_proj" in name:
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         pairs = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
         return pairs.swapaxes(1, 2).reshape(values.shape)
-    return values
+    return _of_space(name, values, config.mamba_n_groups)
+
+
+def _of_space(name: str, values: Any, groups: int) -> Any:
+    """Return Mamba-2's tensor with its sign and its shape as llama.cpp has them."""
+    if name.endswith("A_log"):
+        return -values.exp()[:, None]
+    if name.endswith(("mamba.D", "mixer.D")):
+        return values[:, None]
+    return values.reshape(groups, -1) if name.endswith(("mamba.norm.weight", "mixer.norm.weight")) else values
 
 
 def _tiled(name: str, values: Any, config: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Small hybrid models of random weights as GGUF files, in LFM2's, Qwen 3.5's and Granite 4's shapes, with the tiny
-vocabulary."""
+"""Small hybrid models of random weights as GGUF files, in LFM2's, Qwen 3.5's, Granite 4's and Nemotron 3's shapes, with
+the tiny vocabulary."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ HEAD_DIM = 32
 NUM_HEADS = 2
 NUM_KV_HEADS = 1
 KEY_HEADS, VALUE_HEADS, KEY_SIZE, VALUE_SIZE = 2, 4, 16, 32
-TAPS = {"lfm2": 3, "qwen35": 4, "granitehybrid": 4}
+TAPS = {"lfm2": 3, "qwen35": 4, "granitehybrid": 4, "nemotron_h": 4}
 SPACE_HEADS, SPACE_GROUPS, STATE_SIZE, INNER = 4, 2, 16, 128
 EXPERTS, USED = 6, 2
 _LAYERS = {
     "lfm2": [True, True, False, True],
     "qwen35": [True, True, True, False],
     "granitehybrid": [True, True, False, True],
+    "nemotron_h": [True, False, False, True, True, False],
 }
 """Of each layer, whether it is recurrent."""
+_EXPERT_LAYERS = (1, 5)
+"""Of Nemotron 3, those that have experts alone."""
 
 Written = dict[str, tuple[tuple[int, ...], "array[float] | Blocks"]]
 
@@ -60,6 +63,8 @@ def hybrid_metadata(architecture: str, **changes: object) -> dict[str, object]:
             "ssm.state_size": STATE_SIZE,
             "ssm.time_step_rank": SPACE_HEADS,
         }
+    elif architecture == "nemotron_h":
+        sizes |= _nemotron_sizes()
     else:
         sizes |= {
             "attention.key_length": HEAD_DIM,
@@ -76,6 +81,31 @@ def hybrid_metadata(architecture: str, **changes: object) -> dict[str, object]:
     entries = metadata(architecture) | {f"{architecture}.{key}": value for key, value in sizes.items()}
     entries |= {key.replace("__", "."): value for key, value in changes.items()}
     return {key: value for key, value in entries.items() if value is not None}
+
+
+def _nemotron_sizes() -> dict[str, object]:
+    layers = _LAYERS["nemotron_h"]
+    has_experts = [layer in _EXPERT_LAYERS for layer in range(len(layers))]
+    attention = [not (is_recurrent or others) for is_recurrent, others in zip(layers, has_experts, strict=True)]
+    return {
+        "attention.head_count_kv": [NUM_KV_HEADS * one for one in attention],
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "rope.dimension_count": 30,  # the hidden size by the heads, as files have it; nothing is rotated
+        "expert_count": EXPERTS,
+        "expert_feed_forward_length": FFN // 3,
+        "expert_shared_count": 1,
+        "expert_shared_feed_forward_length": FFN,
+        "expert_used_count": USED,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+        "feed_forward_length": [FFN // 3 * one for one in has_experts],
+        "ssm.conv_kernel": TAPS["nemotron_h"],
+        "ssm.group_count": SPACE_GROUPS,
+        "ssm.inner_size": INNER,
+        "ssm.state_size": STATE_SIZE,
+        "ssm.time_step_rank": SPACE_HEADS,
+    }
 
 
 class _Tensors:
@@ -101,6 +131,9 @@ def hybrid_tensors(architecture: str, seed: int = 7) -> Written:
     for layer, is_recurrent in enumerate(_LAYERS[architecture]):
         block = f"blk.{layer}"
         tensors.vector(f"{block}.attn_norm.weight", HIDDEN, 1.0)
+        if architecture == "nemotron_h":
+            _lone_block(tensors, layer, is_recurrent)
+            continue
         norm = "post_attention_norm" if architecture == "qwen35" else "ffn_norm"
         tensors.vector(f"{block}.{norm}.weight", HIDDEN, 1.0)
         if not is_recurrent:
@@ -125,13 +158,26 @@ def hybrid_tensors(architecture: str, seed: int = 7) -> Written:
     return tensors.written
 
 
+def _lone_block(tensors: _Tensors, layer: int, is_recurrent: bool) -> None:
+    block = f"blk.{layer}"
+    if is_recurrent:
+        _state_space(tensors, block)
+    elif layer in _EXPERT_LAYERS:
+        _experts(tensors, block, ("up", "down"))
+        tensors.vector(f"{block}.exp_probs_b.bias", EXPERTS, 0.2)
+        tensors.matrix(f"{block}.ffn_up_shexp", HIDDEN, FFN)
+        tensors.matrix(f"{block}.ffn_down_shexp", FFN, HIDDEN)
+    else:
+        _attention(tensors, block, "nemotron_h")
+
+
 def _attention(tensors: _Tensors, block: str, architecture: str) -> None:
     query_parts = 2 if architecture == "qwen35" else 1
     tensors.matrix(f"{block}.attn_q", HIDDEN, query_parts * NUM_HEADS * HEAD_DIM)
     tensors.matrix(f"{block}.attn_k", HIDDEN, NUM_KV_HEADS * HEAD_DIM)
     tensors.matrix(f"{block}.attn_v", HIDDEN, NUM_KV_HEADS * HEAD_DIM)
     tensors.matrix(f"{block}.attn_output", NUM_HEADS * HEAD_DIM, HIDDEN)
-    for name in () if architecture == "granitehybrid" else ("q", "k"):
+    for name in () if architecture in ("granitehybrid", "nemotron_h") else ("q", "k"):
         tensors.vector(f"{block}.attn_{name}_norm.weight", HEAD_DIM, 1.0)
 
 
@@ -160,10 +206,11 @@ def _state_space(tensors: _Tensors, block: str) -> None:
     tensors.matrix(f"{block}.ssm_out", INNER, HIDDEN)
 
 
-def _experts(tensors: _Tensors, block: str) -> None:
+def _experts(tensors: _Tensors, block: str, names: tuple[str, ...] = ("gate", "up", "down")) -> None:
     inside = FFN // 3
     tensors.matrix(f"{block}.ffn_gate_inp", HIDDEN, EXPERTS)
-    for name, columns, rows in (("gate", HIDDEN, inside), ("up", HIDDEN, inside), ("down", inside, HIDDEN)):
+    for name in names:
+        columns, rows = (inside, HIDDEN) if name == "down" else (HIDDEN, inside)
         tensors.matrix(f"{block}.ffn_{name}_exps", columns, rows * EXPERTS)
         _, values = tensors.written[f"{block}.ffn_{name}_exps.weight"]
         tensors.written[f"{block}.ffn_{name}_exps.weight"] = ((columns, rows, EXPERTS), values)

@@ -91,6 +91,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
+_LLAMA4 = {
+    **_SHAPE,
+    "intermediate_size_mlp": 128,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "interleave_moe_layer_step": 2,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+CONFIGS |= {
+    "llama4_text": {**_LLAMA4, "attention_chunk_size": 40, "floor_scale": 64, "attn_scale": 0.3},
+    "llama4_text, one chunk": {**_LLAMA4, "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+}
 _LATENT: dict[str, Any] = {
     **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
     "num_key_value_heads": 4,
@@ -200,6 +219,17 @@ _KEYS: dict[str, tuple[str, dict[str, object]]] = {
     "hunyuan_v1_dense": ("hunyuan-dense", {"rope.freq_base": 10_000.0 * 100.0 ** (32 / 30)}),
     "seed_oss": ("seed_oss", {}),
     "exaone4": ("exaone4", {"attention.sliding_window": 24}),
+    "llama4_text, one chunk": (
+        "llama4",
+        {
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 96,
+            "feed_forward_length": 128,
+            "interleave_moe_layer_step": 2,
+            "rope.freq_base": 500_000.0,
+        },
+    ),
     "ministral3": (
         "mistral3",
         {
@@ -303,6 +333,7 @@ _PARTS = {
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
     "mlp.gate": "ffn_gate_inp",
+    "feed_forward.router": "ffn_gate_inp",
     "mlp.gate.wg": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "mlp.moe_statics": "exp_probs_b",
@@ -311,7 +342,7 @@ _PARTS = {
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _GATED = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 _SMALL_EPSILON = {"qwen2_moe", "seed_oss", "deepseek_v2", "deepseek_v3"}
-_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
+_SHARED = ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "feed_forward.shared_expert")
 
 
 def random_model(name: str, folder: Path) -> Any:
@@ -322,6 +353,8 @@ def random_model(name: str, folder: Path) -> Any:
     torch.manual_seed(11)
     config = AutoConfig.for_model(name.partition(",")[0], **CONFIGS[name])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    # Scores that differ between tokens: else nothing tells how queries grow.
+    is_sharp = "kv_lora_rank" in CONFIGS[name] or name.startswith("llama4")
     with torch.no_grad():
         state = dict(model.named_parameters()) | dict(model.named_buffers())
         for key, values in state.items():
@@ -333,7 +366,7 @@ def random_model(name: str, folder: Path) -> Any:
                 values.copy_(torch.rand_like(values) * 0.5)
             elif key.endswith("gate_up_proj") and name == "gpt_oss":  # some gates are above the limit
                 values.add_(torch.randn_like(values) * 0.5)
-            elif "bias" in key or ".mlp." in key or ("kv_lora_rank" in CONFIGS[name] and ".self_attn." in key):
+            elif "bias" in key or ".mlp." in key or ".feed_forward." in key or (is_sharp and ".self_attn." in key):
                 values.add_(torch.randn_like(values) * 0.15)
     model.save_pretrained(folder)
     return model
@@ -393,9 +426,11 @@ def _gguf_names(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
         block, last = f"blk.{layer}", part.rpartition(".")[2]
         if part == "mlp.experts":
             found |= _of_gpt_oss(block, end, values)
+        elif part == "feed_forward.experts":
+            found |= _of_llama4(block, end, values)
         elif ".experts." in part:
             found[f"{block}.{_GATED[last]}_exps.weight {part.split('.')[2]}"] = values
-        elif part.startswith(tuple(f"mlp.{shared}." for shared in _SHARED)):
+        elif part.startswith(tuple(f"{shared}." for shared in _SHARED)):
             found[f"{block}.{_GATED[last]}_shexp.{end}"] = values
         elif last in _GATED:
             found[f"{block}.{_GATED[last]}.{end}"] = values
@@ -439,6 +474,15 @@ def _of_gpt_oss(block: str, name: str, values: Any) -> dict[str, Any]:
     if name.startswith("down"):
         return {f"{block}.ffn_down_exps.{end}": values}
     return {f"{block}.ffn_gate_exps.{end}": values[:, 0::2], f"{block}.ffn_up_exps.{end}": values[:, 1::2]}
+
+
+def _of_llama4(block: str, name: str, values: Any) -> dict[str, Any]:
+    """All experts of a layer: gates, then what goes through them."""
+    values = values.transpose(1, 2)
+    if name == "down_proj":
+        return {f"{block}.ffn_down_exps.weight": values}
+    gates, ups = values.chunk(2, dim=1)
+    return {f"{block}.ffn_gate_exps.weight": gates, f"{block}.ffn_up_exps.weight": ups}
 
 
 def _stacked(tensors: dict[str, Any]) -> dict[str, Any]:

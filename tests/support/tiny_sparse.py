@@ -21,7 +21,7 @@ NUM_TOKENS = len(vocabulary()[0])
 
 Shape = tuple[int, ...]
 Values: TypeAlias = "array[float] | Blocks"
-FAMILIES = ("gpt-oss", "qwen2moe", "glm4moe", "ernie4_5-moe", "hunyuan-moe", "deepseek2")
+FAMILIES = ("gpt-oss", "qwen2moe", "glm4moe", "ernie4_5-moe", "hunyuan-moe", "deepseek2", "llama4")
 _KEYS: dict[str, dict[str, object]] = {
     "gpt-oss": {
         "attention.sliding_window": WINDOW,
@@ -44,6 +44,7 @@ _KEYS: dict[str, dict[str, object]] = {
         "leading_dense_block_count": 1,
     },
     "hunyuan-moe": {"expert_shared_feed_forward_length": SHARED},
+    "llama4": {"interleave_moe_layer_step": 2},
     "deepseek2": {
         "expert_shared_feed_forward_length": SHARED,
         "leading_dense_block_count": 1,
@@ -110,7 +111,7 @@ def _latent_attention() -> Iterator[tuple[str, Shape]]:
 
 
 def _ffn(family: str, layer: int) -> Iterator[tuple[str, Shape]]:
-    if (family in {"glm4moe", "deepseek2"} and layer == 0) or (family == "ernie4_5-moe" and layer % 2 == 0):
+    if (family in {"glm4moe", "deepseek2"} and layer == 0) or (family in {"ernie4_5-moe", "llama4"} and layer % 2 == 0):
         yield from _gated("", DENSE)
         return
     yield "ffn_gate_inp.weight", (HIDDEN, EXPERTS)
@@ -120,7 +121,7 @@ def _ffn(family: str, layer: int) -> Iterator[tuple[str, Shape]]:
         for name, rows in (("gate", FFN), ("up", FFN), ("down", HIDDEN)):
             yield f"ffn_{name}_exps.bias", (rows, EXPERTS)
         return
-    yield from _gated("_shexp", SHARED)
+    yield from _gated("_shexp", FFN if family == "llama4" else SHARED)
     if family == "qwen2moe":
         yield "ffn_gate_inp_shexp.weight", (HIDDEN,)
     if family in {"glm4moe", "ernie4_5-moe", "deepseek2"}:

@@ -1,8 +1,9 @@
-"""Folders of hybrids that are refused: what is wrong in a `config.json` is said by name, before a tensor is read."""
+"""Folders of hybrids and of Llama 4 that are refused: what is wrong is told of by name, before a tensor is read."""
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -40,11 +41,39 @@ _LFM2 = {
 }
 
 
+_NEMOTRON = {
+    **_COMMON,
+    "model_type": "nemotron_h",
+    "num_hidden_layers": 4,
+    "hybrid_override_pattern": "ME*-",
+    "head_dim": 32,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+}
+
+
+_LLAMA4 = {
+    **_COMMON,
+    "model_type": "llama4_text",
+    "intermediate_size_mlp": 64,
+    "hidden_act": "silu",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+}
+
+
 def said_of(folder: Path, config: dict[str, object]) -> str:
     """What is said of a folder with this configuration and no tensor but the embedding, in one line."""
     header = json.dumps({"model.embed_tokens.weight": {"dtype": "F32", "shape": [64, 64], "data_offsets": [0, 16384]}})
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(16384))
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config))  # an infinite number as the word that NVIDIA's files have
     with pytest.raises(_rust.ModelFileError) as caught:
         _rust.CpuModel.load(folder, threads=1, kv_bytes=1 << 20)
     assert "\n" not in str(caught.value)
@@ -78,6 +107,76 @@ def said_of(folder: Path, config: dict[str, object]) -> str:
 def test_granite_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
     """Fields that are not implemented, shapes that no kernel computes, and tensors that are not there."""
     assert expected in said_of(tmp_path, {**_GRANITE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.0.mamba.in_proj.weight"),
+        ({"attn_layer_indices": [2]}, "'attn_layer_indices' must be a list of layers below 2"),
+        ({"attn_layer_indices": None}, "'attn_layer_indices' must be a list of layers below 2"),
+        ({"attn_layer_indices": []}, "2 of 2 layers are recurrent; expected at least one with attention"),
+        ({"mamba_n_groups": 3}, "heads is 4; expected 1 to 1024, a multiple of 3"),
+        ({"partial_rotary_factor": 3.0}, "96 of a head's 32 numbers are rotated"),
+    ],
+)
+def test_bamba_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Layers that are not there, shapes that no kernel computes, and tensors that are not there."""
+    config = {**_GRANITE, "model_type": "bamba", "attn_layer_indices": [1]}
+    for field in ("layer_types", "num_local_experts", "shared_intermediate_size"):
+        del config[field]
+    assert expected in said_of(tmp_path, config | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.1.mixer.gate.weight"),
+        ({"hybrid_override_pattern": "ME*X"}, "'hybrid_override_pattern' must say of each of 1 to 1000 layers"),
+        ({"hybrid_override_pattern": ""}, "'hybrid_override_pattern' must say of each of 1 to 1000 layers"),
+        ({"hybrid_override_pattern": "M" * 1001}, "'hybrid_override_pattern' must say of each of 1 to 1000 layers"),
+        ({"hybrid_override_pattern": None}, "lacks 'hybrid_override_pattern'"),
+        ({"hybrid_override_pattern": "ME*"}, "the kinds of 3 layers are told, of 4"),
+        ({"hybrid_override_pattern": "MEM-"}, "2 of 4 layers are recurrent; expected at least one with attention"),
+        ({"layers_block_type": ["mamba", "moe", 3, "mlp"]}, "'layers_block_type' must say of each of 1 to 1000 layers"),
+        ({"layers_block_type": ["mamba", "moe", "mlp", "mlp"]}, "expected at least one with attention"),
+        ({"moe_latent_size": 32}, "'moe_latent_size' is not implemented"),
+        ({"mlp_hidden_act": "silu"}, "'mlp_hidden_act' must be \"relu2\""),
+        ({"n_shared_experts": 2}, "'n_shared_experts' must be 1"),
+        ({"use_bias": True}, "'use_bias' is not implemented for nemotron_h"),
+        ({"sliding_window": 64}, "'sliding_window' is not implemented for nemotron_h"),
+        ({"n_groups": 3}, "heads is 4; expected 1 to 1024, a multiple of 3"),
+        ({"time_step_limit": [0.0, math.inf], "_name_or_path": 'a \\" Infinity'}, "model.layers.1.mixer.gate.weight"),
+        ({"time_step_limit": [-math.inf, math.inf]}, "'time_step_limit' must be two numbers"),
+        ({"n_group": 3}, "2 of 4 experts in 1 of 3 groups cannot be chosen"),
+        ({"moe_shared_expert_intermediate_size": None}, "lacks 'moe_shared_expert_intermediate_size'"),
+    ],
+)
+def test_nemotron_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Layers that are nothing known, other functions and experts in a latent, and tensors that are not there."""
+    assert expected in said_of(tmp_path, {**_NEMOTRON, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.0.feed_forward.gate_proj.weight"),
+        ({"moe_layers": [0, 1]}, "model.layers.0.feed_forward.router.weight"),
+        ({"moe_layers": [2]}, "'moe_layers' must be a list of layers below 2"),
+        ({"moe_layers": "all"}, "'moe_layers' must be a list of layers below 2"),
+        ({"attention_chunk_size": 0}, "the window of some layers is 0 positions wide"),
+        ({"attention_chunk_size": -1}, "'attention_chunk_size' must be a whole number"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "'layer_types' must have chunked_attention or"),
+        ({"layer_types": ["full_attention"]}, "the kinds of 1 layers are told, of 2"),
+        ({"no_rope_layers": [1]}, "'no_rope_layers' must have 1 (rotary) or 0 for each layer"),
+        ({"num_experts_per_tok": 5}, "experts of a token are 5; expected 1 to 4"),
+        ({"intermediate_size_mlp": None}, "lacks 'intermediate_size_mlp'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "('quantization_config': fp8), which is not implemented"),
+    ],
+)
+def test_llama_4_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Layers that are nothing known, chunks of nothing, more experts than there are, and tensors that are not there."""
+    assert expected in said_of(tmp_path, {**_LLAMA4, **changes})
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,13 @@ def test_a_tensor_of_another_size_is_refused(
         ("deepseek2", {"attention__temperature_scale": 0.1}, "'deepseek2.attention.temperature_scale' is not implemen"),
         ("deepseek2", {"attention__indexer__top_k": 64}, "'deepseek2.attention.indexer.top_k' is not implemented"),
         (
+            "llama4",
+            {"attention__sliding_window": 0},
+            "'llama4.attention.sliding_window' 0 is not implemented for llama4",
+        ),
+        ("llama4", {"expert_gating_func": 7}, "'llama4.expert_gating_func' 7 is not implemented"),
+        ("llama4", {"attention__chunk_size": 64}, "'llama4.attention.chunk_size' is not implemented"),
+        (
             "qwen2moe",
             {"expert_shared_feed_forward_length": 2**31},
             "columns of a shared expert are 2147483648",

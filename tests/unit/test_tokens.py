@@ -367,6 +367,7 @@ def test_thoughts_of_past_answers_are_still_found_by_the_template() -> None:
     ("pre", "words"),
     [
         ("gpt-4o", ["123", "4", "a", "B'll", "/"]),
+        ("llama4", ["123", "4", "a", "B'll", "/"]),
         ("llama-bpe", ["123", "4", "aB", "'ll", "/"]),
         ("qwen2", ["1", "2", "3", "4", "aB", "'ll", "/"]),
     ],

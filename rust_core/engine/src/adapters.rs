@@ -65,8 +65,8 @@ impl Projection {
             Self::Query => attention.map(|attention| &attention.query),
             Self::Key => attention.and_then(|attention| attention.key.as_ref()),
             Self::Value => attention.and_then(|attention| attention.value.as_ref()),
-            Self::AttentionOutput => attention.map(|_| &layer.attention_output),
-            Self::Gate => gated.map(|gated| &gated.gate),
+            Self::AttentionOutput => attention.and(layer.attention_output.as_ref()),
+            Self::Gate => gated.and_then(|gated| gated.gate.as_ref()),
             Self::Up => gated.map(|gated| &gated.up),
             Self::Down => gated.map(|gated| &gated.down),
         }

@@ -17,12 +17,14 @@ mod gemma4;
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
 pub(crate) mod latent;
+mod layers;
 mod recurrent;
 
 pub use self::experts::{Experts, Rating};
 pub use self::gemma4::Gemma4;
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
 pub use self::latent::Latent;
+pub use self::layers::Blocks;
 pub use self::recurrent::{DeltaNet, Mamba2, Recurrent};
 use pyagent_kernels::attention::{KvLayout, KvType};
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle, RopeTable};
@@ -69,6 +71,12 @@ pub enum Architecture {
     Granite,
     /// Granite 4: Mamba-2 beside attention, with experts and one that all tokens share, or without.
     GraniteHybrid,
+    /// Bamba: Mamba-2 beside attention whose heads are rotated in half.
+    Bamba,
+    /// Nemotron-H and Nemotron 3: layers of one block each, Mamba-2, attention, a feed-forward block or experts.
+    NemotronH,
+    /// Llama 4: attention in chunks, layers without rotary positions whose queries grow, experts whose inputs are weighed.
+    Llama4,
     /// gpt-oss: experts with biases and a clamped gate, and sinks in every other layer's window.
     GptOss,
     /// Qwen2 with experts, and one that all tokens share.
@@ -102,7 +110,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+    seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -126,6 +134,9 @@ impl Architecture {
             "qwen3next" | "qwen3_next" => Some(Self::Qwen3Next),
             "granite" => Some(Self::Granite),
             "granitehybrid" | "granitemoehybrid" => Some(Self::GraniteHybrid),
+            "bamba" => Some(Self::Bamba),
+            "nemotron_h" | "nemotron_h_moe" => Some(Self::NemotronH),
+            "llama4" | "llama4_text" => Some(Self::Llama4),
             "gpt-oss" | "gpt_oss" => Some(Self::GptOss),
             "qwen2moe" | "qwen2_moe" => Some(Self::Qwen2Moe),
             "glm4moe" | "glm4_moe" => Some(Self::Glm4Moe),
@@ -161,6 +172,9 @@ impl Architecture {
             Self::Qwen3Next => "qwen3next",
             Self::Granite => "granite",
             Self::GraniteHybrid => "granitehybrid",
+            Self::Bamba => "bamba",
+            Self::NemotronH => "nemotron_h",
+            Self::Llama4 => "llama4",
             Self::GptOss => "gpt-oss",
             Self::Qwen2Moe => "qwen2moe",
             Self::Glm4Moe => "glm4moe",
@@ -191,7 +205,12 @@ impl Architecture {
 
     /// Whether queries and keys are normalised after they are rotated, not before.
     pub fn is_norm_after_rope(self) -> bool {
-        matches!(self, Self::HunyuanDense | Self::HunyuanMoe)
+        matches!(self, Self::HunyuanDense | Self::HunyuanMoe | Self::Llama4)
+    }
+
+    /// Whether safetensors have a layer's experts in one tensor each of gates and ups, and of downs, transposed.
+    pub(crate) fn has_packed_experts(self) -> bool {
+        matches!(self, Self::GptOss | Self::Llama4)
     }
 
     /// Whether heads have sinks.
@@ -203,7 +222,15 @@ impl Architecture {
     pub fn is_cpu_only(self) -> bool {
         matches!(
             self,
-            Self::Ernie45 | Self::HunyuanDense | Self::SeedOss | Self::Exaone4 | Self::GptOss | Self::Gemma4
+            Self::Ernie45
+                | Self::HunyuanDense
+                | Self::SeedOss
+                | Self::Exaone4
+                | Self::GptOss
+                | Self::NemotronH
+                | Self::Bamba
+                | Self::Llama4
+                | Self::Gemma4
         ) || self.is_granite()
     }
 
@@ -219,7 +246,7 @@ impl Architecture {
 
     /// Whether a part of each head may be rotated alone.
     pub(crate) fn is_partly_rotary(self) -> bool {
-        matches!(self, Self::Phi3 | Self::Glm4Moe) || self.has_delta_nets()
+        matches!(self, Self::Phi3 | Self::Glm4Moe | Self::Bamba) || self.has_delta_nets()
     }
 
     /// Which layers have rotary positions, where the file does not say.
@@ -242,6 +269,8 @@ pub enum Activation {
     Silu,
     /// The tanh form of GELU.
     GeluTanh,
+    /// Nemotron-H: the square of what is above 0, without a gate.
+    ReluSquared,
     /// gpt-oss: what the gate lets through is one more than `up`, and both have limits.
     ClampedSwiglu {
         /// Factor inside the sigmoid.
@@ -251,19 +280,30 @@ pub enum Activation {
     },
 }
 
-/// Queries at position `p` are `1 + beta ln(1 + floor(p / original))` times as large, lest long contexts blur them.
+impl Activation {
+    /// Whether a second matrix gives what it is multiplied by.
+    pub(crate) fn has_gate(self) -> bool {
+        self != Self::ReluSquared
+    }
+}
+
+/// Queries at position `p` are `1 + beta ln(1 + floor((p + offset) / original))` times as large, lest long contexts blur them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryGrowth {
     /// How quickly they grow.
     pub beta: f32,
     /// Positions of the first training, within which they do not.
     pub original: usize,
+    /// What is added to positions.
+    pub offset: usize,
+    /// Whether they grow in layers without rotary positions alone.
+    pub is_of_unrotated: bool,
 }
 
 impl QueryGrowth {
     /// The factor at a position.
     pub fn at(&self, position: usize) -> f32 {
-        (1.0 + f64::from(self.beta) * ((1 + position / self.original.max(1)) as f64).ln()) as f32
+        (1.0 + f64::from(self.beta) * ((1 + (position + self.offset) / self.original.max(1)) as f64).ln()) as f32
     }
 }
 
@@ -294,6 +334,8 @@ pub struct ModelConfig {
     pub experts: Option<Experts>,
     /// Of each layer, whether it has one feed-forward block and no experts, in a mixture of them.
     pub dense_layers: Vec<bool>,
+    /// Of each layer, which blocks it has.
+    pub blocks: Vec<Blocks>,
     /// Positions the model was made for.
     pub context_length: usize,
     /// Epsilon of every RMS norm.
@@ -316,6 +358,8 @@ pub struct ModelConfig {
     pub local_rope_scaling: RopeScaling,
     /// Positions a sliding-window layer sees, its own included.
     pub sliding_window: Option<usize>,
+    /// Whether windows are chunks: a token sees those of its own, up to itself.
+    pub are_windows_chunks: bool,
     /// Of each layer, whether it is a sliding-window layer.
     pub sliding_layers: Vec<bool>,
     /// What the layers without attention are, where there are any.
@@ -326,7 +370,9 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// Factor on query-key products.
     pub attention_scale: f32,
-    /// Ministral 3: how queries grow with their positions.
+    /// Llama 4: queries and keys of layers with rotary positions are normalised, without a factor for each number.
+    pub has_bare_qk_norms: bool,
+    /// Ministral 3, Llama 4: how queries grow with their positions.
     pub query_growth: Option<QueryGrowth>,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub attention_softcap: Option<f32>,
@@ -351,11 +397,6 @@ impl ModelConfig {
     /// What layer `layer` is, if it has no attention.
     pub fn recurrent(&self, layer: usize) -> Option<&Recurrent> {
         self.recurrent.as_ref().filter(|_| self.recurrent_layers[layer])
-    }
-
-    /// Whether layer `layer` has experts.
-    pub fn has_experts(&self, layer: usize) -> bool {
-        self.experts.is_some() && !self.dense_layers[layer]
     }
 
     /// Width inside the feed-forward block of layers whose block is of another width than `ffn_size`: without experts in a
@@ -451,14 +492,17 @@ impl ModelConfig {
             .iter()
             .filter(|is_recurrent| **is_recurrent)
             .count();
-        let count = self.recurrent_layers.len();
+        for count in [self.recurrent_layers.len(), self.blocks.len()] {
+            if count != self.num_layers {
+                let of = self.num_layers;
+                return Err(invalid(format!("the kinds of {count} layers are told, of {of}")));
+            }
+        }
+        let count = self.num_layers;
+        let has_attention = (0..count).any(|layer| self.has_attention(layer));
         match &self.recurrent {
-            _ if count != self.num_layers => Err(invalid(format!(
-                "the kinds of {count} layers are told, of {}",
-                self.num_layers
-            ))),
-            None if num_recurrent == 0 => Ok(()),
-            Some(recurrent) if num_recurrent < count => recurrent.check(self.hidden_size),
+            None if num_recurrent == 0 && has_attention => Ok(()),
+            Some(recurrent) if has_attention => recurrent.check(self.hidden_size),
             _ => Err(invalid(format!(
                 "{num_recurrent} of {count} layers are recurrent; expected at least one with attention"
             ))),
@@ -533,7 +577,7 @@ impl ModelConfig {
             ));
         }
         if self.sliding_window == Some(0) {
-            return Err(invalid("the sliding window is 0 positions wide".to_owned()));
+            return Err(invalid("the window of some layers is 0 positions wide".to_owned()));
         }
         Ok(self)
     }

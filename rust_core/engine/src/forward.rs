@@ -112,7 +112,8 @@ pub enum Stage {
     LookUp,
     /// Tokens' vectors for all layers.
     Vectors,
-    /// Rows of the stream that all threads share, after so many blocks, of which a layer has two or three; and their norm.
+    /// Rows of the stream that all threads share, after so many blocks, of which a layer has two or three places; and their
+    /// norm.
     Stream(usize),
     /// A layer's queries, keys and values; or what a recurrent layer makes of its input.
     Project(usize),
@@ -162,7 +163,7 @@ impl Pass<'_> {
     pub fn stages(&self, plan: &Plan<'_>) -> (Vec<Stage>, Vec<usize>) {
         let is_shared = !is_few(plan.num_rows());
         let is_norm_wide = self.config.architecture.is_qk_norm_wide();
-        let stream = |blocks| is_shared.then_some(Stage::Stream(blocks));
+        let stream = |blocks| is_shared.then(|| Stage::Stream(self.config.next_block(blocks)));
         let layer = |layer: usize| {
             let attention = self.config.blocks_per_layer() * layer;
             let ffn = attention + 1;
@@ -185,8 +186,10 @@ impl Pass<'_> {
                     stream(ffn + 2),
                 ]
             });
-            let first = first.chain(stream(attention + 1));
-            first.chain(second).chain(stream(ffn + 1)).chain(third.flatten())
+            let (first, second) = (first.chain(stream(attention + 1)), second.chain(stream(ffn + 1)));
+            let first = first.filter(move |_| self.config.has_mixer(layer));
+            let second = second.filter(move |_| self.config.has_ffn(layer));
+            first.chain(second).chain(third.flatten())
         };
         let layers = (0..self.config.num_layers).flat_map(layer);
         let vectors = self
@@ -293,11 +296,14 @@ impl Pass<'_> {
                 Stage::LookUp => part.look_up(piece.index, own),
                 Stage::Vectors => part.make_vectors(ranges(stage), own),
                 Stage::GateVectors(layer) => part.gate_vectors(layer, ranges(stage), own),
-                Stage::Stream(blocks) => part.advance(piece.index, blocks.checked_sub(1), blocks, &mut own.row),
+                Stage::Stream(blocks) => {
+                    part.advance(piece.index, self.config.block_before(blocks), blocks, &mut own.row)
+                }
                 Stage::Project(layer) => match &self.weights.layers[layer].mixer {
                     Mixer::Attention(attention) => part.project(layer, attention, ranges(stage), own),
                     Mixer::Latent(latent) => part.project_latent(latent, ranges(stage)),
                     Mixer::Recurrent(recurrent) => part.project_mixer(recurrent, ranges(stage)),
+                    Mixer::Absent => {}
                 },
                 Stage::Compress(layer) => part.compress(layer, piece.index),
                 Stage::Absorb(layer) => part.absorb(layer, ranges(stage), own),
@@ -314,6 +320,7 @@ impl Pass<'_> {
                 },
                 Stage::Route(layer) => part.route(layer, piece.index),
                 Stage::Gate(layer) => match &self.weights.layers[layer].ffn {
+                    FeedForward::Absent => {}
                     FeedForward::Dense(gated) => {
                         part.gate(gated, part.inside(layer), Some(layer), None, ranges(stage), own)
                     }
@@ -329,23 +336,23 @@ impl Pass<'_> {
 
     /// A block's matrix, unless it is of experts, and its norm where the family has one.
     fn block(&self, block: usize) -> (Option<&Linear>, Option<&[f32]>) {
-        let (layer, place) = self.place(block);
+        let (layer, place) = self.config.place_of(block);
         let layer = &self.weights.layers[layer];
         match (place, &layer.ffn) {
-            (0, _) => (Some(&layer.attention_output), layer.post_attention_norm.as_deref()),
+            (0, _) => (layer.attention_output.as_ref(), layer.post_attention_norm.as_deref()),
             (2, _) => {
                 let per_layer = layer.per_layer.as_ref();
                 let projection = per_layer.map(|per_layer| &per_layer.projection);
                 (projection, per_layer.map(|per_layer| per_layer.norm.as_slice()))
             }
             (_, FeedForward::Dense(gated)) => (Some(&gated.down), layer.post_ffn_norm.as_deref()),
-            (_, FeedForward::Experts { .. }) => (None, layer.post_ffn_norm.as_deref()),
+            (_, FeedForward::Experts { .. } | FeedForward::Absent) => (None, layer.post_ffn_norm.as_deref()),
         }
     }
 
     /// A block's experts, if it is of experts, and the one that all tokens share.
     fn experts(&self, block: usize) -> Option<(&[Gated], Option<&Shared>)> {
-        let (layer, place) = self.place(block);
+        let (layer, place) = self.config.place_of(block);
         match &self.weights.layers[layer].ffn {
             FeedForward::Experts { experts, shared, .. } if place == 1 => Some((experts, shared.as_deref())),
             _ => None,
@@ -354,19 +361,13 @@ impl Pass<'_> {
 
     /// The norm before the block that follows so many, where the family has one; the last is followed by the output's.
     fn norm_after(&self, blocks: usize) -> Option<&[f32]> {
-        let (layer, place) = self.place(blocks);
+        let (layer, place) = self.config.place_of(blocks);
         let layer = self.weights.layers.get(layer)?;
         match place {
             0 => layer.attention_norm.as_deref(),
             1 => layer.ffn_norm.as_deref(),
             _ => None,
         }
-    }
-
-    /// A block's layer, and its place in it.
-    fn place(&self, block: usize) -> (usize, usize) {
-        let per_layer = self.config.blocks_per_layer();
-        (block / per_layer, block % per_layer)
     }
 
     /// Blocks of all layers.
@@ -423,8 +424,10 @@ impl Part<'_> {
                 self.embed(row, residual);
             }
             for block in from.unwrap_or(0)..to {
-                self.add_block(block, row, residual, scratch);
-                let (layer, next) = self.pass.place(block + 1);
+                if self.pass.config.has_block(block) {
+                    self.add_block(block, row, residual, scratch);
+                }
+                let (layer, next) = self.pass.config.place_of(block + 1);
                 if next == 0 {
                     self.finish_layer(layer - 1, row, residual);
                 }

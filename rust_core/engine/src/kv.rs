@@ -64,7 +64,7 @@ pub struct KvPages {
     pub layer_bytes: usize,
     /// Of each group of keys and values, how a layer's part of a page is laid out.
     layouts: Vec<KvLayout>,
-    /// Of each layer, where it lies; none of a recurrent one.
+    /// Of each layer, where it lies; none of one without attention.
     places: Vec<Option<Place>>,
     /// Of recurrent layers, where their states lie.
     pub states: Option<StatePages>,
@@ -77,7 +77,7 @@ type Kind = (Option<usize>, KvLayout);
 impl KvPages {
     /// The groups of a model whose keys and values are numbers of this type.
     pub fn of(config: &ModelConfig, dtype: KvType) -> Self {
-        let has_own = |&layer: &usize| config.recurrent(layer).is_none() && config.kv_source(layer).is_none();
+        let has_own = |&layer: &usize| config.has_attention(layer) && config.kv_source(layer).is_none();
         let kind = |layer| (config.window(layer), config.kv_layout(layer, dtype));
         let kinds: Vec<Kind> = (0..config.num_layers).filter(has_own).map(kind).collect();
         let mut pages = Self::new(&kinds);

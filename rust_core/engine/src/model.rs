@@ -4,6 +4,7 @@
 //! read, and the pages of the mapping are given back at once, so that a model is resident once.
 
 mod adapted;
+mod attention;
 mod expert_tensors;
 mod gemma4;
 mod latent;
@@ -40,13 +41,13 @@ pub struct Linear {
     pub bias: Option<Vec<f32>>,
 }
 
-/// One decoder layer's weights. Which norms there are is the family's.
+/// One decoder layer's weights. Which norms there are is the family's; a layer of one block has nothing of the other.
 #[expect(missing_docs, reason = "the fields are the names every model card uses")]
 pub struct Layer {
     pub attention_norm: Option<Vec<f32>>,
     pub mixer: Mixer,
     /// The output matrix of attention, or of what a recurrent layer has instead.
-    pub attention_output: Linear,
+    pub attention_output: Option<Linear>,
     /// Of each query head a score without a value, where the family has them.
     pub sinks: Option<Vec<f32>>,
     pub post_attention_norm: Option<Vec<f32>>,
@@ -63,13 +64,13 @@ pub struct Layer {
 
 impl Layer {
     fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
-        let mixer = self.mixer.inputs().into_iter().chain([&self.attention_output]);
+        let mixer = self.mixer.inputs().into_iter().chain(&self.attention_output);
         let ffn = self
             .ffn
             .gated()
             .iter()
             .chain(self.ffn.shared().map(|shared| &shared.gated));
-        let ffn = ffn.flat_map(|gated| [&gated.gate, &gated.up, &gated.down]);
+        let ffn = ffn.flat_map(|gated| gated.inputs().chain([&gated.down]));
         let per_layer = self.per_layer.iter();
         let per_layer = per_layer.flat_map(|per_layer| [&per_layer.gate, &per_layer.projection]);
         let linears = mixer.chain(self.ffn.raters()).chain(ffn).chain(per_layer);
@@ -85,6 +86,8 @@ pub enum Mixer {
     Latent(Box<LatentWeights>),
     /// A state that each token changes.
     Recurrent(RecurrentWeights),
+    /// Nothing, in layers that have a feed-forward block alone.
+    Absent,
 }
 
 impl Mixer {
@@ -97,6 +100,7 @@ impl Mixer {
             }
             Self::Latent(latent) => latent.inputs().into(),
             Self::Recurrent(recurrent) => recurrent.inputs.iter().collect(),
+            Self::Absent => Vec::new(),
         }
     }
 
@@ -126,16 +130,26 @@ pub struct Attention {
     pub value_norm: Option<Vec<f32>>,
 }
 
-/// A gated feed-forward block.
+/// A feed-forward block.
 #[expect(missing_docs, reason = "the fields are the names every model card uses")]
 pub struct Gated {
-    pub gate: Linear,
+    /// None where the activation has no gate.
+    pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
 }
 
+impl Gated {
+    /// The matrices that its input is multiplied by.
+    pub fn inputs(&self) -> impl Iterator<Item = &Linear> {
+        self.gate.iter().chain([&self.up])
+    }
+}
+
 /// A layer's feed-forward block, or its experts.
 pub enum FeedForward {
+    /// Nothing, in layers that have none.
+    Absent,
     /// One block for all tokens.
     Dense(Gated),
     /// Blocks of which each token has a few.
@@ -163,7 +177,7 @@ impl FeedForward {
     /// What rates the experts, where there are any.
     pub fn router(&self) -> Option<&Linear> {
         match self {
-            Self::Dense(_) => None,
+            Self::Dense(_) | Self::Absent => None,
             Self::Experts { router, .. } => Some(router),
         }
     }
@@ -178,13 +192,14 @@ impl FeedForward {
     pub fn shared(&self) -> Option<&Shared> {
         match self {
             Self::Experts { shared, .. } => shared.as_deref(),
-            Self::Dense(_) => None,
+            Self::Dense(_) | Self::Absent => None,
         }
     }
 
     /// The block, or the experts' blocks.
     pub fn gated(&self) -> &[Gated] {
         match self {
+            Self::Absent => &[],
             Self::Dense(gated) => std::slice::from_ref(gated),
             Self::Experts { experts, .. } => experts,
         }
@@ -429,6 +444,8 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
     loader.check_recurrent()?;
     loader.check_latent()?;
     loader.check_gemma4()?;
+    loader.check_attention()?;
+    loader.check_dense()?;
     let layers = (0..config.num_layers)
         .map(|layer| loader.layer(layer))
         .collect::<Result<_, _>>()?;
@@ -460,14 +477,17 @@ impl<'a> Loader<'a> {
         let name = |part: Part| self.names.layer(layer, part, config);
         let (mixer, output) = self.mixer(layer)?;
         let has_input_norms = config.architecture.has_input_norms();
-        let input_norm = |part| has_input_norms.then(|| self.norm(&name(part).name, hidden)).transpose();
+        let input_norm = |part, is_there: bool| {
+            let norm = (has_input_norms && is_there).then(|| self.norm(&name(part).name, hidden));
+            norm.transpose()
+        };
         Ok(Layer {
-            attention_norm: input_norm(Part::AttentionNorm)?,
+            attention_norm: input_norm(Part::AttentionNorm, config.has_mixer(layer))?,
             mixer,
             attention_output: output,
             sinks: self.sinks(layer)?,
             post_attention_norm: self.optional_norm(&name(Part::PostAttentionNorm).name, hidden)?,
-            ffn_norm: input_norm(Part::FfnNorm)?,
+            ffn_norm: input_norm(Part::FfnNorm, config.has_ffn(layer))?,
             ffn: self.feed_forward(layer)?,
             post_ffn_norm: self.optional_norm(&name(Part::PostFfnNorm).name, hidden)?,
             separate_experts: self.separate_experts(layer)?,
@@ -477,41 +497,23 @@ impl<'a> Loader<'a> {
     }
 
     /// What brings a layer's tokens together, and its output matrix.
-    fn mixer(&self, layer: usize) -> Result<(Mixer, Linear), ModelFileError> {
+    fn mixer(&self, layer: usize) -> Result<(Mixer, Option<Linear>), ModelFileError> {
         let (config, hidden) = (self.config, self.config.hidden_size);
+        if !config.has_mixer(layer) {
+            return Ok((Mixer::Absent, None));
+        }
         let name = |part: Part| self.names.layer(layer, part, config);
         if let Some(recurrent) = config.recurrent(layer) {
             let columns = recurrent.output_size(hidden);
             let output = self.linear(&name(Part::MixerOutput), hidden, columns)?;
-            return Ok((Mixer::Recurrent(self.recurrent(layer, recurrent)?), output));
+            return Ok((Mixer::Recurrent(self.recurrent(layer, recurrent)?), Some(output)));
         }
         if let Some(latent) = &config.latent {
             let (weights, output) = self.latent(layer, latent)?;
-            return Ok((Mixer::Latent(Box::new(weights)), output));
+            return Ok((Mixer::Latent(Box::new(weights)), Some(output)));
         }
-        let (query_norm, key_norm) = config.qk_norm_sizes(layer);
-        let query_size = config.query_size_of(layer);
-        let of_kv = |part| self.linear(&name(part), config.kv_size_of(layer), hidden);
-        let has_kv = config.kv_source(layer).is_none();
-        let (query, gate) = if config.architecture.has_gated_attention() {
-            let [query, gate] = self.interleaved_heads(&name(Part::Query))?;
-            (query, Some(gate))
-        } else {
-            (self.linear(&name(Part::Query), query_size, hidden)?, None)
-        };
-        let attention = Attention {
-            query,
-            key: has_kv.then(|| of_kv(Part::Key)).transpose()?,
-            value: (has_kv && !config.are_values_keys(layer))
-                .then(|| of_kv(Part::Value))
-                .transpose()?,
-            gate,
-            query_norm: self.optional_norm(&name(Part::QueryNorm).name, query_norm)?,
-            key_norm: self.optional_norm(&name(Part::KeyNorm).name, key_norm)?,
-            value_norm: config.gemma4.map(|_| vec![1.0; key_norm]),
-        };
-        let output = self.linear(&name(Part::AttentionOutput), hidden, query_size)?;
-        Ok((Mixer::Attention(Box::new(attention)), output))
+        let (attention, output) = self.attention(layer)?;
+        Ok((Mixer::Attention(Box::new(attention)), Some(output)))
     }
 
     /// Refuses a matrix that is missing or of another size.

@@ -269,11 +269,32 @@ pub(crate) fn read_object(path: &Path) -> Result<JsonObject, ModelFileError> {
 pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value, ModelFileError> {
     read_bounded(path)
         .and_then(|bytes| {
-            serde_json::from_slice(&bytes).map_err(|error| ModelFileError::Json {
+            let parsed = serde_json::from_slice(&bytes).or_else(|_| serde_json::from_slice(&with_words(&bytes)));
+            parsed.map_err(|error| ModelFileError::Json {
                 reason: clipped(&error.to_string()),
             })
         })
         .map_err(|error| error.in_file(path))
+}
+
+/// JSON in which numbers that Python writes as words, and JSON has not, are objects, as transformers 5 writes them:
+/// `{"__float__": "Infinity"}`.
+fn with_words(json: &[u8]) -> Vec<u8> {
+    const WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    let (mut out, mut rest, mut is_text) = (Vec::with_capacity(json.len()), json, false);
+    while let Some((&byte, after)) = rest.split_first() {
+        let word = WORDS.iter().find(|word| !is_text && rest.starts_with(word.as_bytes()));
+        if let Some(word) = word {
+            out.extend_from_slice(format!("{{\"__float__\":\"{word}\"}}").as_bytes());
+            rest = &rest[word.len()..];
+            continue;
+        }
+        let len = if is_text && byte == b'\\' { 2.min(rest.len()) } else { 1 };
+        is_text ^= byte == b'"';
+        out.extend_from_slice(&rest[..len]);
+        rest = if len == 1 { after } else { &rest[len..] };
+    }
+    out
 }
 
 fn read_bounded(path: &Path) -> Result<Vec<u8>, ModelFileError> {

@@ -16,7 +16,7 @@ use crate::forward::{
     FEW_ROWS, LatentBuffers, PerLayerBuffers, Routing, latent_sizes, mixed_size, most_piece_columns, most_piece_rows,
     most_slots, most_split_rows, num_delta_rows, num_streams, output_size,
 };
-use crate::model::{Layer, Mixer, Weights};
+use crate::model::{Gated, Layer, Mixer, Weights};
 
 /// Tokens of a prompt that are scored at a time: enough to read the output matrix seldom, few enough for their logits to
 /// take little memory.
@@ -331,7 +331,7 @@ impl Forms {
 fn outputs(weights: &Weights, are_recurrent: bool) -> impl Iterator<Item = &pyagent_kernels::pack::PackedMatrix> {
     let layers = weights.layers.iter();
     let layers = layers.filter(move |layer| matches!(layer.mixer, Mixer::Recurrent(_)) == are_recurrent);
-    layers.map(|layer| &layer.attention_output.weight)
+    layers.filter_map(|layer| Some(&layer.attention_output.as_ref()?.weight))
 }
 
 impl Workspace {
@@ -374,9 +374,9 @@ impl Workspace {
             per_layer: PerLayerBuffers::new(config, weights),
             hidden_forms: Forms::of(layers().flat_map(|layer| {
                 let mixer = layer.mixer.inputs().into_iter();
-                let ffn = layer.ffn.gated().iter().flat_map(|gated| [&gated.gate, &gated.up]);
+                let ffn = layer.ffn.gated().iter().flat_map(Gated::inputs);
                 let shared = layer.ffn.shared().into_iter();
-                let shared = shared.flat_map(|shared| [&shared.gated.gate, &shared.gated.up]);
+                let shared = shared.flat_map(|shared| shared.gated.inputs());
                 let per_layer = layer.per_layer.iter().map(|per_layer| &per_layer.gate);
                 let linears = mixer
                     .chain(layer.ffn.raters())

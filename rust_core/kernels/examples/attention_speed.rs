@@ -135,6 +135,7 @@ impl Sequence {
                     first_position: first_position + first,
                     num_tokens: 16.min(num_tokens - first),
                     window: None,
+                    is_window_chunk: false,
                     scale: 0.125,
                     softcap: None,
                     sinks: None,

@@ -82,6 +82,7 @@ impl ModelConfig {
             activation: match config.activation {
                 Activation::Silu => "silu".to_owned(),
                 Activation::GeluTanh => "gelu_tanh".to_owned(),
+                Activation::ReluSquared => "relu_squared".to_owned(),
                 Activation::ClampedSwiglu { .. } => "clamped_swiglu".to_owned(),
             },
             attention_scale: f64::from(config.attention_scale),

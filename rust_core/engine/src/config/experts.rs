@@ -25,6 +25,8 @@ pub struct Experts {
     pub is_renormalised: bool,
     /// Factor on weights, after that.
     pub weight_scale: f32,
+    /// Llama 4: whether weights are factors of what experts are given, not of what they give.
+    pub weighs_inputs: bool,
     /// Groups of neighbouring experts (DeepSeek-V3, arXiv 2412.19437): those with the best two experts are chosen first.
     pub num_groups: usize,
     /// Groups that a token's experts are chosen from.
@@ -51,6 +53,7 @@ impl Experts {
             rating: Rating::Softmax,
             is_renormalised: true,
             weight_scale: 1.0,
+            weighs_inputs: false,
             num_groups: 1,
             num_used_groups: 1,
             shared_size: 0,

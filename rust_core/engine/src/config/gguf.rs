@@ -4,6 +4,8 @@ mod experts;
 mod gemma4;
 mod hybrid;
 mod latent;
+mod llama4;
+mod nemotron;
 
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 
@@ -88,7 +90,9 @@ impl ModelConfig {
     /// Reads a GGUF's metadata.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelFileError> {
         let name = file.metadata_str("general.architecture")?;
-        let architecture = Architecture::from_name(name).ok_or_else(|| unsupported(name))?;
+        // llama.cpp's files of Bamba are Granite 4's, and halves of heads are not: they are refused there.
+        let architecture = Architecture::from_name(name).filter(|found| *found != Architecture::Bamba);
+        let architecture = architecture.ok_or_else(|| unsupported(name))?;
         let keys = Keys { file, name };
         let has_caps = architecture == Architecture::Gemma2;
         let is_gemma4 = architecture == Architecture::Gemma4;
@@ -106,6 +110,7 @@ impl ModelConfig {
         let sliding_window = keys
             .optional_size("attention.sliding_window")?
             .filter(|window| *window != 0);
+        let sliding_window = keys.chunk_size(architecture)?.or(sliding_window);
         let sliding_layers = keys.sliding_layers(architecture, num_layers, sliding_window.is_some())?;
         let shapes = keys.gemma4(architecture, &sliding_layers)?;
         let head_dim = match (&latent, &shapes) {
@@ -118,7 +123,14 @@ impl ModelConfig {
             None => keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim),
         };
         let (recurrent, recurrent_layers) = keys.recurrent(architecture, num_layers)?;
-        if !architecture.is_partly_rotary() && latent.is_none() && !is_gemma4 {
+        // Nemotron-H's files tell of rotary numbers that it has not.
+        let rotary_dims = if architecture == Architecture::NemotronH {
+            head_dim
+        } else {
+            rotary_dims
+        };
+        let tells_others = is_gemma4 || latent.is_some() || architecture == Architecture::NemotronH;
+        if !architecture.is_partly_rotary() && !tells_others {
             keys.expect_size("rope.dimension_count", head_dim)?;
         }
         let rope_base = keys.number_or("rope.freq_base", 10_000.0)?;
@@ -142,10 +154,11 @@ impl ModelConfig {
             ffn_size: match (keys.optional_size("expert_feed_forward_length")?, &shapes) {
                 (Some(size), _) if experts.is_some() => size,
                 (_, Some(shapes)) => shapes.ffn_size,
-                _ => keys.size("feed_forward_length")?,
+                _ => keys.ffn_size(architecture)?,
             },
             experts,
             dense_layers: keys.dense_layers(experts.is_some(), num_layers)?,
+            blocks: keys.blocks(architecture, num_layers)?,
             context_length: rope_scaling.context_length(keys.size("context_length")?),
             norm_epsilon: file.metadata_f32(&keys.key("attention.layer_norm_rms_epsilon"))?,
             norm_weight_offset: 0.0,
@@ -154,6 +167,7 @@ impl ModelConfig {
                 | Architecture::SmolLm3
                 | Architecture::Ernie45
                 | Architecture::Ernie45Moe
+                | Architecture::Llama4
                 | Architecture::Deepseek2 => RopeStyle::Interleaved,
                 _ if is_granite => RopeStyle::Interleaved,
                 _ => RopeStyle::Neox,
@@ -162,6 +176,8 @@ impl ModelConfig {
             rotary_layers: match sliding_window {
                 Some(_) if architecture == Architecture::Exaone4 => sliding_layers.clone(),
                 _ if is_granite => vec![keys.has_positions()?; sliding_layers.len()],
+                _ if architecture == Architecture::Llama4 => periodic(num_layers, llama4::PERIOD),
+                _ if architecture == Architecture::NemotronH => vec![false; sliding_layers.len()],
                 _ => architecture.rotary_layers(num_layers),
             },
             rope_base,
@@ -173,11 +189,13 @@ impl ModelConfig {
             },
             rope_scaling,
             sliding_window,
+            are_windows_chunks: architecture == Architecture::Llama4,
             sliding_layers,
             recurrent,
             recurrent_layers,
             activation: match architecture {
                 Architecture::GptOss => GPT_OSS_GATE,
+                Architecture::NemotronH => Activation::ReluSquared,
                 _ if is_gemma => Activation::GeluTanh,
                 _ => Activation::Silu,
             },
@@ -190,7 +208,8 @@ impl ModelConfig {
                 }
                 None => (head_dim as f32).powf(-0.5),
             },
-            query_growth: keys.query_growth()?,
+            has_bare_qk_norms: llama4::has_norms(architecture, experts.as_ref()),
+            query_growth: keys.query_growth(architecture)?,
             attention_softcap: keys.cap(has_caps, CAPS[0])?,
             logit_softcap: keys.cap(has_caps || is_gemma4, CAPS[1])?,
             embedding_scale: match architecture {
@@ -327,10 +346,18 @@ impl Keys<'_> {
     }
 
     /// How Ministral 3's queries grow.
-    fn query_growth(&self) -> Result<Option<QueryGrowth>, ModelFileError> {
+    fn query_growth(&self, architecture: Architecture) -> Result<Option<QueryGrowth>, ModelFileError> {
+        if architecture == Architecture::Llama4 {
+            return Ok(Some(llama4::GROWTH));
+        }
         let beta = self.number_or("attention.temperature_scale", 0.0)? as f32;
         let original = self.original_context()?;
-        Ok((beta != 0.0).then_some(QueryGrowth { beta, original }))
+        Ok((beta != 0.0).then_some(QueryGrowth {
+            beta,
+            original,
+            offset: 0,
+            is_of_unrotated: false,
+        }))
     }
 
     fn yarn(&self, factor: f32) -> Result<RopeScaling, ModelFileError> {
@@ -375,6 +402,7 @@ impl Keys<'_> {
             None if architecture == Architecture::Gemma2 => GEMMA2_PERIOD,
             None if architecture == Architecture::Gemma3 => GEMMA3_PERIOD,
             None if architecture == Architecture::GptOss => GPT_OSS_PERIOD,
+            None if architecture == Architecture::Llama4 => llama4::PERIOD,
             None if architecture == Architecture::Exaone4 && has_window => EXAONE4_PERIOD,
             None if matches!(architecture, Architecture::Llama | Architecture::Phi3) || !has_window => 0,
             None => {

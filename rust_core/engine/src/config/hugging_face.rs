@@ -4,6 +4,8 @@ mod experts;
 mod gemma4;
 mod hybrid;
 mod latent;
+mod llama4;
+mod nemotron;
 mod qwen_vl;
 mod rope;
 
@@ -99,9 +101,10 @@ impl ModelConfig {
         most_positions: Option<usize>,
     ) -> Result<Self, ModelFileError> {
         let text = match gemma4::text_part(config)? {
-            None => qwen_vl::text_half(config)?,
+            None => qwen_vl::text_half(config)?.or_else(|| llama4::text_half(config)),
             text => text,
         };
+        let text = text.map_or_else(|| nemotron::counted(config), |text| Ok(Some(text)))?;
         let config = text.as_ref().unwrap_or(config);
         let json = JsonConfig(config, most_positions);
         let name = json.text("model_type").unwrap_or("(no model_type)");
@@ -114,6 +117,9 @@ impl ModelConfig {
             _ if architecture.has_short_convolutions() => hybrid::LFM2,
             _ if architecture.has_delta_nets() => hybrid::QWEN35,
             Architecture::GraniteHybrid => hybrid::GRANITE,
+            Architecture::NemotronH => nemotron::FIELDS,
+            Architecture::Bamba => hybrid::BAMBA,
+            Architecture::Llama4 => llama4::FIELDS,
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::HunyuanDense => "eod_token_id",
             Architecture::SeedOss => "attention_out_bias residual_dropout",
@@ -135,12 +141,12 @@ impl ModelConfig {
             _ if is_gemma || architecture.has_delta_nets() => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
             Architecture::GptOss => GPT_OSS_HEAD_DIM,
-            Architecture::SeedOss => SEED_OSS_HEAD_DIM,
+            Architecture::SeedOss | Architecture::Llama4 => SEED_OSS_HEAD_DIM,
             _ => hidden_size / num_heads.max(1),
         };
         let head_dim = match &latent {
             Some(latent) => latent.cached_dims(),
-            None => json.optional_size("head_dim")?.unwrap_or(by_family),
+            None => json.head_dim(by_family)?,
         };
         let query_size = if is_gemma {
             json.number("query_pre_attn_scalar").unwrap_or(GEMMA_HEAD_DIM as f64)
@@ -149,7 +155,7 @@ impl ModelConfig {
         };
         let (recurrent, recurrent_layers) = json.recurrent(architecture, num_layers)?;
         let mut rotary_layers = json.rotary_layers(architecture, num_layers)?;
-        if architecture == Architecture::GraniteHybrid && !json.has_positions()? {
+        if !json.has_positions(architecture)? {
             rotary_layers.fill(false);
         }
         let sliding_window = json.sliding_window(name)?;
@@ -184,11 +190,14 @@ impl ModelConfig {
             ffn_size: match architecture {
                 Architecture::Lfm2 => json.lfm2_ffn_size()?,
                 Architecture::GraniteHybrid if experts.is_none() => json.size("shared_intermediate_size")?,
-                Architecture::Gemma4 if experts.is_none() => json.size("intermediate_size")?,
+                Architecture::Gemma4 | Architecture::NemotronH if experts.is_none() => {
+                    json.size("intermediate_size")?
+                }
                 _ => json.ffn_size(name)?,
             },
             experts,
             dense_layers: json.dense_layers(name, num_layers)?,
+            blocks: json.blocks(architecture, num_layers)?,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
             norm_epsilon: json.norm_epsilon(name) as f32,
             norm_weight_offset: if (is_gemma && !is_gemma4) || architecture.has_delta_nets() {
@@ -197,7 +206,7 @@ impl ModelConfig {
                 0.0
             },
             rope_style: match architecture {
-                Architecture::Ernie45 | Architecture::Ernie45Moe => RopeStyle::Interleaved,
+                Architecture::Ernie45 | Architecture::Ernie45Moe | Architecture::Llama4 => RopeStyle::Interleaved,
                 Architecture::Deepseek2 if json.is_rope_interleaved() => RopeStyle::Interleaved,
                 _ => RopeStyle::Neox,
             },
@@ -210,6 +219,7 @@ impl ModelConfig {
             local_rope_base,
             local_rope_scaling,
             sliding_window,
+            are_windows_chunks: architecture == Architecture::Llama4,
             sliding_layers,
             rotary_layers,
             recurrent,
@@ -221,6 +231,7 @@ impl ModelConfig {
                 None if is_gemma4 => 1.0,
                 None => (query_size as f32).powf(-0.5),
             },
+            has_bare_qk_norms: json.has_bare_qk_norms(),
             query_growth: json.query_growth(name)?,
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: match architecture {
@@ -257,8 +268,19 @@ fn is_recurrent(name: &str) -> bool {
 /// The epsilon of a family's norms where the file does not say.
 fn default_epsilon(name: &str) -> f64 {
     match name {
-        "phi3" | "olmo2" | "olmo3" | "mixtral" | "olmoe" | "gpt_oss" | "glm4_moe" | "glm4_moe_lite" | "lfm2"
-        | "lfm2_moe" => 1e-5,
+        "phi3"
+        | "olmo2"
+        | "olmo3"
+        | "mixtral"
+        | "olmoe"
+        | "gpt_oss"
+        | "glm4_moe"
+        | "glm4_moe_lite"
+        | "lfm2"
+        | "lfm2_moe"
+        | llama4::NAME
+        | "bamba"
+        | nemotron::NAME => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | MINISTRAL3 => 1e-5,
         _ => 1e-6,
     }
@@ -375,6 +397,9 @@ impl JsonConfig<'_> {
 
     /// How Ministral 3's queries grow.
     fn query_growth(&self, name: &str) -> Result<Option<QueryGrowth>, ModelFileError> {
+        if name == llama4::NAME {
+            return self.growth_of_unrotated();
+        }
         let Some(rope) = self.object("rope_parameters").filter(|_| name == MINISTRAL3) else {
             return Ok(None);
         };
@@ -384,6 +409,8 @@ impl JsonConfig<'_> {
             (Some(beta), Some(original)) => Ok(Some(QueryGrowth {
                 beta: beta as f32,
                 original: original as usize,
+                offset: 0,
+                is_of_unrotated: false,
             })),
             (None, _) => Ok(None),
             _ => Err(invalid(
@@ -393,12 +420,12 @@ impl JsonConfig<'_> {
     }
 
     fn norm_epsilon(&self, name: &str) -> f64 {
-        let key = if name.starts_with("lfm2") {
-            "norm_eps"
-        } else {
-            "rms_norm_eps"
+        let keys: &[&str] = match name {
+            nemotron::NAME => &["layer_norm_epsilon", "norm_eps"],
+            _ if name.starts_with("lfm2") => &["norm_eps"],
+            _ => &["rms_norm_eps"],
         };
-        let own = self.number(key);
+        let own = keys.iter().find_map(|key| self.number(key));
         own.unwrap_or(default_epsilon(name))
     }
 
@@ -412,6 +439,9 @@ impl JsonConfig<'_> {
     fn activation(&self, architecture: Architecture) -> Result<Activation, ModelFileError> {
         if architecture.has_short_convolutions() {
             return Ok(Activation::Silu);
+        }
+        if architecture == Architecture::NemotronH {
+            return Ok(Activation::ReluSquared);
         }
         match self.text("hidden_activation").or_else(|| self.text("hidden_act")) {
             Some("silu") if architecture == Architecture::GptOss => {
@@ -445,6 +475,7 @@ impl JsonConfig<'_> {
                 "config.json: 'use_sliding_window' is not implemented for {name}"
             ))),
             "qwen3_moe" | "qwen2_moe" => Ok(None),
+            llama4::NAME => self.chunk_size(),
             _ if is_recurrent(name) => Ok(None),
             "qwen2" | "qwen3" | "smollm3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
             "gpt_oss" if !is_said => Ok(Some(GPT_OSS_WINDOW)),
@@ -463,6 +494,7 @@ impl JsonConfig<'_> {
         let num_layers = rotary_layers.len();
         let by_family = match name {
             _ if is_recurrent(name) => return Ok(vec![false; num_layers]),
+            llama4::NAME => return self.chunked_layers(rotary_layers),
             "llama" | "olmo2" | "olmoe" | "qwen3_moe" | "qwen2_moe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe"
             | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite" => vec![false; num_layers],
             _ if latent::FAMILIES.contains(&name) => vec![false; num_layers],

@@ -1,5 +1,5 @@
 //! What a hybrid's layers without attention are: short convolutions (LFM2), gated delta nets (Qwen 3.5), or Mamba-2's
-//! state spaces (Granite 4).
+//! state spaces (Granite 4, Nemotron-H, Bamba).
 
 use pyagent_kernels::recurrent::{CELL_CHANNELS, MOST_TAPS};
 
@@ -17,9 +17,14 @@ impl Architecture {
         matches!(self, Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next)
     }
 
+    /// Whether its recurrent layers are Mamba-2's.
+    pub(crate) fn has_state_spaces(self) -> bool {
+        matches!(self, Self::GraniteHybrid | Self::NemotronH | Self::Bamba)
+    }
+
     /// Whether it may have recurrent layers.
     pub(crate) fn is_hybrid(self) -> bool {
-        self.has_short_convolutions() || self.has_delta_nets() || self == Self::GraniteHybrid
+        self.has_short_convolutions() || self.has_delta_nets() || self.has_state_spaces()
     }
 }
 
@@ -33,7 +38,7 @@ pub enum Recurrent {
     },
     /// Qwen 3.5: a convolution of queries, keys and values, then the gated delta rule.
     DeltaNet(DeltaNet),
-    /// Granite 4: a convolution of channels and of what they are written and read along, then a selective state space.
+    /// Granite 4, Nemotron-H, Bamba: a convolution of channels and of what they are written and read along, then a selective state space.
     Mamba2(Mamba2),
 }
 

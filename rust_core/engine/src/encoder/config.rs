@@ -13,7 +13,7 @@ use super::bert_files::{bert_of_folder, bert_of_gguf};
 use super::head::Head;
 use super::steps::{DenseStep, LabelWords, MODULES, Pooling, Steps};
 use crate::config::hugging_face::JsonConfig;
-use crate::config::{Architecture, ModelConfig, invalid};
+use crate::config::{Architecture, Blocks, ModelConfig, invalid};
 use crate::gguf::GgufFile;
 use crate::model::embedding_rows;
 use crate::safetensors::{CONFIG_NAME, SafetensorsFolder, read_object};
@@ -172,6 +172,10 @@ impl DecoderConfig {
             ("experts", self.model.experts.is_some()),
             ("recurrent layers", self.model.recurrent.is_some()),
             ("Gemma 4's layers", self.model.gemma4.is_some()),
+            (
+                "layers of one block",
+                self.model.blocks.iter().any(|blocks| *blocks != Blocks::Both),
+            ),
             ("capped scores", self.model.attention_softcap.is_some()),
             (
                 "norms after rotary positions",

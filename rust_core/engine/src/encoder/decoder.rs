@@ -115,16 +115,11 @@ impl Decoder<'_> {
         let isa = self.isa;
         let width = self.config.model.hidden_size;
         fill(isa, &own.context_input, context);
-        // SAFETY: the thread's own memory.
-        unsafe {
-            multiply_into(
-                isa,
-                &layer.attention_output,
-                &own.context_input,
-                own.out.as_mut_ptr(),
-                width,
-            )
+        let Some(output) = &layer.attention_output else {
+            unreachable!("layers without attention are refused when the model is opened")
         };
+        // SAFETY: the thread's own memory.
+        unsafe { multiply_into(isa, output, &own.context_input, own.out.as_mut_ptr(), width) };
         self.add_block(layer.post_attention_norm.as_deref(), hidden, &mut own.out);
         self.fill_normalised(layer.ffn_norm.as_deref(), hidden, own);
         let [gated] = layer.ffn.gated() else {
@@ -141,13 +136,16 @@ impl Decoder<'_> {
         let num_numbers = own.input.tokens() * ffn;
         // SAFETY: the thread's own memory, which has room for the tile.
         unsafe {
-            multiply_into(isa, gate, &own.input, own.gate.as_mut_ptr(), ffn);
+            if let Some(gate) = gate {
+                multiply_into(isa, gate, &own.input, own.gate.as_mut_ptr(), ffn);
+            }
             multiply_into(isa, up, &own.input, own.out.as_mut_ptr(), ffn);
         }
         let (inner, gate) = (&mut own.out[..num_numbers], &own.gate[..num_numbers]);
         match model.activation {
             Activation::Silu => elementwise::silu_mul(isa, inner, gate),
             Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, inner, gate),
+            Activation::ReluSquared => elementwise::relu_squared(isa, inner),
             Activation::ClampedSwiglu { .. } => unreachable!("only experts have it"),
         }
         fill(isa, &own.ffn_input, inner);

@@ -225,6 +225,7 @@ impl Part<'_> {
             first_position: segment.first_position + tile.first,
             num_tokens: tile.num_tokens,
             window: config.window(index),
+            is_window_chunk: config.are_windows_chunks,
             scale: config.attention_scale,
             softcap: config.attention_softcap,
             sinks: sinks.map(|sinks| &sinks[first_head..first_head + heads_per_group]),

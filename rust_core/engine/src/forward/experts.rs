@@ -65,6 +65,14 @@ struct Run {
     slots: Range<usize>,
 }
 
+/// Slots of an expert.
+#[derive(Clone, Copy)]
+pub(super) struct Routed<'a> {
+    /// The token of each slot.
+    pub(super) tokens: &'a [u32],
+    pub(super) expert: usize,
+}
+
 impl Routing {
     /// No token's.
     pub fn new(config: &ModelConfig) -> Self {
@@ -242,12 +250,27 @@ impl Part<'_> {
                     &experts[run.expert],
                     &space.ffn_input,
                     None,
-                    Some(&slots.tokens),
+                    Some(Routed {
+                        tokens: &slots.tokens,
+                        expert: run.expert,
+                    }),
                     (run.slots.clone(), blocks),
                     own,
                 )
             };
         }
+    }
+
+    /// What a slot's product with its expert's matrices is multiplied by, where weights are factors of experts' inputs. The
+    /// products are linear, so that this is the same.
+    ///
+    /// # Safety
+    /// The routing is complete.
+    pub(super) unsafe fn input_weight(&self, Routed { tokens, expert }: Routed<'_>, slot: usize) -> Option<f32> {
+        let Pass { config, space, .. } = *self.pass;
+        config.experts.filter(|experts| experts.weighs_inputs)?;
+        // SAFETY: by contract.
+        Some(unsafe { space.routing.weights.shared_row(tokens[slot] as usize)[expert] })
     }
 
     /// Some columns of the block's output for all tokens: the sum of their experts', in the experts' order.
@@ -262,6 +285,7 @@ impl Part<'_> {
         let slots = space.routing.slots.read().unwrap_or_else(PoisonError::into_inner);
         let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(config.hidden_size);
         let first = self.delta_row(block);
+        let weighs_inputs = config.experts.is_some_and(|experts| experts.weighs_inputs);
         // SAFETY: these columns of the output are this piece's; the inputs are complete.
         unsafe {
             let mut sums = space.delta.patch(first..first + self.plan.num_rows(), columns.clone());
@@ -271,7 +295,9 @@ impl Part<'_> {
                 self.multiply_columns(&experts[*expert].down, &space.ffn_input, None, &mut outputs);
                 for slot in run.clone() {
                     let (token, output) = (slots.tokens[slot] as usize, outputs.row(slot));
-                    elementwise::scale(isa, output, space.routing.weights.shared_row(token)[*expert]);
+                    if !weighs_inputs {
+                        elementwise::scale(isa, output, space.routing.weights.shared_row(token)[*expert]);
+                    }
                     elementwise::add(isa, sums.row(first + token), output);
                 }
             }

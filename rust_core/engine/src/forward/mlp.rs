@@ -6,6 +6,7 @@ use pyagent_kernels::elementwise;
 use pyagent_kernels::matmul::{self, Activations};
 use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
 
+use super::experts::Routed;
 use super::{Part, Pass};
 use crate::adapters::Projection;
 use crate::config::Activation;
@@ -14,31 +15,39 @@ use crate::workspace::{Own, Patch};
 
 impl Part<'_> {
     /// The feed-forward block's inside: gate and up, activated and multiplied, as the down matrix's input. With
-    /// `vectors`, they say which token each row is; with `layer`, adapters add to its, and rows that are probed are told of.
+    /// `routed`, it says which token each row is, and how much of it there is; with `layer`, adapters add to its, and rows that are probed are told of.
     pub(super) unsafe fn gate(
         &self,
         gated: &Gated,
         inside: &Activations,
         layer: Option<usize>,
-        vectors: Option<&[u32]>,
+        routed: Option<Routed<'_>>,
         (rows, blocks): (Range<usize>, Range<usize>),
         own: &mut Own,
     ) {
         let isa = self.pass.isa;
-        let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(gated.gate.weight.rows());
+        let columns = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(gated.up.weight.rows());
         let mut gate = Patch::own(&mut own.first, rows.clone(), columns.clone());
         let mut up = Patch::own(&mut own.second, rows.clone(), columns.clone());
+        let vectors = routed.map(|routed| routed.tokens);
         let input = self.block_inside_input(vectors.is_some());
         // SAFETY: these columns of these rows are this piece's.
         unsafe {
-            self.multiply_columns(&gated.gate, input, vectors, &mut gate);
+            if let Some(matrix) = &gated.gate {
+                self.multiply_columns(matrix, input, vectors, &mut gate);
+            }
             self.multiply_columns(&gated.up, input, vectors, &mut up);
             if let Some(layer) = layer {
                 self.adapt(layer, Projection::Gate, &mut gate, 0);
                 self.adapt(layer, Projection::Up, &mut up, 0);
             }
             for row in rows.clone() {
-                self.activate(up.row(row), gate.row(row));
+                let (gate, up) = (gate.row(row), up.row(row));
+                if let Some(weight) = routed.and_then(|routed| self.input_weight(routed, row)) {
+                    elementwise::scale(isa, gate, weight);
+                    elementwise::scale(isa, up, weight);
+                }
+                self.activate(up, gate);
             }
             if let Some(layer) = layer {
                 self.probe_neurons(layer, rows.clone(), &mut up);
@@ -52,6 +61,7 @@ impl Part<'_> {
         let Pass { config, isa, .. } = *self.pass;
         match config.activation {
             Activation::Silu => elementwise::silu_mul(isa, up, gate),
+            Activation::ReluSquared => elementwise::relu_squared(isa, up),
             Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
             Activation::ClampedSwiglu { alpha, limit } => elementwise::clamped_swiglu(isa, up, gate, alpha, limit),
         }
@@ -78,7 +88,7 @@ impl Part<'_> {
         let first = self.delta_row(block);
         let out = space.delta.base().wrapping_add(first * width);
         let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(width);
-        let (layer, place) = self.pass.place(block);
+        let (layer, place) = self.pass.config.place_of(block);
         let projection = [Projection::AttentionOutput, Projection::Down].get(place);
         // SAFETY: these groups' columns of these rows of the output are this piece's.
         unsafe {
@@ -93,7 +103,7 @@ impl Part<'_> {
     /// What the matrix of a block without experts is multiplied by.
     pub(super) fn block_input(&self, block: usize) -> &Activations {
         let Pass { space, config, .. } = *self.pass;
-        let (layer, place) = self.pass.place(block);
+        let (layer, place) = self.pass.config.place_of(block);
         match place {
             0 if config.recurrent(layer).is_some() => &space.mixer_input,
             0 => &space.heads_inputs[config.head_kind(layer)],

@@ -7,6 +7,7 @@ use pyagent_kernels::elementwise;
 
 use super::{Part, Pass};
 use crate::adapters::Projection;
+use crate::config::QueryGrowth;
 use crate::model::{Attention, Mixer};
 use crate::workspace::{Own, Patch};
 
@@ -48,7 +49,7 @@ impl Part<'_> {
                 (key, space.value.patch(rows, columns))
             } else {
                 self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
-                self.grow_queries(&mut query);
+                self.grow_queries(index, &mut query);
                 let key = Patch::own(&mut own.first, rows.clone(), columns(kv_heads.clone()));
                 (key, Patch::own(&mut own.second, rows, columns(kv_heads)))
             };
@@ -149,8 +150,10 @@ impl Part<'_> {
     }
 
     /// Makes queries larger at later positions, where the family does.
-    fn grow_queries(&self, query: &mut Patch<'_>) {
-        let Some(growth) = self.pass.config.query_growth else {
+    fn grow_queries(&self, index: usize, query: &mut Patch<'_>) {
+        let config = self.pass.config;
+        let is_meant = |growth: &QueryGrowth| !(growth.is_of_unrotated && config.rotary_layers[index]);
+        let Some(growth) = config.query_growth.filter(is_meant) else {
             return;
         };
         for row in query.rows() {

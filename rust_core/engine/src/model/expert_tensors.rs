@@ -6,13 +6,16 @@ use super::{FeedForward, Gated, Loader, Shared, vector};
 use crate::config::{Architecture, Experts, invalid};
 use crate::weights::{ModelFile, ModelFileError};
 
-/// The matrices of a gated block: which are how wide.
+/// The matrices of a gated block.
 const GATED: [Part; 3] = [Part::Gate, Part::Up, Part::Down];
 
 impl Loader<'_> {
     /// A layer's feed-forward block, or its experts.
     pub(super) fn feed_forward(&self, layer: usize) -> Result<FeedForward, ModelFileError> {
         let config = self.config;
+        if !config.has_ffn(layer) {
+            return Ok(FeedForward::Absent);
+        }
         if !config.has_experts(layer) {
             let place = |part| self.names.layer(layer, part, config);
             return self.gated(&place, config.dense_size_of(layer)).map(FeedForward::Dense);
@@ -70,11 +73,11 @@ impl Loader<'_> {
         }
     }
 
-    /// Experts that a folder of safetensors has as gpt-oss's.
+    /// Experts that a folder of safetensors has as gpt-oss's, or Llama 4's.
     fn packed_experts(&self, layer: usize) -> Result<Option<PackedExperts<'_>>, ModelFileError> {
         match self.file {
-            ModelFile::Safetensors(folder) if self.config.architecture.has_sinks() => {
-                let block = self.names.whole(layer, "", "mlp.experts").name;
+            ModelFile::Safetensors(folder) if self.config.architecture.has_packed_experts() => {
+                let block = self.names.whole(layer, "", self.names.packed_experts(self.config)).name;
                 PackedExperts::find(self.file, folder, &block, self.config).map(Some)
             }
             _ => Ok(None),
@@ -98,8 +101,10 @@ impl Loader<'_> {
 
     fn gated(&self, place: &dyn Fn(Part) -> Place, size: usize) -> Result<Gated, ModelFileError> {
         let hidden = self.config.hidden_size;
+        let has_gate = self.config.activation.has_gate();
+        let gate = has_gate.then(|| self.linear(&place(Part::Gate), size, hidden));
         Ok(Gated {
-            gate: self.linear(&place(Part::Gate), size, hidden)?,
+            gate: gate.transpose()?,
             up: self.linear(&place(Part::Up), size, hidden)?,
             down: self.linear(&place(Part::Down), hidden, size)?,
         })
@@ -115,11 +120,28 @@ impl Loader<'_> {
         sinks.transpose()
     }
 
+    /// The matrices of a block.
+    fn parts(&self) -> &'static [Part] {
+        if self.config.activation.has_gate() {
+            &GATED
+        } else {
+            &GATED[1..]
+        }
+    }
+
+    /// Refuses blocks of a model without experts, as [`Self::check_experts`] does those of others.
+    pub(super) fn check_dense(&self) -> Result<(), ModelFileError> {
+        let config = self.config;
+        let is_meant = |&layer: &usize| config.experts.is_none() && config.has_ffn(layer);
+        let mut layers = (0..config.num_layers).filter(is_meant);
+        layers.try_for_each(|layer| self.check_gated(&|part| self.names.layer(layer, part, config), config.ffn_size))
+    }
+
     /// Refuses experts that are missing, or of other sizes, before any memory is taken for weights.
     pub(super) fn check_experts(&self) -> Result<(), ModelFileError> {
         let (config, hidden) = (self.config, self.config.hidden_size);
         let Some(experts) = config.experts else { return Ok(()) };
-        for layer in 0..config.num_layers {
+        for layer in (0..config.num_layers).filter(|&layer| config.has_ffn(layer)) {
             if !config.has_experts(layer) {
                 self.check_gated(&|part| self.names.layer(layer, part, config), experts.dense_size)?;
                 continue;
@@ -134,7 +156,7 @@ impl Loader<'_> {
             if self.packed_experts(layer)?.is_some() {
                 continue; // measured when they are found
             }
-            for part in GATED {
+            for &part in self.parts() {
                 let size = sizes(part, config.ffn_size, hidden);
                 if !self.has_stacked(layer, part) {
                     self.names.check_stack(self.file, layer, part, size, config)?;
@@ -149,7 +171,7 @@ impl Loader<'_> {
     }
 
     fn check_gated(&self, place: &dyn Fn(Part) -> Place, size: usize) -> Result<(), ModelFileError> {
-        GATED.into_iter().try_for_each(|part| {
+        self.parts().iter().try_for_each(|&part| {
             let (rows, cols) = sizes(part, size, self.config.hidden_size);
             self.check(&place(part), rows, cols)
         })

@@ -4,12 +4,12 @@ mod hybrid;
 
 use std::ops::Range;
 
-use self::hybrid::{gate_up_rows, gguf_part_of, granite_part, lfm2_part, mamba_rows};
+use self::hybrid::{bamba_part, gate_up_rows, gguf_part_of, granite_part, lfm2_part, mamba_rows, nemotron_part};
 use crate::config::{Architecture, ModelConfig, Rating, invalid};
 use crate::quantised::{Matrices, Matrix};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     AttentionNorm,
     Query,
@@ -146,6 +146,11 @@ pub(super) enum Names {
 const DECODER: &str = "model.";
 /// What the decoder's names begin with where it is the text half of a model of pictures.
 const TEXT_HALF: &str = "model.language_model.";
+/// What Llama 4's names begin with where it is the text half of a model of pictures, and the matrix that gives logits.
+const LANGUAGE_MODEL: &str = "language_model.model.";
+const LANGUAGE_MODEL_OUTPUT: &str = "language_model.lm_head.weight";
+/// What Nemotron-H's names begin with.
+const BACKBONE: &str = "backbone.";
 /// What follows it in the name of the embedding.
 const EMBEDDING: &str = "embed_tokens.weight";
 
@@ -154,14 +159,19 @@ impl Names {
         match file {
             ModelFile::Gguf(_) => Self::Gguf,
             ModelFile::Safetensors(folder) => {
-                let has = |begin: &&str| !matches!(folder.find_tensor(&format!("{begin}{EMBEDDING}")), Ok(None));
-                Self::HuggingFace([TEXT_HALF, DECODER, ""].into_iter().find(has).unwrap_or(DECODER))
+                let is_known = |names: &Self| !matches!(folder.find_tensor(&names.embedding()), Ok(None));
+                let all = [TEXT_HALF, DECODER, "", LANGUAGE_MODEL, BACKBONE].map(Self::HuggingFace);
+                all.into_iter().find(is_known).unwrap_or(Self::HuggingFace(DECODER))
             }
         }
     }
 
     pub(super) fn embedding(&self) -> String {
-        self.of_decoder("token_embd.weight", EMBEDDING)
+        let is_backbone = matches!(self, Self::HuggingFace(BACKBONE));
+        self.of_decoder(
+            "token_embd.weight",
+            if is_backbone { "embeddings.weight" } else { EMBEDDING },
+        )
     }
 
     /// LFM2's is called after the embedding.
@@ -170,6 +180,8 @@ impl Names {
             _ if architecture.has_short_convolutions() => {
                 self.of_decoder("token_embd_norm.weight", "embedding_norm.weight")
             }
+            Architecture::Bamba => self.of_decoder("output_norm.weight", "final_layernorm.weight"),
+            Architecture::NemotronH => self.of_decoder("output_norm.weight", "norm_f.weight"),
             _ => self.of_decoder("output_norm.weight", "norm.weight"),
         }
     }
@@ -177,6 +189,7 @@ impl Names {
     pub(super) fn output(&self) -> String {
         match self {
             Self::Gguf => "output.weight".to_owned(),
+            Self::HuggingFace(LANGUAGE_MODEL) => LANGUAGE_MODEL_OUTPUT.to_owned(),
             Self::HuggingFace(_) => "lm_head.weight".to_owned(),
         }
     }
@@ -201,6 +214,8 @@ impl Names {
                 let own = || match config.architecture {
                     architecture if architecture.has_short_convolutions() => lfm2_part(part),
                     Architecture::GraniteHybrid => granite_part(part),
+                    Architecture::NemotronH => nemotron_part(part),
+                    Architecture::Bamba => bamba_part(part),
                     architecture => hugging_face_part(part, architecture),
                 };
                 let name = fused.map_or_else(own, |(_, name, _)| name);
@@ -220,10 +235,12 @@ impl Names {
         let hugging_face = match config.architecture {
             Architecture::Llama => "block_sparse_moe.gate",
             Architecture::GptOss => "mlp.router",
+            Architecture::Llama4 => "feed_forward.router",
             Architecture::HunyuanMoe => "mlp.gate.wg",
             Architecture::GraniteHybrid => "block_sparse_moe.router.layer",
             Architecture::Lfm2Moe => "feed_forward.gate",
             Architecture::Gemma4 => "router.proj",
+            Architecture::NemotronH => "mixer.gate",
             _ => "mlp.gate",
         };
         self.whole(layer, "ffn_gate_inp", hugging_face)
@@ -234,6 +251,7 @@ impl Names {
         let hugging_face = match config.architecture {
             Architecture::Glm4Moe => "mlp.gate.e_score_correction_bias",
             Architecture::Deepseek2 if is_corrected(config) => "mlp.gate.e_score_correction_bias",
+            Architecture::NemotronH => "mixer.gate.e_score_correction_bias",
             Architecture::Ernie45Moe => "mlp.moe_statics.e_score_correction_bias",
             Architecture::Lfm2Moe => "feed_forward.expert_bias",
             _ => return None,
@@ -257,8 +275,13 @@ impl Names {
             Architecture::HunyuanMoe => "shared_mlp",
             _ => "shared_experts",
         };
-        let hugging_face = hugging_face_part(part, config.architecture);
-        let hugging_face = hugging_face.replace("mlp.", &format!("mlp.{block}."));
+        let hugging_face = match config.architecture {
+            Architecture::Llama4 => {
+                hugging_face_part(part, config.architecture).replace("feed_forward.", "feed_forward.shared_expert.")
+            }
+            Architecture::NemotronH => nemotron_part(part).replace("mixer.", "mixer.shared_experts."),
+            architecture => hugging_face_part(part, architecture).replace("mlp.", &format!("mlp.{block}.")),
+        };
         let gguf = format!("{}_shexp", gguf_part(part, config.architecture));
         self.whole(layer, &gguf, &hugging_face)
     }
@@ -280,6 +303,14 @@ impl Names {
             Self::HuggingFace(decoder) => format!("{decoder}layers.{layer}.{hugging_face}"),
         };
         Place::whole(name)
+    }
+
+    /// What all experts of a layer are called in safetensors that have them in one tensor each.
+    pub(super) fn packed_experts(&self, config: &ModelConfig) -> &'static str {
+        match config.architecture {
+            Architecture::Llama4 => "feed_forward.experts",
+            _ => "mlp.experts",
+        }
     }
 
     /// Where an expert's matrix is: GGUF files have all of a layer in one tensor.
@@ -305,6 +336,7 @@ impl Names {
         let (block, [gate, up, down]) = match config.architecture {
             Architecture::Llama => ("block_sparse_moe", ["w1", "w3", "w2"]),
             Architecture::Lfm2Moe => ("feed_forward", ["w1", "w3", "w2"]),
+            Architecture::NemotronH => ("mixer", ["(none)", "up_proj", "down_proj"]),
             _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
         };
         let matrix = match part {
@@ -372,8 +404,11 @@ fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'stat
         (Architecture::GraniteHybrid, Part::Gate | Part::Up) if !is_gguf => {
             return gate_up_rows(part, config.ffn_size).map(|rows| ("", granite_part(part), rows));
         }
-        (Architecture::GraniteHybrid, _) => {
+        (Architecture::GraniteHybrid | Architecture::Bamba, _) => {
             return mamba_rows(part, config).map(|rows| ("ssm_in", "mamba.in_proj", rows));
+        }
+        (Architecture::NemotronH, _) => {
+            return mamba_rows(part, config).map(|rows| ("ssm_in", "mixer.in_proj", rows));
         }
         _ => return None,
     }
@@ -397,6 +432,7 @@ fn gguf_part(part: Part, architecture: Architecture) -> &'static str {
         Architecture::GptOss | Architecture::Glm4Moe | Architecture::SeedOss
     ) || architecture.has_delta_nets();
     match part {
+        Part::FfnNorm if architecture == Architecture::NemotronH => "attn_norm.weight",
         Part::FfnNorm if has_post_norm => "post_attention_norm.weight",
         Part::PostAttentionNorm if has_post_norm => "(none)",
         Part::AttentionNorm => "attn_norm.weight",
@@ -446,6 +482,9 @@ fn hugging_face_part(part: Part, architecture: Architecture) -> &'static str {
         Part::PostAttentionNorm => "(none)",
         Part::FfnNorm if has_four_norms => "pre_feedforward_layernorm.weight",
         Part::FfnNorm => "post_attention_layernorm.weight",
+        Part::Gate if architecture == Architecture::Llama4 => "feed_forward.gate_proj",
+        Part::Up if architecture == Architecture::Llama4 => "feed_forward.up_proj",
+        Part::Down if architecture == Architecture::Llama4 => "feed_forward.down_proj",
         Part::Gate => "mlp.gate_proj",
         Part::Up => "mlp.up_proj",
         Part::Down => "mlp.down_proj",

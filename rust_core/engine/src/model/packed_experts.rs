@@ -1,4 +1,5 @@
-//! gpt-oss's experts in safetensors: all of a layer's in one tensor each, gate and up in turns.
+//! gpt-oss's and Llama 4's experts in safetensors: all of a layer's in one tensor each, gate and up in turns, or one after
+//! the other in Llama 4's, which have no biases.
 //!
 //! Either plain numbers as `[experts, in, out]`, or MXFP4 as `[experts, out, in / 32, 16]` bytes, two neighbours in each,
 //! beside `[experts, out, in / 32]` exponents. They are packed by way of the order that GGUF files have.
@@ -21,6 +22,8 @@ pub(super) struct PackedExperts<'a> {
     num_experts: usize,
     hidden: usize,
     ffn: usize,
+    /// Whether a gate's row is followed by that of its up.
+    is_in_turns: bool,
     gate_up: Stack<'a>,
     down: Stack<'a>,
 }
@@ -29,7 +32,7 @@ pub(super) struct PackedExperts<'a> {
 struct Stack<'a> {
     weights: Weights<'a>,
     /// `[experts, out]`.
-    biases: TensorView<'a>,
+    biases: Option<TensorView<'a>>,
     rows: usize,
     cols: usize,
 }
@@ -51,10 +54,19 @@ impl<'a> PackedExperts<'a> {
     ) -> Result<Self, ModelFileError> {
         let num_experts = config.experts.map_or(0, |experts| experts.num_experts);
         let (hidden, ffn) = (config.hidden_size, config.ffn_size);
-        let stack =
-            |name: &str, rows, cols| Stack::find(file, folder, &format!("{block}.{name}"), [num_experts, rows, cols]);
+        let is_openai = config.architecture.has_sinks();
+        let stack = |name: &str, rows, cols| {
+            Stack::find(
+                file,
+                folder,
+                &format!("{block}.{name}"),
+                [num_experts, rows, cols],
+                is_openai,
+            )
+        };
         Ok(Self {
             file,
+            is_in_turns: is_openai,
             num_experts,
             hidden,
             ffn,
@@ -68,11 +80,12 @@ impl<'a> PackedExperts<'a> {
         let (gate_up, down) = (&self.gate_up, &self.down);
         let expert = |expert: usize| {
             let linear = |stack: &Stack<'_>, rows: &[usize]| stack.linear(self.file, pool, expert, rows);
-            let gate: Vec<usize> = (0..self.ffn).map(|row| 2 * row).collect();
-            let up: Vec<usize> = gate.iter().map(|row| row + 1).collect();
+            let (step, beside) = if self.is_in_turns { (2, 1) } else { (1, self.ffn) };
+            let gate: Vec<usize> = (0..self.ffn).map(|row| step * row).collect();
+            let up: Vec<usize> = gate.iter().map(|row| row + beside).collect();
             let all: Vec<usize> = (0..self.hidden).collect();
             Ok(Gated {
-                gate: linear(gate_up, &gate)?,
+                gate: Some(linear(gate_up, &gate)?),
                 up: linear(gate_up, &up)?,
                 down: linear(down, &all)?,
             })
@@ -91,9 +104,12 @@ impl<'a> Stack<'a> {
         folder: &'a SafetensorsFolder,
         name: &str,
         [num_experts, rows, cols]: [usize; 3],
+        has_biases: bool,
     ) -> Result<Self, ModelFileError> {
-        let biases = file.tensor(&format!("{name}_bias"))?;
-        expect(biases.name, biases.dims, &[rows, num_experts])?;
+        let biases = has_biases.then(|| file.tensor(&format!("{name}_bias"))).transpose()?;
+        if let Some(biases) = &biases {
+            expect(biases.name, biases.dims, &[rows, num_experts])?;
+        }
         let of_blocks = |end: &str| folder.find_unread(&format!("{name}_{end}"));
         let weights = match (of_blocks("blocks"), of_blocks("scales")) {
             (Some(blocks), Some(scales)) => {
@@ -146,13 +162,12 @@ impl<'a> Stack<'a> {
         let weight: PackedMatrix = pack(file, pool, &tensor, rows.len(), self.cols)?;
         let biases = self
             .biases
-            .part(&(expert..expert + 1))
-            .map(|row| vector(&row, self.rows));
-        let biases = biases.transpose()?.unwrap_or_default();
-        let bias = rows.iter().map(|row| biases[*row]).collect();
+            .as_ref()
+            .and_then(|biases| biases.part(&(expert..expert + 1)));
+        let biases = biases.map(|row| vector(&row, self.rows)).transpose()?;
         Ok(Linear {
             weight,
-            bias: Some(bias),
+            bias: biases.map(|biases| rows.iter().map(|row| biases[*row]).collect()),
         })
     }
 

@@ -25,6 +25,8 @@ pub struct AttentionArgs<'a> {
     pub num_tokens: usize,
     /// With a window of `w`, the token at `p` sees `p - w + 1 ..= p`.
     pub window: Option<usize>,
+    /// Whether windows are chunks: the token at `p` sees `p / w * w ..= p`.
+    pub is_window_chunk: bool,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
@@ -58,7 +60,12 @@ impl AttentionArgs<'_> {
     /// The positions that query token `token` sees.
     fn visible(&self, token: usize) -> Range<usize> {
         let end = self.first_position + token + 1;
-        end - self.window.map_or(end, |window| window.min(end))..end
+        let start = match self.window {
+            None => 0,
+            Some(window) if self.is_window_chunk => (end - 1) / window * window,
+            Some(window) => end.saturating_sub(window),
+        };
+        start..end
     }
 
     /// Of some positions, those that query token `token` sees; empty, in whatever way, when there are none.

@@ -29,6 +29,7 @@ struct Case {
     first_position: usize,
     num_tokens: usize,
     window: Option<usize>,
+    is_window_chunk: bool,
     softcap: Option<f32>,
     has_sinks: bool,
 }
@@ -63,6 +64,7 @@ impl Case {
             first_position,
             num_tokens,
             window: None,
+            is_window_chunk: false,
             softcap: None,
             has_sinks: false,
         }
@@ -120,8 +122,16 @@ impl Case {
 
     /// The first position that any query sees.
     fn first_visible(&self) -> usize {
-        self.window
-            .map_or(0, |window| (self.first_position + 1).saturating_sub(window))
+        self.first_seen(self.first_position)
+    }
+
+    /// The first position that a query at `position` sees.
+    fn first_seen(&self, position: usize) -> usize {
+        match self.window {
+            None => 0,
+            Some(window) if self.is_window_chunk => position - position % window,
+            Some(window) => (position + 1).saturating_sub(window),
+        }
     }
 
     fn page_bytes(&self) -> usize {
@@ -221,6 +231,7 @@ impl Case {
                     first_position: self.first_position + first,
                     num_tokens: chunk.min(self.num_tokens - first),
                     window: self.window,
+                    is_window_chunk: self.is_window_chunk,
                     scale: self.scale(),
                     softcap: self.softcap,
                     sinks: sinks
@@ -268,7 +279,7 @@ impl Case {
             let (token, head) = (i / num_heads, i % num_heads);
             let at = head / self.heads * dim;
             let position = self.first_position + token;
-            let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let first = self.first_seen(position);
             let score = |p: usize| {
                 let dot: f64 = query
                     .iter()
@@ -346,6 +357,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         prop_oneof![0_usize..150, 200_usize..600],
         1_usize..24,
         window,
+        any::<bool>(),
         softcap,
         any::<bool>(),
         dtype,
@@ -359,6 +371,7 @@ fn any_case() -> impl Strategy<Value = Case> {
                 first_position,
                 num_tokens,
                 window,
+                is_window_chunk,
                 softcap,
                 has_sinks,
                 dtype,
@@ -375,6 +388,7 @@ fn any_case() -> impl Strategy<Value = Case> {
                     first_position,
                     num_tokens,
                     window,
+                    is_window_chunk,
                     softcap,
                     has_sinks,
                 }
@@ -417,13 +431,15 @@ fn attention_equals_the_reference_where_keys_hold_the_values() {
     }
 }
 
-/// A window hides what lies before it, and a soft cap bends the scores, as defined.
+/// A window, or a chunk, hides what lies before it, and a soft cap bends the scores, as defined.
 #[test]
 fn attention_equals_the_reference_with_windows_and_soft_caps() {
     for window in [1, 2, 15, 16, 17, 40, 1000] {
         for (softcap, has_sinks) in [(None, false), (Some(2.0), false), (None, true)] {
             let mut case = Case::new(32, 1, 2, 50, 40);
             (case.window, case.softcap, case.has_sinks) = (Some(window), softcap, has_sinks);
+            case.check_against_reference();
+            case.is_window_chunk = true;
             case.check_against_reference();
         }
     }
@@ -444,6 +460,8 @@ fn attention_equals_the_reference_around_the_borders_of_chunks() {
         for window in [None, Some(1), Some(30), Some(CHUNK_TOKENS), Some(CHUNK_TOKENS + 10)] {
             let mut case = Case::new(32, 1, 3, first_position, 40);
             case.window = window;
+            case.check_against_reference();
+            case.is_window_chunk = true;
             case.check_against_reference();
         }
     }
@@ -473,6 +491,7 @@ fn faults_in_keys_and_values_reach_the_output() {
                 first_position: 0,
                 num_tokens: 1,
                 window: None,
+                is_window_chunk: false,
                 scale: 1.0,
                 softcap: None,
                 sinks: None,

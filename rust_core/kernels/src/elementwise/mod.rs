@@ -76,6 +76,10 @@ elementwise! {
 }
 
 elementwise! {
+    /// `x = max(x, 0)^2` (So et al. 2021, arXiv 2109.08668).
+    relu_squared(x, ;) = { let above = x.all(0.0).max(x); above.mul(above) }
+}
+elementwise! {
     /// `up = (clamp(up, -limit, limit) + 1) g sigmoid(alpha g)` with `g = min(gate, limit)`: gpt-oss's experts.
     clamped_swiglu(up, gate; alpha, limit) = functions::clamped_swiglu(up, gate, alpha, limit)
 }

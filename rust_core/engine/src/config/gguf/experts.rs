@@ -47,6 +47,8 @@ fn has_shared(architecture: Architecture) -> bool {
             | Architecture::Qwen3Next
             | Architecture::Qwen35Moe
             | Architecture::GraniteHybrid
+            | Architecture::NemotronH
+            | Architecture::Llama4
     )
 }
 
@@ -67,7 +69,9 @@ impl Keys<'_> {
     pub(super) fn experts(&self, architecture: Architecture) -> Result<Option<Experts>, ModelFileError> {
         let count = self.optional_size("expert_count")?.unwrap_or(0);
         match architecture {
-            Architecture::Llama | Architecture::GraniteHybrid if count == 0 => return Ok(None),
+            Architecture::Llama | Architecture::GraniteHybrid | Architecture::NemotronH if count == 0 => {
+                return Ok(None);
+            }
             Architecture::Llama | Architecture::Qwen3Moe | Architecture::OlMoe | Architecture::GptOss => {}
             _ if has_shared(architecture) => {}
             _ => return Ok(None),
@@ -75,7 +79,7 @@ impl Keys<'_> {
         let mut experts = Experts::of(count, self.size("expert_used_count")?);
         experts.is_renormalised = !matches!(
             architecture,
-            Architecture::OlMoe | Architecture::Qwen2Moe | Architecture::Deepseek2
+            Architecture::OlMoe | Architecture::Qwen2Moe | Architecture::Deepseek2 | Architecture::Llama4
         );
         if keys(architecture, true).contains(&OF_ROUTERS) {
             self.read_router(architecture, &mut experts)?;
@@ -93,7 +97,7 @@ impl Keys<'_> {
         let scale = self.number_or("expert_weights_scale", 0.0)? as f32;
         experts.weight_scale = if scale == 0.0 { 1.0 } else { scale };
         let by_family = match architecture {
-            Architecture::Glm4Moe | Architecture::Lfm2Moe => 2,
+            Architecture::Glm4Moe | Architecture::Lfm2Moe | Architecture::NemotronH | Architecture::Llama4 => 2,
             Architecture::Deepseek2 if self.has_corrections()? => 2,
             _ => 1,
         };
@@ -135,10 +139,12 @@ impl Keys<'_> {
         let by_count = self.optional_size("expert_shared_count")?.map(of_count);
         let by_family = match architecture {
             Architecture::Qwen2Moe | Architecture::HunyuanMoe => self.size("feed_forward_length")?,
+            Architecture::Llama4 => size,
             _ => 0,
         };
         let told = self.optional_size("expert_shared_feed_forward_length")?;
         experts.shared_size = told.or(by_count).unwrap_or(by_family);
+        experts.weighs_inputs = architecture == Architecture::Llama4;
         experts.is_shared_gated = architecture == Architecture::Qwen2Moe || architecture.has_delta_nets();
         let has_dense = self.first_expert_layer()? > 0 || self.expert_layer_step()? > 1;
         experts.dense_size = if has_dense {

@@ -1,6 +1,7 @@
-//! Recurrent layers in a GGUF's metadata: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's Mamba-2.
+//! Recurrent layers in a GGUF's metadata: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's and
+//! Nemotron-H's Mamba-2.
 
-use super::{Keys, gemma4, latent, number};
+use super::{Keys, gemma4, latent, nemotron, number};
 use crate::config::{Architecture, DeltaNet, Mamba2, Recurrent, invalid, periodic};
 use crate::gguf::MetadataValue;
 use crate::weights::ModelFileError;
@@ -43,6 +44,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         _ if architecture.has_delta_nets() => &QWEN35,
         // Files of Granite 4 of attention alone have a hybrid's keys too.
         _ if architecture.is_granite() => &GRANITE,
+        Architecture::NemotronH => &nemotron::KEYS,
         Architecture::Deepseek2 => &latent::KEYS,
         Architecture::Gemma4 => &gemma4::KEYS,
         _ => &[],
@@ -100,6 +102,11 @@ impl Keys<'_> {
                 let layers = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
                 Ok((Some(Recurrent::Mamba2(self.mamba2()?)), layers))
             }
+            Architecture::NemotronH => {
+                let layers = self.nemotron_recurrent(num_layers)?;
+                let space = layers.contains(&true).then(|| self.mamba2().map(Recurrent::Mamba2));
+                Ok((space.transpose()?, layers))
+            }
             _ => Ok((None, vec![false; num_layers.min(crate::config::MOST_LAYERS)])),
         }
     }
@@ -145,10 +152,15 @@ impl Keys<'_> {
         })
     }
 
-    fn heads_of_layers(&self) -> Result<Vec<usize>, ModelFileError> {
-        let key = self.key("attention.head_count_kv");
-        let heads = self.file.metadata_i32s(&key)?;
-        let heads: Option<Vec<usize>> = heads.into_iter().map(|count| usize::try_from(count).ok()).collect();
-        heads.ok_or_else(|| invalid(format!("'{key}' has a negative number")))
+    pub(super) fn heads_of_layers(&self) -> Result<Vec<usize>, ModelFileError> {
+        self.sizes("attention.head_count_kv")
+    }
+
+    /// A size for each layer.
+    pub(super) fn sizes(&self, suffix: &str) -> Result<Vec<usize>, ModelFileError> {
+        let key = self.key(suffix);
+        let sizes = self.file.metadata_i32s(&key)?;
+        let sizes: Option<Vec<usize>> = sizes.into_iter().map(|count| usize::try_from(count).ok()).collect();
+        sizes.ok_or_else(|| invalid(format!("'{key}' has a negative number")))
     }
 }

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, gemma4, latent};
+use super::nemotron::Kind;
+use super::{JsonConfig, gemma4, latent, llama4, nemotron};
 use crate::config::{Experts, MOST_LAYERS, Rating, invalid};
 use crate::weights::ModelFileError;
 
@@ -24,7 +25,23 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 16] = [
+const FAMILIES: [Family; 18] = [
+    Family {
+        name: llama4::NAME,
+        count: "num_local_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: llama4::OF_EXPERTS,
+        is_renormalised: false,
+    },
+    Family {
+        name: nemotron::NAME,
+        count: "n_routed_experts num_local_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "norm_topk_prob n_group topk_group routed_scaling_factor n_shared_experts moe_shared_expert_intermediate_size",
+        is_renormalised: true,
+    },
     Family {
         name: "mixtral",
         count: "num_local_experts",
@@ -171,6 +188,9 @@ impl JsonConfig<'_> {
         if name == gemma4::NAME && self.truth("enable_moe_block") != Some(true) {
             return Ok(None);
         }
+        if name == nemotron::NAME && !self.kinds()?.contains(&Kind::Experts) {
+            return Ok(None);
+        }
         let mut experts = Experts::of(self.first_size(family.count)?, self.first_size(family.used)?);
         experts.is_renormalised = match self.truth("norm_topk_prob") {
             Some(is_renormalised) if family.more.contains("norm_topk_prob") => is_renormalised,
@@ -188,6 +208,18 @@ impl JsonConfig<'_> {
                 experts.num_used_groups = self.optional_size("topk_group")?.unwrap_or(1);
                 experts.shared_size = self.shared_size("n_shared_experts", 1)?;
             }
+            llama4::NAME => {
+                experts.rating = Rating::Sigmoid;
+                experts.weighs_inputs = true;
+                experts.shared_size = self.size("intermediate_size")?;
+            }
+            nemotron::NAME => {
+                experts.rating = Rating::Sigmoid;
+                experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(1.0) as f32;
+                experts.num_groups = self.optional_size("n_group")?.unwrap_or(1);
+                experts.num_used_groups = self.optional_size("topk_group")?.unwrap_or(1);
+                experts.shared_size = self.size("moe_shared_expert_intermediate_size")?;
+            }
             _ if latent::FAMILIES.contains(&name) => self.read_latent_router(name, &mut experts)?,
             "lfm2_moe" => {
                 experts.rating = Rating::Sigmoid;
@@ -203,7 +235,12 @@ impl JsonConfig<'_> {
             .dense_layers(name, self.size("num_hidden_layers")?)?
             .contains(&true)
         {
-            experts.dense_size = self.size("intermediate_size")?;
+            let is_llama4 = name == llama4::NAME;
+            experts.dense_size = self.size(if is_llama4 {
+                "intermediate_size_mlp"
+            } else {
+                "intermediate_size"
+            })?;
         }
         Ok(Some(experts))
     }
@@ -238,6 +275,8 @@ impl JsonConfig<'_> {
             "deepseek_v2" => self.leading_dense_layers(0, layers.len())?,
             "deepseek_v3" => self.leading_dense_layers(3, layers.len())?,
             "glm4_moe_lite" => self.leading_dense_layers(1, layers.len())?,
+            llama4::NAME => self.layers_without_experts(layers.len())?,
+            nemotron::NAME => self.kinds()?.iter().map(|kind| *kind == Kind::Dense).collect(),
             "lfm2_moe" => {
                 let first = self.optional_size("num_dense_layers")?.unwrap_or(2);
                 layers.map(|layer| layer < first).collect()

@@ -1,9 +1,11 @@
-//! Recurrent layers in a `config.json`: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's Mamba-2.
+//! Recurrent layers in a `config.json`: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's,
+//! Bamba's and Nemotron-H's Mamba-2.
 
 use serde_json::Value;
 
 use super::JsonConfig;
-use crate::config::{Architecture, DeltaNet, Mamba2, Recurrent, invalid};
+use super::nemotron::Kind;
+use crate::config::{Architecture, Blocks, DeltaNet, Mamba2, Recurrent, invalid};
 use crate::weights::ModelFileError;
 
 /// What is read of LFM2 besides, and what its files say of training and of sizes that are the hidden size.
@@ -20,6 +22,10 @@ pub(super) const QWEN35: &str = "linear_conv_kernel_dim linear_key_head_dim line
 /// What is read of Granite 4 besides; what only training and prompts in chunks read.
 pub(super) const GRANITE: &str = "shared_intermediate_size position_embedding_type mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head \
     mamba_d_conv mamba_expand mamba_conv_bias time_step_limit mamba_chunk_size init_method";
+
+/// What is read of Bamba besides, and what files say of it that is so in all of them, or that training reads.
+pub(super) const BAMBA: &str = "attn_layer_indices mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head mamba_d_conv mamba_expand \
+    mamba_conv_bias time_step_limit mamba_chunk_size partial_rotary_factor attn_rotary_emb num_logits_to_keep z_loss_coefficient";
 
 /// Granite's factors.
 pub(super) const FACTORS: &str = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling";
@@ -70,12 +76,56 @@ impl JsonConfig<'_> {
                 let space = has_any.then(|| self.mamba2().map(Recurrent::Mamba2));
                 Ok((space.transpose()?, layers))
             }
+            Architecture::Bamba => {
+                let attention = self.0.get("attn_layer_indices").and_then(Value::as_array);
+                let indices = attention.and_then(|all| all.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>());
+                let attention = indices
+                    .filter(|all| all.iter().all(|&index| index < num_layers as u64))
+                    .ok_or_else(|| {
+                        let text =
+                            format!("config.json: 'attn_layer_indices' must be a list of layers below {num_layers}");
+                        invalid(text)
+                    })?;
+                let layers = 0..num_layers.min(crate::config::MOST_LAYERS);
+                let layers: Vec<bool> = layers.map(|layer| !attention.contains(&(layer as u64))).collect();
+                let space = layers.contains(&true).then(|| self.mamba2().map(Recurrent::Mamba2));
+                Ok((space.transpose()?, layers))
+            }
+            Architecture::NemotronH => {
+                self.check_nemotron()?;
+                let layers: Vec<bool> = self.kinds()?.iter().map(|kind| *kind == Kind::Mamba).collect();
+                let space = layers
+                    .contains(&true)
+                    .then(|| self.mamba2_of_nemotron().map(Recurrent::Mamba2));
+                Ok((space.transpose()?, layers))
+            }
             _ => Ok((None, vec![false; num_layers.min(crate::config::MOST_LAYERS)])),
         }
     }
 
-    /// Whether Granite 4's layers with attention have rotary positions.
-    pub(super) fn has_positions(&self) -> Result<bool, ModelFileError> {
+    /// Which blocks each layer has.
+    pub(super) fn blocks(&self, architecture: Architecture, num_layers: usize) -> Result<Vec<Blocks>, ModelFileError> {
+        match architecture {
+            Architecture::NemotronH => Ok(self.kinds()?.into_iter().map(Kind::blocks).collect()),
+            _ => Ok(vec![Blocks::Both; num_layers.min(crate::config::MOST_LAYERS)]),
+        }
+    }
+
+    /// Width of a head.
+    pub(super) fn head_dim(&self, by_family: usize) -> Result<usize, ModelFileError> {
+        let said = match self.optional_size("head_dim")? {
+            None => self.optional_size("attention_head_dim")?, // Nemotron-H's first files
+            said => said,
+        };
+        Ok(said.unwrap_or(by_family))
+    }
+
+    /// Whether layers with attention may have rotary positions: Granite 4's only where the file says so.
+    pub(super) fn has_positions(&self, architecture: Architecture) -> Result<bool, ModelFileError> {
+        match architecture {
+            Architecture::GraniteHybrid => {}
+            architecture => return Ok(architecture != Architecture::NemotronH),
+        }
         match self.text("position_embedding_type") {
             Some("rope") => Ok(true),
             None | Some("nope") => Ok(false),
@@ -105,6 +155,18 @@ impl JsonConfig<'_> {
             head_size,
             num_groups: size("mamba_n_groups", 1)?,
             state_size: size("mamba_d_state", 256)?,
+            step_limits: self.step_limits()?,
+        })
+    }
+
+    fn mamba2_of_nemotron(&self) -> Result<Mamba2, ModelFileError> {
+        let size = |key, default| Ok::<_, ModelFileError>(self.optional_size(key)?.unwrap_or(default));
+        Ok(Mamba2 {
+            taps: size("conv_kernel", 4)?,
+            num_heads: size("mamba_num_heads", 128)?,
+            head_size: size("mamba_head_dim", 64)?,
+            num_groups: size("n_groups", 8)?,
+            state_size: size("ssm_state_size", 128)?,
             step_limits: self.step_limits()?,
         })
     }

@@ -99,7 +99,7 @@ pub(super) fn text_half(config: &Map<String, Value>) -> Result<Option<Map<String
 }
 
 /// The fields of `text_config`, beside the outer ones that tell of text.
-fn merged(config: &Map<String, Value>) -> Map<String, Value> {
+pub(super) fn merged(config: &Map<String, Value>) -> Map<String, Value> {
     let is_of_text = |name: &str| name != "text_config" && OF_PICTURES.split_whitespace().all(|other| other != name);
     let mut text = config.clone();
     text.retain(|name, _| is_of_text(name));

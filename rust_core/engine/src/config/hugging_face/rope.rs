@@ -25,8 +25,8 @@ const MIXTRAL_BASE: f64 = 1_000_000.0;
 const GPT_OSS_BASE: f64 = 150_000.0;
 /// OLMo 3's and ERNIE 4.5's.
 const OLMO3_BASE: f64 = 500_000.0;
-/// The share of GLM-4.5's heads that is rotated.
-const GLM4_MOE_ROTARY: f64 = 0.5;
+/// The share of GLM-4.5's and Bamba's heads that is rotated.
+const HALF: f64 = 0.5;
 
 impl JsonConfig<'_> {
     /// Base and scaling of layers that see everything.
@@ -68,7 +68,7 @@ impl JsonConfig<'_> {
     pub(super) fn rotary_dims(&self, architecture: Architecture, head_dim: usize) -> usize {
         let share = super::rotary_share(self.0).or(match architecture {
             _ if architecture.has_delta_nets() => Some(super::QWEN35_ROTARY_SHARE),
-            Architecture::Glm4Moe => Some(GLM4_MOE_ROTARY),
+            Architecture::Glm4Moe | Architecture::Bamba => Some(HALF),
             _ => None,
         });
         match share {
@@ -78,7 +78,7 @@ impl JsonConfig<'_> {
     }
 
     /// Width of a head, where the family has no default of its own.
-    fn head_dim(&self) -> Result<usize, ModelFileError> {
+    fn shared_head_dim(&self) -> Result<usize, ModelFileError> {
         let share = || Ok(self.size("hidden_size")? / self.size("num_attention_heads")?.max(1));
         self.optional_size("head_dim")?.map_or_else(share, Ok)
     }
@@ -127,7 +127,10 @@ impl JsonConfig<'_> {
             },
             // Hunyuan's, whatever the text's length: another base.
             "dynamic" if table.number("alpha").is_some_and(|alpha| alpha != 0.0) => {
-                return Ok((table.stretched_base(default_base, self.head_dim()?), RopeScaling::None));
+                return Ok((
+                    table.stretched_base(default_base, self.shared_head_dim()?),
+                    RopeScaling::None,
+                ));
             }
             "dynamic" => RopeScaling::DynamicNtk {
                 factor: table.need("factor")?,

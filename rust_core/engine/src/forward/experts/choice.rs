@@ -10,13 +10,18 @@ const LEAST_SUM: f64 = 1e-20;
 
 /// Makes weights of a token's ratings: 0 for all but the highest, to which `correction` is added only to choose them.
 pub(super) fn weigh(isa: Isa, ratings: &mut [f32], experts: &Experts, correction: Option<&[f32]>) {
+    // Sigmoids of high ratings are the same number: without a correction, the ratings themselves choose.
+    let unrated = ratings.to_vec();
     let Some(of_all) = rate(isa, ratings, experts.rating) else {
         // No ratings to go by: what the token becomes is no number, as its ratings are.
         ratings.fill(0.0);
         ratings[..experts.num_used].fill(f32::NAN);
         return;
     };
-    let mut left = ratings.to_vec();
+    let mut left = match (experts.rating, correction) {
+        (Rating::Sigmoid, None) if experts.num_groups == 1 => unrated,
+        _ => ratings.to_vec(),
+    };
     if let Some(correction) = correction {
         let corrected = left.iter_mut().zip(correction);
         corrected.for_each(|(rating, correction)| *rating = (f64::from(*rating) / of_all) as f32 + correction);
@@ -89,4 +94,30 @@ fn highest(ratings: &[f32]) -> usize {
         }
     }
     best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ratings whose sigmoids are one number still choose: the highest, not the first.
+    #[test]
+    fn the_highest_of_ratings_with_equal_sigmoids_is_chosen() {
+        let experts = Experts {
+            num_experts: 4,
+            num_used: 1,
+            rating: Rating::Sigmoid,
+            is_renormalised: false,
+            weight_scale: 1.0,
+            weighs_inputs: true,
+            num_groups: 1,
+            num_used_groups: 1,
+            shared_size: 0,
+            is_shared_gated: false,
+            dense_size: 0,
+        };
+        let mut ratings = [30.0, 40.0, -1.0, 35.0];
+        weigh(Isa::best(), &mut ratings, &experts, None);
+        assert_eq!(ratings, [0.0, 1.0, 0.0, 0.0]);
+    }
 }

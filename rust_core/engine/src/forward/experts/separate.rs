@@ -43,7 +43,7 @@ impl Part<'_> {
         residual: &[f32],
         scratch: &mut [f32],
     ) {
-        let (layer, place) = self.pass.place(blocks);
+        let (layer, place) = self.pass.config.place_of(blocks);
         let layer = self.pass.weights.layers.get(layer).filter(|_| place == 1);
         let Some(separate) = layer.and_then(|layer| layer.separate_experts.as_ref()) else {
             return;
@@ -82,7 +82,7 @@ impl Part<'_> {
         beside: &mut [f32],
     ) {
         let Pass { config, space, isa, .. } = *self.pass;
-        let (layer, place) = self.pass.place(block);
+        let (layer, place) = self.pass.config.place_of(block);
         let Some(separate) = self.pass.weights.layers[layer]
             .separate_experts
             .as_ref()

@@ -104,6 +104,37 @@ pub(super) fn lfm2_part(part: Part) -> &'static str {
     }
 }
 
+/// Nemotron-H's names elsewhere: a layer has one norm, and one block.
+pub(super) fn nemotron_part(part: Part) -> &'static str {
+    match part {
+        Part::AttentionNorm | Part::FfnNorm => "norm.weight",
+        Part::Query => "mixer.q_proj",
+        Part::Key => "mixer.k_proj",
+        Part::Value => "mixer.v_proj",
+        Part::AttentionOutput => "mixer.o_proj",
+        Part::Up => "mixer.up_proj",
+        Part::Down => "mixer.down_proj",
+        Part::MixerConvolution => "mixer.conv1d",
+        Part::MixerDecayBase => "mixer.A_log",
+        Part::MixerDecayBias => "mixer.dt_bias",
+        Part::MixerNorm => "mixer.norm.weight",
+        Part::MixerOutput => "mixer.out_proj",
+        Part::MixerSkip => "mixer.D",
+        _ => "(none)",
+    }
+}
+
+/// Bamba's names.
+pub(super) fn bamba_part(part: Part) -> &'static str {
+    match part {
+        Part::FfnNorm => "pre_ff_layernorm.weight",
+        Part::Gate => "feed_forward.gate_proj",
+        Part::Up => "feed_forward.up_proj",
+        Part::Down => "feed_forward.down_proj",
+        part => granite_part(part),
+    }
+}
+
 /// Granite 4's names elsewhere.
 pub(super) fn granite_part(part: Part) -> &'static str {
     match part {

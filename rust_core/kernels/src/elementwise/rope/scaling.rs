@@ -119,8 +119,8 @@ pub(in super::super) fn inverse_frequencies(
             check(
                 "high_freq_factor",
                 *high_freq_factor,
-                high_freq_factor > low_freq_factor,
-                "above low_freq_factor",
+                high_freq_factor >= low_freq_factor,
+                "at least low_freq_factor",
             )?;
             let context = *original_max_position as f32;
             check("original_max_position", context, context > 0.0, "above 0")?;
@@ -223,7 +223,7 @@ fn llama3(frequency: f32, factor: f32, low_freq_factor: f32, high_freq_factor: f
     let wavelength = std::f32::consts::TAU / frequency;
     if wavelength > context / low_freq_factor {
         frequency / factor
-    } else if wavelength < context / high_freq_factor {
+    } else if wavelength < context / high_freq_factor || high_freq_factor == low_freq_factor {
         frequency
     } else {
         let smooth = (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);

@@ -25,7 +25,7 @@ MADE_OF_TEXT = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
 
 LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "lfm2"})
 # DBRX's words, which Granite 4 has, are Llama 3's.
-_PATTERNS = {"gpt-4o": O200K, "dbrx": CL100K} | dict.fromkeys(LLAMA3_NAMES, CL100K)
+_PATTERNS = {"gpt-4o": O200K, "llama4": O200K, "dbrx": CL100K} | dict.fromkeys(LLAMA3_NAMES, CL100K)
 # Gemma has a token for up to so many line breaks.
 _MOST_BREAKS = 32
 # Refact's, which Granite 3 has, are StarCoder's and SmolLM's.
@@ -41,6 +41,7 @@ SUPPORTED_PRE_TOKENIZERS = (
     "qwen2",
     "qwen35",
     "gpt-4o",
+    "llama4",
     "gpt-2",
     "default",
 )

@@ -1,0 +1,63 @@
+//! What a decoder's layers are made of: two blocks each, or one.
+
+use super::ModelConfig;
+
+/// The blocks of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocks {
+    /// What brings tokens together, then a feed-forward block.
+    Both,
+    /// Attention, or a recurrent layer, alone.
+    Mixer,
+    /// A feed-forward block, or experts, alone.
+    FeedForward,
+}
+
+impl ModelConfig {
+    /// Whether layer `layer` brings tokens together.
+    pub fn has_mixer(&self, layer: usize) -> bool {
+        self.blocks[layer] != Blocks::FeedForward
+    }
+
+    /// Whether layer `layer` has attention.
+    pub fn has_attention(&self, layer: usize) -> bool {
+        self.has_mixer(layer) && self.recurrent(layer).is_none()
+    }
+
+    /// Whether layer `layer` has a feed-forward block, or experts.
+    pub fn has_ffn(&self, layer: usize) -> bool {
+        self.blocks[layer] != Blocks::Mixer
+    }
+
+    /// Whether layer `layer` has experts.
+    pub fn has_experts(&self, layer: usize) -> bool {
+        self.experts.is_some() && self.has_ffn(layer) && !self.dense_layers[layer]
+    }
+
+    /// Whether there is a block: of each layer first what brings tokens together, then what does not, then what per-layer
+    /// embeddings give.
+    pub fn has_block(&self, block: usize) -> bool {
+        match self.place_of(block) {
+            (layer, 0) => self.has_mixer(layer),
+            (layer, 1) => self.has_ffn(layer),
+            _ => true,
+        }
+    }
+
+    /// A block's layer, and its place in it.
+    pub fn place_of(&self, block: usize) -> (usize, usize) {
+        let per_layer = self.blocks_per_layer();
+        (block / per_layer, block % per_layer)
+    }
+
+    /// The first block from `block` on that there is; the number of all where there is none.
+    pub fn next_block(&self, block: usize) -> usize {
+        let end = self.blocks_per_layer() * self.num_layers;
+        (block..end).find(|&block| self.has_block(block)).unwrap_or(end)
+    }
+
+    /// The last block before `block` that there is.
+    pub fn block_before(&self, block: usize) -> Option<usize> {
+        (0..block).rev().find(|&block| self.has_block(block))
+    }
+}
