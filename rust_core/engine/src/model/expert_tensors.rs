@@ -134,7 +134,12 @@ impl Loader<'_> {
         let config = self.config;
         let is_meant = |&layer: &usize| config.experts.is_none() && config.has_ffn(layer);
         let mut layers = (0..config.num_layers).filter(is_meant);
-        layers.try_for_each(|layer| self.check_gated(&|part| self.names.layer(layer, part, config), config.ffn_size))
+        layers.try_for_each(|layer| {
+            self.check_gated(
+                &|part| self.names.layer(layer, part, config),
+                config.dense_size_of(layer),
+            )
+        })
     }
 
     /// Refuses experts that are missing, or of other sizes, before any memory is taken for weights.
