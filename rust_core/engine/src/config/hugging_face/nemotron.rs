@@ -106,8 +106,7 @@ impl JsonConfig<'_> {
     pub(super) fn check_nemotron(&self) -> Result<(), ModelFileError> {
         for (field, expected) in EXPECTED {
             let value = self.0.get(field).filter(|value| !value.is_null());
-            let is_expected = value.is_none_or(|value| value.to_string() == expected);
-            if !is_expected {
+            if value.map(Value::to_string).is_some_and(|found| found != expected) {
                 return Err(invalid(format!("config.json: '{field}' must be {expected}")));
             }
         }
