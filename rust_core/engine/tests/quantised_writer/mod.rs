@@ -319,15 +319,15 @@ pub fn matrices(weights: &Weights) -> Vec<&PackedMatrix> {
         panic!("Llama's layer");
     };
     let linears = [
-        &attention.query,
-        &attention.key,
-        &attention.value,
-        &layer.attention_output,
-        &gated.gate,
-        &gated.up,
-        &gated.down,
+        Some(&attention.query),
+        attention.key.as_ref(),
+        attention.value.as_ref(),
+        layer.attention_output.as_ref(),
+        gated.gate.as_ref(),
+        Some(&gated.up),
+        Some(&gated.down),
     ];
-    linears.into_iter().map(|linear| &linear.weight).collect()
+    linears.into_iter().flatten().map(|linear| &linear.weight).collect()
 }
 
 pub fn rows_of(matrix: &PackedMatrix) -> Vec<f32> {
