@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.folder_tokenizer import NUM_TOKENS, write_model_folder, write_tokenizer
 from support.full_disk import full_disk
+from support.gguf_writer import write_gguf
 from support.native import engine_logits
 from support.reference_decoder import write_family, write_safetensors
 from support.tiny_model import CHAT_TEMPLATE, split_tiny_model, write_tiny_model
@@ -331,7 +332,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "1.0 kB are free" in refusal(source)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_ended_command_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl+C and SIGTERM in the middle of a file remove it; what was there before stays."""
     source = write_tiny_model(tmp_path / "tiny.gguf")
@@ -405,6 +406,79 @@ def test_what_is_no_file_is_not_replaced(make: Callable[[Path], None], tmp_path:
         quantize_model(source, target, "Q8_0", overwrites=True, threads=1, progress=lambda done, total: None)
     assert not target.is_file()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["made.gguf", "tiny.gguf"]
+
+
+@pytest.mark.parametrize("output", ["tiny-00001-of-00003.gguf", "tiny-00002-of-00003.gguf", "alias.gguf"])
+def test_a_model_is_not_written_over_itself(output: str, tmp_path: Path) -> None:
+    """Neither the file that is read nor another of the model, by whatever name."""
+    parts = split_tiny_model(tmp_path)
+    (tmp_path / "alias.gguf").symlink_to(parts[2])
+    before = [part.read_bytes() for part in parts]
+    with pytest.raises(ModelError, match="is of the model that is read"):
+        quantize_model(
+            parts[0], tmp_path / output, "Q8_0", overwrites=True, threads=1, progress=lambda done, total: None
+        )
+    assert [part.read_bytes() for part in parts] == before
+
+
+def test_a_folder_is_not_written_over_its_weights(tmp_path: Path) -> None:
+    """The folder's own file is refused as a target."""
+    folder = write_model_folder(tmp_path / "model")
+    target = folder / "model.safetensors"
+    before = target.read_bytes()
+    with pytest.raises(ModelError, match="is of the model that is read"):
+        quantize_model(folder, target, "Q8_0", overwrites=True, threads=1, progress=lambda done, total: None)
+    assert target.read_bytes() == before
+
+
+def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
+    """What another program writes to the target's name while the model is quantised is not written over."""
+    source, target = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "made.gguf"
+    with pytest.raises(ModelError, match="is there already"):
+        quantized(source, target, "Q8_0", lambda done, total: target.write_text("precious") and None)
+    assert target.read_text() == "precious"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["made.gguf", "tiny.gguf"]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_of_its_own_is_not_written(kind: str, tmp_path: Path) -> None:
+    """A link of the unfinished file's name leads nowhere, and nobody waits for a pipe's reader."""
+    source, victim, partial = (tmp_path / name for name in ("tiny.gguf", "victim", ".made.gguf.partial"))
+    write_tiny_model(source)
+    victim.write_text("precious")
+    if kind == "link":
+        partial.symlink_to(victim)
+    else:
+        os.mkfifo(partial)
+    with pytest.raises(ModelError, match=r"made\.gguf"):
+        quantized(source, tmp_path / "made.gguf", "Q8_0")
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "made.gguf").exists()
+
+
+def test_a_name_like_a_part_makes_no_part(tmp_path: Path) -> None:
+    """A whole model whose name looks like a part's has its own metadata, not that of what lies beside it."""
+    source = write_tiny_model(tmp_path / "z-00002-of-00002.gguf")
+    write_tiny_model(tmp_path / "z-00001-of-00002.gguf", general__name="another")
+    quantized(source, tmp_path / "made.gguf", "F16")
+    assert _rust.read_model_header(tmp_path / "made.gguf")["metadata"]["general.name"] == "tiny"
+
+
+def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
+    """Nothing to quantise is an error, and leaves nothing."""
+    write_gguf(tmp_path / "empty.gguf", {"general.architecture": "llama"}, {})
+    assert "has no tensors" in refusal(tmp_path / "empty.gguf")
+
+
+def test_a_tokenizer_that_panics_is_refused(tmp_path: Path) -> None:
+    """A pattern that its library gives up on is an error of the folder."""
+    folder = write_model_folder(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    pattern = {"Regex": r"^(([a-z])+.)+[A-Z]([a-z])+$|(\S+\s*)+\x00"}
+    told["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps(told))
+    assert "tokenizer.json cannot be run" in refusal(folder)
 
 
 def test_large_matrices_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

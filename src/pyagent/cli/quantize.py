@@ -118,16 +118,17 @@ def _write(path: Path, target: Path, chosen: str, *, overwrites: bool) -> Quanti
 
 @contextlib.contextmanager
 def ends_by_signal() -> Generator[None]:
-    """Let SIGTERM end the block as Ctrl+C does, so that the file that is being written is removed."""
+    """Let signals that end the program end the block as Ctrl+C does: what is being written is removed."""
 
     def end(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -72,8 +72,9 @@ class ModelFolder:
             return file.read_text(encoding="utf-8")
         value = self.about.get("chat_template")
         if isinstance(value, list):
-            named = {item.get("name"): item.get("template") for item in cast("list[dict[str, str]]", value)}
-            value = named.get("default")
+            items = [item for item in cast("list[object]", value) if isinstance(item, Mapping)]
+            named = (item for item in cast("list[Mapping[str, object]]", items) if item.get("name") == "default")
+            value = next((item.get("template") for item in named), None)
         return value if isinstance(value, str) else None
 
 

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import time
 from array import array
 from collections.abc import Callable, Generator, Sequence
@@ -24,7 +25,7 @@ from pyagent.core.errors import ModelError
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.models.quantize.gguf_file import Tensor, header, padded, uint32
 from pyagent.infrastructure.models.quantize.mixture import TYPE_TO_BASE, TYPE_TO_FILE_TYPE, Mixture, is_matrix
-from pyagent.infrastructure.models.quantize.sources import Source, open_source, refuse_quantised
+from pyagent.infrastructure.models.quantize.sources import Source, is_part, open_source, refuse_quantised
 
 _PIECE_VALUES = 4 << 20
 """Numbers in memory at a time: as 32-bit floats 16 MiB, and what they become."""
@@ -53,16 +54,17 @@ def quantize_model(  # noqa: PLR0913 - each is a choice of the user's
     if target.exists() and not target.is_file():  # a folder, or a device, which a rename would take away
         raise ModelError(f"{target} is not a regular file; --output names one", model=str(target))
     if target.exists() and not overwrites:
-        raise ModelError(
-            f"{target} is there already; --force writes over it, --output names another", model=str(target)
-        )
+        raise _taken(target)
+    _refuse_own(source, target)
     model = open_source(source)
     refuse_quantised(model, TYPE_TO_BASE[type_name])
     plan = _plan(model, type_name)
+    if not plan:
+        raise ModelError(f"{source} has no tensors; give a whole model", model=str(source))
     start = header(_metadata(model, type_name), plan)
     total = len(start) + sum(padded(tensor.num_bytes) for tensor in plan)
     try:
-        with _new_file(target, total) as file:
+        with _new_file(target, total, overwrites=overwrites) as file:
             _Writer(file, model, threads).write(plan, start, total, progress)
     except OSError as error:
         raise ModelError(f"{target} cannot be written: {error.strerror or error}", model=str(target)) from error
@@ -137,25 +139,66 @@ class _Writer:
 
 
 @contextlib.contextmanager
-def _new_file(target: Path, num_bytes: int) -> Generator[BinaryIO]:
+def _new_file(target: Path, num_bytes: int, *, overwrites: bool) -> Generator[BinaryIO]:
     """A file that takes its place when the block ends, and is gone when it fails."""
     free = shutil.disk_usage(target.parent).free
     if free < num_bytes:
         needs = f"{format_bytes(num_bytes)} are needed, {format_bytes(free)} are free"
         raise ModelError(f"the disk of {target.parent} has no room: {needs}", model=str(target))
     partial = target.with_name(f".{target.name}.partial")
-    with partial.open("ab") as lock:
+    with open(partial, "r+b", opener=_open_own) as file:
+        _lock(file, partial, target)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ModelError(f"{target} is being written by another process", model=str(target)) from error
-        try:
-            with partial.open("r+b") as file:
-                file.truncate(0)
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
+            file.truncate(0)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            _put(partial, target, overwrites=overwrites)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open a file, made if it is not there; not one that a link leads to, and without waiting for a pipe's reader."""
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def _lock(file: BinaryIO, partial: Path, target: Path) -> None:
+    """Have a file for oneself. Raises `ModelError` where another process has it, or had it until now."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise ModelError(f"{partial} is not a regular file; remove it", model=str(target))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_own = os.path.samestat(os.fstat(file.fileno()), partial.stat())
+    except (BlockingIOError, FileNotFoundError):
+        is_own = False
+    if not is_own:
+        raise ModelError(f"{target} is being written by another process", model=str(target))
+
+
+def _put(partial: Path, target: Path, *, overwrites: bool) -> None:
+    """Give a file its name: where it must not take another's, by a link, which is never made over a file."""
+    if not overwrites:
+        try:
+            os.link(partial, target)
+        except FileExistsError as error:
+            raise _taken(target) from error
+        except OSError:  # a file system without links
+            if target.exists():
+                raise _taken(target) from None
+        else:
+            partial.unlink()
+            return
+    partial.replace(target)
+
+
+def _taken(target: Path) -> ModelError:
+    return ModelError(f"{target} is there already; --force writes over it, --output names another", model=str(target))
+
+
+def _refuse_own(source: Path, target: Path) -> None:
+    """Refuse to write over a file of the model that is read."""
+    beside = source if source.is_dir() else source.parent
+    if target.exists() and any(file.samefile(target) for file in beside.iterdir() if is_part(file, source)):
+        raise ModelError(f"{target} is of the model that is read; --output names another", model=str(target))

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, cast
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
+from pyagent.core.one_line import printable
 from pyagent.infrastructure.engine.tokens.model_folder import read_json
 from pyagent.infrastructure.models.quantize.architecture import (
     FREQUENCY_FACTORS,
@@ -72,6 +73,18 @@ def open_source(path: Path) -> Source:
     except (struct.error, OverflowError, UnicodeEncodeError) as error:
         text = f"{path}: a number or text in its JSON files is beyond what a GGUF file holds: {error}"
         raise ModelError(text, model=str(path)) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the library that cuts words, which has no name for it
+            raise
+        text = f"{path}: its tokenizer.json cannot be run: {printable(str(error))}"
+        raise ModelError(text, model=str(path)) from error
+
+
+def is_part(file: Path, source: Path) -> bool:
+    """Whether a file is one of a model's: in its folder, or beside a split one's others."""
+    if source.is_dir():
+        return file.is_file()
+    return file.is_file() and _SPLIT.sub("", file.name) == _SPLIT.sub("", source.name)
 
 
 class GgufSource:
@@ -80,8 +93,9 @@ class GgufSource:
     def __init__(self, path: Path) -> None:
         header = _rust.read_model_header(path, arrays=False)
         self.path, self.file_bytes = path, header["file_bytes"]
-        first = path.with_name(_SPLIT.sub(r"-00001-of-\1.gguf", path.name))
-        told = read_metadata(first if first.is_file() else path)
+        number = header["metadata"].get("split.count")
+        is_split = isinstance(number, int) and number > 1
+        told = read_metadata(path.with_name(_SPLIT.sub(r"-00001-of-\1.gguf", path.name)) if is_split else path)
         self.metadata = {key: value for key, value in told.items() if not key.startswith(_OF_THE_FILE)}
         self._tensors = [SourceTensor(name, dims, kind) for name, dims, kind, _ in header["tensors"]]
         self._file = _rust.TensorFile(path)
