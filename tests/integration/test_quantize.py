@@ -434,8 +434,12 @@ def test_a_folder_is_not_written_over_its_weights(tmp_path: Path) -> None:
 def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
     """What another program writes to the target's name while the model is quantised is not written over."""
     source, target = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "made.gguf"
+
+    def come(done: int, total: int) -> None:
+        target.write_text("precious")
+
     with pytest.raises(ModelError, match="is there already"):
-        quantized(source, target, "Q8_0", lambda done, total: target.write_text("precious") and None)
+        quantized(source, target, "Q8_0", come)
     assert target.read_text() == "precious"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["made.gguf", "tiny.gguf"]
 

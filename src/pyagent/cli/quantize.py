@@ -17,7 +17,6 @@ from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import write_json
 from pyagent.cli.startup import read_settings
 from pyagent.core.errors import ModelError, PyAgentError, RequestError
-from pyagent.core.nearest import did_you_mean
 from pyagent.core.one_line import printable
 from pyagent.core.sizes import format_bytes
 
@@ -63,6 +62,8 @@ def quantize(
     path = _locate(source, config)
     target = output or Path(f"{_FILE_ENDING.sub('', path.resolve().name)}-{chosen}.gguf")
     made = _write(path, target, chosen, overwrites=force)
+    if sample:
+        typer.echo(f"{target} is written; a text is scored by both models now", err=True)
     quality = _compare(path, target, sample, config) if sample else None
     if as_json:
         write_json(msgspec.structs.asdict(made) | {"quality": quality and msgspec.structs.asdict(quality)})
@@ -76,8 +77,8 @@ def _known_type(name: str) -> str:
 
     chosen = name.upper()
     if chosen not in TYPE_TO_BASE:
-        hint = did_you_mean(chosen, list(TYPE_TO_BASE), f"there are {', '.join(TYPE_TO_BASE)}")
-        raise RequestError(f"--type: {name[:40]!r} is not known; {hint}", param="type")
+        known = f"there are {', '.join(TYPE_TO_BASE)}"
+        raise RequestError(f"--type: {name[:40]!r} cannot be written; {known}", param="type")
     return chosen
 
 
