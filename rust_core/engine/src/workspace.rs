@@ -543,7 +543,10 @@ impl LargestStep {
         ]
         .map(|number| number as u128);
         // Of each form a block or a cache line more than the columns, and a tile of rows more.
-        let input = |rows: u128, columns: u128| (rows + 16) * ((columns + 32) * 3 + (columns + 32) * 4);
+        let input = |rows: u128, columns: u128| match columns {
+            0 => 0,
+            _ => (rows + 16) * ((columns + 32) * 3 + (columns + 32) * 4),
+        };
         let separate = separate_size(config) as u128;
         let stream = |rows: u128| rows * hidden * 4 + 2 * input(rows, hidden) + 2 * input(rows, separate);
         let deltas = tokens.max(num_delta_rows(config, FEW_ROWS) as u128);

@@ -15,7 +15,6 @@ from pyagent.core.errors import CapacityError, ConfigError, ModelError
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.drafts.draft_model import DraftModel, largest_step
 from pyagent.infrastructure.engine.models.memory_estimate import DraftMemory, Estimates
-from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.models.describe import task_of
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.runner import ModelRunner
     from pyagent.infrastructure.engine.memory.ledger import Reclaim, Reservation
     from pyagent.infrastructure.engine.options import EngineOptions
+    from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ class LoadedDraft:
 
     def model_for(self, target: ModelRunner, tokenizer: ModelTokenizer, options: EngineOptions) -> DraftModel:
         """Return what drafts for a target. Raises `ConfigError` where its vocabulary is not the same."""
+        from pyagent.infrastructure.engine.tokens import ModelTokenizer  # late: a server that starts needs none
+
         own = ModelTokenizer.load(self.path, vocab_size=self.runner.vocab_size, options=options.tokenizer)
         check_vocabulary(tokenizer, own, self.target, self.name)
         ratio = self.runner.info.weight_bytes / max(1, target.info.weight_bytes)
