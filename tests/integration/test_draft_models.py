@@ -107,6 +107,20 @@ def test_drafts_are_what_the_model_would_write(tiny_model_path: Path, tiny_gemma
     warm.runner.pool.check()
 
 
+def test_tokens_that_the_target_has_not_are_not_proposed(tiny_model_path: Path) -> None:
+    """A draft model with a longer vocabulary ends its draft where it would write a token beyond the target's."""
+    runner = CpuRunner(tiny_model_path, options(threads=1).runner)
+    whole = DraftModel(runner, 1 << 20, 8, 1.0)
+    request = Client(0, [5, 80, 11, 200, 45], 1).request
+    ((_, tokens, _),) = whole.draft([(request, 6)], {0}, lambda *_: True)
+    whole.end(request)
+    assert len(tokens) == 6
+    least = max(tokens)
+    cut = DraftModel(CpuRunner(tiny_model_path, options(threads=1).runner), least, 8, 1.0)
+    drafted = cut.draft([(Client(1, [5, 80, 11, 200, 45], 1).request, 6)], {1}, lambda *_: True)
+    assert [one for _, one, _ in drafted if one] == [tokens[: tokens.index(least)]][: tokens.index(least)]
+
+
 def test_what_the_model_cannot_follow_is_answered_without_it(tmp_path: Path, tiny_model_path: Path) -> None:
     """A log longer than its context, and tokens that its vocabulary lacks."""
     short = write_tiny_model(tmp_path / "short.gguf", seed=7, llama__context_length=64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import shutil
 import signal
 import struct
@@ -27,7 +28,7 @@ from pyagent.core.tokenizers import TokenizerOptions
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_TOKENIZERS
 from pyagent.infrastructure.engine.tokens.loading import load_parts
 from pyagent.infrastructure.models.quantize.gguf_file import read_metadata
-from pyagent.infrastructure.models.quantize.mixture import Mixture
+from pyagent.infrastructure.models.quantize.mixture import Mixture, is_matrix
 from pyagent.infrastructure.models.quantize.quantizing import Quantized, quantize_model
 
 TOKENS = [5, 80, 11, 200, 45, 7, 7, 64, 1, 90, 33, 150, 8, 21, 260, 3, 77, 41, 19, 2]
@@ -74,6 +75,23 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama whose rows are whole blocks of 256."""
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     return write_model_folder(tmp_path_factory.mktemp("wide") / "model", "llama", **sizes)
+
+
+def add_biases(folder: Path) -> None:
+    """Add biases to the matrices of attention in a folder's file."""
+    path = folder / "model.safetensors"
+    stored = path.read_bytes()
+    (length,) = struct.unpack("<Q", stored[:8])
+    header, data = json.loads(stored[8 : 8 + length]), bytearray(stored[8 + length :])
+    draw = random.Random(3)
+    for name in [name for name in header if ".self_attn." in name]:
+        rows = header[name]["shape"][0]
+        values = struct.pack(f"<{rows}f", *(draw.gauss(0, 0.5) for _ in range(rows)))
+        place = {"dtype": "F32", "shape": [rows], "data_offsets": [len(data), len(data) + len(values)]}
+        header[name.replace(".weight", ".bias")] = place
+        data += values
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,6 +162,45 @@ def test_mixtures_follow_llama_cpp() -> None:
     assert Mixture("Q4_K_M", 8, is_tied=False).type_of("blk.3.attn_q.weight", 576) == "Q5_0"
     assert Mixture("Q4_K_M", 8, is_tied=False, num_experts=8).type_of("blk.3.attn_k.weight", 512) == "Q8_0"
     assert Mixture("Q5_K_M", 8, is_tied=False).type_of("blk.3.attn_qkv.weight", 512) == "Q6_K"
+    assert Mixture("Q4_K_M", 8, is_tied=False).type_of("blk.3.attn_qkv.weight", 512) == "Q5_K"
+    values = [Mixture("Q4_K_S", 24, is_tied=True).type_of(f"blk.{layer}.attn_v.weight", 512) for layer in range(6)]
+    assert values == ["Q5_K"] * 4 + ["Q4_K"] * 2
+    mixtral = Mixture("Q4_K_M", 8, is_tied=False, num_experts=8)
+    assert [mixtral.type_of(f"blk.3.{part}.weight", 512) for part in ("attn_v", "attn_output")] == ["Q8_0", "Q5_K"]
+    narrow = {"Q5_K_M": "Q5_1", "Q6_K": "Q8_0"}
+    assert {name: Mixture(name, 8, is_tied=False).type_of("blk.3.attn_q.weight", 96) for name in narrow} == narrow
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("blk.0.attn_norm.weight", "blk.0.ffn_gate_inp.weight", "blk.0.ffn_gate_inp_shexp.weight"),
+        *("rope_freqs.weight", "rope_factors_long.weight", "blk.0.ssm_conv1d.weight", "blk.0.shortconv.conv.weight"),
+        *("per_layer_model_proj.weight", "position_embd.weight", "token_types.weight", "blk.0.attn_q.bias"),
+    ],
+)
+def test_what_llama_cpp_keeps_is_kept(name: str) -> None:
+    """Its programs cannot compute these in other types, or lose too much."""
+    assert not is_matrix(name, 2)
+    assert is_matrix("blk.0.attn_q.weight", 2)
+    assert not is_matrix("blk.0.attn_q.weight", 1)
+
+
+@pytest.mark.parametrize(("name", "number"), [("F16", 1), ("Q8_0", 7), ("Q4_K_S", 14), ("Q4_K_M", 15), ("BF16", 32)])
+def test_a_file_says_what_it_is_made_of(name: str, number: int, tmp_path: Path) -> None:
+    """`general.file_type` is llama.cpp's number for the type."""
+    quantized(write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "made.gguf", name)
+    assert _rust.read_model_header(tmp_path / "made.gguf")["metadata"]["general.file_type"] == number
+
+
+def test_biases_of_heads_are_reordered_too(tmp_path: Path) -> None:
+    """Llama with biases gives the folder's logits: rows of queries and keys lie otherwise in GGUF, their biases too."""
+    folder = write_model_folder(tmp_path / "model", "llama", attention_bias=True)
+    add_biases(folder)
+    quantized(folder, tmp_path / "made.gguf", "F32")
+    expected, got = engine_logits(folder, TOKENS), engine_logits(tmp_path / "made.gguf", TOKENS)
+    for one, other in zip(expected, got, strict=True):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-4)
 
 
 def test_a_gguf_file_keeps_what_it_says(tmp_path: Path) -> None:

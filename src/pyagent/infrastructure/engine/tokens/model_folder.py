@@ -72,9 +72,10 @@ class ModelFolder:
             return file.read_text(encoding="utf-8")
         value = self.about.get("chat_template")
         if isinstance(value, list):
-            items = [item for item in cast("list[object]", value) if isinstance(item, Mapping)]
-            named = (item for item in cast("list[Mapping[str, object]]", items) if item.get("name") == "default")
-            value = next((item.get("template") for item in named), None)
+            items = (
+                cast("Mapping[str, object]", item) for item in cast("list[object]", value) if isinstance(item, Mapping)
+            )
+            value = next((item.get("template") for item in items if item.get("name") == "default"), None)
         return value if isinstance(value, str) else None
 
 

@@ -1,6 +1,6 @@
 """What a `config.json` says, as the metadata of GGUF files: the dense families, with the keys of llama.cpp's converter.
 
-Nothing here is trusted: the model is read back from what was written and compared (`folder.py`).
+Nothing here is trusted: the model is read back from what was written and compared (`sources.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Which tensor gets which type: llama.cpp's rules for files of the same names, without an importance matrix.
 
+Its exception for Llama 2 70B (values in Q5_K) is left out, and layers are counted where it counts tensors of values.
+
 A mixture has more bits where an error costs most: in the output matrix, and in values and the feed-forward block's way
 back of the first and last eighth of the layers and every third between.
 """
@@ -28,12 +30,17 @@ _NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """Of rows that are not whole blocks of 256."""
 _MIXTRAL, _OF_MIXTRAL = 8, {"attn_v": "Q8_0", "attn_k": "Q8_0", "attn_output": "Q5_K"}
 """So many experts, and what is small beside them."""
-_KEPT = ("norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "rope_freqs.weight", "ssm_conv1d.weight")
+_KEPT = (
+    *("norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "rope_freqs.weight", "rope_factors"),
+    *("ssm_conv1d", "shortconv.conv.weight", "per_layer_model_proj", "position_embd.weight", "token_types.weight"),
+    *("altup", "laurel"),
+)
+"""Parts of the names of tensors that stay as they are, as `llama-quantize` leaves them."""
 
 
 def is_matrix(name: str, num_dims: int) -> bool:
-    """Whether a tensor gets the type of matrices; norms, biases and what rates experts stay as they are."""
-    return num_dims > 1 and name.endswith("weight") and not name.endswith(_KEPT) and "rope_factors" not in name
+    """Whether a tensor gets the type of matrices; norms, biases, convolutions and what rates experts do not."""
+    return num_dims > 1 and name.endswith("weight") and not any(part in name for part in _KEPT)
 
 
 @dataclass(frozen=True, slots=True)
