@@ -38,6 +38,7 @@ def test_peers_are_counted_while_they_live(tmp_path: Path, tiny_model_path: Path
     async def work() -> None:
         links = {name: NativeBackend.of(name, lambda: tiny_model_path, options()) for name in "ab"}
         async with cluster_of(tmp_path, {"placement": {"x": 3}}, a=[links["a"]], b=[links["b"]]) as (a, b):
+            await until(lambda: "b" in a.status().peers[0].models)  # else the node answers by itself
             await collect(a.chain.chat(msgspec.structs.replace(chat("the user", max_tokens=2), model="b")))
             await until(lambda: a.status().peers[0].free_kv_pages > 0)
             told = await scraped(a)
