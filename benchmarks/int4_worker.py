@@ -34,8 +34,9 @@ def openvino(folder: str, num_threads: int) -> Run:
         config.ignore_eos, config.do_sample, config.apply_chat_template = True, False, False
         ids = prompts(num_tokens, batch).astype(np.int64)
         given = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
-        metrics = pipeline.generate(given, config).perf_metrics
-        return metrics.get_ttft().mean / 1e3, metrics.get_tpot().mean / 1e3 * (num_new - 1)
+        start = time.perf_counter()
+        first = pipeline.generate(given, config).perf_metrics.get_ttft().mean / 1e3
+        return first, time.perf_counter() - start - first  # its time per token of a batch is an eighth of eight's
 
     return run
 
