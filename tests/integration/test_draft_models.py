@@ -118,7 +118,7 @@ def test_tokens_that_the_target_has_not_are_not_proposed(tiny_model_path: Path) 
     least = max(tokens)
     cut = DraftModel(CpuRunner(tiny_model_path, options(threads=1).runner), least, 8, 1.0)
     drafted = cut.draft([(Client(1, [5, 80, 11, 200, 45], 1).request, 6)], {1}, lambda *_: True)
-    assert [one for _, one, _ in drafted if one] == [tokens[: tokens.index(least)]][: tokens.index(least)]
+    assert [token for _, one, _ in drafted for token in one] == tokens[: tokens.index(least)]
 
 
 def test_what_the_model_cannot_follow_is_answered_without_it(tmp_path: Path, tiny_model_path: Path) -> None:

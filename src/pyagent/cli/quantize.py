@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import sys
 from collections.abc import Generator
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.models.quantize.quantizing import Progress, Quantized
 
 _TEXT_FILE = Path(__file__).parent / "demo_text.txt"
-_FILE_ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 _TEXT_CHARS = 8_000
 """Of the text in the wheel: about 1,600 tokens, seconds of a small model."""
 
@@ -57,10 +55,12 @@ def quantize(
     config: Config = None,
 ) -> None:
     """Write a model as a GGUF file with weights of fewer bits; compare the perplexity of both."""
+    from pyagent.infrastructure.models.split_files import stem_of
+
     chosen = _known_type(type_name)
     sample = "" if no_report else _sample(text)
     path = _locate(source, config)
-    target = output or Path(f"{_FILE_ENDING.sub('', path.resolve().name)}-{chosen}.gguf")
+    target = output or Path(f"{stem_of(path.resolve().name)}-{chosen}.gguf")
     made = _write(path, target, chosen, overwrites=force)
     if sample:
         typer.echo(f"{target} is written; a text is scored by both models now", err=True)

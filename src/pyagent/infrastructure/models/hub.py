@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
 from pyagent.core.errors import ModelError
+from pyagent.infrastructure.models.split_files import set_of
 
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _BLOCK_BYTES = 1 << 20
-_SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
 class _File(Protocol):
@@ -82,15 +81,8 @@ def fetch_from_hub(repository: str, folder: Path, name: str) -> tuple[Path, dict
 
 def _files_of(file_name: str, there: Sequence[str]) -> list[str]:
     """Return the files of a model: of a split one (`NAME-00001-of-00003.gguf`) all that are there."""
-    split = _SPLIT.fullmatch(file_name)
-    if split is None:
-        return [file_name]
-    stem, count = split["stem"], split["count"]
-    return [
-        name
-        for name in there
-        if (other := _SPLIT.fullmatch(name)) and other["stem"] == stem and other["count"] == count
-    ]
+    wanted = set_of(file_name)
+    return [name for name in there if set_of(name) == wanted] if wanted else [file_name]
 
 
 def _checked(folder: Path, name_to_file: Mapping[str, _File], name: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,12 +21,12 @@ from pyagent.infrastructure.models.quantize.architecture import (
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, read_metadata
 from pyagent.infrastructure.models.quantize.mixture import PLAIN
 from pyagent.infrastructure.models.quantize.vocabulary import vocabulary_metadata
+from pyagent.infrastructure.models.split_files import first_of
 
 _PARTS = (
     *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm", "attn_output"),
     *("post_attention_norm", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down", "post_ffw_norm"),
 )
-_SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 _OF_THE_FILE = ("general.alignment", "split.")
 """Keys that say how a file is laid out, or that it is one of several."""
 _IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias")
@@ -84,7 +83,7 @@ def is_part(file: Path, source: Path) -> bool:
     """Whether a file is one of a model's: in its folder, or beside a split one's others."""
     if source.is_dir():
         return file.is_file()
-    return file.is_file() and _SPLIT.sub("", file.name) == _SPLIT.sub("", source.name)
+    return file.is_file() and first_of(file.name) == first_of(source.name)
 
 
 class GgufSource:
@@ -95,7 +94,7 @@ class GgufSource:
         self.path, self.file_bytes = path, header["file_bytes"]
         number = header["metadata"].get("split.count")
         is_split = isinstance(number, int) and number > 1
-        told = read_metadata(path.with_name(_SPLIT.sub(r"-00001-of-\1.gguf", path.name)) if is_split else path)
+        told = read_metadata(path.with_name(first_of(path.name)) if is_split else path)
         self.metadata = {key: value for key, value in told.items() if not key.startswith(_OF_THE_FILE)}
         self._tensors = [SourceTensor(name, dims, kind) for name, dims, kind, _ in header["tensors"]]
         self._file = _rust.TensorFile(path)
