@@ -51,10 +51,14 @@ install: .venv/.installed  ## Build and install into .venv (gives .venv/bin/pyag
 demo: install  ## Watch a small fleet solve a real task on the embedded engine
 	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/pyagent demo
 
+# Runs tests, then those that failed once more, one at a time: what fails beside others and passes alone is named by the
+# first summary, and fails nothing. ONCE=yes runs no test twice.
+twice = $1 $2$(if $(ONCE),, || { [ $$? = 1 ] && echo "once more, alone, what failed:" && $1 --maxfail 1 --last-failed --last-failed-no-failures none; })
+
 # Three workers for two cores: a quarter of the time a worker waits, for a deadline to pass or a process to end.
 test: .venv/.dev  ## The tests; no torch needed. COVERAGE=yes shows the share of lines they run, and takes half as long again
 	@rm -f .coverage .coverage.*
-	@PATH="$(CURDIR)/.tools/bin:$$PATH" $(BIN)/python $(if $(COVERAGE),-m coverage run) -m pytest -q -n 3
+	@export PATH="$(CURDIR)/.tools/bin:$$PATH"; $(call twice,$(BIN)/python $(if $(COVERAGE),-m coverage run) -m pytest -q,-n 3)
 	@$(if $(COVERAGE),$(BIN)/coverage combine -q && $(BIN)/coverage report)
 
 # Where torch is already, without an environment: PYTHON_GPU=python3.
@@ -67,7 +71,7 @@ gpu: $(if $(PYTHON_GPU),,.oracle/.installed)  ## What needs a GPU: its tests, th
 busy-test: .venv/.dev  ## The tests three times beside four busy loops: none may count on a quick machine
 	@loops=; for n in 1 2 3 4; do (while kill -0 $$$$ 2>/dev/null; do :; done) & loops="$$loops $$!"; done; \
 	trap 'kill $$loops 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
-	passed=0; for n in 1 2 3; do $(MAKE) --no-print-directory test && passed=$$((passed + 1)); done; \
+	passed=0; for n in 1 2 3; do $(MAKE) --no-print-directory test ONCE=yes && passed=$$((passed + 1)); done; \
 	echo "$$passed of 3 runs passed beside four busy loops"; [ $$passed = 3 ]
 
 .peers/.installed: .venv/.dev tests/peers/package.json
@@ -102,7 +106,7 @@ function-calls: .peers/.bfcl  ## 200 function calls of two small models, beside 
 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs; check the torch runner's types
 	@.oracle/bin/basedpyright --project tests/oracle/pyrightconfig.json --pythonpath .oracle/bin/python
-	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -n 2 --dist worksteal -m 'oracle and not slow' tests/oracle
+	@export OMP_NUM_THREADS=1; $(call twice,.oracle/bin/python -m pytest -q -m 'oracle and not slow' tests/oracle,-n 2 --dist worksteal)
 
 .cache/json-schema-suite: .venv/.dev
 	@echo "fetching jsonschema's sdist, which carries the JSON-Schema-Test-Suite (once, into .cache)"
