@@ -156,7 +156,9 @@ def test_what_cannot_be_loaded_is_refused_and_not_offered(folder: Path, tmp_path
         ):
             refused = client.post(LOAD, json={"lora_name": name, "lora_path": path})
             assert refused.status_code == 400, (name, path[:80], refused.text)
-            assert reason in refused.json()["error"]["message"]
+            error = refused.json()["error"]
+            assert reason in error["message"]
+            assert error["param"] == ("lora_path" if name == "a" else "lora_name")
             assert str(tmp_path) not in refused.text
         assert client.post(LOAD, json=[]).status_code == 400
         assert client.post(LOAD, json={"lora_name": "a"}).status_code == 400

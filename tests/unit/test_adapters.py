@@ -291,7 +291,7 @@ def test_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
     for path, expected in (
         (tmp_path / "absent", "cannot"),
         (tmp_path, "adapter_config.json"),
-        (folder / "tiny.gguf", "general.type"),
+        (folder / "tiny.gguf", "is it a model.s file"),
         (settings, "GGUF"),
         (pipe, "not an adapter: expected a folder that peft saved, or a GGUF file, got something that is neither"),
     ):

@@ -156,6 +156,10 @@ fn ranks(config: &JsonObject) -> Result<Vec<u64>, ModelFileError> {
 
 /// Reads a GGUF file's metadata.
 pub(super) fn gguf_settings(file: &GgufFile) -> Result<Settings, ModelFileError> {
+    if !file.metadata().contains_key("adapter.type") {
+        let text = "not an adapter: it has no adapter.type; is it a model's file?";
+        return Err(invalid(text.to_owned()));
+    }
     let expected = [("general.type", "adapter"), ("adapter.type", "lora")];
     for (key, expected) in expected {
         let found = file.metadata_str(key)?;

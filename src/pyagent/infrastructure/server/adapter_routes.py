@@ -17,12 +17,13 @@ from starlette.routing import Route
 
 from pyagent.core.backends import Backend
 from pyagent.core.chain import Chain
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import AdapterError, RequestError
 from pyagent.core.messages import ModelInfo
 from pyagent.core.settings import Server
 from pyagent.infrastructure.server.api_keys import check_admin
 from pyagent.infrastructure.server.body import read_body
 from pyagent.infrastructure.server.endpoints import Function, route
+from pyagent.infrastructure.server.errors import without_folders
 from pyagent.infrastructure.server.validation import check_name, decode
 
 _MAX_PATH_CHARS = 4096
@@ -79,7 +80,11 @@ class AdapterRoutes:
         check_name("lora_name", body.lora_name)
         path = _checked_path(body.lora_path)
         link = await _link_with(links, body.lora_name)
-        name = await link.load_adapter(body.lora_name, path, replaces=body.load_inplace)
+        try:
+            name = await link.load_adapter(body.lora_name, path, replaces=body.load_inplace)
+        except AdapterError as error:
+            text = without_folders(str(error))
+            raise RequestError(text, param="lora_path", code="adapter_unusable") from error
         await self.backend.models()  # a chain knows its links' models by what they said last
         return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
 
