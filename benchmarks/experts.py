@@ -14,11 +14,11 @@ import argparse
 import statistics
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
 import numpy as np
+from plain_reading import NUM_NUMBERS, bytes_read, reading_rate
 from random_model import random_blocks
 
 from pyagent import _rust
@@ -67,13 +67,6 @@ def write(path: Path, kind: gguf.GGMLQuantizationType, num_layers: int) -> None:
     writer.close()
 
 
-def bytes_used(path: Path, num_tokens: int) -> float:
-    """Bytes of weights that a step reads: all but the embedding, and of experts those that its tokens have."""
-    share = 1 - (1 - USED / EXPERTS) ** num_tokens
-    tensors = _rust.read_model_header(path)["tensors"]
-    return sum(size * (share if "_exps" in name else 1) for name, _, _, size in tensors if "embd" not in name)
-
-
 class Decoder:
     """Sequences that decode together, random tokens each time, so that routers have something to choose."""
 
@@ -102,15 +95,6 @@ class Decoder:
         return time.perf_counter() - start
 
 
-def reading_rate(threads: int, array: np.ndarray) -> float:
-    """Bytes a second of threads that sum the parts of an array."""
-    parts = np.array_split(array, threads)
-    with ThreadPoolExecutor(threads) as pool:
-        start = time.perf_counter()
-        list(pool.map(np.sum, parts))
-    return array.nbytes / (time.perf_counter() - start)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=4)
@@ -122,7 +106,7 @@ def main() -> None:
         path = (arguments.work or Path(folder)) / f"olmoe-{arguments.layers}-{arguments.kind}.gguf"
         if not path.exists():
             write(path, gguf.GGMLQuantizationType[arguments.kind], arguments.layers)
-        decoder, array = Decoder(path, arguments.threads), np.ones(1 << 26)
+        decoder, array = Decoder(path, arguments.threads), np.ones(NUM_NUMBERS)
         seconds: dict[int, list[float]] = {batch: [] for batch in BATCHES}
         rates: list[float] = []
         for _ in range(ROUNDS):
@@ -133,7 +117,7 @@ def main() -> None:
         print(f"{arguments.kind}, {arguments.layers} layers of 16, {arguments.threads} threads")
         print(f"plain reading: {rate / 1e9:.1f} GB/s")
         for batch in BATCHES:
-            step, used = statistics.median(seconds[batch]), bytes_used(path, batch)
+            step, used = statistics.median(seconds[batch]), bytes_read(path, batch)
             print(
                 f"{batch:>2} sequences: {batch / step:6.1f} tokens/s, {used / 1e6:5.0f} MB a step at "
                 f"{used / step / 1e9:.1f} GB/s, {used / step / rate:.2f} of plain reading"

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from experts import VOCAB, Decoder, reading_rate
+from experts import VOCAB, Decoder
+from plain_reading import NUM_NUMBERS, bytes_read, reading_rate
 from random_model import random_blocks
-
-from pyagent import _rust
 
 BATCHES = (1, 8, 16)
 PROMPT, ROUNDS = 512, 5
@@ -153,12 +152,6 @@ class Writer:
         self.file.add_tensor(f"{name}.weight", np.ones(size, dtype=np.float32))
 
 
-def bytes_used(path: Path) -> int:
-    """Bytes of weights that a step reads: all but the embedding."""
-    tensors = _rust.read_model_header(path)["tensors"]
-    return sum(size for name, _, _, size in tensors if "token_embd." not in name)
-
-
 def prompt_seconds(decoder: Decoder) -> float:
     """Seconds of a prompt in one step."""
     decoder.pool.clear_index()
@@ -181,7 +174,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
         Writer(path, arguments.shape, gguf.GGMLQuantizationType[arguments.kind]).write()
-        decoder, array = Decoder(path, arguments.threads), np.ones(1 << 26)
+        decoder, array = Decoder(path, arguments.threads), np.ones(NUM_NUMBERS)
         rates: list[float] = []
         prompts: list[float] = []
         seconds: dict[int, list[float]] = {batch: [] for batch in BATCHES}
@@ -190,7 +183,7 @@ def main() -> None:
             prompts.append(prompt_seconds(decoder))
             for batch in BATCHES:
                 seconds[batch].append(decoder.step_seconds(batch))
-        info, rate, used = decoder.model.info(), statistics.median(rates), bytes_used(path)
+        info, rate, used = decoder.model.info(), statistics.median(rates), bytes_read(path)
         (_, _, of_keys), (_, every, of_states) = info["kv_groups"]
         state = of_states * info["page_bytes"]
         print(

@@ -56,6 +56,7 @@ class EncoderShape(TypedDict):
     labels: list[str] | None
     num_outputs: int
     ranks_by_words: bool
+    ranks_by_tokens: bool
     file_bytes: int
     weight_bytes: int
     workspace_bytes: int
@@ -70,6 +71,7 @@ class EncoderInfo(TypedDict):
     labels: list[str] | None
     num_outputs: int
     ranks_by_words: bool
+    ranks_by_tokens: bool
     weight_bytes: int
     load_seconds: float
 
@@ -328,6 +330,7 @@ class EncoderModel:
     ) -> EncoderModel: ...
     def info(self) -> EncoderInfo: ...
     def compute(self, texts: Sequence[Sequence[int]]) -> bytes: ...
+    def compute_tokens(self, texts: Sequence[Sequence[int]]) -> bytes: ...
     def close(self) -> None: ...
 
 @final
@@ -542,6 +545,7 @@ class ModelShape(TypedDict):
     page_bytes: int
 
 def model_task(path: str | PathLike[str]) -> ModelTask: ...
+def late_score(query: bytes, document: bytes, width: int) -> float: ...
 def describe_adapter(path: str | PathLike[str]) -> AdapterAbout: ...
 def describe_encoder(
     path: str | PathLike[str], *, threads: int = 1, most_tokens: int = 1024

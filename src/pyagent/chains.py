@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, overload
 import msgspec
 
 from pyagent.assembly import make_chain, make_host
-from pyagent.core.backends import Answer, accumulate, classify_by, collect, rank_by
+from pyagent.core.backends import Answer, accumulate, classify_by, collect, rank_by, token_embed_by
 from pyagent.core.errors import InvalidOutputError
 from pyagent.core.messages import (
     ChatDelta,
@@ -21,6 +21,7 @@ from pyagent.core.messages import (
     Message,
     RankRequest,
     SamplingParams,
+    TokenEmbedRequest,
 )
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_format import GrammarFormat
@@ -154,6 +155,17 @@ class Chain:
         With `truncate` the embedded engine cuts a text longer than its model takes, and refuses it without.
         """
         return (await self.backend.embed(EmbedRequest(input=list(texts), model=model, truncate=truncate))).vectors
+
+    async def token_embed(
+        self, texts: Sequence[str], model: str = "", *, is_query: bool = False, truncate: bool = False
+    ) -> list[list[list[float]]]:
+        """Return a vector for each token of each text, from the first link that gives some.
+
+        A model of late interaction reads the texts as documents, or with `is_query` as queries. Raises `RequestError`
+        when no link has such vectors.
+        """
+        asked = TokenEmbedRequest(input=list(texts), model=model, is_query=is_query, truncate=truncate)
+        return (await token_embed_by(self.backend, asked)).vectors
 
     async def close(self) -> None:
         """Close the links: models are unloaded, connections closed."""

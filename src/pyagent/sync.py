@@ -109,6 +109,12 @@ class SyncChain:
         """Return a vector for each text, as `Chain.embed` does."""
         return self._loop.run(self._chain.embed(texts, model, truncate=truncate))
 
+    def token_embed(
+        self, texts: Sequence[str], model: str = "", *, is_query: bool = False, truncate: bool = False
+    ) -> list[list[list[float]]]:
+        """Return a vector for each token of each text, as `Chain.token_embed` does."""
+        return self._loop.run(self._chain.token_embed(texts, model, is_query=is_query, truncate=truncate))
+
     def close(self) -> None:
         """Close the chain and end its event loop; what other threads wait for fails. Safe to call twice."""
         with self._closing:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import write_gguf
 from support.models import located
-from support.tiny_encoder import PIECES, SHAPE, write_classifier, write_encoder, write_json
+from support.tiny_encoder import PIECES, SHAPE, write_classifier, write_encoder, write_json, write_late_encoder
 
 from pyagent import _rust
+from pyagent.infrastructure.engine.encoders.late_tokens import LateTokens
 from pyagent.infrastructure.engine.encoders.pair_template import PairTemplate
 from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
 
@@ -391,6 +392,38 @@ def test_decoders_that_rank_by_words_equal_transformers(
     expected = torch.sigmoid(logits[:, yes] - logits[:, other] if no else logits[:, yes])
     assert abs(found - expected.numpy()).max() < 1e-5
     assert expected.std() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_models_of_late_interaction_equal_transformers(kind: str, is_seen: bool, tmp_path: Path) -> None:
+    """A vector for each token of queries, filled up beyond ModernBERT's window, and of documents: within 1e-5."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModel
+
+    encoder, hidden = (None, 24) if kind == "bert" else (tmp_path / "m", 48)
+    if encoder is not None:
+        save_rotary_encoder(kind, encoder)
+        (encoder / "vocab.txt").write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+    path = write_late_encoder(tmp_path / "m", encoder=encoder, hidden=hidden, attend_to_expansion_tokens=is_seen)
+    ours = _rust.EncoderModel.load(path, threads=2)
+    tokens = LateTokens(path, TextTokens(path, ours.info()["max_tokens"], ours.info()["vocab_size"]))
+    asked = [*tokens.queries(["ab c", "the cat"]), *tokens.documents(["x y zy", "q w e r t z u i"])]
+    long = [2, 57, *range(6, 41), 3]  # the last that fills it up sees one of its own within the window
+    asked.append(long + [4 | (0 if is_seen else 1 << 30)] * (46 - len(long)))
+    assert [len(one) for one in asked] == [12, 12, 7, 11, 46]
+    model = AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    dense = load_file(path / "1_Dense" / "model.safetensors")["linear.weight"]
+    expected: list[torch.Tensor] = []
+    with torch.inference_mode():
+        for one in asked:
+            mask = torch.tensor([[int(token < 1 << 30) for token in one]])
+            ids = torch.tensor([[token & ~(1 << 30) for token in one]])
+            states = model(ids, attention_mask=mask).last_hidden_state[0]
+            expected.append(torch.nn.functional.normalize(states @ dense.T, dim=1))
+    found = vectors(ours.compute_tokens(asked), 10)
+    assert abs(found - torch.cat(expected).numpy()).max() < 1e-5
 
 
 def test_a_gguf_file_of_nomic_bert_equals_its_folder(tmp_path: Path) -> None:

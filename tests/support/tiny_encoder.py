@@ -110,6 +110,32 @@ def write_encoder(
     return folder
 
 
+def write_late_encoder(folder: Path, *, encoder: Path | None = None, hidden: int = 24, **about: object) -> Path:
+    """Write a model of late interaction as PyLate saves one, with what it writes `about` itself; return its folder.
+
+    Its marks are words of the tiny vocabulary. With `encoder` the folder has another encoder, of a width, already.
+    """
+    folder = encoder or write_encoder(folder)
+    inner = folder / "1_Dense"
+    inner.mkdir()
+    rand, width = random.Random(11), 10
+    numbers = [rand.gauss(0, 0.3) for _ in range(width * hidden)]
+    shape = {"in_features": hidden, "out_features": width, "bias": False, "use_residual": False}
+    write_safetensors(
+        inner,
+        shape | {"activation_function": "torch.nn.modules.linear.Identity"},
+        {"linear.weight": ([width, hidden], numbers)},
+    )
+    kinds = ("sentence_transformers.models.Transformer", ""), ("pylate.models.Dense.Dense", "1_Dense")
+    steps = [{"idx": at, "name": str(at), "path": path, "type": kind} for at, (kind, path) in enumerate(kinds)]
+    write_json(folder / "modules.json", steps)
+    write_json(folder / "tokenizer_config.json", {"mask_token": "[MASK]", "do_lower_case": True})
+    lengths = {"query_length": 12, "document_length": 20}
+    marks = {"query_prefix": "the", "document_prefix": "cat", "skiplist_words": ["x", "y"]}
+    write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "MaxSim"} | lengths | marks | about)
+    return folder
+
+
 _GGUF_PARTS = {
     "attention.self.query": "attn_q",
     "attention.self.key": "attn_k",

@@ -25,11 +25,13 @@ use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
 pub use self::bert_config::{BertConfig, Biases, EncoderActivation, EncoderArchitecture, Positions};
 pub use self::config::{DecoderConfig, EncoderConfig, Layers, task_of};
-pub use self::forward::SECOND_TEXT;
-use self::forward::{Batch, Pass, Workspace};
+use self::forward::{Batch, Gives, Pass, Workspace};
+pub use self::forward::{SECOND_TEXT, UNSEEN};
 pub use self::head::{Head, InnerActivation, LabelActivation};
+pub use self::pooling::late_score;
 pub use self::steps::{DenseStep, LabelWords, Pooling};
 use self::weights::EncoderWeights;
+use crate::config::invalid;
 use crate::weights::{ModelFile, ModelFileError};
 
 /// What can go wrong while loading or running an encoder.
@@ -137,8 +139,24 @@ impl Encoder {
     }
 
     /// Returns what the texts give, one after another: vectors of length 1, or a number for each label. A text is its
-    /// tokens, special ones included; those of a pair's second text have [`SECOND_TEXT`] set.
+    /// tokens, special ones included; those of a pair's second text have [`SECOND_TEXT`] set, those at its end that no
+    /// token sees [`UNSEEN`].
     pub fn compute(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>, EncoderError> {
+        self.run(texts, Gives::Texts)
+    }
+
+    /// Returns the vectors of the texts' tokens, each of length 1, one after another, after the model's dense steps.
+    ///
+    /// Of a model with labels there are none: `EncoderError::File`.
+    pub fn compute_tokens(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>, EncoderError> {
+        if self.config.head.is_some() {
+            let text = "the model has labels; its tokens have no vectors of their own";
+            return Err(invalid(text.to_owned()).into());
+        }
+        self.run(texts, Gives::Tokens)
+    }
+
+    fn run(&mut self, texts: &[Vec<u32>], gives: Gives) -> Result<Vec<f32>, EncoderError> {
         let batch = Batch::of(texts, &self.config)?;
         if batch.num_tokens() > self.most_tokens {
             let (num_tokens, most_tokens) = (batch.num_tokens(), self.most_tokens);
@@ -150,20 +168,29 @@ impl Encoder {
         let reached = self.weights.reach(batch.longest());
         reached.expect("texts are no longer than the model takes");
         let width = self.config.num_outputs();
-        let mut vectors = vec![0.0; texts.len() * width];
+        let num_given = match gives {
+            Gives::Texts => texts.len(),
+            Gives::Tokens => batch.num_tokens(),
+        };
+        let mut vectors = vec![0.0; num_given * width];
         let pass = Pass {
             config: &self.config,
             weights: &self.weights,
             isa: self.isa,
             batch: &batch,
+            gives,
         };
         pass.run(&self.pool, &mut self.space, &mut vectors)?;
         let embeds = self.config.head.is_none();
         let faulty =
             |vector: &[f32]| vector.iter().any(|x| !x.is_finite()) || (embeds && vector.iter().all(|x| *x == 0.0));
-        match vectors.chunks_exact(width).position(faulty) {
-            Some(text) => Err(EncoderError::NotFinite { text }),
-            None => Ok(vectors),
-        }
+        let Some(row) = vectors.chunks_exact(width).position(faulty) else {
+            return Ok(vectors);
+        };
+        let text = match gives {
+            Gives::Texts => row,
+            Gives::Tokens => batch.text_of(row),
+        };
+        Err(EncoderError::NotFinite { text })
     }
 }

@@ -35,6 +35,7 @@ fn shape<'py>(py: Python<'py>, config: &EncoderConfig) -> PyResult<Bound<'py, Py
     about.set_item("num_outputs", config.num_outputs())?;
     let words = config.head.as_ref().and_then(|head| head.words);
     about.set_item("ranks_by_words", words.is_some())?;
+    about.set_item("ranks_by_tokens", config.is_late)?;
     Ok(about)
 }
 
@@ -43,6 +44,28 @@ fn shape<'py>(py: Python<'py>, config: &EncoderConfig) -> PyResult<Bound<'py, Py
 #[pyfunction]
 pub fn model_task(py: Python<'_>, path: PathBuf) -> &'static str {
     py.detach(|| encoder::task_of(&path))
+}
+
+/// How relevant a document is to a query by late interaction, from the 32-bit floats that `compute_tokens` gave of each.
+/// Raises `ValueError` for bytes that are no rows of `width` numbers.
+#[pyfunction]
+pub fn late_score(py: Python<'_>, query: &[u8], document: &[u8], width: usize) -> PyResult<f64> {
+    let numbers = |bytes: &[u8]| -> Vec<f32> {
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f32::from_ne_bytes(*bytes))
+            .collect()
+    };
+    if width == 0 || [query, document].iter().any(|bytes| bytes.len() % (4 * width) != 0) {
+        return Err(PyValueError::new_err(format!(
+            "{} and {} bytes are no rows of {width} numbers",
+            query.len(),
+            document.len()
+        )));
+    }
+    py.detach(|| Ok(encoder::late_score(&numbers(query), &numbers(document), width)))
 }
 
 /// What an encoder is and would take, from its header alone, in batches of so many tokens at most; None for files that are
@@ -117,15 +140,16 @@ impl EncoderModel {
 
     /// Returns what the texts give as native 32-bit floats, one after another: vectors of length 1, or of a model with
     /// labels a number for each. A text is its tokens, special ones included; a token of a pair's second text has bit 31
-    /// set. The GIL is free meanwhile. Raises `ValueError` for a text that cannot be computed.
+    /// set, one at the text's end that no token sees bit 30. The GIL is free meanwhile. Raises `ValueError` for a text that
+    /// cannot be computed.
     fn compute<'py>(&self, py: Python<'py>, texts: Vec<Vec<u32>>) -> PyResult<Bound<'py, PyBytes>> {
-        let computed = py.detach(|| {
-            let mut inner = self.inner.lock().map_err(|_| failed())?;
-            let encoder = inner.as_mut().ok_or_else(closed)?;
-            encoder.compute(&texts).map_err(|error| encoder_error(&error))
-        })?;
-        let bytes: Vec<u8> = computed.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        Ok(PyBytes::new(py, &bytes))
+        self.computed(py, |encoder| encoder.compute(&texts))
+    }
+
+    /// Returns the vectors of the texts' tokens, each of length 1, as `compute` does those of texts. Raises
+    /// `ModelFileError` for a model with labels.
+    fn compute_tokens<'py>(&self, py: Python<'py>, texts: Vec<Vec<u32>>) -> PyResult<Bound<'py, PyBytes>> {
+        self.computed(py, |encoder| encoder.compute_tokens(&texts))
     }
 
     /// Frees the model's memory, when the batch that is computed now is.
@@ -134,6 +158,22 @@ impl EncoderModel {
             *self.inner.lock().map_err(|_| failed())? = None;
             Ok(())
         })
+    }
+}
+
+impl EncoderModel {
+    fn computed<'py>(
+        &self,
+        py: Python<'py>,
+        compute: impl FnOnce(&mut Encoder) -> Result<Vec<f32>, EncoderError> + Send,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let computed = py.detach(|| {
+            let mut inner = self.inner.lock().map_err(|_| failed())?;
+            let encoder = inner.as_mut().ok_or_else(closed)?;
+            compute(encoder).map_err(|error| encoder_error(&error))
+        })?;
+        let bytes: Vec<u8> = computed.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        Ok(PyBytes::new(py, &bytes))
     }
 }
 

@@ -46,7 +46,7 @@ mod _rust {
     use crate::token_index::TokenIndex;
 
     #[pymodule_export]
-    use crate::encoder::{EncoderModel, describe_encoder, model_task};
+    use crate::encoder::{EncoderModel, describe_encoder, late_score, model_task};
 
     #[pymodule_export]
     use crate::logits_rows::LogitsRows;

@@ -31,6 +31,8 @@ from pyagent.core.messages import (
     ModelInfo,
     RankRequest,
     RankResult,
+    TokenEmbedRequest,
+    TokenEmbedResult,
     ToolCall,
     Usage,
 )
@@ -104,6 +106,15 @@ async def classify_by(backend: Backend, request: ClassifyRequest) -> ClassifyRes
         text = f"{backend.name} cannot classify texts; `native` does with a model that classifies"
         raise RequestError(text, param="model")
     return await classify(request)
+
+
+async def token_embed_by(backend: Backend, request: TokenEmbedRequest) -> TokenEmbedResult:
+    """Return a backend's vectors of tokens. Raises `RequestError` where it has none."""
+    token_embed = backend.capabilities.token_embed
+    if token_embed is None:
+        text = f"{backend.name} gives no vectors of tokens; `native` does with a model that embeds"
+        raise RequestError(text, param="model")
+    return await token_embed(request)
 
 
 async def abilities_of(backend: Backend, model: ModelInfo) -> Abilities:

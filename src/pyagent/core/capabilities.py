@@ -16,7 +16,16 @@ from pyagent.core.abilities import ABILITIES, Abilities
 from pyagent.core.nearest import did_you_mean
 
 if TYPE_CHECKING:
-    from pyagent.core.messages import ChatRequest, ClassifyRequest, ClassifyResult, Hint, RankRequest, RankResult
+    from pyagent.core.messages import (
+        ChatRequest,
+        ClassifyRequest,
+        ClassifyResult,
+        Hint,
+        RankRequest,
+        RankResult,
+        TokenEmbedRequest,
+        TokenEmbedResult,
+    )
     from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 
 PrefixSupport = Literal["ignored", "forwarded", "continued"]
@@ -66,6 +75,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     classify: Callable[[ClassifyRequest], Awaitable[ClassifyResult]] | None = None
     """Labels texts. Raises `RequestError` where its models cannot."""
+
+    token_embed: Callable[[TokenEmbedRequest], Awaitable[TokenEmbedResult]] | None = None
+    """Gives a vector for each token of a text. Raises `RequestError` where its models cannot."""
 
     price_of: Callable[[ChatRequest], float] | None = None
     """Returns the most USD that a request may cost, at its `max_tokens`."""
@@ -125,5 +137,6 @@ _EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "query_cache": _ASYNC,
     "rank": _ASYNC,
     "classify": _ASYNC,
+    "token_embed": _ASYNC,
     "price_of": (_is_function, "a plain function, or None"),
 }

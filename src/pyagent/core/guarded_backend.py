@@ -28,12 +28,15 @@ from pyagent.core.messages import (
     ModelInfo,
     RankRequest,
     RankResult,
+    TokenEmbedRequest,
+    TokenEmbedResult,
 )
 
 if TYPE_CHECKING:
     from pyagent.core.backends import Backend
 
 Rank = Callable[[RankRequest], Awaitable[RankResult]]
+TokenEmbed = Callable[[TokenEmbedRequest], Awaitable[TokenEmbedResult]]
 Classify = Callable[[ClassifyRequest], Awaitable[ClassifyResult]]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +61,7 @@ class GuardedBackend:
             query_cache=said.query_cache and self._awaited(said.query_cache),
             rank=said.rank and self._awaited(self._ranked(said.rank)),
             classify=said.classify and self._awaited(self._classified(said.classify)),
+            token_embed=said.token_embed and self._awaited(self._token_embedded(said.token_embed)),
         )
 
     def _ranked(self, rank: Rank) -> Rank:
@@ -74,6 +78,15 @@ class GuardedBackend:
             found = await classify(request)
             if not isinstance(found, ClassifyResult) or not _are_labelled(found, len(request.input)):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise self._error(f"{self._what} gave no ClassifyResult with a finite number for each label and text")
+            return found
+
+        return call
+
+    def _token_embedded(self, token_embed: TokenEmbed) -> TokenEmbed:
+        async def call(request: TokenEmbedRequest) -> TokenEmbedResult:
+            found = await token_embed(request)
+            if not isinstance(found, TokenEmbedResult) or not _are_vectors(found, len(request.input)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise self._error(f"{self._what} gave no TokenEmbedResult with vectors of finite numbers for each text")
             return found
 
         return call
@@ -159,6 +172,12 @@ class GuardedBackend:
 def _are_labelled(found: ClassifyResult, num_texts: int) -> bool:
     num_labels = len(found.labels)
     return num_labels > 0 and len(found.scores) == num_texts and all(_are_numbers(r, num_labels) for r in found.scores)
+
+
+def _are_vectors(found: TokenEmbedResult, num_texts: int) -> bool:
+    return len(found.vectors) == num_texts and all(
+        _are_numbers(vector, len(vector)) for text in found.vectors for vector in text
+    )
 
 
 def _are_numbers(values: Sequence[float], count: int) -> bool:

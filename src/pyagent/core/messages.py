@@ -433,6 +433,28 @@ class EmbedResult(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
+class TokenEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts of whose tokens vectors are asked for; with `truncate` a text longer than the model takes is cut.
+
+    A model of late interaction reads them as documents, or as queries where `is_query` says so; others read all alike.
+    """
+
+    model: str
+    input: list[str]
+    is_query: bool = False
+    tenant: str = ""
+    private: bool = False
+    truncate: bool = False
+
+
+class TokenEmbedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """For each text, in order, a vector of length 1 for each of its tokens."""
+
+    vectors: list[list[list[float]]]
+    model: str = ""
+    usage: Usage = Usage()
+
+
 class RankRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of a query and a document whose relevance is asked for; with `truncate` a long document is cut."""
 

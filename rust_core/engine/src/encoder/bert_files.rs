@@ -83,6 +83,7 @@ pub(super) fn bert_of_folder(
         head: Head::of(&fields)?
             .map(|head| head_of(&json, architecture, head))
             .transpose()?,
+        is_late: steps.is_late,
     })
 }
 
@@ -346,6 +347,7 @@ pub(super) fn bert_of_gguf(file: &GgufFile) -> Result<EncoderConfig, ModelFileEr
         layers: Layers::Bert(layers),
         pooling,
         dense: Vec::new(),
+        is_late: false,
         max_tokens: if is_rotary { most.min(MOST_TEXT_TOKENS) } else { most },
         head: None,
     })

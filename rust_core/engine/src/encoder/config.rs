@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::bert_config::{BertConfig, EncoderArchitecture};
 use super::bert_files::{bert_of_folder, bert_of_gguf};
 use super::head::Head;
-use super::steps::{DenseStep, LabelWords, MODULES, Pooling, Steps};
+use super::steps::{DenseStep, LabelWords, MODULES, Pooling, Steps, is_late};
 use crate::config::hugging_face::JsonConfig;
 use crate::config::{Architecture, Blocks, ModelConfig, invalid};
 use crate::gguf::GgufFile;
@@ -48,6 +48,8 @@ pub struct EncoderConfig {
     pub max_tokens: usize,
     /// What follows the layers of a model that ranks or classifies; one that embeds has none.
     pub head: Option<Head>,
+    /// Whether a text is its tokens' vectors, which rank by late interaction.
+    pub is_late: bool,
 }
 
 /// What the layers of an encoder are.
@@ -227,6 +229,7 @@ fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelF
         dense: steps.dense,
         max_tokens: steps.max_tokens.map_or(most, |tokens| tokens.min(most)),
         head,
+        is_late: steps.is_late,
     })
 }
 
@@ -247,6 +250,7 @@ pub fn task_of(path: &Path) -> &'static str {
             // What sentence-transformers saves of a decoder beside it says that it embeds.
             _ if is_decoder && !path.join(MODULES).exists() => OTHER,
             _ if is_decoder && matches!(LabelWords::of(path), Ok(Some(_))) => "rank",
+            _ if is_late(path) => "rank",
             _ => "embed",
         };
     }

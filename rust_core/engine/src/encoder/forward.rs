@@ -32,6 +32,11 @@ const LEAST_TILE_TOKENS: usize = 8;
 /// What is set in a token of a pair's second text.
 pub const SECOND_TEXT: u32 = 1 << 31;
 
+/// What is set in tokens at the end of a text that see it and that no token sees: those that expand a query.
+pub const UNSEEN: u32 = 1 << 30;
+
+const MARKS: u32 = SECOND_TEXT | UNSEEN;
+
 /// A token, its position, and its type: 1 in the second text of a pair.
 pub(super) struct Place {
     pub(super) token: usize,
@@ -43,6 +48,8 @@ pub(super) struct Place {
 pub(super) struct Batch {
     pub(super) tokens: Vec<Place>,
     pub(super) texts: Vec<Range<usize>>,
+    /// How many tokens of each text are seen.
+    seen: Vec<usize>,
 }
 
 impl Batch {
@@ -51,6 +58,7 @@ impl Batch {
         let mut batch = Self {
             tokens: Vec::new(),
             texts: Vec::with_capacity(texts.len()),
+            seen: Vec::with_capacity(texts.len()),
         };
         for (text, tokens) in texts.iter().enumerate() {
             let refused = |reason: String| EncoderError::Text { text, reason };
@@ -61,7 +69,14 @@ impl Batch {
                 let (count, most) = (tokens.len(), config.max_tokens);
                 return Err(refused(format!("it has {count} tokens; the model takes {most}")));
             }
-            let mut ids = tokens.iter().map(|token| token & !SECOND_TEXT);
+            let is_seen = |token: &u32| token & UNSEEN == 0;
+            let num_seen = tokens.iter().take_while(|token| is_seen(token)).count();
+            if num_seen == 0 || tokens[num_seen..].iter().any(is_seen) {
+                return Err(refused(
+                    "tokens that are not seen stand before ones that are".to_owned(),
+                ));
+            }
+            let mut ids = tokens.iter().map(|token| token & !MARKS);
             if let Some(token) = ids.find(|token| *token as usize >= config.vocab_size) {
                 return Err(refused(format!(
                     "token {token} is not in the vocabulary of {}",
@@ -74,18 +89,24 @@ impl Batch {
                 Layers::Decoder(_) => batch
                     .tokens
                     .extend(tokens.iter().enumerate().map(|(position, token)| Place {
-                        token: (token & !SECOND_TEXT) as usize,
+                        token: (token & !MARKS) as usize,
                         position,
                         kind: 0,
                     })),
             }
             batch.texts.push(start..batch.tokens.len());
+            batch.seen.push(num_seen);
         }
         Ok(batch)
     }
 
     pub(super) fn num_tokens(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// The text that a token is of.
+    pub(super) fn text_of(&self, token: usize) -> usize {
+        self.texts.partition_point(|text| text.end <= token)
     }
 
     /// Tokens of the longest text.
@@ -101,7 +122,7 @@ fn bert_places<'a>(tokens: &'a [u32], bert: &'a BertConfig) -> impl Iterator<Ite
         Positions::Rotary { .. } => 0,
     };
     tokens.iter().map(move |marked| {
-        let token = (marked & !SECOND_TEXT) as usize;
+        let token = (marked & !MARKS) as usize;
         let is_padding = bert.architecture == EncoderArchitecture::Roberta && token == bert.pad_id;
         let position = if is_padding { bert.pad_id } else { next };
         next += usize::from(!is_padding);
@@ -271,16 +292,26 @@ pub(super) trait Stages: Sync {
     unsafe fn tile(&self, memory: &Memory, layer: usize, rows: Range<usize>, own: &mut Own);
 }
 
+/// Of what a pass gives numbers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gives {
+    /// Of each text: its vector, or a number for each label.
+    Texts,
+    /// Of each token: its vector.
+    Tokens,
+}
+
 /// One forward pass.
 pub(super) struct Pass<'a> {
     pub(super) config: &'a EncoderConfig,
     pub(super) weights: &'a EncoderWeights,
     pub(super) isa: Isa,
     pub(super) batch: &'a Batch,
+    pub(super) gives: Gives,
 }
 
 impl Pass<'_> {
-    /// Computes the batch and writes what the texts give.
+    /// Computes the batch and writes what the texts or their tokens give.
     pub(super) fn run(
         &self,
         pool: &ThreadPool,
@@ -331,8 +362,12 @@ impl Pass<'_> {
         let (num_tokens, num_texts) = (self.batch.num_tokens(), self.batch.texts.len());
         let num_tiles = num_tiles(num_tokens, pool.num_threads());
         let num_heads = layers.num_heads();
+        let num_given = match self.gives {
+            Gives::Texts => num_texts,
+            Gives::Tokens => num_tokens,
+        };
         let mut stages = [num_tiles, num_texts * num_heads].repeat(self.config.num_layers);
-        stages.extend([num_tiles, num_texts]);
+        stages.extend([num_tiles, num_given]);
         let last = stages.len() - 1;
         pool.run(&stages, |Piece { stage, index, thread }| {
             // A thread that panicked leaves memory that the next pass writes anew.
@@ -363,6 +398,7 @@ impl Pass<'_> {
         let first = memory.projected.at(start);
         let args = WholeArgs {
             num_tokens: end - start,
+            num_keys: self.batch.seen[text],
             head_dim,
             before: head.before,
             behind: head.behind,
@@ -378,12 +414,15 @@ impl Pass<'_> {
         unsafe { attend_whole(self.isa, &args, &mut own.attention) };
     }
 
-    /// Writes what a text gives: its vector, or the numbers of its labels.
+    /// Writes what a text or a token gives: its vector, or the numbers of its labels. A token is a text of one row.
     ///
     /// # Safety
     /// The text's numbers are the caller's in this stage.
     unsafe fn finish_text(&self, memory: &Memory, text: usize, forms: (bool, bool), own: &mut Own) {
-        let rows = self.batch.texts[text].clone();
+        let rows = match self.gives {
+            Gives::Texts => self.batch.texts[text].clone(),
+            Gives::Tokens => text..text + 1,
+        };
         // SAFETY: by contract; the rows are only read.
         let (rows, numbers) = unsafe { (memory.hidden.rows(rows), memory.numbers.rows(text..text + 1)) };
         let (Some(head), Some(weights)) = (&self.config.head, &self.weights.head) else {

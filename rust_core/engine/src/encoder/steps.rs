@@ -73,6 +73,9 @@ impl DenseStep {
         let config = read_object(&path)?;
         let read = || {
             let json = JsonConfig(&config, None);
+            if config.get("use_residual") == Some(&Value::Bool(true)) {
+                return Err(invalid("'use_residual' is not implemented".to_owned()));
+            }
             let activation = json.text("activation_function").unwrap_or("Tanh");
             Ok::<_, ModelFileError>(Self {
                 folder: folder.to_owned(),
@@ -157,6 +160,8 @@ pub(super) struct Steps {
     pub(super) pooling: Pooling,
     pub(super) dense: Vec<DenseStep>,
     pub(super) max_tokens: Option<usize>,
+    /// Whether a text is its tokens' vectors, as nothing pools them (late interaction, Khattab and Zaharia 2020).
+    pub(super) is_late: bool,
 }
 
 impl Steps {
@@ -176,23 +181,38 @@ impl Steps {
                 pooling: Pooling::Mean,
                 dense: Vec::new(),
                 max_tokens,
+                is_late: false,
             });
         }
         let steps = read_json(&modules)?;
         let (pooled, dense) = step_folders(&steps).map_err(|error| error.in_file(&modules))?;
-        let path = folder.join(pooled).join(CONFIG_NAME);
+        let pooling = match pooled {
+            Some(pooled) => {
+                let path = folder.join(pooled).join(CONFIG_NAME);
+                pooling_of(&read_object(&path)?).map_err(|error| error.in_file(&path))?
+            }
+            None => Pooling::Mean, // of nothing: nobody asks for a text's vector
+        };
         let dense = dense.into_iter().map(|dense| DenseStep::of(folder, dense));
         Ok(Self {
-            pooling: pooling_of(&read_object(&path)?).map_err(|error| error.in_file(&path))?,
+            pooling,
             dense: dense.collect::<Result<_, _>>()?,
-            max_tokens,
+            // Of late interaction queries and documents have lengths of their own.
+            max_tokens: max_tokens.filter(|_| pooled.is_some()),
+            is_late: pooled.is_none(),
         })
     }
 }
 
-/// The folder that says how to pool, and those of dense layers after it. Raises for steps that are not implemented, and
-/// for a folder somewhere else.
-fn step_folders(modules: &Value) -> Result<(&str, Vec<&str>), ModelFileError> {
+/// Whether a folder is of a model of late interaction: it has dense steps and does not pool.
+pub(super) fn is_late(folder: &Path) -> bool {
+    let steps = read_json(&folder.join(MODULES));
+    steps.is_ok_and(|steps| matches!(step_folders(&steps), Ok((None, _))))
+}
+
+/// The folder that says how to pool, and those of dense layers after it; without the first they are of each token. Raises
+/// for steps that are not implemented, and for a folder somewhere else.
+fn step_folders(modules: &Value) -> Result<(Option<&str>, Vec<&str>), ModelFileError> {
     let steps = modules.as_array().map(Vec::as_slice).unwrap_or_default();
     let (mut pooling, mut dense) = (None, Vec::new());
     for step in steps {
@@ -200,19 +220,24 @@ fn step_folders(modules: &Value) -> Result<(&str, Vec<&str>), ModelFileError> {
         let kind = text("type");
         match kind.rsplit('.').next() {
             Some("Transformer" | "Normalize") => {}
-            Some("Pooling") if pooling.is_none() => pooling = Some(plain_folder("Pooling", text("path"))?),
-            Some("Dense") if pooling.is_some() => dense.push(plain_folder("Dense", text("path"))?),
+            Some("Pooling") if pooling.is_none() && dense.is_empty() => {
+                pooling = Some(plain_folder("Pooling", text("path"))?)
+            }
+            Some("Dense") => dense.push(plain_folder("Dense", text("path"))?),
             _ => {
                 let kind = clipped(kind);
                 return Err(invalid(format!(
                     "the step '{kind}' is not implemented here; expected one each of Transformer, Pooling and Normalize, \
-                     and Dense after Pooling"
+                     with Dense after Pooling or in its place"
                 )));
             }
         }
     }
-    let pooling = pooling.ok_or_else(|| invalid("no step is Pooling: the model gives no vector for a text".to_owned()));
-    Ok((pooling?, dense))
+    if pooling.is_none() && dense.is_empty() {
+        let text = "no step is Pooling, and none Dense: the model gives no vector for a text or a token";
+        return Err(invalid(text.to_owned()));
+    }
+    Ok((pooling, dense))
 }
 
 /// A folder's name, of a step.

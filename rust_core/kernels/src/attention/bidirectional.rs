@@ -26,6 +26,8 @@ const OUT_VECTORS: usize = 2;
 pub struct WholeArgs {
     /// The text's tokens.
     pub num_tokens: usize,
+    /// How many of them, from the first on, any token sees: at least one. Those behind see and are not seen.
+    pub num_keys: usize,
     /// Width of the head: any number.
     pub head_dim: usize,
     /// How many tokens before itself a token sees; `usize::MAX` for all.
@@ -49,10 +51,10 @@ pub struct WholeArgs {
 }
 
 impl WholeArgs {
-    /// The tokens that a token sees.
+    /// The tokens that a token sees; where its window has none, the last of those that are seen at all.
     fn seen(&self, token: usize) -> std::ops::Range<usize> {
         let end = token.saturating_add(self.behind).saturating_add(1);
-        token.saturating_sub(self.before)..end.min(self.num_tokens)
+        token.saturating_sub(self.before).min(self.num_keys - 1)..end.min(self.num_keys)
     }
 }
 
@@ -254,13 +256,14 @@ mod tests {
         tokens: usize,
         dims: usize,
         (num_heads, head): (usize, usize),
-        (before, behind): (usize, usize),
+        (before, behind, num_keys): (usize, usize, usize),
     ) -> Vec<f32> {
         let width = num_heads * dims;
         let [query, key, value] = [1, 2, 3].map(|seed| numbers(tokens * width, seed));
         let mut out = vec![f32::NAN; tokens * dims];
         let args = WholeArgs {
             num_tokens: tokens,
+            num_keys,
             head_dim: dims,
             before,
             behind,
@@ -278,12 +281,20 @@ mod tests {
     }
 
     /// Equal to the formula in double precision, over lengths and widths that fill registers and those that do not, whole,
-    /// causal and in windows, and the same bits on every instruction set.
+    /// causal, in windows and with tokens behind that are not seen, and the same bits on every instruction set.
     #[test]
     fn whole_attention_equals_its_formula_on_every_set() {
         const ALL: usize = usize::MAX;
         let num_heads = 3;
-        let masks = [(ALL, ALL), (ALL, 0), (2, 3), (19, 0)];
+        // Tokens before and behind that are seen, and how many of ten are not seen at all.
+        let masks = [
+            (ALL, ALL, 0),
+            (ALL, 0, 0),
+            (2, 3, 0),
+            (19, 0, 0),
+            (ALL, ALL, 4),
+            (2, 3, 7),
+        ];
         for ((tokens, dims), mask) in [
             (1, 32),
             (2, 16),
@@ -298,6 +309,8 @@ mod tests {
         .into_iter()
         .flat_map(|shape| masks.map(|mask| (shape, mask)))
         {
+            let num_keys = tokens - tokens * mask.2 / 10;
+            let mask = (mask.0, mask.1, num_keys);
             for head in [0, 2] {
                 let width = num_heads * dims;
                 let [query, key, value] = [1, 2, 3].map(|seed| numbers(tokens * width, seed));
@@ -312,9 +325,12 @@ mod tests {
                 }
                 for token in 0..tokens {
                     let at = |row: &[f32], token: usize, d: usize| f64::from(row[token * width + head * dims + d]);
-                    let seen: Vec<usize> = (0..tokens)
+                    let mut seen: Vec<usize> = (0..num_keys)
                         .filter(|other| *other + mask.0.min(tokens) >= token && *other <= token + mask.1.min(tokens))
                         .collect();
+                    if seen.is_empty() {
+                        seen.push(num_keys - 1);
+                    }
                     let scores: Vec<f64> = seen
                         .iter()
                         .map(|&other| {

@@ -42,6 +42,7 @@ from pyagent.core.messages import (
     FailedAttempt,
     RankResult,
     Resumption,
+    TokenEmbedResult,
     Usage,
 )
 from pyagent.core.resilience.deadline import Deadline
@@ -49,7 +50,7 @@ from pyagent.core.resilience.retry import RetryBudget
 from pyagent.core.token_estimate import estimated_request_tokens
 
 T = TypeVar("T")
-Pooled = TypeVar("Pooled", EmbedResult, RankResult, ClassifyResult)
+Pooled = TypeVar("Pooled", EmbedResult, TokenEmbedResult, RankResult, ClassifyResult)
 """What texts give at once."""
 _FAIR_SHARE_SECONDS = 1.0
 """A timeout shorter than this is not counted against the link: the caller's deadline was too close."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from pyagent.core.backends import Backend, LinkSpec, classify_by, pass_hint, rank_by
+from pyagent.core.backends import Backend, LinkSpec, classify_by, pass_hint, rank_by, token_embed_by
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.chain.attempt import Pooled
 from pyagent.core.chain.balancing import Routing
@@ -53,6 +53,8 @@ from pyagent.core.messages import (
     ModelInfo,
     RankRequest,
     RankResult,
+    TokenEmbedRequest,
+    TokenEmbedResult,
 )
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, PinPrompt
 from pyagent.core.resilience.breaker import BreakerPolicy
@@ -147,6 +149,7 @@ class Chain:
             query_cache=self.query_cache,
             rank=self.rank if any(one.rank for one in said) else None,
             classify=self.classify if any(one.classify for one in said) else None,
+            token_embed=self.token_embed if any(one.token_embed for one in said) else None,
             price_of=self.price_of,
         )
 
@@ -198,6 +201,13 @@ class Chain:
         asked = ChatRequest(model=request.model, prompt="\n".join(request.input), private=request.private)
         return await self._pooled(
             asked, lambda link, model: classify_by(link.backend, msgspec.structs.replace(request, model=model))
+        )
+
+    async def token_embed(self, request: TokenEmbedRequest) -> TokenEmbedResult:
+        """Give vectors of tokens with the first link that can."""
+        asked = ChatRequest(model=request.model, prompt="\n".join(request.input), private=request.private)
+        return await self._pooled(
+            asked, lambda link, model: token_embed_by(link.backend, msgspec.structs.replace(request, model=model))
         )
 
     async def _pooled(self, asked: ChatRequest, ask: Callable[[Link, str], Awaitable[Pooled]]) -> Pooled:

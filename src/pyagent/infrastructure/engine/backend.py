@@ -30,6 +30,8 @@ from pyagent.core.messages import (
     ModelTask,
     RankRequest,
     RankResult,
+    TokenEmbedRequest,
+    TokenEmbedResult,
     Unsupported,
 )
 from pyagent.core.nearest import did_you_mean
@@ -94,6 +96,7 @@ class NativeBackend:
             query_cache=self.query_cache,
             rank=self.rank,
             classify=self.classify,
+            token_embed=self.token_embed,
         )
         self.engine = engine
         self._look = look
@@ -228,6 +231,11 @@ class NativeBackend:
         """Return a number for each label of each text. Raises `RequestError` where no model here classifies."""
         model = self._chosen_for(["classify", "rank"], request.model, "classify texts")
         return await self.engine.classify(msgspec.structs.replace(request, model=model))
+
+    async def token_embed(self, request: TokenEmbedRequest) -> TokenEmbedResult:
+        """Return a vector of length 1 for each token of each text. Raises `RequestError` where no model here can."""
+        model = self._chosen_for(["embed", "rank"], request.model, "embed")
+        return await self.engine.token_embed(msgspec.structs.replace(request, model=model))
 
     async def health(self) -> Health:
         """Ready when a model is loaded or can be, and requests are taken; fetches nothing."""

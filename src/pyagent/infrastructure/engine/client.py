@@ -31,6 +31,8 @@ from pyagent.core.messages import (
     ModelInfo,
     RankRequest,
     RankResult,
+    TokenEmbedRequest,
+    TokenEmbedResult,
 )
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
 from pyagent.core.runners.runner import AttendingRunner, CompileStats, CompilingRunner, DividedRunner, RankStats
@@ -134,6 +136,10 @@ class EngineClient(Protocol):
 
     async def classify(self, request: ClassifyRequest) -> ClassifyResult:
         """Classify with the model the request names."""
+        ...
+
+    async def token_embed(self, request: TokenEmbedRequest) -> TokenEmbedResult:
+        """Give vectors of tokens with the model the request names."""
         ...
 
     async def load(self, model: str, *, beside: bool = False) -> object:
@@ -260,6 +266,11 @@ class LocalEngine(Shared):
         """Classify with the model the request names."""
         with self.life.entered():
             return await self.pooling.classify(request)
+
+    async def token_embed(self, request: TokenEmbedRequest) -> TokenEmbedResult:
+        """Give vectors of tokens with the model the request names."""
+        with self.life.entered():
+            return await self.pooling.token_embed(request)
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatDelta, None]:
         """Answer with the model the request names; closing the stream aborts the request."""

@@ -60,6 +60,7 @@ class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
     labels: list[str] | None
     num_outputs: int
     ranks_by_words: bool
+    ranks_by_tokens: bool
     file_bytes: int
     weight_bytes: int
     workspace_bytes: int

@@ -30,7 +30,7 @@ from pyagent.infrastructure.server.ollama.requests import EmbedBody, EmbeddingsB
 from pyagent.infrastructure.server.openai.embeddings import EmbeddingsBody as OpenAiEmbeddingsBody
 from pyagent.infrastructure.server.openai.requests import ChatBody, CompletionBody
 from pyagent.infrastructure.server.plugin_routes import PluginBody, PluginRoutes
-from pyagent.infrastructure.server.ranking.requests import ClassifyBody, RerankBody, ScoreBody
+from pyagent.infrastructure.server.ranking.requests import ClassifyBody, PoolingBody, RerankBody, ScoreBody
 from pyagent.infrastructure.server.responses.requests import ResponsesBody
 from pyagent.infrastructure.server.route_table import APIS
 from pyagent.infrastructure.server.runs.requests import AnswerBody, CancelBody, ForkBody, MarkBody, ResumeBody, RunBody
@@ -45,6 +45,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v2/rerank": RerankBody,
     "/v1/score": ScoreBody,
     "/v1/classify": ClassifyBody,
+    "/pooling": PoolingBody,
     "/v1/responses": ResponsesBody,
     "/v1/runs": RunBody,
     "/v1/runs/{id}/cancel": CancelBody,

@@ -22,6 +22,7 @@ APIS = (
     Api("POST", "/v2/rerank", "ranking.routes", "rerank"),
     Api("POST", "/v1/score", "ranking.routes", "score"),
     Api("POST", "/v1/classify", "ranking.routes", "classify"),
+    Api("POST", "/pooling", "ranking.routes", "pooling"),
     Api("POST", "/v1/responses", "responses.routes", "create"),
     Api("GET", "/v1/responses/{id}", "responses.routes", "show"),
     Api("DELETE", "/v1/responses/{id}", "responses.routes", "delete"),

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyagent import _rust
-from pyagent.core.backends import AGENT_PREFIX, Backend, classify_by, rank_by
+from pyagent.core.backends import AGENT_PREFIX, Backend, classify_by, rank_by, token_embed_by
 from pyagent.core.chain.chain import Chain
 from pyagent.core.errors import AwayError, RequestError
 from pyagent.core.messages import (
@@ -30,6 +30,8 @@ from pyagent.core.messages import (
     ModelInfo,
     RankRequest,
     RankResult,
+    TokenEmbedRequest,
+    TokenEmbedResult,
 )
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Server
@@ -52,8 +54,8 @@ if TYPE_CHECKING:
 
 _LONG_BYTES, _LARGE_BYTES, _TRIM_SECONDS = 100_000, 1_000_000, (2.0, 4.0, 8.0)
 T = TypeVar("T")
-OneCall = TypeVar("OneCall", EmbedRequest, RankRequest, ClassifyRequest)
-Pooled = TypeVar("Pooled", EmbedResult, RankResult, ClassifyResult)
+OneCall = TypeVar("OneCall", EmbedRequest, TokenEmbedRequest, RankRequest, ClassifyRequest)
+Pooled = TypeVar("Pooled", EmbedResult, TokenEmbedResult, RankResult, ClassifyResult)
 
 
 @dataclass(slots=True)
@@ -206,6 +208,11 @@ class Service:
         """Classify with the backend that has the model."""
         backend = await self.backend_of(asked.model)
         return await self._pooled(request, asked, backend, partial(classify_by, backend))
+
+    async def token_embed(self, request: Request, asked: TokenEmbedRequest) -> TokenEmbedResult:
+        """Give vectors of tokens with the backend that has the model."""
+        backend = await self.backend_of(asked.model)
+        return await self._pooled(request, asked, backend, partial(token_embed_by, backend))
 
     async def _pooled(
         self, request: Request, asked: OneCall, backend: Backend, ask: Callable[[OneCall], Awaitable[Pooled]]

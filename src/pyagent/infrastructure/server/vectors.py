@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import sys
+from array import array
 
 from pyagent.core.errors import RequestError
 
@@ -19,6 +22,14 @@ def shortened(vectors: list[list[float]], dimensions: int | None) -> list[list[f
         text = f"dimensions is from 1 to the {longest} that the model's vectors have, got {dimensions}"
         raise RequestError(text, param="dimensions")
     return [_unit(vector[:dimensions]) for vector in vectors]
+
+
+def packed(vector: list[float]) -> str:
+    """Return 32-bit floats in base64, the low byte first."""
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()
 
 
 def _unit(vector: list[float]) -> list[float]:

@@ -28,6 +28,7 @@ from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from pyagent.infrastructure.engine.encoders.late_tokens import LateTokens
     from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
     from pyagent.infrastructure.engine.options import EngineOptions
 
@@ -50,6 +51,9 @@ class LoadedEncoder:
     queue: EncoderQueue
     load_seconds: float
     task: ModelTask
+    token_queue: EncoderQueue
+    late: LateTokens | None
+    """How queries and documents are read, of a model that ranks by its tokens' vectors."""
 
     @property
     def labels(self) -> Sequence[str]:
@@ -58,7 +62,7 @@ class LoadedEncoder:
 
     def rows(self, packed: bytes) -> list[list[float]]:
         """Return what the texts gave, a row for each: its vector, or a number for each label."""
-        numbers, width = array("f", packed).tolist(), self.model.info()["num_outputs"]
+        numbers, width = array("f", packed).tolist(), self.width
         return [numbers[start : start + width] for start in range(0, len(numbers), width)]
 
     def info(self) -> ModelInfo:
@@ -74,9 +78,15 @@ class LoadedEncoder:
             task=self.task,
         )
 
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        return self.model.info()["num_outputs"]
+
     def close(self) -> None:
         """Fail what waits, and free the memory."""
         self.queue.close()
+        self.token_queue.close()
         self.model.close()
 
 
@@ -180,6 +190,7 @@ class EncoderPool:
         started = time.perf_counter()
         task = _rust.model_task(path)
         tokens = _text_tokens(path, about, task)
+        late = _late_tokens(path, tokens) if about["ranks_by_tokens"] else None
         try:
             model = _rust.EncoderModel.load(path, threads=threads, most_tokens=BATCH_TOKENS, isa=runner.isa)
         except _rust.ModelFileError as error:
@@ -187,7 +198,8 @@ class EncoderPool:
         seconds = time.perf_counter() - started
         logger.info("the embedding model %s is loaded in %.1f s", name, seconds)
         queue = EncoderQueue(name, model.compute, BATCH_TOKENS)
-        return LoadedEncoder(name, model, tokens, queue, seconds, task)
+        token_queue = EncoderQueue(name, model.compute_tokens, BATCH_TOKENS, gives_tokens=True)
+        return LoadedEncoder(name, model, tokens, queue, seconds, task, token_queue, late)
 
     def give_back(self, level: int) -> None:
         """Unload idle encoders (2); there is nothing else to free (1)."""
@@ -241,3 +253,9 @@ def _text_tokens(path: Path, about: _rust.EncoderShape, task: ModelTask) -> Text
         text = f"{path}: its chat template shows no messages of the roles query and document, by which it would rank"
         raise ModelError(text, model=str(path))
     return TextTokens(path, about["max_tokens"], about["vocab_size"], pairs)
+
+
+def _late_tokens(path: Path, tokens: TextTokens) -> LateTokens:
+    from pyagent.infrastructure.engine.encoders.late_tokens import LateTokens
+
+    return LateTokens(path, tokens)

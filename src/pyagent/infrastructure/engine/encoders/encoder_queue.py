@@ -32,11 +32,15 @@ class _Job:
 class EncoderQueue:
     """One encoder's texts, and the thread that computes them, which begins with the first."""
 
-    def __init__(self, name: str, embed: Embed, most_tokens: int) -> None:
-        """Batches have at most so many tokens, or one text that has more."""
+    def __init__(self, name: str, embed: Embed, most_tokens: int, *, gives_tokens: bool = False) -> None:
+        """Batches have at most so many tokens, or one text that has more.
+
+        `embed` gives a row of numbers for each text, or where it `gives_tokens` for each token.
+        """
         self.name = name
         self._embed = embed
         self._most_tokens = most_tokens
+        self._gives_tokens = gives_tokens
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
@@ -114,14 +118,17 @@ class EncoderQueue:
                 text = f"native:{self.name}: {error}"
                 _fail(job, BackendError(text, backend=f"native:{self.name}", retryable=False))
             return
-        vector_bytes, first = len(vectors) // len(texts), 0
+        row_bytes, first = len(vectors) // self._num_rows(texts), 0
         for job, part in batch.items():
-            end = first + len(part) * vector_bytes
+            end = first + self._num_rows(part) * row_bytes
             job.parts.append(vectors[first:end])
             first = end
             is_whole = job.num_taken == len(job.texts)
             if is_whole and job.result.set_running_or_notify_cancel():
                 job.result.set_result(b"".join(job.parts))
+
+    def _num_rows(self, texts: Sequence[list[int]]) -> int:
+        return sum(map(len, texts)) if self._gives_tokens else len(texts)
 
 
 def _fail(job: _Job, error: Exception) -> None:

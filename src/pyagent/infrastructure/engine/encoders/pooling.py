@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
+from pyagent import _rust
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import (
     ClassifyRequest,
@@ -15,19 +16,34 @@ from pyagent.core.messages import (
     EmbedResult,
     RankRequest,
     RankResult,
+    TokenEmbedRequest,
+    TokenEmbedResult,
     Usage,
 )
 from pyagent.infrastructure.engine.models.answer_grammars import at_once
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.encoders.encoder_pool import EncoderPool, LoadedEncoder
+    from pyagent.infrastructure.engine.encoders.encoder_queue import EncoderQueue
+    from pyagent.infrastructure.engine.encoders.late_tokens import LateTokens
     from pyagent.infrastructure.engine.encoders.text_tokens import Text
 
 _T = TypeVar("_T")
+_Text = TypeVar("_Text", bound="Text")
+_NUMBER_BYTES = 4
+Encode = Callable[[Sequence[_Text], Sequence[int]], list[list[int]]]
+"""Returns the tokens of texts, which errors call by the numbers given."""
 _LONG_TEXT = 2_000
 """Characters from which texts are tokenised beside the event loop."""
 _TEXTS_AT_ONCE = 64
 """Texts tokenised together, while those before are computed."""
+
+
+class _TokenRows(NamedTuple):
+    """A text's tokens, and a row of 32-bit floats for each, one after another."""
+
+    tokens: list[int]
+    rows: bytes
 
 
 class InThread(Protocol):
@@ -60,6 +76,8 @@ class Pooling:
             _check_task(encoder, "rank")
             if encoder.task == "embed":
                 scores, usage = await self._cosines(encoder, request)
+            elif encoder.late is not None:
+                scores, usage = await self._late_scores(encoder, encoder.late, request)
             else:
                 rows, usage = await self._numbers(encoder, request.pairs, truncates=request.truncate)
                 scores = [row[0] for row in rows]
@@ -71,6 +89,56 @@ class Pooling:
             _check_task(encoder, "classify")
             rows, usage = await self._numbers(encoder, request.input, truncates=request.truncate)
             return ClassifyResult(labels=list(encoder.labels), scores=rows, model=request.model, usage=usage)
+
+    async def token_embed(self, request: TokenEmbedRequest) -> TokenEmbedResult:
+        """Return a vector of length 1 for each token of each text, special ones included.
+
+        A model of late interaction reads queries or documents, and leaves out those of a document that do not count.
+        """
+        async with self._encoders.using(request.model) as encoder:
+            late = encoder.late
+            if late is None:
+                _check_task(encoder, "embed")
+                encode = partial(encoder.tokens.encode, truncates=request.truncate)
+            else:
+                encode = late.queries if request.is_query else partial(late.documents, truncates=request.truncate)
+            found, usage = await self._tokens(encoder, encode, request.input)
+            if late is not None and not request.is_query:
+                found = [_counting(late, one) for one in found]
+            vectors = await self._in_thread(lambda: [encoder.rows(one.rows) for one in found])
+            return TokenEmbedResult(vectors=vectors, model=request.model, usage=usage)
+
+    async def _late_scores(
+        self, encoder: LoadedEncoder, late: LateTokens, request: RankRequest
+    ) -> tuple[list[float], Usage]:
+        """Of each query's vector the greatest product with one of the document's, added up."""
+        queries = {query: number for number, (query, _) in reversed([*enumerate(request.pairs)])}
+        documents = {document: number for number, (_, document) in reversed([*enumerate(request.pairs)])}
+        asked, of_queries = await self._tokens(encoder, late.queries, list(queries), list(queries.values()))
+        encode = partial(late.documents, truncates=request.truncate)
+        read, of_documents = await self._tokens(encoder, encode, list(documents), list(documents.values()))
+        rows = {text: one.rows for text, one in zip(queries, asked, strict=True)}
+        others = {text: _counting(late, one).rows for text, one in zip(documents, read, strict=True)}
+
+        def scores() -> list[float]:
+            width = encoder.width
+            return [_rust.late_score(rows[query], others[document], width) for query, document in request.pairs]
+
+        num_tokens = of_queries.prompt_tokens + of_documents.prompt_tokens
+        return await self._in_thread(scores), Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+
+    async def _tokens(
+        self, encoder: LoadedEncoder, encode: Encode[str], texts: Sequence[str], numbers: Sequence[int] | None = None
+    ) -> tuple[list[_TokenRows], Usage]:
+        """Return each text's tokens with their vectors, one after another."""
+        packed, tokens = await self._packed(encoder.token_queue, encode, texts, numbers)
+        found, start = list[_TokenRows](), 0
+        for ids in tokens:
+            end = start + len(ids) * encoder.width * _NUMBER_BYTES
+            found.append(_TokenRows(ids, packed[start:end]))
+            start = end
+        num_tokens = sum(map(len, tokens))
+        return found, Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
 
     async def _cosines(self, encoder: LoadedEncoder, request: RankRequest) -> tuple[list[float], Usage]:
         texts: dict[str, int] = {}
@@ -90,23 +158,41 @@ class Pooling:
         *,
         truncates: bool,
     ) -> tuple[list[list[float]], Usage]:
-        """Tokenise some texts while those before are computed; when one fails or the caller leaves, drop the rest."""
+        encode = partial(encoder.tokens.encode, truncates=truncates)
+        packed, tokens = await self._packed(encoder.queue, encode, texts, numbers)
+        num_tokens = sum(map(len, tokens))
+        return encoder.rows(packed), Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+
+    async def _packed(
+        self, queue: EncoderQueue, encode: Encode[_Text], texts: Sequence[_Text], numbers: Sequence[int] | None
+    ) -> tuple[bytes, list[list[int]]]:
+        """Tokenise some texts while those before are computed; when one fails or the caller leaves, drop the rest.
+
+        Return what was computed of all, and their tokens.
+        """
         numbers = range(len(texts)) if numbers is None else numbers
-        num_tokens, coming = 0, list[asyncio.Future[bytes]]()
+        whole, coming = list[list[int]](), list[asyncio.Future[bytes]]()
         try:
             for first in range(0, len(texts), _TEXTS_AT_ONCE):
                 some = texts[first : first + _TEXTS_AT_ONCE]
                 called = numbers[first : first + _TEXTS_AT_ONCE]
-                encode = partial(encoder.tokens.encode, some, called, truncates=truncates)
+                encode_some = partial(encode, some, called)
                 length = sum(len(part) for text in some for part in ([text] if isinstance(text, str) else text))
-                tokens = await (at_once(encode) if length < _LONG_TEXT else self._in_thread(encode))
-                num_tokens += sum(map(len, tokens))
-                coming.append(asyncio.wrap_future(encoder.queue.submit(tokens)))
-            packed = b"".join([await one for one in coming])
+                tokens = await (at_once(encode_some) if length < _LONG_TEXT else self._in_thread(encode_some))
+                whole += tokens
+                coming.append(asyncio.wrap_future(queue.submit(tokens)))
+            return b"".join([await one for one in coming]), whole
         finally:
             for one in coming:
                 one.cancel()  # of one that is done it is nothing
-        return encoder.rows(packed), Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+
+
+def _counting(late: LateTokens, found: _TokenRows) -> _TokenRows:
+    """Return a document without the tokens that do not count."""
+    size = len(found.rows) // len(found.tokens)
+    kept = [index for index, token in enumerate(found.tokens) if late.counts(token)]
+    rows = b"".join(found.rows[index * size : (index + 1) * size] for index in kept)
+    return _TokenRows([found.tokens[index] for index in kept], rows)
 
 
 _WHAT_IT_DOES = {"embed": "embeds texts", "rank": "ranks documents", "classify": "classifies texts"}
@@ -119,7 +205,7 @@ _WHO_CAN: dict[str, frozenset[str]] = {
 
 def _check_task(encoder: LoadedEncoder, task: str) -> None:
     """Raise `RequestError` for a model that was made for another task: its numbers would mean something else."""
-    if encoder.task not in _WHO_CAN[task]:
+    if encoder.task not in _WHO_CAN[task] or (task == "classify" and encoder.late is not None):
         does, not_this = _WHAT_IT_DOES[encoder.task], _WHAT_IT_DOES[task]
         raise RequestError(f"native:{encoder.name} {does}; name a model that {not_this}", param="model")
 

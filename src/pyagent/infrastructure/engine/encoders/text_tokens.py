@@ -5,6 +5,7 @@ Knows the vocabulary's files, not the model.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,8 @@ Text = str | tuple[str, str]
 """A text, or a pair of them that a model sees as one."""
 SECOND_TEXT = 1 << 31
 """The bit that the engine reads as: of a pair's second text."""
+UNSEEN = 1 << 30
+"""The bit that the engine reads as: at a text's end, sees it and is seen by no token."""
 
 
 class TextTokens:
@@ -64,6 +67,16 @@ class TextTokens:
             return [self._shown(shown, pair, number, truncates) for number, pair in pairs]
         found = self._inner.encode_batch(list(texts))
         return [self._tokens(one, number, truncates) for number, one in zip(numbers, found, strict=True)]
+
+    def within(self, max_tokens: int) -> TextTokens:
+        """Return the same for texts of at most so many tokens."""
+        other = copy.copy(self)
+        other.max_tokens = min(max_tokens, self.max_tokens)
+        return other
+
+    def token_id(self, token: str) -> int | None:
+        """Return a token's number; None for one that the vocabulary has not."""
+        return self._inner.token_to_id(token)
 
     def _shown(self, pairs: PairTemplate, pair: tuple[str, str], number: int, truncates: bool) -> list[int]:
         ids, whole = pairs.encode(*pair, self.max_tokens, truncates=truncates)

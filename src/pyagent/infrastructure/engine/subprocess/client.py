@@ -26,6 +26,8 @@ from pyagent.core.messages import (
     Hint,
     RankRequest,
     RankResult,
+    TokenEmbedRequest,
+    TokenEmbedResult,
 )
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult, ExplainPrompt, UnpinPrompt, ViewCache
 from pyagent.core.withdrawal import Withdrawal
@@ -40,6 +42,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     ClassifyTexts,
     Command,
     EmbedTexts,
+    EmbedTokens,
     FreeMemory,
     GetState,
     NameAdapter,
@@ -63,6 +66,7 @@ _state_codec: Codec[EngineState] = Codec(EngineState, ENGINE)
 _embed_codec: Codec[EmbedResult] = Codec(EmbedResult, ENGINE)
 _rank_codec: Codec[RankResult] = Codec(RankResult, ENGINE)
 _classify_codec: Codec[ClassifyResult] = Codec(ClassifyResult, ENGINE)
+_token_embed_codec: Codec[TokenEmbedResult] = Codec(TokenEmbedResult, ENGINE)
 _query_codec: Codec[CacheQueryResult] = Codec(CacheQueryResult, ENGINE)
 
 
@@ -102,6 +106,10 @@ class ProcessEngine(Shared):
     async def classify(self, request: ClassifyRequest) -> ClassifyResult:
         """Classify by the copy that has the fewest requests."""
         return _classify_codec.decode(await self._pooled(ClassifyTexts(request)))
+
+    async def token_embed(self, request: TokenEmbedRequest) -> TokenEmbedResult:
+        """Give vectors of tokens by the copy that has the fewest requests."""
+        return _token_embed_codec.decode(await self._pooled(EmbedTokens(request)))
 
     async def _pooled(self, command: Command) -> msgspec.Raw:
         copy = min(range(len(self.copies)), key=self.copies.num_requests_of)

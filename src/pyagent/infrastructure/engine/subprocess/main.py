@@ -38,6 +38,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Command,
     Done,
     EmbedTexts,
+    EmbedTokens,
     Failed,
     FreeMemory,
     FromEngine,
@@ -154,7 +155,7 @@ class _EngineServer:
 
     async def _execute(self, command: Command) -> object:
         match command:
-            case EmbedTexts() | RankTexts() | ClassifyTexts():
+            case EmbedTexts() | EmbedTokens() | RankTexts() | ClassifyTexts():
                 return await self._pooled(command)
             case LoadModel(model, beside):
                 await self.engine.load(model, beside=beside)
@@ -176,10 +177,12 @@ class _EngineServer:
                 await self.engine.name_adapter(key, path)
         return None
 
-    async def _pooled(self, command: EmbedTexts | RankTexts | ClassifyTexts) -> object:
+    async def _pooled(self, command: EmbedTexts | EmbedTokens | RankTexts | ClassifyTexts) -> object:
         match command:
             case EmbedTexts(request):
                 return await self.engine.embed(request)
+            case EmbedTokens(request):
+                return await self.engine.token_embed(request)
             case RankTexts(request):
                 return await self.engine.rank(request)
             case ClassifyTexts(request):

@@ -13,7 +13,15 @@ import msgspec
 from pyagent import __version__
 from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import RequestError, WireError
-from pyagent.core.messages import ChatDelta, ChatRequest, ClassifyRequest, EmbedRequest, Hint, RankRequest
+from pyagent.core.messages import (
+    ChatDelta,
+    ChatRequest,
+    ClassifyRequest,
+    EmbedRequest,
+    Hint,
+    RankRequest,
+    TokenEmbedRequest,
+)
 from pyagent.core.prompt_cache import CacheQuery
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.request import PastTurn, TokenLog
@@ -127,8 +135,15 @@ class EmbedTexts(msgspec.Struct, frozen=True, tag=True):
     request: EmbedRequest
 
 
+class EmbedTokens(msgspec.Struct, frozen=True, tag=True):
+    """Return a `TokenEmbedResult`."""
+
+    request: TokenEmbedRequest
+
+
 Command = (
     EmbedTexts
+    | EmbedTokens
     | RankTexts
     | ClassifyTexts
     | LoadModel

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import sys
-from array import array
 from typing import Literal
 
 import msgspec
@@ -12,7 +9,7 @@ import msgspec
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import EmbedResult, JsonObject
 from pyagent.infrastructure.server.validation import decode, model_asked
-from pyagent.infrastructure.server.vectors import shortened
+from pyagent.infrastructure.server.vectors import packed, shortened
 
 
 class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -48,15 +45,7 @@ def read_embeddings(body: bytes) -> EmbeddingsBody:
 def embeddings_body(parsed: EmbeddingsBody, found: EmbedResult) -> JsonObject:
     """Return the answer."""
     vectors = shortened(found.vectors, parsed.dimensions)
-    shown = [_base64(vector) for vector in vectors] if parsed.encoding_format == "base64" else vectors
+    shown = [packed(vector) for vector in vectors] if parsed.encoding_format == "base64" else vectors
     listed = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]
     usage = {"prompt_tokens": found.usage.prompt_tokens, "total_tokens": found.usage.prompt_tokens}
     return {"object": "list", "data": listed, "model": found.model or parsed.model or "default", "usage": usage}
-
-
-def _base64(vector: list[float]) -> str:
-    """32-bit floats, the low byte first."""
-    packed = array("f", vector)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return base64.b64encode(packed.tobytes()).decode()

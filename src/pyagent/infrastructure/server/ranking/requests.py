@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import ClassifyResult, JsonObject, RankResult, Usage
+from pyagent.core.messages import ClassifyResult, JsonObject, RankResult, TokenEmbedResult, Usage
 from pyagent.infrastructure.server.bounds import check_texts
 from pyagent.infrastructure.server.validation import decode
+from pyagent.infrastructure.server.vectors import packed
 
 
 class RerankBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -66,6 +69,34 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
+class PoolingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /pooling: a vector for each token of each text.
+
+    A model of late interaction reads `input_type` "query" or "document".
+    """
+
+    input: str | list[str]
+    model: str | None = None
+    task: Literal["token_embed"] = "token_embed"
+    input_type: Literal["query", "document"] = "document"  # not vLLM's; Jina's
+    encoding_format: Literal["float", "base64"] = "float"
+    truncate: bool = False  # not vLLM's
+    private: bool | None = None  # not vLLM's
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+def read_pooling(body: bytes) -> PoolingBody:
+    """Return the body of a pooling request."""
+    parsed = decode(body, PoolingBody, {})
+    _check(parsed.texts, "input")
+    return parsed
+
+
 def read_rerank(body: bytes) -> tuple[RerankBody, list[tuple[str, str]]]:
     """Return the body of a rerank request, and its pairs."""
     parsed = decode(body, RerankBody, {})
@@ -109,6 +140,15 @@ def score_body(parsed: ScoreBody, found: RankResult, request_id: str, created: i
     """Return each pair's score, in order."""
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(found.scores)]
     return _listed("score", parsed.model, found.model, request_id, created, data, found.usage)
+
+
+def pooling_body(parsed: PoolingBody, found: TokenEmbedResult, request_id: str, created: int) -> JsonObject:
+    """Return the vectors of each text's tokens."""
+    shown: list[object] = [*found.vectors]
+    if parsed.encoding_format == "base64":
+        shown = [packed([number for vector in text for number in vector]) for text in found.vectors]
+    data = [{"index": index, "object": "pooling", "data": one} for index, one in enumerate(shown)]
+    return _listed("pool", parsed.model, found.model, request_id, created, data, found.usage)
 
 
 def classify_body(parsed: ClassifyBody, found: ClassifyResult, request_id: str, created: int) -> JsonObject:

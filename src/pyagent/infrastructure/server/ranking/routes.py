@@ -7,10 +7,12 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyagent.core.messages import ClassifyRequest, RankRequest
+from pyagent.core.messages import ClassifyRequest, RankRequest, TokenEmbedRequest
 from pyagent.infrastructure.server.ranking.requests import (
     classify_body,
+    pooling_body,
     read_classify,
+    read_pooling,
     read_rerank,
     read_score,
     rerank_body,
@@ -47,3 +49,17 @@ async def classify(service: Service, request: Request) -> Response:
     )
     found = await service.classify(request, asked)
     return json_response(classify_body(parsed, found, str(request.state.request_id), int(time.time())))
+
+
+async def pooling(service: Service, request: Request) -> Response:
+    """POST /pooling: a vector for each token of each text."""
+    parsed = await service.read(request, read_pooling)
+    asked = TokenEmbedRequest(
+        model=model_asked(parsed.model),
+        input=parsed.texts,
+        is_query=parsed.input_type == "query",
+        private=bool(parsed.private),
+        truncate=parsed.truncate,
+    )
+    found = await service.token_embed(request, asked)
+    return json_response(pooling_body(parsed, found, str(request.state.request_id), int(time.time())))
