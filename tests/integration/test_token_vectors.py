@@ -194,14 +194,15 @@ def test_pooling_over_http(late: Path) -> None:
         best = sorted(range(len(TEXTS)), key=lambda at: -scored[at]["score"])
         assert [one["index"] for one in ranked] == best
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["capabilities"] == ["rerank"]
-        for body, said in [
+        refused: list[tuple[dict[str, object], str]] = [
             ({"input": []}, "there is no text"),
             ({"input": ["a", ""]}, "there is no text"),
             ({"input": "a", "task": "plugin"}, "task"),
             ({"input": "a", "input_type": "passage"}, "input_type"),
             ({"input": "a " * 30}, "the model takes 19"),
             ({"input": "a", "colour": 1}, "colour"),
-        ]:
+        ]
+        for body, said in refused:
             answer = httpx.post(f"{url}/pooling", json=body)
             assert (answer.status_code, said in answer.text) == (400, True), (body, answer.text)
 
