@@ -91,6 +91,17 @@ impl Block {
         block
     }
 
+    /// Reads the scales and minima of another block of a K-quant or of `IQ4_XS`, as [`Self::refill`]; others have none.
+    pub(crate) fn refill_scales(&mut self, kind: GgmlType, bytes: &[u8]) {
+        match kind {
+            GgmlType::Q2_K | GgmlType::Q3_K | GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K => {
+                k_quants::read_scales(self, kind, bytes);
+            }
+            GgmlType::IQ4_XS => iq4::read_scales(self, bytes),
+            _ => {}
+        }
+    }
+
     /// Reads another block of the same kind, whose length the caller has checked, into this one.
     pub(crate) fn refill(&mut self, kind: GgmlType, bytes: &[u8]) {
         match kind {

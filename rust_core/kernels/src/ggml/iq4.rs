@@ -29,7 +29,7 @@ pub(super) fn read(block: &mut Block, kind: GgmlType, bytes: &[u8]) {
 }
 
 /// `d high(u16) low[4]`: six bits per group less 32, the lower four in a nibble of `low`, the rest in `high`.
-fn read_scales(block: &mut Block, bytes: &[u8]) {
+pub(super) fn read_scales(block: &mut Block, bytes: &[u8]) {
     let (high, low) = (u16::from_le_bytes([bytes[2], bytes[3]]), &bytes[4..8]);
     for (g, sub_scale) in block.sub_scales[..8].iter_mut().enumerate() {
         let lower = (low[g / 2] >> (4 * (g % 2))) & 0x0f;

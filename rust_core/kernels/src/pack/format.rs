@@ -63,8 +63,6 @@ pub(crate) trait Format {
     const IS_CODEBOOK: bool = Self::CODEBOOK.is_some();
     /// The codebook as unsigned bytes.
     const CODEBOOK_BYTES: [u8; 16] = codebook_bytes(Self::CODEBOOK);
-    /// The index of each number of the codebook.
-    const CODEBOOK_INDEX: [u8; 256] = codebook_index(Self::CODEBOOK);
     /// Bytes of integers per group and block.
     const INT_BYTES: usize = QUAD_BYTES * Self::BITS;
     /// Quads under one scale.
@@ -93,18 +91,6 @@ const fn codebook_bytes(codebook: Option<Codebook>) -> [u8; 16] {
         }
     }
     bytes
-}
-
-const fn codebook_index(codebook: Option<Codebook>) -> [u8; 256] {
-    let mut index = [0; 256];
-    if let Some(codebook) = codebook {
-        let mut i = 0;
-        while i < codebook.len() {
-            index[codebook[i].cast_unsigned() as usize] = i as u8;
-            i += 1;
-        }
-    }
-    index
 }
 
 /// Bytes of a group's header, rounded up so that the integers start on a line.

@@ -3,6 +3,7 @@
 //! Packing moves integers and scales, it never rounds: a row read back equals [`crate::ggml::dequantise`] of
 //! the source, bit for bit. Knows nothing of activations or threads, but lets several threads pack one matrix.
 
+mod columns;
 pub(crate) mod format;
 pub(crate) mod memory;
 mod planes;

@@ -1,10 +1,8 @@
 //! Moves one group of rows from the file's order into the packed one.
 
-use super::format::{BLOCK_COLS, Format, GROUP_ROWS, QUAD_BYTES, QUADS, d_at, sc_at};
+use super::columns::{Columns, EACH, columns};
+use super::format::{Format, GROUP_ROWS, QUAD_BYTES, d_at, sc_at};
 use crate::ggml::Block;
-
-/// The unsigned integers of a group's block: `[8 quads][16 rows][4 columns]`.
-pub(super) type Ints = [u8; QUADS * QUAD_BYTES];
 
 /// Packs plain elements of `N` bytes as `[column][16 rows]`; rows that do not exist stay zero.
 pub(super) fn pack_plain<const N: usize>(source: &[u8], row_bytes: usize, target: &mut [u8]) {
@@ -21,17 +19,16 @@ pub(super) fn pack_plain<const N: usize>(source: &[u8], row_bytes: usize, target
 pub(super) fn pack_quantised<F: Format>(source: &[u8], row_bytes: usize, header: &mut [u8], ints: &mut [u8]) {
     let block_bytes = F::KIND.block_bytes();
     let source_ints = F::INT_BYTES * F::SOURCE_BLOCKS;
-    let mut block = Block::empty(F::KIND);
-    let mut unpacked = [[0; QUADS * QUAD_BYTES]; 8];
+    let mut scales = Block::empty(F::KIND);
     for (index, ints) in ints.chunks_exact_mut(source_ints).enumerate() {
         for (r, row) in source.chunks_exact(row_bytes).enumerate() {
             let bytes = &row[index * block_bytes..(index + 1) * block_bytes];
-            block.refill(F::KIND, bytes);
-            write_header::<F>(bytes, &block, header, index * F::SOURCE_BLOCKS, r);
-            scatter::<F>(&block, &mut unpacked, r);
-        }
-        for (unpacked, ints) in unpacked.iter().zip(ints.chunks_exact_mut(F::INT_BYTES)) {
-            write_planes::<F>(unpacked, ints);
+            assert!(bytes.len() == F::KIND.block_bytes(), "a whole block");
+            scales.refill_scales(F::KIND, bytes);
+            write_header::<F>(bytes, &scales, header, index * F::SOURCE_BLOCKS, r);
+            for (block, planes) in ints.chunks_exact_mut(F::INT_BYTES).enumerate() {
+                write_planes::<F>(&columns::<F>(bytes, block), planes, r);
+            }
         }
     }
 }
@@ -58,49 +55,40 @@ fn write_header<F: Format>(bytes: &[u8], block: &Block, header: &mut [u8], first
     }
 }
 
-fn scatter<F: Format>(block: &Block, unpacked: &mut [Ints; 8], r: usize) {
-    let quants = block.quants.chunks_exact(BLOCK_COLS);
-    for (quants, unpacked) in quants.zip(&mut unpacked[..F::SOURCE_BLOCKS]) {
-        let (quads, _) = quants.as_chunks::<4>();
-        for (quad, values) in quads.iter().enumerate() {
-            let at = quad * QUAD_BYTES + 4 * r;
-            unpacked[at..at + 4].copy_from_slice(&values.map(stored::<F>));
-        }
-    }
-}
-
-/// The unsigned integer that stands for a quant.
-fn stored<F: Format>(quant: i8) -> u8 {
-    if F::IS_CODEBOOK {
-        F::CODEBOOK_INDEX[usize::from(quant.cast_unsigned())]
-    } else {
-        // OFFSET fits a byte, and the sum is in 0..256 for every quant of the format.
-        quant.cast_unsigned().wrapping_add(F::OFFSET as u8)
-    }
-}
-
-/// Stores the integers of one block as the bit planes described in [`super::format`].
-fn write_planes<F: Format>(unpacked: &Ints, planes: &mut [u8]) {
-    let (quads, _) = unpacked.as_chunks::<QUAD_BYTES>();
+/// Stores the 32 integers of a row's block as the bit planes described in [`super::format`].
+#[inline(always)]
+fn write_planes<F: Format>(columns: &Columns, planes: &mut [u8], r: usize) {
     let (lines, _) = planes.as_chunks_mut::<QUAD_BYTES>();
-    let mut next = 0;
-    let mut shift = 0;
-    for width in [8, 4, 2, 1] {
-        if F::BITS & width == 0 {
-            continue;
+    assert!(lines.len() == F::BITS && r < GROUP_ROWS, "a row of a group's block");
+    let mut put = |line: usize, quad: u64| {
+        lines[line][4 * r..4 * r + 4].copy_from_slice(&(quad as u32).to_le_bytes());
+    };
+    // Of eight integers the low four, and the high four above them.
+    let pair = |word: u64, width: usize| word | (word >> (32 - width));
+    if F::BITS == 8 {
+        for (i, word) in columns.iter().enumerate() {
+            put(2 * i, *word);
+            put(2 * i + 1, word >> 32);
         }
-        let per_line = 8 / width;
-        let mask = u8::MAX >> (8 - width);
-        for (line, quads) in lines[next..next + width].iter_mut().zip(quads.chunks_exact(per_line)) {
-            *line = [0; QUAD_BYTES];
-            for (i, quad) in quads.iter().enumerate() {
-                for (byte, integer) in line.iter_mut().zip(quad) {
-                    *byte |= ((integer >> shift) & mask) << (i * width);
-                }
-            }
+        return;
+    }
+    let (mut next, mut shift) = (0, 0);
+    if F::BITS & 4 != 0 {
+        for (i, word) in columns.iter().enumerate() {
+            put(i, pair(word & (0x0f * EACH), 4));
         }
-        next += width;
-        shift += width;
+        (next, shift) = (4, 4);
+    }
+    if F::BITS & 2 != 0 {
+        let half = |word: u64| pair((word >> shift) & (0x03 * EACH), 2);
+        for i in 0..2 {
+            put(next + i, half(columns[2 * i]) | (half(columns[2 * i + 1]) << 4));
+        }
+        (next, shift) = (next + 2, shift + 2);
+    }
+    if F::BITS & 1 != 0 {
+        let bits = |i: usize| pair((columns[i] >> shift) & EACH, 1) << (2 * i);
+        put(next, bits(0) | bits(1) | bits(2) | bits(3));
     }
 }
 
