@@ -14,7 +14,7 @@ const RUNS: usize = 15;
 fn main() {
     for kind in GgmlType::ALL {
         let num_bytes = ROWS * kind.row_bytes(COLS).expect("whole blocks");
-        let source: Vec<u8> = (0..num_bytes).map(|i| (i * 2_654_435_761 >> 7) as u8).collect();
+        let source: Vec<u8> = (0..num_bytes).map(|i| ((i * 2_654_435_761) >> 7) as u8).collect();
         let matrix = PackedMatrix::allocate(kind, ROWS, COLS).expect("a possible shape");
         let mut copy = vec![0; num_bytes];
         let pack = best(|| {
