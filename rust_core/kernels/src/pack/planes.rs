@@ -4,13 +4,19 @@ use super::columns::{Columns, EACH, columns};
 use super::format::{Format, GROUP_ROWS, QUAD_BYTES, d_at, sc_at};
 use crate::ggml::Block;
 
+const PLAIN_COLS: usize = 16;
+
 /// Packs plain elements of `N` bytes as `[column][16 rows]`; rows that do not exist stay zero.
 pub(super) fn pack_plain<const N: usize>(source: &[u8], row_bytes: usize, target: &mut [u8]) {
     let (target, _) = target.as_chunks_mut::<N>();
-    for (r, row) in source.chunks_exact(row_bytes).enumerate() {
-        let (elements, _) = row.as_chunks::<N>();
-        for (column, element) in elements.iter().enumerate() {
-            target[column * GROUP_ROWS + r] = *element;
+    // Some columns of all rows at a time: what is written to stays in the nearest cache.
+    for (index, target) in target.chunks_mut(PLAIN_COLS * GROUP_ROWS).enumerate() {
+        for (r, row) in source.chunks_exact(row_bytes).enumerate() {
+            let (elements, _) = row.as_chunks::<N>();
+            let elements = &elements[elements.len().min(index * PLAIN_COLS)..];
+            for (place, element) in target.chunks_exact_mut(GROUP_ROWS).zip(elements) {
+                place[r] = *element;
+            }
         }
     }
 }
