@@ -7,7 +7,7 @@ UV := .tools/bin/uv
 RUST_SOURCES := $(shell find rust_core -name '*.rs' -not -path '*/target/*' -not -path '*/fuzz/*') $(shell find rust_core -name Cargo.toml) Cargo.toml Cargo.lock
 UV_INSTALL := $(UV) pip install --compile-bytecode --quiet --python $(BIN)/python --constraint constraints.txt
 
-.PHONY: help install demo test busy-test oracle schemas clients peers ray cluster soak chaos cluster-chaos run-kills replace-kills hostile function-calls slow gpu mutations check check-style check-types check-rust format bench docs lock wheel clean
+.PHONY: help install demo test busy-test oracle converter schemas clients peers ray cluster soak chaos cluster-chaos run-kills replace-kills hostile function-calls slow gpu mutations check check-style check-types check-rust format bench docs lock wheel clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 16
@@ -107,6 +107,19 @@ function-calls: .peers/.bfcl  ## 200 function calls of two small models, beside 
 oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the same inputs; check the torch runner's types
 	@.oracle/bin/basedpyright --project tests/oracle/pyrightconfig.json --pythonpath .oracle/bin/python
 	@export OMP_NUM_THREADS=1; $(call twice,.oracle/bin/python -m pytest -q -m 'oracle and not slow' tests/oracle,-n 2 --dist worksteal)
+
+.peers/.llama.cpp: .venv/.dev
+	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .peers
+	@$(UV) pip install --quiet --python .peers/bin/python 'xllamacpp>=2026.10' && touch $@
+
+# Its sdist carries llama.cpp's converter; the version fixes which one.
+.cache/llama.cpp: .venv/.dev
+	@echo "fetching llama-cpp-python's sdist, which carries llama.cpp's converter (once, 77 MB, into .cache)"
+	@mkdir -p $@ && .tools/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python --dest .cache 'llama-cpp-python==0.3.36'
+	@tar xzf .cache/llama_cpp_python-*.tar.gz --directory $@ --strip-components 3 --wildcards '*/vendor/llama.cpp/conversion/*' '*/vendor/llama.cpp/gguf-py/gguf/*'
+
+converter: .oracle/.installed .peers/.llama.cpp .cache/llama.cpp  ## GGUF files by llama.cpp's own converter: transformers' logits, the tokens of llama.cpp's server
+	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -m converter tests/oracle/test_llama_cpp_converter.py
 
 .cache/json-schema-suite: .venv/.dev
 	@echo "fetching jsonschema's sdist, which carries the JSON-Schema-Test-Suite (once, into .cache)"

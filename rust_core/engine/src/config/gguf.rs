@@ -14,7 +14,7 @@ use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
 /// What is read here of the keys that begin with the architecture's name.
-const READ: [&str; 20] = [
+const READ: [&str; 21] = [
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
@@ -33,6 +33,7 @@ const READ: [&str; 20] = [
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.type",
+    "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 ];
@@ -49,7 +50,7 @@ const IRRELEVANT: [&str; 7] = [
 ];
 
 /// What changes nothing with this value, and is not implemented with another.
-const NEUTRAL: [(&str, f64); 13] = [
+const NEUTRAL: [(&str, f64); 12] = [
     ("attention.causal", 1.0),
     ("attn_logit_softcapping", 0.0),
     ("embedding_scale", 1.0),
@@ -61,7 +62,6 @@ const NEUTRAL: [(&str, f64); 13] = [
     ("nextn_predict_layers", 0.0),
     ("residual_scale", 1.0),
     ("rope.scale_linear", 1.0),
-    ("rope.scaling.yarn_attn_factor", 1.0),
     ("rope.scaling.yarn_ext_factor", 1.0),
 ];
 
@@ -182,7 +182,8 @@ impl ModelConfig {
             },
             rope_base,
             local_rope_base: keys.number_or("rope.freq_base_swa", if has_local_rope { 10_000.0 } else { rope_base })?,
-            local_rope_scaling: if has_local_rope {
+            // OLMo 3's layers with windows see no stretched context.
+            local_rope_scaling: if has_local_rope || architecture == Architecture::Olmo2 {
                 RopeScaling::None
             } else {
                 rope_scaling.clone()
@@ -368,7 +369,10 @@ impl Keys<'_> {
                 0.1 * scale * factor.ln() + 1.0
             }
         };
+        // transformers' `attention_factor`; 1 is what llama.cpp's own files say of none.
+        let told = self.number_or("rope.scaling.yarn_attn_factor", 1.0)? as f32;
         let sharpness = match self.number_or("rope.scaling.yarn_log_multiplier", 0.0)? {
+            _ if told != 1.0 => told,
             0.0 => sharpness_of(1.0),
             _ if self.name == Architecture::Deepseek2.name() => 1.0, // scores are scaled instead
             scale => sharpness_of(1.0) / sharpness_of(scale as f32),

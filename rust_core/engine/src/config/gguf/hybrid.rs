@@ -3,14 +3,15 @@
 
 use super::{Keys, gemma4, latent, nemotron, number};
 use crate::config::{Architecture, DeltaNet, Mamba2, Recurrent, invalid, periodic};
-use crate::gguf::MetadataValue;
+use crate::gguf::{MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
 /// What is read of LFM2 besides.
 const LFM2: [&str; 1] = ["shortconv.l_cache"];
 
 /// What is read of Qwen 3.5 besides.
-const QWEN35: [&str; 6] = [
+const QWEN35: [&str; 7] = [
+    "attention.recurrent_layers",
     "full_attention_interval",
     "ssm.conv_kernel",
     "ssm.group_count",
@@ -90,13 +91,8 @@ impl Keys<'_> {
                 Ok((Some(Recurrent::ShortConvolution { taps }), layers))
             }
             _ if architecture.has_delta_nets() => {
-                let every = self
-                    .optional_size("full_attention_interval")?
-                    .unwrap_or(QWEN35_INTERVAL);
-                Ok((
-                    Some(Recurrent::DeltaNet(self.delta_net(architecture)?)),
-                    periodic(num_layers, every),
-                ))
+                let layers = self.delta_layers(num_layers)?;
+                Ok((Some(Recurrent::DeltaNet(self.delta_net(architecture)?)), layers))
             }
             Architecture::GraniteHybrid => {
                 let layers = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
@@ -138,6 +134,23 @@ impl Keys<'_> {
             state_size: self.size("ssm.state_size")?,
             step_limits: [0.0, f64::INFINITY],
         })
+    }
+
+    /// Which layers are delta nets: those the file says, one by one or by a period.
+    fn delta_layers(&self, num_layers: usize) -> Result<Vec<bool>, ModelFileError> {
+        let key = self.key("attention.recurrent_layers");
+        match self.file.find(&key) {
+            Some(MetadataValue::Array(MetadataArray::Bool(layers))) if layers.len() >= num_layers => {
+                Ok(layers[..num_layers].to_vec())
+            }
+            Some(_) => Err(invalid(format!(
+                "'{key}' must be a truth for each of the {num_layers} layers"
+            ))),
+            None => {
+                let every = self.optional_size("full_attention_interval")?;
+                Ok(periodic(num_layers, every.unwrap_or(QWEN35_INTERVAL)))
+            }
+        }
     }
 
     fn delta_net(&self, architecture: Architecture) -> Result<DeltaNet, ModelFileError> {

@@ -17,34 +17,63 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
-from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, O200K, QWEN, QWEN35
+from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, DEEPSEEK_V3, O200K, QWEN, QWEN35, SEED, TEKKEN
 
 # Token types of GGUF.
 _NORMAL, UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, BYTE = range(1, 7)
 MADE_OF_TEXT = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
 
-LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "lfm2"})
-# DBRX's words, which Granite 4 has, are Llama 3's.
-_PATTERNS = {"gpt-4o": O200K, "llama4": O200K, "dbrx": CL100K} | dict.fromkeys(LLAMA3_NAMES, CL100K)
+# DBRX's words, which Granite 4 has, are Llama 3's; Llama 3, GLM 4 and Mistral take a whole word that is a token as it is.
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    "llama-bpe": (CL100K,),
+    "llama3": (CL100K,),
+    "lfm2": (CL100K,),
+    "dbrx": (CL100K,),
+    "glm4": (CL100K,),
+    "gpt-4o": (O200K,),
+    "llama4": (O200K,),
+    "tekken": (TEKKEN,),
+    "seed-coder": (SEED,),
+    "deepseek-v3": DEEPSEEK_V3,
+}
+_TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken"})
+# These begin each text with the token for it where the file does not say.
+_BEGINS_TEXTS = frozenset({"llama-bpe", "llama3", "lfm2", "tekken"})
 # Gemma has a token for up to so many line breaks.
 _MOST_BREAKS = 32
 # Refact's, which Granite 3 has, are StarCoder's and SmolLM's.
 _SINGLE_DIGITS = frozenset({"smollm", "refact"})
 _QWEN_WORDS = {"qwen2": QWEN, "qwen35": QWEN35}
-SUPPORTED_PRE_TOKENIZERS = (
-    "smollm",
-    "refact",
-    "llama-bpe",
-    "llama3",
-    "lfm2",
-    "dbrx",
-    "qwen2",
-    "qwen35",
-    "gpt-4o",
-    "llama4",
-    "gpt-2",
-    "default",
-)
+_GPT2_WORDS = frozenset({"gpt-2", "default"})
+SUPPORTED_PRE_TOKENIZERS = (*_PATTERNS, *_SINGLE_DIGITS, *_QWEN_WORDS, *_GPT2_WORDS)
+_SAME_WORDS = {
+    "deepseek-r1-qwen": "qwen2",
+    "megrez": "qwen2",
+    "kormo": "qwen2",
+    "f2llmv2": "qwen2",
+    "hunyuan": "qwen2",
+    "hunyuan-dense": "deepseek-v3",
+    "smaug-bpe": "dbrx",
+    "chatglm-bpe": "dbrx",
+    "glm5": "glm4",
+    "llama-v3": "llama-bpe",
+    "falcon3": "llama-bpe",
+    "falcon-h1": "llama-bpe",
+    "pixtral": "llama-bpe",
+    "midm-2.0": "llama-bpe",
+    "starcoder": "smollm",
+    "command-r": "smollm",
+    "minerva-7b": "smollm",
+    "exaone": "smollm",
+    "exaone4": "gpt-2",
+    "olmo": "gpt-2",
+    "phi-2": "gpt-2",
+    "mpt": "gpt-2",
+    "granite-docling": "gpt-2",
+    "roberta-bpe": "gpt-2",
+    "modern-bert": "gpt-2",
+}
+"""Further names that llama.cpp has for vocabularies, and which of the others cut as they do, as its loader says."""
 
 
 class GgufReader:
@@ -67,7 +96,7 @@ class GgufReader:
         begin_id = metadata.get("tokenizer.ggml.bos_token_id")
         # llama.cpp's defaults for files that do not say.
         is_sentencepiece = metadata["tokenizer.ggml.model"] in {"llama", "gemma4"}
-        is_usual = is_sentencepiece or metadata.get("tokenizer.ggml.pre") in LLAMA3_NAMES
+        is_usual = is_sentencepiece or _words_of(metadata) in _BEGINS_TEXTS
         adds_begin = metadata.get("tokenizer.ggml.add_bos_token", is_usual)
         return HuggingFaceTokenizer(
             inner,
@@ -99,15 +128,20 @@ def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:
     return tokenizer
 
 
+def _words_of(metadata: Mapping[str, object]) -> object:
+    """Return the name of how texts are cut: of several that mean the same, the one known here."""
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    return _SAME_WORDS.get(name, name) if isinstance(name, str) else name
+
+
 def _byte_level(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) -> Tokenizer:
-    pre = metadata.get("tokenizer.ggml.pre", "default")
-    # Llama 3 takes a whole word that is a token as it is, before any merging.
-    model = _read_bpe(tokens, _texts(metadata, "tokenizer.ggml.merges", name), pre in LLAMA3_NAMES, name)
+    pre = _words_of(metadata)
+    model = _read_bpe(tokens, _texts(metadata, "tokenizer.ggml.merges", name), pre in _TAKES_WHOLE_WORDS, name)
     tokenizer = Tokenizer(model)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if isinstance(pre, str) and pre in _PATTERNS:
-        words = pre_tokenizers.Split(Regex(_PATTERNS[pre]), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+    if isinstance(pre, str) and (patterns := _PATTERNS.get(pre)):
+        cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
     elif isinstance(pre, str) and pre in _QWEN_WORDS:
         tokenizer.normalizer = normalizers.NFC()
         words = pre_tokenizers.Split(Regex(_QWEN_WORDS[pre]), "isolated")
@@ -115,10 +149,10 @@ def _byte_level(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) 
     elif pre in _SINGLE_DIGITS:
         digits = pre_tokenizers.Digits(individual_digits=True)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    elif pre in {"gpt-2", "default"}:
+    elif pre in _GPT2_WORDS:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
-        known = ", ".join(SUPPORTED_PRE_TOKENIZERS)
+        known = ", ".join(sorted({*SUPPORTED_PRE_TOKENIZERS, *_SAME_WORDS}))
         raise ModelError(f"{name}: pre-tokenizer '{pre}' is not supported; supported are {known}", model=name)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -12,12 +12,9 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _HAN = r"\p{Han}"
 
 
-def _cased(upper: str, lower: str) -> str:
-    """Return words that end where a small letter meets a capital one, and numbers of up to three digits."""
-    return (
-        rf"{_BEFORE_WORD}{upper}*{lower}+{_CONTRACTIONS}?|{_BEFORE_WORD}{upper}+{lower}*{_CONTRACTIONS}?|"
-        r"\p{N}{1,3}"
-    )
+def _cased(upper: str, lower: str, *, after: str = f"{_CONTRACTIONS}?", digits: str = "{1,3}") -> str:
+    """Return words that end where a small letter meets a capital one, and numbers of some digits."""
+    return rf"{_BEFORE_WORD}{upper}*{lower}+{after}|{_BEFORE_WORD}{upper}+{lower}*{after}|\p{{N}}{digits}"
 
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -29,5 +26,17 @@ QWEN35 = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Marks, such as accents of their own and vowel signs, belong to words."""
-O200K = rf"{_cased(_UPPER, _LOWER)}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST_WITH_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+O200K = rf"{_cased(_UPPER, _LOWER)}|{_REST_WITH_SLASHES}"
+TEKKEN = rf"{_cased(_UPPER, _LOWER, after='', digits='')}|{_REST_WITH_SLASHES}"
+"""Of Mistral's: digits stand alone."""
 KIMI = rf"{_HAN}+|{_cased(f'[{_UPPER}&&[^{_HAN}]]', f'[{_LOWER}&&[^{_HAN}]]')}|{_REST}"
+SEED = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ASCII_MARKS = r"[!-/:-~&&[^A-Za-z]]"
+DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    rf"{_ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+"""One after the other: numbers, then Chinese and Japanese, then the rest."""

@@ -21,7 +21,7 @@ from pyagent.infrastructure.models.quantize import gguf_file
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
-_PRE_TOKENIZERS = ("qwen2", "qwen35", "gpt-4o", "smollm", "gpt-2")
+_PRE_TOKENIZERS = ("qwen2", "qwen35", "gpt-4o", "smollm", "gpt-2", "seed-coder", "deepseek-v3")
 _TEXTS, _SCORES = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"}, "tokenizer.ggml.scores"
 _END_KEYS = ("eos", "eot", "eom")
 _PROBE = (
@@ -79,7 +79,7 @@ def _tokens(path: Path, tokenizer: HuggingFaceTokenizer, num_rows: int) -> tuple
 def _byte_level(path: Path, tokenizer: HuggingFaceTokenizer, model: Json) -> dict[str, object]:
     merges = [_merge_line(merge) for merge in cast("Sequence[str | Sequence[str]]", model.get("merges") or [])]
     ignores_merges = bool(model.get("ignore_merges"))
-    names = ["llama-bpe" if ignores_merges else "dbrx", *_PRE_TOKENIZERS]
+    names = [*(["llama-bpe", "tekken"] if ignores_merges else ["dbrx"]), *_PRE_TOKENIZERS]
     wanted = _words(tokenizer.inner)
     name = next((name for name in names if _words(_cutter(name)) == wanted), None)
     if name is None:

@@ -1,0 +1,110 @@
+"""Files of llama.cpp's own converter: the numbers of transformers, the tensors of `gguf`, the tokens of llama.cpp's server.
+
+The GGUF files of the other tests are written by them, under llama.cpp's names: what they misread, their reader may misread too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.converted_models import FAMILIES, VOCABULARY, random_family
+from support.llama_cpp import LlamaCpp, convert, llama_cpp, tensors_of
+from support.logit_sequences import Sequences
+
+from pyagent import _rust
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+pytestmark = pytest.mark.converter
+
+TOKENS = [(7 * place + place * place) % (VOCABULARY - 3) + 3 for place in range(120)]
+PROMPTS = [TOKENS[:20], TOKENS[20:90]]
+NUM_TOKENS = 32
+TEXTS = [
+    "The lighthouse of 1234567 men's boats, it's LIT.",
+    "two  spaces\n\n\n\tand tabs \n",
+    "ÄÖÜ naïve café, 東京 и Москва — 🙂 x²",
+    "I'LL don't we'Re 12 345 $%^ foo_bar fooBar <|user|> said",
+]
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCpp]:
+    """llama.cpp's server for all tests here."""
+    with llama_cpp(tmp_path_factory.mktemp("llama.cpp") / "log") as server:
+        yield server
+
+
+def log_probabilities(logits: Any) -> Any:
+    import numpy as np
+
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def expect_continued(path: Path, answers: list[dict[str, Any]], banned: list[int], tolerance: float) -> None:
+    """At each place the most likely tokens have llama.cpp's probabilities, and the best is its, near ties apart."""
+    import numpy as np
+
+    sequences = Sequences(path)
+    for number, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
+        tokens = answer["tokens"]
+        assert len(tokens) == NUM_TOKENS
+        logits = sequences.logits((number, prompt + tokens[:-1]))[len(prompt) - 1 :]
+        for row, token, likely in zip(log_probabilities(logits), tokens, answer["likely"], strict=True):
+            expected = np.array([probability for _, probability in likely])
+            assert np.abs(row[[one for one, _ in likely]] - expected).max() < tolerance
+            row[banned] = -np.inf
+            assert row[token] > row.max() - 2 * tolerance
+
+
+def expect_same_tensors(path: Path) -> None:
+    """Each tensor, as `gguf` reads it, bit for bit."""
+    import numpy as np
+
+    file = _rust.TensorFile(path)
+    for name, values in tensors_of(path):
+        found = file.find(name)
+        assert found is not None
+        assert tuple(reversed(found[0])) == values.shape
+        ours = np.empty(values.size, np.float32)
+        file.read_floats(name, 0, memoryview(ours).cast("B"))
+        assert np.array_equal(ours, values.astype(np.float32).ravel()), name
+
+
+def unsaid(folder: Path) -> list[int]:
+    """Tokens that llama.cpp's server does not tell: markers, rows without a token, and parts of characters."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    says = [token < len(tokenizer) and "\ufffd" not in tokenizer.decode([token]) for token in range(VOCABULARY)]
+    return [token for token in range(VOCABULARY) if not says[token] or token in {*tokenizer.all_special_ids, 0, 1, 2}]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_files_of_llama_cpps_converter_are_read_as_it_means_them(name: str, peer: LlamaCpp, tmp_path: Path) -> None:
+    """In F32, F16 and Q8_0: transformers' logits, `gguf`'s tensors, and llama.cpp's greedy tokens and probabilities."""
+    import numpy as np
+    import torch
+
+    family = FAMILIES[name]
+    model = random_family(name, tmp_path / "model")
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    banned = unsaid(tmp_path / "model")
+    scale = np.linalg.norm(expected, axis=1)
+    for file_type, most, tolerance in (("f32", 1e-4, 2e-3), ("f16", 0.02, 0.05), ("q8_0", 0.15, None)):
+        path = convert(tmp_path / "model", tmp_path / f"{file_type}.gguf", file_type, family.words, family.published)
+        expect_same_tensors(path)
+        errors = np.linalg.norm(Sequences(path).logits((0, TOKENS)) - expected, axis=1) / scale
+        # Rounded weights send a token to another expert now and then: most positions count, in float32 all.
+        assert (errors.max() if file_type == "f32" else np.median(errors)) < most, file_type
+        if tolerance is None or family.peer_differs:
+            continue
+        texts = TEXTS if file_type == "f32" else []
+        told = peer.ask(path, prompts=PROMPTS, num_tokens=NUM_TOKENS, banned=banned, texts=texts)
+        expect_continued(path, told["answers"], banned, tolerance)
+        tokenizer = ModelTokenizer.load(path, vocab_size=VOCABULARY)
+        assert [tokenizer.encode_text(text) for text in texts] == told["tokens"]
