@@ -14,9 +14,10 @@ TABLE = Path(__file__).parents[1] / "tests/oracle/families.tsv"
 
 _BEGINNING = """# Models that were compared
 
-Each row is a test of `make oracle`, or of `make converter` where it names llama.cpp's converter: the engine computes a model's numbers, a reference does, and the test says how far
-they may be apart. The reference is transformers, unless the row names another. A family without a row has no such
-test. [What can be run](../how-to/own-model-file.md#what-can-be-run) has the types of files and weights;
+Each row is a test of `make oracle`, or of `make converter` where it names llama.cpp's converter: the engine computes a
+model's numbers, a reference does, and the test says how far they may be apart. The reference is transformers, unless
+the row names another. A family without a row has no such test.
+[What can be run](../how-to/own-model-file.md#what-can-be-run) has the types of files and weights;
 `pyagent models show FILE` says what one file is.
 
 "random, float32" is a small model with random weights and what is peculiar to the family: it shows that the engine's

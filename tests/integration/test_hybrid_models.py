@@ -238,6 +238,12 @@ def changed(architecture: str, change: Callable[[dict[str, object]], object]) ->
         ("qwen35", lambda t: None, {"qwen35.ssm.group_count": 0}, "key heads is 0"),
         ("qwen35", lambda t: None, {"qwen35.ssm.time_step_rank": 8}, "value head size is 16; expected 32 to 1024"),
         ("qwen35", lambda t: None, {"qwen35.nextn_predict_layers": 1}, "'qwen35.nextn_predict_layers' is not impl"),
+        (
+            "qwen35",
+            lambda t: None,
+            {"qwen35.attention.recurrent_layers": [True, True]},
+            "'qwen35.attention.recurrent_layers' must be a truth for each of the 4 layers",
+        ),
         ("granitehybrid", lambda t: t.pop("blk.0.ssm_d"), {}, "blk.0.ssm_d"),
         ("granitehybrid", lambda t: t.pop("blk.1.ssm_in.weight"), {}, "blk.1.ssm_in.weight"),
         ("granitehybrid", lambda t: t.pop("blk.3.ffn_up_exps.weight"), {}, "blk.3.ffn_up_exps.weight"),
@@ -310,6 +316,18 @@ def test_damaged_files_are_refused_by_name(
         _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 22)
     assert text in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_file_may_list_its_recurrent_layers(tmp_path: Path) -> None:
+    """As llama.cpp's converter does, in place of a period: a list that says otherwise asks for other tensors."""
+    listed: dict[str, object] = {
+        "qwen35.attention.recurrent_layers": [True, True, True, False],
+        "qwen35.full_attention_interval": None,
+    }
+    _rust.CpuModel.load(write_hybrid(tmp_path / "same.gguf", "qwen35", **listed), threads=1, kv_bytes=1 << 22)
+    other = {"qwen35.attention.recurrent_layers": [False, True, True, False]}
+    with pytest.raises(_rust.ModelFileError, match=r"blk\.0\.attn_q"):
+        _rust.CpuModel.load(write_hybrid(tmp_path / "other.gguf", "qwen35", **other), threads=1, kv_bytes=1 << 22)
 
 
 def test_estimate_holds_what_is_loaded(path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Small random models of every decoder family that the CPU runner has, with tokenizers, as llama.cpp's converter reads them."""
+"""Small random models of every decoder family of the CPU runner, with tokenizers, for llama.cpp's converter."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,14 +11,17 @@ from typing import Any, NamedTuple
 
 from oracle.test_hybrids import CONFIGS as HYBRIDS
 from support import gemma4_models, sparse_models
-from support.reference_decoder import EXPERT_FAMILIES, FAMILIES as PLAIN
+from support.reference_decoder import EXPERT_FAMILIES
+from support.reference_decoder import FAMILIES as PLAIN
 
 VOCABULARY = 400
-"""Tokens of each model; its tokenizer has a few less, as published ones have: all bytes, pieces of words, and markers."""
+"""Tokens of each model. Its tokenizer has a few less, as published ones have: bytes, pieces of words, markers."""
 _NUM_TRAINED = 380
 SENTENCEPIECE = "sentencepiece"
 TEXT = Path(__file__).parents[2] / "src/pyagent/cli/demo_text.txt"
 _BEGIN, _END, _PAD = "<|begin|>", "<|end|>", "<|pad|>"
+NUM_MARKERS = 7
+"""The first tokens are markers, or stand for none."""
 _MARKERS = [
     _PAD,
     _BEGIN,
@@ -38,7 +42,7 @@ _SHAPE: dict[str, Any] = {
 
 
 class Family(NamedTuple):
-    """What transformers calls a family, a configuration of it, and how its tokenizer cuts texts, by llama.cpp's name."""
+    """What transformers calls a family, a configuration, and how its tokenizer cuts texts, by llama.cpp's name."""
 
     kind: str
     shape: dict[str, Any]
@@ -47,6 +51,11 @@ class Family(NamedTuple):
     """What published files of it say in `config.json` where transformers now has other words."""
     peer_differs: str = ""
     """Why llama.cpp does not give transformers' numbers, where it does not."""
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether rounding may send a token to another expert."""
+        return any("experts" in key and value for key, value in self.shape.items())
 
 
 def _plain(name: str, words: str, **changes: Any) -> Family:
@@ -67,8 +76,8 @@ def _gemma4(name: str, **changes: Any) -> Family:
     return Family("gemma4_text", gemma4_models.CONFIGS[name] | changes, "gemma4")
 
 
-def _granite(name: str) -> Family:
-    family = _hybrid(name, "dbrx")
+def _granite(name: str, **changes: Any) -> Family:
+    family = _hybrid(name, "dbrx", **changes)
     kinds = {"linear_attention": "mamba", "full_attention": "attention"}
     published: dict[str, Any] = {"layer_types": [kinds[kind] for kind in family.shape["layer_types"]]}
     if not family.shape["num_local_experts"]:
@@ -77,17 +86,27 @@ def _granite(name: str) -> Family:
 
 
 def _nemotron(name: str) -> Family:
-    family = _hybrid(name, "pixtral")
+    family = _hybrid(name, "pixtral", use_conv_bias=True)
     pattern = family.shape["hybrid_override_pattern"]
-    published: dict[str, Any] = {"hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern), "norm_eps": 1e-5}
+    published: dict[str, Any] = {
+        "hybrid_override_pattern": pattern,
+        "num_hidden_layers": len(pattern),
+        "norm_eps": 1e-5,
+    }
     if "E" not in pattern:
-        published["num_experts_per_tok"] = None
+        published |= dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"))
     return family._replace(published=published)
 
 
+_EXAONE = "it knows the windows of EXAONE 4 of 64 layers alone"
+_FLASH = "it knows how GLM-4.7-Flash rates experts by its 47 layers alone"
 _LITE = "it knows a query without a latent of DeepSeek-V2-Lite's 27 layers alone"
 _ROUNDED = "it rounds the limits of YaRN's ramp, which gpt-oss does not"
 _FACTOR = "it takes YaRN's own factor on scores where the file has another"
+_OLMO3 = {
+    kind: rope | ({"attention_factor": 0.1 * math.log(8) + 1} if "factor" in rope else {})
+    for kind, rope in sparse_models.CONFIGS["olmo3"]["rope_parameters"].items()
+}
 _PLAIN = {"rope_type": "default", "rope_theta": 150_000.0}
 _HUNYUAN = {"moe_intermediate_size": [96] * 4, "moe_topk": [2] * 4, "num_shared_expert": [1] * 4}
 _GEMMA3 = {"query_pre_attn_scalar": 32, "sliding_window_pattern": 6, "num_hidden_layers": 8}
@@ -104,7 +123,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": _plain("qwen3", "qwen2"),
     "qwen3_moe": _plain("qwen3_moe", "qwen2"),
     "olmo2": _plain("olmo2", "dbrx"),
-    "olmo3": _sparse("olmo3", "dbrx", head_dim=16),
+    "olmo3": _sparse("olmo3", "dbrx", head_dim=16, rope_parameters=_OLMO3),
     "olmoe": _plain("olmoe", "olmo", num_key_value_heads=4),
     "phi3": _plain("phi3", SENTENCEPIECE, sliding_window=512),
     "phi3, LongRoPE": _plain("phi3-longrope", SENTENCEPIECE),
@@ -120,23 +139,27 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": _sparse("gpt_oss", "gpt-4o")._replace(peer_differs=_ROUNDED),
     "gpt_oss, plain positions": _sparse("gpt_oss", "gpt-4o", rope_parameters=_PLAIN),
     "glm4_moe": _sparse("glm4_moe", "glm4"),
-    "glm4_moe_lite": _sparse("glm4_moe_lite", "glm4")._replace(published={"first_k_dense_replace": 1}),
+    "glm4_moe_lite": _sparse("glm4_moe_lite", "glm4")._replace(
+        published={"first_k_dense_replace": 1}, peer_differs=_FLASH
+    ),
     "ernie4_5": _sparse("ernie4_5", SENTENCEPIECE),
     "ernie4_5_moe": _sparse("ernie4_5_moe", SENTENCEPIECE, intermediate_size=128, moe_layer_interval=1),
     "hunyuan_v1_dense": _sparse("hunyuan_v1_dense", "hunyuan-dense", max_position_embeddings=32_768),
     "hunyuan_v1_moe": _sparse("hunyuan_v1_moe", "hunyuan")._replace(published=_HUNYUAN),
     "seed_oss": _sparse("seed_oss", "seed-coder"),
-    "exaone4": _sparse("exaone4", "exaone4", head_dim=16),
+    "exaone4": _sparse("exaone4", "exaone4", head_dim=16)._replace(peer_differs=_EXAONE),
     "deepseek_v2": _sparse("deepseek_v2", "deepseek-llm")._replace(peer_differs=_LITE),
-    "deepseek_v3": _sparse("deepseek_v3", "deepseek-v3", attention_bias=False),
+    "deepseek_v3": _sparse("deepseek_v3", "deepseek-v3", attention_bias=False)._replace(
+        published={"scoring_func": "sigmoid"}
+    ),
     "lfm2": _hybrid("lfm2", "lfm2"),
     "lfm2_moe": _hybrid("lfm2_moe", "lfm2", routed_scaling_factor=1.0),
-    "qwen3_5": _hybrid("qwen3_5", "qwen35", linear_value_head_dim=16),
-    "qwen3_5_moe": _hybrid("qwen3_5_moe", "qwen35", linear_value_head_dim=16),
-    "qwen3_next": _hybrid("qwen3_next", "qwen2", linear_value_head_dim=16),
+    "qwen3_5": _hybrid("qwen3_5", "qwen35", linear_key_head_dim=32),
+    "qwen3_5_moe": _hybrid("qwen3_5_moe", "qwen35", linear_key_head_dim=32),
+    "qwen3_next": _hybrid("qwen3_next", "qwen2", linear_key_head_dim=32),
     "granitemoehybrid": _granite("granitemoehybrid"),
     "granitemoehybrid, attention": _granite("granitemoehybrid-attention"),
-    "granitemoehybrid, dense": _granite("granitemoehybrid-dense"),
+    "granitemoehybrid, dense": _granite("granitemoehybrid-dense", position_embedding_type="nope", mamba_conv_bias=True),
     "nemotron_h": _nemotron("nemotron_h-dense"),
     "nemotron_h, experts": _nemotron("nemotron_h-experts"),
 }

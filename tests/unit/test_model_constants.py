@@ -235,6 +235,7 @@ _LONGROPE_KEYS: dict[str, object] = {
     ("family", "keys"),
     [
         ("qwen2-yarn", _YARN_KEYS),
+        ("qwen2-yarn", _YARN_KEYS | {"rope.scaling.attn_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.4}),
         ("phi3", {"attention.sliding_window": 12}),
         ("phi3-longrope", {**_LONGROPE_KEYS, "attention.sliding_window": 0}),
         ("olmo2", {}),
@@ -250,6 +251,16 @@ def test_a_gguf_file_is_read_as_its_folder(family: str, keys: dict[str, object],
     tokens = [(7 * place + place * place) % config["vocab_size"] for place in range(30)]
     path = as_gguf(tmp_path / "m.gguf", config, tensors, keys)
     assert furthest(engine_logits(path, tokens), engine_logits(tmp_path, tokens)) < 1e-4
+
+
+def test_windows_of_olmo_3_see_no_stretched_context(tmp_path: Path) -> None:
+    """A GGUF file says YaRN once; layers with a window turn by the plain base, as the family's folders say."""
+    config, tensors = write_family(tmp_path, "olmo2")
+    windows = {"attention.sliding_window": 12, "attention.sliding_window_pattern": [True, True, False]}
+    about = _rust.ModelFile(as_gguf(tmp_path / "m.gguf", config, tensors, _YARN_KEYS | windows)).config
+    assert about.rope_attention_factor == pytest.approx(1.4)
+    assert about.local_rope_attention_factor == 1.0
+    assert about.local_rope_frequencies != about.rope_frequencies
 
 
 def without_experts(tensors: Tensors, *ends: str) -> Tensors:

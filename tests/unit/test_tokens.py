@@ -402,7 +402,10 @@ def test_empty_conversation_is_refused(tokenizer: ModelTokenizer, messages: list
     [
         ({"tokenizer__ggml__tokens": None}, "no 'tokenizer.ggml.tokens'"),
         ({"tokenizer__ggml__model": "bert"}, "tokenizer 'bert' is not supported; supported are gpt2, llama and gemma4"),
-        ({"tokenizer__ggml__pre": "klingon"}, "pre-tokenizer 'klingon' is not supported; supported are chatglm-bpe, command-r"),
+        (
+            {"tokenizer__ggml__pre": "klingon"},
+            "pre-tokenizer 'klingon' is not supported; supported are chatglm-bpe, command-r",
+        ),
         ({"tokenizer__ggml__token_type": [1, 2]}, "325 tokens but 2 token types"),
         ({"tokenizer__ggml__merges": ["ab"]}, 'merge 0, "ab", is not two tokens with a space between'),
         ({"tokenizer__ggml__merges": ["zzz yyy"]}, "the tokenizer's merges do not fit its tokens"),

@@ -23,7 +23,7 @@ from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, DEEPSEEK_
 _NORMAL, UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, BYTE = range(1, 7)
 MADE_OF_TEXT = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
 
-# DBRX's words, which Granite 4 has, are Llama 3's; Llama 3, GLM 4 and Mistral take a whole word that is a token as it is.
+# DBRX's words, which Granite 4 has, are Llama 3's.
 _PATTERNS: dict[str, tuple[str, ...]] = {
     "llama-bpe": (CL100K,),
     "llama3": (CL100K,),
@@ -36,6 +36,7 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "seed-coder": (SEED,),
     "deepseek-v3": DEEPSEEK_V3,
 }
+# A whole word that is a token stays as it is, before any merging.
 _TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken"})
 # These begin each text with the token for it where the file does not say.
 _BEGINS_TEXTS = frozenset({"llama-bpe", "llama3", "lfm2", "tekken"})
