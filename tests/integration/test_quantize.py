@@ -232,7 +232,7 @@ def test_ways_to_cut_words_are_known_by_what_they_do(pre: str, tmp_path: Path) -
     write_tokenizer(folder, tokenizer__ggml__pre=pre)
     quantized(folder, tmp_path / "made.gguf", "F16")
     found = _rust.read_model_header(tmp_path / "made.gguf")["metadata"]["tokenizer.ggml.pre"]
-    assert found == {"lfm2": "llama-bpe", "llama4": "gpt-4o"}.get(pre, pre)
+    assert found == {"lfm2": "llama-bpe", "glm4": "llama-bpe", "llama4": "gpt-4o"}.get(pre, pre)
 
 
 @pytest.mark.parametrize("adds_space", [True, False])

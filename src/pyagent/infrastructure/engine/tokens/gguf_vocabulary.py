@@ -17,7 +17,16 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
-from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, O200K, QWEN, QWEN35
+from pyagent.infrastructure.engine.tokens.word_patterns import (
+    CL100K,
+    DEEPSEEK3,
+    KIMI,
+    O200K,
+    QWEN,
+    QWEN35,
+    SEED,
+    TEKKEN,
+)
 
 # Token types of GGUF.
 _NORMAL, UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, BYTE = range(1, 7)
@@ -25,7 +34,30 @@ MADE_OF_TEXT = frozenset({_NORMAL, _USER_DEFINED, _UNUSED})
 
 LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "lfm2"})
 # DBRX's words, which Granite 4 has, are Llama 3's.
-_PATTERNS = {"gpt-4o": O200K, "llama4": O200K, "dbrx": CL100K} | dict.fromkeys(LLAMA3_NAMES, CL100K)
+_PATTERNS = {
+    "gpt-4o": (O200K,),
+    "llama4": (O200K,),
+    "dbrx": (CL100K,),
+    "glm4": (CL100K,),
+    "tekken": (TEKKEN,),
+    "seed-coder": (SEED,),
+    "stablelm2": (QWEN,),
+    "kimi-k2": (KIMI,),
+    "deepseek-v3": DEEPSEEK3,
+} | dict.fromkeys(LLAMA3_NAMES, (CL100K,))
+_IGNORES_MERGES = LLAMA3_NAMES | {"glm4", "tekken"}
+# Names by which llama.cpp knows the same way to cut words, with the same rule for merges.
+_SYNONYMS = {
+    **dict.fromkeys(("llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "jina-v5-nano"), "llama-bpe"),
+    **dict.fromkeys(("chatglm-bpe", "glm5"), "glm4"),
+    **dict.fromkeys(("kanana2", "talkie", "minimax-m2"), "gpt-4o"),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), "qwen2"),
+    **dict.fromkeys(("hunyuan", "solar-open", "grok-2"), "stablelm2"),
+    **dict.fromkeys(("starcoder", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), "smollm"),
+    **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "exaone4", "mellum", "trillion"), "gpt-2"),
+    "smaug-bpe": "dbrx",
+    "hunyuan-dense": "deepseek-v3",
+}
 # Gemma has a token for up to so many line breaks.
 _MOST_BREAKS = 32
 # Refact's, which Granite 3 has, are StarCoder's and SmolLM's.
@@ -44,6 +76,12 @@ SUPPORTED_PRE_TOKENIZERS = (
     "llama4",
     "gpt-2",
     "default",
+    "glm4",
+    "tekken",
+    "seed-coder",
+    "stablelm2",
+    "kimi-k2",
+    "deepseek-v3",
 )
 
 
@@ -67,7 +105,7 @@ class GgufReader:
         begin_id = metadata.get("tokenizer.ggml.bos_token_id")
         # llama.cpp's defaults for files that do not say.
         is_sentencepiece = metadata["tokenizer.ggml.model"] in {"llama", "gemma4"}
-        is_usual = is_sentencepiece or metadata.get("tokenizer.ggml.pre") in LLAMA3_NAMES
+        is_usual = is_sentencepiece or _way_to_cut(metadata) in LLAMA3_NAMES | {"tekken"}
         adds_begin = metadata.get("tokenizer.ggml.add_bos_token", is_usual)
         return HuggingFaceTokenizer(
             inner,
@@ -100,14 +138,14 @@ def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:
 
 
 def _byte_level(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) -> Tokenizer:
-    pre = metadata.get("tokenizer.ggml.pre", "default")
+    pre = _way_to_cut(metadata)
     # Llama 3 takes a whole word that is a token as it is, before any merging.
-    model = _read_bpe(tokens, _texts(metadata, "tokenizer.ggml.merges", name), pre in LLAMA3_NAMES, name)
+    model = _read_bpe(tokens, _texts(metadata, "tokenizer.ggml.merges", name), pre in _IGNORES_MERGES, name)
     tokenizer = Tokenizer(model)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     if isinstance(pre, str) and pre in _PATTERNS:
-        words = pre_tokenizers.Split(Regex(_PATTERNS[pre]), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+        words = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[pre]]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, byte_level])
     elif isinstance(pre, str) and pre in _QWEN_WORDS:
         tokenizer.normalizer = normalizers.NFC()
         words = pre_tokenizers.Split(Regex(_QWEN_WORDS[pre]), "isolated")
@@ -118,10 +156,16 @@ def _byte_level(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) 
     elif pre in {"gpt-2", "default"}:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
-        known = ", ".join(SUPPORTED_PRE_TOKENIZERS)
+        known = ", ".join([*SUPPORTED_PRE_TOKENIZERS, *_SYNONYMS])
         raise ModelError(f"{name}: pre-tokenizer '{pre}' is not supported; supported are {known}", model=name)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _way_to_cut(metadata: Mapping[str, object]) -> object:
+    """Return the name of the way to cut words, that of the same way where there are several."""
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    return _SYNONYMS.get(pre, pre) if isinstance(pre, str) else pre
 
 
 def _read_bpe(tokens: _rust.Texts, merges: _rust.Texts, ignore_merges: bool, name: str) -> models.BPE:

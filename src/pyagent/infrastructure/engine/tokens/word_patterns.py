@@ -29,5 +29,20 @@ QWEN35 = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Marks, such as accents of their own and vowel signs, belong to words."""
+SEED = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""Of Seed-OSS: line breaks belong to no mark before them."""
+TEKKEN = (
+    rf"{_BEFORE_WORD}{_UPPER}*{_LOWER}+|{_BEFORE_WORD}{_UPPER}+{_LOWER}*|\p{{N}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Of Mistral's: words end where a small letter meets a capital one, and digits are single."""
+_ASCII_MARKS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    rf"{_ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+"""Of DeepSeek-V3 and Hunyuan, one after the other: numbers, Chinese and Japanese, then words."""
 O200K = rf"{_cased(_UPPER, _LOWER)}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 KIMI = rf"{_HAN}+|{_cased(f'[{_UPPER}&&[^{_HAN}]]', f'[{_LOWER}&&[^{_HAN}]]')}|{_REST}"
