@@ -174,8 +174,8 @@ _CONFIG: dict[str, object] = {
 def test_what_a_config_asks_for_and_is_not_there_is_refused_by_name(
     changes: dict[str, object], said: str, tmp_path: Path
 ) -> None:
-    """Before any tensor is read: the folder has one, of no size."""
+    """Before any tensor is read: the folder has one, of one number."""
     (tmp_path / "config.json").write_text(json.dumps({**_CONFIG, **changes}))
-    header = json.dumps({"lm_head.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    header = json.dumps({"lm_head.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     assert said in said_of(tmp_path)

@@ -530,6 +530,14 @@ impl<'a> Loader<'a> {
         self.find(place, rows, cols).map(|_| ())
     }
 
+    /// Refuses a matrix with more rows than the parts that lie in it, of which this is the last.
+    fn check_joined(&self, last: &Place) -> Result<(), ModelFileError> {
+        match (&last.rows, self.file.find_tensor(&last.weight())?) {
+            (Some(rows), Some(whole)) => expect_size(&whole, rows.end, self.config.hidden_size),
+            _ => Ok(()),
+        }
+    }
+
     /// A matrix of this size; an error where it is missing or of another.
     fn find(&self, place: &Place, rows: usize, cols: usize) -> Result<Matrix<'a>, ModelFileError> {
         find_matrix(self.file, &self.matrices, place, rows, cols)

@@ -1,7 +1,7 @@
 //! Tensors of attention: looked up, measured, and packed.
 
 use super::names::Part;
-use super::{Attention, Linear, Loader, expect_size};
+use super::{Attention, Linear, Loader};
 use crate::weights::ModelFileError;
 
 impl Loader<'_> {
@@ -47,12 +47,7 @@ impl Loader<'_> {
         let is_plain =
             |&layer: &usize| config.has_attention(layer) && config.latent.is_none() && config.gemma4.is_none();
         for layer in (0..config.num_layers).filter(is_plain) {
-            if config.is_qkv_joined {
-                let all = self
-                    .file
-                    .tensor(&self.names.layer(layer, Part::Query, config).weight())?;
-                expect_size(&all, config.query_size() + 2 * config.kv_size(), hidden)?;
-            }
+            self.check_joined(&self.names.layer(layer, Part::Value, config))?;
             let gates = 1 + usize::from(config.architecture.has_gated_attention());
             let in_turn = 3 * config.query_size();
             let [query, key, value] = if self.names.are_heads_in_turn(config) {

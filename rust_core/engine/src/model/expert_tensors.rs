@@ -134,6 +134,7 @@ impl Loader<'_> {
         let is_meant = |&layer: &usize| config.experts.is_none() && config.has_ffn(layer);
         let mut layers = (0..config.num_layers).filter(is_meant);
         layers.try_for_each(|layer| {
+            self.check_joined(&self.names.layer(layer, Part::Up, config))?;
             self.check_gated(
                 &|part| self.names.layer(layer, part, config),
                 config.dense_size_of(layer),
