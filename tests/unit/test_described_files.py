@@ -61,8 +61,8 @@ LAYER: dict[str, Shapes] = {
     "gptneox": {**_JOINED, **_NORM, **_BARE},
     "command-r": {**_ATTENTION, **_BARE, "ffn_gate.weight": (HIDDEN, FFN)},
 }
-_EXPERTS = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FFN}
-_ROTARY = {"rope__dimension_count": 16}
+_EXPERTS: dict[str, object] = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FFN}
+_ROTARY: dict[str, object] = {"rope__dimension_count": 16}
 _KEYS: dict[str, dict[str, object]] = {
     "glm4": _ROTARY,
     "minimax-m2": {**_EXPERTS, **_ROTARY},
