@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from support import described_models
 from support.gguf_writer import Blocks, write_gguf
 
 MXFP4 = 39
@@ -150,6 +151,7 @@ CONFIGS |= {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     },
 }
+CONFIGS |= described_models.CONFIGS
 CONFIGS["qwen2_moe, dense layers"] = CONFIGS["qwen2_moe"] | {"mlp_only_layers": [0], "decoder_sparse_step": 2}
 """What is peculiar to each family is in its configuration; 500 positions pass windows and original contexts."""
 
@@ -310,6 +312,7 @@ _KEYS |= {
         },
     ),
 }
+_KEYS |= described_models.KEYS
 """What llama.cpp calls the families, and the keys that are not those of every model."""
 LLAMA_CPP = tuple(_KEYS)
 """Families whose GGUF files are written here."""
@@ -339,7 +342,15 @@ _PARTS = {
     "mlp.moe_statics": "exp_probs_b",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_WHOLE = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.final_layernorm": "output_norm",
+    "gpt_neox.embed_in": "token_embd",
+    "gpt_neox.final_layer_norm": "output_norm",
+    "embed_out": "output",
+}
 _GATED = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 _SMALL_EPSILON = {"qwen2_moe", "seed_oss", "deepseek_v2", "deepseek_v3"}
 _SHARED = ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "feed_forward.shared_expert")
@@ -353,8 +364,6 @@ def random_model(name: str, folder: Path) -> Any:
     torch.manual_seed(11)
     config = AutoConfig.for_model(name.partition(",")[0], **CONFIGS[name])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    # Scores that differ between tokens: else nothing tells how queries grow.
-    is_sharp = "kv_lora_rank" in CONFIGS[name] or name.startswith("llama4")
     with torch.no_grad():
         state = dict(model.named_parameters()) | dict(model.named_buffers())
         for key, values in state.items():
@@ -366,10 +375,19 @@ def random_model(name: str, folder: Path) -> Any:
                 values.copy_(torch.rand_like(values) * 0.5)
             elif key.endswith("gate_up_proj") and name == "gpt_oss":  # some gates are above the limit
                 values.add_(torch.randn_like(values) * 0.5)
-            elif "bias" in key or ".mlp." in key or ".feed_forward." in key or (is_sharp and ".self_attn." in key):
+            elif "bias" in key or any(part in key for part in _sharpened(name)):
                 values.add_(torch.randn_like(values) * 0.15)
     model.save_pretrained(folder)
     return model
+
+
+def _sharpened(name: str) -> tuple[str, ...]:
+    """Which weights are made larger; those of attention so that scores differ between tokens: else nothing tells how
+    queries grow, or turn."""
+    if name in described_models.CONFIGS:
+        return (".mlp.", "block_sparse_moe", ".self_attn.", ".attention.")
+    is_sharp = "kv_lora_rank" in CONFIGS[name] or name.startswith("llama4")
+    return (".mlp.", ".feed_forward.", *([".self_attn."] if is_sharp else []))
 
 
 def tensors_of(folder: Path) -> dict[str, Any]:
@@ -403,9 +421,10 @@ def write_as_gguf(
         "attention.layer_norm_rms_epsilon": 1e-6 if name in _SMALL_EPSILON else 1e-5,
     }
     sizes |= keys
-    metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": sizes[key] for key in sizes}
+    told = {f"{architecture}.{key}": value for key, value in sizes.items() if value is not None}
+    metadata = {"general.architecture": architecture} | told
     written: dict[str, tuple[tuple[int, ...], array[float] | Blocks]] = {}
-    for key, values in _stacked(_gguf_names(name, tensors)).items():
+    for key, values in _stacked(described_models.joined(_gguf_names(name, tensors))).items():
         dims = tuple(reversed(values.shape))
         if blocks_of and "_exps.weight" in key:
             written[key] = (dims, Blocks(MXFP4, blocks_of(values)))
@@ -417,14 +436,22 @@ def write_as_gguf(
 def _gguf_names(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """llama.cpp's names; an expert's tensor has its number behind its name."""
     found: dict[str, Any] = {}
-    for key, values in tensors.items():
+    for key, stored in tensors.items():
         stem, _, end = key.rpartition(".")
+        values = stored
+        if name in described_models.ADDED_TO_NORMS and stem.endswith("norm") and end == "weight":
+            values = stored + 1
         if stem in _WHOLE:
             found[f"{_WHOLE[stem]}.{end}"] = values
             continue
         _, _, layer, part = stem.split(".", 3)
         block, last = f"blk.{layer}", part.rpartition(".")[2]
-        if part == "mlp.experts":
+        described = None
+        if name in described_models.CONFIGS:
+            described = described_models.as_llama_cpp_has_it(name, block, part, end, values)
+        if described is not None:
+            found |= described
+        elif part == "mlp.experts":
             found |= _of_gpt_oss(block, end, values)
         elif part == "feed_forward.experts":
             found |= _of_llama4(block, end, values)

@@ -13,6 +13,7 @@
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
 pub(crate) mod experts;
+mod families;
 mod gemma4;
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
@@ -41,6 +42,8 @@ pub enum Architecture {
     Qwen2,
     /// Qwen3: norms on each head of q and k; the text half of Qwen3-VL.
     Qwen3,
+    /// Gemma: its embedding is scaled.
+    Gemma,
     /// Gemma 2: scores and logits have a cap.
     Gemma2,
     /// Gemma 3, text only.
@@ -97,6 +100,32 @@ pub enum Architecture {
     Exaone4,
     /// DeepSeek-V2 and V3, GLM-4.7-Flash: latent attention, experts beside one that all tokens share.
     Deepseek2,
+    /// GLM-4 of 0414: norms before and after each block, half of each head is rotated by neighbours.
+    Glm4,
+    /// Arcee's AFM: insides without a gate.
+    Arcee,
+    /// Granite 3 with experts, and one that all tokens share, or without that.
+    GraniteMoe,
+    /// dots.llm1: experts by corrected sigmoids, attention with norms on each head.
+    Dots1,
+    /// MiniMax-M2: experts by corrected sigmoids, queries and keys normalised over all heads, a part of each head rotated.
+    MiniMaxM2,
+    /// Command R, Aya: attention and feed-forward block beside each other on one norm.
+    Cohere,
+    /// Command R7B and A: as Command R, with windows; layers without windows have no rotary positions.
+    Cohere2,
+    /// StarCoder2: `LayerNorm`, insides without a gate.
+    StarCoder2,
+    /// Phi-1 to 2: attention and feed-forward block beside each other on one norm, a part of each head rotated.
+    Phi2,
+    /// `StableLM`: `LayerNorm`, a part of each head rotated.
+    StableLm,
+    /// Nemotron and Minitron: `LayerNorm`, insides without a gate, a part of each head rotated.
+    Nemotron,
+    /// OLMo: norms without weights.
+    Olmo,
+    /// GPT-NeoX, Pythia: attention and feed-forward block beside each other, each with a norm of its own.
+    GptNeoX,
 }
 
 /// Relatives of DeepSeek-V3 with an indexer (sparse attention), by their names in both kinds of files.
@@ -110,15 +139,16 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), granitemoe, dots1, minimax-m2, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
-            "llama" | "mistral" | "mixtral" | "ministral3" | "mistral3" => Some(Self::Llama),
+            "llama" | "mistral" | "mixtral" | "ministral3" | "mistral3" | "internlm3" => Some(Self::Llama),
             "qwen2" | "qwen2vl" => Some(Self::Qwen2),
             "qwen3" | "qwen3vl" => Some(Self::Qwen3),
+            "gemma" => Some(Self::Gemma),
             "gemma2" => Some(Self::Gemma2),
             "gemma3" | "gemma3_text" => Some(Self::Gemma3),
             "gemma4" | "gemma4_text" => Some(Self::Gemma4),
@@ -147,6 +177,19 @@ impl Architecture {
             "seed_oss" => Some(Self::SeedOss),
             "exaone4" => Some(Self::Exaone4),
             "deepseek2" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite" => Some(Self::Deepseek2),
+            "glm4" => Some(Self::Glm4),
+            "arcee" => Some(Self::Arcee),
+            "granitemoe" | "granitemoeshared" => Some(Self::GraniteMoe),
+            "dots1" => Some(Self::Dots1),
+            "minimax_m2" | "minimax-m2" => Some(Self::MiniMaxM2),
+            "cohere" | "command-r" => Some(Self::Cohere),
+            "cohere2" => Some(Self::Cohere2),
+            "starcoder2" => Some(Self::StarCoder2),
+            "phi" | "phi2" => Some(Self::Phi2),
+            "stablelm" => Some(Self::StableLm),
+            "nemotron" => Some(Self::Nemotron),
+            "olmo" => Some(Self::Olmo),
+            "gpt_neox" | "gptneox" => Some(Self::GptNeoX),
             _ => None,
         }
     }
@@ -157,6 +200,7 @@ impl Architecture {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Gemma => "gemma",
             Self::Gemma2 => "gemma2",
             Self::Gemma3 => "gemma3",
             Self::Gemma4 => "gemma4",
@@ -185,17 +229,30 @@ impl Architecture {
             Self::SeedOss => "seed_oss",
             Self::Exaone4 => "exaone4",
             Self::Deepseek2 => "deepseek2",
+            Self::Glm4 => "glm4",
+            Self::Arcee => "arcee",
+            Self::GraniteMoe => "granitemoe",
+            Self::Dots1 => "dots1",
+            Self::MiniMaxM2 => "minimax-m2",
+            Self::Cohere => "command-r",
+            Self::Cohere2 => "cohere2",
+            Self::StarCoder2 => "starcoder2",
+            Self::Phi2 => "phi2",
+            Self::StableLm => "stablelm",
+            Self::Nemotron => "nemotron",
+            Self::Olmo => "olmo",
+            Self::GptNeoX => "gptneox",
         }
     }
 
-    /// Whether it is one of Gemma's: norms after each block too, a scaled embedding, and GeGLU.
+    /// Whether it is one of Gemma's: a scaled embedding, and `GeGLU`.
     pub fn is_gemma(self) -> bool {
-        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Gemma4)
+        matches!(self, Self::Gemma | Self::Gemma2 | Self::Gemma3 | Self::Gemma4)
     }
 
     /// Whether it is one of Granite's: factors on embeddings, scores, blocks and logits.
     pub(crate) fn is_granite(self) -> bool {
-        matches!(self, Self::Granite | Self::GraniteHybrid)
+        matches!(self, Self::Granite | Self::GraniteHybrid | Self::GraniteMoe)
     }
 
     /// Whether blocks read the stream as it is: norms are of their outputs alone.
@@ -218,25 +275,9 @@ impl Architecture {
         self == Self::GptOss
     }
 
-    /// Whether the CPU runner alone computes it.
-    pub fn is_cpu_only(self) -> bool {
-        matches!(
-            self,
-            Self::Ernie45
-                | Self::HunyuanDense
-                | Self::SeedOss
-                | Self::Exaone4
-                | Self::GptOss
-                | Self::NemotronH
-                | Self::Bamba
-                | Self::Llama4
-                | Self::Gemma4
-        ) || self.is_granite()
-    }
-
     /// Whether the norm of queries, and that of keys, is over all heads together.
     pub fn is_qk_norm_wide(self) -> bool {
-        matches!(self, Self::Olmo2 | Self::OlMoe)
+        matches!(self, Self::Olmo2 | Self::OlMoe | Self::MiniMaxM2)
     }
 
     /// Whether what heads attended to is multiplied by a gate of its own.
@@ -246,7 +287,9 @@ impl Architecture {
 
     /// Whether a part of each head may be rotated alone.
     pub(crate) fn is_partly_rotary(self) -> bool {
-        matches!(self, Self::Phi3 | Self::Glm4Moe | Self::Bamba) || self.has_delta_nets()
+        matches!(self, Self::Phi3 | Self::Glm4Moe | Self::Bamba)
+            || self.has_delta_nets()
+            || self.rotary_share().is_some()
     }
 
     /// Which layers have rotary positions, where the file does not say.
@@ -269,8 +312,12 @@ pub enum Activation {
     Silu,
     /// The tanh form of GELU.
     GeluTanh,
-    /// Nemotron-H: the square of what is above 0, without a gate.
+    /// The square of what is above 0, without a gate.
     ReluSquared,
+    /// GELU without a gate, with the error function.
+    BareGelu,
+    /// GELU without a gate, in its tanh form.
+    BareGeluTanh,
     /// gpt-oss: what the gate lets through is one more than `up`, and both have limits.
     ClampedSwiglu {
         /// Factor inside the sigmoid.
@@ -283,7 +330,7 @@ pub enum Activation {
 impl Activation {
     /// Whether a second matrix gives what it is multiplied by.
     pub(crate) fn has_gate(self) -> bool {
-        self != Self::ReluSquared
+        !matches!(self, Self::ReluSquared | Self::BareGelu | Self::BareGeluTanh)
     }
 }
 
@@ -336,11 +383,15 @@ pub struct ModelConfig {
     pub dense_layers: Vec<bool>,
     /// Of each layer, which blocks it has.
     pub blocks: Vec<Blocks>,
+    /// Whether a layer's feed-forward block reads what its attention reads, and both are added to that.
+    pub is_parallel: bool,
+    /// Whether the file has queries, keys and values of a layer in one matrix, one after the other.
+    pub is_qkv_joined: bool,
     /// Positions the model was made for.
     pub context_length: usize,
-    /// Epsilon of every RMS norm.
+    /// Epsilon of every norm.
     pub norm_epsilon: f32,
-    /// What a norm's stored weight lacks: 1 in Gemma's safetensors, 0 elsewhere.
+    /// What a norm's stored weight lacks: 1 in Gemma's and Nemotron's safetensors, 0 elsewhere.
     pub norm_weight_offset: f32,
     /// Layout of rotary pairs.
     pub rope_style: RopeStyle,
@@ -382,7 +433,7 @@ pub struct ModelConfig {
     pub embedding_scale: f32,
     /// Granite: factor on what a block adds to the stream.
     pub residual_scale: f32,
-    /// Granite: what logits are divided by.
+    /// Granite, Command R: what logits are divided by.
     pub logit_divisor: f32,
     /// Whether the embedding is the output matrix too; `None` when the file's tensors say.
     pub is_output_tied: Option<bool>,
@@ -597,8 +648,11 @@ fn unsupported(name: &str) -> ModelFileError {
              supported is DeepSeek-V3 (deepseek_v3, in GGUF files deepseek2)"
         ));
     }
+    let nearest = families::nearest(name).map_or_else(String::new, |nearest| {
+        format!("the nearest that is supported is {nearest}; ")
+    });
     invalid(format!(
-        "architecture '{name}' is not supported; supported are {SUPPORTED_ARCHITECTURES}"
+        "architecture '{name}' is not supported; {nearest}supported are {SUPPORTED_ARCHITECTURES}"
     ))
 }
 

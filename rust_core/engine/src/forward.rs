@@ -40,7 +40,7 @@ use tiling::{PIECES_PER_THREAD, PRODUCT_TILE, Tiling, part};
 use crate::adapters::Site;
 use crate::config::ModelConfig;
 use crate::kv::KvMemory;
-use crate::model::{FeedForward, Gated, Linear, Mixer, Shared, Weights};
+use crate::model::{FeedForward, Gated, Linear, Mixer, Norm, Shared, Weights};
 use crate::workspace::{Own, Patch, Stream, Workspace};
 
 /// Blocks of the feed-forward block's inside in a piece at most, likewise.
@@ -360,12 +360,12 @@ impl Pass<'_> {
     }
 
     /// The norm before the block that follows so many, where the family has one; the last is followed by the output's.
-    fn norm_after(&self, blocks: usize) -> Option<&[f32]> {
+    fn norm_after(&self, blocks: usize) -> Option<&Norm> {
         let (layer, place) = self.config.place_of(blocks);
         let layer = self.weights.layers.get(layer)?;
         match place {
-            0 => layer.attention_norm.as_deref(),
-            1 => layer.ffn_norm.as_deref(),
+            0 => layer.attention_norm.as_ref(),
+            1 => layer.ffn_norm.as_ref(),
             _ => None,
         }
     }
@@ -415,7 +415,7 @@ impl Part<'_> {
     }
 
     /// Brings a row of the stream from after `from` blocks (from nothing: its token is embedded) to after `to`, and
-    /// normalises it for the next.
+    /// normalises it for the next: before the last block's output is added, where the two lie beside each other.
     unsafe fn advance(&self, row: usize, from: Option<usize>, to: usize, scratch: &mut [f32]) {
         // SAFETY: this thread has the row to itself; blocks' outputs are only read.
         unsafe {
@@ -423,7 +423,8 @@ impl Part<'_> {
             if from.is_none() {
                 self.embed(row, residual);
             }
-            for block in from.unwrap_or(0)..to {
+            let is_beside = self.pass.config.is_parallel && self.pass.config.place_of(to).1 == 1;
+            for block in from.unwrap_or(0)..to - usize::from(is_beside) {
                 if self.pass.config.has_block(block) {
                     self.add_block(block, row, residual, scratch);
                 }
@@ -439,6 +440,9 @@ impl Part<'_> {
                     self.stream.hidden_input.write_row(self.pass.isa, row, residual);
                 }
                 None => {}
+            }
+            if is_beside {
+                self.add_block(to - 1, row, residual, scratch);
             }
         }
     }
@@ -524,26 +528,30 @@ impl Part<'_> {
                 logits.width(),
             )
         };
-        if config.logit_softcap.is_none() && config.logit_divisor == 1.0 {
+        let bias = weights.output_bias.as_ref();
+        if config.logit_softcap.is_none() && config.logit_divisor == 1.0 && bias.is_none() {
             return;
         }
         for row in rows {
             let start = first.wrapping_add(row * logits.width() + columns.start);
             // SAFETY: as above, and they are written.
             let values = unsafe { std::slice::from_raw_parts_mut(start, columns.len()) };
+            if let Some(bias) = bias {
+                elementwise::add(isa, values, &bias[columns.clone()]);
+            }
             values.iter_mut().for_each(|value| *value /= config.logit_divisor);
             let Some(cap) = config.logit_softcap else { continue };
             values.iter_mut().for_each(|value| *value = cap * (*value / cap).tanh());
         }
     }
 
-    /// RMS norm of `values`, handed to a matrix as row `row` of its input.
+    /// Norm of `values`, handed to a matrix as row `row` of its input.
     ///
     /// # Safety
     /// No other thread uses row `row` of the stream in this stage.
-    unsafe fn normalise(&self, values: &[f32], weight: &[f32], input: &Activations, row: usize, scratch: &mut [f32]) {
+    unsafe fn normalise(&self, values: &[f32], norm: &Norm, input: &Activations, row: usize, scratch: &mut [f32]) {
         let scratch = &mut scratch[..values.len()];
-        elementwise::rms_norm(self.pass.isa, values, weight, self.pass.config.norm_epsilon, scratch);
+        norm.apply(self.pass.isa, values, self.pass.config.norm_epsilon, scratch);
         // SAFETY: the caller keeps rows apart.
         unsafe { input.write_row(self.pass.isa, row, scratch) };
     }

@@ -9,6 +9,7 @@ mod expert_tensors;
 mod gemma4;
 mod latent;
 mod names;
+mod norm;
 mod packed_experts;
 mod recurrent;
 
@@ -28,6 +29,7 @@ use crate::weights::{ModelFile, ModelFileError, TensorView};
 pub(crate) use self::adapted::{RowOrder, adapted_place, row_order};
 pub use self::gemma4::{PerLayer, PerLayerInputs, SeparateExperts};
 pub use self::latent::LatentWeights;
+pub use self::norm::Norm;
 pub use self::recurrent::{RecurrentWeights, ScanWeights};
 
 /// Row groups one thread packs at a time.
@@ -44,14 +46,14 @@ pub struct Linear {
 /// One decoder layer's weights. Which norms there are is the family's; a layer of one block has nothing of the other.
 #[expect(missing_docs, reason = "the fields are the names every model card uses")]
 pub struct Layer {
-    pub attention_norm: Option<Vec<f32>>,
+    pub attention_norm: Option<Norm>,
     pub mixer: Mixer,
     /// The output matrix of attention, or of what a recurrent layer has instead.
     pub attention_output: Option<Linear>,
     /// Of each query head a score without a value, where the family has them.
     pub sinks: Option<Vec<f32>>,
     pub post_attention_norm: Option<Vec<f32>>,
-    pub ffn_norm: Option<Vec<f32>>,
+    pub ffn_norm: Option<Norm>,
     pub ffn: FeedForward,
     pub post_ffn_norm: Option<Vec<f32>>,
     /// Gemma 4: what experts beside a dense block have of their own.
@@ -213,9 +215,11 @@ pub struct Weights {
     /// The layers, in order.
     pub layers: Vec<Layer>,
     /// The norm before the output matrix.
-    pub final_norm: Vec<f32>,
+    pub final_norm: Norm,
     /// The output matrix, [vocab, hidden], when it is not the embedding.
     pub output: Option<PackedMatrix>,
+    /// Phi-2: what is added to logits.
+    pub output_bias: Option<Vec<f32>>,
     /// Gemma 4: per-layer embeddings.
     pub per_layer: Option<PerLayerInputs>,
 }
@@ -454,10 +458,11 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
     Ok(Weights {
         embedding: loader.matrix(&loader.names.embedding(), config.vocab_size, config.hidden_size)?,
         layers,
-        final_norm: loader.norm(&loader.names.final_norm(config.architecture), config.hidden_size)?,
+        final_norm: loader.stream_norm(&loader.names.final_norm(config.architecture))?,
         output: has_output
             .then(|| loader.matrix(&output_name, config.vocab_size, config.hidden_size))
             .transpose()?,
+        output_bias: loader.output_bias()?,
         per_layer: loader.per_layer_inputs()?,
     })
 }
@@ -478,18 +483,22 @@ impl<'a> Loader<'a> {
         let (mixer, output) = self.mixer(layer)?;
         let has_input_norms = config.architecture.has_input_norms();
         let input_norm = |part, is_there: bool| {
-            let norm = (has_input_norms && is_there).then(|| self.norm(&name(part).name, hidden));
+            let norm = (has_input_norms && is_there).then(|| self.stream_norm(&name(part).name));
             norm.transpose()
+        };
+        let output_norm = |part| match config.architecture.needs_output_norms() {
+            true => self.norm(&name(part).name, hidden).map(Some),
+            false => self.optional_norm(&name(part).name, hidden),
         };
         Ok(Layer {
             attention_norm: input_norm(Part::AttentionNorm, config.has_mixer(layer))?,
             mixer,
             attention_output: output,
             sinks: self.sinks(layer)?,
-            post_attention_norm: self.optional_norm(&name(Part::PostAttentionNorm).name, hidden)?,
+            post_attention_norm: output_norm(Part::PostAttentionNorm)?,
             ffn_norm: input_norm(Part::FfnNorm, config.has_ffn(layer))?,
             ffn: self.feed_forward(layer)?,
-            post_ffn_norm: self.optional_norm(&name(Part::PostFfnNorm).name, hidden)?,
+            post_ffn_norm: output_norm(Part::PostFfnNorm)?,
             separate_experts: self.separate_experts(layer)?,
             per_layer: self.per_layer(layer)?,
             scale: self.layer_scale(layer)?,
@@ -521,17 +530,51 @@ impl<'a> Loader<'a> {
         self.find(place, rows, cols).map(|_| ())
     }
 
+    /// Refuses a matrix with more rows than the parts that lie in it, of which this is the last.
+    fn check_joined(&self, last: &Place) -> Result<(), ModelFileError> {
+        match (&last.rows, self.file.find_tensor(&last.weight())?) {
+            (Some(rows), Some(whole)) => expect_size(&whole, rows.end, self.config.hidden_size),
+            _ => Ok(()),
+        }
+    }
+
     /// A matrix of this size; an error where it is missing or of another.
     fn find(&self, place: &Place, rows: usize, cols: usize) -> Result<Matrix<'a>, ModelFileError> {
         find_matrix(self.file, &self.matrices, place, rows, cols)
     }
 
     fn linear(&self, place: &Place, rows: usize, cols: usize) -> Result<Linear, ModelFileError> {
-        let bias = place.bias(self.file)?.map(|tensor| vector(&tensor, rows)).transpose()?;
+        let bias = self.bias(place, rows)?;
         Ok(Linear {
             weight: self.packed(place, rows, cols)?,
             bias,
         })
+    }
+
+    /// A matrix's bias, if the file has one; that of a matrix in another is a part of the other's.
+    fn bias(&self, place: &Place, rows: usize) -> Result<Option<Vec<f32>>, ModelFileError> {
+        let (Some(range), None, false) = (&place.rows, place.bias_row, place.is_bare) else {
+            return place.bias(self.file)?.map(|tensor| vector(&tensor, rows)).transpose();
+        };
+        let name = format!("{}.bias", place.name);
+        let Some(whole) = self.file.find_tensor(&name)? else {
+            return Ok(None);
+        };
+        let expected = self.file.find_tensor(&place.weight())?.map(|weight| weight.rows());
+        let values = vector(&whole, expected.unwrap_or(whole.rows() * whole.cols()))?;
+        let part = values.get(range.clone()).map(<[f32]>::to_vec);
+        let (found, end) = (values.len(), range.end);
+        part.map(Some)
+            .ok_or_else(|| invalid(format!("tensor '{name}' has {found} values; expected at least {end}")))
+    }
+
+    /// What is added to logits, if the file has it.
+    fn output_bias(&self) -> Result<Option<Vec<f32>>, ModelFileError> {
+        if self.config.architecture != Architecture::Phi2 {
+            return Ok(None);
+        }
+        let place = Place::whole(self.names.output().trim_end_matches(".weight").to_owned());
+        self.bias(&place, self.config.vocab_size)
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<PackedMatrix, ModelFileError> {

@@ -83,6 +83,8 @@ impl ModelConfig {
                 Activation::Silu => "silu".to_owned(),
                 Activation::GeluTanh => "gelu_tanh".to_owned(),
                 Activation::ReluSquared => "relu_squared".to_owned(),
+                Activation::BareGelu => "gelu".to_owned(),
+                Activation::BareGeluTanh => "bare_gelu_tanh".to_owned(),
                 Activation::ClampedSwiglu { .. } => "clamped_swiglu".to_owned(),
             },
             attention_scale: f64::from(config.attention_scale),

@@ -1,6 +1,7 @@
 //! A GGUF's metadata as a configuration.
 
 mod experts;
+mod families;
 mod gemma4;
 mod hybrid;
 mod latent;
@@ -72,7 +73,7 @@ const CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
 const MINISTRAL3: &str = "mistral3";
 const OF_MINISTRAL3: [&str; 2] = ["attention.temperature_scale", "rope.scaling.yarn_log_multiplier"];
 
-/// The periods of Gemma's layers that see everything.
+/// The periods of layers that see everything: Gemma's, gpt-oss's, EXAONE 4's and Command R7B's.
 const GEMMA2_PERIOD: usize = 2;
 const GEMMA3_PERIOD: usize = 6;
 const GPT_OSS_PERIOD: usize = 2;
@@ -159,22 +160,19 @@ impl ModelConfig {
             experts,
             dense_layers: keys.dense_layers(experts.is_some(), num_layers)?,
             blocks: keys.blocks(architecture, num_layers)?,
+            is_parallel: keys.is_parallel(architecture)?,
+            is_qkv_joined: keys.is_qkv_joined(architecture),
             context_length: rope_scaling.context_length(keys.size("context_length")?),
-            norm_epsilon: file.metadata_f32(&keys.key("attention.layer_norm_rms_epsilon"))?,
+            norm_epsilon: keys.norm_epsilon(architecture)?,
             norm_weight_offset: 0.0,
-            rope_style: match architecture {
-                Architecture::Llama
-                | Architecture::SmolLm3
-                | Architecture::Ernie45
-                | Architecture::Ernie45Moe
-                | Architecture::Llama4
-                | Architecture::Deepseek2 => RopeStyle::Interleaved,
-                _ if is_granite => RopeStyle::Interleaved,
-                _ => RopeStyle::Neox,
+            rope_style: if architecture.is_interleaved_in_gguf() {
+                RopeStyle::Interleaved
+            } else {
+                RopeStyle::Neox
             },
             rotary_dims,
             rotary_layers: match sliding_window {
-                Some(_) if architecture == Architecture::Exaone4 => sliding_layers.clone(),
+                Some(_) if architecture.rotates_windows_alone() => sliding_layers.clone(),
                 _ if is_granite => vec![keys.has_positions()?; sliding_layers.len()],
                 _ if architecture == Architecture::Llama4 => periodic(num_layers, llama4::PERIOD),
                 _ if architecture == Architecture::NemotronH => vec![false; sliding_layers.len()],
@@ -196,7 +194,9 @@ impl ModelConfig {
             recurrent_layers,
             activation: match architecture {
                 Architecture::GptOss => GPT_OSS_GATE,
-                Architecture::NemotronH => Activation::ReluSquared,
+                Architecture::NemotronH | Architecture::Arcee | Architecture::Nemotron => Activation::ReluSquared,
+                Architecture::StarCoder2 | Architecture::Phi2 => Activation::BareGeluTanh,
+                Architecture::GptNeoX => Activation::BareGelu,
                 _ if is_gemma => Activation::GeluTanh,
                 _ => Activation::Silu,
             },
@@ -223,10 +223,10 @@ impl ModelConfig {
             } else {
                 1.0
             },
-            logit_divisor: if is_granite {
-                keys.factor("logit_scale", 1.0)?
-            } else {
-                1.0
+            logit_divisor: match architecture {
+                _ if is_granite => keys.factor("logit_scale", 1.0)?,
+                Architecture::Cohere | Architecture::Cohere2 => 1.0 / keys.factor("logit_scale", 1.0)?,
+                _ => 1.0,
             },
             is_output_tied: None,
         };
@@ -407,8 +407,14 @@ impl Keys<'_> {
             None if architecture == Architecture::Gemma3 => GEMMA3_PERIOD,
             None if architecture == Architecture::GptOss => GPT_OSS_PERIOD,
             None if architecture == Architecture::Llama4 => llama4::PERIOD,
-            None if architecture == Architecture::Exaone4 && has_window => EXAONE4_PERIOD,
-            None if matches!(architecture, Architecture::Llama | Architecture::Phi3) || !has_window => 0,
+            None if architecture.rotates_windows_alone() && has_window => EXAONE4_PERIOD,
+            None if matches!(
+                architecture,
+                Architecture::Llama | Architecture::Phi3 | Architecture::StarCoder2
+            ) || !has_window =>
+            {
+                0
+            }
             None => {
                 return Err(invalid(format!(
                     "'{}' without '{key}' does not say which layers have the window",

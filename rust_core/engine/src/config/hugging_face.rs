@@ -1,6 +1,7 @@
 //! A Hugging Face `config.json` as a configuration, with the families' own defaults for what it leaves out.
 
 mod experts;
+mod families;
 mod gemma4;
 mod hybrid;
 mod latent;
@@ -43,6 +44,7 @@ const STORED: &str = "quantization_config compression_config";
 /// What changes nothing with this value, and is not implemented with another.
 const NEUTRAL: &[(&str, &str)] = &[
     ("add_cross_attention", "false"),
+    ("bias", "false"),
     ("cross_attention_hidden_size", "null"),
     ("decoder_sparse_step", "1"),
     ("full_attn_mod", "1"),
@@ -53,16 +55,21 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("mamba_proj_bias", "false"),
     ("mlp_only_layers", "[]"),
     ("moe_layer_freq", "1"),
+    ("normalization", "\"layernorm1p\""),
     ("normalization_function", "\"rmsnorm\""),
+    ("order_of_interleaved_layers", "\"local_attn_first\""),
     ("partial_rotary_factor", "1.0"),
     ("pruned_heads", "{}"),
+    ("qk_layernorm", "false"),
     ("rope_interleaved", "false"),
     ("tf_legacy_loss", "false"),
     ("tie_encoder_decoder", "false"),
     ("use_bfloat16", "false"),
     ("use_bidirectional_attention", "false"),
     ("use_expert_bias", "true"),
+    ("use_gated_activation", "true"),
     ("use_mrope", "false"),
+    ("use_parallel_block", "true"),
     ("use_qk_norm", "false"),
 ];
 
@@ -123,7 +130,7 @@ impl ModelConfig {
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::HunyuanDense => "eod_token_id",
             Architecture::SeedOss => "attention_out_bias residual_dropout",
-            _ => "",
+            _ => families::fields(architecture),
         };
         let factors = if architecture.is_granite() { hybrid::FACTORS } else { "" };
         let known = [[READ, STORED, IRRELEVANT, more, factors], experts::fields(name)].concat();
@@ -148,7 +155,7 @@ impl ModelConfig {
             Some(latent) => latent.cached_dims(),
             None => json.head_dim(by_family)?,
         };
-        let query_size = if is_gemma {
+        let query_size = if is_gemma && architecture != Architecture::Gemma {
             json.number("query_pre_attn_scalar").unwrap_or(GEMMA_HEAD_DIM as f64)
         } else {
             head_dim as f64
@@ -160,7 +167,7 @@ impl ModelConfig {
         }
         let sliding_window = json.sliding_window(name)?;
         let sliding_layers = json.sliding_layers(name, &rotary_layers)?;
-        if architecture == Architecture::Exaone4 && sliding_window.is_some() {
+        if architecture.rotates_windows_alone() && sliding_window.is_some() {
             rotary_layers.clone_from(&sliding_layers);
         }
         let num_kv_heads = match &latent {
@@ -198,15 +205,25 @@ impl ModelConfig {
             experts,
             dense_layers: json.dense_layers(name, num_layers)?,
             blocks: json.blocks(architecture, num_layers)?,
+            is_parallel: json.is_parallel(architecture),
+            is_qkv_joined: false,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
             norm_epsilon: json.norm_epsilon(name) as f32,
-            norm_weight_offset: if (is_gemma && !is_gemma4) || architecture.has_delta_nets() {
+            norm_weight_offset: if (is_gemma && !is_gemma4)
+                || architecture.has_delta_nets()
+                || architecture == Architecture::Nemotron
+            {
                 1.0
             } else {
                 0.0
             },
             rope_style: match architecture {
-                Architecture::Ernie45 | Architecture::Ernie45Moe | Architecture::Llama4 => RopeStyle::Interleaved,
+                Architecture::Ernie45
+                | Architecture::Ernie45Moe
+                | Architecture::Llama4
+                | Architecture::Glm4
+                | Architecture::Cohere
+                | Architecture::Cohere2 => RopeStyle::Interleaved,
                 Architecture::Deepseek2 if json.is_rope_interleaved() => RopeStyle::Interleaved,
                 _ => RopeStyle::Neox,
             },
@@ -248,10 +265,10 @@ impl ModelConfig {
             } else {
                 1.0
             },
-            logit_divisor: if is_granite {
-                json.factor("logits_scaling")?
-            } else {
-                1.0
+            logit_divisor: match architecture {
+                _ if is_granite => json.factor("logits_scaling")?,
+                Architecture::Cohere | Architecture::Cohere2 => json.cohere_divisor()?,
+                _ => 1.0,
             },
             is_output_tied: json.is_output_tied(architecture),
         };
@@ -281,7 +298,9 @@ fn default_epsilon(name: &str) -> f64 {
         | llama4::NAME
         | "bamba"
         | nemotron::NAME => 1e-5,
-        "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | MINISTRAL3 => 1e-5,
+        "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | "arcee" | MINISTRAL3 => 1e-5,
+        "glm4" => 1.5625e-7,
+        _ if Architecture::from_name(name).is_some_and(Architecture::has_layer_norms) => 1e-5,
         _ => 1e-6,
     }
 }
@@ -378,7 +397,7 @@ impl JsonConfig<'_> {
 
     fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
         // These have as many as query heads when nothing is said; the others' defaults are single models' numbers.
-        const AS_MANY: [&str; 9] = [
+        const AS_MANY: [&str; 17] = [
             "llama",
             "phi3",
             "olmo2",
@@ -388,7 +407,18 @@ impl JsonConfig<'_> {
             "hunyuan_v1_moe",
             "granite",
             "granitemoehybrid",
+            "granitemoe",
+            "granitemoeshared",
+            "arcee",
+            "dots1",
+            "cohere",
+            "phi",
+            "nemotron",
+            "olmo",
         ];
+        if name == "gpt_neox" {
+            return Ok(num_heads);
+        }
         if !AS_MANY.contains(&name) && !self.0.contains_key("num_key_value_heads") {
             return self.size("num_key_value_heads");
         }
@@ -423,6 +453,11 @@ impl JsonConfig<'_> {
         let keys: &[&str] = match name {
             nemotron::NAME => &["layer_norm_epsilon", "norm_eps"],
             _ if name.starts_with("lfm2") => &["norm_eps"],
+            "cohere" | "cohere2" | "phi" | "gpt_neox" => &["layer_norm_eps"],
+            "stablelm" => &["layer_norm_eps", "norm_eps"],
+            "starcoder2" => &["norm_epsilon"],
+            "nemotron" => &["norm_eps"],
+            "olmo" => &[],
             _ => &["rms_norm_eps"],
         };
         let own = keys.iter().find_map(|key| self.number(key));
@@ -432,7 +467,7 @@ impl JsonConfig<'_> {
     fn is_output_tied(&self, architecture: Architecture) -> Option<bool> {
         let is_lfm2 = architecture.has_short_convolutions();
         let older = || is_lfm2.then(|| self.truth("tie_embedding")).flatten();
-        let by_family = (is_lfm2 || architecture.is_gemma()).then_some(true);
+        let by_family = (is_lfm2 || architecture.is_gemma() || families::is_tied(architecture)).then_some(true);
         older().or(self.truth("tie_word_embeddings")).or(by_family)
     }
 
@@ -450,7 +485,9 @@ impl JsonConfig<'_> {
                 let limit = number("swiglu_limit", GPT_OSS_LIMIT);
                 Ok(Activation::ClampedSwiglu { alpha, limit })
             }
+            Some(name) if families::has_bare_activation(architecture) => families::bare_activation(name),
             Some("silu") => Ok(Activation::Silu),
+            Some("gelu") if architecture == Architecture::Gemma => Ok(Activation::GeluTanh),
             Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
             other => Err(invalid(format!(
                 "activation {other:?} is not supported; expected silu or gelu_pytorch_tanh"
@@ -463,6 +500,14 @@ impl JsonConfig<'_> {
         let window = self.optional_size("sliding_window")?;
         let is_said = self.0.contains_key("sliding_window");
         match name {
+            _ if families::WITHOUT_WINDOWS.contains(&name) => match window {
+                None => Ok(None),
+                Some(_) => Err(invalid(format!(
+                    "config.json: 'sliding_window' is not implemented for {name}; expected null"
+                ))),
+            },
+            "dots1" => self.dots_window(),
+            "starcoder2" => Ok(window),
             "llama" | "olmo2" | "olmoe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense"
             | "hunyuan_v1_moe" | "seed_oss" | "granite" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite"
                 if window.is_some() =>
@@ -493,7 +538,9 @@ impl JsonConfig<'_> {
     fn sliding_layers(&self, name: &str, rotary_layers: &[bool]) -> Result<Vec<bool>, ModelFileError> {
         let num_layers = rotary_layers.len();
         let by_family = match name {
-            _ if is_recurrent(name) => return Ok(vec![false; num_layers]),
+            _ if is_recurrent(name) || families::WITHOUT_WINDOWS.contains(&name) => return Ok(vec![false; num_layers]),
+            "starcoder2" => periodic(num_layers, 0),
+            "cohere2" => periodic(num_layers, self.cohere_period()?),
             llama4::NAME => return self.chunked_layers(rotary_layers),
             "llama" | "olmo2" | "olmoe" | "qwen3_moe" | "qwen2_moe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe"
             | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite" => vec![false; num_layers],
@@ -504,7 +551,7 @@ impl JsonConfig<'_> {
             "exaone4" => periodic(num_layers, self.exaone4_period()?),
             "mistral" | "mixtral" | "phi3" | MINISTRAL3 => periodic(num_layers, 0),
             "smollm3" => rotary_layers.iter().map(|has_rotary| !has_rotary).collect(),
-            "qwen2" | "qwen3" => {
+            "qwen2" | "qwen3" | "dots1" => {
                 let first = self
                     .optional_size("max_window_layers")?
                     .unwrap_or(QWEN_MAX_WINDOW_LAYERS);
@@ -538,6 +585,8 @@ impl JsonConfig<'_> {
                 | "gpt_oss"
                 | "olmo3"
                 | "exaone4"
+                | "cohere2"
+                | "dots1"
         );
         match layers {
             Some(layers) if is_free || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),

@@ -183,6 +183,8 @@ impl DecoderConfig {
                 "norms after rotary positions",
                 self.model.architecture.is_norm_after_rope(),
             ),
+            ("LayerNorm", self.model.architecture.has_layer_norms()),
+            ("blocks beside each other", self.model.is_parallel),
             ("growing queries", self.model.query_growth.is_some()),
             ("a factor on blocks", self.model.residual_scale != 1.0),
         ];

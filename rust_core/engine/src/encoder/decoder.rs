@@ -10,7 +10,7 @@ use super::config::DecoderConfig;
 use super::forward::{AttentionHead, Batch, Memory, Own, Stages, fill, multiply_into};
 use super::weights::DecoderWeights;
 use crate::config::Activation;
-use crate::model::{Gated, Layer, Mixer};
+use crate::model::{Gated, Layer, Mixer, Norm};
 
 /// The layers, over a batch.
 pub(super) struct Decoder<'a> {
@@ -51,7 +51,7 @@ impl Stages for Decoder<'_> {
         }
         if layer == model.num_layers {
             for row in hidden.chunks_exact_mut(model.hidden_size) {
-                self.normalise(row, &self.weights.model.final_norm);
+                self.normalise(row, self.weights.model.final_norm.weight());
             }
             return;
         }
@@ -59,7 +59,7 @@ impl Stages for Decoder<'_> {
         let Mixer::Attention(attention) = &weights.mixer else {
             unreachable!("recurrent layers are refused when the model is opened")
         };
-        self.fill_normalised(weights.attention_norm.as_deref(), hidden, own);
+        self.fill_normalised(weights.attention_norm.as_ref().map(Norm::weight), hidden, own);
         let (query, key) = (model.query_size(), model.kv_size());
         let (Some(of_keys), Some(of_values)) = (&attention.key, &attention.value) else {
             unreachable!("layers without keys are refused when the model is opened")
@@ -121,7 +121,7 @@ impl Decoder<'_> {
         // SAFETY: the thread's own memory.
         unsafe { multiply_into(isa, output, &own.context_input, own.out.as_mut_ptr(), width) };
         self.add_block(layer.post_attention_norm.as_deref(), hidden, &mut own.out);
-        self.fill_normalised(layer.ffn_norm.as_deref(), hidden, own);
+        self.fill_normalised(layer.ffn_norm.as_ref().map(Norm::weight), hidden, own);
         let [gated] = layer.ffn.gated() else {
             unreachable!("experts are refused when the model is opened")
         };
@@ -146,6 +146,8 @@ impl Decoder<'_> {
             Activation::Silu => elementwise::silu_mul(isa, inner, gate),
             Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, inner, gate),
             Activation::ReluSquared => elementwise::relu_squared(isa, inner),
+            Activation::BareGelu => elementwise::gelu(isa, inner),
+            Activation::BareGeluTanh => elementwise::gelu_tanh(isa, inner),
             Activation::ClampedSwiglu { .. } => unreachable!("only experts have it"),
         }
         fill(isa, &own.ffn_input, inner);

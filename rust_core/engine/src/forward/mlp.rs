@@ -62,6 +62,8 @@ impl Part<'_> {
         match config.activation {
             Activation::Silu => elementwise::silu_mul(isa, up, gate),
             Activation::ReluSquared => elementwise::relu_squared(isa, up),
+            Activation::BareGelu => elementwise::gelu(isa, up),
+            Activation::BareGeluTanh => elementwise::gelu_tanh(isa, up),
             Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
             Activation::ClampedSwiglu { alpha, limit } => elementwise::clamped_swiglu(isa, up, gate, alpha, limit),
         }

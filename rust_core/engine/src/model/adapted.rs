@@ -6,7 +6,7 @@ use pyagent_kernels::elementwise::RopeStyle;
 
 use super::names::{Names, Part};
 use crate::adapters::Projection;
-use crate::config::{Architecture, ModelConfig};
+use crate::config::ModelConfig;
 
 /// What an adapter's file calls a projection of a layer (without what names of decoders begin with), and which rows of
 /// that matrix it is, where several lie in one.
@@ -38,8 +38,7 @@ fn part(projection: Projection) -> Part {
 /// GGUF files of Llama's family have the rows of a head that rotate together side by side, others half a head apart.
 pub(crate) fn row_order(is_gguf: bool, projection: Projection, config: &ModelConfig) -> Option<RowOrder> {
     let is_rotated = matches!(projection, Projection::Query | Projection::Key);
-    let of_llama = matches!(config.architecture, Architecture::Llama | Architecture::SmolLm3);
-    let is_reordered = of_llama || config.architecture.is_granite();
+    let is_reordered = config.architecture.is_rearranged_in_gguf();
     let is_model_gguf = config.rope_style == RopeStyle::Interleaved;
     (is_rotated && is_reordered && is_model_gguf != is_gguf).then_some(RowOrder {
         head_dim: config.head_dim,

@@ -13,18 +13,24 @@ impl Loader<'_> {
         let query_size = config.query_size_of(layer);
         let of_kv = |part| self.linear(&name(part), config.kv_size_of(layer), hidden);
         let has_kv = config.kv_source(layer).is_none();
-        let (query, gate) = if config.architecture.has_gated_attention() {
+        let (query, key, value, gate) = if config.architecture.has_gated_attention() {
             let [query, gate] = self.interleaved_heads(&name(Part::Query))?;
-            (query, Some(gate))
+            (query, None, None, Some(gate))
+        } else if self.names.are_heads_in_turn(config) {
+            let [query, key, value] = self.interleaved_heads(&name(Part::Query))?;
+            (query, Some(key), Some(value), None)
         } else {
-            (self.linear(&name(Part::Query), query_size, hidden)?, None)
+            (self.linear(&name(Part::Query), query_size, hidden)?, None, None, None)
         };
         let attention = Attention {
             query,
-            key: has_kv.then(|| of_kv(Part::Key)).transpose()?,
-            value: (has_kv && !config.are_values_keys(layer))
-                .then(|| of_kv(Part::Value))
-                .transpose()?,
+            key: key.map_or_else(|| has_kv.then(|| of_kv(Part::Key)).transpose(), |key| Ok(Some(key)))?,
+            value: match value {
+                Some(value) => Some(value),
+                None => (has_kv && !config.are_values_keys(layer))
+                    .then(|| of_kv(Part::Value))
+                    .transpose()?,
+            },
             gate,
             query_norm: self.qk_norm(layer, Part::QueryNorm, query_norm)?,
             key_norm: self.qk_norm(layer, Part::KeyNorm, key_norm)?,
@@ -41,11 +47,18 @@ impl Loader<'_> {
         let is_plain =
             |&layer: &usize| config.has_attention(layer) && config.latent.is_none() && config.gemma4.is_none();
         for layer in (0..config.num_layers).filter(is_plain) {
+            self.check_joined(&self.names.layer(layer, Part::Value, config))?;
             let gates = 1 + usize::from(config.architecture.has_gated_attention());
+            let in_turn = 3 * config.query_size();
+            let [query, key, value] = if self.names.are_heads_in_turn(config) {
+                [in_turn; 3] // one matrix
+            } else {
+                [gates * config.query_size(), config.kv_size(), config.kv_size()]
+            };
             for (part, rows, cols) in [
-                (Part::Query, gates * config.query_size(), hidden),
-                (Part::Key, config.kv_size(), hidden),
-                (Part::Value, config.kv_size(), hidden),
+                (Part::Query, query, hidden),
+                (Part::Key, key, hidden),
+                (Part::Value, value, hidden),
                 (Part::AttentionOutput, hidden, config.query_size()),
             ] {
                 self.check(&self.names.layer(layer, part, config), rows, cols)?;
@@ -60,6 +73,10 @@ impl Loader<'_> {
         if config.has_bare_qk_norms {
             return Ok(config.rotary_layers[layer].then(|| vec![1.0; size]));
         }
-        self.optional_norm(&self.names.layer(layer, part, config).name, size)
+        let name = self.names.layer(layer, part, config).name;
+        if config.architecture.needs_head_norms() {
+            return self.norm(&name, size).map(Some);
+        }
+        self.optional_norm(&name, size)
     }
 }

@@ -3,7 +3,7 @@
 use super::names::{Part, Place};
 use super::packed_experts::PackedExperts;
 use super::{FeedForward, Gated, Loader, Shared, vector};
-use crate::config::{Architecture, Experts, invalid};
+use crate::config::{Experts, invalid};
 use crate::weights::{ModelFile, ModelFileError};
 
 /// The matrices of a gated block.
@@ -43,9 +43,8 @@ impl Loader<'_> {
     fn expert_place(&self, layer: usize, part: Part, expert: usize) -> Place {
         let stacked = self.names.stacked_expert(layer, part, expert, self.config);
         // Granite has no others.
-        let is_meant = |name: &str| {
-            self.config.architecture == Architecture::GraniteHybrid || !matches!(self.file.find_tensor(name), Ok(None))
-        };
+        let is_meant =
+            |name: &str| self.config.architecture.is_granite() || !matches!(self.file.find_tensor(name), Ok(None));
         let stacked = stacked.filter(|(place, _)| is_meant(&place.name));
         match stacked {
             Some((place, _)) => place,
@@ -135,6 +134,7 @@ impl Loader<'_> {
         let is_meant = |&layer: &usize| config.experts.is_none() && config.has_ffn(layer);
         let mut layers = (0..config.num_layers).filter(is_meant);
         layers.try_for_each(|layer| {
+            self.check_joined(&self.names.layer(layer, Part::Up, config))?;
             self.check_gated(
                 &|part| self.names.layer(layer, part, config),
                 config.dense_size_of(layer),

@@ -4,7 +4,7 @@
 use pyagent_kernels::pack::PackedMatrix;
 
 use super::names::{Part, Place};
-use super::{Linear, Loader, vector};
+use super::{Linear, Loader, Norm, vector};
 use crate::config::ModelConfig;
 use crate::weights::{ModelFile, ModelFileError};
 
@@ -31,9 +31,9 @@ pub struct PerLayer {
 /// The norms of experts that lie beside a dense block, each with an input and an output of its own.
 pub struct SeparateExperts {
     /// Of the router's input, its scale and the width's root in it.
-    pub router_norm: Vec<f32>,
+    pub router_norm: Norm,
     /// Of the experts' input.
-    pub input_norm: Vec<f32>,
+    pub input_norm: Norm,
     /// Of the dense block's output.
     pub dense_norm: Vec<f32>,
     /// Of the experts' output.
@@ -100,8 +100,12 @@ impl Loader<'_> {
         let root = (hidden as f32).powf(-0.5);
         let router = read("ffn_gate_inp.scale", "router.scale", hidden)?;
         Ok(Some(SeparateExperts {
-            router_norm: router.into_iter().map(|scale| scale * root).collect(),
-            input_norm: read("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight", hidden)?,
+            router_norm: Norm::Rms(router.into_iter().map(|scale| scale * root).collect()),
+            input_norm: Norm::Rms(read(
+                "pre_ffw_norm_2.weight",
+                "pre_feedforward_layernorm_2.weight",
+                hidden,
+            )?),
             dense_norm: read("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight", hidden)?,
             output_norm: read("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight", hidden)?,
             scales: read("ffn_down_exps.scale", "router.per_expert_scale", experts.num_experts)?,

@@ -1,9 +1,11 @@
 //! What files call a decoder's tensors, and where one lies that is part of another.
 
+mod families;
 mod hybrid;
 
 use std::ops::Range;
 
+use self::families::family_part;
 use self::hybrid::{bamba_part, gate_up_rows, gguf_part_of, granite_part, lfm2_part, mamba_rows, nemotron_part};
 use crate::config::{Architecture, ModelConfig, Rating, invalid};
 use crate::quantised::{Matrices, Matrix};
@@ -151,6 +153,8 @@ const LANGUAGE_MODEL: &str = "language_model.model.";
 const LANGUAGE_MODEL_OUTPUT: &str = "language_model.lm_head.weight";
 /// What Nemotron-H's names begin with.
 const BACKBONE: &str = "backbone.";
+/// What GPT-NeoX's names begin with.
+const GPT_NEOX: &str = "gpt_neox.";
 /// What follows it in the name of the embedding.
 const EMBEDDING: &str = "embed_tokens.weight";
 
@@ -160,18 +164,19 @@ impl Names {
             ModelFile::Gguf(_) => Self::Gguf,
             ModelFile::Safetensors(folder) => {
                 let is_known = |names: &Self| !matches!(folder.find_tensor(&names.embedding()), Ok(None));
-                let all = [TEXT_HALF, DECODER, "", LANGUAGE_MODEL, BACKBONE].map(Self::HuggingFace);
+                let all = [TEXT_HALF, DECODER, "", LANGUAGE_MODEL, BACKBONE, GPT_NEOX].map(Self::HuggingFace);
                 all.into_iter().find(is_known).unwrap_or(Self::HuggingFace(DECODER))
             }
         }
     }
 
     pub(super) fn embedding(&self) -> String {
-        let is_backbone = matches!(self, Self::HuggingFace(BACKBONE));
-        self.of_decoder(
-            "token_embd.weight",
-            if is_backbone { "embeddings.weight" } else { EMBEDDING },
-        )
+        let hugging_face = match self {
+            Self::HuggingFace(BACKBONE) => "embeddings.weight",
+            Self::HuggingFace(GPT_NEOX) => "embed_in.weight",
+            _ => EMBEDDING,
+        };
+        self.of_decoder("token_embd.weight", hugging_face)
     }
 
     /// LFM2's is called after the embedding.
@@ -180,7 +185,8 @@ impl Names {
             _ if architecture.has_short_convolutions() => {
                 self.of_decoder("token_embd_norm.weight", "embedding_norm.weight")
             }
-            Architecture::Bamba => self.of_decoder("output_norm.weight", "final_layernorm.weight"),
+            Architecture::Bamba | Architecture::Phi2 => self.of_decoder("output_norm.weight", "final_layernorm.weight"),
+            Architecture::GptNeoX => self.of_decoder("output_norm.weight", "final_layer_norm.weight"),
             Architecture::NemotronH => self.of_decoder("output_norm.weight", "norm_f.weight"),
             _ => self.of_decoder("output_norm.weight", "norm.weight"),
         }
@@ -190,6 +196,7 @@ impl Names {
         match self {
             Self::Gguf => "output.weight".to_owned(),
             Self::HuggingFace(LANGUAGE_MODEL) => LANGUAGE_MODEL_OUTPUT.to_owned(),
+            Self::HuggingFace(GPT_NEOX) => "embed_out.weight".to_owned(),
             Self::HuggingFace(_) => "lm_head.weight".to_owned(),
         }
     }
@@ -203,6 +210,10 @@ impl Names {
 
     /// Where a layer's tensor is.
     pub(super) fn layer(&self, layer: usize, part: Part, config: &ModelConfig) -> Place {
+        let part = match part {
+            Part::FfnNorm if config.shares_norm() => Part::AttentionNorm,
+            part => part,
+        };
         let fused = fused_part(part, config, matches!(self, Self::Gguf));
         let rows = fused.as_ref().map(|(.., rows)| rows.clone());
         let name = match (self, fused) {
@@ -216,7 +227,7 @@ impl Names {
                     Architecture::GraniteHybrid => granite_part(part),
                     Architecture::NemotronH => nemotron_part(part),
                     Architecture::Bamba => bamba_part(part),
-                    architecture => hugging_face_part(part, architecture),
+                    architecture => family_part(part, architecture),
                 };
                 let name = fused.map_or_else(own, |(_, name, _)| name);
                 format!("{decoder}layers.{layer}.{name}")
@@ -233,11 +244,11 @@ impl Names {
     /// Where the matrix is that rates a layer's experts.
     pub(super) fn router(&self, layer: usize, config: &ModelConfig) -> Place {
         let hugging_face = match config.architecture {
-            Architecture::Llama => "block_sparse_moe.gate",
+            Architecture::Llama | Architecture::MiniMaxM2 => "block_sparse_moe.gate",
             Architecture::GptOss => "mlp.router",
             Architecture::Llama4 => "feed_forward.router",
             Architecture::HunyuanMoe => "mlp.gate.wg",
-            Architecture::GraniteHybrid => "block_sparse_moe.router.layer",
+            Architecture::GraniteHybrid | Architecture::GraniteMoe => "block_sparse_moe.router.layer",
             Architecture::Lfm2Moe => "feed_forward.gate",
             Architecture::Gemma4 => "router.proj",
             Architecture::NemotronH => "mixer.gate",
@@ -249,7 +260,8 @@ impl Names {
     /// What the correction of a layer's ratings is called, where the family has one.
     pub(super) fn correction(&self, layer: usize, config: &ModelConfig) -> Option<String> {
         let hugging_face = match config.architecture {
-            Architecture::Glm4Moe => "mlp.gate.e_score_correction_bias",
+            Architecture::Glm4Moe | Architecture::Dots1 => "mlp.gate.e_score_correction_bias",
+            Architecture::MiniMaxM2 => "block_sparse_moe.e_score_correction_bias",
             Architecture::Deepseek2 if is_corrected(config) => "mlp.gate.e_score_correction_bias",
             Architecture::NemotronH => "mixer.gate.e_score_correction_bias",
             Architecture::Ernie45Moe => "mlp.moe_statics.e_score_correction_bias",
@@ -264,7 +276,9 @@ impl Names {
         if config.architecture == Architecture::Gemma4 {
             return self.layer(layer, part, config);
         }
-        if let (Self::HuggingFace(_), Architecture::GraniteHybrid) = (self, config.architecture) {
+        if let (Self::HuggingFace(_), Architecture::GraniteHybrid | Architecture::GraniteMoe) =
+            (self, config.architecture)
+        {
             let size = config.experts.map_or(0, |experts| experts.shared_size);
             let mut place = self.whole(layer, "", granite_part(part));
             place.rows = gate_up_rows(part, size);
@@ -334,7 +348,7 @@ impl Names {
             }
         };
         let (block, [gate, up, down]) = match config.architecture {
-            Architecture::Llama => ("block_sparse_moe", ["w1", "w3", "w2"]),
+            Architecture::Llama | Architecture::MiniMaxM2 => ("block_sparse_moe", ["w1", "w3", "w2"]),
             Architecture::Lfm2Moe => ("feed_forward", ["w1", "w3", "w2"]),
             Architecture::NemotronH => ("mixer", ["(none)", "up_proj", "down_proj"]),
             _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
@@ -397,10 +411,11 @@ fn stack(layer: usize, part: Part, architecture: Architecture) -> String {
     format!("blk.{layer}.{}_exps", gguf_part(part, architecture))
 }
 
-/// Matrices that lie in one, Phi-3's and Granite 4's: their names in GGUF files and elsewhere, and which rows are the part.
+/// Matrices that lie in one, as Phi-3's, GLM-4's and Granite 4's: their names in GGUF files and elsewhere, and which rows are the part.
 fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'static str, &'static str, Range<usize>)> {
     match (config.architecture, part) {
-        (Architecture::Phi3, _) => {}
+        (Architecture::Phi3, _) | (Architecture::Glm4, Part::Gate | Part::Up) => {}
+        (_, Part::Query | Part::Key | Part::Value) if config.is_qkv_joined => {}
         (Architecture::GraniteHybrid, Part::Gate | Part::Up) if !is_gguf => {
             return gate_up_rows(part, config.ffn_size).map(|rows| ("", granite_part(part), rows));
         }
@@ -465,8 +480,8 @@ fn gguf_part(part: Part, architecture: Architecture) -> &'static str {
 /// is what it says.
 fn hugging_face_part(part: Part, architecture: Architecture) -> &'static str {
     let has_input_norms = architecture.has_input_norms();
-    let has_four_norms = architecture.is_gemma();
-    let has_output_norms = has_four_norms || !has_input_norms;
+    let has_output_norms = architecture.has_output_norms();
+    let has_four_norms = has_output_norms && has_input_norms;
     match part {
         Part::AttentionNorm | Part::FfnNorm if !has_input_norms => "(none)",
         Part::AttentionNorm => "input_layernorm.weight",

@@ -144,28 +144,34 @@ impl Loader<'_> {
     }
 
     /// A matrix whose rows are a head of queries, then a head of their gates, in turn.
-    pub(super) fn interleaved_heads(&self, place: &Place) -> Result<[Linear; 2], ModelFileError> {
+    pub(super) fn interleaved_heads<const N: usize>(&self, place: &Place) -> Result<[Linear; N], ModelFileError> {
         let ModelConfig {
             hidden_size, head_dim, ..
         } = *self.config;
         let rows = self.config.query_size();
-        let read = self.find(place, 2 * rows, hidden_size)?.read(self.file, self.pool)?;
+        let read = self.find(place, N * rows, hidden_size)?.read(self.file, self.pool)?;
         let tensor = read.view();
         let bias = self.file.find_tensor(&format!("{}.bias", place.name))?;
-        let bias = bias.map(|tensor| vector(&tensor, 2 * rows)).transpose()?;
-        let half = |half: usize| {
-            let own = bias.as_ref().map(|bias| of_turn(bias, head_dim, half));
+        let bias = bias.map(|tensor| vector(&tensor, N * rows)).transpose()?;
+        let turn = |turn: usize| {
+            let own = bias.as_ref().map(|bias| of_turn(bias, head_dim, (turn, N)));
             Ok::<_, ModelFileError>(Linear {
-                weight: self.pack_turn(&tensor, rows, half)?,
+                weight: self.pack_turn(&tensor, rows, (turn, N))?,
                 bias: own,
             })
         };
-        Ok([half(0)?, half(1)?])
+        let turns: Vec<Linear> = (0..N).map(turn).collect::<Result<_, _>>()?;
+        Ok(turns.try_into().unwrap_or_else(|_| unreachable!("one matrix a turn")))
     }
 
-    fn pack_turn(&self, tensor: &TensorView<'_>, rows: usize, half: usize) -> Result<PackedMatrix, ModelFileError> {
-        let bytes_of_head = tensor.bytes.len() / (2 * self.config.num_heads);
-        let bytes = of_turn(tensor.bytes, bytes_of_head, half);
+    fn pack_turn(
+        &self,
+        tensor: &TensorView<'_>,
+        rows: usize,
+        turn: (usize, usize),
+    ) -> Result<PackedMatrix, ModelFileError> {
+        let bytes_of_head = tensor.bytes.len() / (turn.1 * self.config.num_heads);
+        let bytes = of_turn(tensor.bytes, bytes_of_head, turn);
         let part = TensorView {
             bytes: &bytes,
             ..*tensor
@@ -250,12 +256,12 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Every other one of equal parts, from the first or the second on.
-fn of_turn<T: Copy>(values: &[T], part: usize, first: usize) -> Vec<T> {
+/// Of equal parts that lie in so many turns, those of one turn.
+fn of_turn<T: Copy>(values: &[T], part: usize, (turn, turns): (usize, usize)) -> Vec<T> {
     values
         .chunks_exact(part)
-        .skip(first)
-        .step_by(2)
+        .skip(turn)
+        .step_by(turns)
         .flatten()
         .copied()
         .collect()

@@ -29,7 +29,7 @@ const OF_SHARED: &[&str] = &[
 pub(super) fn keys(architecture: Architecture, has_experts: bool) -> &'static [&'static [&'static str]] {
     match architecture {
         _ if !has_experts => &[],
-        Architecture::GptOss => &[OF_EXPERTS, OF_ROUTERS],
+        Architecture::GptOss | Architecture::MiniMaxM2 => &[OF_EXPERTS, OF_ROUTERS],
         _ if has_shared(architecture) => &[OF_EXPERTS, OF_ROUTERS, OF_SHARED],
         _ => &[OF_EXPERTS],
     }
@@ -49,6 +49,8 @@ fn has_shared(architecture: Architecture) -> bool {
             | Architecture::GraniteHybrid
             | Architecture::NemotronH
             | Architecture::Llama4
+            | Architecture::GraniteMoe
+            | Architecture::Dots1
     )
 }
 
@@ -72,7 +74,11 @@ impl Keys<'_> {
             Architecture::Llama | Architecture::GraniteHybrid | Architecture::NemotronH if count == 0 => {
                 return Ok(None);
             }
-            Architecture::Llama | Architecture::Qwen3Moe | Architecture::OlMoe | Architecture::GptOss => {}
+            Architecture::Llama
+            | Architecture::Qwen3Moe
+            | Architecture::OlMoe
+            | Architecture::GptOss
+            | Architecture::MiniMaxM2 => {}
             _ if has_shared(architecture) => {}
             _ => return Ok(None),
         }
@@ -97,7 +103,12 @@ impl Keys<'_> {
         let scale = self.number_or("expert_weights_scale", 0.0)? as f32;
         experts.weight_scale = if scale == 0.0 { 1.0 } else { scale };
         let by_family = match architecture {
-            Architecture::Glm4Moe | Architecture::Lfm2Moe | Architecture::NemotronH | Architecture::Llama4 => 2,
+            Architecture::Glm4Moe
+            | Architecture::Lfm2Moe
+            | Architecture::NemotronH
+            | Architecture::Llama4
+            | Architecture::Dots1
+            | Architecture::MiniMaxM2 => 2,
             Architecture::Deepseek2 if self.has_corrections()? => 2,
             _ => 1,
         };

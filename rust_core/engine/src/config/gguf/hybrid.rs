@@ -1,7 +1,7 @@
 //! Recurrent layers in a GGUF's metadata: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's and
 //! Nemotron-H's Mamba-2.
 
-use super::{Keys, gemma4, latent, nemotron, number};
+use super::{Keys, families, gemma4, latent, nemotron, number};
 use crate::config::{Architecture, DeltaNet, Mamba2, Recurrent, invalid, periodic};
 use crate::gguf::{MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
@@ -48,6 +48,8 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         Architecture::NemotronH => &nemotron::KEYS,
         Architecture::Deepseek2 => &latent::KEYS,
         Architecture::Gemma4 => &gemma4::KEYS,
+        Architecture::StableLm | Architecture::GptNeoX => &families::OF_PARALLEL,
+        Architecture::Cohere | Architecture::Cohere2 => &families::OF_COHERE,
         _ => &[],
     }
 }

@@ -25,7 +25,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 18] = [
+const FAMILIES: [Family; 22] = [
     Family {
         name: llama4::NAME,
         count: "num_local_experts",
@@ -141,7 +141,37 @@ const FAMILIES: [Family; 18] = [
         more: "",
         is_renormalised: true,
     },
+    of_granite("granitemoe"),
+    of_granite("granitemoeshared"),
+    Family {
+        name: "dots1",
+        count: "n_routed_experts num_local_experts num_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "norm_topk_prob n_group topk_group routed_scaling_factor n_shared_experts first_k_dense_replace \
+               scoring_func topk_method",
+        is_renormalised: false,
+    },
+    Family {
+        name: "minimax_m2",
+        count: "num_local_experts num_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: "",
+        is_renormalised: true,
+    },
 ];
+
+const fn of_granite(name: &'static str) -> Family {
+    Family {
+        name,
+        count: "num_local_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: "",
+        is_renormalised: true,
+    }
+}
 
 const GRANITE: &str = "granitemoehybrid";
 
@@ -201,12 +231,13 @@ impl JsonConfig<'_> {
                 experts.shared_size = self.size("shared_expert_intermediate_size")?;
                 experts.is_shared_gated = true;
             }
-            "glm4_moe" => {
+            "glm4_moe" | "dots1" => {
                 experts.rating = Rating::Sigmoid;
                 experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(1.0) as f32;
                 experts.num_groups = self.optional_size("n_group")?.unwrap_or(1);
                 experts.num_used_groups = self.optional_size("topk_group")?.unwrap_or(1);
-                experts.shared_size = self.shared_size("n_shared_experts", 1)?;
+                let default = usize::from(name == "glm4_moe");
+                experts.shared_size = self.shared_size("n_shared_experts", default)?;
             }
             llama4::NAME => {
                 experts.rating = Rating::Sigmoid;
@@ -226,6 +257,10 @@ impl JsonConfig<'_> {
                 experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(1.0) as f32;
             }
             "ernie4_5_moe" => experts.shared_size = self.shared_size("moe_num_shared_experts", 2)?,
+            "minimax_m2" => experts.rating = Rating::Sigmoid,
+            "granitemoeshared" => {
+                experts.shared_size = self.optional_size("shared_intermediate_size")?.unwrap_or(0);
+            }
             GRANITE => experts.shared_size = self.size("shared_intermediate_size")?,
             gemma4::NAME => experts.shared_size = self.size("intermediate_size")?,
             "hunyuan_v1_moe" => experts.shared_size = self.size("intermediate_size")?,
@@ -272,6 +307,7 @@ impl JsonConfig<'_> {
                 let first = self.optional_size("first_k_dense_replace")?.unwrap_or(1);
                 layers.map(|layer| layer < first).collect()
             }
+            "dots1" => self.leading_dense_layers(0, layers.len())?,
             "deepseek_v2" => self.leading_dense_layers(0, layers.len())?,
             "deepseek_v3" => self.leading_dense_layers(3, layers.len())?,
             "glm4_moe_lite" => self.leading_dense_layers(1, layers.len())?,

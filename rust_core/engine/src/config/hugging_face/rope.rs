@@ -45,6 +45,7 @@ impl JsonConfig<'_> {
             Architecture::GptOss => GPT_OSS_BASE,
             Architecture::Ernie45 | Architecture::Ernie45Moe => OLMO3_BASE,
             _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
+            Architecture::GptNeoX => self.number("rotary_emb_base").unwrap_or(BASE),
             _ if self.text("model_type") == Some("olmo3") => OLMO3_BASE,
             _ => BASE,
         };
@@ -66,10 +67,16 @@ impl JsonConfig<'_> {
 
     /// Numbers at the start of a head that are rotated.
     pub(super) fn rotary_dims(&self, architecture: Architecture, head_dim: usize) -> usize {
+        let said = ["rotary_dim", "rotary_pct"].map(|key| self.number(key));
+        match (architecture, said) {
+            (Architecture::MiniMaxM2, [Some(dims), _]) => return dims as usize,
+            (Architecture::GptNeoX, [_, Some(share)]) => return (head_dim as f64 * share) as usize,
+            _ => {}
+        }
         let share = super::rotary_share(self.0).or(match architecture {
             _ if architecture.has_delta_nets() => Some(super::QWEN35_ROTARY_SHARE),
             Architecture::Glm4Moe | Architecture::Bamba => Some(HALF),
-            _ => None,
+            architecture => architecture.rotary_share(),
         });
         match share {
             Some(share) if architecture.is_partly_rotary() => (head_dim as f64 * share) as usize,

@@ -21,7 +21,7 @@ impl Names {
             _ if matches!(self, Self::Gguf) => return None,
             Architecture::Gemma4 => ["experts.gate_up_proj", "experts.down_proj"],
             Architecture::Qwen3Next | Architecture::Qwen35Moe => ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
-            Architecture::GraniteHybrid => [
+            Architecture::GraniteHybrid | Architecture::GraniteMoe => [
                 "block_sparse_moe.input_linear.weight",
                 "block_sparse_moe.output_linear.weight",
             ],

@@ -17,7 +17,16 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
-from pyagent.infrastructure.engine.tokens.word_patterns import CL100K, DEEPSEEK_V3, O200K, QWEN, QWEN35, SEED, TEKKEN
+from pyagent.infrastructure.engine.tokens.word_patterns import (
+    CL100K,
+    DEEPSEEK_V3,
+    KIMI,
+    O200K,
+    QWEN,
+    QWEN35,
+    SEED,
+    TEKKEN,
+)
 
 # Token types of GGUF.
 _NORMAL, UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, BYTE = range(1, 7)
@@ -35,6 +44,8 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "tekken": (TEKKEN,),
     "seed-coder": (SEED,),
     "deepseek-v3": DEEPSEEK_V3,
+    "stablelm2": (QWEN,),
+    "kimi-k2": (KIMI,),
 }
 # A whole word that is a token stays as it is, before any merging.
 _TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken"})
@@ -48,31 +59,16 @@ _QWEN_WORDS = {"qwen2": QWEN, "qwen35": QWEN35}
 _GPT2_WORDS = frozenset({"gpt-2", "default"})
 SUPPORTED_PRE_TOKENIZERS = (*_PATTERNS, *_SINGLE_DIGITS, *_QWEN_WORDS, *_GPT2_WORDS)
 _SAME_WORDS = {
-    "deepseek-r1-qwen": "qwen2",
-    "megrez": "qwen2",
-    "kormo": "qwen2",
-    "f2llmv2": "qwen2",
-    "hunyuan": "qwen2",
+    **dict.fromkeys(("llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "jina-v5-nano"), "llama-bpe"),
+    **dict.fromkeys(("smaug-bpe", "chatglm-bpe"), "dbrx"),
+    **dict.fromkeys(("kanana2", "talkie", "minimax-m2"), "gpt-4o"),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), "qwen2"),
+    **dict.fromkeys(("hunyuan", "solar-open", "grok-2"), "stablelm2"),
+    **dict.fromkeys(("starcoder", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), "smollm"),
+    **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "exaone4", "mellum", "trillion"), "gpt-2"),
+    **dict.fromkeys(("granite-docling", "roberta-bpe", "modern-bert"), "gpt-2"),
     "hunyuan-dense": "deepseek-v3",
-    "smaug-bpe": "dbrx",
-    "chatglm-bpe": "dbrx",
     "glm5": "glm4",
-    "llama-v3": "llama-bpe",
-    "falcon3": "llama-bpe",
-    "falcon-h1": "llama-bpe",
-    "pixtral": "llama-bpe",
-    "midm-2.0": "llama-bpe",
-    "starcoder": "smollm",
-    "command-r": "smollm",
-    "minerva-7b": "smollm",
-    "exaone": "smollm",
-    "exaone4": "gpt-2",
-    "olmo": "gpt-2",
-    "phi-2": "gpt-2",
-    "mpt": "gpt-2",
-    "granite-docling": "gpt-2",
-    "roberta-bpe": "gpt-2",
-    "modern-bert": "gpt-2",
 }
 """Further names that llama.cpp has for vocabularies, and which of the others cut as they do, as its loader says."""
 

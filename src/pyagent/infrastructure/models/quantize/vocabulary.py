@@ -21,7 +21,18 @@ from pyagent.infrastructure.models.quantize import gguf_file
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
-_PRE_TOKENIZERS = ("qwen2", "qwen35", "gpt-4o", "smollm", "gpt-2", "seed-coder", "deepseek-v3")
+_PRE_TOKENIZERS = (
+    "qwen2",
+    "qwen35",
+    "gpt-4o",
+    "smollm",
+    "gpt-2",
+    "seed-coder",
+    "deepseek-v3",
+    "tekken",
+    "stablelm2",
+    "kimi-k2",
+)
 _TEXTS, _SCORES = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"}, "tokenizer.ggml.scores"
 _END_KEYS = ("eos", "eot", "eom")
 _PROBE = (

@@ -1,0 +1,178 @@
+//! What tells apart the families that are no more than a description over shared layers.
+
+use super::{Architecture, ModelConfig};
+
+/// The share of a head that is rotated where a file does not say: GLM-4's, MiniMax-M2's, Phi-2's and Nemotron's.
+const HALF: f64 = 0.5;
+/// `StableLM`'s and GPT-NeoX's.
+const QUARTER: f64 = 0.25;
+
+/// Families that are not supported, by their names in both kinds of files, and the nearest that is.
+const NEAREST: [(&str, &str); 16] = [
+    ("falcon_h1 falcon-h1 zamba zamba2 plamo2 jamba", "granitehybrid"),
+    ("mamba mamba2 falcon_mamba", "nemotron_h"),
+    ("phimoe dbrx grok jetmoe arctic", "llama"),
+    ("minicpm minicpm4", "granite"),
+    (
+        "minicpm3 mistral4 mistral_large4 kimi_linear kimi-linear longcat_flash",
+        "deepseek2",
+    ),
+    ("gemma3n gemma4_unified gemma4_unified_text", "gemma4"),
+    (
+        "deepseek bailingmoe bailingmoe2 bailing_moe bailing_moe_v2 bailing_hybrid solar_open",
+        "dots1",
+    ),
+    ("minimax minimax-01 minimax-m3 minimax_m3_vl", "minimax-m2"),
+    ("cohere2moe cohere2_moe", "cohere2"),
+    ("exaone exaone-moe exaone_moe", "exaone4"),
+    ("glm chatglm glm4v", "glm4"),
+    ("internlm internlm2 baichuan xverse orion deci afmoe", "llama"),
+    (
+        "gpt2 starcoder gpt_bigcode gptj gpt_neo falcon mpt bloom codeshell",
+        "gptneox",
+    ),
+    ("olmo_hybrid flex_olmo", "olmo2"),
+    ("apertus", "arcee"),
+    ("qwen qwen4_exp qwen4exp qwen3_vl_moe", "qwen3moe"),
+];
+
+/// The nearest family that is supported.
+pub(super) fn nearest(name: &str) -> Option<&'static str> {
+    let is_among = |names: &str| names.split_whitespace().any(|other| other == name);
+    NEAREST
+        .iter()
+        .find(|(names, _)| is_among(names))
+        .map(|(_, nearest)| *nearest)
+}
+
+impl Architecture {
+    /// Whether the stream is normalised by its mean and variance (`LayerNorm`), not by its root mean square.
+    pub(crate) fn has_layer_norms(self) -> bool {
+        matches!(
+            self,
+            Self::Cohere
+                | Self::Cohere2
+                | Self::StarCoder2
+                | Self::Phi2
+                | Self::StableLm
+                | Self::Nemotron
+                | Self::Olmo
+                | Self::GptNeoX
+        )
+    }
+
+    /// Whether norms have no weights.
+    pub(crate) fn has_bare_norms(self) -> bool {
+        self == Self::Olmo
+    }
+
+    /// Whether blocks' outputs are normalised too.
+    pub(crate) fn has_output_norms(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Gemma4) || !self.has_input_norms()
+    }
+
+    /// Whether a file that lacks norms of blocks' outputs is damaged.
+    pub(crate) fn needs_output_norms(self) -> bool {
+        self == Self::Glm4
+    }
+
+    /// Whether a file that lacks norms of queries and keys is damaged.
+    pub(crate) fn needs_head_norms(self) -> bool {
+        matches!(self, Self::Dots1 | Self::MiniMaxM2)
+    }
+
+    /// Whether attention and the feed-forward block lie beside each other; `None` where the file says.
+    pub(crate) fn is_parallel(self) -> Option<bool> {
+        match self {
+            Self::Cohere | Self::Cohere2 | Self::Phi2 => Some(true),
+            Self::StableLm | Self::GptNeoX => None,
+            _ => Some(false),
+        }
+    }
+
+    /// Whether files may say that it is, where [`Self::is_parallel`] does not.
+    pub(crate) fn is_parallel_by_default(self) -> bool {
+        self == Self::GptNeoX
+    }
+
+    /// Whether layers without windows have no rotary positions.
+    pub(crate) fn rotates_windows_alone(self) -> bool {
+        matches!(self, Self::Exaone4 | Self::Cohere2)
+    }
+
+    /// The share of a head that is rotated, of families of which a part may be, where the file does not say.
+    pub(crate) fn rotary_share(self) -> Option<f64> {
+        match self {
+            Self::Glm4 | Self::MiniMaxM2 | Self::Phi2 | Self::Nemotron => Some(HALF),
+            Self::StableLm | Self::GptNeoX => Some(QUARTER),
+            _ => None,
+        }
+    }
+
+    /// Whether neighbours turn together in GGUF files, by how llama.cpp's converter writes or arranges them.
+    pub(crate) fn is_interleaved_in_gguf(self) -> bool {
+        matches!(
+            self,
+            Self::Llama
+                | Self::SmolLm3
+                | Self::Ernie45
+                | Self::Ernie45Moe
+                | Self::Llama4
+                | Self::Deepseek2
+                | Self::Glm4
+                | Self::Arcee
+                | Self::Cohere
+                | Self::Cohere2
+                | Self::Olmo
+        ) || self.is_granite()
+    }
+
+    /// Whether its queries' and keys' rows are arranged otherwise in GGUF files than elsewhere.
+    pub(crate) fn is_rearranged_in_gguf(self) -> bool {
+        matches!(self, Self::Llama | Self::SmolLm3 | Self::Arcee | Self::Olmo) || self.is_granite()
+    }
+
+    /// Whether the CPU runner alone computes it.
+    pub fn is_cpu_only(self) -> bool {
+        matches!(
+            self,
+            Self::Ernie45
+                | Self::HunyuanDense
+                | Self::SeedOss
+                | Self::Exaone4
+                | Self::GptOss
+                | Self::NemotronH
+                | Self::Bamba
+                | Self::Llama4
+                | Self::Gemma
+                | Self::Gemma4
+                | Self::Glm4
+                | Self::Arcee
+                | Self::Dots1
+                | Self::MiniMaxM2
+        ) || self.is_granite()
+            || self.has_layer_norms()
+    }
+}
+
+impl ModelConfig {
+    /// Whether one norm is read by a layer's attention and its feed-forward block.
+    pub(crate) fn shares_norm(&self) -> bool {
+        self.is_parallel && self.architecture != Architecture::GptNeoX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_families_are_supported_and_the_others_are_not() {
+        for (names, nearest) in NEAREST {
+            assert!(Architecture::from_name(nearest).is_some(), "{nearest}");
+            for name in names.split_whitespace() {
+                assert!(Architecture::from_name(name).is_none(), "{name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What the metadata of a GGUF says of families that are descriptions over shared layers.
+
+use super::{Keys, number};
+use crate::config::Architecture;
+use crate::weights::ModelFileError;
+
+/// What is read of families whose files say whether blocks lie beside each other.
+pub(super) const OF_PARALLEL: [&str; 1] = ["use_parallel_residual"];
+/// What is read of Command R's.
+pub(super) const OF_COHERE: [&str; 1] = ["logit_scale"];
+
+impl Keys<'_> {
+    /// Whether attention and the feed-forward block lie beside each other. Files of `StableLM` say that they do where the
+    /// original says nothing, so that the tensors tell: those models have one norm a layer.
+    pub(super) fn is_parallel(&self, architecture: Architecture) -> Result<bool, ModelFileError> {
+        if let Some(is_parallel) = architecture.is_parallel() {
+            return Ok(is_parallel);
+        }
+        if architecture == Architecture::StableLm {
+            return Ok(self.file.find_tensor("blk.0.ffn_norm.weight").is_none());
+        }
+        let said = self.file.find(&self.key("use_parallel_residual")).and_then(number);
+        Ok(said.map_or(architecture.is_parallel_by_default(), |said| said != 0.0))
+    }
+
+    /// Whether queries, keys and values of a layer are one matrix.
+    pub(super) fn is_qkv_joined(&self, architecture: Architecture) -> bool {
+        matches!(architecture, Architecture::Phi2 | Architecture::GptNeoX)
+            && self.file.find_tensor("blk.0.attn_qkv.weight").is_some()
+    }
+
+    /// The epsilon of norms.
+    pub(super) fn norm_epsilon(&self, architecture: Architecture) -> Result<f32, ModelFileError> {
+        let key = if architecture.has_layer_norms() {
+            "attention.layer_norm_epsilon"
+        } else {
+            "attention.layer_norm_rms_epsilon"
+        };
+        self.file.metadata_f32(&self.key(key))
+    }
+}

@@ -1,0 +1,30 @@
+//! What families that are descriptions over shared layers call their tensors outside GGUF files, where Llama's names are
+//! others.
+
+use super::{Names, Part, hugging_face_part};
+use crate::config::{Architecture, ModelConfig};
+
+impl Names {
+    /// Whether each head's query, key and value lie together in the file.
+    pub(in crate::model) fn are_heads_in_turn(&self, config: &ModelConfig) -> bool {
+        matches!(self, Self::HuggingFace(_)) && config.architecture == Architecture::GptNeoX
+    }
+}
+
+/// A family's name of a part.
+pub(super) fn family_part(part: Part, architecture: Architecture) -> &'static str {
+    match (architecture, part) {
+        (Architecture::Glm4, Part::PostAttentionNorm) => "post_self_attn_layernorm.weight",
+        (Architecture::Glm4, Part::PostFfnNorm) => "post_mlp_layernorm.weight",
+        (Architecture::StarCoder2, Part::Up) => "mlp.c_fc",
+        (Architecture::StarCoder2, Part::Down) => "mlp.c_proj",
+        (Architecture::Phi2, Part::AttentionOutput) => "self_attn.dense",
+        (Architecture::Phi2, Part::Up) => "mlp.fc1",
+        (Architecture::Phi2, Part::Down) => "mlp.fc2",
+        (Architecture::GptNeoX, Part::Query | Part::Key | Part::Value) => "attention.query_key_value",
+        (Architecture::GptNeoX, Part::AttentionOutput) => "attention.dense",
+        (Architecture::GptNeoX, Part::Up) => "mlp.dense_h_to_4h",
+        (Architecture::GptNeoX, Part::Down) => "mlp.dense_4h_to_h",
+        _ => hugging_face_part(part, architecture),
+    }
+}

@@ -1,0 +1,67 @@
+//! Norms of the stream: by the root mean square, or by mean and variance with something added.
+
+use pyagent_kernels::elementwise;
+use pyagent_kernels::isa::Isa;
+
+use super::{Loader, vector};
+use crate::weights::ModelFileError;
+
+/// A norm's weights.
+pub enum Norm {
+    /// By the root mean square.
+    Rms(Vec<f32>),
+    /// `LayerNorm`.
+    Layer {
+        /// Factors.
+        weight: Vec<f32>,
+        /// What is added.
+        bias: Vec<f32>,
+    },
+}
+
+impl Norm {
+    /// Writes the normalised row to `out`, as long as the row.
+    pub(crate) fn apply(&self, isa: Isa, values: &[f32], epsilon: f32, out: &mut [f32]) {
+        match self {
+            Self::Rms(weight) => elementwise::rms_norm(isa, values, weight, epsilon, out),
+            Self::Layer { weight, bias } => {
+                out.copy_from_slice(values);
+                elementwise::layer_norm(isa, out, weight, bias, epsilon);
+            }
+        }
+    }
+
+    /// The factors.
+    pub(crate) fn weight(&self) -> &[f32] {
+        match self {
+            Self::Rms(weight) | Self::Layer { weight, .. } => weight,
+        }
+    }
+}
+
+impl Loader<'_> {
+    /// A norm of the stream, of the family's kind; nothing is added where the file has no bias.
+    pub(super) fn stream_norm(&self, name: &str) -> Result<Norm, ModelFileError> {
+        let (architecture, size) = (self.config.architecture, self.config.hidden_size);
+        if architecture.has_bare_norms() {
+            return Ok(Norm::Layer {
+                weight: vec![1.0; size],
+                bias: vec![0.0; size],
+            });
+        }
+        let weight = self.norm(name, size)?;
+        if !architecture.has_layer_norms() {
+            return Ok(Norm::Rms(weight));
+        }
+        let bias = format!("{}.bias", name.trim_end_matches(".weight"));
+        let bias = self
+            .file
+            .find_tensor(&bias)?
+            .map(|bias| vector(&bias, size))
+            .transpose()?;
+        Ok(Norm::Layer {
+            weight,
+            bias: bias.unwrap_or_else(|| vec![0.0; size]),
+        })
+    }
+}

@@ -1,0 +1,192 @@
+"""Small models of families that are descriptions over shared layers: configurations, and llama.cpp's form of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 250,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_WIDE = {**_SHAPE, "head_dim": 32}
+_MANY = {**_SHAPE, "num_key_value_heads": 4}
+_FACTORS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 0.7,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma": _WIDE,
+    "glm4": {**_WIDE, "attention_bias": True},
+    "arcee": {**_WIDE, "mlp_bias": True},
+    "internlm3": _WIDE,
+    "granitemoe": {**_SHAPE, **_FACTORS, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "granitemoeshared": {
+        **_SHAPE,
+        **_FACTORS,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 80,
+    },
+    "dots1": {
+        **_WIDE,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "attention_bias": True,
+    },
+    "minimax_m2": {
+        **_WIDE,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
+    "cohere": {**_SHAPE, "logit_scale": 2.0, "attention_bias": True},
+    "cohere2": {**_WIDE, "num_hidden_layers": 4, "logit_scale": 2.0, "sliding_window": 24},
+    "starcoder2": {**_SHAPE, "sliding_window": 24},
+    "phi": {**_MANY, "hidden_act": "gelu_new"},
+    "stablelm": {**_SHAPE, "use_qkv_bias": True},
+    "stablelm, parallel": {**_SHAPE, "use_parallel_residual": True},
+    "nemotron": _WIDE,
+    "olmo": _SHAPE,
+    "gpt_neox": _MANY,
+    "gpt_neox, in turn": {**_MANY, "use_parallel_residual": False},
+}
+"""What is peculiar to each family is in its configuration; 500 positions pass windows."""
+
+_EXPERTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 96}
+_GRANITE = _EXPERTS | {
+    "embedding_scale": 3.0,
+    "attention.scale": 0.2,
+    "residual_scale": 0.5,
+    "logit_scale": 0.7,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+}
+_LAYER_NORM: dict[str, object] = {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None}
+KEYS: dict[str, tuple[str, dict[str, object]]] = {
+    "gemma": ("gemma", {"attention.layer_norm_rms_epsilon": 1e-6}),
+    "glm4": ("glm4", {"rope.dimension_count": 16, "attention.layer_norm_rms_epsilon": 1.5625e-7}),
+    "arcee": ("arcee", {}),
+    "granitemoe": ("granitemoe", {**_GRANITE}),
+    "granitemoeshared": ("granitemoe", {**_GRANITE, "expert_shared_feed_forward_length": 80}),
+    "dots1": (
+        "dots1",
+        {
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_shared_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "leading_dense_block_count": 1,
+        },
+    ),
+    "minimax_m2": (
+        "minimax-m2",
+        {
+            **_EXPERTS,
+            "expert_gating_func": 2,
+            "rope.dimension_count": 16,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+        },
+    ),
+    "cohere": (
+        "command-r",
+        {**_LAYER_NORM, "logit_scale": 2.0, "rope.scaling.type": "none", "rope.freq_base": 500_000.0},
+    ),
+    "cohere2": (
+        "cohere2",
+        {
+            **_LAYER_NORM,
+            "logit_scale": 2.0,
+            "attention.sliding_window": 24,
+            "rope.dimension_count": 32,
+            "rope.scaling.type": "none",
+        },
+    ),
+    "starcoder2": ("starcoder2", {**_LAYER_NORM, "attention.sliding_window": 24}),
+    "phi": ("phi2", {**_LAYER_NORM, "rope.dimension_count": 8}),
+    "stablelm": ("stablelm", {**_LAYER_NORM, "rope.dimension_count": 4, "use_parallel_residual": True}),
+    "stablelm, parallel": ("stablelm", {**_LAYER_NORM, "rope.dimension_count": 4, "use_parallel_residual": True}),
+    "nemotron": ("nemotron", {**_LAYER_NORM, "rope.dimension_count": 16}),
+    "olmo": ("olmo", _LAYER_NORM),
+    "gpt_neox": ("gptneox", {**_LAYER_NORM, "rope.dimension_count": 4, "use_parallel_residual": True}),
+}
+"""What llama.cpp calls the families, and the keys that are not those of every model."""
+
+_NAMES = {
+    "attention.dense": "attn_output",
+    "self_attn.dense": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "mlp.gate_up_proj": "ffn_up",
+}
+_OF_EXPERTS = {"w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down"}
+_REARRANGED = {"arcee", "olmo", "granitemoe", "granitemoeshared"}
+ADDED_TO_NORMS = {"gemma", "nemotron"}
+"""Families to whose norms' weights llama.cpp's converter adds one."""
+
+
+def as_llama_cpp_has_it(name: str, block: str, part: str, end: str, values: Any) -> dict[str, Any] | None:
+    """A layer's tensor under llama.cpp's names, where they are not every model's; an expert's has its number behind."""
+    last = part.rpartition(".")[2]
+    if part in _NAMES:
+        return {f"{block}.{_NAMES[part]}.{end}": values}
+    if last in _OF_EXPERTS:
+        return {f"{block}.{_OF_EXPERTS[last]}_exps.weight {part.split('.')[2]}": values}
+    if part == "block_sparse_moe" and end == "e_score_correction_bias":
+        return {f"{block}.exp_probs_b.bias": values}
+    if last in {"input_linear", "output_linear"}:
+        return _of_granite(block, part, values)
+    if part == "attention.query_key_value":
+        heads = values.reshape(4, 3, 16, -1).transpose(0, 1)
+        return {f"{block}.attn_qkv.{end}": heads.reshape(values.shape)}
+    if name == "phi" and last in {"q_proj", "k_proj", "v_proj"}:
+        return {f"{block}.attn_qkv.{end} {'qkv'.index(last[0])}": values}
+    if name in _REARRANGED and last in {"q_proj", "k_proj"}:
+        size = CONFIGS[name].get("head_dim", 16)
+        heads = values.reshape(-1, 2, size // 2, values.shape[-1]).transpose(1, 2)
+        return {f"{block}.attn_{last[0]}.{end}": heads.reshape(values.shape)}
+    return None
+
+
+def _of_granite(block: str, part: str, values: Any) -> dict[str, Any]:
+    kind = "exps" if part.startswith("block_sparse_moe") else "shexp"
+    if part.endswith("output_linear"):
+        return {f"{block}.ffn_down_{kind}.weight": values}
+    gates, ups = values.chunk(2, dim=-2)
+    return {f"{block}.ffn_gate_{kind}.weight": gates, f"{block}.ffn_up_{kind}.weight": ups}
+
+
+def joined(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Phi-2's queries, keys and values in one matrix, as its first files have them."""
+    import torch
+
+    found = {key: values for key, values in tensors.items() if "attn_qkv." not in key or " " not in key}
+    names = {key.partition(" ")[0] for key in tensors.keys() - found.keys()}
+    return found | {name: torch.cat([tensors[f"{name} {place}"] for place in range(3)]) for name in names}

@@ -1,0 +1,181 @@
+"""Files of families that are descriptions over shared layers: what they need, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gguf_writer import write_gguf
+from support.native import engine_logits
+from support.tiny_model import metadata, vocabulary
+
+from pyagent import _rust
+
+HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 64, 96, 4, 2, 32, 2
+QUERY, KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+NUM_TOKENS = len(vocabulary()[0])
+TOKENS = [(7 * place + place * place) % 250 for place in range(40)]
+
+Shapes = dict[str, tuple[int, ...]]
+_ATTENTION: Shapes = {
+    "attn_norm.weight": (HIDDEN,),
+    "attn_q.weight": (HIDDEN, QUERY),
+    "attn_k.weight": (HIDDEN, KV),
+    "attn_v.weight": (HIDDEN, KV),
+    "attn_output.weight": (QUERY, HIDDEN),
+}
+_JOINED: Shapes = {
+    "attn_norm.weight": (HIDDEN,),
+    "attn_qkv.weight": (HIDDEN, QUERY + 2 * KV),
+    "attn_qkv.bias": (QUERY + 2 * KV,),
+    "attn_output.weight": (QUERY, HIDDEN),
+}
+_BARE: Shapes = {"ffn_up.weight": (HIDDEN, FFN), "ffn_down.weight": (FFN, HIDDEN)}
+_NORM: Shapes = {"ffn_norm.weight": (HIDDEN,)}
+LAYER: dict[str, Shapes] = {
+    "glm4": {
+        **_ATTENTION,
+        **_NORM,
+        "post_attention_norm.weight": (HIDDEN,),
+        "post_ffw_norm.weight": (HIDDEN,),
+        "ffn_up.weight": (HIDDEN, 2 * FFN),
+        "ffn_down.weight": (FFN, HIDDEN),
+    },
+    "minimax-m2": {
+        **_ATTENTION,
+        **_NORM,
+        "attn_q_norm.weight": (QUERY,),
+        "attn_k_norm.weight": (KV,),
+        "ffn_gate_inp.weight": (HIDDEN, 3),
+        "exp_probs_b.bias": (3,),
+        "ffn_gate_exps.weight": (HIDDEN, FFN, 3),
+        "ffn_up_exps.weight": (HIDDEN, FFN, 3),
+        "ffn_down_exps.weight": (FFN, HIDDEN, 3),
+    },
+    "starcoder2": {**_ATTENTION, **_NORM, **_BARE, "ffn_norm.bias": (HIDDEN,)},
+    "phi2": {**_JOINED, **_BARE},
+    "gptneox": {**_JOINED, **_NORM, **_BARE},
+    "command-r": {**_ATTENTION, **_BARE, "ffn_gate.weight": (HIDDEN, FFN)},
+}
+_EXPERTS: dict[str, object] = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FFN}
+_ROTARY: dict[str, object] = {"rope__dimension_count": 16}
+_KEYS: dict[str, dict[str, object]] = {
+    "glm4": _ROTARY,
+    "minimax-m2": {**_EXPERTS, **_ROTARY},
+    "starcoder2": {},
+    "phi2": _ROTARY,
+    "gptneox": _ROTARY,
+    "command-r": {"logit_scale": 0.5},
+}
+
+
+def tensors(family: str) -> Shapes:
+    found: Shapes = {"token_embd.weight": (HIDDEN, NUM_TOKENS), "output_norm.weight": (HIDDEN,)}
+    return found | {f"blk.{layer}.{name}": dims for layer in range(LAYERS) for name, dims in LAYER[family].items()}
+
+
+def write(path: Path, family: str, shapes: Shapes, **changes: object) -> Path:
+    keys = {
+        "attention__key_length": HEAD_DIM,
+        "attention__value_length": HEAD_DIM,
+        "attention__layer_norm_epsilon": 1e-5,
+    }
+    sizes = {
+        "attention__head_count": HEADS,
+        "attention__head_count_kv": KV_HEADS,
+        "block_count": LAYERS,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": FFN,
+    }
+    told = {f"{family}__{key}": value for key, value in {**keys, **sizes, **_KEYS[family], **changes}.items()}
+    rng = random.Random(3)
+    values: dict[str, Any] = {}
+    for name, dims in shapes.items():
+        count = 1
+        for size in dims:
+            count *= size
+        values[name] = (dims, array("f", (rng.uniform(-0.2, 0.2) for _ in range(count))))
+    return write_gguf(path, metadata(family, **told), values)
+
+
+def said_of(path: Path) -> str:
+    """What is said of a file that is refused, in one line."""
+    with pytest.raises(_rust.ModelFileError) as caught:
+        _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 20)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("family", LAYER)
+def test_every_tensor_of_a_layer_is_needed_in_its_size(family: str, tmp_path: Path) -> None:
+    """A file that lacks a tensor of the last layer, but a bias, or has it larger, is refused by that tensor's name."""
+    whole = tensors(family)
+    _rust.CpuModel.load(write(tmp_path / "m.gguf", family, whole), threads=1, kv_bytes=1 << 20)
+    for name, dims in whole.items():
+        if not name.startswith(f"blk.{LAYERS - 1}."):
+            continue
+        larger = {**whole, name: (*dims[:-1], dims[-1] + 16)}
+        assert f"'{name}'" in said_of(write(tmp_path / "m.gguf", family, larger))
+        if not name.endswith(".bias") or "exp_probs" in name:
+            rest = {other: shape for other, shape in whole.items() if other != name}
+            said = said_of(write(tmp_path / "m.gguf", family, rest))
+            assert f'"{name}" is missing' in said or ("attn_q.weight" in said and "qkv" in name)
+
+
+def test_blocks_beside_each_other_are_not_those_in_turn(tmp_path: Path) -> None:
+    """GPT-NeoX's files say which; the same weights give other logits."""
+    logits = [
+        engine_logits(
+            write(tmp_path / f"{truth}.gguf", "gptneox", tensors("gptneox"), use_parallel_residual=truth), TOKENS
+        )
+        for truth in (True, False)
+    ]
+    assert abs(logits[0][-1][0] - logits[1][-1][0]) > 1e-4
+
+
+_CONFIG: dict[str, object] = {
+    "vocab_size": 250,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "cohere", "use_qk_norm": True}, "'use_qk_norm' is not implemented"),
+        (
+            {"model_type": "cohere", "logit_scale": 0.0},
+            "a factor on embeddings, scores, blocks or logits is not a number",
+        ),
+        ({"model_type": "stablelm", "qk_layernorm": True}, "'qk_layernorm' is not implemented"),
+        ({"model_type": "olmo", "clip_qkv": 8.0}, "'clip_qkv' is not implemented"),
+        ({"model_type": "phi", "hidden_act": "relu"}, "activation 'relu' is not supported for a block without a gate"),
+        ({"model_type": "glm4", "sliding_window": 64}, "'sliding_window' is not implemented for glm4"),
+        ({"model_type": "minimax_m2", "num_local_experts": 3, "num_experts_per_tok": 4}, "experts of a token are 4"),
+        (
+            {"model_type": "minimax_m2", "num_local_experts": 3, "num_experts_per_tok": 2, "rotary_dim": -4},
+            "are rotated",
+        ),
+        ({"model_type": "nemotron", "partial_rotary_factor": 1.5, "hidden_act": "relu2"}, "are rotated"),
+        ({"model_type": "falcon_h1"}, "the nearest that is supported is granitehybrid"),
+    ],
+)
+def test_what_a_config_asks_for_and_is_not_there_is_refused_by_name(
+    changes: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    """Before any tensor is read: the folder has one, of one number."""
+    (tmp_path / "config.json").write_text(json.dumps({**_CONFIG, **changes}))
+    header = json.dumps({"lm_head.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert said in said_of(tmp_path)
