@@ -14,9 +14,12 @@ from pyagent import _rust
 pytestmark = pytest.mark.oracle
 
 TOKENS = [(7 * place + place * place) % 60 for place in range(48)]
-BLOCK = 32
-HALVES = ("gptq-order", "gptq-8", "packed-order", "fp8-weights", "fp8-tensor", "fp8-row", "fp8-block")
+BLOCK = 64
+"""Rows and columns of a block: as many as stay FP8, where a matrix is no narrower."""
+HALVES = ("gptq-order", "gptq-8", "packed-order", "fp8-block", "nvfp4", "nvfp4-modelopt")
 """Formats that are half precision in memory."""
+BYTES = ("fp8-weights", "fp8-tensor", "fp8-row")
+"""FP8 that stays FP8 in memory: every bit of a weight, and inputs of 32 bits."""
 INTEGERS = ("gptq", "gptq-2", "gptq-row", "awq", "packed", "packed-zeros", "packed-8", "int8-row")
 """Those that are integers, whose inputs have 8 bits (decision 8)."""
 FP8_MODELS: dict[str, dict[str, Any]] = {
@@ -60,15 +63,15 @@ def reference_logits(path: Path) -> Any:
         return model(torch.tensor([TOKENS])).logits[0].numpy()
 
 
-@pytest.mark.parametrize("name", [*HALVES, *INTEGERS])
+@pytest.mark.parametrize("name", [*HALVES, *BYTES, *INTEGERS])
 def test_checkpoints_agree_with_transformers_on_their_weights(name: str, tmp_path: Path) -> None:
-    """48 positions: to 1e-3 of the logits' spread where inputs stay as they are, to 2.5e-2 where they have 8 bits."""
-    from support.quantised_folder import FORMATS, write_quantised
+    """48 positions: to 1e-6 of the logits' spread where weights stay, 1e-3 where inputs do, 2.5e-2 where neither does."""
+    from support.quantised_folder import CPU_FORMATS, write_quantised
 
-    assert {*HALVES, *INTEGERS} == set(FORMATS)
+    assert {*HALVES, *BYTES, *INTEGERS} == set(CPU_FORMATS)
     model = write_quantised(tmp_path, name)
     got, expected = engine_logits(model.path), reference_logits(model.plain_path)
-    most = 1e-3 if name in HALVES else 2.5e-2
+    most = 2.5e-2 if name in INTEGERS else 1e-3 if name in HALVES else 1e-6
     assert float((got - expected).std()) < most * float(expected.std())
     assert (got.argmax(1) == expected.argmax(1)).mean() > 0.9
 

@@ -43,6 +43,7 @@ _NAMES = {
     torch.int32: "I32",
     torch.int64: "I64",
     torch.int8: "I8",
+    torch.uint8: "U8",
     FLOAT8: "F8_E4M3",
 }
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -153,6 +154,29 @@ def eight_bits(
     return quantise
 
 
+def nvfp4(packed_name: str, scale_name: str) -> Callable[[Tensor], Packed]:
+    """Pairs of E2M1, an e4m3 scale per 16 columns, one scale for all, which compressed-tensors divides by."""
+    sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+    def quantise(weight: Tensor) -> Packed:
+        groups = weight.unflatten(1, (-1, 16))
+        whole = groups.abs().max() / (448 * 6)
+        scales = (groups.abs().amax(2) / 6 / whole).to(FLOAT8)
+        steps = (scales.float() * whole)[..., None]
+        indexes = ((groups / steps).abs()[..., None] - sizes).abs().argmin(-1)
+        weights = (sizes[indexes] * groups.sign() * steps).flatten(1)
+        bits = (indexes + 8 * (groups < 0)).flatten(1)
+        pairs = (bits[:, ::2] + 16 * bits[:, 1::2]).to(torch.uint8)
+        is_divisor = scale_name == "weight_global_scale"
+        return {
+            packed_name: pairs,
+            "weight_scale": scales,
+            scale_name: (1 / whole if is_divisor else whole)[None],
+        }, weights
+
+    return quantise
+
+
 def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}, "input_activations": inputs}
     return {
@@ -207,6 +231,20 @@ FORMATS: dict[str, Format] = {
     ),
 }
 
+_NVFP4 = {"num_bits": 4, "type": "float", "group_size": 16}
+CPU_FORMATS: dict[str, Format] = {
+    **FORMATS,
+    "nvfp4": Format(
+        _compressed("nvfp4-pack-quantized", {**_NVFP4, "strategy": "tensor_group"}),
+        nvfp4("weight_packed", "weight_global_scale"),
+    ),
+    "nvfp4-modelopt": Format(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {"group_0": {"weights": _NVFP4}}},
+        nvfp4("weight", "weight_scale_2"),
+    ),
+}
+"""With those that the torch runner refuses."""
+
 
 def write_tensors(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Write `config.json` and `model.safetensors`."""
@@ -241,7 +279,7 @@ class Written(NamedTuple):
 
 def write_quantised(folder: Path, name: str, family: str = "llama", vocab_size: int = SHAPE["vocab_size"]) -> Written:
     """Write a random model of a family with every matrix of its layer quantised, and the plain one beside."""
-    form, draw = FORMATS[name], torch.Generator().manual_seed(7)
+    form, draw = CPU_FORMATS[name], torch.Generator().manual_seed(7)
     path, plain_path = folder / name, folder / f"{name}-plain"
     folder.mkdir(exist_ok=True)
     config = {**_CONFIG, "model_type": family, "rope_theta": 10_000.0, "vocab_size": vocab_size}

@@ -1,4 +1,4 @@
-//! Quantised checkpoints in safetensors: GPTQ, AWQ, compressed-tensors and FP8 as matrices of types that the kernels have.
+//! Quantised checkpoints in safetensors: GPTQ, AWQ, compressed-tensors, FP8 and NVFP4 as matrices of types that the kernels have.
 //!
 //! The tensors decide which matrices are quantised, `quantization_config` says what they cannot. A matrix is measured when
 //! it is found, so that a faulty file is refused before memory is taken; its numbers are read one matrix at a time.
@@ -6,6 +6,7 @@
 mod blocks;
 mod fields;
 mod matrix;
+mod nvfp4;
 mod scheme;
 mod tensors;
 
@@ -79,12 +80,14 @@ impl Scheme {
         let end = tensor.name.rsplit('.').next().unwrap_or_default();
         let of_kind = |bits: usize, is_float: bool| {
             let kind = self.of(bits, is_float)?;
-            Some((kind.packed_kind(), tensor.bytes.len() * 8 / bits))
+            let cols = tensor.dims.first().copied().unwrap_or(1);
+            Some((kind.packed_kind(cols), tensor.bytes.len() * 8 / bits))
         };
         let found = match (end, tensor.kind) {
             ("qweight" | "weight_packed", "I32") => of_kind(4, false).or_else(|| of_kind(8, false)),
             ("weight", "F8_E4M3") => of_kind(8, true),
             ("weight", "I8") => of_kind(8, false),
+            ("weight" | "weight_packed", "U8") => of_kind(4, true),
             ("weight" | "bias", _) => None,
             _ => return 0,
         };

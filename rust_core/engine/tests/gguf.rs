@@ -346,7 +346,7 @@ fn unknown_tensor_types_are_refused_by_name_and_number() {
     let text =
         "tensor \"blk.0.odd\" has element type number 40, which is not supported; expected one of F32, F16, BF16,";
     assert!(error.to_string().starts_with(text), "{error}");
-    for kind in GgmlType::ALL {
+    for kind in GgmlType::ALL.into_iter().filter(|kind| kind.id().is_some()) {
         assert!(
             error.to_string().contains(kind.name()),
             "{} is not offered",

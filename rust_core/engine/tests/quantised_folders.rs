@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use pyagent_kernels::ggml::GgmlType;
 use quantised_writer::{
     Folder, Numbers, Tensor, awq, e4m3, expect_rows, expect_weights, floats, folder, fp8, gptq_of, int8, matrices,
-    packed, rows_of,
+    nvfp4, packed, rows_of,
 };
 use serde_json::{Value, json};
 
@@ -28,15 +28,41 @@ fn integers_keep_every_bit() {
     expect_weights(&int8(1.0), GgmlType::Q8_0, 0.0);
 }
 
-/// e4m3, numbers of 8 bits with zero points and groups that are no whole blocks are half precision: within 2^-11 of each.
+/// e4m3 and its scales are kept as they are where 64 columns share a scale, however small or large these are; a matrix of
+/// 96 columns is half precision.
+#[test]
+fn e4m3_keeps_every_bit() {
+    for folder in [
+        fp8(0, 1e-3),
+        fp8(64, 1e-3),
+        fp8(64, 1e-4),
+        fp8(128, 1e-12),
+        fp8(64, 1e5),
+    ] {
+        let (weights, estimated) = folder.load().unwrap();
+        for (matrix, expected) in matrices(&weights).into_iter().zip(&folder.weights) {
+            if matrix.cols().is_multiple_of(64) {
+                assert_eq!((matrix.kind(), &rows_of(matrix)), (GgmlType::E4M3, expected));
+            } else {
+                assert!(matches!(matrix.kind(), GgmlType::F16 | GgmlType::F32));
+            }
+        }
+        assert!((estimated as f64 / weights.bytes() as f64 - 1.0).abs() < 0.15);
+    }
+}
+
+/// e4m3 in blocks of 32, numbers of 8 bits with zero points and groups that are no whole blocks are half precision: within
+/// 2^-11 of each.
 #[test]
 fn others_are_half_precision() {
     let most = 2f32.powi(-11);
-    expect_weights(&fp8(0, 1e-3), GgmlType::F16, most);
     expect_weights(&fp8(32, 1e-3), GgmlType::F16, most);
     expect_weights(&fp8(32, 2f32.powi(-9)), GgmlType::F16, most);
     expect_weights(&gptq_of(8, 32, false, 1, json!({})), GgmlType::F16, most);
     expect_weights(&packed(4, 16, false, json!({})), GgmlType::F16, most);
+    for is_modelopt in [false, true] {
+        expect_weights(&nvfp4(is_modelopt), GgmlType::F16, most);
+    }
 }
 
 /// Columns in an order of their own stay in blocks where runs of 32 share a group, and are half precision elsewhere.
@@ -59,7 +85,13 @@ fn columns_are_in_the_groups_that_the_file_says() {
 /// Scales that half precision loses are multiplied first; numbers that it cannot hold are single precision.
 #[test]
 fn numbers_out_of_range_are_single_precision() {
-    for folder in [fp8(0, 1e-12), fp8(0, 1e5), int8(2f32.powi(-40))] {
+    for folder in [
+        fp8(32, 1e-12),
+        fp8(32, 1e5),
+        fp8(64, 1e-22),
+        fp8(64, 2e18),
+        int8(2f32.powi(-40)),
+    ] {
         expect_rows(&folder, GgmlType::F32, 0.0);
     }
     expect_rows(&int8(2f32.powi(-14)), GgmlType::F16, 2f32.powi(-11));
@@ -177,6 +209,34 @@ fn hostile_tensors_are_named() {
             fp8(32, 1e-3).with("q_proj.weight_scale_inv", |t| t.1 = vec![4, 1]),
             "is [4, 1]; expected [2, 2]",
         ),
+        (
+            nvfp4(false).without("q_proj.weight_global_scale"),
+            "q_proj.weight_scale_2\" is missing",
+        ),
+        (
+            nvfp4(true).with("q_proj.weight_scale_2", |t| *t = floats("F32", &[1], &[0.0])),
+            "q_proj.weight_scale_2' is 0; expected a number above 0",
+        ),
+        (
+            nvfp4(true).with("q_proj.weight_scale_2", |t| *t = floats("F32", &[2], &[1.0, 1.0])),
+            "q_proj.weight_scale_2' is [2]; expected one number",
+        ),
+        (
+            nvfp4(false).with("q_proj.weight_scale", |t| t.2[5] = 0x7f),
+            "q_proj.weight_scale' has numbers that are not finite",
+        ),
+        (
+            nvfp4(false).with("q_proj.weight_scale", |t| t.0 = "F8_E8M0"),
+            "is of element type F8_E8M0; expected F8_E4M3",
+        ),
+        (
+            nvfp4(false).with("q_proj.weight_packed", |t| t.1 = vec![32, 64]),
+            "q_proj.weight_packed' is [32, 64]; expected [32, 32]",
+        ),
+        (
+            fp8(0, 1e-3).with("q_proj.weight", |t| t.0 = "U8"),
+            "is of 4 bits, of which config.json says nothing",
+        ),
     ] {
         let text = folder.refusal();
         assert!(text.contains(expected), "{text}\n{expected}");
@@ -227,8 +287,8 @@ fn configurations_that_are_not_implemented_are_refused() {
             "'dynamic': {\"+:.*down\":{\"bits\":8}}, which is not",
         ),
         (
-            compressed(json!({"format": "nvfp4-pack-quantized"})),
-            "'format': \"nvfp4-pack-quantized\", which is not",
+            compressed(json!({"format": "mxfp4-pack-quantized"})),
+            "'format': \"mxfp4-pack-quantized\", which is not",
         ),
         (
             compressed(json!({"format": "marlin-24"})),
@@ -246,6 +306,14 @@ fn configurations_that_are_not_implemented_are_refused() {
         (
             compressed(json!({"config_groups": 4})),
             "'quantization_config.config_groups' must be an object",
+        ),
+        (
+            weights(json!({"type": "float", "group_size": 32})),
+            "'group_size': 32, which is not implemented on the CPU; there are 16",
+        ),
+        (
+            gptq(json!({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"})),
+            "'quant_algo': \"W4A8_AWQ\", which is not",
         ),
         (
             weights(json!({"strategy": "tensor_group"})),
@@ -309,12 +377,13 @@ proptest! {
 
     /// Damaged folders are loaded or refused in a sentence, never anything else.
     #[test]
-    fn damaged_folders_do_no_harm(which in 0usize..5, faults in prop::collection::vec(damage(), 1..4)) {
+    fn damaged_folders_do_no_harm(which in 0usize..6, faults in prop::collection::vec(damage(), 1..4)) {
         let whole = match which {
             0 => gptq_of(4, 32, false, 1, json!({"desc_act": true})),
             1 => awq(),
             2 => packed(4, 32, false, json!({})),
-            3 => fp8(32, 1e-3),
+            3 => fp8(64, 1e-3),
+            4 => nvfp4(false),
             _ => int8(1.0),
         };
         let damaged = faults.iter().fold(whole, Folder::damaged);

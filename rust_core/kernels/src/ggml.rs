@@ -10,6 +10,7 @@
 //! integers from there; who wants numbers calls [`dequantise`].
 
 mod block;
+pub(crate) mod e4m3;
 mod iq4;
 mod k_quants;
 mod kind;
@@ -18,6 +19,7 @@ mod mxfp4;
 mod quantise;
 
 pub use block::{Block, MAX_BLOCK_ELEMENTS, MAX_BLOCK_GROUPS, blocks};
+pub use e4m3::e4m3_to_f32;
 pub use kind::GgmlType;
 pub(crate) use mxfp4::half_power;
 pub use quantise::quantise;
@@ -104,6 +106,12 @@ pub fn dequantise(kind: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<(), G
         GgmlType::F32 => convert(bytes, out, f32::from_le_bytes),
         GgmlType::F16 => convert(bytes, out, |pair| f16_to_f32(u16::from_le_bytes(pair))),
         GgmlType::BF16 => convert(bytes, out, |pair| bf16_to_f32(u16::from_le_bytes(pair))),
+        GgmlType::E4M3 => {
+            let rows = out.chunks_exact_mut(kind.block_elements());
+            for (block, row) in bytes.chunks_exact(kind.block_bytes()).zip(rows) {
+                e4m3::write(block, row);
+            }
+        }
         _ => {
             let rows = out.chunks_exact_mut(kind.block_elements());
             for (block, row) in blocks(kind, bytes)?.zip(rows) {

@@ -1,18 +1,20 @@
 //! Rows of a quantised matrix as the blocks of types that the kernels have.
 //!
 //! Numbers of 4 bits less a zero point are from -16 to 15, which `Q5_0` holds exactly; where every zero point is the
-//! middle, `Q4_0` does. Numbers of 8 bits less the middle are `Q8_0`'s. Scales become half precision. What has no such
-//! type is dequantised, to half precision where that keeps the numbers, or to single.
+//! middle, `Q4_0` does. Numbers of 8 bits less the middle are `Q8_0`'s. Scales become half precision. FP8's bytes and scales
+//! are `E4M3`'s as they are. What has no such type is dequantised, to half precision where that keeps the numbers, or to
+//! single.
 
 use std::ops::Range;
 use std::sync::Mutex;
 
 use pyagent_kernels::elementwise::f32_to_f16;
-use pyagent_kernels::ggml::{GgmlType, f16_to_f32};
+use pyagent_kernels::ggml::{GgmlType, e4m3_to_f32, f16_to_f32};
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::thread_pool::ThreadPool;
 
 use super::matrix::QuantisedMatrix;
+use super::nvfp4::E2M1;
 use super::scheme::Kind;
 use super::tensors::fault;
 use crate::weights::ModelFileError;
@@ -27,11 +29,14 @@ const MOST_LOSS: f32 = 1.0 / 512.0;
 const MOST_HALF: f32 = 65504.0;
 /// The least that the largest number of a group may be, so that half precision keeps it as well as bfloat16 would.
 const LEAST_HALF: f32 = 1.0 / 65536.0;
+/// FP8's scales are kept between this and its inverse: products with them then neither vanish nor overflow.
+const LEAST_FP8: f32 = 1.0 / (1_u64 << 60) as f32;
 
 impl QuantisedMatrix<'_> {
     /// The type that its rows become. An error where a scale is not finite.
     pub(super) fn packed_kind(&self) -> Result<GgmlType, ModelFileError> {
         let (mut keeps_scales, mut keeps_halves, mut is_centred) = (true, true, true);
+        let mut keeps_bytes = self.kind.is_e4m3() && self.shares_scales(GgmlType::E4M3.block_elements());
         let middle = self.middle();
         let isa = Isa::detect();
         let mut halves = vec![0; self.num_groups];
@@ -45,11 +50,13 @@ impl QuantisedMatrix<'_> {
                 let largest = scale.abs() * most(self.kind);
                 keeps_scales &= (f16_to_f32(*half) - scale).abs() <= MOST_LOSS * scale.abs();
                 keeps_halves &= *scale == 0.0 || (LEAST_HALF..=MOST_HALF).contains(&largest);
+                keeps_bytes &= *scale == 0.0 || (LEAST_FP8..=1.0 / LEAST_FP8).contains(&scale.abs());
                 is_centred &= self.zero(row, group) == middle;
             }
         }
         let integers = match (self.kind.bits, is_centred) {
-            _ if self.kind.is_float || !self.is_blocked || !self.cols.is_multiple_of(BLOCK) || !keeps_scales => None,
+            _ if keeps_bytes => Some(GgmlType::E4M3),
+            _ if self.kind.is_float || !self.shares_scales(BLOCK) || !keeps_scales => None,
             (4, true) => Some(GgmlType::Q4_0),
             (4, false) => Some(GgmlType::Q5_0),
             (_, true) => Some(GgmlType::Q8_0),
@@ -85,6 +92,10 @@ impl QuantisedMatrix<'_> {
         for ((row, numbers), out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
             let groups = 0..self.num_groups;
             let scales: Vec<f32> = groups.clone().map(|group| self.scale(row, group)).collect();
+            if kind == GgmlType::E4M3 {
+                self.write_bytes(numbers, &scales, out);
+                continue;
+            }
             if self.kind.is_float {
                 self.write_plain(numbers, &scales, kind, out);
                 continue;
@@ -102,7 +113,8 @@ impl QuantisedMatrix<'_> {
 
     fn write_plain(&self, numbers: &[i16], scales: &[f32], kind: GgmlType, out: &mut [u8]) {
         let value = |number: i16| match self.kind.is_float {
-            true => E4M3[number as usize & 0xff],
+            true if self.kind.is_e4m3() => e4m3_to_f32(number as u8),
+            true => E2M1[number as usize & 0x0f],
             false => f32::from(number),
         };
         let values = numbers.iter().zip(&self.groups);
@@ -118,6 +130,24 @@ impl QuantisedMatrix<'_> {
         for (pair, half) in out.as_chunks_mut().0.iter_mut().zip(halves) {
             *pair = half.to_le_bytes();
         }
+    }
+
+    fn write_bytes(&self, numbers: &[i16], scales: &[f32], out: &mut [u8]) {
+        let (columns, bytes) = (GgmlType::E4M3.block_elements(), GgmlType::E4M3.block_bytes());
+        let blocks = numbers.chunks_exact(columns).zip(self.groups.chunks_exact(columns));
+        for ((numbers, groups), block) in blocks.zip(out.chunks_exact_mut(bytes)) {
+            let (scale, block) = block.split_at_mut(bytes - columns);
+            scale.copy_from_slice(&scales[groups[0] as usize].to_le_bytes());
+            for (byte, number) in block.iter_mut().zip(numbers) {
+                *byte = *number as u8;
+            }
+        }
+    }
+
+    /// Whether the columns are whole blocks of so many, each with one scale.
+    fn shares_scales(&self, columns: usize) -> bool {
+        let is_one = |block: &[u32]| block.iter().all(|group| *group == block[0]);
+        self.cols.is_multiple_of(columns) && self.groups.chunks(columns).all(is_one)
     }
 
     fn write_integers(&self, numbers: &[i16], scales: &[f32], kind: GgmlType, out: &mut [u8]) {
@@ -146,11 +176,13 @@ impl QuantisedMatrix<'_> {
 }
 
 impl Kind {
-    /// The type that its rows become, as far as config.json says it.
-    pub(super) fn packed_kind(self) -> GgmlType {
-        let is_blocked = self.group.is_multiple_of(BLOCK) && !self.has_order;
+    /// The type that rows of so many columns become, as far as config.json says it.
+    pub(super) fn packed_kind(self, cols: usize) -> GgmlType {
+        let shares = |columns| self.group.is_multiple_of(columns) && !self.has_order;
+        let bytes = GgmlType::E4M3.block_elements();
         match (self.bits, self.is_symmetric) {
-            _ if self.is_float || !is_blocked => GgmlType::F16,
+            _ if self.is_e4m3() && shares(bytes) && cols.is_multiple_of(bytes) => GgmlType::E4M3,
+            _ if self.is_float || !shares(BLOCK) => GgmlType::F16,
             (4, true) => GgmlType::Q4_0,
             (4, false) => GgmlType::Q5_0,
             (_, true) => GgmlType::Q8_0,
@@ -170,27 +202,9 @@ fn write_nibbles(numbers: &[i16; BLOCK], offset: i16, out: &mut [u8]) {
 /// The largest that a number may be.
 fn most(kind: Kind) -> f32 {
     match (kind.is_float, kind.bits) {
-        (true, _) => 448.0,
+        (true, 8) => 448.0,
+        (true, _) => 6.0,
         (false, 4) => 16.0,
         _ => 256.0,
     }
-}
-
-/// The numbers of OCP's E4M3: a sign, four bits of an exponent, three of a fraction.
-static E4M3: [f32; 256] = e4m3();
-
-const fn e4m3() -> [f32; 256] {
-    let mut table = [0.0; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        let (exponent, fraction) = ((byte >> 3 & 15) as u32, (byte & 7) as u32);
-        // The fraction of numbers below 2^-6 counts in steps of 2^-9; of others it follows a one.
-        let size = match exponent {
-            0 => fraction as f32 / 512.0,
-            _ => f32::from_bits((exponent + 127 - 7) << 23 | fraction << 20),
-        };
-        table[byte] = if byte < 128 { size } else { -size };
-        byte += 1;
-    }
-    table
 }

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use super::nvfp4;
 use super::scheme::{Kind, Naming, Scheme};
 use super::tensors::{Floats, Module, Words, fault};
 use crate::weights::{ModelFileError, StoredTensor};
@@ -27,13 +28,11 @@ pub(crate) struct QuantisedMatrix<'a> {
     /// The group of each column.
     pub(super) groups: Vec<u32>,
     pub(super) num_groups: usize,
-    /// Whether each run of 32 columns shares a scale.
-    pub(super) is_blocked: bool,
 }
 
 /// How numbers lie.
 #[derive(Clone, Copy)]
-enum Numbers<'a> {
+pub(super) enum Numbers<'a> {
     /// Words of neighbours in a column of `[K, N]`.
     Gptq(Words<'a>),
     /// Words of neighbours in a row of `[K, N]`, in an order of their own.
@@ -42,6 +41,8 @@ enum Numbers<'a> {
     Packed(Words<'a>),
     /// Bytes of `[N, K]`.
     Bytes(&'a [u8]),
+    /// Bytes of two neighbours in a row of `[N, K]`, the first lowest.
+    Pairs(&'a [u8]),
 }
 
 /// How zero points lie.
@@ -59,9 +60,35 @@ enum Zeros<'a> {
 
 /// How scales lie.
 #[derive(Clone, Copy)]
-struct Scales<'a> {
+pub(super) struct Scales<'a> {
     values: Floats<'a>,
     by: By,
+    /// What all are multiplied by, and divided by.
+    times: f32,
+    over: f32,
+}
+
+impl<'a> Scales<'a> {
+    fn new(values: Floats<'a>, by: By) -> Self {
+        let (times, over) = (1.0, 1.0);
+        Self {
+            values,
+            by,
+            times,
+            over,
+        }
+    }
+
+    /// A scale for each row's groups, times one for all, over another.
+    pub(super) fn of_groups(values: Floats<'a>, times: f32, over: f32) -> Self {
+        let by = By::RowAndGroup;
+        Self {
+            values,
+            by,
+            times,
+            over,
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -88,7 +115,7 @@ impl<'a> QuantisedMatrix<'a> {
         }
     }
 
-    fn of(
+    pub(super) fn of(
         module: Module<'a, '_>,
         kind: Kind,
         numbers: (&'a str, Numbers<'a>),
@@ -99,10 +126,6 @@ impl<'a> QuantisedMatrix<'a> {
         let group = group_of(kind, cols);
         let num_groups = cols.div_ceil(group);
         let ordered = order_of(module, order, kind, cols, num_groups)?;
-        let is_blocked = match &ordered {
-            Some(groups) => groups.chunks(32).all(|run| run.iter().all(|group| *group == run[0])),
-            None => num_groups == 1 || group.is_multiple_of(32),
-        };
         Ok(Self {
             name: numbers.0,
             numbers: numbers.1,
@@ -114,7 +137,6 @@ impl<'a> QuantisedMatrix<'a> {
             cols,
             groups: ordered.unwrap_or_else(|| (0..cols).map(|column| (column / group) as u32).collect()),
             num_groups,
-            is_blocked,
         })
     }
 
@@ -128,7 +150,7 @@ impl<'a> QuantisedMatrix<'a> {
     pub(super) fn source(&self) -> &'a [u8] {
         match self.numbers {
             Numbers::Gptq(words) | Numbers::Awq(words) | Numbers::Packed(words) => words.bytes(),
-            Numbers::Bytes(bytes) => bytes,
+            Numbers::Bytes(bytes) | Numbers::Pairs(bytes) => bytes,
         }
     }
 
@@ -138,13 +160,14 @@ impl<'a> QuantisedMatrix<'a> {
 
     pub(super) fn scale(&self, row: usize, group: usize) -> f32 {
         let (num_groups, num_rows) = (self.num_groups, self.all_rows);
-        self.scales.values.at(match self.scales.by {
+        let value = self.scales.values.at(match self.scales.by {
             By::All => 0,
             By::Row => row,
             By::RowAndGroup => row * num_groups + group,
             By::GroupAndRow => group * num_rows + row,
             By::Block(rows) => row / rows * num_groups + group,
-        })
+        });
+        value * self.scales.times / self.scales.over
     }
 
     /// The zero point of numbers that are as far from it on both sides.
@@ -176,7 +199,7 @@ impl<'a> QuantisedMatrix<'a> {
         }
     }
 
-    /// Writes the numbers of some rows, with what formats without a sign add to them; of e4m3, its bytes.
+    /// Writes the numbers of some rows, with what formats without a sign add to them; of floats, their bits.
     pub(super) fn unpack(&self, rows: &Range<usize>, out: &mut [i16]) {
         let (bits, cols) = (self.kind.bits, self.cols);
         let (per, most) = (32 / bits, (1u32 << bits) - 1);
@@ -207,6 +230,15 @@ impl<'a> QuantisedMatrix<'a> {
                         for (place, number) in numbers.iter_mut().enumerate() {
                             *number = (word >> (bits * place) & most) as i16;
                         }
+                    }
+                }
+            }
+            Numbers::Pairs(bytes) => {
+                let per_row = cols.div_ceil(2);
+                let bytes = &bytes[rows.start * per_row..rows.end * per_row];
+                for (pairs, out) in bytes.chunks_exact(per_row).zip(out.chunks_exact_mut(cols)) {
+                    for (column, number) in out.iter_mut().enumerate() {
+                        *number = i16::from(pairs[column / 2] >> (4 * (column % 2)) & 0x0f);
                     }
                 }
             }
@@ -281,7 +313,7 @@ fn gptq<'a>(
     let zeros = module.words("qzeros", &[groups, rows.div_ceil(per)])?;
     let by = By::GroupAndRow;
     let numbers = (numbers.name, Numbers::Gptq(words));
-    let matrix = QuantisedMatrix::of(module, kind, numbers, [rows, cols], Scales { values, by }, "g_idx")?;
+    let matrix = QuantisedMatrix::of(module, kind, numbers, [rows, cols], Scales::new(values, by), "g_idx")?;
     let zeros = Zeros::Gptq(zeros, u32::from(scheme.is_zero_one_less));
     Ok(Some(QuantisedMatrix { zeros, ..matrix }))
 }
@@ -301,7 +333,7 @@ fn awq<'a>(
     let zeros = Zeros::Awq(module.words("qzeros", &[groups, words_of_rows])?);
     let by = By::GroupAndRow;
     let numbers = (numbers.name, Numbers::Awq(words));
-    let matrix = QuantisedMatrix::of(module, kind, numbers, [rows, cols], Scales { values, by }, "g_idx")?;
+    let matrix = QuantisedMatrix::of(module, kind, numbers, [rows, cols], Scales::new(values, by), "g_idx")?;
     Ok(Some(QuantisedMatrix { zeros, ..matrix }))
 }
 
@@ -311,6 +343,9 @@ fn packed<'a>(
     cols: usize,
     numbers: &StoredTensor<'a>,
 ) -> Result<QuantisedMatrix<'a>, ModelFileError> {
+    if numbers.kind == "U8" {
+        return nvfp4::find(module, scheme, cols, numbers, "weight_packed");
+    }
     let bits = if columns_of(numbers)? == cols.div_ceil(4) { 8 } else { 4 };
     let kind = scheme.of(bits, false).ok_or_else(|| unknown(numbers.name, bits))?;
     let (rows, per, groups) = (numbers.dims[1], 32 / bits, cols.div_ceil(group_of(kind, cols)));
@@ -334,6 +369,9 @@ fn plain<'a>(
     let Some(numbers) = module.find("weight")? else {
         return Ok(None);
     };
+    if numbers.kind == "U8" {
+        return nvfp4::find(module, scheme, cols, &numbers, "weight").map(Some);
+    }
     if !["F8_E4M3", "I8"].contains(&numbers.kind) {
         return Ok(None);
     }
@@ -378,5 +416,5 @@ fn scales<'a>(module: Module<'a, '_>, kind: Kind, [rows, groups]: [usize; 2]) ->
         (By::RowAndGroup, vec![rows, groups])
     };
     let values = module.floats(end, &expected)?;
-    Ok(Scales { values, by })
+    Ok(Scales::new(values, by))
 }

@@ -16,6 +16,7 @@ const FORMATS: &[&str] = &[
     "naive-quantized",
     "pack-quantized",
     "mixed-precision",
+    "nvfp4-pack-quantized",
     "dense",
 ];
 /// What compressed-tensors calls columns that are in groups by a tensor of the file.
@@ -44,6 +45,13 @@ pub(super) struct Kind {
     pub(super) has_order: bool,
 }
 
+impl Kind {
+    /// Whether its numbers are e4m3, as those of 8 bits that are no integers are.
+    pub(super) fn is_e4m3(self) -> bool {
+        self.is_float && self.bits == 8
+    }
+}
+
 /// How a folder's weights are quantised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Scheme {
@@ -63,8 +71,12 @@ impl Scheme {
             "awq" => awq(&fields),
             "fp8" => fp8(&fields),
             "compressed-tensors" => compressed(&fields),
+            "modelopt" => {
+                fields.only("quant_algo", &["FP8", "NVFP4"])?;
+                compressed(&fields)
+            }
             "" if fields.has("config_groups") => compressed(&fields),
-            _ => Err(fields.refused("quant_method", "gptq, awq, fp8, compressed-tensors")),
+            _ => Err(fields.refused("quant_method", "gptq, awq, fp8, compressed-tensors, modelopt")),
         }
     }
 
@@ -186,12 +198,16 @@ fn compressed(fields: &Fields<'_>) -> Result<Scheme, ModelFileError> {
 
 fn kind(weights: &Fields<'_>) -> Result<Kind, ModelFileError> {
     weights.only("type", &["int", "float"])?;
-    weights.only("strategy", &["tensor", "channel", "group", "block"])?;
     weights.only("actorder", &["weight", "static", "group", "dynamic"])?;
     if weights.truth("dynamic", false)? {
         return Err(weights.refused("dynamic", "false"));
     }
     let is_float = weights.text("type") == "float";
+    let bits = weights.one_of("num_bits", &[4, 8])?;
+    if is_float && bits == 4 {
+        return nvfp4(weights);
+    }
+    weights.only("strategy", &["tensor", "channel", "group", "block"])?;
     let strategy = match weights.text("strategy") {
         "" if weights.has("group_size") => "group",
         strategy => strategy,
@@ -201,7 +217,7 @@ fn kind(weights: &Fields<'_>) -> Result<Kind, ModelFileError> {
         _ => (0, 0),
     };
     Ok(Kind {
-        bits: weights.one_of("num_bits", if is_float { &[8] } else { &[4, 8] })?,
+        bits,
         is_float,
         group: if strategy == "group" {
             weights.size("group_size")?
@@ -211,5 +227,18 @@ fn kind(weights: &Fields<'_>) -> Result<Kind, ModelFileError> {
         block_rows,
         is_symmetric: weights.truth("symmetric", true)?,
         has_order: ORDERED.contains(&weights.text("actorder")),
+    })
+}
+
+/// Floats of 4 bits with a scale per 16 columns; MXFP4, which has one per 32, is of other checkpoints.
+fn nvfp4(weights: &Fields<'_>) -> Result<Kind, ModelFileError> {
+    weights.only("strategy", &["tensor_group", "group"])?;
+    Ok(Kind {
+        bits: 4,
+        is_float: true,
+        group: weights.one_of("group_size", &[16])?,
+        block_rows: 0,
+        is_symmetric: true,
+        has_order: false,
     })
 }

@@ -1,6 +1,6 @@
 //! Tensors of one quantised matrix, looked at before they are used.
 
-use pyagent_kernels::ggml::{bf16_to_f32, f16_to_f32};
+use pyagent_kernels::ggml::{bf16_to_f32, e4m3_to_f32, f16_to_f32};
 
 use crate::config::invalid;
 use crate::weights::{ModelFile, ModelFileError, StoredTensor, clipped};
@@ -45,9 +45,26 @@ impl<'a> Module<'a, '_> {
 
     /// As `expect`, of scales.
     pub(super) fn floats(self, end: &str, shape: &[usize]) -> Result<Floats<'a>, ModelFileError> {
-        let tensor = self.expect(end, shape, FLOATS)?;
-        let StoredTensor { name, kind, bytes, .. } = tensor;
-        Ok(Floats { name, kind, bytes })
+        self.expect(end, shape, FLOATS).map(Floats::of)
+    }
+
+    /// As `expect`, of scales of 8 bits.
+    pub(super) fn scales_of_8_bits(self, end: &str, shape: &[usize]) -> Result<Floats<'a>, ModelFileError> {
+        self.expect(end, shape, &["F8_E4M3"]).map(Floats::of)
+    }
+
+    /// A tensor of one number, which must be above 0 and finite.
+    pub(super) fn one(self, end: &str) -> Result<f32, ModelFileError> {
+        let tensor = self.tensor(end)?;
+        let shape: Vec<usize> = tensor.dims.iter().rev().copied().collect();
+        if shape.iter().product::<usize>() != 1 {
+            return Err(fault(tensor.name, &format!("is {shape:?}; expected one number")));
+        }
+        let number = self.floats(end, &shape)?.at(0);
+        match number > 0.0 && number.is_finite() {
+            true => Ok(number),
+            false => Err(fault(tensor.name, &format!("is {number}; expected a number above 0"))),
+        }
     }
 }
 
@@ -98,12 +115,18 @@ pub(super) struct Floats<'a> {
     bytes: &'a [u8],
 }
 
-impl Floats<'_> {
+impl<'a> Floats<'a> {
+    fn of(StoredTensor { name, kind, bytes, .. }: StoredTensor<'a>) -> Self {
+        Self { name, kind, bytes }
+    }
+
     pub(super) fn at(self, index: usize) -> f32 {
         let half = || u16::from_le_bytes([self.bytes[2 * index], self.bytes[2 * index + 1]]);
         match self.kind {
             "F16" => f16_to_f32(half()),
             "BF16" => bf16_to_f32(half()),
+            "F8_E4M3" if self.bytes[index] & 0x7f == 0x7f => f32::NAN,
+            "F8_E4M3" => e4m3_to_f32(self.bytes[index]),
             "F8_E8M0" => power_of_two(self.bytes[index]),
             _ => f32::from_le_bytes(self.bytes.as_chunks().0[index]),
         }

@@ -435,3 +435,36 @@ pub fn int8(factor: f32) -> Folder {
         },
     )
 }
+
+/// NVFP4 as compressed-tensors has it, whose scale for all is a divisor, or as NVIDIA's Model Optimizer.
+pub fn nvfp4(is_modelopt: bool) -> Folder {
+    const SIZES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let weights = json!({"num_bits": 4, "type": "float", "group_size": 16});
+    let quantization = if is_modelopt {
+        json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {"group_0": {"weights": weights}}})
+    } else {
+        let mut quantization = compressed(4, "float", json!({"strategy": "tensor_group", "group_size": 16}));
+        quantization["format"] = json!("nvfp4-pack-quantized");
+        quantization
+    };
+    let (name, whole_name, whole) = match is_modelopt {
+        true => ("weight", "weight_scale_2", 0.0625),
+        false => ("weight_packed", "weight_global_scale", 16.0),
+    };
+    folder(quantization, |rows, cols, seed| {
+        let mut random = Random(seed);
+        let pairs: Vec<u8> = (0..rows * cols / 2).map(|_| random.below(256) as u8).collect();
+        let scales: Vec<u8> = (0..rows * cols / 16).map(|_| random.below(127) as u8).collect();
+        let weight = |at: usize| {
+            let bits = usize::from(pairs[at / 2] >> (4 * (at % 2)));
+            let sign = if bits & 8 == 0 { 1.0 } else { -1.0 };
+            sign * SIZES[bits & 7] * e4m3(scales[at / 16]) / 16.0
+        };
+        let tensors = vec![
+            (name, Tensor("U8", vec![rows, cols / 2], pairs.clone())),
+            ("weight_scale", Tensor("F8_E4M3", vec![rows, cols / 16], scales.clone())),
+            (whole_name, floats("F32", &[1], &[whole])),
+        ];
+        (tensors, (0..rows * cols).map(weight).collect())
+    })
+}

@@ -38,11 +38,13 @@ pub enum GgmlType {
     IQ4_XS,
     /// 4-bit floating-point numbers (E2M1), one power of two per 32: OCP's microscaling format.
     MXFP4,
+    /// 8-bit floating-point numbers (E4M3), one binary32 scale per 64; of no GGUF file.
+    E4M3,
 }
 
 impl GgmlType {
     /// Every type, in the order of declaration.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -59,16 +61,17 @@ impl GgmlType {
         Self::IQ4_NL,
         Self::IQ4_XS,
         Self::MXFP4,
+        Self::E4M3,
     ];
 
-    /// The number that stands for the type in a GGUF tensor header.
-    pub const fn id(self) -> u32 {
+    /// The number that stands for the type in a GGUF tensor header, if such files have it.
+    pub const fn id(self) -> Option<u32> {
         self.facts().0
     }
 
     /// The type with this GGUF number, if this engine reads it.
     pub fn from_id(id: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.id() == id)
+        Self::ALL.into_iter().find(|kind| kind.id() == Some(id))
     }
 
     /// The name as written in file names and by other tools, such as `Q4_K`.
@@ -96,13 +99,14 @@ impl GgmlType {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
             Self::Q2_K | Self::Q3_K | Self::Q6_K => 16,
+            Self::E4M3 => 64,
             _ => 32,
         }
     }
 
     /// Whether elements are integers with a scale, readable as [`super::Block`]s.
     pub const fn is_quantised(self) -> bool {
-        self.block_elements() > 1
+        !matches!(self, Self::F32 | Self::F16 | Self::BF16 | Self::E4M3)
     }
 
     /// Bytes of a row of `cols` elements, or an error if it is not made of whole blocks.
@@ -117,24 +121,25 @@ impl GgmlType {
     }
 
     /// GGUF number, name, elements and bytes per block: one line a type, each byte sum in the order of storage.
-    const fn facts(self) -> (u32, &'static str, usize, usize) {
+    const fn facts(self) -> (Option<u32>, &'static str, usize, usize) {
         match self {
-            Self::F32 => (0, "F32", 1, 4),
-            Self::F16 => (1, "F16", 1, 2),
-            Self::BF16 => (30, "BF16", 1, 2),
-            Self::Q4_0 => (2, "Q4_0", 32, 2 + 16),
-            Self::Q4_1 => (3, "Q4_1", 32, 2 + 2 + 16),
-            Self::Q5_0 => (6, "Q5_0", 32, 2 + 4 + 16),
-            Self::Q5_1 => (7, "Q5_1", 32, 2 + 2 + 4 + 16),
-            Self::Q8_0 => (8, "Q8_0", 32, 2 + 32),
-            Self::Q2_K => (10, "Q2_K", 256, 16 + 64 + 2 + 2),
-            Self::Q3_K => (11, "Q3_K", 256, 32 + 64 + 12 + 2),
-            Self::Q4_K => (12, "Q4_K", 256, 2 + 2 + 12 + 128),
-            Self::Q5_K => (13, "Q5_K", 256, 2 + 2 + 12 + 32 + 128),
-            Self::Q6_K => (14, "Q6_K", 256, 128 + 64 + 16 + 2),
-            Self::IQ4_NL => (20, "IQ4_NL", 32, 2 + 16),
-            Self::IQ4_XS => (23, "IQ4_XS", 256, 2 + 2 + 4 + 128),
-            Self::MXFP4 => (39, "MXFP4", 32, 1 + 16),
+            Self::F32 => (Some(0), "F32", 1, 4),
+            Self::F16 => (Some(1), "F16", 1, 2),
+            Self::BF16 => (Some(30), "BF16", 1, 2),
+            Self::Q4_0 => (Some(2), "Q4_0", 32, 2 + 16),
+            Self::Q4_1 => (Some(3), "Q4_1", 32, 2 + 2 + 16),
+            Self::Q5_0 => (Some(6), "Q5_0", 32, 2 + 4 + 16),
+            Self::Q5_1 => (Some(7), "Q5_1", 32, 2 + 2 + 4 + 16),
+            Self::Q8_0 => (Some(8), "Q8_0", 32, 2 + 32),
+            Self::Q2_K => (Some(10), "Q2_K", 256, 16 + 64 + 2 + 2),
+            Self::Q3_K => (Some(11), "Q3_K", 256, 32 + 64 + 12 + 2),
+            Self::Q4_K => (Some(12), "Q4_K", 256, 2 + 2 + 12 + 128),
+            Self::Q5_K => (Some(13), "Q5_K", 256, 2 + 2 + 12 + 32 + 128),
+            Self::Q6_K => (Some(14), "Q6_K", 256, 128 + 64 + 16 + 2),
+            Self::IQ4_NL => (Some(20), "IQ4_NL", 32, 2 + 16),
+            Self::IQ4_XS => (Some(23), "IQ4_XS", 256, 2 + 2 + 4 + 128),
+            Self::MXFP4 => (Some(39), "MXFP4", 32, 1 + 16),
+            Self::E4M3 => (None, "E4M3", 64, 4 + 64),
         }
     }
 }

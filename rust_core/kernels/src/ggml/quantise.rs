@@ -20,7 +20,7 @@ impl GgmlType {
     pub const fn is_written(self) -> bool {
         !matches!(
             self,
-            Self::Q2_K | Self::Q3_K | Self::IQ4_NL | Self::IQ4_XS | Self::MXFP4
+            Self::Q2_K | Self::Q3_K | Self::IQ4_NL | Self::IQ4_XS | Self::MXFP4 | Self::E4M3
         )
     }
 }

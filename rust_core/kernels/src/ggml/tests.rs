@@ -55,6 +55,7 @@ fn kinds_have_the_ids_and_sizes_of_the_specification() {
         assert!(elements <= MAX_BLOCK_ELEMENTS && elements / kind.group_elements() <= MAX_BLOCK_GROUPS.max(elements));
     }
     assert_eq!(GgmlType::from_id(9), None);
+    assert_eq!(GgmlType::E4M3.id(), None);
     assert_eq!(GgmlType::from_name("q4_0"), None);
 }
 
@@ -288,5 +289,31 @@ proptest::proptest! {
                 proptest::prop_assert!(value.to_bits() == expected.to_bits() || (value.is_nan() && expected.is_nan()));
             }
         }
+    }
+}
+
+/// `E4M3` has the numbers of OCP's standard: its extremes, its subnormal numbers, both signs, times a scale.
+#[test]
+fn e4m3_has_the_numbers_of_the_standard() {
+    let numbers = [
+        (0x00, 0.0),
+        (0x01, 1.0 / 512.0),
+        (0x07, 7.0 / 512.0),
+        (0x08, 8.0 / 512.0),
+        (0x38, 1.0),
+        (0x7e, 448.0),
+        (0x81, -1.0 / 512.0),
+        (0xb9, -1.125),
+        (0xfe, -448.0),
+    ];
+    let mut block = vec![0; GgmlType::E4M3.block_bytes()];
+    block[..4].copy_from_slice(&3.0_f32.to_le_bytes());
+    for (place, (byte, _)) in numbers.iter().enumerate() {
+        block[4 + place] = *byte;
+    }
+    let mut out = vec![0.0; 64];
+    dequantise(GgmlType::E4M3, &block, &mut out).unwrap();
+    for ((byte, number), value) in numbers.into_iter().zip(out) {
+        assert_eq!((e4m3_to_f32(byte), value), (number, 3.0 * number), "{byte:#x}");
     }
 }

@@ -394,6 +394,17 @@ macro_rules! common {
         }
 
         #[inline(always)]
+        unsafe fn load_e4m3(at: *const u8) -> __m256 {
+            // SAFETY: valid by contract.
+            unsafe {
+                // The sign goes to the 16th bit and, as it is extended, to the 15th, where it is taken away.
+                let words = _mm_cvtepi8_epi16(_mm_loadl_epi64(at.cast()));
+                let halves = _mm_and_si128(_mm_slli_epi16::<7>(words), _mm_set1_epi16(!(1 << 14)));
+                _mm256_cvtph_ps(halves)
+            }
+        }
+
+        #[inline(always)]
         unsafe fn load_i8(at: *const i8) -> __m256 {
             // SAFETY: valid by contract.
             unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) }

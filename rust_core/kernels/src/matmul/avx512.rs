@@ -398,6 +398,17 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(at: *const u8) -> __m512 {
+        // SAFETY: valid by contract.
+        unsafe {
+            // The sign goes to the 16th bit and, as it is extended, to the 15th, where it is taken away.
+            let words = _mm256_cvtepi8_epi16(_mm_loadu_si128(at.cast()));
+            let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(words), _mm256_set1_epi16(!(1 << 14)));
+            _mm512_cvtph_ps(halves)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_i8(at: *const i8) -> __m512 {
         // SAFETY: valid by contract.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()))) }

@@ -9,11 +9,14 @@
 //!   `acc = fma(f32(isum) * x.scale, w.scale, acc)`; and, where weights have offsets,
 //!   `acc = fma(x.scale * f32(sum(q)), w.offset, acc)`.
 //! * Plain weights, per column: `acc = fma(w, x, acc)`.
+//! * `E4M3`, per scale of 64 columns: `even` and `odd`, from 0, per column of theirs `part = fma(number * 2^-8, x, part)`,
+//!   then `acc = fma(even, scale * 2^8, acc)` and `acc = fma(odd, scale * 2^8, acc)`.
 //!
 //! The algorithm is in [`tile`], once; a file per instruction set gives it vectors.
 
 mod activations;
 mod scalar;
+mod scaled;
 mod self_test;
 mod simd;
 mod tile;

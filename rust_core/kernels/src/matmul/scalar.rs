@@ -4,6 +4,7 @@ use super::ActivationBlock;
 use super::activations::{LARGEST_NARROW, LOW_BITS, Unquantised, scale_of};
 use super::simd::Simd;
 use super::tile::entry;
+use crate::ggml::e4m3::E4M3_NUMBERS;
 use crate::ggml::{bf16_to_f32, f16_to_f32, half_power};
 use crate::pack::BLOCK_COLS;
 use crate::pack::format::{Format, QUADS};
@@ -200,6 +201,12 @@ unsafe impl Simd for Scalar {
     unsafe fn load_bf16(at: *const u16) -> [f32; 16] {
         // SAFETY: valid by contract.
         unsafe { at.cast::<[u16; 16]>().read_unaligned() }.map(bf16_to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(at: *const u8) -> [f32; 16] {
+        // SAFETY: valid by contract.
+        unsafe { at.cast::<[u8; 16]>().read() }.map(|byte| E4M3_NUMBERS[usize::from(byte)] / 256.0)
     }
 
     #[inline(always)]

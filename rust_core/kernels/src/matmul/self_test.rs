@@ -62,7 +62,7 @@ fn numbers(count: usize) -> Vec<f32> {
 /// Bytes that are finite as plain elements and as scales: the upper byte of every 16 bits is small, and exponents are of
 /// powers near 1.
 fn weights(kind: GgmlType, count: usize) -> Vec<u8> {
-    let mut state = kind.id();
+    let mut state = kind as u32;
     (0..count)
         .map(|at| {
             let byte = next(&mut state) as u8;

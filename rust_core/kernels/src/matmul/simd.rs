@@ -76,6 +76,9 @@ pub(crate) unsafe trait Simd {
     unsafe fn load_f32(at: *const f32) -> Self::Floats;
     unsafe fn load_f16(at: *const u16) -> Self::Floats;
     unsafe fn load_bf16(at: *const u16) -> Self::Floats;
+    /// 2^-8 times the numbers that [`crate::ggml::e4m3_to_f32`] makes of bytes. Exact: as binary16 of equal bits they are
+    /// numbers of a greater bias, and no instruction of that type is slow at subnormal ones.
+    unsafe fn load_e4m3(at: *const u8) -> Self::Floats;
     unsafe fn load_i8(at: *const i8) -> Self::Floats;
     /// Half the powers of two that bytes are the exponents of, as [`crate::ggml::half_power`].
     unsafe fn load_half_powers(at: *const u8) -> Self::Floats;

@@ -254,6 +254,7 @@ fn gathered_vectors_are_multiplied_as_each_is_alone() {
         GgmlType::Q4_0,
         GgmlType::F32,
         GgmlType::BF16,
+        GgmlType::E4M3,
     ] {
         let (w, vectors) = (weights(kind, 40, 256, 3), [4_u32, 0, 4, 11, 2, 7, 7, 1, 9, 10, 3]);
         let x = activations(12, 256, w.is_quantised(), 5);
@@ -275,6 +276,39 @@ fn gathered_vectors_are_multiplied_as_each_is_alone() {
                     "{} {token}",
                     kind.name()
                 );
+            }
+        }
+    }
+}
+
+/// Each of E4M3's 256 bytes is widened to its own number, in every column and lane, on every instruction set.
+#[test]
+fn every_byte_of_e4m3_is_widened_exactly() {
+    let (rows, cols) = (21, 256);
+    let byte_of = |row: usize, column: usize| (column + 13 * row) as u8;
+    let bytes: Vec<u8> = (0..rows)
+        .flat_map(|row| (0..cols / 64).map(move |block| (row, 64 * block)))
+        .flat_map(|(row, first)| {
+            let numbers = (first..first + 64).map(move |column| byte_of(row, column));
+            0.75_f32.to_le_bytes().into_iter().chain(numbers)
+        })
+        .collect();
+    let w = PackedMatrix::pack(GgmlType::E4M3, &bytes, rows, cols).unwrap();
+    let mut x = Activations::new();
+    x.resize(cols, cols, false, true);
+    let mut one = vec![0.0; cols];
+    for column in 0..cols {
+        one[column] = 1.0;
+        // SAFETY: as in `activations`.
+        unsafe { x.write_row(Isa::Scalar, column, &one) };
+        one[column] = 0.0;
+    }
+    for (name, run) in runs() {
+        let out = product(run, &w, &x, rows, &[(0..w.num_groups(), 0..cols)]);
+        for (column, out) in out.chunks_exact(rows).enumerate() {
+            for (row, bits) in out.iter().enumerate() {
+                let expected = 0.75 * crate::ggml::e4m3_to_f32(byte_of(row, column));
+                assert_eq!(f32::from_bits(*bits), expected, "{name} {row} {column}");
             }
         }
     }

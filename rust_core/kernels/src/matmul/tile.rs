@@ -17,10 +17,10 @@ use crate::pack::format::{Format, GROUP_ROWS, QUAD_BYTES, QUADS, SUPER_BLOCKS, d
 /// kept, not the tokens, so that a tile of tokens meets many rows in a row: where it is wide is then well predicted.
 const WEIGHT_PANEL_BYTES: usize = 160 << 10;
 /// Bytes of activations that are kept in the second-level cache while plain weights pass by.
-const TOKEN_PANEL_BYTES: usize = 384 << 10;
+pub(crate) const TOKEN_PANEL_BYTES: usize = 384 << 10;
 
 /// How far ahead of their use weights are fetched: what memory delivers in a few hundred nanoseconds.
-const PREFETCH_BYTES: usize = 8 << 10;
+pub(crate) const PREFETCH_BYTES: usize = 8 << 10;
 
 /// Calls `$tile::<.., T>` for the tile sizes that cover `$tokens` most evenly.
 macro_rules! for_each_tile {
@@ -44,6 +44,8 @@ macro_rules! for_each_tile {
         }
     }};
 }
+
+pub(crate) use for_each_tile;
 
 /// Runs a job whose weights are of the quantised format `F`.
 ///
@@ -515,12 +517,18 @@ macro_rules! entry {
                 // SAFETY: by contract.
                 unsafe { tile::plain::<$S, W>(job) }
             }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn scaled(job: &$crate::matmul::Job) {
+                // SAFETY: by contract.
+                unsafe { $crate::matmul::scaled::scaled::<$S>(job) }
+            }
             // SAFETY: by contract.
             unsafe {
                 match job.w.kind() {
                     GgmlType::F32 => plain::<tile::F32>(job),
                     GgmlType::F16 => plain::<tile::F16>(job),
                     GgmlType::BF16 => plain::<tile::Bf16>(job),
+                    GgmlType::E4M3 => scaled(job),
                     kind => $crate::pack::format::with_format!(kind, F => quantised::<F>(job)),
                 }
             }

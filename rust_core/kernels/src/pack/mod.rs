@@ -8,6 +8,7 @@ pub(crate) mod format;
 pub(crate) mod memory;
 mod planes;
 mod rows;
+pub(crate) mod scaled;
 
 use std::ops::Range;
 
@@ -64,7 +65,7 @@ pub struct PackedMatrix {
     kind: GgmlType,
     rows: usize,
     cols: usize,
-    /// Bytes of scales at the start of each group (0 for plain types).
+    /// Bytes of scales at the start of each group (0 for plain types and `E4M3`).
     header_bytes: usize,
     group_bytes: usize,
     memory: Memory,
@@ -151,6 +152,7 @@ impl PackedMatrix {
                 GgmlType::F16 | GgmlType::BF16 => {
                     planes::pack_plain::<2>(source, row_bytes, target);
                 }
+                GgmlType::E4M3 => scaled::pack(source, row_bytes, target),
                 kind => with_format!(kind, F => {
                     let (header, ints) = target.split_at_mut(self.header_bytes);
                     planes::pack_quantised::<F>(source, row_bytes, header, ints);
@@ -215,6 +217,7 @@ fn group_layout(kind: GgmlType, cols: usize) -> (usize, usize) {
     match kind {
         GgmlType::F32 => (0, cols * 4 * GROUP_ROWS),
         GgmlType::F16 | GgmlType::BF16 => (0, (cols * 2 * GROUP_ROWS).next_multiple_of(64)),
+        GgmlType::E4M3 => (0, cols / scaled::SCALED_COLS * scaled::SCALED_BYTES),
         kind => with_format!(kind, F => {
             let num_blocks = cols / BLOCK_COLS;
             let header = header_bytes::<F>(num_blocks);

@@ -4,6 +4,7 @@
 use super::PackedMatrix;
 use super::format::{BLOCK_COLS, Format, GROUP_ROWS, d_at, sc_at, with_format};
 use super::planes::integer_at;
+use super::scaled;
 use crate::ggml::{GgmlType, bf16_to_f32, f16_to_f32, half_power};
 
 impl PackedMatrix {
@@ -19,6 +20,11 @@ impl PackedMatrix {
             GgmlType::F32 => plain(group, r, out, f32::from_le_bytes),
             GgmlType::F16 => plain(group, r, out, |b| f16_to_f32(u16::from_le_bytes(b))),
             GgmlType::BF16 => plain(group, r, out, |b| bf16_to_f32(u16::from_le_bytes(b))),
+            GgmlType::E4M3 => {
+                for (column, value) in out.iter_mut().enumerate() {
+                    *value = scaled::number(group, r, column);
+                }
+            }
             kind => with_format!(kind, F => {
                 let (header, ints) = group.split_at(self.header_bytes());
                 quantised::<F>(header, ints, r, out);
@@ -40,6 +46,7 @@ impl PackedMatrix {
                 GgmlType::F32 => f32::from_le_bytes(group.as_chunks().0[at]),
                 GgmlType::F16 => f16_to_f32(u16::from_le_bytes(group.as_chunks().0[at])),
                 GgmlType::BF16 => bf16_to_f32(u16::from_le_bytes(group.as_chunks().0[at])),
+                GgmlType::E4M3 => scaled::number(group, r, column),
                 kind => with_format!(kind, F => {
                     let (header, ints) = group.split_at(self.header_bytes());
                     let (block, c) = (column / BLOCK_COLS, column % BLOCK_COLS);
