@@ -40,6 +40,11 @@ def machine(draw: random.Random) -> Costs:
     return Costs(seconds[0].__getitem__, seconds[1].__getitem__)
 
 
+def line(first: float, slope: float = 0.0) -> Callable[[int], float]:
+    """Seconds of so many rows."""
+    return lambda rows: first + slope * rows
+
+
 def rate_of(candidates: Sequence[Candidate], count: int, depth: int, num_rows: int, costs: Costs) -> tuple[int, float]:
     """The drafts of so many candidates so far, and the tokens a second that they give."""
     lengths = [min(depth, one.most) for one in candidates[:count]]
@@ -76,8 +81,7 @@ def test_the_choice_is_the_best_of_all() -> None:
 def test_a_batch_is_drafted_for_where_its_rows_are_cheap() -> None:
     """Few rows of a batch that are surely right are drafted for alone, where each row costs its share."""
     sure, unsure = Candidate(0.95, 7), Candidate(0.2, 7)
-    reading = Costs(lambda rows: 1 + 0.02 * rows, lambda rows: 0.05)
-    bound = Costs(float, lambda rows: 0.05)
+    reading, bound = Costs(line(1, 0.02), line(0.05)), Costs(line(0, 1), line(0.05))
     assert choose([sure], 1, 64, 0.0, reading) == (1, 7, pytest.approx(rate_of([sure], 1, 7, 1, reading)[1] * 1.02))
     several = choose([sure] * 2 + [unsure] * 6, 8, 64, 0.0, reading)
     assert several is not None
@@ -101,7 +105,7 @@ def test_a_further_draft_is_worth_its_seconds_or_is_not_made() -> None:
 
 def test_catching_up_pays_within_the_answer() -> None:
     """Where half of each token's time is saved, ten seconds are won back after twenty tokens of a second."""
-    costs = Costs(lambda rows: 1.0 * rows, lambda rows: 0.0)
+    costs = Costs(line(0, 1), line(0))
     twice = Choice(1, 2, 2.0)
     assert not pays(10.0, 20, twice, 4, costs)
     assert pays(10.0, 21, twice, 4, costs)
@@ -175,7 +179,7 @@ def chosen(acceptances: Sequence[Acceptance], costs: Costs) -> Choice | None:
 
 def test_a_change_of_acceptance_is_noticed_within_forty_tokens() -> None:
     """Drafts end within 40 wrong tokens after any number of right ones, and go on within 20 right ones."""
-    costs = Costs(lambda rows: 1 + 0.1 * rows, lambda rows: 0.3 + 0.01 * rows)
+    costs = Costs(line(1, 0.1), line(0.3, 0.01))
     for num_right in (10, 100, 3_000):
         mine = Acceptance(Acceptance())
 
@@ -250,7 +254,7 @@ def asked_for(rows: Sequence[DraftRow], model: Asked, fund: float = 0.0, rate: f
     for num_rows in range(1, 65):
         target.note(num_rows, 1 + 0.02 * (num_rows - 1))
     drafts = ModelDrafts(model, target)  # type: ignore[arg-type]
-    drafts._fund.seconds = fund
+    drafts.note_prompts(200 * fund)  # half a hundredth of it is the fund's
     drafts.propose({row.request.id: row for row in rows}, len(rows), 64, rate)
     assert not drafts.is_lost
     return drafts
@@ -267,17 +271,15 @@ def test_a_requests_own_record_decides() -> None:
 
 
 def test_a_model_is_asked_where_it_is_likelier_than_the_text() -> None:
-    """Not for a row that its text serves as well, one without room, or one that it cannot follow."""
+    """Not for a row that its text serves as well, or one that it cannot follow."""
     model = Asked(refused={3})
-    rows = [row_of(0, 0.8, text=0.97), row_of(1, 0.8, text=0.3), row_of(2, 0.8, most=0), row_of(3, 0.8)]
+    rows = [row_of(0, 0.8, text=0.97), row_of(1, 0.8, text=0.3), row_of(3, 0.8)]
     asked_for(rows, model)
     assert [number for number, _ in model.asked] == [1]
     asked_for(rows, none := Asked(refused={1, 3}))
     assert not none.asked
     asked_for([row_of(0, 0.8)], better := Asked(), rate=50.0)
     assert not better.asked
-    asked_for([row_of(0, 0.8, most=0)], full := Asked(behind={0: 256}), fund=9.0)
-    assert not full.read
 
 
 def test_a_row_goes_on_while_its_drafts_are_likely() -> None:
@@ -287,7 +289,6 @@ def test_a_row_goes_on_while_its_drafts_are_likely() -> None:
     for _ in range(60):
         row.acceptance.note(MODEL, 0, 0, 1)
     drafts = asked_for([row], model)
-    drafts._trials.begin()
     made = drafts.propose({0: row}, 1, 64, 0.0)[0]
     assert len(made.tokens) == 3
     assert made.buckets == [5, 5, 0]
@@ -296,14 +297,16 @@ def test_a_row_goes_on_while_its_drafts_are_likely() -> None:
     assert made.bucket == ANY_PROBABILITY
 
 
-@pytest.mark.parametrize(("fund", "read"), [(0.0, []), (1.5, [0]), (9.0, [0, 1])])
-def test_logs_are_read_as_far_as_the_fund_goes(fund: float, read: list[int]) -> None:
-    """Each costs 1.3 seconds here: none that is not paid for whole, and what they took is taken from the fund."""
-    model = Asked(behind={0: 256, 1: 256})
-    drafts = asked_for([row_of(0, 0.9), row_of(1, 0.9)], model, fund)
+@pytest.mark.parametrize(("fund", "read", "again"), [(0.0, [], []), (1.5, [0], [0]), (9.0, [0, 1], [0, 1, 0, 1])])
+def test_logs_are_read_as_far_as_the_fund_goes(fund: float, read: list[int], again: list[int]) -> None:
+    """Each costs 1.3 seconds here: none that is not paid for whole, and what they took, 3 s, is taken from the fund."""
+    model, rows = Asked(behind={0: 256, 1: 256}), [row_of(0, 0.9), row_of(1, 0.9)]
+    drafts = asked_for(rows, model, fund)
     assert model.read == read
     assert [number for number, _ in model.asked] == read
-    assert drafts._fund.seconds == pytest.approx(fund - 3 * bool(read))
+    model.behind = {0: 256, 1: 256}
+    drafts.propose({row.request.id: row for row in rows}, 2, 64, 0.0)
+    assert model.read == again
 
 
 def test_logs_are_not_read_for_answers_that_are_nearly_over() -> None:
@@ -317,9 +320,16 @@ def test_logs_are_not_read_for_answers_that_are_nearly_over() -> None:
     ended.tokens.append(4)
     model.end = lambda request: None  # type: ignore[attr-defined]
     drafts.end(ended)
-    drafts._fund.seconds = 9.0
+    drafts.note_prompts(1_800)
     drafts.propose({0: row}, 1, 64, 0.0)
     assert (model.read, model.asked) == ([], [])
+    model.read.clear()
+    cut = asked_for([], model, 9.0)
+    whole = Client(5, [1], 1).request
+    whole.tokens.append(4)  # as long as it may be: it says nothing of others
+    cut.end(whole)
+    cut.propose({0: row}, 1, 64, 0.0)
+    assert model.read == [0]
     model.behind = {0: 16}
     drafts.propose({0: row}, 1, 64, 0.0)
     assert [number for number, _ in model.asked] == [0]

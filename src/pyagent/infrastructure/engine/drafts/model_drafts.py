@@ -135,7 +135,7 @@ class ModelDrafts:
     def _is_open(self, row: DraftRow) -> bool:
         """Whether the model may do better than what the request's text gives."""
         is_better = row.from_text is None or row.from_text.chances[0] < row.rate
-        return is_better and row.most > 0 and self.model.can_follow(row.request)
+        return is_better and self.model.can_follow(row.request)
 
     def _was_right(self) -> bool:
         """Whether the first draft that was made last was sampled."""
