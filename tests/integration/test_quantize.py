@@ -378,6 +378,10 @@ TOO_LARGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff\xfe"),
         "not a text in UTF-8",
     ),
+    "a long header": (
+        lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 17 << 20) + bytes(17 << 20)),
+        "16777216",
+    ),
 }
 
 
