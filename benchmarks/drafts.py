@@ -1,7 +1,7 @@
 """Speculative decoding beside going without: recorded answers replayed, in turns; tokens a second of decoding.
 
     .venv/bin/python benchmarks/drafts.py [--model FILE] [--draft MODEL] [--threads 2] [--rounds 3] [--batch 1]
-                                          [--files 4] [--only KIND ...]
+                                          [--files 4] [--only KIND ...] [--swarm WHEEL] [--runs FILE ...]
 
 The texts are this repository's own history: the prompt has a file as it was before a commit, the answer is the file
 after it (`edit`), the commit's diff (`diff`), or, after the diff, a report that quotes it (`report`). `prose` is a page
@@ -9,6 +9,10 @@ of the documentation without anything to copy from but itself, `noise` is random
 the model, the recorded answer is sampled: each row has a mask that allows its token alone, with drafts and without. So
 the lengths accepted are those of real texts, and what a step takes is that of the model's shape. Engines take turns,
 request by request, and of each request the quickest round counts: what others do on the machine only adds.
+
+`--swarm` replays the sessions of a wheel of `agentic-swarm-bench`, and `--runs` those that `pyagent runs export` wrote
+(`recorded_sessions.py`), `--turns` of each kind at most. Texts are in SmolLM2's tokens. A model of random weights
+(`random_shapes.py`) may have fewer: they are then numbered anew, which repeats what they repeat.
 
 With `--draft`, a third engine has that draft model too. Texts are then in the draft model's tokens, which it drafts as
 it does for any target; the model may be of random weights (`random_model.py`), with as many tokens or more. How often
@@ -25,7 +29,10 @@ import random
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+
+from recorded_sessions import Turn, run_turns, swarm_turns
 
 from pyagent.core.backends import collect
 from pyagent.core.messages import ChatRequest, Origin, SamplingParams
@@ -77,7 +84,9 @@ class Replay(CpuRunner):
         return super().execute(batch)
 
     def add(self, sequence_id: int, tokens: list[int], *args: object, **named: object) -> int:
-        self._answers = {**getattr(self, "_answers", {}), sequence_id: self.answers[tuple(tokens[:MOST_PROMPT])]}
+        known = self.__dict__.setdefault("_answers", {})
+        if sequence_id not in known:
+            known[sequence_id] = self.answers[tuple(tokens)]
         return super().add(sequence_id, tokens, *args, **named)  # type: ignore[arg-type]
 
 
@@ -94,7 +103,7 @@ class ReplayFactory(CpuRunnerFactory):
 def backend_of(target: Path, draft: Path | None, drafts: DraftOptions | None, threads: int) -> NativeBackend:
     """An engine that replays, with or without drafts."""
     options = EngineOptions(
-        RunnerOptions(threads=threads, kv_bytes=1 << 28),
+        RunnerOptions(threads=threads, kv_bytes=1 << 30),
         SchedulerLimits(max_num_batched_tokens=512),
         runners=RunnerChoice((ReplayFactory(target),)),
         drafts=drafts,
@@ -148,6 +157,32 @@ def recorded(tokens: Callable[[str], list[int]], vocab_size: int, num_files: int
     return found
 
 
+def replayed(asked: argparse.Namespace, tokens: Callable[[str], list[int]]) -> Iterator[Recorded]:
+    """The sessions of agents that were asked for."""
+    bounds = tokens, asked.session_tokens, asked.answer_tokens
+    kinds = {
+        "swarm": [*swarm_turns(asked.swarm, *bounds)] if asked.swarm else [],
+        "runs": run_turns(asked.runs, *bounds),
+    }
+    for kind, turns in kinds.items():
+        of_session: dict[str, list[Turn]] = {}
+        for turn in turns:
+            of_session.setdefault(turn.session, []).append(turn)
+        share = max(1, asked.turns // max(1, len(of_session)))
+        for turn in chain.from_iterable(of_one[:share] for of_one in of_session.values()):
+            yield Recorded(f"{kind} {turn.session}" if asked.apart else kind, turn.prompt, turn.answer)
+
+
+def renumbered(sessions: list[Recorded]) -> list[Recorded]:
+    """The same with other numbers for their tokens, from 1,000 on."""
+    numbers: dict[int, int] = {}
+
+    def anew(tokens: list[int]) -> list[int]:
+        return [numbers.setdefault(token, 1_000 + len(numbers)) for token in tokens]
+
+    return [Recorded(one.kind, anew(one.prompt), anew(one.answer)) for one in sessions]
+
+
 async def seconds_of(backend: NativeBackend, batch: list[Recorded], tag: str) -> tuple[float, int, int, int]:
     """Seconds of decoding a batch, its tokens, the drafts verified and those accepted."""
     requests = [
@@ -199,7 +234,14 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--files", type=int, default=4)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--only", nargs="*", help="kinds of texts")
+    parser.add_argument("--only", nargs="*", help="kinds of texts, or how they begin")
+    parser.add_argument("--tokens", default="smollm2:135m", help="a model in whose tokens the texts are")
+    parser.add_argument("--swarm", type=Path, help="a wheel of agentic-swarm-bench")
+    parser.add_argument("--runs", type=Path, nargs="*", default=[], help="runs that `pyagent runs export` wrote")
+    parser.add_argument("--turns", type=int, default=24, help="of a kind of sessions")
+    parser.add_argument("--session-tokens", type=int, default=4_000)
+    parser.add_argument("--answer-tokens", type=int, default=200)
+    parser.add_argument("--apart", action="store_true", help="a row for each session")
     asked = parser.parse_args()
     store = ModelStore(Path.home() / ".local/share/pyagent/models")
     path = asked.model or store.locate("smollm2:135m")
@@ -213,15 +255,17 @@ async def main() -> None:
         by_model = DraftOptions(method="draft_model", models={"": "draft"})
         engines["draft model"] = backend_of(path, draft, by_model, asked.threads)
     model = await engines["copied"].load()
-    tokenizer = model.tokenizer
-    if draft is not None:
-        about = describe_model(draft)
-        tokenizer = ModelTokenizer.load(draft, vocab_size=about.vocab_size)
+    speaks = draft or store.locate(asked.tokens)
+    tokenizer = ModelTokenizer.load(speaks, vocab_size=describe_model(speaks).vocab_size)
     sessions = recorded(tokenizer.encode_text, tokenizer.vocab_size, asked.files)
+    sessions += replayed(asked, tokenizer.encode_text)
+    if tokenizer.vocab_size > model.tokenizer.vocab_size:
+        sessions = renumbered(sessions)
     Replay.answers = {tuple(one.prompt): one.answer for one in sessions}
     print(f"{path.name}, {asked.threads} threads, batches of {asked.batch}, draft model {asked.draft}")
     print("| text | drafts | tok/s | of those without | accepted of drafts | tokens a step |\n|" + "---|" * 6)
-    for kind in asked.only or dict.fromkeys(one.kind for one in sessions):
+    kinds = dict.fromkeys(one.kind for one in sessions)
+    for kind in [kind for kind in kinds if not asked.only or kind.startswith(tuple(asked.only))]:
         await measure(engines, [one for one in sessions if one.kind == kind], asked.batch, asked.rounds)
     for engine in engines.values():
         await engine.close()

@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ def add_biases(folder: Path) -> None:
 def test_a_folder_as_gguf_is_the_same_model(family: str, tmp_path: Path) -> None:
     """In F32 the engine gives a folder's logits from the file: rows are reordered, norms shifted, scalings said."""
     folder = write_model_folder(tmp_path / "model", family, **OF_FAMILY.get(family, {}))
+    quantized(folder, tmp_path / "made.gguf", "F32")
+    expected, got = engine_logits(folder, TOKENS), engine_logits(tmp_path / "made.gguf", TOKENS)
+    for one, other in zip(expected, got, strict=True):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-4)
+
+
+def test_granite_keeps_its_factors(tmp_path: Path) -> None:
+    """Factors on embeddings, scores, blocks and logits are said; rows of queries and keys are reordered."""
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": None}  # scores as are
+    folder = write_model_folder(tmp_path / "model", "llama", model_type="granite", logits_scaling=2.5, **factors)
     quantized(folder, tmp_path / "made.gguf", "F32")
     expected, got = engine_logits(folder, TOKENS), engine_logits(tmp_path / "made.gguf", TOKENS)
     for one, other in zip(expected, got, strict=True):
@@ -271,6 +282,17 @@ def change_about(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
+def grow(pattern: str, content: str) -> dict[str, object]:
+    """A normalizer that puts one text in place of another."""
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+def in_sequences(depth: int, *steps: object) -> dict[str, object]:
+    """Normalizers in so many sequences, one in the other."""
+    found: dict[str, object] = {"type": "Sequence", "normalizers": list(steps)}
+    return found if depth == 0 else in_sequences(depth - 1, found)
+
+
 def drop_tensor(folder: Path, name: str) -> None:
     """Rename a tensor to one that does not count."""
     change_header(folder, lambda header: header | {_IGNORED: header.pop(name)})
@@ -307,7 +329,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "an unknown family": (lambda folder: change_config(folder, model_type="bert"), "bert"),
     "a family without words": (lambda folder: change_config(folder, model_type="seed_oss", head_dim=16), "seed_oss"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
-    "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "not a tokenizer"),
+    "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "not valid JSON"),
     "words cut at spaces": (
         lambda folder: change_tokenizer(folder, pre_tokenizer={"type": "Whitespace"}),
         "cuts words",
@@ -325,6 +347,44 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+TOO_LARGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a text that grows": (
+        lambda folder: change_tokenizer(folder, normalizer=in_sequences(8, *[grow("a", "aaaa")] * 6)),
+        "4,096 times as long",
+    ),
+    "a text that grows everywhere": (
+        lambda folder: change_tokenizer(folder, normalizer=in_sequences(1, *[grow("", "ab")] * 7)),
+        "2,187 times as long",
+    ),
+    "many steps": (
+        lambda folder: change_tokenizer(folder, normalizer=in_sequences(2, *[grow("a", "b")] * 65)),
+        "65 steps",
+    ),
+    "sequences in sequences": (lambda folder: change_tokenizer(folder, normalizer=in_sequences(17)), "deeper than 16"),
+    "a long added token": (
+        lambda folder: change_tokenizer(folder, added_tokens=[{"id": 0, "content": "a" * 5_000}]),
+        "a token of 5000 characters",
+    ),
+    "a long token": (
+        lambda folder: change_tokenizer(folder, model={"type": "BPE", "vocab": {"b" * 5_000: 0}, "merges": []}),
+        "a token of 5000 characters",
+    ),
+    "a long chat template": (lambda folder: change_about(folder, chat_template="a" * 300_000), "the limit is 262144"),
+    "a long file of a template": (
+        lambda folder: (folder / "chat_template.jinja").write_text("a" * 5_000_000),
+        "larger than 4194304 bytes",
+    ),
+    "a template that is no text": (
+        lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff\xfe"),
+        "not a text in UTF-8",
+    ),
+    "a long header": (
+        lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 17 << 20) + bytes(17 << 20)),
+        "16777216",
+    ),
+}
+
+
 @pytest.mark.parametrize("what", WRONG)
 def test_what_cannot_be_written_is_refused_by_name(what: str, tmp_path: Path) -> None:
     """Each fault of a folder is one line that names it, and no file is left."""
@@ -334,6 +394,18 @@ def test_what_cannot_be_written_is_refused_by_name(what: str, tmp_path: Path) ->
     message = refusal(folder)
     assert named in message
     assert "\n" not in message
+
+
+def test_what_is_too_large_is_refused_at_once(tmp_path: Path) -> None:
+    """What would take seconds or gigabytes is one line that names it, before it is run."""
+    folder = write_model_folder(tmp_path / "whole")
+    for number, (spoil, named) in enumerate(TOO_LARGE.values()):
+        spoil(shutil.copytree(folder, tmp_path / str(number) / "model"))
+        start = time.process_time()
+        message = refusal(tmp_path / str(number) / "model")
+        assert named in message
+        assert "\n" not in message
+        assert time.process_time() - start < 1
 
 
 def test_what_gguf_has_no_words_for_is_refused(tmp_path: Path) -> None:

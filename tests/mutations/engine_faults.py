@@ -9,6 +9,27 @@ _DRAWS = "tests/integration/test_sampling.py"
 
 FAULTS = (
     Fault(
+        "draft-model-is-asked-as-if-further-drafts-cost-nothing",
+        f"{_ENGINE}/drafts/model_choice.py",
+        " + length * draft_seconds)",
+        " + draft_seconds)",
+        "tests/unit/test_model_choice.py -k best_of_all",
+    ),
+    Fault(
+        "draft-model-reads-what-its-fund-does-not-pay-for",
+        f"{_ENGINE}/drafts/model_drafts.py",
+        "if funded >= cost and pays(",
+        "if pays(",
+        "tests/unit/test_model_choice.py -k fund_goes",
+    ),
+    Fault(
+        "draft-model-steps-that-are-slow-now-and-then-do-not-count",
+        f"{_ENGINE}/drafts/draft_model.py",
+        " * self.overrun.ratio",
+        "",
+        "tests/unit/test_draft_model_costs.py -k slow_steps",
+    ),
+    Fault(
         "conversation-key-ignores-roles",
         f"{_ENGINE}/sessions/turns.py",
         "fields = (message.role, text,",

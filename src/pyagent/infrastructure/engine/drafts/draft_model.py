@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyagent._rust import SamplerState
 from pyagent.core.runners.batch import Batch, PrefixKey, StepOutput
 from pyagent.core.runners.factory import LargestStep
-from pyagent.infrastructure.engine.drafts.step_seconds import StepSeconds
+from pyagent.infrastructure.engine.drafts.step_seconds import Overrun, StepSeconds
 
 if TYPE_CHECKING:
     from pyagent.core.runners.runner import ModelRunner
@@ -67,6 +67,7 @@ class DraftModel:
         self.weight_ratio = weight_ratio
         self.clock = clock
         self.seconds = StepSeconds()
+        self.overrun = Overrun()
         self.num_tokens = 0
         """Drafts made so far."""
         self.busy_seconds = 0.0
@@ -86,6 +87,10 @@ class DraftModel:
             return len(request.tokens)
         known = self._ahead[request.id]
         return len(request.tokens) - self.runner.pool.num_tokens(request.id) - self._num_right(request, known)
+
+    def seconds_of(self, num_rows: int) -> float:
+        """Return the seconds to expect of a step of so many rows, slow ones included."""
+        return self.seconds.at(num_rows) * self.overrun.ratio
 
     def can_follow(self, request: Request) -> bool:
         """Whether a request's log, and a draft more, is within its context and its vocabulary."""
@@ -210,8 +215,10 @@ class DraftModel:
     def _execute(self, batch: Batch) -> StepOutput:
         start = self.clock()
         output = self.runner.execute(batch)
-        seconds = self.clock() - start
-        self.seconds.note(sum(batch.lengths), seconds)
+        seconds, num_rows = self.clock() - start, sum(batch.lengths)
+        if self.seconds.is_known(num_rows):
+            self.overrun.note(seconds, self.seconds.at(num_rows))
+        self.seconds.note(num_rows, seconds)
         self.busy_seconds += seconds
         for row, reason in output.errors.items():
             logger.warning("request %d is not drafted for: %s", batch.sequence_ids[row], reason)

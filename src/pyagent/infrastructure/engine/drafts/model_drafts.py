@@ -20,19 +20,23 @@ from pyagent.infrastructure.engine.drafts.acceptance import (
     bucket_of_probability,
 )
 from pyagent.infrastructure.engine.drafts.draft_model import CATCH_UP_TOKENS, NEAR_TOKENS, DraftModel
+from pyagent.infrastructure.engine.drafts.model_choice import (
+    AnswerLengths,
+    Candidate,
+    Choice,
+    Costs,
+    Trials,
+    choose,
+    least_chance,
+    pays,
+)
 from pyagent.infrastructure.engine.drafts.proposals import DraftedTokens, Proposal
-from pyagent.infrastructure.engine.drafts.step_seconds import LEAST_GAIN, MODEL_ALLOWANCE, Balance, Fund, StepSeconds
+from pyagent.infrastructure.engine.drafts.step_seconds import MODEL_ALLOWANCE, Balance, Fund, StepSeconds
 
 if TYPE_CHECKING:
     from pyagent.infrastructure.engine.request import Request
 
 logger = logging.getLogger(__name__)
-
-_HORIZON = 256
-"""Tokens that an answer is expected to have yet, where it may have more: what catching up with it must pay in."""
-_TRIAL_STEPS, _TRIAL_TOKENS = 64, 2
-"""Where drafts of the model do not seem to pay, so many are tried after so many steps, as the text may have changed;
-and again in the next one while they are right."""
 
 
 class DraftRow(NamedTuple):
@@ -57,14 +61,6 @@ class DraftRow(NamedTuple):
         return chances
 
 
-class _Choice(NamedTuple):
-    """So many drafts for the first `num_rows` rows, and how many times the tokens a second without any that gives."""
-
-    num_rows: int
-    num_drafts: int
-    gain: float
-
-
 class ModelDrafts:
     """Asks one draft model for the steps of its target."""
 
@@ -77,7 +73,9 @@ class ModelDrafts:
         self._target = target
         self._fund = Fund()
         self._balance = Balance(MODEL_ALLOWANCE)
-        self._num_unasked = 0  # steps since it was asked
+        self._costs = Costs(target.at, model.seconds_of)
+        self._trials = Trials()
+        self._lengths = AnswerLengths()
         self._tried: tuple[Request, int, int] | None = None  # a log's length at the last trial, and what was drafted
 
     def propose(self, rows: Mapping[int, DraftRow], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
@@ -85,7 +83,7 @@ class ModelDrafts:
 
         Without the model, it gives `rate` tokens a second. Steps of so many rows must be known.
         """
-        self._num_unasked += 1
+        self._trials.begin()
         if self.is_lost or room <= 0 or not rows or self._balance.seconds < 0:
             return {}
         try:
@@ -114,6 +112,8 @@ class ModelDrafts:
 
     def end(self, request: Request) -> None:
         """Forget a request."""
+        if request.num_output_tokens < request.max_tokens:
+            self._lengths.note(request.num_output_tokens)
         if not self.is_lost:
             self.model.end(request)
 
@@ -121,8 +121,9 @@ class ModelDrafts:
         if not self.model.seconds.is_known(1):
             self.model.seconds.note(1, self.model.weight_ratio * self._target.at(1))
         ordered = sorted(filter(self._is_open, rows.values()), key=lambda row: -row.rate)
-        choice = self._choose(ordered, num_rows, room, rate) or self._trial(ordered)
-        if choice is None:
+        candidates = [Candidate(row.rate, row.most) for row in ordered]
+        choice = choose(candidates, num_rows, room, rate, self._costs) or self._trials.choice(self._was_right)
+        if choice is None or not ordered:
             return {}
         chosen, running = ordered[: choice.num_rows], {row.request.id for row in rows.values()}
         far = [row for row in chosen if self.model.num_behind(row.request) > NEAR_TOKENS]
@@ -134,51 +135,25 @@ class ModelDrafts:
     def _is_open(self, row: DraftRow) -> bool:
         """Whether the model may do better than what the request's text gives."""
         is_better = row.from_text is None or row.from_text.chances[0] < row.rate
-        return is_better and row.most > 0 and self.model.can_follow(row.request)
-
-    def _choose(self, ordered: Sequence[DraftRow], num_rows: int, room: int, rate: float) -> _Choice | None:
-        """Return what gives the most tokens a second, rows with better records first; None for nothing."""
-        plain = num_rows / self._target.at(num_rows)
-        best, choice = max(rate, LEAST_GAIN * plain), None
-        for count in _sizes(len(ordered)):
-            draft_seconds = self.model.seconds.at(count)
-            chances, num_drafts, expected = [1.0] * count, 0, float(num_rows)
-            for length in range(1, max(row.most for row in ordered[:count]) + 1):
-                for place, row in enumerate(ordered[:count]):
-                    if length <= row.most:
-                        chances[place] *= row.rate
-                        expected += chances[place]
-                        num_drafts += 1
-                if num_drafts > room:
-                    break
-                found = expected / (self._target.at(num_rows + num_drafts) + length * draft_seconds)
-                if found > best:
-                    best, choice = found, _Choice(count, length, found / plain)
-        return choice
-
-    def _trial(self, ordered: Sequence[DraftRow]) -> _Choice | None:
-        """Return a few drafts for one row now and then, where nothing is expected of more."""
-        if not ordered or (self._num_unasked < _TRIAL_STEPS and not self._was_right()):
-            return None
-        return _Choice(1, _TRIAL_TOKENS, 1.0)
+        return is_better and self.model.can_follow(row.request)
 
     def _was_right(self) -> bool:
-        """Whether the last step's drafts were a trial, and the first of them was sampled."""
+        """Whether the first draft that was made last was sampled."""
         if self._tried is None:
             return False
         request, length, token = self._tried
-        return self._num_unasked == 1 and request.tokens[length : length + 1] == [token]
+        return request.tokens[length : length + 1] == [token]
 
-    def _catch_up(self, far: Sequence[DraftRow], choice: _Choice, num_rows: int, running: set[int]) -> None:
-        """Compute what lacks of logs where it is to pay within the answer, or where enough is there for a trial."""
-        token_seconds = self._target.at(num_rows) / num_rows
+    def _catch_up(self, far: Sequence[DraftRow], choice: Choice, num_rows: int, running: set[int]) -> None:
+        """Compute what lacks of logs where it is to pay within the answer, and the fund has enough for all of it."""
         paying: list[Request] = []
+        funded = self._fund.seconds
         for row in far:
-            cost = self._seconds_behind(row.request)
-            left = min(row.request.max_tokens - row.request.num_output_tokens, _HORIZON)
-            profit = left * token_seconds * (1 - 1 / choice.gain)
-            if self._fund.seconds >= (0.0 if profit > cost else cost):
-                paying.append(row.request)
+            request, cost = row.request, self._seconds_behind(row.request)
+            left = self._lengths.left(request.num_output_tokens, request.max_tokens - request.num_output_tokens)
+            if funded >= cost and pays(cost, left, choice, num_rows, self._costs):
+                funded -= cost
+                paying.append(request)
         start = self.model.clock()
         if paying:
             self.model.catch_up(paying, running)
@@ -186,15 +161,15 @@ class ModelDrafts:
 
     def _seconds_behind(self, request: Request) -> float:
         chunks, rest = divmod(self.model.num_behind(request), CATCH_UP_TOKENS)
-        seconds = self.model.seconds
-        return chunks * seconds.at(CATCH_UP_TOKENS) + (seconds.at(rest) if rest else 0.0)
+        seconds = self.model.seconds_of
+        return chunks * seconds(CATCH_UP_TOKENS) + (seconds(rest) if rest else 0.0)
 
     def _draft(
         self, near: Sequence[DraftRow], num_drafts: int, num_rows: int, running: set[int]
     ) -> dict[int, DraftedTokens]:
-        self._num_unasked = 0
+        self._trials.note_asked()
         of_request = {row.request: row for row in near}
-        least = self._least_chance(len(near), num_rows)
+        least = least_chance(len(near), num_rows, self._costs)
 
         def goes_on(request: Request, probabilities: Sequence[float]) -> bool:
             row = of_request[request]
@@ -211,14 +186,3 @@ class ModelDrafts:
             buckets = [*map(bucket_of_probability, probabilities)]
             proposals[request.id] = DraftedTokens(tokens, chances, MODEL, ANY_PROBABILITY, buckets)
         return proposals
-
-    def _least_chance(self, count: int, num_rows: int) -> float:
-        """Return how likely a further draft of `count` rows must be right to be worth its seconds."""
-        plain = self._target.at(num_rows)
-        cost = self.model.seconds.at(count) / count + max(0.0, self._target.at(num_rows + 1) - plain)
-        return cost * num_rows / plain
-
-
-def _sizes(count: int) -> list[int]:
-    """Return the numbers of rows that are considered: powers of two, and all."""
-    return sorted({*(1 << bit for bit in range(count.bit_length()) if 1 << bit <= count), *([count] if count else [])})

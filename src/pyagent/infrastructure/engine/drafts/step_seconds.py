@@ -15,6 +15,8 @@ _GUESSED_SLOPE = 0.1
 """What a row adds, before any was measured: this part of the step without it."""
 _ALLOWANCE, MODEL_ALLOWANCE = 0.01, 0.005
 """Part of the decode time that copies of texts may lose, and drafts of a model."""
+_OVERRUN_FADE = 1 - 1 / 16
+"""What a step counts for beside the next, in how far steps exceed what was expected of them."""
 LEAST_GAIN = 1.03
 """Steps with drafts are to give so many times the tokens a second of those without."""
 _CREDIT_STEPS = 8
@@ -62,6 +64,26 @@ class StepSeconds:
         if not above:
             return first + first * _GUESSED_SLOPE * (num_rows - below)
         return first + (last - first) * (num_rows - below) / (above - below) if below else last
+
+
+class Overrun:
+    """How many times their medians steps take on average: what medians do not show of steps that are slow now and then.
+
+    The last steps count most; what is older fades.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._expected = 0.0
+
+    def note(self, seconds: float, expected: float) -> None:
+        """Record a step of which `expected` seconds were expected."""
+        self._seconds = _OVERRUN_FADE * self._seconds + seconds
+        self._expected = _OVERRUN_FADE * self._expected + expected
+
+    @property
+    def ratio(self) -> float:
+        """At least 1."""
+        return max(1.0, self._seconds / self._expected) if self._expected > 0 else 1.0
 
 
 class Balance:

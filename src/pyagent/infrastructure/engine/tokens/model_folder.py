@@ -15,6 +15,7 @@ from pyagent.core.tokenizers import Tokenizer
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 
 _MAX_JSON_BYTES = 256_000_000
+_MAX_TEMPLATE_BYTES = 4 << 20
 _NAMED = "added_tokens_decoder"
 
 
@@ -69,7 +70,10 @@ class ModelFolder:
         """The source of its chat template."""
         file = self.path / "chat_template.jinja"
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            try:
+                return read_bounded(file, _MAX_TEMPLATE_BYTES).decode()
+            except UnicodeDecodeError as error:
+                raise ModelError(f"{file}: not a text in UTF-8: {error}", model=str(self.path)) from error
         value = self.about.get("chat_template")
         if isinstance(value, list):
             items = (

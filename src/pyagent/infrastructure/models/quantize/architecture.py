@@ -28,6 +28,7 @@ FAMILIES: Mapping[str, str] = {
     "gemma3_text": "gemma3",
     "smollm3": "smollm3",
     "olmo2": "olmo2",
+    "granite": "granite",
 }
 """`model_type` to `general.architecture`."""
 FREQUENCY_FACTORS = "rope_freqs.weight"
@@ -57,6 +58,7 @@ def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Met
         **_scaling(config),
         **_windows(family, config, model),
         **_caps(model),
+        **(_factors(config) if family == "granite" else {}),
     }
     general = {
         "general.architecture": string(name),
@@ -137,7 +139,7 @@ def _kind(scaling: Config) -> str:
 def _number(fields: Config, key: str) -> float:
     value = fields.get(key)
     if not isinstance(value, int | float):
-        raise ModelError(f"config.json: the rotary scaling lacks the number '{key}'", model="config.json")
+        raise ModelError(f"config.json: the number '{key}' is missing", model="config.json")
     return float(value)
 
 
@@ -178,3 +180,15 @@ def _windows(family: str, config: Config, model: ModelConfig) -> Metadata:
 def _caps(model: ModelConfig) -> Metadata:
     caps = {"attn_logit_softcapping": model.attention_softcap, "final_logit_softcapping": model.logit_softcap}
     return {key: float32(cap) for key, cap in caps.items() if cap is not None}
+
+
+def _factors(config: Config) -> Metadata:
+    """Say what Granite multiplies scores, embeddings and what blocks add by, and what it divides logits by."""
+    names = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    told = ((key, name) for key, name in names.items() if config.get(name) is not None)
+    return dict.fromkeys(names, float32(1.0)) | {key: float32(_number(config, name)) for key, name in told}

@@ -136,7 +136,9 @@ class FolderSource:
         self._refuse_missing()
         self._refuse_left_over({name for name, *_ in header["tensors"]})
         # llama.cpp pairs neighbours in these families; their files have the rows so.
-        self._is_reordered = self._model.architecture in {"llama", "smollm3"} and not self._model.is_rope_interleaved
+        self._is_reordered = (
+            self._model.architecture in {"llama", "smollm3", "granite"} and not self._model.is_rope_interleaved
+        )
 
     def tensors(self) -> Sequence[SourceTensor]:
         """Return the model's, those that are computed first."""

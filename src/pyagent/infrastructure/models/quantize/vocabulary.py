@@ -18,6 +18,7 @@ from pyagent.infrastructure.engine.tokens.gguf_vocabulary import BYTE, UNKNOWN, 
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer, byte_alphabet
 from pyagent.infrastructure.engine.tokens.model_folder import HuggingFaceReader, ModelFolder, object_in, read_json
 from pyagent.infrastructure.models.quantize import gguf_file
+from pyagent.infrastructure.models.quantize.bounds import refuse_large_template, refuse_large_tokenizer
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
@@ -53,9 +54,10 @@ def vocabulary_metadata(path: Path, num_rows: int) -> Metadata:
     if not HuggingFaceReader().matches(path):
         text = f"{path}: its tokenizer cannot be written as GGUF: there is no tokenizer.json; save the model with one"
         raise ModelError(text, model=str(path))
+    told = read_json(path / "tokenizer.json")
+    refuse_large_tokenizer(path / "tokenizer.json", told)
     tokenizer = HuggingFaceReader().load(path)
     assert isinstance(tokenizer, HuggingFaceTokenizer)
-    told = read_json(path / "tokenizer.json")
     model = object_in(told, "model")
     if model.get("type") != "BPE":
         text = f"{path}: its tokenizer is {str(model.get('type'))!r:.40}, which cannot be written as GGUF; expected BPE"
@@ -194,5 +196,6 @@ def _special(path: Path, tokenizer: HuggingFaceTokenizer, num_rows: int) -> Meta
         if (token := named.get(folder.token_name(name))) is not None:
             found[f"tokenizer.ggml.{key}_token_id"] = gguf_file.uint32(token)
     if folder.template is not None:
+        refuse_large_template(path, folder.template)
         found["tokenizer.chat_template"] = gguf_file.string(folder.template)
     return found
