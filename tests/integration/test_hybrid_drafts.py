@@ -1,4 +1,4 @@
-"""Drafts in models with recurrent layers: states go past accepted tokens alone, and answers are those without drafts."""
+"""Drafts in models with recurrent layers: states go past accepted tokens alone, and answers are as without drafts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from support.draft_models import eagerly_drafted, with_draft_model
 from support.drafts import Eager, drafting
 from support.hybrid_model import write_hybrid
 from support.kv_sequences import Memory
@@ -16,6 +17,7 @@ from support.tiny_model import vocabulary
 
 from pyagent import _rust
 from pyagent.core.backends import collect
+from pyagent.core.errors import ConfigError
 from pyagent.core.messages import ChatRequest, Message, SamplingParams
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
@@ -70,7 +72,7 @@ class Greedy:
 
 
 def test_states_go_past_accepted_drafts_alone(path: Path) -> None:
-    """After any number of right and wrong drafts, at every place in a block, logits are those of the text computed cold.
+    """After any number of right and wrong drafts, at every place in a block, logits are those of a cold text.
 
     So are those of a fork, and of the sequence found in the cache again.
     """
@@ -200,5 +202,23 @@ def test_a_conversation_goes_on_from_states_without_refused_drafts(path: Path) -
                 assert warm.usage.prompt_tokens_details.cached_tokens > 0
                 answers.append(warm.text)
         assert eager.counts.num_draft_tokens > eager.counts.num_accepted_tokens > 0
+
+    run(work())
+
+
+@pytest.mark.parametrize("path", ["qwen35"], indirect=True)
+def test_a_draft_model_drafts_for_a_hybrid_and_is_none(path: Path, tiny_model_path: Path) -> None:
+    """A model without states drafts for one that has some; the other way round it is refused in a sentence."""
+    asked = requests_of_all_kinds()[:6]
+
+    async def work() -> None:
+        async with running(path) as backend:
+            expected = [told(answer) for answer in await at_once(backend, asked)]
+        async with eagerly_drafted(path, tiny_model_path) as (backend, eager):
+            assert [told(answer) for answer in await at_once(backend, asked)] == expected
+            assert eager.counts.num_draft_tokens > eager.counts.num_accepted_tokens
+        async with with_draft_model(tiny_model_path, path) as backend:
+            with pytest.raises(ConfigError, match=r"draft cannot draft on the cpu runner, as it cannot go back"):
+                await backend.load()
 
     run(work())

@@ -427,9 +427,7 @@ impl CpuModel {
             .enumerate();
         let wrong = results.find_map(|(segment, result)| result.err().map(|reason| (segment, reason)));
         self.checked = checked;
-        wrong.map_or(Ok(()), |(segment, reason)| {
-            Err(EngineError::Batch { segment, reason })
-        })
+        wrong.map_or(Ok(()), |(segment, reason)| Err(EngineError::Batch { segment, reason }))
     }
 
     fn check(&self, segment: &Segment<'_>, checked: &mut CheckedTables) -> Result<(), String> {

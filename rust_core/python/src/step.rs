@@ -364,7 +364,9 @@ impl Step<'_> {
     fn accept(&mut self, model: &mut CpuModel, asked: &[Asked], num_right: &[usize]) -> PyResult<()> {
         let (mut segments, mut first_drafts, mut end) = (Vec::new(), Vec::new(), 0);
         for (place, tables) in self.places.iter().zip(self.tables.chunks_exact(self.num_groups)) {
-            let Some(asked) = asked.get(place.segment) else { continue };
+            let Some(asked) = asked.get(place.segment) else {
+                continue;
+            };
             let (first, num_right) = (end, num_right[place.segment]);
             end += asked.num_drafts;
             if num_right == 0 {
@@ -383,7 +385,9 @@ impl Step<'_> {
                 probe: None,
             });
         }
-        model.accept(&segments, &first_drafts).map_err(|error| engine_error(&error))
+        model
+            .accept(&segments, &first_drafts)
+            .map_err(|error| engine_error(&error))
     }
 
     /// Tells the pool what was computed, of the sequences that are still where they were: so many of a segment's tokens

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::adapters::AdapterPlan;
 use super::attention::{self, AttentionPlan};
-use super::experts::RoutingPlan;
 use super::drafts::DraftRows;
+use super::experts::RoutingPlan;
 use super::probe::{Probe, ProbedRow};
 use crate::adapters::Adapter;
 use crate::config::ModelConfig;
