@@ -6,7 +6,8 @@ Random weights in the shape of Qwen 3.5 4B (four of its 32 layers: three gated d
 LFM2 1.2B (three of its 16 layers: two short convolutions and one with attention) or of Granite 4.0 H Micro (four of its
 40 layers: three of Mamba-2 and one with attention; it has one in ten); the vocabulary is cut too. Threads
 that sum a large array give the rate of the memory, in turns with the steps. What a step reads besides the weights, a
-sequence's state, is told apart.
+sequence's state, is told apart. Steps of one sequence that verify seven drafts are in the same turns, of which masks
+have the sampler refuse all or accept all.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from experts import VOCAB, Decoder
 from plain_reading import NUM_NUMBERS, bytes_read, reading_rate
 from random_model import random_blocks
 
+from pyagent import _rust
+
 BATCHES = (1, 8, 16)
 PROMPT, ROUNDS = 512, 5
+DRAFTS, DRAFT_STEPS = 7, 12
 LAYERS = {
     "lfm2": [True, True, False],
     "qwen35": [True, True, True, False],
@@ -165,6 +169,39 @@ def prompt_seconds(decoder: Decoder) -> float:
     return seconds
 
 
+def draft_seconds(decoder: Decoder, num_right: int) -> float:
+    """The median of steps of one sequence that verify `DRAFTS` drafts, of which so many are right."""
+    tokens, sampler, seconds = [5], _rust.SamplerState(temperature=0.0), list[float]()
+    decoder.pool.add(0, tokens)
+    for _ in range(DRAFT_STEPS):
+        drafts = [int(token) for token in decoder.draw.integers(8, VOCAB, DRAFTS)]
+        sampled = [*drafts[:num_right], 7]
+        row_bytes = -(-VOCAB // 32) * 4
+        masks = bytearray(row_bytes * (1 + DRAFTS))
+        for row in range(1 + DRAFTS):
+            token = sampled[min(row, num_right)]
+            masks[row_bytes * row + token // 8] |= 1 << token % 8
+        decoder.pool.reserve(0, len(tokens))
+        decoder.pool.reserve(0, len(tokens) + DRAFTS)
+        start = time.perf_counter()
+        decoder.model.execute(
+            decoder.pool,
+            [0],
+            [1 + DRAFTS],
+            [tokens[-1], *drafts],
+            [sampler],
+            [0],
+            {0: bytes(masks)},
+            num_outputs=[1 + DRAFTS],
+            num_drafts={0: DRAFTS},
+        )
+        seconds.append(time.perf_counter() - start)
+        tokens += sampled
+    assert decoder.pool.num_tokens(0) == len(tokens) - 1
+    decoder.pool.release(0)
+    return statistics.median(seconds[1:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=tuple(LAYERS), default="qwen35")
@@ -178,11 +215,14 @@ def main() -> None:
         rates: list[float] = []
         prompts: list[float] = []
         seconds: dict[int, list[float]] = {batch: [] for batch in BATCHES}
+        drafts: dict[int, list[float]] = {num_right: [] for num_right in (0, DRAFTS)}
         for _ in range(ROUNDS):
             rates.append(reading_rate(arguments.threads, array))
             prompts.append(prompt_seconds(decoder))
             for batch in BATCHES:
                 seconds[batch].append(decoder.step_seconds(batch))
+            for num_right, measured in drafts.items():
+                measured.append(draft_seconds(decoder, num_right))
         info, rate, used = decoder.model.info(), statistics.median(rates), bytes_read(path)
         (_, _, of_keys), (_, every, of_states) = info["kv_groups"]
         state = of_states * info["page_bytes"]
@@ -198,6 +238,10 @@ def main() -> None:
                 f"{batch:>2} sequences: {batch / step:6.1f} tokens/s, {used / 1e6:5.0f} MB of weights a step at "
                 f"{used / step / 1e9:.1f} GB/s, {used / step / rate:.2f} of plain reading"
             )
+        plain = statistics.median(seconds[1])
+        for num_right, measured in drafts.items():
+            step = statistics.median(measured)
+            print(f"{num_right} of {DRAFTS} drafts right: {step * 1e3:.2f} ms, {step / plain:.2f} of a step without")
 
 
 if __name__ == "__main__":

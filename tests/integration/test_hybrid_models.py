@@ -57,20 +57,6 @@ def test_states_are_a_group_of_pages(path: Path) -> None:
     assert groups == list(_rust.describe_model(path)["kv_groups"])
 
 
-def test_no_drafts_are_verified(path: Path) -> None:
-    """A state cannot go back to before a rejected token: a text that repeats is answered without proposals."""
-
-    async def work() -> None:
-        async with running(path) as backend:
-            asked = chat("on and on and on and on", max_tokens=40, temperature=0, ignore_eos=True)
-            await collect(backend.chat(asked))
-            loaded = await backend.load()
-            assert not loaded.runner.verifies_drafts
-            assert loaded.engine.speculation is None
-
-    run(work())
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_chunks_and_neighbours_change_no_bit(path: Path, threads: int) -> None:
     """A prompt in chunks of any length, beside sequences that decode or begin, has the bits of the prompt at once."""

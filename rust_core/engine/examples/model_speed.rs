@@ -58,6 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             tokens: &tokens,
             num_outputs: 1,
             scoring: None,
+            num_drafts: 0,
             adapter_id: 0,
             probe: None,
         }])?;
@@ -76,6 +77,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 tokens: &tokens,
                 num_outputs: 1,
                 scoring: None,
+                num_drafts: 0,
                 adapter_id: 0,
                 probe: None,
             }])?;
@@ -92,6 +94,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             tokens: &tokens[..20],
             num_outputs: 1,
             scoring: None,
+            num_drafts: 0,
             adapter_id: 0,
             probe: None,
         }])?;
@@ -110,6 +113,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     tokens: std::slice::from_ref(&tokens[16 * sequence + position]),
                     num_outputs: 1,
                     scoring: None,
+                    num_drafts: 0,
                     adapter_id: 0,
                     probe: None,
                 })

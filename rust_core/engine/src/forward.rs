@@ -7,6 +7,7 @@
 
 mod adapters;
 mod attention;
+mod drafts;
 mod experts;
 mod latent;
 mod mlp;
@@ -16,12 +17,14 @@ mod probe;
 mod projection;
 mod recurrent;
 mod selective;
+mod sequence;
 mod tiling;
 
 use std::ops::Range;
 
 pub(crate) use adapters::most_adapter_bytes;
 pub(crate) use attention::most_split_rows;
+pub(crate) use drafts::num_kept_rows;
 pub(crate) use experts::{Routing, most_slots};
 pub(crate) use latent::{LatentBuffers, latent_sizes};
 pub(crate) use per_layer::PerLayerBuffers;
@@ -35,6 +38,7 @@ use pyagent_kernels::matmul::{self, Activations};
 use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
 use pyagent_kernels::thread_pool::Piece;
 pub(crate) use recurrent::{mixed_size, output_size};
+pub(crate) use sequence::most_piece_state;
 use tiling::{PIECES_PER_THREAD, PRODUCT_TILE, Tiling, part};
 
 use crate::adapters::Site;
@@ -128,6 +132,10 @@ pub enum Stage {
     Attend(usize),
     /// The values of a layer's heads, made of the latents they attended to.
     Expand(usize),
+    /// What drafts bring to a recurrent layer, to be kept.
+    KeepDrafts(usize),
+    /// What was kept of drafts that were right, in the place of a recurrent layer's projections.
+    TakeKept(usize),
     /// A recurrent layer's convolution.
     Convolve(usize),
     /// A recurrent layer's delta rule, or state space.
@@ -168,7 +176,7 @@ impl Pass<'_> {
             let attention = self.config.blocks_per_layer() * layer;
             let ffn = attention + 1;
             let adapt = |site| plan.adapters.stage(layer, site).into_iter();
-            let mixer = adapt(Site::Attention).chain(self.mixer_stages(layer, is_norm_wide));
+            let mixer = adapt(Site::Attention).chain(self.mixer_stages(plan, layer, is_norm_wide));
             let first = mixer
                 .chain(adapt(Site::AttentionOutput))
                 .chain([Stage::Block(attention)]);
@@ -217,7 +225,9 @@ impl Pass<'_> {
             | Stage::Stream(_)
             | Stage::NormaliseHeads(_)
             | Stage::Compress(_)
-            | Stage::NormaliseScan(_) => plan.num_rows(),
+            | Stage::NormaliseScan(_)
+            | Stage::TakeKept(_) => plan.num_rows(),
+            Stage::KeepDrafts(_) => plan.num_drafts(),
             Stage::OutputNorm => plan.num_outputs(),
             Stage::Attend(layer) => plan.attention[self.config.head_kind(layer)].num_pieces(),
             Stage::Adapt(_, site) => plan.adapters.num_pieces(site),
@@ -308,6 +318,8 @@ impl Pass<'_> {
                 Stage::Compress(layer) => part.compress(layer, piece.index),
                 Stage::Absorb(layer) => part.absorb(layer, ranges(stage), own),
                 Stage::Expand(layer) => part.expand(layer, ranges(stage), own),
+                Stage::KeepDrafts(layer) => part.keep_draft(layer, piece.index),
+                Stage::TakeKept(layer) => part.take_kept(layer, piece.index),
                 Stage::Convolve(layer) => part.convolve(layer, piece.index, own),
                 Stage::Scan(layer) => part.scan(layer, piece.index, own),
                 Stage::NormaliseScan(layer) => part.normalise_scan(layer, piece.index),

@@ -21,7 +21,7 @@ use crate::config::ModelConfig;
 use crate::runner::EngineError;
 
 pub use moves::SwappedPages;
-pub use states::{LayerCells, StatePages, StateRun};
+pub use states::{Cell, LayerCells, StatePages, StateRun};
 
 /// In a table: no page, because the block slid out of every later token's sight.
 pub const NO_PAGE: u32 = u32::MAX;

@@ -1,5 +1,7 @@
 //! The CPU model runner: a model, its KV memory and its threads; computes batches and samples tokens.
 
+mod accepted;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -131,6 +133,8 @@ pub struct CpuModel {
     pool: Arc<ThreadPool>,
     isa: Isa,
     num_outputs: usize,
+    /// Drafts of the last batch that states did not go past.
+    num_drafts: usize,
     scores: Vec<Result<TokenScore, SampleError>>,
     /// Of each layer, how long each neuron's column of the down matrix is; found when it is first asked for.
     write_norms: Vec<Vec<f32>>,
@@ -165,6 +169,7 @@ impl CpuModel {
             pool,
             isa,
             num_outputs: 0,
+            num_drafts: 0,
             scores: Vec::new(),
             write_norms: Vec::new(),
             probed: Vec::new(),
@@ -252,20 +257,10 @@ impl CpuModel {
 
     /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
     pub fn execute(&mut self, segments: &[Segment<'_>]) -> Result<usize, EngineError> {
-        self.num_outputs = 0;
+        (self.num_outputs, self.num_drafts) = (0, 0);
         self.scores.clear();
         self.probed.clear();
-        let mut checked = std::mem::take(&mut self.checked);
-        checked.begin();
-        let mut results = segments
-            .iter()
-            .map(|segment| self.check(segment, &mut checked))
-            .enumerate();
-        let wrong = results.find_map(|(segment, result)| result.err().map(|reason| (segment, reason)));
-        self.checked = checked;
-        if let Some((segment, reason)) = wrong {
-            return Err(EngineError::Batch { segment, reason });
-        }
+        self.check_all(segments)?;
         let last = segments
             .iter()
             .map(|segment| segment.first_position + segment.tokens.len())
@@ -289,6 +284,7 @@ impl CpuModel {
             self.find_write_norms()?;
         }
         self.space.prepare_adapters(plan.adapted_size());
+        self.space.prepare_drafts(&self.config, plan.num_drafts());
         self.space
             .prepare(&self.config, plan.num_rows(), logit_rows, plan.num_split_rows());
         let pass = Pass {
@@ -316,7 +312,7 @@ impl CpuModel {
             self.probed = plan.take_probed(read);
         }
         self.compute_seconds = start.elapsed().as_secs_f64();
-        self.num_outputs = num_outputs;
+        (self.num_outputs, self.num_drafts) = (num_outputs, plan.num_drafts());
         Ok(self.num_outputs)
     }
 
@@ -422,6 +418,18 @@ impl CpuModel {
         Ok(results.map(|result| result.expect("every task ran")).collect())
     }
 
+    fn check_all(&mut self, segments: &[Segment<'_>]) -> Result<(), EngineError> {
+        let mut checked = std::mem::take(&mut self.checked);
+        checked.begin();
+        let mut results = segments
+            .iter()
+            .map(|segment| self.check(segment, &mut checked))
+            .enumerate();
+        let wrong = results.find_map(|(segment, result)| result.err().map(|reason| (segment, reason)));
+        self.checked = checked;
+        wrong.map_or(Ok(()), |(segment, reason)| Err(EngineError::Batch { segment, reason }))
+    }
+
     fn check(&self, segment: &Segment<'_>, checked: &mut CheckedTables) -> Result<(), String> {
         let end = segment.first_position + segment.tokens.len();
         if segment.tokens.is_empty() || segment.num_outputs > segment.tokens.len() {
@@ -442,6 +450,7 @@ impl CpuModel {
             ));
         }
         self.kv.check(segment.tables, segment.first_position, end, checked)?;
+        self.check_drafts(segment)?;
         if let Some(scoring) = segment.scoring
             && scoring.first + scoring.targets.len() > segment.tokens.len()
         {

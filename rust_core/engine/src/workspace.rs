@@ -14,7 +14,7 @@ use pyagent_kernels::matmul::Activations;
 use crate::config::{Experts, ModelConfig};
 use crate::forward::{
     FEW_ROWS, LatentBuffers, PerLayerBuffers, Routing, latent_sizes, mixed_size, most_piece_columns, most_piece_rows,
-    most_slots, most_split_rows, num_delta_rows, num_streams, output_size,
+    most_piece_state, most_slots, most_split_rows, num_delta_rows, num_kept_rows, num_streams, output_size,
 };
 use crate::model::{Gated, Layer, Mixer, Weights};
 
@@ -192,6 +192,8 @@ pub struct Own {
     pub first: Vec<f32>,
     /// For a tile beside that one: values, or what gates let through.
     pub second: Vec<f32>,
+    /// For the part of a state that drafts change, as it was before.
+    pub saved: Vec<f32>,
     /// How many blocks the thread's own stream has added in this step, if the step is one of few tokens.
     pub num_blocks: Option<usize>,
     /// For attention; its size is that of a tile of tokens, whatever the step.
@@ -204,11 +206,13 @@ impl Own {
         reserve(&mut self.row, config.hidden_size + separate_size(config));
         reserve(&mut self.first, len);
         reserve(&mut self.second, len);
+        self.saved.clear();
+        self.saved.reserve_exact(most_piece_state(config));
     }
 
     fn bytes(&self) -> usize {
-        let capacity = self.row.capacity() + self.first.capacity() + self.second.capacity();
-        capacity * size_of::<f32>()
+        let tiles = self.first.capacity() + self.second.capacity();
+        (self.row.capacity() + tiles + self.saved.capacity()) * size_of::<f32>()
     }
 }
 
@@ -281,6 +285,8 @@ pub struct Workspace {
     pub gate: Rows,
     /// What recurrent layers make of their input: each projection's output after the other's.
     pub mixed: Rows,
+    /// The same of drafts, of all recurrent layers.
+    pub kept: Rows,
     /// What a block gives, to be added to the stream; what every block gives, where threads have streams of their own.
     pub delta: Rows,
     /// What dense blocks give that lie beside experts, likewise.
@@ -359,6 +365,7 @@ impl Workspace {
             value: Rows::new(waiting_kv_size(config)),
             gate: Rows::new(gate_size(config)),
             mixed: Rows::new(mixed_size(config)),
+            kept: Rows::new(mixed_size(config)),
             delta: Rows::new(config.hidden_size),
             dense_delta: Rows::new(separate_size(config)),
             chunks: Rows::new(config.num_heads * chunk_len(config.value_dim(), 1)),
@@ -450,6 +457,11 @@ impl Workspace {
         self.low.reserve(rows);
     }
 
+    /// Makes room for what is kept of so many drafts.
+    pub fn prepare_drafts(&mut self, config: &ModelConfig, drafts: usize) {
+        self.kept.reserve(num_kept_rows(config, drafts));
+    }
+
     /// Has every thread that keeps a stream of its own compute it anew from the blocks' outputs, for other rows' logits.
     pub fn rewind(&self) {
         for index in 0..self.own.len() {
@@ -478,6 +490,7 @@ impl Workspace {
             &mut self.value,
             &mut self.gate,
             &mut self.mixed,
+            &mut self.kept,
         ];
         let projected = projected.map(Rows::bytes);
         let rows = [
@@ -526,6 +539,7 @@ impl LargestStep {
             let split_rows = self.split_rows(config);
             space.prepare(config, tokens, self.logit_rows(tokens), split_rows);
         }
+        space.prepare_drafts(config, self.most_drafts());
         let bytes = space.bytes() as u128 + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
@@ -553,8 +567,10 @@ impl LargestStep {
         let mixed = gate_size(config) + mixed_size(config);
         let projected = query + 2 * waiting_kv_size(config) as u128 + mixed as u128;
         let vectors = (config.num_layers * config.per_layer_size()) as u128;
-        let rows = 4 * (tokens * (projected + vectors) + deltas * (hidden + separate));
-        let rows = rows + threads * 4 * (hidden + separate + 2 * tile);
+        let kept = num_kept_rows(config, self.most_drafts()) as u128 * mixed_size(config) as u128;
+        let rows = 4 * (tokens * (projected + vectors) + deltas * (hidden + separate) + kept);
+        let saved = most_piece_state(config) as u128;
+        let rows = rows + threads * 4 * (hidden + separate + 2 * tile + saved);
         let slots = most_slots(config, self.tokens) as u128;
         // Of a token, its experts' weights; of a slot, its token and at most a run.
         let of_experts = config
@@ -577,6 +593,11 @@ impl LargestStep {
         let chunks = chunks * (config.value_dim() as u128 + 48) * 4;
         let bytes = rows + chunks + inputs + streams + logits + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Drafts that a step verifies at most: each has logits, as the token before the first has.
+    fn most_drafts(&self) -> usize {
+        self.outputs.min(self.tokens).saturating_sub(1)
     }
 
     /// Rows of logits that a step of so many tokens has at once.

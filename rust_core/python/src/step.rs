@@ -125,7 +125,7 @@ pub(crate) fn run(
     };
     step.outcome.tokens.resize(asked.len(), 0);
     step.locate(&scores)?;
-    step.compute(model, &scores)?;
+    step.compute(model, asked, &scores)?;
     let has_drafts = |segment: usize| asked.get(segment).is_some_and(|asked| asked.num_drafts > 0);
     let is_ahead: Vec<_> = (0..step.columns.lengths.len())
         .map(|segment| step.columns.num_ahead.contains_key(&segment))
@@ -141,6 +141,7 @@ pub(crate) fn run(
         let num_right: Vec<_> = (0..asked.len())
             .map(|segment| step.outcome.more.get(&segment).map_or(0, Vec::len))
             .collect();
+        step.accept(model, asked, &num_right)?;
         step.commit(model, |segment, length| {
             (has_drafts(segment) && !is_ahead[segment]).then(|| length - asked[segment].num_drafts + num_right[segment])
         })?;
@@ -327,7 +328,7 @@ impl Step<'_> {
     }
 
     /// Runs the model, without the segments that it refuses.
-    fn compute(&mut self, model: &mut CpuModel, scores: &Scores<'_>) -> PyResult<()> {
+    fn compute(&mut self, model: &mut CpuModel, asked: &[Asked], scores: &Scores<'_>) -> PyResult<()> {
         loop {
             let places = self.places.iter().zip(self.tables.chunks_exact(self.num_groups));
             let segments: Vec<Segment<'_>> = places
@@ -339,6 +340,7 @@ impl Step<'_> {
                     scoring: scores
                         .get(&place.segment)
                         .and_then(|scores| scores.scoring(place.first_position, place.scored.clone())),
+                    num_drafts: asked.get(place.segment).map_or(0, |asked| asked.num_drafts),
                     adapter_id: place.adapter_id,
                     probe: self.columns.probes.get(&place.segment).copied(),
                 })
@@ -356,6 +358,36 @@ impl Step<'_> {
         self.tables
             .drain(index * self.num_groups..(index + 1) * self.num_groups);
         self.outcome.errors.insert(place.segment, reason);
+    }
+
+    /// Brings the states of recurrent layers past the drafts that were right, of which each segment has so many.
+    fn accept(&mut self, model: &mut CpuModel, asked: &[Asked], num_right: &[usize]) -> PyResult<()> {
+        let (mut segments, mut first_drafts, mut end) = (Vec::new(), Vec::new(), 0);
+        for (place, tables) in self.places.iter().zip(self.tables.chunks_exact(self.num_groups)) {
+            let Some(asked) = asked.get(place.segment) else {
+                continue;
+            };
+            let (first, num_right) = (end, num_right[place.segment]);
+            end += asked.num_drafts;
+            if num_right == 0 {
+                continue;
+            }
+            let start = place.tokens.1 - asked.num_drafts;
+            first_drafts.push(first);
+            segments.push(Segment {
+                tables,
+                first_position: place.first_position + start - place.tokens.0,
+                tokens: &self.columns.tokens[start..start + num_right],
+                num_outputs: 0,
+                scoring: None,
+                num_drafts: 0,
+                adapter_id: place.adapter_id,
+                probe: None,
+            });
+        }
+        model
+            .accept(&segments, &first_drafts)
+            .map_err(|error| engine_error(&error))
     }
 
     /// Tells the pool what was computed, of the sequences that are still where they were: so many of a segment's tokens

@@ -121,7 +121,7 @@ impl DeltaNet {
     }
 
     /// The value heads of a key head.
-    pub fn value_heads(&self, key_head: usize) -> impl Iterator<Item = usize> + use<> {
+    pub fn value_heads(&self, key_head: usize) -> impl Iterator<Item = usize> + Clone + use<> {
         let (each, key_heads) = (self.num_value_heads / self.num_key_heads, self.num_key_heads);
         let is_tiled = self.is_tiled;
         (0..each).map(move |index| {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::adapters::AdapterPlan;
 use super::attention::{self, AttentionPlan};
+use super::drafts::DraftRows;
 use super::experts::RoutingPlan;
 use super::probe::{Probe, ProbedRow};
 use crate::adapters::Adapter;
@@ -24,6 +25,8 @@ pub struct Segment<'a> {
     pub num_outputs: usize,
     /// Which log-probabilities of known tokens are wanted.
     pub scoring: Option<Scoring<'a>>,
+    /// How many of the last tokens are drafts: the states of recurrent layers stay as they are before these.
+    pub num_drafts: usize,
     /// The adapter that computes it; 0 is the bare model.
     pub adapter_id: u64,
     /// What is told of each of the tokens that give logits.
@@ -64,6 +67,8 @@ pub struct Plan<'a> {
     pub(super) attention: Vec<AttentionPlan>,
     /// Of each segment, the runs of tokens between states that are kept; none where no layer has any.
     pub(super) runs: Vec<Vec<StateRun>>,
+    /// Drafts, where some layer has states.
+    pub(super) drafts: DraftRows,
     pub(super) routing: RoutingPlan,
     pub(super) adapters: AdapterPlan,
     /// Rows that are probed, in order.
@@ -90,6 +95,7 @@ impl<'a> Plan<'a> {
                 .map(|num_units| AttentionPlan::new(segments, num_units, num_threads))
                 .collect(),
             runs: Vec::new(),
+            drafts: DraftRows::default(),
             routing: RoutingPlan::default(),
             adapters: AdapterPlan::default(),
             probes: Vec::new(),
@@ -98,9 +104,11 @@ impl<'a> Plan<'a> {
         if let Some(states) = &pages.states {
             let runs = segments.iter().map(|segment| {
                 let table = pages.state_table(segment.tables);
-                states.runs(table, segment.first_position, segment.tokens.len())
+                let (first, count) = (segment.first_position, segment.tokens.len());
+                states.runs_before_drafts(table, first, count, segment.num_drafts)
             });
             plan.runs = runs.collect();
+            plan.drafts = DraftRows::verified(segments);
         }
         for (index, segment) in segments.iter().enumerate() {
             let start = plan.rows.len();

@@ -12,14 +12,15 @@ use pyagent_kernels::matmul;
 use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
 use pyagent_kernels::recurrent::{CELL_CHANNELS, Convolution, DeltaRule, convolve, l2_normalise, scan};
 
+use super::sequence::Sequence;
 use super::{MOST_GROUPS, PIECES_PER_THREAD, PRODUCT_TILE, Part, Pass, Plan, Stage, Tiling, part};
 use crate::config::{DeltaNet, ModelConfig, Recurrent};
-use crate::kv::{StatePages, StateRun};
-use crate::model::{Linear, Mixer, RecurrentWeights, ScanWeights};
+use crate::kv::StateRun;
+use crate::model::{Linear, RecurrentWeights, ScanWeights};
 use crate::workspace::{Own, Patch};
 
 /// Blocks of channels in a piece of a convolution at most.
-const MOST_BLOCKS: usize = 8;
+pub(super) const MOST_BLOCKS: usize = 8;
 /// What a key's or query's squared length is never below, when it is made 1.
 const L2_EPSILON: f32 = 1e-6;
 
@@ -77,37 +78,19 @@ pub(super) fn num_scan_pieces(plan: &Plan<'_>, config: &ModelConfig) -> usize {
     plan.segments.len() * of_sequence
 }
 
-/// One sequence's tokens in a recurrent layer.
-pub(super) struct Sequence<'a> {
-    recurrent: Recurrent,
-    pub(super) weights: &'a RecurrentWeights,
-    pub(super) states: &'a StatePages,
-    /// The pages of its states.
-    pub(super) table: &'a [u32],
-    pub(super) runs: &'a [StateRun],
-    /// Row of the batch of the first token.
-    first_row: usize,
-    /// Where each projection's output begins in a row.
-    pub(super) columns: Vec<usize>,
-}
-
-impl Sequence<'_> {
-    /// The rows of a run, some at a time.
-    pub(super) fn tiles(&self, run: &StateRun) -> impl Iterator<Item = Range<usize>> + use<> {
-        let rows = self.first_row + run.tokens.start..self.first_row + run.tokens.end;
-        let starts = rows.clone().step_by(PRODUCT_TILE);
-        starts.map(move |start| start..(start + PRODUCT_TILE).min(rows.end))
-    }
-}
-
 impl Pass<'_> {
     /// The stages of a layer before its first output: attention's, or a recurrent layer's.
-    pub(super) fn mixer_stages(&self, layer: usize, is_norm_wide: bool) -> impl Iterator<Item = Stage> + use<> {
+    pub(super) fn mixer_stages(
+        &self,
+        plan: &Plan<'_>,
+        layer: usize,
+        is_norm_wide: bool,
+    ) -> impl Iterator<Item = Stage> + use<> {
         let recurrent = self.config.recurrent(layer);
         let attention = recurrent.is_none();
         let is_latent = self.config.latent.is_some();
         let is_space = matches!(recurrent, Some(Recurrent::Mamba2(_)));
-        let scans = is_space || matches!(recurrent, Some(Recurrent::DeltaNet(_)));
+        let has_drafts = plan.num_drafts() > 0;
         let stages = [
             Some(Stage::Project(layer)),
             (attention && is_norm_wide).then_some(Stage::NormaliseHeads(layer)),
@@ -115,33 +98,22 @@ impl Pass<'_> {
             is_latent.then_some(Stage::Absorb(layer)),
             attention.then_some(Stage::Attend(layer)),
             is_latent.then_some(Stage::Expand(layer)),
+            (!attention && has_drafts).then_some(Stage::KeepDrafts(layer)),
             (!attention).then_some(Stage::Convolve(layer)),
-            scans.then_some(Stage::Scan(layer)),
+            self.scans(layer).then_some(Stage::Scan(layer)),
             is_space.then_some(Stage::NormaliseScan(layer)),
         ];
         stages.into_iter().flatten()
     }
+
+    /// Whether a layer has a delta rule, or a state space.
+    pub(super) fn scans(&self, layer: usize) -> bool {
+        let recurrent = self.config.recurrent(layer);
+        matches!(recurrent, Some(Recurrent::DeltaNet(_) | Recurrent::Mamba2(_)))
+    }
 }
 
 impl Part<'_> {
-    pub(super) fn sequence(&self, layer: usize, segment: usize) -> Option<Sequence<'_>> {
-        let Pass {
-            config, weights, kv, ..
-        } = *self.pass;
-        let (Mixer::Recurrent(weights), Some(recurrent)) = (&weights.layers[layer].mixer, config.recurrent) else {
-            return None;
-        };
-        Some(Sequence {
-            recurrent,
-            weights,
-            states: kv.pages.states.as_ref()?,
-            table: kv.pages.state_table(self.plan.segments[segment].tables),
-            runs: &self.plan.runs[segment],
-            first_row: self.plan.starts[segment],
-            columns: recurrent.columns(config.hidden_size).0,
-        })
-    }
-
     /// All of a recurrent layer's projections, some of their columns for some rows.
     ///
     /// # Safety
@@ -213,19 +185,16 @@ impl Part<'_> {
         let blocks = part(channels.div_ceil(BLOCK_COLS), num_parts, piece % num_parts);
         let channels = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(channels);
         let cells = channels.start / CELL_CHANNELS..channels.end / CELL_CHANNELS;
-        for run in sequence.runs {
-            // SAFETY: by contract; runs and tiles follow each other.
-            unsafe {
-                for cell in cells.clone() {
-                    let [len, _] = sequence.states.cell_lens;
-                    let history = sequence.states.layer(layer).histories[cell];
-                    self.pass.kv.begin(sequence.states, sequence.table, run, history, len);
-                }
-                for rows in sequence.tiles(run) {
-                    self.convolve_tile(layer, &sequence, run, rows, channels.clone(), own);
-                }
-            }
+        let [len, _] = sequence.states.cell_lens;
+        let histories = sequence.states.layer(layer).histories[cells].iter().copied();
+        let mut saved = std::mem::take(&mut own.saved);
+        // SAFETY: by contract; runs and tiles follow each other.
+        unsafe {
+            sequence.advance(self.pass.kv, (histories, len), &mut saved, |run, rows| {
+                self.convolve_tile(layer, &sequence, run, rows, channels.clone(), own);
+            });
         }
+        own.saved = saved;
     }
 
     unsafe fn convolve_tile(
@@ -284,7 +253,7 @@ impl Part<'_> {
         let net = match self.pass.config.recurrent {
             Some(Recurrent::DeltaNet(net)) => net,
             // SAFETY: by contract.
-            Some(Recurrent::Mamba2(space)) => return unsafe { self.scan_space(layer, &space, piece) },
+            Some(Recurrent::Mamba2(space)) => return unsafe { self.scan_space(layer, &space, piece, own) },
             _ => return,
         };
         let Some(sequence) = self.sequence(layer, piece / net.num_key_heads) else {
@@ -296,28 +265,26 @@ impl Part<'_> {
             let each = net.value_size / CELL_CHANNELS;
             head * each..(head + 1) * each
         };
-        for run in sequence.runs {
-            // SAFETY: by contract; runs and tiles follow each other.
-            unsafe {
-                for cell in net.value_heads(key_head).flat_map(cells) {
-                    let [_, len] = sequence.states.cell_lens;
-                    let matrix = sequence.states.layer(layer).matrices[cell];
-                    self.pass.kv.begin(sequence.states, sequence.table, run, matrix, len);
+        let [_, len] = sequence.states.cell_lens;
+        let matrices = &sequence.states.layer(layer).matrices;
+        let matrices = net.value_heads(key_head).flat_map(cells).map(|cell| matrices[cell]);
+        let mut saved = std::mem::take(&mut own.saved);
+        // SAFETY: by contract; runs and tiles follow each other.
+        unsafe {
+            sequence.advance(self.pass.kv, (matrices, len), &mut saved, |run, rows| {
+                self.prepare_keys(&net, key_head, rows.clone(), &mut own.second);
+                for head in net.value_heads(key_head) {
+                    let head = Head {
+                        net,
+                        delta,
+                        layer,
+                        head,
+                    };
+                    self.scan_tile(&sequence, run, &head, rows.clone(), own);
                 }
-                for rows in sequence.tiles(run) {
-                    self.prepare_keys(&net, key_head, rows.clone(), &mut own.second);
-                    for head in net.value_heads(key_head) {
-                        let head = Head {
-                            net,
-                            delta,
-                            layer,
-                            head,
-                        };
-                        self.scan_tile(&sequence, run, &head, rows.clone(), own);
-                    }
-                }
-            }
+            });
         }
+        own.saved = saved;
     }
 
     /// A head's keys, then its queries, of some rows, of length 1; queries are scaled as attention's are.

@@ -8,18 +8,20 @@ use std::ops::Range;
 use pyagent_kernels::elementwise;
 use pyagent_kernels::recurrent::{CELL_CHANNELS, SelectiveScan, selective_scan};
 
-use super::recurrent::{Sequence, softplus};
+use super::recurrent::softplus;
+use super::sequence::Sequence;
 use super::{PRODUCT_TILE, Part, Pass};
 use crate::config::{Mamba2, Recurrent};
 use crate::kv::StateRun;
 use crate::model::{Mixer, ScanWeights};
+use crate::workspace::Own;
 
 impl Part<'_> {
     /// A head of a sequence.
     ///
     /// # Safety
     /// The layer's convolution is over; the piece's channels and their states are this thread's in this stage.
-    pub(super) unsafe fn scan_space(&self, layer: usize, space: &Mamba2, piece: usize) {
+    pub(super) unsafe fn scan_space(&self, layer: usize, space: &Mamba2, piece: usize, own: &mut Own) {
         let (segment, head) = (piece / space.num_heads, piece % space.num_heads);
         let Some(sequence) = self.sequence(layer, segment) else {
             return;
@@ -32,18 +34,14 @@ impl Part<'_> {
             layer,
             head,
         };
-        for run in sequence.runs {
-            // SAFETY: by contract; runs and tiles follow each other.
-            unsafe {
-                for cell in head.head * each..(head.head + 1) * each {
-                    let [_, len] = sequence.states.cell_lens;
-                    let matrix = sequence.states.layer(layer).matrices[cell];
-                    self.pass.kv.begin(sequence.states, sequence.table, run, matrix, len);
-                }
-                for rows in sequence.tiles(run) {
-                    self.scan_head(&sequence, run, &head, rows);
-                }
-            }
+        let [_, len] = sequence.states.cell_lens;
+        let matrices = &sequence.states.layer(layer).matrices;
+        let matrices = matrices[head.head * each..(head.head + 1) * each].iter().copied();
+        // SAFETY: by contract; runs and tiles follow each other.
+        unsafe {
+            sequence.advance(self.pass.kv, (matrices, len), &mut own.saved, |run, rows| {
+                self.scan_head(&sequence, run, &head, rows);
+            });
         }
     }
 

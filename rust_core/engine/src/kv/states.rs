@@ -100,7 +100,7 @@ impl StatePages {
     }
 
     /// Whether a table of states has those that tokens at `first..end` begin from and end at, in pages that exist.
-    pub(super) fn check(&self, table: &[u32], first: usize, end: usize, num_pages: usize) -> Result<(), String> {
+    pub(crate) fn check(&self, table: &[u32], first: usize, end: usize, num_pages: usize) -> Result<(), String> {
         let block = |position: usize| &table[position / BLOCK_TOKENS * self.num_pages..][..self.num_pages];
         let needed = first.checked_sub(1).into_iter().chain([end - 1]);
         if let Some(position) = needed.into_iter().find(|&position| block(position)[0] == NO_PAGE) {
@@ -138,8 +138,26 @@ impl StatePages {
                 tokens: start - first..stop - first,
                 from: start.checked_sub(1).map(|position| position / BLOCK_TOKENS),
                 to,
+                is_draft: false,
             });
             start = stop;
+        }
+        runs
+    }
+
+    /// The same, where the last `num_drafts` tokens may be no part of the sequence: one run, which starts from the state
+    /// before them and leaves it as it is.
+    pub fn runs_before_drafts(&self, table: &[u32], first: usize, count: usize, num_drafts: usize) -> Vec<StateRun> {
+        let num_known = count - num_drafts;
+        let mut runs = self.runs(table, first, num_known);
+        if num_drafts > 0 {
+            let block = (first + num_known - 1) / BLOCK_TOKENS;
+            runs.push(StateRun {
+                tokens: num_known..count,
+                from: Some(block),
+                to: block,
+                is_draft: true,
+            });
         }
         runs
     }
@@ -154,6 +172,8 @@ pub struct StateRun {
     pub from: Option<usize>,
     /// The block whose state comes after.
     pub to: usize,
+    /// Whether they are drafts: what they make of the state is given up after them.
+    pub is_draft: bool,
 }
 
 impl KvMemory {

@@ -281,6 +281,16 @@ class ModelRunner(Runner, Protocol):
         ...
 
     @property
+    def most_drafts(self) -> int | None:
+        """How many drafts of a request it verifies in a step at most; None is any number."""
+        ...
+
+    @property
+    def computes_ahead(self) -> bool:
+        """Whether it takes a batch's `num_ahead`; where not, it cannot run a draft model."""
+        ...
+
+    @property
     def kv_tokens(self) -> int:
         """The longest sequence whose keys and values fit in memory, up to the model's context."""
         ...

@@ -112,6 +112,32 @@ fn runs_end_where_states_are_kept() {
     assert_eq!(runs(&[2], 33, 2), [(0..2, Some(2), 2)]);
 }
 
+/// Drafts are a run of their own behind those of the tokens before them, from and to the state after the last of these.
+#[test]
+fn drafts_start_from_a_state_that_is_kept() {
+    let pages = pages(Recurrent::ShortConvolution { taps: 3 });
+    let states = pages.states.expect("recurrent layers");
+    let runs = |kept: &[usize], first, count, num_drafts| {
+        let runs = states.runs_before_drafts(&table(&states, 5, kept), first, count, num_drafts);
+        runs.into_iter()
+            .map(|run| (run.tokens, run.from, run.to, run.is_draft))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        runs(&[1, 2], 31, 8, 7),
+        [(0..1, Some(1), 1, false), (1..8, Some(1), 1, true)]
+    );
+    assert_eq!(
+        runs(&[1, 2], 31, 9, 7),
+        [
+            (0..1, Some(1), 1, false),
+            (1..2, Some(1), 2, false),
+            (2..9, Some(2), 2, true)
+        ]
+    );
+    assert_eq!(runs(&[0], 0, 5, 0), [(0..5, None, 0, false)]);
+}
+
 /// A segment is refused whose state before it, or at its end, is nowhere, or in a page that does not exist.
 #[test]
 fn tables_without_a_state_are_refused() {

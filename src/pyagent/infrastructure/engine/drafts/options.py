@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 DraftMethod = Literal["ngram", "suffix", "draft_model"]
@@ -23,6 +23,11 @@ class DraftOptions:
     prompt_lookup_min: int = 2
     most_bytes: int = 32 << 20
     models: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def limited(self, most_drafts: int | None) -> DraftOptions:
+        """Return them with no more drafts of a request than a runner verifies; None is any number."""
+        most = self.num_speculative_tokens if most_drafts is None else most_drafts
+        return replace(self, num_speculative_tokens=min(self.num_speculative_tokens, most))
 
     @property
     def shares_texts(self) -> bool:

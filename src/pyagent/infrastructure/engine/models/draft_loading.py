@@ -114,7 +114,7 @@ class FoundDraft:
         return LoadedDraft(self.name, self.target, self.path, runner)
 
     def _check(self, runner: ModelRunner) -> None:
-        if not runner.verifies_drafts:
+        if not runner.computes_ahead:
             text = f"{_KEY}: {self.name} cannot draft on the {self.factory.name} runner"
             raise ConfigError(f"{text}, as it cannot go back to before a draft; {_HOW}", key=_KEY)
 

@@ -49,6 +49,7 @@ class CpuRunner(PagedRunner):
     """Computes batches on this machine's cores. Not for concurrent use: one engine loop owns it."""
 
     scores_prompts = True
+    verifies_drafts = True
 
     def __init__(
         self,
@@ -89,8 +90,11 @@ class CpuRunner(PagedRunner):
             layer_bytes=info.page_bytes // about["layers_per_page"],
         )
         super().__init__(info, options, kv)
-        # A recurrent layer's state cannot go back to before a rejected token.
-        self.verifies_drafts = all(kind != "state" for kind, _, _ in info.kv_groups)
+        has_states = any(kind == "state" for kind, _, _ in info.kv_groups)
+        # Wherever drafts turn out to end, a state is kept: in the block of the token before them, or in the next one.
+        self.most_drafts = BLOCK_TOKENS if has_states else None
+        # Tokens ahead of the pool's would be in the state for good.
+        self.computes_ahead = not has_states
         self._swap = SwapSpace(self.model, self.pool, info.page_bytes)
 
     def execute(self, batch: Batch) -> StepOutput:

@@ -44,6 +44,10 @@ class PagedRunner(ABC):
     """Whether `execute` fills a batch's `scores`."""
     verifies_drafts = False
     """Whether `execute` takes a batch's `num_drafts`."""
+    most_drafts: int | None = None
+    """How many it takes for a request at most."""
+    computes_ahead = False
+    """Whether `execute` takes a batch's `num_ahead`."""
     processes_logits = True
     """Whether `execute` calls a batch's `process`, as `finish_step` does."""
 
