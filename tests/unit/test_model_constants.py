@@ -56,7 +56,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "llama",
         {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
         "has 'quant_method': \"bitsandbytes\", which is not implemented on the CPU; there are gptq, awq, fp8, "
-        "compressed-tensors. Take the model as a GGUF file",
+        "compressed-tensors, modelopt. Take the model as a GGUF file",
     ),
     ("llama-linear", {"rope_parameters": {"rope_type": "axial"}}, "rope scaling 'axial' is not supported"),
     (
@@ -77,7 +77,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama-longrope", {"rope_parameters": {"rope_type": "longrope"}}, "lacks 'short_factor', a list of numbers"),
     ("olmo2", {"sliding_window": 8}, "'sliding_window' is not implemented for olmo2"),
     ("phi3", {"partial_rotary_factor": 0.1}, "1 of a head's 16 numbers are rotated"),
-    ("phi3", {"num_key_value_heads": 4}, "has 128 rows; expected at least 192"),
+    ("phi3", {"num_key_value_heads": 4}, "is 128 x 64; expected 192 x 64"),
     ("smollm3", {"no_rope_layers": [1, 0]}, "'no_rope_layers' must have 1 (rotary) or 0 for each layer"),
     ("smollm3", {"no_rope_layers": [1, True, 0, 1, 1]}, "'no_rope_layers' must have 1 (rotary) or 0 for each layer"),
     (

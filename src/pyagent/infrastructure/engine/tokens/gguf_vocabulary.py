@@ -57,7 +57,7 @@ _MOST_BREAKS = 32
 _SINGLE_DIGITS = frozenset({"smollm", "refact"})
 _QWEN_WORDS = {"qwen2": QWEN, "qwen35": QWEN35}
 _GPT2_WORDS = frozenset({"gpt-2", "default"})
-SUPPORTED_PRE_TOKENIZERS = (*_PATTERNS, *_SINGLE_DIGITS, *_QWEN_WORDS, *_GPT2_WORDS)
+SUPPORTED_PRE_TOKENIZERS = (*_PATTERNS, *sorted(_SINGLE_DIGITS), *_QWEN_WORDS, *sorted(_GPT2_WORDS))
 _SAME_WORDS = {
     **dict.fromkeys(("llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "jina-v5-nano"), "llama-bpe"),
     **dict.fromkeys(("smaug-bpe", "chatglm-bpe"), "dbrx"),
