@@ -124,14 +124,15 @@ def test_more_drafts_than_states_are_kept_for_are_refused(path: Path) -> None:
         )
         assert text in errors.get(0, "")
         assert bool(errors) == bool(text)
-    assert DraftOptions(num_speculative_tokens=40).limited(MOST_DRAFTS).num_speculative_tokens == MOST_DRAFTS
 
 
 def test_memory_for_drafts_is_in_the_account(path: Path) -> None:
     """What is kept of the most drafts of a step is in what steps take at most, and grows with their number."""
     step = LargestStep(64, 17, 512)
     runner = CPU.load(path, RunnerOptions(threads=2, kv_bytes=1 << 22), step, None)
-    assert runner.most_drafts == MOST_DRAFTS
+    chosen = DraftOptions(num_speculative_tokens=40).of(runner)
+    assert chosen is not None
+    assert chosen.num_speculative_tokens == MOST_DRAFTS
     assert not runner.computes_ahead
     of_outputs = runner.step_bytes(step) - runner.step_bytes(step._replace(num_outputs=1))
     # Logits and a sampler's numbers; then of 16 drafts, in three layers, 192 products or more.

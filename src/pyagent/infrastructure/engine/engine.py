@@ -94,7 +94,7 @@ class Engine:
         self._last_end: float | None = None
 
     def _speculation(self, drafts: DraftOptions, memory: Reservation | None, model: DraftModel | None) -> Speculation:
-        limits, drafts = self.scheduler.limits, drafts.limited(self.runner.most_drafts)
+        limits = self.scheduler.limits
         most_rows = drafts.most_rows(limits.most_running, limits.max_num_batched_tokens)
         return Speculation(drafts, most_rows, self.scheduler.reserve_drafts, memory, model)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pyagent.core.runners.runner import ModelRunner
 
 DraftMethod = Literal["ngram", "suffix", "draft_model"]
 
@@ -24,9 +27,11 @@ class DraftOptions:
     most_bytes: int = 32 << 20
     models: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def limited(self, most_drafts: int | None) -> DraftOptions:
-        """Return them with no more drafts of a request than a runner verifies; None is any number."""
-        most = self.num_speculative_tokens if most_drafts is None else most_drafts
+    def of(self, runner: ModelRunner) -> DraftOptions | None:
+        """Return them with no more drafts of a request than a runner verifies; None where it verifies none."""
+        if not runner.verifies_drafts:
+            return None
+        most = self.num_speculative_tokens if runner.most_drafts is None else runner.most_drafts
         return replace(self, num_speculative_tokens=min(self.num_speculative_tokens, most))
 
     @property

@@ -82,7 +82,7 @@ class LoadedModel:
             replace(options.limits, kv_settings=memory.kv_settings),
             options.queues(),
             logits=self.logits.step,
-            drafts=options.drafts if self.runner.verifies_drafts else None,
+            drafts=None if options.drafts is None else options.drafts.of(self.runner),
             draft_memory=memory.drafts,
             draft_model=None if draft is None else draft.model_for(self.runner, self.tokenizer, options),
             is_async=is_async(options.async_scheduling, self.runner.num_threads, num_cores=_rust.available_cores()),
