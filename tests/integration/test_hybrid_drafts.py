@@ -162,7 +162,7 @@ async def same_twice(path: Path, asked: list[ChatRequest], chosen: EngineOptions
     return eager
 
 
-@pytest.mark.parametrize("path", ["qwen35", "granitehybrid"], indirect=True)
+@pytest.mark.parametrize("path", ["qwen35", pytest.param("granitehybrid", marks=pytest.mark.slow)], indirect=True)
 def test_answers_of_every_kind_are_the_same(path: Path) -> None:
     """In a batch of all of them, with log probabilities, forms, penalties and several answers of one prompt."""
     run(_same(path, requests_of_all_kinds(), options(threads=2)))
