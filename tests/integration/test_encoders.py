@@ -441,7 +441,9 @@ def test_openai_and_ollama_clients_embed(encoder: Path) -> None:
         assert sum(x * x for x in short) == pytest.approx(1.0)
         with pytest.raises(openai.BadRequestError, match="the model takes 40") as caught:
             client.embeddings.create(model=name, input=LONG)
-        assert caught.value.code == "context_length_exceeded"
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+        cut = client.embeddings.create(model=name, input=LONG, extra_body={"truncate": True})
+        assert cut.usage.prompt_tokens == LONGEST
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["capabilities"] == ["embeddings"]
         with pytest.raises(openai.APIStatusError, match="is an encoder, which answers nothing"):
             client.chat.completions.create(model=name, messages=[{"role": "user", "content": "the"}])

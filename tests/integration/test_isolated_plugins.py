@@ -479,6 +479,8 @@ def test_it_is_listed_with_what_it_may_do(world: World, capsys: pytest.CaptureFi
     assert told["state"] == "loaded"
     assert told["may"]["tools"] == ["double"]
     assert told["isolated_by"] == list(kinds())
+    assert run(["plugins", "show", "odd", "--config", str(world.config)]) == 0
+    assert "network: nothing; tools: double; agents: reader, odd, summarize" in capsys.readouterr().out
 
 
 def test_what_cannot_be_isolated_is_left_out(world: World) -> None:

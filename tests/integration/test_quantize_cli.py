@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.command_line import fresh_environment, pyagent
 from support.folder_tokenizer import write_model_folder
+from support.tiny_encoder import write_encoder
 from support.tiny_model import write_tiny_model
 
 TEXT = "the user is at ease,\nand 12 more; the system is on\n\nthe end of it: 7 × 8\n" * 4
@@ -65,10 +66,12 @@ def test_quantize_speaks_to_people(folder: Path) -> None:
         (("smollm2:135m", "--no-report"), "models pull"),
         (("./tiny", "--text", "absent.txt"), "absent.txt cannot be read"),
         (("./tiny", "--no-report", "--output", "no/such/folder.gguf"), "cannot be written"),
+        (("./encoder", "--no-report"), "'bert' cannot be written as GGUF; families that can: llama"),
     ],
 )
 def test_quantize_refuses_in_a_line(arguments: tuple[str, ...], named: str, folder: Path) -> None:
     """A wrong type, model, text or place is one line, and leaves no file."""
+    write_encoder(folder.parent / "encoder")
     before = sorted(file.name for file in folder.parent.iterdir() if file.name != "home")
     ran = quantize(folder, *arguments)
     assert ran.returncode == 1

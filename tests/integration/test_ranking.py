@@ -129,6 +129,15 @@ def test_an_embedding_model_ranks_by_the_cosine(encoder: Path) -> None:
     assert max(range(len(found)), key=found.__getitem__) == 1  # the same text
 
 
+def test_an_embedding_model_cuts_documents_and_no_query(encoder: Path) -> None:
+    """With `truncate` a long document has the relevance of its beginning; a long query is refused, and told why."""
+    assert ranked(encoder, [LONG], truncate=True) == ranked(encoder, ["the " * 38])  # 40 tokens, less two special ones
+    with pytest.raises(ContextOverflowError, match=r"input 0 has 102 tokens, the model takes 40; a query is never cut"):
+        on(lambda: native(encoder), lambda made: made.rank(RankRequest(model="", pairs=[(LONG, "a")], truncate=True)))
+    twice = RankRequest(model="", pairs=[("a", "a"), ("a", "the")])
+    assert on(lambda: native(encoder), lambda made: made.rank(twice)).usage.prompt_tokens == 6  # each text once
+
+
 def test_each_task_goes_to_the_model_for_it(ranker: Path, classifier: Path, encoder: Path) -> None:
     """Of several models of one backend the right one is asked; one that is named for another task says what it does."""
 

@@ -103,6 +103,8 @@ def test_queries_and_documents_are_read_apart(late: Path) -> None:
         token_vectors(late, ["a " * 30])
     assert len(token_vectors(late, ["a " * 30], truncate=True)[0]) == 20
     assert len(token_vectors(late, ["a " * 30], is_query=True)[0]) == 33  # longer ones are whole
+    with pytest.raises(ContextOverflowError, match="a query is never cut: send a shorter one"):
+        token_vectors(late, ["a " * 200], is_query=True)
 
 
 def test_what_fills_a_query_up_is_not_seen(tmp_path: Path) -> None:

@@ -119,7 +119,9 @@ def _milliseconds(seconds: float) -> str:
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
-        return "; ".join(f"{key}: {_text(inner)}" for key, inner in cast("dict[str, object]", value).items())
+        return "; ".join(
+            f"{key}: {_text(inner) or 'nothing'}" for key, inner in cast("dict[str, object]", value).items()
+        )
     if isinstance(value, list | tuple):
         return ", ".join(map(str, cast("list[object]", value)))
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -81,10 +81,10 @@ class RequestError(PyAgentError):
 
 
 class ContextOverflowError(RequestError):
-    """The prompt does not fit: `num_tokens` asked for, `limit` tokens in the model's context."""
+    """The prompt, or a text in `param`, does not fit: `num_tokens` asked for, `limit` tokens in the model's context."""
 
-    def __init__(self, message: str, *, num_tokens: int, limit: int) -> None:
-        super().__init__(message, param="messages", code="context_length_exceeded")
+    def __init__(self, message: str, *, num_tokens: int, limit: int, param: str = "messages") -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
         self.num_tokens = num_tokens
         self.limit = limit
 

@@ -48,7 +48,7 @@ class LateTokens:
         self._query_mark = self._mark(tokens, about.query_prefix, default.query_prefix)
         self._document_mark = self._mark(tokens, about.document_prefix, default.document_prefix)
         self._query_length = min(about.query_length or 32, tokens.max_tokens)
-        self._queries = tokens.within(tokens.max_tokens - len(self._query_mark))
+        self._queries = tokens.within(tokens.max_tokens - len(self._query_mark)).for_queries()
         self._documents = tokens.within((about.document_length or 180) - len(self._document_mark))
         self._filler: int | None = None
         if about.do_query_expansion is not False:

@@ -141,24 +141,31 @@ class Pooling:
         return found, Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
 
     async def _cosines(self, encoder: LoadedEncoder, request: RankRequest) -> tuple[list[float], Usage]:
-        texts: dict[str, int] = {}
-        for number, pair in enumerate(request.pairs):
-            for text in pair:
-                texts.setdefault(text, number)
-        numbers = list(texts.values())
-        rows, usage = await self._numbers(encoder, list(texts), numbers, truncates=request.truncate)
-        text_to_row = dict(zip(texts, rows, strict=True))
-        return [_dot(text_to_row[query], text_to_row[document]) for query, document in request.pairs], usage
+        """Each text is computed once; a query is never cut."""
+        queries = {query: number for number, (query, _) in reversed([*enumerate(request.pairs)])}
+        documents = {text: number for number, (_, text) in reversed([*enumerate(request.pairs)]) if text not in queries}
+        encode_query = encoder.tokens.for_queries().encode
+        asked, of_queries = await self._encoded(encoder, encode_query, list(queries), list(queries.values()))
+        encode = partial(encoder.tokens.encode, truncates=request.truncate)
+        read, of_documents = await self._encoded(encoder, encode, list(documents), list(documents.values()))
+        rows = dict(zip([*queries, *documents], [*asked, *read], strict=True))
+        num_tokens = of_queries.prompt_tokens + of_documents.prompt_tokens
+        usage = Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+        return [_dot(rows[query], rows[document]) for query, document in request.pairs], usage
 
     async def _numbers(
+        self, encoder: LoadedEncoder, texts: Sequence[Text], *, truncates: bool
+    ) -> tuple[list[list[float]], Usage]:
+        return await self._encoded(encoder, partial(encoder.tokens.encode, truncates=truncates), texts)
+
+    async def _encoded(
         self,
         encoder: LoadedEncoder,
-        texts: Sequence[Text],
+        encode: Encode[_Text],
+        texts: Sequence[_Text],
         numbers: Sequence[int] | None = None,
-        *,
-        truncates: bool,
     ) -> tuple[list[list[float]], Usage]:
-        encode = partial(encoder.tokens.encode, truncates=truncates)
+        """Return each text's numbers."""
         packed, tokens = await self._packed(encoder.queue, encode, texts, numbers)
         num_tokens = sum(map(len, tokens))
         return encoder.rows(packed), Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)

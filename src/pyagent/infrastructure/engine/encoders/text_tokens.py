@@ -44,6 +44,7 @@ class TextTokens:
         self._inner.no_padding()
         self._inner.no_truncation()
         self.max_tokens = max_tokens
+        self._advice = "send shorter texts, or set truncate"
         num_tokens = 1 + max(self._inner.get_vocab().values(), default=-1)
         if num_tokens > vocab_size:
             text = f"{path}: its tokenizer has {num_tokens} tokens, the model {vocab_size}; take both from one source"
@@ -74,6 +75,12 @@ class TextTokens:
         other.max_tokens = min(max_tokens, self.max_tokens)
         return other
 
+    def for_queries(self) -> TextTokens:
+        """Return the same for queries, whose errors do not advise to have them cut."""
+        other = copy.copy(self)
+        other._advice = "a query is never cut: send a shorter one"
+        return other
+
     def token_id(self, token: str) -> int | None:
         """Return a token's number; None for one that the vocabulary has not."""
         return self._inner.token_to_id(token)
@@ -101,17 +108,18 @@ class TextTokens:
         return [index for index in range(len(encoding.ids)) if index not in gone]
 
     def _too_long(self, number: int, num_tokens: int, truncates: bool) -> ContextOverflowError:
-        whose = "its query alone fills that" if truncates else "send shorter texts, or set truncate"
+        whose = "its query alone fills that" if truncates else self._advice
         text = f"pair {number} has {num_tokens} tokens, the model takes {self.max_tokens}; {whose}"
-        return ContextOverflowError(text, num_tokens=num_tokens, limit=self.max_tokens)
+        return ContextOverflowError(text, num_tokens=num_tokens, limit=self.max_tokens, param="input")
 
     def _cut(self, encoding: tokenizers.Encoding, number: int, truncates: bool) -> list[int]:
         ids, most = encoding.ids, self.max_tokens
         if not truncates:
             raise ContextOverflowError(
-                f"input {number} has {len(ids)} tokens, the model takes {most}; send shorter texts, or set truncate",
+                f"input {number} has {len(ids)} tokens, the model takes {most}; {self._advice}",
                 num_tokens=len(ids),
                 limit=most,
+                param="input",
             )
         num_closing = 0
         for is_special in reversed(encoding.special_tokens_mask):

@@ -34,14 +34,19 @@ FAMILIES: Mapping[str, str] = {
 FREQUENCY_FACTORS = "rope_freqs.weight"
 
 
-def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Metadata:
-    """Return the metadata but for the tokenizer's. Raises `ModelError` for a family that cannot be written."""
+def refuse_family(path: Path, config: Config) -> None:
+    """Raise `ModelError` for a family that cannot be written."""
     family = str(config.get("model_type"))
-    name = FAMILIES.get(family)
-    if name is None:
+    if family not in FAMILIES:
         known = ", ".join(FAMILIES)
         text = f"{path}: '{family:.60}' cannot be written as GGUF; families that can: {known}"
         raise ModelError(text, model=str(path))
+
+
+def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Metadata:
+    """Return the metadata but for the tokenizer's; `refuse_family` comes before it."""
+    family = str(config.get("model_type"))
+    name = FAMILIES[family]
     keys: Metadata = {
         "block_count": uint32(model.num_layers),
         "context_length": uint32(_positions(config, model)),

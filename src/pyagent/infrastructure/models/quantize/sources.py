@@ -17,6 +17,7 @@ from pyagent.infrastructure.models.quantize.architecture import (
     architecture_metadata,
     frequency_factors,
     refuse_changed,
+    refuse_family,
 )
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, read_metadata
 from pyagent.infrastructure.models.quantize.mixture import PLAIN
@@ -119,9 +120,11 @@ class FolderSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        config = read_json(path / "config.json")
+        if config:  # first: what the engine says of a family it lacks is not about files to write
+            refuse_family(path, config)
         self._file = _rust.ModelFile(path)
         self._model = self._file.config
-        config = read_json(path / "config.json")
         if self._file.quantization is not None:
             text = f"{path}: its weights are quantised already; give the folder of the model as it was published before"
             raise ModelError(text, model=str(path))

@@ -21,6 +21,7 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dimensions: int | None = None
     user: str | None = None
     private: bool | None = None  # not OpenAI's
+    truncate: bool = False  # not OpenAI's
 
     @property
     def texts(self) -> list[str]:

@@ -29,9 +29,10 @@ async def completions(service: Service, request: Request) -> Response:
 async def embeddings(service: Service, request: Request) -> Response:
     """POST /v1/embeddings."""
     parsed = await service.read(request, read_embeddings)
-    found = await service.embed(
-        request, EmbedRequest(model=parsed.model_asked, input=parsed.texts, private=bool(parsed.private))
+    asked = EmbedRequest(
+        model=parsed.model_asked, input=parsed.texts, private=bool(parsed.private), truncate=parsed.truncate
     )
+    found = await service.embed(request, asked)
     return json_response(embeddings_body(parsed, found))
 
 
