@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.described_models import SLOW_FILES, SLOW_FOLDERS
 from support.logit_sequences import TOKENS, Sequences, expect_same, reference_logits
 from support.sparse_models import (
     CONFIGS,
@@ -20,14 +23,18 @@ from support.sparse_models import (
 pytestmark = pytest.mark.oracle
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+def marked(names: Iterable[str], slow: set[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", marked(CONFIGS, SLOW_FOLDERS))
 def test_folders_of_random_weights_agree_with_transformers(name: str, tmp_path: Path) -> None:
     """500 positions, past windows and stretched contexts: as `expect_same`, bit for bit however it is computed."""
     model = random_model(name, tmp_path)
     expect_same(tmp_path, reference_logits(model))
 
 
-@pytest.mark.parametrize("name", LLAMA_CPP)
+@pytest.mark.parametrize("name", marked(LLAMA_CPP, SLOW_FILES))
 def test_gguf_files_of_random_weights_agree_with_transformers(name: str, tmp_path: Path) -> None:
     """The same weights under llama.cpp's names, with its keys."""
     model = random_model(name, tmp_path / "folder")

@@ -70,6 +70,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """What is peculiar to each family is in its configuration; 500 positions pass windows."""
 
+SLOW_FOLDERS = {
+    *("gemma", "arcee", "internlm3", "granitemoe", "dots1", "cohere", "stablelm", "stablelm, parallel"),
+    *("nemotron", "olmo", "gpt_neox, in turn"),
+}
+SLOW_FILES = {
+    *("gemma", "glm4", "granitemoe", "minimax_m2", "cohere", "starcoder2", "stablelm", "olmo", "gpt_neox", "arcee"),
+}
+"""Compared where there is time: what they have of their own, the others have too."""
+
 _EXPERTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 96}
 _GRANITE = _EXPERTS | {
     "embedding_scale": 3.0,

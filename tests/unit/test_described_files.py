@@ -159,6 +159,7 @@ _CONFIG: dict[str, object] = {
             "a factor on embeddings, scores, blocks or logits is not a number",
         ),
         ({"model_type": "stablelm", "qk_layernorm": True}, "'qk_layernorm' is not implemented"),
+        ({"model_type": "gpt_neox", "use_parallel_residual": "yes", "hidden_act": "gelu"}, "must be true or false"),
         ({"model_type": "olmo", "clip_qkv": 8.0}, "'clip_qkv' is not implemented"),
         ({"model_type": "phi", "hidden_act": "relu"}, "activation 'relu' is not supported for a block without a gate"),
         ({"model_type": "glm4", "sliding_window": 64}, "'sliding_window' is not implemented for glm4"),

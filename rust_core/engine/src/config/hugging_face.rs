@@ -205,7 +205,7 @@ impl ModelConfig {
             experts,
             dense_layers: json.dense_layers(name, num_layers)?,
             blocks: json.blocks(architecture, num_layers)?,
-            is_parallel: json.is_parallel(architecture),
+            is_parallel: json.is_parallel(architecture)?,
             is_qkv_joined: false,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
             norm_epsilon: json.norm_epsilon(name) as f32,

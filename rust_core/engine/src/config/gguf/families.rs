@@ -1,7 +1,7 @@
 //! What the metadata of a GGUF says of families that are descriptions over shared layers.
 
 use super::{Keys, number};
-use crate::config::Architecture;
+use crate::config::{Architecture, invalid};
 use crate::weights::ModelFileError;
 
 /// What is read of families whose files say whether blocks lie beside each other.
@@ -19,8 +19,12 @@ impl Keys<'_> {
         if architecture == Architecture::StableLm {
             return Ok(self.file.find_tensor("blk.0.ffn_norm.weight").is_none());
         }
-        let said = self.file.find(&self.key("use_parallel_residual")).and_then(number);
-        Ok(said.map_or(architecture.is_parallel_by_default(), |said| said != 0.0))
+        let key = self.key("use_parallel_residual");
+        match self.file.find(&key).map(number) {
+            None => Ok(architecture.is_parallel_by_default()),
+            Some(Some(said)) => Ok(said != 0.0),
+            Some(None) => Err(invalid(format!("'{key}' must be a truth"))),
+        }
     }
 
     /// Whether queries, keys and values of a layer are one matrix.

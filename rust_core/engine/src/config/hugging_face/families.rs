@@ -1,6 +1,8 @@
 //! Families that are descriptions over shared layers, in a `config.json`: Command R, `StarCoder2`, Phi-2, `StableLM`, Nemotron,
 //! OLMo, GPT-NeoX, GLM-4, dots.llm1, MiniMax-M2.
 
+use serde_json::Value;
+
 use super::JsonConfig;
 use crate::config::{Activation, Architecture, invalid};
 use crate::weights::ModelFileError;
@@ -90,12 +92,17 @@ pub(super) fn bare_activation(name: &str) -> Result<Activation, ModelFileError> 
 
 impl JsonConfig<'_> {
     /// Whether attention and the feed-forward block lie beside each other.
-    pub(super) fn is_parallel(&self, architecture: Architecture) -> bool {
-        let said = || {
-            self.truth("use_parallel_residual")
-                .unwrap_or(architecture.is_parallel_by_default())
-        };
-        architecture.is_parallel().unwrap_or_else(said)
+    pub(super) fn is_parallel(&self, architecture: Architecture) -> Result<bool, ModelFileError> {
+        if let Some(is_parallel) = architecture.is_parallel() {
+            return Ok(is_parallel);
+        }
+        match self.0.get("use_parallel_residual") {
+            None | Some(Value::Null) => Ok(architecture.is_parallel_by_default()),
+            Some(Value::Bool(said)) => Ok(*said),
+            Some(other) => Err(invalid(format!(
+                "config.json: 'use_parallel_residual' must be true or false, got {other}"
+            ))),
+        }
     }
 
     /// What Command R's logits are divided by: the file has what they are multiplied by.
@@ -116,7 +123,7 @@ impl JsonConfig<'_> {
         let has_windows = self
             .0
             .get("layer_types")
-            .and_then(serde_json::Value::as_array)
+            .and_then(Value::as_array)
             .is_some_and(|types| types.iter().any(|kind| kind == "sliding_attention"));
         Ok(self.optional_size("sliding_window")?.filter(|_| has_windows))
     }
