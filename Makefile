@@ -115,8 +115,8 @@ oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the sam
 # Its sdist carries llama.cpp's converter; the version fixes which one.
 .cache/llama.cpp: .venv/.dev
 	@echo "fetching llama-cpp-python's sdist, which carries llama.cpp's converter (once, 77 MB, into .cache)"
-	@mkdir -p $@ && .tools/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python --dest .cache 'llama-cpp-python==0.3.36'
-	@tar xzf .cache/llama_cpp_python-*.tar.gz --directory $@ --strip-components 3 --wildcards '*/vendor/llama.cpp/conversion/*' '*/vendor/llama.cpp/gguf-py/gguf/*'
+	@.tools/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python --dest .cache 'llama-cpp-python==0.3.36'
+	@mkdir -p $@ && tar xzf .cache/llama_cpp_python-*.tar.gz --directory $@ --strip-components 3 --wildcards '*/vendor/llama.cpp/conversion/*' '*/vendor/llama.cpp/gguf-py/gguf/*'
 
 converter: .oracle/.installed .peers/.llama.cpp .cache/llama.cpp  ## GGUF files by llama.cpp's own converter: transformers' logits, the tokens of llama.cpp's server
 	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -m converter tests/oracle/test_llama_cpp_converter.py

@@ -287,6 +287,24 @@ def test_granite_cuts_words_as_the_families_its_vocabularies_come_from(pre: str,
     assert ("123" in words) == (pre == "dbrx")
 
 
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("tekken", "It|'s| ca|Mel|Case|,| x|1|2|3|y|!\n/|中文a"),
+        ("seed-coder", "It|'s| caMelCase|,| x|1|2|3|y|!|\n|/中文a"),
+        ("deepseek-v3", "It|'s| caMelCase|,| x|123|y|!\n|/|中文|a"),
+        ("deepseek-r1-qwen", "It|'s| caMelCase|,| x|1|2|3|y|!\n|/中文a"),
+        ("exaone4", "It|'s| caMelCase|,| x|123|y|!|\n|/|中文a"),
+        ("glm4", "It|'s| caMelCase|,| x|123|y|!\n|/中文a"),
+    ],
+)
+def test_words_of_vocabularies_are_those_of_llama_cpp(pre: str, expected: str) -> None:
+    """As llama.cpp's server cuts them, which `make converter` asks on other texts."""
+    text = "It's caMelCase, x123y!\n/\u4e2d\u6587a"
+    cut = build_tokenizer({**metadata(), "tokenizer.ggml.pre": pre}, "m").pre_tokenizer
+    assert "|".join(text[first:end] for _, (first, end) in cut.pre_tokenize_str(text)) == expected
+
+
 def test_words_with_spaces_in_them_are_not_cut() -> None:
     """A vocabulary with a token that spans the border of two words is encoded in parts no shorter than its own."""
     built = build_tokenizer(metadata(), "m")
