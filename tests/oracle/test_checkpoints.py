@@ -65,7 +65,7 @@ def reference_logits(path: Path) -> Any:
 
 @pytest.mark.parametrize("name", [*HALVES, *BYTES, *INTEGERS])
 def test_checkpoints_agree_with_transformers_on_their_weights(name: str, tmp_path: Path) -> None:
-    """48 positions: to 1e-6 of the logits' spread where weights stay, 1e-3 where inputs do, 2.5e-2 where neither does."""
+    """48 positions: to 1e-6 of the logits' spread where weights stay, 1e-3 where inputs do, 2.5e-2 where none does."""
     from support.quantised_folder import CPU_FORMATS, write_quantised
 
     assert {*HALVES, *BYTES, *INTEGERS} == set(CPU_FORMATS)
