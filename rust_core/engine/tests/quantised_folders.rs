@@ -32,12 +32,13 @@ fn integers_keep_every_bit() {
 /// 96 columns is half precision.
 #[test]
 fn e4m3_keeps_every_bit() {
-    for folder in [
-        fp8(0, 1e-3),
-        fp8(64, 1e-3),
-        fp8(64, 1e-4),
-        fp8(128, 1e-12),
-        fp8(64, 1e5),
+    // The matrix of 96 columns is single precision in the last two, which the header does not tell.
+    for (folder, most) in [
+        (fp8(0, 1e-3), 0.06),
+        (fp8(64, 1e-3), 0.06),
+        (fp8(64, 1e-4), 0.06),
+        (fp8(128, 1e-12), 0.25),
+        (fp8(64, 1e5), 0.25),
     ] {
         let (weights, estimated) = folder.load().unwrap();
         for (matrix, expected) in matrices(&weights).into_iter().zip(&folder.weights) {
@@ -47,7 +48,8 @@ fn e4m3_keeps_every_bit() {
                 assert!(matches!(matrix.kind(), GgmlType::F16 | GgmlType::F32));
             }
         }
-        assert!((estimated as f64 / weights.bytes() as f64 - 1.0).abs() < 0.15);
+        let taken = weights.bytes() as f64;
+        assert!((estimated as f64 / taken - 1.0).abs() < most, "{estimated} for {taken}");
     }
 }
 
