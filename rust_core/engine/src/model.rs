@@ -532,9 +532,9 @@ impl<'a> Loader<'a> {
 
     /// Refuses a matrix with more rows than the parts that lie in it, of which this is the last.
     fn check_joined(&self, last: &Place) -> Result<(), ModelFileError> {
-        match (&last.rows, self.file.find_tensor(&last.weight())?) {
-            (Some(rows), Some(whole)) => expect_size(&whole, rows.end, self.config.hidden_size),
-            _ => Ok(()),
+        match &last.rows {
+            Some(rows) => self.check(&Place::whole(last.name.clone()), rows.end, self.config.hidden_size),
+            None => Ok(()),
         }
     }
 
@@ -560,7 +560,8 @@ impl<'a> Loader<'a> {
         let Some(whole) = self.file.find_tensor(&name)? else {
             return Ok(None);
         };
-        let expected = self.file.find_tensor(&place.weight())?.map(|weight| weight.rows());
+        let weight = self.file.find_stored(&place.weight())?;
+        let expected = weight.map(|weight| weight.dims.iter().skip(1).product());
         let values = vector(&whole, expected.unwrap_or(whole.rows() * whole.cols()))?;
         let part = values.get(range.clone()).map(<[f32]>::to_vec);
         let (found, end) = (values.len(), range.end);
