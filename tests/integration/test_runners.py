@@ -187,7 +187,7 @@ def test_loop_calls_the_loaded_runner_itself(tiny_model_path: Path, install: Ins
     [
         ("raise OSError('no such device')", "failed to load .* OSError: no such device"),
         ("raise SystemExit(3)", "failed to load .* SystemExit: 3"),
-        ("return object()", "which is no ModelRunner: it lacks add, close, context_length"),
+        ("return object()", "which is no ModelRunner: it lacks add, close, computes_ahead, context_length"),
         ("pass", "loaded .* as a NoneType"),
     ],
 )
