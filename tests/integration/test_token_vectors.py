@@ -107,6 +107,36 @@ def test_queries_and_documents_are_read_apart(late: Path) -> None:
         token_vectors(late, ["a " * 200], is_query=True)
 
 
+def test_queries_are_as_long_as_the_model_takes_at_most(tmp_path: Path) -> None:
+    """Whatever length a folder gives them, and the mark is counted: a word more is refused as other long texts are."""
+    path = write_late_encoder(tmp_path / "m", query_length=1 << 20)
+    about = _rust.describe_encoder(path)
+    assert about is not None
+    most = about["max_tokens"]
+    fits = "a " * (most - 3)
+    assert [len(text) for text in token_vectors(path, ["a", fits], is_query=True)] == [most, most]
+    with pytest.raises(ContextOverflowError, match=f"the model takes {most - 1}"):
+        token_vectors(path, [f"{fits} a"], is_query=True)
+
+
+@pytest.mark.parametrize(("skipped", "num_tokens"), [([], 6), (None, 5), (["x", "y", "."], 3)])
+def test_words_that_do_not_count_are_those_the_folder_names(
+    skipped: list[str] | None, num_tokens: int, tmp_path: Path
+) -> None:
+    """None of them is none; where it says nothing, punctuation."""
+    path = write_late_encoder(tmp_path / "m", skiplist_words=skipped)
+    pieces = (path / "vocab.txt").read_text(encoding="utf-8")
+    (path / "vocab.txt").write_text(pieces.replace("\nq\n", "\n.\n"), encoding="utf-8")
+    assert len(token_vectors(path, ["x y ."])[0]) == num_tokens
+
+
+def test_queries_are_filled_up_with_ends_where_there_is_no_mask(tmp_path: Path) -> None:
+    """As PyLate does for vocabularies without a mask."""
+    path = write_late_encoder(tmp_path / "m")
+    (tmp_path / "m/tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "[SEP]"}}))
+    assert [len(text) for text in token_vectors(path, ["a", "ab c"], is_query=True)] == [12, 12]
+
+
 def test_what_fills_a_query_up_is_not_seen(tmp_path: Path) -> None:
     """The vectors of its own tokens are the same bits without; seen where the model says so, they are others."""
     bare = write_late_encoder(tmp_path / "bare", do_query_expansion=False)
