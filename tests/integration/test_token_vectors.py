@@ -107,9 +107,9 @@ def test_queries_and_documents_are_read_apart(late: Path) -> None:
         token_vectors(late, ["a " * 200], is_query=True)
 
 
-def test_queries_are_as_long_as_the_model_takes_at_most(tmp_path: Path) -> None:
-    """Whatever length a folder gives them, and the mark is counted: a word more is refused as other long texts are."""
-    path = write_late_encoder(tmp_path / "m", query_length=1 << 20)
+def test_texts_are_as_long_as_the_model_takes_at_most(tmp_path: Path) -> None:
+    """Whatever lengths a folder gives, and marks are counted: a longer text is refused as others are, or cut."""
+    path = write_late_encoder(tmp_path / "m", query_length=1 << 20, document_length=1 << 20)
     about = _rust.describe_encoder(path)
     assert about is not None
     most = about["max_tokens"]
@@ -117,6 +117,9 @@ def test_queries_are_as_long_as_the_model_takes_at_most(tmp_path: Path) -> None:
     assert [len(text) for text in token_vectors(path, ["a", fits], is_query=True)] == [most, most]
     with pytest.raises(ContextOverflowError, match=f"the model takes {most - 1}"):
         token_vectors(path, [f"{fits} a"], is_query=True)
+    with pytest.raises(ContextOverflowError, match=f"the model takes {most - 1}"):
+        token_vectors(path, [f"{fits} a"])
+    assert len(token_vectors(path, [f"{fits} a a"], truncate=True)[0]) == most
 
 
 @pytest.mark.parametrize(("skipped", "num_tokens"), [([], 6), (None, 5), (["x", "y", "."], 3)])
