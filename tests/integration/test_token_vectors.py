@@ -172,6 +172,9 @@ def test_late_interaction_ranks_by_greatest_products(late: Path) -> None:
     assert found.usage.prompt_tokens == 2 * 12 + sum(len(text) for text in documents.values()) + 3  # three do not count
     turned = on(lambda: native(late), lambda made: made.rank(RankRequest(model="", pairs=pairs[::-1])))
     assert turned.scores == found.scores[::-1]
+    long = RankRequest(model="", pairs=[("a", "b"), ("a", "b"), ("a", "c " * 30)])
+    with pytest.raises(ContextOverflowError, match="input 2 has 32 tokens"):  # by its pair, not by its text
+        on(lambda: native(late), lambda made: made.rank(long))
 
 
 def test_late_model_says_what_it_does(late: Path, encoder: Path, tmp_path: Path) -> None:
