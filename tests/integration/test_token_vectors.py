@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from array import array
 from collections.abc import Callable
 from functools import partial
@@ -91,6 +92,7 @@ def test_tokens_have_the_same_vectors_in_any_company(encoder: Path) -> None:
         for isa in _rust.cpu_features()["isas"]
     }
     assert len(found) == 1
+    assert not [thread for thread in threading.enumerate() if thread.name == f"pyagent-embed-{encoder}"]
 
 
 def test_queries_and_documents_are_read_apart(late: Path) -> None:
