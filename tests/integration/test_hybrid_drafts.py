@@ -107,7 +107,7 @@ def test_states_go_past_accepted_drafts_alone(path: Path) -> None:
 
 
 def test_more_drafts_than_states_are_kept_for_are_refused(path: Path) -> None:
-    """A 17th draft, or drafts without a token before them, end the sequence's part in the step, by name."""
+    """A 17th draft ends the sequence's part in the step, by name; drafts without a token before them are no step."""
     greedy = Greedy(Memory(path), random_tokens(1, 20))
     pool, model = greedy.memory.pool, greedy.memory.model
     pool.reserve(1, 37)
@@ -124,6 +124,8 @@ def test_more_drafts_than_states_are_kept_for_are_refused(path: Path) -> None:
         )
         assert text in errors.get(0, "")
         assert bool(errors) == bool(text)
+    with pytest.raises(ValueError, match="segment 0 has 3 drafts, which need a row of logits each"):
+        model.execute(pool, [1], [3], [3, 4, 5], [greedy.sampler], [0], num_outputs=[3], num_drafts={0: 3})
 
 
 def test_memory_for_drafts_is_in_the_account(path: Path) -> None:

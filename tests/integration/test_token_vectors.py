@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from array import array
 from collections.abc import Callable
 from functools import partial
@@ -91,6 +92,7 @@ def test_tokens_have_the_same_vectors_in_any_company(encoder: Path) -> None:
         for isa in _rust.cpu_features()["isas"]
     }
     assert len(found) == 1
+    assert not [thread for thread in threading.enumerate() if thread.name == f"pyagent-embed-{encoder}"]
 
 
 def test_queries_and_documents_are_read_apart(late: Path) -> None:
@@ -105,6 +107,39 @@ def test_queries_and_documents_are_read_apart(late: Path) -> None:
     assert len(token_vectors(late, ["a " * 30], is_query=True)[0]) == 33  # longer ones are whole
     with pytest.raises(ContextOverflowError, match="a query is never cut: send a shorter one"):
         token_vectors(late, ["a " * 200], is_query=True)
+
+
+def test_texts_are_as_long_as_the_model_takes_at_most(tmp_path: Path) -> None:
+    """Whatever lengths a folder gives, and marks are counted: a longer text is refused as others are, or cut."""
+    path = write_late_encoder(tmp_path / "m", query_length=1 << 20, document_length=1 << 20)
+    about = _rust.describe_encoder(path)
+    assert about is not None
+    most = about["max_tokens"]
+    fits = "a " * (most - 3)
+    assert [len(text) for text in token_vectors(path, ["a", fits], is_query=True)] == [most, most]
+    with pytest.raises(ContextOverflowError, match=f"the model takes {most - 1}"):
+        token_vectors(path, [f"{fits} a"], is_query=True)
+    with pytest.raises(ContextOverflowError, match=f"the model takes {most - 1}"):
+        token_vectors(path, [f"{fits} a"])
+    assert len(token_vectors(path, [f"{fits} a a"], truncate=True)[0]) == most
+
+
+@pytest.mark.parametrize(("skipped", "num_tokens"), [([], 6), (None, 5), (["x", "y", "."], 3)])
+def test_words_that_do_not_count_are_those_the_folder_names(
+    skipped: list[str] | None, num_tokens: int, tmp_path: Path
+) -> None:
+    """None of them is none; where it says nothing, punctuation."""
+    path = write_late_encoder(tmp_path / "m", skiplist_words=skipped)
+    pieces = (path / "vocab.txt").read_text(encoding="utf-8")
+    (path / "vocab.txt").write_text(pieces.replace("\nq\n", "\n.\n"), encoding="utf-8")
+    assert len(token_vectors(path, ["x y ."])[0]) == num_tokens
+
+
+def test_queries_are_filled_up_with_ends_where_there_is_no_mask(tmp_path: Path) -> None:
+    """As PyLate does for vocabularies without a mask."""
+    path = write_late_encoder(tmp_path / "m")
+    (tmp_path / "m/tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "[SEP]"}}))
+    assert [len(text) for text in token_vectors(path, ["a", "ab c"], is_query=True)] == [12, 12]
 
 
 def test_what_fills_a_query_up_is_not_seen(tmp_path: Path) -> None:
@@ -139,6 +174,9 @@ def test_late_interaction_ranks_by_greatest_products(late: Path) -> None:
     assert found.usage.prompt_tokens == 2 * 12 + sum(len(text) for text in documents.values()) + 3  # three do not count
     turned = on(lambda: native(late), lambda made: made.rank(RankRequest(model="", pairs=pairs[::-1])))
     assert turned.scores == found.scores[::-1]
+    long = RankRequest(model="", pairs=[("a", "b"), ("a", "b"), ("a", "c " * 30)])
+    with pytest.raises(ContextOverflowError, match="input 2 has 32 tokens"):  # by its pair, not by its text
+        on(lambda: native(late), lambda made: made.rank(long))
 
 
 def test_late_model_says_what_it_does(late: Path, encoder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from array import array
 from pathlib import Path
@@ -150,6 +151,39 @@ _CONFIG: dict[str, object] = {
 }
 
 
+def folder_of(path: Path, changes: dict[str, object], shapes: Shapes) -> Path:
+    """Write a configuration with changes, and tensors of zeros; return the folder."""
+    (path / "config.json").write_text(json.dumps({**_CONFIG, **changes}))
+    header, end = dict[str, object](), 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    told = json.dumps(header).encode()
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(len(told).to_bytes(8, "little") + told)
+        file.truncate(8 + len(told) + end)
+    return path
+
+
+def matrices_of(family: str) -> Shapes:
+    """What a folder of a family has besides norms, some of other families too."""
+    is_neox = family == "gpt_neox"
+    decoder, embedding, output = ("gpt_neox", "embed_in", "embed_out") if is_neox else ("model", "embed_tokens", "")
+    parts: Shapes = {
+        "self_attn.q_proj": (64, 64),
+        "self_attn.k_proj": (32, 64),
+        "self_attn.v_proj": (32, 64),
+        "self_attn.o_proj": (64, 64),
+        "attention.query_key_value": (192, 64),
+        "attention.dense": (64, 64),
+        **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj", "mlp.c_fc", "mlp.dense_h_to_4h"), (FFN, 64)),
+        **dict.fromkeys(("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h"), (64, FFN)),
+        "mlp.gate_up_proj": (2 * FFN, 64),
+    }
+    layers = {f"{decoder}.layers.{layer}.{name}.weight": shape for layer in (0, 1) for name, shape in parts.items()}
+    return {f"{decoder}.{embedding}.weight": (250, 64), f"{output or 'lm_head'}.weight": (250, 64), **layers}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -176,7 +210,49 @@ def test_what_a_config_asks_for_and_is_not_there_is_refused_by_name(
     changes: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     """Before any tensor is read: the folder has one, of one number."""
-    (tmp_path / "config.json").write_text(json.dumps({**_CONFIG, **changes}))
-    header = json.dumps({"lm_head.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    assert said in said_of(tmp_path)
+    assert said in said_of(folder_of(tmp_path, changes, {"lm_head.weight": (1,)}))
+
+
+_ONE_WINDOW = ["full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model_type": "glm4"}, {"norm_epsilon": 1.5625e-7}),
+        ({"model_type": "stablelm"}, {"norm_epsilon": 1e-5, "num_rotated": 4}),
+        ({"model_type": "stablelm", "norm_eps": 1e-3}, {"norm_epsilon": 1e-3}),
+        ({"model_type": "starcoder2", "norm_epsilon": 1e-3, "hidden_act": "gelu"}, {"norm_epsilon": 1e-3}),
+        ({"model_type": "gpt_neox", "hidden_act": "gelu"}, {"num_kv_heads": 4, "num_rotated": 4, "base": 1e4}),
+        (
+            {"model_type": "gpt_neox", "hidden_act": "gelu", "rotary_pct": 0.5, "rotary_emb_base": 500},
+            {"num_rotated": 8, "base": 500.0},
+        ),
+        (
+            {"model_type": "cohere2", "sliding_window": 24, "layer_switch": 2},
+            {"windows": [24, None], "rotates": [True, False]},
+        ),
+        ({"model_type": "cohere2", "sliding_window": 24}, {"windows": [24, 24], "rotates": [True, True]}),
+        ({"model_type": "dots1", "sliding_window": 24}, {"windows": [None, None]}),
+        ({"model_type": "dots1", "sliding_window": 24, "layer_types": _ONE_WINDOW}, {"windows": [None, 24]}),
+    ],
+)
+def test_what_published_files_leave_out_or_call_otherwise_is_read(
+    changes: dict[str, object], expected: dict[str, object], tmp_path: Path
+) -> None:
+    """Defaults of families, and the names of fields before transformers had one for all."""
+    family = str(changes["model_type"])
+    dense = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 2}
+    more = dense if family == "dots1" else {}
+    about = _rust.ModelFile(folder_of(tmp_path, {**more, **changes}, matrices_of(family))).config
+    frequencies = about.rope_frequencies
+    found = {
+        "norm_epsilon": about.norm_epsilon,
+        "num_kv_heads": about.num_kv_heads,
+        "num_rotated": 2 * len(frequencies),
+        "base": frequencies[1] ** -len(frequencies),
+        "windows": about.windows,
+        "rotates": about.rotary_layers,
+    }
+    for name, value in expected.items():
+        assert found[name] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), name

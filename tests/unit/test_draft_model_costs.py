@@ -180,6 +180,15 @@ def test_rare_slow_steps_of_the_model_end_its_drafts() -> None:
     assert gain([fresh(1_500)], SimulatedDrafter(lambda: True, 0.1, slow_every=3)) > 0.98
 
 
+def test_steps_of_which_nothing_was_expected_are_not_slow() -> None:
+    """The first steps of a model that always takes as long count as long as they take."""
+    drafter, request = SimulatedDrafter(lambda: True, 0.1), Client(0, fresh(10), 1).request
+    drafter.texts = {0: fresh(200)}
+    model = DraftModel(drafter, 1 << 20, 64, 0.1, lambda: drafter.now)  # type: ignore[arg-type]
+    model.draft([(request, 3)], {0}, lambda _, probabilities: True)
+    assert model.seconds_of(1) == pytest.approx(model.seconds.at(1)) == pytest.approx(0.1 * TARGET)
+
+
 def test_a_models_seconds_have_its_slow_steps() -> None:
     """One step in three takes 30 times as long: a step is expected to take ten times the median and more."""
     drafter, request = SimulatedDrafter(lambda: True, 0.1, slow_every=3), Client(0, fresh(10), 1).request

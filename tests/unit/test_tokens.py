@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
 import re
 from array import array
@@ -395,6 +396,38 @@ def test_words_are_cut_as_the_file_names_it(tmp_path: Path, pre: str, words: lis
     path = write_tiny_model(tmp_path / "m.gguf", tokenizer__ggml__pre=pre)
     cut = ModelTokenizer.load(path, vocab_size=NUM_TOKENS).tokenizer.inner.pre_tokenizer
     assert [word for word, _ in cut.pre_tokenize_str("1234aB'll/")] == words
+
+
+_IN_THREES, _SINGLE = ["12", " ", "345", "6", " a", "B"], ["1", "2", " ", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "begins", "words"),
+    [
+        ("llama-v3", True, ["12", " ", "345", "6", " aB"]),
+        ("smaug-bpe", False, ["12", " ", "345", "6", " aB"]),
+        ("glm5", False, ["12", " ", "345", "6", " aB"]),
+        ("minimax-m2", False, _IN_THREES),
+        ("tekken", True, [*_SINGLE, " a", "B"]),
+        ("deepseek-r1-qwen", False, [*_SINGLE, " aB"]),
+        ("hunyuan", False, [*_SINGLE, " aB"]),
+        ("starcoder", False, [*_SINGLE, " aB"]),
+        ("phi-2", False, ["12", " 3456", " aB"]),
+        ("roberta-bpe", False, ["12", " 3456", " aB"]),
+        ("hunyuan-dense", False, ["12", " ", "345", "6", " aB"]),
+    ],
+)
+def test_names_that_llama_cpp_has_for_one_way_cut_as_it_does(
+    pre: str, begins: bool, words: list[str], tmp_path: Path
+) -> None:
+    """Numbers whole, in threes or digit by digit; capitals apart or not; which begin a text, or take whole words."""
+    path = write_tiny_model(tmp_path / "m.gguf", tokenizer__ggml__pre=pre, tokenizer__ggml__add_bos_token=None)
+    tokenizer = ModelTokenizer.load(path, vocab_size=NUM_TOKENS)
+    cut = tokenizer.tokenizer.inner.pre_tokenizer
+    found = [word.replace("\u0120", " ") for word, _ in cut.pre_tokenize_str("12 3456 aB")]
+    assert (found, tokenizer.encode_text("a")[0] == 1) == (words, begins)
+    bpe = json.loads(tokenizer.tokenizer.inner.to_str())["model"]
+    assert bpe["ignore_merges"] == (begins or pre == "glm5")
 
 
 def test_prompt_reads_control_tokens_and_begins_with_the_begin_token(tmp_path: Path) -> None:

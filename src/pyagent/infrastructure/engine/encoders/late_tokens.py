@@ -49,7 +49,8 @@ class LateTokens:
         self._document_mark = self._mark(tokens, about.document_prefix, default.document_prefix)
         self._query_length = min(about.query_length or 32, tokens.max_tokens)
         self._queries = tokens.within(tokens.max_tokens - len(self._query_mark)).for_queries()
-        self._documents = tokens.within((about.document_length or 180) - len(self._document_mark))
+        document_length = min(about.document_length or 180, tokens.max_tokens)
+        self._documents = tokens.within(document_length - len(self._document_mark))
         self._filler: int | None = None
         if about.do_query_expansion is not False:
             self._filler = self._mask(tokens) | (0 if about.attend_to_expansion_tokens else UNSEEN)

@@ -70,9 +70,9 @@ class TextTokens:
         return [self._tokens(one, number, truncates) for number, one in zip(numbers, found, strict=True)]
 
     def within(self, max_tokens: int) -> TextTokens:
-        """Return the same for texts of at most so many tokens."""
+        """Return the same for texts of at most so many tokens, which are no more than the model takes."""
         other = copy.copy(self)
-        other.max_tokens = min(max_tokens, self.max_tokens)
+        other.max_tokens = max_tokens
         return other
 
     def for_queries(self) -> TextTokens:
