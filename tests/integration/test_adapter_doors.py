@@ -146,6 +146,7 @@ def test_what_cannot_be_loaded_is_refused_and_not_offered(folder: Path, tmp_path
             ("a", str(tmp_path / "pipe"), "not an adapter"),
             ("a", "", "expected the path"),
             ("a", "x\0y", "expected the path"),
+            ("a", "x\nforged: a line of the log", "expected the path"),
             ("a", "x" * 5000, "expected the path"),
             ("a", "~nosuchuser/x", "home directory"),
             ("", good, "expected a name"),

@@ -247,6 +247,15 @@ def test_pooling_over_http(late: Path) -> None:
             assert (answer.status_code, said in answer.text) == (400, True), (body, answer.text)
 
 
+def test_vectors_of_one_request_are_bounded(tmp_path: Path) -> None:
+    """40 tokens of 2,048 texts, of 384 numbers each, were gigabytes; a smaller request after it is answered."""
+    wide = write_encoder(tmp_path, hidden_size=384, intermediate_size=8, num_hidden_layers=1)
+    with serve(create_app(native(wide))) as url:
+        answer = httpx.post(f"{url}/pooling", json={"input": ["a " * 38] * 2048}, timeout=60)
+        assert (answer.status_code, "more than 8388608 numbers; send fewer" in answer.text) == (400, True), answer.text
+        assert len(httpx.post(f"{url}/pooling", json={"input": ["a " * 38] * 2}).json()["data"]) == 2
+
+
 class Rubbish(Model):
     """A plugin's backend that gives one thing for whatever it is asked."""
 

@@ -6,6 +6,7 @@ What it says of itself in `capabilities` is passed on, the functions there being
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from inspect import iscoroutine
@@ -85,7 +86,10 @@ class GuardedBackend:
     def _token_embedded(self, token_embed: TokenEmbed) -> TokenEmbed:
         async def call(request: TokenEmbedRequest) -> TokenEmbedResult:
             found = await token_embed(request)
-            if not isinstance(found, TokenEmbedResult) or not _are_vectors(found, len(request.input)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            # Millions of numbers take a second.
+            if not isinstance(found, TokenEmbedResult) or not await to_thread(  # pyright: ignore[reportUnnecessaryIsInstance]
+                _are_vectors, found, len(request.input)
+            ):
                 raise self._error(f"{self._what} gave no TokenEmbedResult with vectors of finite numbers for each text")
             return found
 

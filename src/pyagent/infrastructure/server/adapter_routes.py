@@ -117,7 +117,7 @@ class AdapterRoutes:
 
 
 def _checked_path(path: str) -> str:
-    if not path or len(path) > _MAX_PATH_CHARS or "\0" in path:
+    if not path.isprintable() or not 0 < len(path) <= _MAX_PATH_CHARS:  # a line break would forge lines of the log
         text = "expected the path of a folder that peft saved, or of a GGUF file of this machine's"
         raise RequestError(text, param="lora_path")
     try:

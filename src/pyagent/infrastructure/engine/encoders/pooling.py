@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from pyagent import _rust
@@ -37,6 +38,10 @@ _LONG_TEXT = 2_000
 """Characters from which texts are tokenised beside the event loop."""
 _TEXTS_AT_ONCE = 64
 """Texts tokenised together, while those before are computed."""
+_MOST_SHOWN = 1 << 23
+"""Numbers of the vectors that a request is given: as Python's objects 32 bytes each, as JSON about 20."""
+_MOST_RANKED = 1 << 26
+"""Numbers of the vectors that one request's ranking keeps, of 4 bytes each."""
 
 
 class _TokenRows(NamedTuple):
@@ -102,7 +107,7 @@ class Pooling:
                 encode = partial(encoder.tokens.encode, truncates=request.truncate)
             else:
                 encode = late.queries if request.is_query else partial(late.documents, truncates=request.truncate)
-            found, usage = await self._tokens(encoder, encode, request.input)
+            found, usage = await self._tokens(encoder, encode, request.input, most=_MOST_SHOWN)
             if late is not None and not request.is_query:
                 found = [_counting(late, one) for one in found]
             vectors = await self._in_thread(lambda: [encoder.rows(one.rows) for one in found])
@@ -114,23 +119,40 @@ class Pooling:
         """Of each query's vector the greatest product with one of the document's, added up."""
         queries = {query: number for number, (query, _) in reversed([*enumerate(request.pairs)])}
         documents = {document: number for number, (_, document) in reversed([*enumerate(request.pairs)])}
-        asked, of_queries = await self._tokens(encoder, late.queries, list(queries), list(queries.values()))
+        tokens = partial(self._tokens, encoder, most=_MOST_RANKED)
+        asked, of_queries = await tokens(late.queries, list(queries), list(queries.values()))
         encode = partial(late.documents, truncates=request.truncate)
-        read, of_documents = await self._tokens(encoder, encode, list(documents), list(documents.values()))
+        read, of_documents = await tokens(encode, list(documents), list(documents.values()))
         rows = {text: one.rows for text, one in zip(queries, asked, strict=True)}
         others = {text: _counting(late, one).rows for text, one in zip(documents, read, strict=True)}
 
+        has_left = Event()
+
         def scores() -> list[float]:
-            width = encoder.width
-            return [_rust.late_score(rows[query], others[document], width) for query, document in request.pairs]
+            width, found = encoder.width, list[float]()
+            for query, document in request.pairs:
+                if has_left.is_set():  # nobody waits for the rest
+                    break
+                found.append(_rust.late_score(rows[query], others[document], width))
+            return found
 
         num_tokens = of_queries.prompt_tokens + of_documents.prompt_tokens
-        return await self._in_thread(scores), Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+        try:
+            return await self._in_thread(scores), Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+        finally:
+            has_left.set()
 
     async def _tokens(
-        self, encoder: LoadedEncoder, encode: Encode[str], texts: Sequence[str], numbers: Sequence[int] | None = None
+        self,
+        encoder: LoadedEncoder,
+        encode: Encode[str],
+        texts: Sequence[str],
+        numbers: Sequence[int] | None = None,
+        *,
+        most: int,
     ) -> tuple[list[_TokenRows], Usage]:
-        """Return each text's tokens with their vectors, one after another."""
+        """Return each text's tokens with their vectors, one after another, of `most` numbers together."""
+        encode = _bounded(encode, encoder.width, most)
         packed, tokens = await self._packed(encoder.token_queue, encode, texts, numbers)
         found, start = list[_TokenRows](), 0
         for ids in tokens:
@@ -192,6 +214,22 @@ class Pooling:
         finally:
             for one in coming:
                 one.cancel()  # of one that is done it is nothing
+
+
+def _bounded(encode: Encode[str], width: int, most: int) -> Encode[str]:
+    """Return an `encode` that raises `RequestError` where the tokens of all its calls have more than `most` numbers."""
+    num_tokens = 0
+
+    def encode_some(texts: Sequence[str], numbers: Sequence[int]) -> list[list[int]]:
+        nonlocal num_tokens
+        found = encode(texts, numbers)
+        num_tokens += sum(map(len, found))
+        if num_tokens * width > most:
+            text = f"the vectors of these texts' tokens have more than {most} numbers; send fewer texts at once"
+            raise RequestError(text, param="input")
+        return found
+
+    return encode_some
 
 
 def _counting(late: LateTokens, found: _TokenRows) -> _TokenRows:

@@ -143,9 +143,14 @@ def score_body(parsed: ScoreBody, found: RankResult, request_id: str, created: i
 
 
 def pooling_body(parsed: PoolingBody, found: TokenEmbedResult, request_id: str, created: int) -> JsonObject:
-    """Return the vectors of each text's tokens."""
-    shown: list[object] = [*found.vectors]
-    if parsed.encoding_format == "base64":
+    """Return the vectors of each text's tokens; those that are numbers as JSON already, a token at a time.
+
+    Millions of numbers take seconds: call it beside the event loop.
+    """
+    encode = msgspec.json.Encoder().encode
+    if parsed.encoding_format == "float":
+        shown: list[object] = [[msgspec.Raw(encode(vector)) for vector in text] for text in found.vectors]
+    else:
         shown = [packed([number for vector in text for number in vector]) for text in found.vectors]
     data = [{"index": index, "object": "pooling", "data": one} for index, one in enumerate(shown)]
     return _listed("pool", parsed.model, found.model, request_id, created, data, found.usage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from starlette.requests import Request
@@ -62,4 +63,5 @@ async def pooling(service: Service, request: Request) -> Response:
         truncate=parsed.truncate,
     )
     found = await service.token_embed(request, asked)
-    return json_response(pooling_body(parsed, found, str(request.state.request_id), int(time.time())))
+    request_id, created = str(request.state.request_id), int(time.time())
+    return json_response(await asyncio.to_thread(pooling_body, parsed, found, request_id, created))
