@@ -139,6 +139,12 @@ def test_blocks_beside_each_other_are_not_those_in_turn(tmp_path: Path) -> None:
     assert abs(logits[0][-1][0] - logits[1][-1][0]) > 1e-4
 
 
+def test_layers_that_a_file_does_not_count_are_no_leftovers(tmp_path: Path) -> None:
+    """A file of two layers that says one would run as another model."""
+    path = write(tmp_path / "m.gguf", "starcoder2", tensors("starcoder2"), block_count=1)
+    assert "'starcoder2.block_count' is 1, but there is a tensor 'blk.1." in said_of(path)
+
+
 _CONFIG: dict[str, object] = {
     "vocab_size": 250,
     "hidden_size": 64,
@@ -256,3 +262,25 @@ def test_what_published_files_leave_out_or_call_otherwise_is_read(
     }
     for name, value in expected.items():
         assert found[name] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rms_norm_eps": -1}, "norm epsilon is -1; expected a number above 0"),
+        ({"rms_norm_eps": 0}, "norm epsilon is 0; expected a number above 0"),
+        ({"rms_norm_eps": "1e-5"}, "'rms_norm_eps' must be a number, got a text"),
+        ({"model_type": "cohere", "logit_scale": True}, "'logit_scale' must be a number, got true"),
+        ({"model_type": "cohere", "logit_scale": [0.5]}, "'logit_scale' must be a number, got a list"),
+        ({"rope_theta": {}}, "'rope_theta' must be a number, got a table"),
+        ({"rope_parameters": {"rope_type": 3}}, "'rope_parameters.rope_type' must be a text, got 3"),
+        ({"model_type": "gpt_neox", "use_parallel_residual": "no"}, "'use_parallel_residual' must be true or false"),
+        ({"hidden_act": ["gelu"]}, "'hidden_act' must be a text"),
+    ],
+)
+def test_fields_of_another_kind_are_no_defaults(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+    """They were read as if they were not there, and the model's numbers were others; a negative epsilon gave NaN."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **_CONFIG, **changes}))
+    header = json.dumps({"lm_head.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert said in said_of(tmp_path)

@@ -603,8 +603,15 @@ impl ModelConfig {
             }
         }
         self.check_gemma4()?;
-        if !(self.norm_epsilon.is_finite() && self.rope_base.is_finite() && self.rope_base > 0.0) {
-            return Err(invalid("norm epsilon or rotary base is not a number".to_owned()));
+        // Without one a row of zeros would be divided by 0.
+        if !(self.norm_epsilon > 0.0 && self.norm_epsilon.is_finite()) {
+            return Err(invalid(format!(
+                "norm epsilon is {}; expected a number above 0",
+                self.norm_epsilon
+            )));
+        }
+        if !(self.rope_base.is_finite() && self.rope_base > 0.0) {
+            return Err(invalid("rotary base is not a number above 0".to_owned()));
         }
         if !(self.attention_scale.is_finite() && self.attention_scale > 0.0) {
             return Err(invalid("the factor on scores is not a number above 0".to_owned()));

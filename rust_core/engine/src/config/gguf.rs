@@ -103,6 +103,7 @@ impl ModelConfig {
         };
         let of_experts = experts::keys(architecture, experts.is_some());
         keys.refuse_unknown(has_caps, of_experts, hybrid::more_keys(architecture))?;
+        keys.refuse_uncounted_layers()?;
         let hidden_size = keys.size("embedding_length")?;
         let num_heads = keys.size("attention.head_count")?;
         let num_layers = keys.num_layers(architecture)?;

@@ -4,6 +4,7 @@ mod experts;
 mod families;
 mod gemma4;
 mod hybrid;
+mod kinds;
 mod latent;
 mod llama4;
 mod nemotron;
@@ -305,7 +306,7 @@ fn default_epsilon(name: &str) -> f64 {
     }
 }
 
-/// Refuses a field that is in none of the lists of names, unless it says nothing.
+/// Refuses a field that is in none of the lists of names, unless it says nothing, and one of another kind than is read.
 pub(crate) fn refuse_unknown(fields: &Map<String, Value>, known: &[&str], place: &str) -> Result<(), ModelFileError> {
     for (field, value) in fields {
         let is_known = known
@@ -318,7 +319,7 @@ pub(crate) fn refuse_unknown(fields: &Map<String, Value>, known: &[&str], place:
             )));
         }
     }
-    Ok(())
+    kinds::refuse_others(fields, place)
 }
 
 fn is_neutral(field: &str, value: &Value) -> bool {

@@ -27,6 +27,23 @@ impl Keys<'_> {
         }
     }
 
+    /// Refuses tensors of layers that the file does not count: a model without its last layers is another one.
+    pub(super) fn refuse_uncounted_layers(&self) -> Result<(), ModelFileError> {
+        let count = self.size("block_count")?;
+        let layer_of = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
+        let uncounted = self
+            .file
+            .tensors()
+            .map(|tensor| tensor.name)
+            .find(|name| layer_of(name).is_some_and(|layer| layer >= count));
+        uncounted.map_or(Ok(()), |name| {
+            let key = self.key("block_count");
+            Err(invalid(format!(
+                "'{key}' is {count}, but there is a tensor '{name}' of a later layer"
+            )))
+        })
+    }
+
     /// Whether queries, keys and values of a layer are one matrix.
     pub(super) fn is_qkv_joined(&self, architecture: Architecture) -> bool {
         matches!(architecture, Architecture::Phi2 | Architecture::GptNeoX)
