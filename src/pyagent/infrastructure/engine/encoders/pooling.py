@@ -131,7 +131,7 @@ class Pooling:
         def scores() -> list[float]:
             width, found = encoder.width, list[float]()
             for query, document in request.pairs:
-                if has_left.is_set():  # nobody waits for the rest
+                if has_left.is_set():  # the caller does not wait for the rest
                     break
                 found.append(_rust.late_score(rows[query], others[document], width))
             return found
