@@ -219,7 +219,7 @@ def test_hostile_replies_are_refused(tmp_path: Path, tiny_model_path: Path) -> N
                         yield reply
 
                 read_instead(a, hostile)
-                b.peer(a).kv = KvPeer()  # on a busy machine a peer that gave nothing was late, and is not asked for a while
+                b.peer(a).kv = KvPeer()  # one that gave nothing for long is not asked
                 await a.answer(asked[number])
                 await b.knows(a, asked[number])
                 assert (await b.answer(asked[number])).text == expected[number], what
