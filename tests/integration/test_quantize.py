@@ -1,4 +1,4 @@
-"""Models that are quantised: the same model in another file, complete or absent, and what is refused."""
+"""Models that are quantised: the same model in another file, complete or absent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import random
 import shutil
 import signal
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from support.folder_tokenizer import NUM_TOKENS, write_model_folder, write_token
 from support.full_disk import full_disk
 from support.gguf_writer import write_gguf
 from support.native import engine_logits
-from support.reference_decoder import write_family, write_safetensors
+from support.quantizing import quantized, refusal
 from support.tiny_model import CHAT_TEMPLATE, split_tiny_model, write_tiny_model
 
 from pyagent import _rust
@@ -30,7 +29,7 @@ from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_T
 from pyagent.infrastructure.engine.tokens.loading import load_parts
 from pyagent.infrastructure.models.quantize.gguf_file import read_metadata
 from pyagent.infrastructure.models.quantize.mixture import Mixture, is_matrix
-from pyagent.infrastructure.models.quantize.quantizing import Quantized, quantize_model
+from pyagent.infrastructure.models.quantize.quantizing import quantize_model
 
 TOKENS = [5, 80, 11, 200, 45, 7, 7, 64, 1, 90, 33, 150, 8, 21, 260, 3, 77, 41, 19, 2]
 FAMILIES = (
@@ -44,22 +43,6 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "gemma3-linear": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "sliding_window_pattern": 6},
 }
 """What GGUF files of Gemma cannot say otherwise."""
-
-
-def quantized(
-    source: Path, target: Path, type_name: str, progress: Callable[[int, int], None] = lambda done, total: None
-) -> Quantized:
-    return quantize_model(source, target, type_name, overwrites=False, threads=2, progress=progress)
-
-
-def refusal(source: Path, type_name: str = "Q8_0") -> str:
-    """The message; nothing is left beside the source."""
-    target = source.parent / "refused.gguf"
-    with pytest.raises(ModelError) as caught:
-        quantized(source, target, type_name)
-    assert not list(source.parent.glob("*refused*"))
-    assert not list(source.parent.glob(".*refused*"))
-    return str(caught.value)
 
 
 def types(path: Path) -> dict[str, str]:
@@ -265,168 +248,6 @@ def test_sentencepiece_bpe_becomes_scores(adds_space: bool, tmp_path: Path) -> N
     for text in ("the hand and then", " and  the", "ätna\n"):
         assert after.encode(text) == before.encode(text)
     assert _rust.read_model_header(tmp_path / "made.gguf")["metadata"]["tokenizer.ggml.add_space_prefix"] is adds_space
-
-
-def change_tokenizer(folder: Path, **changes: object) -> None:
-    file = folder / "tokenizer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-def change_config(folder: Path, **changes: object) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-def change_about(folder: Path, **changes: object) -> None:
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-def grow(pattern: str, content: str) -> dict[str, object]:
-    """A normalizer that puts one text in place of another."""
-    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
-
-
-def in_sequences(depth: int, *steps: object) -> dict[str, object]:
-    """Normalizers in so many sequences, one in the other."""
-    found: dict[str, object] = {"type": "Sequence", "normalizers": list(steps)}
-    return found if depth == 0 else in_sequences(depth - 1, found)
-
-
-def drop_tensor(folder: Path, name: str) -> None:
-    """Rename a tensor to one that does not count."""
-    change_header(folder, lambda header: header | {_IGNORED: header.pop(name)})
-
-
-def add_tensor(folder: Path) -> None:
-    """Write one number more, as a tensor that no family has."""
-    size = (folder / "model.safetensors").stat().st_size
-    (start,) = struct.unpack("<Q", (folder / "model.safetensors").read_bytes()[:8])
-    place = size - 8 - start
-    extra = {"dtype": "F32", "shape": [1], "data_offsets": [place, place + 4]}
-    change_header(folder, lambda header: header | {"model.extra.weight": extra})
-    with (folder / "model.safetensors").open("ab") as file:
-        file.write(bytes(4))
-
-
-def change_header(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    file = folder / "model.safetensors"
-    data = file.read_bytes()
-    (size,) = struct.unpack("<Q", data[:8])
-    text = json.dumps(change(json.loads(data[8 : 8 + size]))).encode()
-    file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
-
-
-DOWN = "model.layers.1.mlp.down_proj.weight"
-_IGNORED = "model.layers.0.self_attn.rotary_emb.inv_freq"
-NORM = "model.layers.1.input_layernorm.weight"
-WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a missing matrix": (lambda folder: drop_tensor(folder, DOWN), "layers.1.mlp.down_proj' is missing"),
-    "a missing norm": (lambda folder: drop_tensor(folder, NORM), "layers.1.input_layernorm.weight' is missing"),
-    "no final norm": (lambda folder: drop_tensor(folder, "model.norm.weight"), "output_norm.weight' is missing"),
-    "a matrix of another size": (lambda folder: change_config(folder, intermediate_size=96), "expected [96, 64]"),
-    "a tensor too many": (add_tensor, "model.extra.weight"),
-    "an unknown family": (lambda folder: change_config(folder, model_type="bert"), "bert"),
-    "a family without words": (lambda folder: change_config(folder, model_type="seed_oss", head_dim=16), "seed_oss"),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
-    "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "not valid JSON"),
-    "words cut at spaces": (
-        lambda folder: change_tokenizer(folder, pre_tokenizer={"type": "Whitespace"}),
-        "cuts words",
-    ),
-    "a tokenizer that lowers": (
-        lambda folder: change_tokenizer(folder, normalizer={"type": "Lowercase"}),
-        "cuts words",
-    ),
-    "a tokenizer of another model": (lambda folder: change_config(folder, eos_token_id=[0, 1, 2, 3]), "4 tokens end"),
-    "a text that is none": (lambda folder: change_about(folder, chat_template="\ud800 {{ messages }}"), "beyond what"),
-    "quantised weights": (
-        lambda folder: change_config(folder, quantization_config={"quant_method": "awq", "bits": 4}),
-        "quantised already",
-    ),
-}
-
-
-TOO_LARGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a text that grows": (
-        lambda folder: change_tokenizer(folder, normalizer=in_sequences(8, *[grow("a", "aaaa")] * 6)),
-        "4,096 times as long",
-    ),
-    "a text that grows everywhere": (
-        lambda folder: change_tokenizer(folder, normalizer=in_sequences(1, *[grow("", "ab")] * 7)),
-        "2,187 times as long",
-    ),
-    "many steps": (
-        lambda folder: change_tokenizer(folder, normalizer=in_sequences(2, *[grow("a", "b")] * 65)),
-        "65 steps",
-    ),
-    "sequences in sequences": (lambda folder: change_tokenizer(folder, normalizer=in_sequences(17)), "deeper than 16"),
-    "a long added token": (
-        lambda folder: change_tokenizer(folder, added_tokens=[{"id": 0, "content": "a" * 5_000}]),
-        "a token of 5000 characters",
-    ),
-    "a long token": (
-        lambda folder: change_tokenizer(folder, model={"type": "BPE", "vocab": {"b" * 5_000: 0}, "merges": []}),
-        "a token of 5000 characters",
-    ),
-    "a long chat template": (lambda folder: change_about(folder, chat_template="a" * 300_000), "the limit is 262144"),
-    "a long file of a template": (
-        lambda folder: (folder / "chat_template.jinja").write_text("a" * 5_000_000),
-        "larger than 4194304 bytes",
-    ),
-    "a template that is no text": (
-        lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff\xfe"),
-        "not a text in UTF-8",
-    ),
-    "a long header": (
-        lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 17 << 20) + bytes(17 << 20)),
-        "16777216",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_what_cannot_be_written_is_refused_by_name(what: str, tmp_path: Path) -> None:
-    """Each fault of a folder is one line that names it, and no file is left."""
-    folder = write_model_folder(tmp_path / "model")
-    spoil, named = WRONG[what]
-    spoil(folder)
-    message = refusal(folder)
-    assert named in message
-    assert "\n" not in message
-
-
-def test_what_is_too_large_is_refused_at_once(tmp_path: Path) -> None:
-    """What would take seconds or gigabytes is one line that names it, before it is run."""
-    folder = write_model_folder(tmp_path / "whole")
-    for number, (spoil, named) in enumerate(TOO_LARGE.values()):
-        spoil(shutil.copytree(folder, tmp_path / str(number) / "model"))
-        start = time.process_time()
-        message = refusal(tmp_path / str(number) / "model")
-        assert named in message
-        assert "\n" not in message
-        assert time.process_time() - start < 1
-
-
-def test_what_gguf_has_no_words_for_is_refused(tmp_path: Path) -> None:
-    """A model that would be read back as another is refused by what differs."""
-    folder = write_model_folder(tmp_path / "gemma", "gemma3", query_pre_attn_scalar=48, sliding_window_pattern=6)
-    assert "attention scale" in refusal(folder)
-    folder = write_model_folder(tmp_path / "windows", "smollm3", no_rope_layers=[1, 0, 1, 1, 1])
-    assert "rotary layers" in refusal(folder)
-
-
-@pytest.mark.parametrize(("number", "named"), [(math.nan, "NaN"), (math.inf, "inf"), (1e6, "65,504")])
-def test_numbers_that_a_type_cannot_hold_are_refused(number: float, named: str, tmp_path: Path) -> None:
-    """The tensor is named; a large number may be BF16."""
-    config, tensors = write_family(write_model_folder(tmp_path / "model"), "llama", vocab_size=NUM_TOKENS + 3)
-    tensors[DOWN][3][5] = number
-    write_safetensors(tmp_path / "model", config, tensors)
-    message = refusal(tmp_path / "model")
-    assert "blk.1.ffn_down.weight" in message
-    assert named in message
-    if math.isfinite(number):
-        quantized(tmp_path / "model", tmp_path / "made.gguf", "BF16")
 
 
 def test_quantised_weights_are_not_quantised_again(tmp_path: Path) -> None:

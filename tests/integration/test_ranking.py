@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from support.encoders import native, on
 from support.server import Model
 from support.tiny_encoder import write_classifier, write_encoder
 
@@ -32,11 +32,6 @@ from pyagent.core.messages import (
 )
 from pyagent.infrastructure.backends.openai import OpenAIBackend
 from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.client import LocalEngine
-from pyagent.infrastructure.engine.memory.ledger import Ledger
-from pyagent.infrastructure.engine.models.model_pool import ModelPool
-from pyagent.infrastructure.engine.options import EngineOptions
-from pyagent.infrastructure.models.describe import task_of
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 from pyagent.testing.openai import openai_server
@@ -62,26 +57,6 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random encoder that embeds."""
     return write_encoder(tmp_path_factory.mktemp("encoder"))
-
-
-def native(*paths: Path) -> NativeBackend:
-    """A backend of models by their paths."""
-    pool = ModelPool(Path, EngineOptions(), Ledger(1 << 30))
-    names = [str(path) for path in paths]
-    return NativeBackend(names, LocalEngine(pool), look=lambda _: "", task_of=lambda name: task_of(Path(name)))
-
-
-def on(make: Callable[[], Any], work: Callable[[Any], Any]) -> Any:
-    """Do something with a backend of its own, and close it."""
-
-    async def whole() -> Any:
-        backend = make()
-        try:
-            return await work(backend)
-        finally:
-            await backend.close()
-
-    return asyncio.run(whole())
 
 
 def ranked(path: Path, documents: list[str], **options: Any) -> list[float]:

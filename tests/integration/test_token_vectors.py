@@ -7,7 +7,6 @@ import base64
 import json
 import threading
 from array import array
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from support.encoders import native, on
 from support.server import Model
 from support.tiny_encoder import write_classifier, write_encoder, write_late_encoder
 
@@ -30,35 +30,11 @@ from pyagent.core.messages import (
     TokenEmbedRequest,
     TokenEmbedResult,
 )
-from pyagent.infrastructure.engine.backend import NativeBackend
-from pyagent.infrastructure.engine.client import LocalEngine
-from pyagent.infrastructure.engine.memory.ledger import Ledger
-from pyagent.infrastructure.engine.models.model_pool import ModelPool
-from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.models.describe import task_of
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
 TEXTS = ["ab c", "the cat x", "x y", "q w e r t z"]
-
-
-def native(path: Path) -> NativeBackend:
-    """A backend of one model by its path."""
-    pool = ModelPool(Path, EngineOptions(), Ledger(1 << 30))
-    return NativeBackend([str(path)], LocalEngine(pool), look=lambda _: "", task_of=lambda name: task_of(Path(name)))
-
-
-def on(make: Callable[[], Any], work: Callable[[Any], Any]) -> Any:
-    """Do something with a backend of its own, and close it."""
-
-    async def whole() -> Any:
-        backend = make()
-        try:
-            return await work(backend)
-        finally:
-            await backend.close()
-
-    return asyncio.run(whole())
 
 
 def token_vectors(path: Path, texts: list[str], **options: Any) -> list[list[list[float]]]:

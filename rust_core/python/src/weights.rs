@@ -83,7 +83,7 @@ impl ModelConfig {
                 Activation::Silu => "silu".to_owned(),
                 Activation::GeluTanh => "gelu_tanh".to_owned(),
                 Activation::ReluSquared => "relu_squared".to_owned(),
-                Activation::BareGelu => "gelu".to_owned(),
+                Activation::BareGelu => "bare_gelu".to_owned(),
                 Activation::BareGeluTanh => "bare_gelu_tanh".to_owned(),
                 Activation::ClampedSwiglu { .. } => "clamped_swiglu".to_owned(),
             },

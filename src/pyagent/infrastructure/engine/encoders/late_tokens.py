@@ -25,13 +25,13 @@ _Word = Annotated[str, msgspec.Meta(max_length=200)]
 class _About(msgspec.Struct):
     """What PyLate writes beside a model; its own defaults."""
 
-    query_prefix: _Word | None = "[Q] "
-    document_prefix: _Word | None = "[D] "
-    query_length: _Length | None = 32
-    document_length: _Length | None = 180
-    do_query_expansion: bool | None = True
-    attend_to_expansion_tokens: bool | None = False
-    skiplist_words: Annotated[list[_Word], msgspec.Meta(max_length=10_000)] | None = None
+    query_prefix: _Word = "[Q] "
+    document_prefix: _Word = "[D] "
+    query_length: _Length = 32
+    document_length: _Length = 180
+    do_query_expansion: bool = True
+    attend_to_expansion_tokens: bool = False
+    skiplist_words: Annotated[tuple[_Word, ...], msgspec.Meta(max_length=10_000)] = tuple(string.punctuation)
 
 
 class LateTokens:
@@ -41,21 +41,21 @@ class LateTokens:
         """Read a folder. Raises `ModelError` for a mark or a mask that its vocabulary has not."""
         self._path = path
         try:
-            about = msgspec.convert(read_json(path / _FILE), _About)
+            said = {name: value for name, value in read_json(path / _FILE).items() if value is not None}
+            about = msgspec.convert(said, _About)
         except msgspec.ValidationError as error:
             raise ModelError(f"{path}: {_FILE}: {error}", model=str(path)) from error
-        default = _About()
-        self._query_mark = self._mark(tokens, about.query_prefix, default.query_prefix)
-        self._document_mark = self._mark(tokens, about.document_prefix, default.document_prefix)
-        self._query_length = min(about.query_length or 32, tokens.max_tokens)
+        self._query_mark = self._mark(tokens, about.query_prefix)
+        self._document_mark = self._mark(tokens, about.document_prefix)
+        self._query_length = min(about.query_length, tokens.max_tokens)
         self._queries = tokens.within(tokens.max_tokens - len(self._query_mark)).for_queries()
-        document_length = min(about.document_length or 180, tokens.max_tokens)
+        document_length = min(about.document_length, tokens.max_tokens)
         self._documents = tokens.within(document_length - len(self._document_mark))
         self._filler: int | None = None
-        if about.do_query_expansion is not False:
+        if about.do_query_expansion:
             self._filler = self._mask(tokens) | (0 if about.attend_to_expansion_tokens else UNSEEN)
-        words = string.punctuation if about.skiplist_words is None else about.skiplist_words
-        self._skipped = frozenset(number for word in words if (number := tokens.token_id(word)) is not None)
+        numbers = map(tokens.token_id, about.skiplist_words)
+        self._skipped = frozenset(number for number in numbers if number is not None)
 
     def queries(self, texts: Sequence[str], numbers: Sequence[int] | None = None) -> list[list[int]]:
         """Return the tokens of each query, which is never cut. Raises `RequestError` for one that will not do."""
@@ -72,11 +72,8 @@ class LateTokens:
         """Return whether a document's token counts."""
         return token not in self._skipped
 
-    def _mark(self, tokens: TextTokens, said: str | None, default: str | None) -> list[int]:
-        mark = default if said is None else said
-        if not mark:
-            return []
-        return [self._number(tokens, mark)]
+    def _mark(self, tokens: TextTokens, mark: str) -> list[int]:
+        return [self._number(tokens, mark)] if mark else []
 
     def _mask(self, tokens: TextTokens) -> int:
         about = read_json(self._path / "tokenizer_config.json")

@@ -30,7 +30,6 @@ _PRE_TOKENIZERS = (
     "gpt-2",
     "seed-coder",
     "deepseek-v3",
-    "tekken",
     "stablelm2",
     "kimi-k2",
 )

@@ -1,0 +1,289 @@
+//! The families of decoders that can be run, by the names of both kinds of files, and what tells their layers apart.
+
+use super::{families, invalid, periodic};
+use crate::weights::ModelFileError;
+
+/// A model's architecture, as its file names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// Llama, SmolLM and Mistral, Ministral 3, whose queries grow, and Mixtral, which has experts.
+    Llama,
+    /// Qwen2 and Qwen2.5: biases on q, k and v; the text half of Qwen2-VL and Qwen2.5-VL.
+    Qwen2,
+    /// Qwen3: norms on each head of q and k; the text half of Qwen3-VL.
+    Qwen3,
+    /// Gemma: its embedding is scaled.
+    Gemma,
+    /// Gemma 2: scores and logits have a cap.
+    Gemma2,
+    /// Gemma 3, text only.
+    Gemma3,
+    /// Gemma 4, text only.
+    Gemma4,
+    /// Phi-3, Phi-3.5 and Phi-4: query, key and value are one matrix, and so are gate and up.
+    Phi3,
+    /// OLMo 2: norms after each block, none before; queries and keys are normalised over all heads.
+    Olmo2,
+    /// SmolLM3: every fourth layer has no rotary positions.
+    SmolLm3,
+    /// Qwen3 with experts.
+    Qwen3Moe,
+    /// OLMoE: experts, and norms as OLMo 2's of queries and keys, but before blocks.
+    OlMoe,
+    /// LFM2: short convolutions, and attention with norms on each head.
+    Lfm2,
+    /// LFM2 with experts.
+    Lfm2Moe,
+    /// Qwen 3.5: gated delta nets, and attention with norms on each head whose output has a gate.
+    Qwen35,
+    /// Qwen 3.5 with experts, and one that all tokens share.
+    Qwen35Moe,
+    /// Qwen3-Next: as Qwen 3.5 with experts; a key head's projections lie together.
+    Qwen3Next,
+    /// Granite 3, and Granite 4 of attention alone: factors on embeddings, scores, blocks and logits.
+    Granite,
+    /// Granite 4: Mamba-2 beside attention, with experts and one that all tokens share, or without.
+    GraniteHybrid,
+    /// Bamba: Mamba-2 beside attention whose heads are rotated in half.
+    Bamba,
+    /// Nemotron-H and Nemotron 3: layers of one block each, Mamba-2, attention, a feed-forward block or experts.
+    NemotronH,
+    /// Llama 4: attention in chunks, layers without rotary positions whose queries grow, experts whose inputs are weighed.
+    Llama4,
+    /// gpt-oss: experts with biases and a clamped gate, and sinks in every other layer's window.
+    GptOss,
+    /// Qwen2 with experts, and one that all tokens share.
+    Qwen2Moe,
+    /// GLM-4.5 to 4.7: experts by corrected sigmoids, half of each head is rotated.
+    Glm4Moe,
+    /// ERNIE 4.5.
+    Ernie45,
+    /// ERNIE 4.5 with experts.
+    Ernie45Moe,
+    /// Hunyuan: queries and keys are normalised after they are rotated.
+    HunyuanDense,
+    /// Hunyuan with experts.
+    HunyuanMoe,
+    /// Seed-OSS.
+    SeedOss,
+    /// EXAONE 4: norms after each block, none before; layers without windows have no rotary positions.
+    Exaone4,
+    /// DeepSeek-V2 and V3, GLM-4.7-Flash: latent attention, experts beside one that all tokens share.
+    Deepseek2,
+    /// GLM-4 of 0414: norms before and after each block, half of each head is rotated by neighbours.
+    Glm4,
+    /// Arcee's AFM: insides without a gate.
+    Arcee,
+    /// Granite 3 with experts, and one that all tokens share, or without that.
+    GraniteMoe,
+    /// dots.llm1: experts by corrected sigmoids, attention with norms on each head.
+    Dots1,
+    /// MiniMax-M2: experts by corrected sigmoids, queries and keys normalised over all heads, a part of each head rotated.
+    MiniMaxM2,
+    /// Command R, Aya: attention and feed-forward block beside each other on one norm.
+    Cohere,
+    /// Command R7B and A: as Command R, with windows; layers without windows have no rotary positions.
+    Cohere2,
+    /// StarCoder2: `LayerNorm`, insides without a gate.
+    StarCoder2,
+    /// Phi-1 to 2: attention and feed-forward block beside each other on one norm, a part of each head rotated.
+    Phi2,
+    /// `StableLM`: `LayerNorm`, a part of each head rotated.
+    StableLm,
+    /// Nemotron and Minitron: `LayerNorm`, insides without a gate, a part of each head rotated.
+    Nemotron,
+    /// OLMo: norms without weights.
+    Olmo,
+    /// GPT-NeoX, Pythia: attention and feed-forward block beside each other, each with a norm of its own.
+    GptNeoX,
+}
+
+/// Relatives of DeepSeek-V3 with an indexer (sparse attention), by their names in both kinds of files.
+const SPARSE_ATTENTION: [&str; 4] = ["deepseek_v32", "deepseek32", "glm_moe_dsa", "glm-dsa"];
+
+/// SmolLM3's layers without rotary positions, where nothing is said.
+const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
+
+/// The names of every architecture that can be run, for messages.
+pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
+    gemma, glm4 (GLM-4 of 0414), arcee, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, dots1, minimax-m2, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+
+impl Architecture {
+    /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "llama" | "mistral" | "mixtral" | "ministral3" | "mistral3" | "internlm3" => Some(Self::Llama),
+            "qwen2" | "qwen2vl" => Some(Self::Qwen2),
+            "qwen3" | "qwen3vl" => Some(Self::Qwen3),
+            "gemma" => Some(Self::Gemma),
+            "gemma2" => Some(Self::Gemma2),
+            "gemma3" | "gemma3_text" => Some(Self::Gemma3),
+            "gemma4" | "gemma4_text" => Some(Self::Gemma4),
+            "phi3" => Some(Self::Phi3),
+            "olmo2" | "olmo3" => Some(Self::Olmo2),
+            "smollm3" => Some(Self::SmolLm3),
+            "qwen3moe" | "qwen3_moe" => Some(Self::Qwen3Moe),
+            "olmoe" => Some(Self::OlMoe),
+            "lfm2" => Some(Self::Lfm2),
+            "lfm2moe" | "lfm2_moe" => Some(Self::Lfm2Moe),
+            "qwen35" | "qwen3_5_text" => Some(Self::Qwen35),
+            "qwen35moe" | "qwen3_5_moe_text" => Some(Self::Qwen35Moe),
+            "qwen3next" | "qwen3_next" => Some(Self::Qwen3Next),
+            "granite" => Some(Self::Granite),
+            "granitehybrid" | "granitemoehybrid" => Some(Self::GraniteHybrid),
+            "bamba" => Some(Self::Bamba),
+            "nemotron_h" | "nemotron_h_moe" => Some(Self::NemotronH),
+            "llama4" | "llama4_text" => Some(Self::Llama4),
+            "gpt-oss" | "gpt_oss" => Some(Self::GptOss),
+            "qwen2moe" | "qwen2_moe" => Some(Self::Qwen2Moe),
+            "glm4moe" | "glm4_moe" => Some(Self::Glm4Moe),
+            "ernie4_5" => Some(Self::Ernie45),
+            "ernie4_5-moe" | "ernie4_5_moe" => Some(Self::Ernie45Moe),
+            "hunyuan-dense" | "hunyuan_v1_dense" => Some(Self::HunyuanDense),
+            "hunyuan-moe" | "hunyuan_v1_moe" => Some(Self::HunyuanMoe),
+            "seed_oss" => Some(Self::SeedOss),
+            "exaone4" => Some(Self::Exaone4),
+            "deepseek2" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite" => Some(Self::Deepseek2),
+            "glm4" => Some(Self::Glm4),
+            "arcee" => Some(Self::Arcee),
+            "granitemoe" | "granitemoeshared" => Some(Self::GraniteMoe),
+            "dots1" => Some(Self::Dots1),
+            "minimax_m2" | "minimax-m2" => Some(Self::MiniMaxM2),
+            "cohere" | "command-r" => Some(Self::Cohere),
+            "cohere2" => Some(Self::Cohere2),
+            "starcoder2" => Some(Self::StarCoder2),
+            "phi" | "phi2" => Some(Self::Phi2),
+            "stablelm" => Some(Self::StableLm),
+            "nemotron" => Some(Self::Nemotron),
+            "olmo" => Some(Self::Olmo),
+            "gpt_neox" | "gptneox" => Some(Self::GptNeoX),
+            _ => None,
+        }
+    }
+
+    /// The name used in messages and by `general.architecture`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Gemma => "gemma",
+            Self::Gemma2 => "gemma2",
+            Self::Gemma3 => "gemma3",
+            Self::Gemma4 => "gemma4",
+            Self::Phi3 => "phi3",
+            Self::Olmo2 => "olmo2",
+            Self::SmolLm3 => "smollm3",
+            Self::Qwen3Moe => "qwen3moe",
+            Self::OlMoe => "olmoe",
+            Self::Lfm2 => "lfm2",
+            Self::Lfm2Moe => "lfm2moe",
+            Self::Qwen35 => "qwen35",
+            Self::Qwen35Moe => "qwen35moe",
+            Self::Qwen3Next => "qwen3next",
+            Self::Granite => "granite",
+            Self::GraniteHybrid => "granitehybrid",
+            Self::Bamba => "bamba",
+            Self::NemotronH => "nemotron_h",
+            Self::Llama4 => "llama4",
+            Self::GptOss => "gpt-oss",
+            Self::Qwen2Moe => "qwen2moe",
+            Self::Glm4Moe => "glm4moe",
+            Self::Ernie45 => "ernie4_5",
+            Self::Ernie45Moe => "ernie4_5-moe",
+            Self::HunyuanDense => "hunyuan-dense",
+            Self::HunyuanMoe => "hunyuan-moe",
+            Self::SeedOss => "seed_oss",
+            Self::Exaone4 => "exaone4",
+            Self::Deepseek2 => "deepseek2",
+            Self::Glm4 => "glm4",
+            Self::Arcee => "arcee",
+            Self::GraniteMoe => "granitemoe",
+            Self::Dots1 => "dots1",
+            Self::MiniMaxM2 => "minimax-m2",
+            Self::Cohere => "command-r",
+            Self::Cohere2 => "cohere2",
+            Self::StarCoder2 => "starcoder2",
+            Self::Phi2 => "phi2",
+            Self::StableLm => "stablelm",
+            Self::Nemotron => "nemotron",
+            Self::Olmo => "olmo",
+            Self::GptNeoX => "gptneox",
+        }
+    }
+
+    /// Whether it is one of Gemma's: a scaled embedding, and `GeGLU`.
+    pub fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma | Self::Gemma2 | Self::Gemma3 | Self::Gemma4)
+    }
+
+    /// Whether it is one of Granite's: factors on embeddings, scores, blocks and logits.
+    pub(crate) fn is_granite(self) -> bool {
+        matches!(self, Self::Granite | Self::GraniteHybrid | Self::GraniteMoe)
+    }
+
+    /// Whether blocks read the stream as it is: norms are of their outputs alone.
+    pub fn has_input_norms(self) -> bool {
+        !matches!(self, Self::Olmo2 | Self::Exaone4)
+    }
+
+    /// Whether queries and keys are normalised after they are rotated, not before.
+    pub fn is_norm_after_rope(self) -> bool {
+        matches!(self, Self::HunyuanDense | Self::HunyuanMoe | Self::Llama4)
+    }
+
+    /// Whether safetensors have a layer's experts in one tensor each of gates and ups, and of downs, transposed.
+    pub(crate) fn has_packed_experts(self) -> bool {
+        matches!(self, Self::GptOss | Self::Llama4)
+    }
+
+    /// Whether heads have sinks.
+    pub fn has_sinks(self) -> bool {
+        self == Self::GptOss
+    }
+
+    /// Whether the norm of queries, and that of keys, is over all heads together.
+    pub fn is_qk_norm_wide(self) -> bool {
+        matches!(self, Self::Olmo2 | Self::OlMoe | Self::MiniMaxM2)
+    }
+
+    /// Whether what heads attended to is multiplied by a gate of its own.
+    pub fn has_gated_attention(self) -> bool {
+        self.has_delta_nets()
+    }
+
+    /// Whether a part of each head may be rotated alone.
+    pub(crate) fn is_partly_rotary(self) -> bool {
+        matches!(self, Self::Phi3 | Self::Glm4Moe | Self::Bamba)
+            || self.has_delta_nets()
+            || self.rotary_share().is_some()
+    }
+
+    /// Which layers have rotary positions, where the file does not say.
+    pub(super) fn rotary_layers(self, num_layers: usize) -> Vec<bool> {
+        periodic(
+            num_layers,
+            if self == Self::SmolLm3 {
+                SMOLLM3_NO_ROPE_PERIOD
+            } else {
+                0
+            },
+        )
+    }
+}
+
+/// The error of a family that cannot be run, which names the nearest that can.
+pub(super) fn unsupported(name: &str) -> ModelFileError {
+    if SPARSE_ATTENTION.contains(&name) {
+        return invalid(format!(
+            "architecture '{name}' is not supported: its attention sees the tokens that an indexer chooses; the nearest that is \
+             supported is DeepSeek-V3 (deepseek_v3, in GGUF files deepseek2)"
+        ));
+    }
+    let nearest = families::nearest(name).map_or_else(String::new, |nearest| {
+        format!("the nearest that is supported is {nearest}; ")
+    });
+    invalid(format!(
+        "architecture '{name}' is not supported; {nearest}supported are {SUPPORTED_ARCHITECTURES}"
+    ))
+}
