@@ -139,6 +139,9 @@ def test_memory_for_drafts_is_in_the_account(path: Path) -> None:
     of_outputs = runner.step_bytes(step) - runner.step_bytes(step._replace(num_outputs=1))
     # Logits and a sampler's numbers; then of 16 drafts, in three layers, 192 products or more.
     assert of_outputs - 16 * 2 * NUM_TOKENS * 4 > 16 * 3 * 192 * 4
+    for asked in (step, LargestStep(300, 256, 512), LargestStep(1, 1, 16)):
+        exact, most = runner.step_bytes(asked), _rust.most_step_bytes(path, 2, *asked)
+        assert exact <= most < 2 * exact + 100_000, asked  # as the header alone foretells
     runner.close()
     greedy = Greedy(Memory(path, threads=2), random_tokens(1, 20))
     model = greedy.memory.model

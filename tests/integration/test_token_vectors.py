@@ -289,6 +289,9 @@ def test_damaged_folders_are_refused_by_name(tmp_path: Path) -> None:
             _rust.describe_encoder(path)
     modules = path / "modules.json"
     steps = json.loads(modules.read_text(encoding="utf-8"))
+    modules.write_text(json.dumps([*steps, {"idx": 2, "path": "1_Pooling", "type": "m.Pooling"}]), encoding="utf-8")
+    with pytest.raises(_rust.ModelFileError, match=r"the step 'm\.Pooling' is not implemented here"):
+        _rust.describe_encoder(path)
     modules.write_text(json.dumps(steps[:1]), encoding="utf-8")
     with pytest.raises(_rust.ModelFileError, match="no step is Pooling, and none Dense"):
         _rust.describe_encoder(path)

@@ -130,6 +130,7 @@ def write_late_encoder(folder: Path, *, encoder: Path | None = None, hidden: int
     steps = [{"idx": at, "name": str(at), "path": path, "type": kind} for at, (kind, path) in enumerate(kinds)]
     write_json(folder / "modules.json", steps)
     write_json(folder / "tokenizer_config.json", {"mask_token": "[MASK]", "do_lower_case": True})
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 8})  # PyLate has lengths of its own
     lengths = {"query_length": 12, "document_length": 20}
     marks = {"query_prefix": "the", "document_prefix": "cat", "skiplist_words": ["x", "y"]}
     write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "MaxSim"} | lengths | marks | about)

@@ -264,6 +264,22 @@ def test_what_published_files_leave_out_or_call_otherwise_is_read(
         assert found[name] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), name
 
 
+def test_decoders_with_layer_norms_do_not_embed(tmp_path: Path) -> None:
+    """Layers that only answers are computed with are named, and not taken for others."""
+    config = {"model_type": "starcoder2", **_CONFIG, "norm_epsilon": 1e-5, "hidden_act": "gelu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    steps = [{"idx": 0, "path": "", "type": "m.Transformer"}, {"idx": 1, "path": "1_Pooling", "type": "m.Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(steps))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    header = json.dumps({"embed_tokens.weight": {"dtype": "F32", "shape": [250, 64], "data_offsets": [0, 64_000]}})
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(64_000))
+    with pytest.raises(
+        _rust.ModelFileError, match="'starcoder2' has LayerNorm, which is not implemented for models that"
+    ):
+        _rust.describe_encoder(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -538,3 +538,20 @@ fn num_tiles(num_tokens: usize, num_threads: usize) -> usize {
     let wanted = num_tokens.div_ceil(TILE_TOKENS).next_multiple_of(num_threads);
     wanted.min(num_tokens.div_ceil(LEAST_TILE_TOKENS))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each token is of the text that it lies in, the first and the last too.
+    #[test]
+    fn tokens_are_of_their_texts() {
+        let batch = Batch {
+            tokens: Vec::new(),
+            texts: vec![0..2, 2..3, 3..7],
+            seen: vec![2, 1, 4],
+        };
+        let texts: Vec<usize> = (0..7).map(|token| batch.text_of(token)).collect();
+        assert_eq!(texts, [0, 0, 1, 2, 2, 2, 2]);
+    }
+}
