@@ -25,14 +25,20 @@ START_TIMEOUT_SECONDS = 300.0
 REQUEST_TIMEOUT_SECONDS = 600.0
 
 
-def output_of(*command: str | Path) -> str:
-    """Runs a program with the threads everybody gets; its error output is shown when it fails."""
+def output_of(*command: str | Path, has_errors: bool = False) -> str:
+    """Runs a program with the threads everybody gets; its error output is shown when it fails, or given too."""
     environment = os.environ | {"OMP_NUM_THREADS": str(NUM_THREADS)}
     arguments = [str(part) for part in command]
     done = subprocess.run(arguments, check=False, capture_output=True, text=True, env=environment, timeout=900)
     if done.returncode:
         raise SystemExit(f"{command[0]} failed with status {done.returncode}:\n{done.stderr[-2000:]}")
-    return done.stdout
+    return done.stdout + (done.stderr if has_errors else "")
+
+
+def batch_rate(table: str, *, is_decoding: bool) -> float:
+    """Tokens a second of the first row of what `llama-batched-bench` prints."""
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if line.startswith("|")]
+    return float(rows[2][rows[0].index("S_TG t/s" if is_decoding else "S_PP t/s")])
 
 
 def free_port() -> int:
@@ -183,9 +189,7 @@ class LlamaCpp:
         context = ("-c", size, "-b", "2048", "-ub", "512", "-fa", "on" if flash else "off")
         counts = ("-npp", prompt, "-ntg", str(max(num_new, 1)), "-npl", str(batch), "-t", threads, "-tb", threads)
         program = self.programs / "llama-batched-bench"
-        text = output_of(program, "-m", model, *context, *counts, "--output-format", "jsonl")
-        found = next(json.loads(line) for line in text.splitlines() if line.startswith("{"))
-        return float(found["speed_tg" if num_new else "speed_pp"])
+        return batch_rate(output_of(program, "-m", model, *context, *counts), is_decoding=bool(num_new))
 
     def server(self, model: Path, *, context: int, slots: int, flash: bool, more: Sequence[str] = ()) -> Server:
         """Its server; `context` is for each slot, `more` are further words of its command line."""
@@ -224,12 +228,11 @@ class IkLlamaCpp:
             text = output_of(self.programs / "llama-bench", "-m", model, "-t", threads, *counts, *options)
             return float(json.loads(text)[0]["samples_ts"][0])
         size = str((num_prompt + max(num_new, 1)) * batch + 64)
-        context = ("-c", size, "-b", "2048", "-ub", "512", "-fa", "-fmoe", *(("-rtr",) if repacked else ()))
+        context = ("-c", size, "-b", "2048", "-ub", "512", "-fa", "on", *(("-rtr",) if repacked else ()))
         counts = ("-npp", prompt, "-ntg", str(max(num_new, 1)), "-npl", str(batch), "-t", threads, "-tb", threads)
         program = self.programs / "llama-batched-bench"
-        text = output_of(program, "-m", model, *context, *counts, "--output-format", "jsonl")
-        found = next(json.loads(line) for line in text.splitlines() if line.startswith("{"))
-        return float(found["speed_tg" if num_new else "speed_pp"])
+        text = output_of(program, "-m", model, *context, *counts, has_errors=True)  # where its table goes
+        return batch_rate(text, is_decoding=bool(num_new))
 
 
 class Int4Engines:
