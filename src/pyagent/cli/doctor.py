@@ -173,16 +173,19 @@ def _look_at_ranks(report: _Report, engine: Engine) -> None:
 
 def _look_at_models(report: _Report, settings: Settings, options: EngineOptions | None) -> None:
     from pyagent.core.errors import CapacityError, ConfigError, ModelError
-    from pyagent.infrastructure.models.store import ModelStore, is_path
+    from pyagent.infrastructure.models.names import is_path
+    from pyagent.infrastructure.models.store import ModelStore
 
-    store = ModelStore(settings.paths.models)
+    store = ModelStore.of(settings)
     for name in settings.engine.models:
         stored = store.find(name)
         path = stored.path if stored else Path(name).expanduser() if is_path(name) else None
         if path and path.exists():
             size = f"{format_bytes(stored.size_bytes)}, " if stored else ""
             fault = _fault_in_model(store, name, path, options)
-            again = f"pyagent models rm {name}, then pyagent models pull {name}" if stored else "fetch the file again"
+            again = "fetch the file again"
+            if stored and not stored.is_own_file:
+                again = f"pyagent models rm {name}, then pyagent models pull {name}"
             if isinstance(fault, ConfigError):
                 again = f"correct {fault.key or 'the settings of the engine'}"
             found = f"{size}{path}" if fault is None else str(fault)

@@ -119,7 +119,7 @@ class Advertising:
         usd = self._settings.usd_per_million_tokens
         agents = [] if self._agents is None else await _models(self._agents)
         offer = Offer(
-            models=tuple(model for models in lists for model in models),
+            models=tuple(msgspec.structs.replace(model, aliases=()) for models in lists for model in models),
             agents=tuple(model.id.removeprefix(AGENT_PREFIX) for model in agents),
             abilities=tuple(sorted(frozenset[str]().union(*(one.abilities for one in says)))),
             gives_several=any(one.gives_several for one in says),
