@@ -26,7 +26,7 @@ def usage_fault(error: TyperException) -> str:
     if (flag := _TAKES_NONE.match(message)) is not None:
         return f"{flag[1]} takes no value"
     if (many := _TOO_MANY.match(message)) is not None:
-        return f"there is no place for {many[1][:_SHOWN_CHARS]!r}"
+        return f"there is no place for '{many[1][:_SHOWN_CHARS]}'"
     option = getattr(error, "option_name", None)
     if isinstance(option, str) and hasattr(error, "possibilities"):
         return _unknown_option(error, option)
@@ -68,7 +68,7 @@ def _told(cause: BaseException | None) -> tuple[object, str] | None:
 def _allowed(kind: Any) -> str:  # Any: typer's own description of a parameter
     """Return what a choice or a number takes; empty for other kinds."""
     if kind.choices is not None:
-        words = [repr(choice) for choice in kind.choices]
+        words = [repr(getattr(choice, "value", choice)) for choice in kind.choices]
         return f"expected {', '.join(words[:-1])} or {words[-1]}"
     if kind.annotation not in {int, float}:
         return ""

@@ -71,7 +71,7 @@ class NativeBackend:
         engine: EngineClient,
         *,
         look: Callable[[str], str],
-        name: str = "",
+        identity: str = "",
         aliases: Mapping[str, str] | None = None,
         size_of: Callable[[str], int] = lambda _: 0,
         task_of: Callable[[str], ModelTask | None] = lambda _: None,
@@ -81,14 +81,16 @@ class NativeBackend:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
 
         `size_of` returns the bytes of a model's file, 0 where they are not known; `task_of` what a model is
-        for, None where that is not known before it is loaded. `name` is the backend's own, `aliases` are models by
-        other names that requests may use: the paths of their files.
+        for, None where that is not known before it is loaded. `aliases` are models by
+        other names that requests may use: the paths of their files. `identity` is the backend as the settings write
+        it, where its name is another.
 
         The backend closes its share of the engine when it is closed.
         """
         self._unsupported: Unsupported = unsupported
         self._abilities = _ABILITIES if trusts_request_templates else _ABILITIES - {"chat_template"}
-        self.name = name or (f"{_SCHEME}{model_names[0]}" if len(model_names) == 1 else "native")
+        self.name = f"{_SCHEME}{model_names[0]}" if len(model_names) == 1 else "native"
+        self.identity = identity or self.name
         self.capabilities = Capabilities(
             abilities=self._abilities,
             abilities_of=self.abilities_of,

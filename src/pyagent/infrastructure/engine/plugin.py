@@ -57,7 +57,7 @@ class _Links:
         return NativeBackend(
             list(dict.fromkeys(store.named.get(name, name) for name in given)),
             self._engine(settings),
-            name=f"native:{given[0]}" if len(given) == 1 else "native",
+            identity=str(link) if link.target else "",
             aliases={name: store.named[name] for name in given if name in store.named},
             look=store.look,
             size_of=store.size_of,
