@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import ollama
@@ -25,7 +26,7 @@ OPTIONS = {"temperature": 0, "num_predict": 3}
 @dataclass
 class Server:
     client: openai.AsyncOpenAI
-    ollama: ollama.AsyncClient
+    ollama: Any  # its types are partly unknown
     http: httpx.AsyncClient
 
     async def answer(self, model: str) -> str:
@@ -45,7 +46,7 @@ def folder(tmp_path: Path, tiny_model_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def served(folder: Path, *files: str, **more: object) -> AsyncIterator[Server]:
+async def served(folder: Path, *files: str, **more: object) -> AsyncGenerator[Server]:
     """A server over `native` with these models: paths below the folder, or names."""
     names = [str(folder / file) if file.endswith(".gguf") else file for file in files]
     overrides = {"engine.models": names, "engine.threads": 1, "chain": ["native"], "paths.models": folder / "models"}
@@ -54,7 +55,7 @@ async def served(folder: Path, *files: str, **more: object) -> AsyncIterator[Ser
     async with (
         serving(chain, store=ModelStore.of(settings)) as url,
         connected(url) as client,
-        ollama.AsyncClient(url) as local,
+        cast("Any", ollama.AsyncClient(url)) as local,
         httpx.AsyncClient(base_url=url, timeout=60) as http,
     ):
         yield Server(client, local, http)

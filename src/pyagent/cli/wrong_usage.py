@@ -36,8 +36,9 @@ def usage_fault(error: TyperException) -> str:
 
 
 def _unknown_option(error: Any, option: str) -> str:  # Any: the errors of typer's parser have no public type
-    params = [] if error.ctx is None else error.ctx.command.params
-    word_to_name = {name.lstrip("-"): name for param in params for name in param.opts if name.startswith("--")}
+    params: list[Any] = [] if error.ctx is None else error.ctx.command.params
+    names: list[str] = [name for param in params for name in param.opts if name.startswith("--")]
+    word_to_name = {name.removeprefix("--"): name for name in names}
     found = nearest(option.lstrip("-"), word_to_name)
     text = f"there is no option {option[:_SHOWN_CHARS]!r}"
     return f"{text}; did you mean {word_to_name[found]!r}?" if found else text
