@@ -380,7 +380,7 @@ class NativeBackend:
     async def unload_adapter(self, name: str) -> None:
         """Offer an adapter no longer; what runs with it ends as it began. Raises `RequestError` for one not offered."""
         adapters = self.engine.adapters.all
-        named = (*(f"{model}:{name}" for model in self._adapted), name)
+        named = (*(f"{model}:{name}" for model in self._adapted), self._own_name(name))
         key = next((key for one in named if (key := split_name(one, adapters)[1])), "")
         if not key:
             text = f"there is no adapter {name!r}; there are {', '.join(sorted(adapters)) or 'none'}"

@@ -24,6 +24,8 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _TAKEN = frozenset({"default", "native"})
 """Names that requests have for other things than a file."""
 _MAX_SHOWN = 8
+_MAX_CHARS = 1000
+"""A longer name is none that somebody shortened."""
 T = TypeVar("T")
 
 
@@ -96,9 +98,12 @@ def find_model(asked: str, models: Sequence[ModelInfo]) -> ModelInfo | None:
     for model in models:
         if asked and asked in {model.id, model.backend, *model.aliases}:
             return model
+    if len(asked) > _MAX_CHARS:
+        return None
+    wanted = _normal(asked)
     named = [model for model in models if not model.id.startswith(AGENT_PREFIX)]
     for whole in (_normal, _untagged):
-        ids = list(dict.fromkeys(model.id for model in named if _ends(whole(model.id), _normal(asked))))
+        ids = list(dict.fromkeys(model.id for model in named if _ends(whole(model.id), wanted)))
         if len(ids) > 1:
             raise _ambiguous(asked, ids)
         if ids:
@@ -114,12 +119,12 @@ def _untagged(name: str) -> str:
     return _normal(name).rpartition(":")[0]
 
 
-def _ends(name: str, asked: str) -> bool:
-    return bool(asked) and f"/{name}".endswith(f"/{asked}")
+def _ends(name: str, wanted: str) -> bool:
+    return bool(wanted) and f"/{name}".endswith(f"/{wanted}")
 
 
 def _ambiguous(asked: str, names: Sequence[str]) -> RequestError:
     more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
     candidates = ", ".join(names[:_MAX_SHOWN]) + more
-    text = f"model {asked[:200]!r} may be any of {candidates}; name one of them"
+    text = f"model {asked!r:.200} may be any of {candidates}; name one of them"
     return RequestError(text, param="model", code="model_not_found")
