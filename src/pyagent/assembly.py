@@ -267,7 +267,7 @@ def make_embedder(settings: Settings, host: PluginHost) -> Backend | None:
     if entry == "auto":
         from pyagent.infrastructure.models.store import ModelStore
 
-        store = ModelStore(settings.paths.models)
+        store = ModelStore.of(settings)
         here = [model.manifest.name for model in store.list()]
         entry = next((f"native:{name}" for name in here if store.task_of(name) == "embed"), "off")
     return None if entry in {"", "off"} else make_backend(entry, settings, host)

@@ -57,7 +57,7 @@ def test_cli_wrong_usage_is_exit_2(environment: dict[str, str]) -> None:
         (["serve", "--host", "0.0.0.0"], "needs API keys"),
         (["runs", "show", "r-none"], "there is no run"),
         (["demo", "nowhere"], "there is no folder nowhere"),
-        (["--debug", "version", "--config", "x"], "No such option"),
+        (["--debug", "version", "--config", "x"], "there is no option '--config'"),
     ],
 )
 def test_cli_errors_are_one_line(arguments: list[str], says: str, environment: dict[str, str]) -> None:

@@ -60,7 +60,7 @@ def test_a_time_that_is_none_is_wrong_usage(seconds: str, environment: dict[str,
     for command in ("run", "agent"):
         words = ["2+2"] if command == "run" else ["math", "2+2"]
         done = pyagent(command, *words, "--seconds", seconds, env=environment)
-        assert (done.returncode, "'--seconds'" in done.stderr) == (2, True)
+        assert (done.returncode, "error: --seconds" in done.stderr) == (2, True)
 
 
 def test_completion_scripts_complete(environment: dict[str, str]) -> None:

@@ -89,7 +89,8 @@ def test_answers_are_the_same_with_activations_and_without(tiny_model_path: Path
                 assert [told(answer) for answer in answers] == tokens + [{}] * len(plain)
                 await assert_idle(backend)
         async with drafting(tiny_model_path) as (backend, eager):
-            assert [told(answer) for answer in await at_once(backend, asked)] == tokens
+            for _ in range(2):  # the second time the answers are known, and copied, however steps fell the first time
+                assert [told(answer) for answer in await at_once(backend, asked)] == tokens
             assert eager.counts.num_accepted_tokens > 0
 
     run(main())

@@ -36,9 +36,9 @@ async def ask(chain: Sequence[str], *bodies: Any) -> tuple[list[httpx.Response],
 
 def test_image_goes_past_the_embedded_engine(tiny_model_path: Path) -> None:
     """`--chain native:FILE,openai:URL`: images are the second link's, text stays the first one's."""
-    native = f"native:{tiny_model_path}"
+    native = "native:tiny"
     with openai_server(answer="a cat") as server:
-        answers, states = asyncio.run(ask([native, f"openai:{server.url}"], *[SEEN] * 5, HI))
+        answers, states = asyncio.run(ask([f"native:{tiny_model_path}", f"openai:{server.url}"], *[SEEN] * 5, HI))
     for answer in (answer.json() for answer in answers[:5]):
         assert answer["choices"][0]["message"]["content"] == "a cat"
         assert answer["attempts"] == [
@@ -91,9 +91,9 @@ def test_requests_no_model_can_meet_leave_others_where_they_are(
     """However often one client asks what the model cannot do, it is that request's fault: the link stays, and nobody
     else's text goes to the next one.
     """
-    native = f"native:{tiny_model_path}"
+    native, path = "native:tiny", f"native:{tiny_model_path}"
     with openai_server(answer="no call") as server:
-        chain = [native, f"openai:{server.url}"]
+        chain = [path, f"openai:{server.url}"]
         mine = HI | {"messages": [{"role": "user", "content": "MINE"}]}
         answers, states = asyncio.run(ask(chain, *[HI | asked] * 5, mine))
     assert states[native]["breaker"] == "closed"
@@ -108,17 +108,17 @@ def test_requests_no_model_can_meet_leave_others_where_they_are(
 
 def test_effort_goes_past_models_that_do_not_reason(tiny_model_path: Path) -> None:
     """`reasoning_effort` is served by the first link that knows it; with none it is refused by name."""
-    native, asked = f"native:{tiny_model_path}", HI | {"reasoning_effort": "low"}
+    path, asked = f"native:{tiny_model_path}", HI | {"reasoning_effort": "low"}
     with openai_server(answer="so") as server:
-        (answer,), _ = asyncio.run(ask([native, f"openai:{server.url}"], asked))
+        (answer,), _ = asyncio.run(ask([path, f"openai:{server.url}"], asked))
         assert server.requests[-1]["reasoning_effort"] == "low"
     assert answer.json()["choices"][0]["message"]["content"] == "so"
     (attempt,) = answer.json()["attempts"]
-    assert attempt["reason"].startswith(f"{native} cannot do reasoning_effort: ")
-    (alone,), _ = asyncio.run(ask([native], asked))
+    assert attempt["reason"].startswith("native:tiny cannot do reasoning_effort: ")
+    (alone,), _ = asyncio.run(ask([path], asked))
     assert alone.status_code == 400
     assert alone.json()["error"]["param"] == "reasoning_effort"
-    (wish,), _ = asyncio.run(ask([native], HI | {"reasoning_effort": "none"}))
+    (wish,), _ = asyncio.run(ask([path], HI | {"reasoning_effort": "none"}))
     assert wish.status_code == 200
 
 

@@ -19,8 +19,9 @@ from support.wheels import build_wheel
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.models import sources
 from pyagent.infrastructure.models.describe import describe_model
+from pyagent.infrastructure.models.names import is_path
 from pyagent.infrastructure.models.sources import WheelFolder, WheelSource
-from pyagent.infrastructure.models.store import Fetch, ModelStore, is_path
+from pyagent.infrastructure.models.store import Fetch, ModelStore
 
 HALVES = (b"first half, ", b"second half")
 

@@ -239,3 +239,29 @@ def test_show_names_how_a_checkpoint_is_quantised(environment: dict[str, str], t
     assert "has 'bits': 3, which is not implemented on the CPU; there are 4, 8" in about["refused"]
     card = models({**environment, "PYAGENT_ENGINE__RUNNER": "cpu"}, "show", str(folder)).out
     assert "fits          no: " in card
+
+
+def test_files_of_ones_own_are_models_by_name(environment: dict[str, str], tmp_path: Path) -> None:
+    """A file in the folder of models, and one that the settings name: listed, shown by name, and never deleted."""
+    (tmp_path / "models" / "pub").mkdir(parents=True)
+    lying = write_tiny_model(tmp_path / "models" / "pub" / "lying.gguf")
+    elsewhere = write_tiny_model(tmp_path / "elsewhere.gguf")
+    settings = tmp_path / "pyagent.toml"
+    settings.write_text('[engine]\nmodels = ["./elsewhere.gguf", "./gone.gguf"]')
+    listed = json.loads(models(environment, "list", "--json", "--config", str(settings)).out)["models"]
+    assert {model["name"]: (model["path"], model["source"]) for model in listed} == {
+        "lying": (str(lying), "file"),
+        "elsewhere": (str(elsewhere), "file"),
+    }
+    shown = models(environment, "show", "lying")
+    assert (shown.code, shown.err) == (0, "")
+    assert str(lying) in shown.out
+    assert models(environment, "pull", "lying").out.startswith(f"lying is here: {lying}")
+    refused = models(environment, "rm", "lying")
+    assert (refused.code, lying.exists()) == (1, True)
+    assert refused.err == f"error: lying is a file of yours, which PyAgent did not fetch; delete it yourself: {lying}\n"
+    wrong = models(environment, "show", "gone", "--config", str(settings))
+    assert wrong.err == (
+        f"error: model file {tmp_path / 'gone.gguf'} does not exist; "
+        "give the path of a GGUF file or a safetensors folder\n"
+    )

@@ -297,9 +297,9 @@ def test_links_of_a_chain_share_models_and_ledger(folder: Path) -> None:
 
     async def work() -> None:
         settings = settings_for(folder)
-        a, b = settings.engine.models
+        a, b = (Path(file).stem for file in settings.engine.models)
         host = make_host(settings)
-        chain = make_chain(settings, host, ["native", f"native:{b}"])
+        chain = make_chain(settings, host, ["native", f"native:{settings.engine.models[1]}"])
         every, one = chain.links
         assert isinstance(every, NativeBackend)
         assert isinstance(one, NativeBackend)

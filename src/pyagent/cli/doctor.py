@@ -74,6 +74,7 @@ def doctor(chain: Chain = None, model: Model = None, as_json: AsJson = False, co
     host = _look_at_plugins(report, settings)
     options = _look_at_runners(report, settings, host)
     _look_at_models(report, settings, options)
+    _look_at_draft_model(report, settings)
     asyncio.run(_look_at_backends(report, settings, host))
     asyncio.run(_look_at_cluster(report, settings))
     _look_at_runs(report, settings)
@@ -173,16 +174,19 @@ def _look_at_ranks(report: _Report, engine: Engine) -> None:
 
 def _look_at_models(report: _Report, settings: Settings, options: EngineOptions | None) -> None:
     from pyagent.core.errors import CapacityError, ConfigError, ModelError
-    from pyagent.infrastructure.models.store import ModelStore, is_path
+    from pyagent.infrastructure.models.names import is_path
+    from pyagent.infrastructure.models.store import ModelStore
 
-    store = ModelStore(settings.paths.models)
+    store = ModelStore.of(settings)
     for name in settings.engine.models:
         stored = store.find(name)
         path = stored.path if stored else Path(name).expanduser() if is_path(name) else None
         if path and path.exists():
             size = f"{format_bytes(stored.size_bytes)}, " if stored else ""
             fault = _fault_in_model(store, name, path, options)
-            again = f"pyagent models rm {name}, then pyagent models pull {name}" if stored else "fetch the file again"
+            again = "fetch the file again"
+            if stored and not stored.is_own_file:
+                again = f"pyagent models rm {name}, then pyagent models pull {name}"
             if isinstance(fault, ConfigError):
                 again = f"correct {fault.key or 'the settings of the engine'}"
             found = f"{size}{path}" if fault is None else str(fault)
@@ -195,6 +199,13 @@ def _look_at_models(report: _Report, settings: Settings, options: EngineOptions 
             report.add("models", name, str(error), is_well=False, advice="correct engine.models, or --model")
         else:
             report.add("models", name, "not there", is_well=False, advice=f"pyagent models pull {name}")
+
+
+def _look_at_draft_model(report: _Report, settings: Settings) -> None:
+    from pyagent.infrastructure.engine.plugin import draft_faults
+
+    for fault in draft_faults(settings):
+        report.add("models", "draft model", fault, is_well=False, advice="correct engine.speculative.model")
 
 
 def _fault_in_model(store: ModelStore, name: str, path: Path, options: EngineOptions | None) -> PyAgentError | None:

@@ -62,7 +62,10 @@ def list_models(config: Config = None, as_json: AsJson = False) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         typer.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
-    typer.echo("also: a GGUF file or safetensors folder by its path, or hf:OWNER/NAME[/FILE.gguf]")
+    typer.echo(
+        f"also: a GGUF file or safetensors folder by its path, or by its name when it lies in {store.folder}; or "
+        "hf:OWNER/NAME[/FILE.gguf]"
+    )
 
 
 @app.command()
@@ -91,7 +94,7 @@ def show(
     from pyagent.cli.model_adapters import adapter_cards
     from pyagent.core.errors import ModelError
     from pyagent.infrastructure.models.describe import describe_encoder, describe_model
-    from pyagent.infrastructure.models.store import is_path
+    from pyagent.infrastructure.models.names import is_path
 
     store = _store(config)
     found = store.find(name)
@@ -177,7 +180,7 @@ def remove(name: str, config: Config = None) -> None:
 def _store(config: Path | None, watch: Watcher | None = None) -> ModelStore:
     from pyagent.infrastructure.models.store import ModelStore
 
-    return ModelStore(read_settings(config).paths.models, watch=watch)
+    return ModelStore.of(read_settings(config), watch=watch)
 
 
 def _contexts(longest: int) -> list[int]:

@@ -97,11 +97,12 @@ def _sample(file: Path | None) -> str:
 
 def _locate(source: str, config: Path | None) -> Path:
     """Return the path of a model that is here; nothing is fetched."""
-    from pyagent.infrastructure.models.store import ModelStore, is_path
+    from pyagent.infrastructure.models.names import is_path
+    from pyagent.infrastructure.models.store import ModelStore
 
     if not is_path(source) and Path(source).exists():
         return Path(source)
-    store = ModelStore(read_settings(config).paths.models)
+    store = ModelStore.of(read_settings(config))
     if not is_path(source) and store.find(source) is None:
         store.look(source)  # an unknown name says so itself
         raise ModelError(f"{source} is not here yet; fetch it first: pyagent models pull {source}", model=source)

@@ -17,6 +17,7 @@ from typer import TyperException
 from typer.core import TyperCommand, TyperGroup
 
 from pyagent import __version__
+from pyagent.cli.wrong_usage import usage_fault
 from pyagent.core.errors import PyAgentError
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.one_line import printable
@@ -189,17 +190,18 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as done:
         return done.exit_code
     except TyperException as error:
-        return _wrong_usage(error)
+        return _wrong_usage(error, arguments)
     return result if isinstance(result, int) else 0
 
 
-def _wrong_usage(error: TyperException) -> int:
+def _wrong_usage(error: TyperException, arguments: Sequence[str]) -> int:
     """Tell what is wrong and where help is; a command that wants a sub-command shows its help."""
     context: Any = getattr(error, "ctx", None)
     message = " ".join(error.format_message().split())
     if context is not None and message in {" ".join(context.get_help().split()), "Missing command."}:
         sys.stdout.write(context.get_help() + "\n")
         return 2
-    name = context.command_path if context else _PROGRAM
-    sys.stderr.write(f"error: {printable(message)}\n{name} --help shows what there is\n")
+    command = next((f" {word}" for word in arguments[:1] if word in COMMANDS), "")
+    name = context.command_path if context else _PROGRAM + command
+    sys.stderr.write(f"error: {printable(usage_fault(error))}\n{name} --help shows what there is\n")
     return 2

@@ -101,7 +101,7 @@ def serve(
             server = create_app(
                 backend,
                 agents=agents,
-                store=ModelStore(settings.paths.models),
+                store=ModelStore.of(settings),
                 api_keys=keys,
                 emulates=settings.backends.unsupported == "emulate",
                 settings=settings.server,
@@ -142,12 +142,17 @@ def _check_node(settings: Settings) -> None:
 
 def make_node(settings: Settings, chain: BackendChain, agents: AgentBackend) -> Node:
     """Return this server's part in the cluster, not started. Raises `ClusterError` where it is in none."""
+    import msgspec
+
     from pyagent.infrastructure.cluster.cluster_file import cluster_folder
     from pyagent.infrastructure.cluster.node import Node
+    from pyagent.infrastructure.models.names import by_model_name, configured_names
 
     tracer = _peer_tracer(settings.server.otlp_endpoint) if settings.server.otlp_endpoint is not None else None
     told = {"tell": _say_line} if sys.stdout.isatty() and settings.log.format != "json" else {}
-    return Node(cluster_folder(settings.paths.data), settings.cluster, chain, agents=agents, tracer=tracer, **told)
+    placement = by_model_name(settings.cluster.placement, configured_names(settings))
+    own = msgspec.structs.replace(settings.cluster, placement=placement)
+    return Node(cluster_folder(settings.paths.data), own, chain, agents=agents, tracer=tracer, **told)
 
 
 def _say_line(line: str) -> None:

@@ -87,17 +87,18 @@ def fetch_first_model(settings: Settings) -> None:
     """
     from pyagent.assembly import make_chain, make_host
     from pyagent.core.backends import LinkSpec
-    from pyagent.infrastructure.models.store import ModelStore, is_path
+    from pyagent.infrastructure.models.names import is_path
+    from pyagent.infrastructure.models.store import ModelStore
 
     link = LinkSpec.parse(_first_entry(settings)) if settings.chain else None
     if link is None or link.scheme != "native":
         return
     name = link.target or next(iter(settings.engine.models), "")
-    if not name or is_path(name) or ModelStore(settings.paths.models).find(name):
+    if not name or is_path(name) or ModelStore.of(settings).find(name):
         return
     make_chain(settings, make_host(settings))
     with terminal_progress("the embedded engine needs a model; this happens once") as watch:
-        ModelStore(settings.paths.models, watch=watch).pull(name)
+        ModelStore.of(settings, watch=watch).pull(name)
 
 
 def _first_entry(settings: Settings) -> str:

@@ -389,7 +389,8 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A model that a backend offers. `reads_images` is None where that is unknown before an image is sent.
 
     `takes_effort` (ours): whether it can be told how much to reason; None where that is unknown. `task` (ours): what it
-    is for, and then for nothing else; None where that is unknown.
+    is for, and then for nothing else; None where that is unknown. `aliases` (ours) are other names that requests on
+    this machine may use, such as the path of its file.
     """
 
     id: str
@@ -402,6 +403,7 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reads_images: bool | None = None
     takes_effort: bool | None = None
     task: ModelTask | None = None
+    aliases: tuple[str, ...] = ()
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

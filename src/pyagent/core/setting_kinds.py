@@ -5,7 +5,6 @@ Knows no setting. Invariant: a kind raises nothing but `ValueError`, whose text 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ _UNITS: dict[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12
     f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", 1)
 }
 _LONGEST_NUMBER = 40
+_LARGEST_SIZE = 2**62
 _TRUTHS = {
     **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
     **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
@@ -49,7 +49,10 @@ def whole(least: int = 1, most: int = 2**31 - 1) -> Kind:
     """Return a whole number within bounds."""
 
     def read(value: object) -> object:
-        return _bounded(_whole(value), least, most)
+        found = _whole(value)
+        if found is None or not least <= found <= most:
+            raise ValueError(f"expected a whole number from {least} to {most}")
+        return found
 
     return Kind("whole number", read)
 
@@ -59,11 +62,9 @@ def number(most: float = 10.0**9) -> Kind:
 
     def read(value: object) -> object:
         found = _number(value)
-        if not math.isfinite(found):
-            raise ValueError("expected a finite number")
-        if found <= 0:
-            raise ValueError("expected greater than 0")
-        return _bounded(found, 0, most)
+        if found is None or not 0 < found <= most:  # nor is NaN within them
+            raise ValueError(f"expected a number above 0, at most {int(most) if most == int(most) else most}")
+        return found
 
     return Kind("number", read)
 
@@ -96,50 +97,39 @@ def or_word(kind: Kind, word: str) -> Kind:
     return Kind(kind.text, read, kind.written)
 
 
-def _bounded(value: float, least: float, most: float) -> float:
-    if value < least:
-        raise ValueError("expected greater than 0" if least == 1 else f"expected greater than or equal to {least}")
-    if value > most:
-        raise ValueError(f"expected less than or equal to {most}")
-    return value
-
-
-def _no_bool(value: object) -> None:
-    if isinstance(value, bool):
-        raise ValueError("expected a number, got true or false")  # noqa: TRY004 - the loader collects ValueErrors
-
-
-def _whole(value: object) -> int:
-    _no_bool(value)
-    if isinstance(value, int):
-        return value
+def _whole(value: object) -> int | None:
+    """Return the whole number that a value is or writes; None for any other."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str) and len(value) < _LONGEST_NUMBER:
         try:
             return int(value)
         except ValueError:
-            pass
-    raise ValueError("expected a valid integer")
+            return None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _number(value: object) -> float:
-    _no_bool(value)
+def _number(value: object) -> float | None:
+    """Return the number that a value is or writes; None for any other."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number and not (isinstance(value, str) and len(value) < _LONGEST_NUMBER):
+        return None
     try:
-        if isinstance(value, int | float) or (isinstance(value, str) and len(value) < _LONGEST_NUMBER):
-            return float(value)
+        return float(cast("str | float", value))
     except (ValueError, OverflowError):
-        pass
-    raise ValueError("expected a valid number")
+        return None
 
 
 def _read_size(value: object) -> object:
-    return _bounded(parse_size(value), 1, 2**62)
+    size = parse_size(value)
+    if not 1 <= size <= _LARGEST_SIZE:
+        raise ValueError(f"expected a size from 1 byte to {_LARGEST_SIZE} bytes")
+    return size
 
 
 def _read_text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError("expected a valid string")  # noqa: TRY004 - as above
+        raise ValueError("expected a text")  # noqa: TRY004 - as above
     return value
 
 
@@ -159,13 +149,13 @@ def _read_truth(value: object) -> object:
 
 def _read_texts(value: object) -> list[str]:
     if not isinstance(value, list | tuple):
-        raise ValueError("expected a valid list")  # noqa: TRY004 - as above
+        raise ValueError("expected a list of texts")  # noqa: TRY004 - as above
     return [_read_text(entry) for entry in cast("list[object]", value)]
 
 
 def _read_path(value: object) -> object:
     if not isinstance(value, str | Path):
-        raise ValueError("expected a valid path")  # noqa: TRY004 - as above
+        raise ValueError("expected a path")  # noqa: TRY004 - as above
     try:
         return Path(value).expanduser()
     except RuntimeError as error:
@@ -175,7 +165,7 @@ def _read_path(value: object) -> object:
 def read_table(value: object) -> dict[str, object]:
     """Return a table with keys that are text."""
     if not isinstance(value, Mapping):
-        raise ValueError("expected a valid table")  # noqa: TRY004 - as above
+        raise ValueError("expected a table")  # noqa: TRY004 - as above
     return {_read_text(key): entry for key, entry in cast("Mapping[object, object]", value).items()}
 
 

@@ -59,7 +59,10 @@ class Absent(Protocol):
 
 @runtime_checkable
 class Identified(Protocol):
-    """A backend whose name is what it says of itself, as a node of a cluster; none else can have its `identity`."""
+    """A backend whose name is not what the settings or rules write, such as a node of a cluster, which names itself.
+
+    No other backend can have its `identity`.
+    """
 
     @property
     def identity(self) -> str:

@@ -44,7 +44,7 @@ class ModelLists:
         known = self._links.get(link.name)
         if known is None or known.models is None:
             return None
-        return any(model == one.id for one in known.models)
+        return any(model == one.id or model in one.aliases for one in known.models)
 
     async def models(self, links: Sequence[Link]) -> list[tuple[Link, list[ModelInfo]]]:
         """Return what each link has now, as far as they say in time; a link that fails has what it had before."""

@@ -64,7 +64,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 def read_links(value: object) -> list[str | LinkSettings]:
     """Read the links of a chain, which may be none; raise `ValueError` naming the link and the key at fault."""
     if not isinstance(value, list | tuple):
-        raise ValueError("expected a valid list of links, each a text or a table")  # noqa: TRY004 - collected by the loader
+        raise ValueError("expected a list of links, each a text or a table")  # noqa: TRY004 - collected by the loader
     return [_read_link(entry, number) for number, entry in enumerate(cast("list[object]", value), 1)]
 
 
@@ -95,7 +95,7 @@ def _read_link(entry: object, number: int) -> str | LinkSettings:
         return _read_use(entry)
     if not isinstance(entry, Mapping):
         kind = type(entry).__name__
-        raise ValueError(f"expected a valid string or a table with `use` as link {number}, got {kind}")  # noqa: TRY004
+        raise ValueError(f"expected a text or a table with `use` as link {number}, got {kind}")  # noqa: TRY004
     table = read_table(cast("object", entry))
     if "use" not in table:
         raise ValueError(f'expected `use` in link {number}, such as {{ use = "native" }}')

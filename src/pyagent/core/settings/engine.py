@@ -25,7 +25,7 @@ class Engine(Section, frozen=True):
         Setting(
             TEXTS,
             "Models that `native` offers, the first by default: names from the store, or files (`./` is beside this "
-            "file).",
+            "file), which requests name without folder and `.gguf`.",
         ),
     ] = msgspec.field(default_factory=lambda: ["smollm2:135m"])
     memory: Annotated[

@@ -50,7 +50,12 @@ class Paths(Section, frozen=True):
     """Where files are kept."""
 
     models: Annotated[
-        Path, Setting(PATH, "Folder of the downloaded models.", shown="the user's data folder, `pyagent/models`")
+        Path,
+        Setting(
+            PATH,
+            "Folder of the downloaded models; files that lie there have names, too.",
+            shown="the user's data folder, `pyagent/models`",
+        ),
     ] = platformdirs.user_data_path("pyagent", appauthor=False) / "models"
     data: Annotated[
         Path, Setting(PATH, "Folder of the journals of past runs.", shown="the user's data folder, `pyagent`")

@@ -17,6 +17,7 @@ import msgspec
 from pyagent.core.addresses import is_loopback
 from pyagent.core.backends import AGENT_PREFIX, Backend, LinkSpec
 from pyagent.core.chain import Chain
+from pyagent.core.chain.link import identity_of
 from pyagent.core.chain.settings import Price
 from pyagent.core.cluster.adverts import MAX_NEW_PREFIXES, Load, Offer
 from pyagent.core.cluster.member import MAX_ADVERT_BYTES
@@ -61,16 +62,21 @@ class EngineLink(Protocol):
         ...
 
 
+def _names_of(link: Backend) -> set[str]:
+    """Return what `cluster.offer` may call a link: its scheme, its name, or as the chain has it."""
+    return {LinkSpec.parse(link.name).scheme, link.name, identity_of(link)}
+
+
 def offered_links(links: Sequence[Backend], named: Sequence[str] | None) -> list[Backend]:
     """Return the links that peers may use: those of these schemes or names; None is those that compute here."""
     if named is not None:
-        return [link for link in links if LinkSpec.parse(link.name).scheme in named or link.name in named]
+        return [link for link in links if not _names_of(link).isdisjoint(named)]
     return [link for link in links if isinstance(link, EngineLink) or _is_own_server(link)]
 
 
 def unknown_offers(links: Sequence[Backend], named: Sequence[str] | None) -> str:
     """Return which entries of `cluster.offer` are no links here; a node without links may share its settings."""
-    known = {AGENTS, *(link.name for link in links), *(LinkSpec.parse(link.name).scheme for link in links)}
+    known = {AGENTS}.union(*map(_names_of, links))
     return ", ".join(repr(name) for name in named or () if links and name not in known)
 
 
@@ -119,7 +125,7 @@ class Advertising:
         usd = self._settings.usd_per_million_tokens
         agents = [] if self._agents is None else await _models(self._agents)
         offer = Offer(
-            models=tuple(model for models in lists for model in models),
+            models=tuple(msgspec.structs.replace(model, aliases=()) for models in lists for model in models),
             agents=tuple(model.id.removeprefix(AGENT_PREFIX) for model in agents),
             abilities=tuple(sorted(frozenset[str]().union(*(one.abilities for one in says)))),
             gives_several=any(one.gives_several for one in says),

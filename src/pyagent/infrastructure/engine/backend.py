@@ -71,6 +71,8 @@ class NativeBackend:
         engine: EngineClient,
         *,
         look: Callable[[str], str],
+        identity: str = "",
+        aliases: Mapping[str, str] | None = None,
         size_of: Callable[[str], int] = lambda _: 0,
         task_of: Callable[[str], ModelTask | None] = lambda _: None,
         unsupported: Unsupported = "emulate",
@@ -79,13 +81,16 @@ class NativeBackend:
         """`look` says in words what loading a model would do, or raises `ModelError`; it fetches nothing.
 
         `size_of` returns the bytes of a model's file, 0 where they are not known; `task_of` what a model is
-        for, None where that is not known before it is loaded.
+        for, None where that is not known before it is loaded. `aliases` are models by
+        other names that requests may use: the paths of their files. `identity` is the backend as the settings write
+        it, where its name is another.
 
         The backend closes its share of the engine when it is closed.
         """
         self._unsupported: Unsupported = unsupported
         self._abilities = _ABILITIES if trusts_request_templates else _ABILITIES - {"chat_template"}
         self.name = f"{_SCHEME}{model_names[0]}" if len(model_names) == 1 else "native"
+        self.identity = identity or self.name
         self.capabilities = Capabilities(
             abilities=self._abilities,
             abilities_of=self.abilities_of,
@@ -104,6 +109,7 @@ class NativeBackend:
         self._model_task_of = task_of
         self._naming = asyncio.Lock()  # one adapter's name at a time is given or taken back
         self._own_names = tuple(model_names)
+        self._aliases = aliases or {}
         self._adapted = [name for name in model_names if self._base(name) == name and self._task_of(name) in _ANSWERING]
         self._is_closed = False
         self._mending: dict[str, asyncio.Task[object]] = {}
@@ -197,19 +203,30 @@ class NativeBackend:
     def _chosen(self, asked: str) -> str:
         if asked in {"", self.name}:
             return self.model_names[0]
-        name = asked if asked in self.model_names else asked.removeprefix(_SCHEME)
-        if name in self.model_names:
-            return name
+        for name in (asked, asked.removeprefix(_SCHEME)):
+            if (own := self._own_name(name)) in self.model_names:
+                return own
         hint = did_you_mean(asked, self.model_names, f"it offers {', '.join(self.model_names)} (engine.models)")
         raise RequestError(f"{self.name} does not offer model {asked!r}; {hint}", param="model", code="model_not_found")
+
+    def _own_name(self, name: str) -> str:
+        """Return the name that a model, or one with an adapter, has here, where it is named by its file's path."""
+        model, colon, adapter = name.rpartition(":")
+        if model in self._aliases:
+            return f"{self._aliases[model]}{colon}{adapter}"
+        return self._aliases.get(name, name)
 
     async def models(self) -> list[ModelInfo]:
         """Return the models offered, with their sizes once they are loaded."""
         loaded = {model.id: model for model in (await self.engine.state()).models}
-        return [
-            loaded.get(name) or ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False, task=self._task_of(name))
-            for name in self.model_names
-        ]
+        return [self._info(name, loaded.get(name)) for name in self.model_names]
+
+    def _info(self, name: str, loaded: ModelInfo | None) -> ModelInfo:
+        info = loaded or ModelInfo(id=name, backend=_SCHEME + name, is_loaded=False, task=self._task_of(name))
+        paths = [f"{path}{name[len(own) :]}" for path, own in self._aliases.items() if f"{name}:".startswith(f"{own}:")]
+        if not paths:
+            return info
+        return msgspec.structs.replace(info, aliases=(*paths, *(_SCHEME + path for path in paths)))
 
     async def abilities_of(self, model: str) -> Abilities:
         """What a model can be asked for: effort where it is loaded, and its chat template has a variable for that."""
@@ -246,9 +263,7 @@ class NativeBackend:
         if state.state in _NOT_READY:
             return Health(is_ready=False, detail=f"the engine is {state.state}")
         loaded = {model.id for model in state.models}
-        states = [
-            (name, *await asyncio.to_thread(self._state, name, loaded, state.faults)) for name in self.model_names
-        ]
+        states = [(name, *await asyncio.to_thread(self._state, name, loaded, state)) for name in self.model_names]
         self._mend(state.faults)
         ready = [name for name, is_ready, _ in states if is_ready]
         is_alone = len(states) == 1
@@ -269,11 +284,12 @@ class NativeBackend:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s cannot be loaded again: %s", name, error)
 
-    def _state(self, name: str, loaded: set[str], faults: Mapping[str, str]) -> tuple[bool, str]:
-        if name in faults:
-            return False, f"its engine failed and is loaded again: {faults[name]}"
+    def _state(self, name: str, loaded: set[str], state: EngineState) -> tuple[bool, str]:
+        if name in state.faults:
+            return False, f"its engine failed and is loaded again: {state.faults[name]}"
         if name in loaded:
-            return True, "loaded"
+            fault = state.draft_models.get(name)
+            return True, f"loaded, and goes on without a draft model: {fault}" if fault else "loaded"
         base, adapter = split_name(name, self.engine.adapters.all)
         path = self.engine.adapters.all.get(adapter)
         if path is not None and not Path(path).expanduser().exists():
@@ -311,7 +327,7 @@ class NativeBackend:
             return {}
         able = {name for name in self.model_names if self._task_of(name) in _ANSWERING}
         absent = set(models) & able - {model.id for model in state.models}
-        found = [(name, *await asyncio.to_thread(self._state, name, set[str](), state.faults)) for name in absent]
+        found = [(name, *await asyncio.to_thread(self._state, name, set[str](), state)) for name in absent]
         ready = sorted(name for name, is_ready, _ in found if is_ready)
         return {name: await asyncio.to_thread(self._size_of, self._base(name)) for name in ready}
 
@@ -342,7 +358,7 @@ class NativeBackend:
         `name` is its own, for this backend's first model that chats, or `MODEL:NAME`. Raises `RequestError` for a name
         that will not do or is taken, unless it `replaces` what has it; `AdapterError` for what cannot be used.
         """
-        key = self._adapter_key(name)
+        key = self._adapter_key(self._own_name(name))
         async with self._naming:
             if key in self.model_names:
                 if not (replaces and key in self.engine.adapters.all):
@@ -364,7 +380,7 @@ class NativeBackend:
     async def unload_adapter(self, name: str) -> None:
         """Offer an adapter no longer; what runs with it ends as it began. Raises `RequestError` for one not offered."""
         adapters = self.engine.adapters.all
-        named = (*(f"{model}:{name}" for model in self._adapted), name)
+        named = (*(f"{model}:{name}" for model in self._adapted), self._own_name(name))
         key = next((key for one in named if (key := split_name(one, adapters)[1])), "")
         if not key:
             text = f"there is no adapter {name!r}; there are {', '.join(sorted(adapters)) or 'none'}"

@@ -71,7 +71,8 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
 
     `loading` are the models on their way into memory. `runners` names each model's runner. `swap_bytes` are those of
     the files that each model's requests are swapped to, `faults` why loops of models ended by themselves: those are
-    loaded again by their next request. `load_seconds` is what loading each model took by phase. `num_arriving`
+    loaded again by their next request. `draft_models` has the models that are to have one, and why one goes on without;
+    an empty text where it has one. `load_seconds` is what loading each model took by phase. `num_arriving`
     requests, with prompts of `num_arriving_tokens`, are in no model's queue yet: they wait for a load, for KV from
     elsewhere, or for a process. `ranks` says how the processes are that a model is divided among, `attention` which
     backend computes attention where a runner has several, `compilation` what was compiled and captured. `garbage` tells
@@ -99,6 +100,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     attention: dict[str, str] = {}
     compilation: dict[str, CompileStats] = {}
     faults: dict[str, str] = {}
+    draft_models: dict[str, str] = {}
     load_seconds: dict[str, dict[str, float]] = {}
     garbage: GarbageStats = GarbageStats()
     num_waves: int = 0
@@ -373,6 +375,11 @@ class LocalEngine(Shared):
                 name: stats for name, model in self.models.loaded().items() if (stats := _compilation(model.runner))
             },
             garbage=self.garbage.stats,
+            draft_models={
+                name: model.draft_fault.text
+                for name, model in self.models.loaded().items()
+                if model.draft is not None or model.draft_fault.text
+            },
             faults={name: model.engine.fault for name, model in self.models.loaded().items() if model.engine.fault},
         )
 

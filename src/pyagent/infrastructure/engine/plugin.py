@@ -20,12 +20,12 @@ from pyagent.core.errors import ConfigError
 from pyagent.core.hooks import Parts, hookimpl
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Settings
+from pyagent.infrastructure.models.names import by_model_name, configured_names
 
 if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import Dialect
     from pyagent.core.runners.kv_connector import KvConnectorFactory
     from pyagent.core.runners.rank_executor import RankExecutor
-    from pyagent.core.settings import Engine as EngineSettings
     from pyagent.core.settings.engine_tables import Speculative
     from pyagent.core.tokenizers import TokenizerFactory, TokenizerOptions
     from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
@@ -49,14 +49,16 @@ class _Links:
         from pyagent.infrastructure.engine.backend import NativeBackend
         from pyagent.infrastructure.models.store import ModelStore
 
-        names = [link.target] if link.target else settings.engine.models
-        if not names:
+        given = [link.target] if link.target else settings.engine.models
+        if not given:
             raise ConfigError("engine.models is empty, so `native` needs a model: native:NAME", key="engine.models")
-        store, names = ModelStore(settings.paths.models), list(dict.fromkeys(names))
-        _check_adapters(settings.engine.adapters, [*settings.engine.models, *store.catalog])
+        store, given = ModelStore.of(settings), list(dict.fromkeys(given))
+        _check_adapters(settings.engine.adapters, [*store.named.values(), *settings.engine.models, *store.catalog])
         return NativeBackend(
-            names,
+            list(dict.fromkeys(store.named.get(name, name) for name in given)),
             self._engine(settings),
+            identity=str(link) if link.target else "",
+            aliases={name: store.named[name] for name in given if name in store.named},
             look=store.look,
             size_of=store.size_of,
             task_of=store.task_of,
@@ -69,6 +71,8 @@ class _Links:
         if self._shared is not None and self._shared[0] == key and not self._shared[1].is_closed:
             return self._shared[1].share()
         _warn_of_missing(settings.engine.adapters)
+        for fault in draft_faults(settings):
+            logger.warning("%s; answers go on without a draft model", fault)
         num_copies = _num_copies(settings)
         engine: LocalEngine | ProcessEngine
         if settings.engine.process or num_copies * settings.engine.num_ranks > 1:
@@ -100,6 +104,22 @@ def _warn_of_missing(adapters: Mapping[str, str]) -> None:
             )
 
 
+def draft_faults(settings: Settings) -> list[str]:
+    """Return what can be told of `engine.speculative.model` before anything is loaded: names and files that are wrong.
+
+    Loading tells the rest: whether the vocabularies are the same, and whether there is room.
+    """
+    from pyagent.infrastructure.engine.models.draft_loading import fault_of_draft
+    from pyagent.infrastructure.models.store import ModelStore
+
+    speculative = settings.engine.speculative
+    if speculative.method != "draft_model":
+        return []
+    store = ModelStore.of(settings)
+    drafts = dict.fromkeys(store.named.get(draft, draft) for draft in speculative.model.values())
+    return [fault for draft in drafts if (fault := fault_of_draft(draft, store))]
+
+
 def _num_copies(settings: Settings) -> int:
     if settings.engine.data_parallel is not None:
         return settings.engine.data_parallel
@@ -126,7 +146,7 @@ def _make_processes(settings: Settings, num_copies: int) -> ProcessEngine:
     shares = zip(divide_cores(read_layout(), num_copies), gpus, strict=True)
     encoded = msgspec.json.encode(told, enc_hook=str)
     starts = [Start(encoded, *share, tells_load=num_copies > 1) for share in shares]
-    return ProcessEngine(starts, settings.engine.hang_seconds, settings.engine.adapters)
+    return ProcessEngine(starts, settings.engine.hang_seconds, _adapters(settings))
 
 
 def _num_sharing(settings: Settings) -> int:
@@ -147,7 +167,7 @@ def make_engine(settings: Settings, parts: Parts, when_lost: Callable[[str], Non
     from pyagent.infrastructure.engine.models.model_pool import ModelPool
     from pyagent.infrastructure.models.store import ModelStore
 
-    locate = ModelStore(settings.paths.models).locate
+    locate = ModelStore.of(settings).locate
     ledger = Ledger(total_for(settings.engine.memory))
     options = options_of(settings, parts)
     options = replace(options, runner=replace(options.runner, when_lost=when_lost))
@@ -206,7 +226,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         dialects=tuple(parts.dialects().values()),
         thinking=ThinkingLimits(engine.thinking_token_budget, engine.effort_budgets, engine.thinking_budget_message),
         stream_interval=engine.stream_interval,
-        tokenizer=_tokenizers(engine, parts.tokenizers()),
+        tokenizer=_tokenizers(settings, parts.tokenizers()),
         trusts_request_templates=engine.trust_request_chat_template,
         normalizes_prompts=engine.normalize_prompts,
         runners=pick_runners(engine.runner, parts.runners()),
@@ -214,12 +234,16 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         logits=pick_logits(engine.logits_processors, parts.logits_processors(), engine.logits_processor_seconds),
         kv_connector=_kv_connector(engine.kv_connector, parts),
         takes_kv_connector=engine.kv_connector == "auto",
-        drafts=_drafts(engine.speculative),
-        adapters=engine.adapters,
+        drafts=_drafts(engine.speculative, configured_names(settings)),
+        adapters=_adapters(settings),
     )
 
 
-def _drafts(speculative: Speculative) -> DraftOptions | None:
+def _adapters(settings: Settings) -> dict[str, str]:
+    return by_model_name(settings.engine.adapters, configured_names(settings))
+
+
+def _drafts(speculative: Speculative, names: Mapping[str, str]) -> DraftOptions | None:
     from pyagent.infrastructure.engine.drafts.options import DraftOptions
 
     if speculative.method == "off":
@@ -232,7 +256,7 @@ def _drafts(speculative: Speculative) -> DraftOptions | None:
         num_speculative_tokens=speculative.num_speculative_tokens,
         prompt_lookup_min=speculative.prompt_lookup_min,
         most_bytes=speculative.memory,
-        models=speculative.model,
+        models={model: names.get(draft, draft) for model, draft in by_model_name(speculative.model, names).items()},
     )
 
 
@@ -253,9 +277,10 @@ def _rank_executor(settings: Settings, parts: Parts) -> RankExecutor | None:
     return brought[name](settings)
 
 
-def _tokenizers(engine: EngineSettings, brought: Mapping[str, TokenizerFactory]) -> TokenizerOptions:
+def _tokenizers(settings: Settings, brought: Mapping[str, TokenizerFactory]) -> TokenizerOptions:
     from pyagent.core.tokenizers import READERS, TokenizerOptions
 
+    engine = settings.engine
     _check_name("tokenizer", engine.tokenizer, ["auto", *dict.fromkeys([*brought, *READERS])])
     of_models = {f"engine.chat_templates.{name}": chosen for name, chosen in engine.chat_templates.items()}
     for key, chosen in {"engine.chat_template": engine.chat_template, **of_models}.items():
@@ -263,7 +288,8 @@ def _tokenizers(engine: EngineSettings, brought: Mapping[str, TokenizerFactory])
             from pyagent.infrastructure.engine.tokens.template_choice import read_chosen
 
             read_chosen(chosen, key)
-    return TokenizerOptions(engine.tokenizer, tuple(brought.values()), engine.chat_template, engine.chat_templates)
+    templates = by_model_name(engine.chat_templates, configured_names(settings))
+    return TokenizerOptions(engine.tokenizer, tuple(brought.values()), engine.chat_template, templates)
 
 
 def _checked_dialect(name: str, brought: Mapping[str, Dialect]) -> str:

@@ -3,6 +3,9 @@
 A model is fetched into a folder of its own with a name of no model, checked, and renamed into place in one step; a
 fetch that dies leaves nothing behind that could be taken for a model, and the next one clears it away. One process
 fetches a model at a time; others wait for it and use what it fetched.
+
+Files that lie in the folder, and those that the settings name by their paths, are models too, by their names; the store
+reads them and leaves them alone.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ import contextlib
 import fcntl
 import hashlib
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,12 +29,19 @@ from pyagent.core.nearest import did_you_mean
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.models.describe import task_of
 from pyagent.infrastructure.models.hub import fetch_from_hub
+from pyagent.infrastructure.models.loose import loose_models
+from pyagent.infrastructure.models.names import configured_names, is_path
 from pyagent.infrastructure.models.sources import CATALOG, Source, WheelFolder
+
+if TYPE_CHECKING:
+    from pyagent.core.settings import Settings
 
 logger = logging.getLogger("pyagent.models")
 _PARTIAL = ".partial-"
 _LOCK = ".lock-"
 _MANIFEST = "model.json"
+_FILE = "file"
+"""The source of a model that is a file of the user's."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -56,6 +66,11 @@ class StoredModel:
     path: Path
     size_bytes: int
 
+    @property
+    def is_own_file(self) -> bool:
+        """Whether it is a file of the user's, which the store did not fetch."""
+        return self.manifest.source == _FILE
+
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
@@ -77,23 +92,49 @@ class ModelStore:
     """Models in a folder. Cheap to make; nothing is touched before a method is called."""
 
     def __init__(
-        self, folder: Path, catalog: Mapping[str, Source] | None = None, *, watch: Watcher | None = None
+        self,
+        folder: Path,
+        catalog: Mapping[str, Source] | None = None,
+        *,
+        watch: Watcher | None = None,
+        named: Mapping[str, str] | None = None,
     ) -> None:
+        """`named` are the names of files elsewhere, by their paths."""
         self.folder = folder
+        self.named: Mapping[str, str] = named or {}
+        self._loose: Mapping[str, Path] = {}
         self.catalog: dict[str, Source] = dict(CATALOG if catalog is None else catalog)
         self._watch: Watcher = watch or _LoggedFetch().watch
 
+    @classmethod
+    def of(cls, settings: Settings, *, watch: Watcher | None = None) -> ModelStore:
+        """Return the store that the settings name, which knows the files that they name."""
+        return cls(settings.paths.models, watch=watch, named=configured_names(settings))
+
     def list(self) -> list[StoredModel]:
         """Return every model in the store, by name."""
-        if not self.folder.is_dir():
-            return []
-        entries = [self._read(entry) for entry in self.folder.iterdir() if not entry.name.startswith(".")]
-        return sorted((model for model in entries if model), key=lambda model: model.manifest.name)
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        own = [self._read(entry) for entry in entries if not entry.name.startswith(".")]
+        self._loose = loose_models(self.folder, _MANIFEST)
+        files = {**self._loose, **{name: Path(path).expanduser() for path, name in self.named.items() if name != path}}
+        found = {name: _own_file(name, path) for name, path in files.items() if path.exists()}
+        found |= {model.manifest.name: model for model in own if model}
+        return [found[name] for name in sorted(found)]
 
     def find(self, name: str) -> StoredModel | None:
         """Return the model of this name, if the store has it."""
         found = self._read(self.folder / _folder_name(name))
-        return found if found and found.manifest.name == name else None
+        return found if found and found.manifest.name == name else self._own_file(name)
+
+    def _own_file(self, name: str) -> StoredModel | None:
+        if name in self.catalog or name.startswith("hf:") or is_path(name):
+            return None
+        if (path := self._path_of(name)) is not None:
+            place = Path(path).expanduser()
+            return _own_file(name, place) if place.exists() else None
+        if name not in self._loose or not self._loose[name].exists():
+            self._loose = loose_models(self.folder, _MANIFEST)  # not each time: that reads whole folders
+        return _own_file(name, self._loose[name]) if name in self._loose else None
 
     def check(self, name: str) -> None:
         """Raise `ModelError` when a model in the store is no longer what was fetched; read all of it."""
@@ -110,12 +151,17 @@ class ModelStore:
 
         Raises `ModelError` naming what was looked for, what is there, and what to do.
         """
-        return _checked_path(name) if is_path(name) else self.pull(name).path
+        path = self._path_of(name)
+        return self.pull(name).path if path is None else _checked_path(path)
+
+    def _path_of(self, name: str) -> str | None:
+        """Return the path that a name is, or that the settings name so."""
+        return name if is_path(name) else next((path for path, own in self.named.items() if own == name), None)
 
     def look(self, name: str) -> str:
         """What loading a model would do, in words; fetches nothing. Raises `ModelError` when it cannot be had."""
-        if is_path(name):
-            _checked_path(name)
+        if (path := self._path_of(name)) is not None:
+            _checked_path(path)
         elif self.find(name) is None:
             if source := self.catalog.get(name):
                 return f"is fetched ({format_bytes(source.size_bytes)}) and loaded on first use"
@@ -166,6 +212,9 @@ class ModelStore:
         if found is None:
             have = ", ".join(model.manifest.name for model in self.list()) or "none"
             raise ModelError(f"{name} is not in the store; there are: {have}", model=name)
+        if found.is_own_file:
+            text = f"{name} is a file of yours, which PyAgent did not fetch; delete it yourself: {found.path}"
+            raise ModelError(text, model=name)
         try:
             with self._locked(name):
                 partial = self._empty_partial(name)
@@ -261,13 +310,6 @@ class _LoggedFetch:
         logger.log(level, "fetching %s: %s of %s, from %s into %s", *told, extra={"fetch": fetch})
 
 
-def is_path(name: str) -> bool:
-    """Whether a model's name is a path: it says so by its beginning or its ending."""
-    if name.startswith("hf:"):
-        return False
-    return name.startswith((".", "/", "~")) or name.endswith((".gguf", ".safetensors")) or os.path.isabs(name)
-
-
 def _check_file(path: Path, sha256: str, name: str) -> None:
     if not path.is_file():
         raise ModelError(f"{path} is gone; delete the model and fetch it again", model=name)
@@ -284,6 +326,12 @@ def _checked_path(name: str) -> Path:
         text = f"model file {path} does not exist; give the path of a GGUF file or a safetensors folder"
         raise ModelError(text, model=name)
     return path
+
+
+def _own_file(name: str, path: Path) -> StoredModel:
+    files = path.rglob("*") if path.is_dir() else [path]
+    size_bytes = sum(file.stat().st_size for file in files if file.is_file())
+    return StoredModel(Manifest(name, path.name, _FILE), path, size_bytes)
 
 
 def _folder_name(name: str) -> str:

@@ -57,6 +57,12 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     yield from _requests(stats)
     yield from _steps(stats)
     yield from _drafts({key: engine.drafts for key, engine in stats.items() if engine.drafts is not None})
+    yield _gauge(
+        "spec_decode_draft_model_loaded",
+        "Whether a model that is to have a draft model has it: 1, or 0 where it goes on without.",
+        ("model", "engine"),
+        [((model, copy), float(not fault)) for copy, state in copies for model, fault in state.draft_models.items()],
+    )
     yield from _pages(stats)
     yield from _ranks({(model, copy): ranks for copy, state in copies for model, ranks in state.ranks.items()})
     yield from _compilation({(model, copy): of for copy, state in copies for model, of in state.compilation.items()})

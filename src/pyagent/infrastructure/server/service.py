@@ -36,6 +36,7 @@ from pyagent.core.messages import (
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Server
 from pyagent.core.trace_context import continue_trace
+from pyagent.infrastructure.models.names import find_model
 from pyagent.infrastructure.observability.metrics import AnswerWatch, ServerStats
 from pyagent.infrastructure.server.admin_routes import engine_links
 from pyagent.infrastructure.server.answer import AnswerEncoder, AnswerStream
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 _LONG_BYTES, _LARGE_BYTES, _TRIM_SECONDS = 100_000, 1_000_000, (2.0, 4.0, 8.0)
 T = TypeVar("T")
+ByModel = TypeVar("ByModel", ChatRequest, EmbedRequest, TokenEmbedRequest, RankRequest, ClassifyRequest)
 OneCall = TypeVar("OneCall", EmbedRequest, TokenEmbedRequest, RankRequest, ClassifyRequest)
 Pooled = TypeVar("Pooled", EmbedResult, TokenEmbedResult, RankResult, ClassifyResult)
 
@@ -133,7 +135,8 @@ class Service:
             await self._aside(check_request, asked)
         else:
             check_request(asked)
-        backend = await self.backend_of(asked.model)
+        backend, asked = await self.addressed(asked)
+        others = [msgspec.structs.replace(one, model=asked.model) for one in others]
         if asked.assistant_prefix and backend.capabilities.assistant_prefix != "continued":
             text = f"{backend.name} cannot go on from an answer's beginning; `native` can, and links with `continues`"
             raise RequestError(text, param="messages")
@@ -168,20 +171,35 @@ class Service:
             return backend.chat(asked[0])
         return side_by_side([backend.chat(one) for one in asked], asked[0].n)
 
-    async def backend_of(self, model: str) -> Backend:
-        """Return the backend to ask. Raises `RequestError` for an unknown model."""
+    async def addressed(self, asked: ByModel) -> tuple[Backend, ByModel]:
+        """Return the backend to ask, and the request with its model's own name.
+
+        Raises `RequestError` for an unknown model, or a name that several have.
+        """
+        model = asked.model
         if (
             self.agents is not None
             and model.startswith(AGENT_PREFIX)
             and not await self._is_of_peer(self.agents, model)
         ):
-            return self.agents
+            return self.agents, asked
         if model and not (isinstance(self.backend, Chain) and await self.backend.has_model(model)):
-            models = await self.models()
-            if models and not any(model in {known.id, known.backend} for known in models):
-                missing = self.backend.missing_error(model) if isinstance(self.backend, Chain) else None
-                raise missing or unknown_model(model, models)
-        return self.backend
+            own = await self._own_name(model)
+            return self.backend, msgspec.structs.replace(asked, model=own)
+        return self.backend, asked
+
+    async def _own_name(self, asked: str) -> str:
+        """Return the name of the model that is meant, or of its link, as it is where no model is known."""
+        models = await self.models()
+        if not models or any(asked in {known.id, known.backend} for known in models):
+            return asked
+        missing = self.backend.missing_error(asked) if isinstance(self.backend, Chain) else None
+        if missing is not None:
+            raise missing
+        found = find_model(asked, models)
+        if found is None:
+            raise unknown_model(asked, models)
+        return found.id
 
     async def _is_of_peer(self, agents: Backend, model: str) -> bool:
         """Whether another node has an agent that this one lacks, had it lately, or may have it and is away."""
@@ -196,22 +214,22 @@ class Service:
         if not asked.input or not all(asked.input):
             raise RequestError("there is nothing to embed; send a text, or several, none of them empty", param="input")
         check_texts(asked.input)
-        backend = await self.backend_of(asked.model)
+        backend, asked = await self.addressed(asked)
         return await self._pooled(request, asked, backend, backend.embed)
 
     async def rank(self, request: Request, asked: RankRequest) -> RankResult:
         """Rank with the backend that has the model."""
-        backend = await self.backend_of(asked.model)
+        backend, asked = await self.addressed(asked)
         return await self._pooled(request, asked, backend, partial(rank_by, backend))
 
     async def classify(self, request: Request, asked: ClassifyRequest) -> ClassifyResult:
         """Classify with the backend that has the model."""
-        backend = await self.backend_of(asked.model)
+        backend, asked = await self.addressed(asked)
         return await self._pooled(request, asked, backend, partial(classify_by, backend))
 
     async def token_embed(self, request: Request, asked: TokenEmbedRequest) -> TokenEmbedResult:
         """Give vectors of tokens with the backend that has the model."""
-        backend = await self.backend_of(asked.model)
+        backend, asked = await self.addressed(asked)
         return await self._pooled(request, asked, backend, partial(token_embed_by, backend))
 
     async def _pooled(

@@ -1,21 +1,25 @@
 """A model's draft model: found by the settings, reserved and loaded with it, and of the same vocabulary.
 
-What stands in the way is said as a fault of the setting: the model itself could be run without it.
+What stands in the way is said as a fault of the setting, and the model goes on without it: drafts change no answer, so
+none may be lost for them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyagent import _rust
 from pyagent.core.errors import CapacityError, ConfigError, ModelError
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.drafts.draft_model import DraftModel, largest_step
 from pyagent.infrastructure.engine.models.memory_estimate import DraftMemory, Estimates
 from pyagent.infrastructure.models.describe import task_of
+from pyagent.infrastructure.models.names import is_path
 
 if TYPE_CHECKING:
     from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory
@@ -23,11 +27,29 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.memory.ledger import Reclaim, Reservation
     from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
+    from pyagent.infrastructure.models.store import ModelStore
 
 logger = logging.getLogger(__name__)
 
 _KEY = "engine.speculative.model"
 _HOW = f"name another, or say for which models it drafts: {_KEY} = {{MODEL = DRAFT}}"
+
+
+@dataclass(slots=True)
+class DraftFault:
+    """Why a model goes on without the draft model that the settings name; no text while nothing stands in the way."""
+
+    target: str
+    text: str = ""
+
+    @contextlib.contextmanager
+    def noted(self) -> Generator[None]:
+        """Note what fails in the block, and log it; nothing is raised."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, the model itself can answer
+            self.text = str(error) or type(error).__name__
+            logger.warning("%s goes on without a draft model: %s", self.target, self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +119,7 @@ class FoundDraft:
             return None
         if not target.verifies_drafts:
             logger.warning("%s is not loaded: nothing drafts for %s, as it is run", self.name, self.target)
-            for reservation in (memory.weights, memory.workspace, memory.kv):
-                reservation.release()
+            memory.release()
             return None
         try:
             chosen = replace(options.runner, kv_bytes=self.most.take_kv(memory.kv, can_grow=True))
@@ -130,12 +151,32 @@ def find_draft(target: str, options: EngineOptions, locate: Callable[[str], Path
     step = largest_step(options.limits.most_running, options.max_model_len)
     try:
         path = locate(name)
-        if task_of(path) != "generate":
-            raise ConfigError(f"{_KEY}: {name} is an encoder, which writes no text; {_HOW}", key=_KEY)
+        _check_task(name, path)
         factory, needs = options.runners.runner_for(path, options.runner, step)
     except (CapacityError, ModelError) as error:
         raise ConfigError(f"{_KEY}: {error}", key=_KEY) from error
     return FoundDraft(name, target, path, factory, needs, step)
+
+
+def fault_of_draft(name: str, store: ModelStore) -> str:
+    """Return what is wrong with a draft model's name or file, empty where nothing is; fetches and loads nothing."""
+    try:
+        store.look(name)
+        stored = store.find(name)
+        path = stored.path if stored else Path(name).expanduser() if is_path(name) else None
+        if path is not None:
+            _rust.read_model_header(path, arrays=False)
+            _check_task(name, path)
+    except ConfigError as error:
+        return str(error)
+    except (ModelError, _rust.ModelFileError) as error:
+        return f"{_KEY}: {error}"
+    return ""
+
+
+def _check_task(name: str, path: Path) -> None:
+    if task_of(path) != "generate":
+        raise ConfigError(f"{_KEY}: {name} is an encoder, which writes no text; {_HOW}", key=_KEY)
 
 
 def check_vocabulary(target: ModelTokenizer, draft: ModelTokenizer, target_name: str, draft_name: str) -> None:

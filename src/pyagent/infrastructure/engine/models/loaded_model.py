@@ -13,6 +13,7 @@ from pyagent.core.messages import CacheReport, ChatRequest, Hint
 from pyagent.core.runners.kv_connector import MovableKv
 from pyagent.core.runners.runner import ModelRunner
 from pyagent.core.tokenizers import TokenizerOptions
+from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.kv_moves.fingerprint import WeightFiles
@@ -24,9 +25,9 @@ from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths
 from pyagent.infrastructure.engine.models.adapter_pool import AdapterPool
 from pyagent.infrastructure.engine.models.answer_grammars import AnswerGrammars
 from pyagent.infrastructure.engine.models.chat_format import ChatFormat
-from pyagent.infrastructure.engine.models.draft_loading import LoadedDraft
+from pyagent.infrastructure.engine.models.draft_loading import DraftFault, LoadedDraft
 from pyagent.infrastructure.engine.models.input_processor import InputProcessor
-from pyagent.infrastructure.engine.models.memory_estimate import ModelMemory
+from pyagent.infrastructure.engine.models.memory_estimate import DraftMemory, ModelMemory
 from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, InputPreprocessor
 from pyagent.infrastructure.engine.models.request_templates import tokenizer_for
 from pyagent.infrastructure.engine.options import EngineOptions
@@ -53,10 +54,11 @@ class LoadedModel:
         files: WeightFiles,
         adapters: AdapterPaths,
         draft: LoadedDraft | None = None,
+        draft_fault: DraftFault | None = None,
     ) -> None:
         """The runner's model, with what else `path` holds. `files` are its weights as they were found before.
 
-        A `draft` model is closed with it.
+        A `draft` model is closed with it, or at once where it cannot draft; why there is none is in `draft_fault`.
 
         The estimates in `memory` become what is really held; `CapacityError` where that does not fit.
         """
@@ -65,6 +67,7 @@ class LoadedModel:
         self.path = path
         self.files = files
         self.draft = draft
+        self.draft_fault = draft_fault or DraftFault(memory.model)
         self.is_closed = False
         self.load_seconds: dict[str, float] = {}
         """What loading took, by phase."""
@@ -84,7 +87,7 @@ class LoadedModel:
             logits=self.logits.step,
             drafts=None if options.drafts is None else options.drafts.of(self.runner),
             draft_memory=memory.drafts,
-            draft_model=None if draft is None else draft.model_for(self.runner, self.tokenizer, options),
+            draft_model=self._draft_model(options, memory.draft),
             is_async=is_async(options.async_scheduling, self.runner.num_threads, num_cores=_rust.available_cores()),
         )
         self.grammars = GrammarCompiler(vocabulary, memory.grammars, options.grammar_backends)
@@ -133,6 +136,16 @@ class LoadedModel:
         if before is not None and after is not None and after > before:
             memory.resize(after - before)
         return tokenizer
+
+    def _draft_model(self, options: EngineOptions, memory: DraftMemory | None) -> DraftModel | None:
+        if self.draft is not None:
+            with self.draft_fault.noted():
+                return self.draft.model_for(self.runner, self.tokenizer, options)
+            self.draft.close()
+            self.draft = None
+        if memory is not None:
+            memory.release()
+        return None
 
     @property
     def takes_effort(self) -> bool:

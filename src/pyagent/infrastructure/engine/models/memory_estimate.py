@@ -112,6 +112,11 @@ class DraftMemory:
     workspace: Reservation
     kv: Reservation
 
+    def release(self) -> None:
+        """Give all of it back. Safe to call twice."""
+        for reservation in (self.weights, self.workspace, self.kv):
+            reservation.release()
+
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:

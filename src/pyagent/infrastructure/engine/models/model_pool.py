@@ -30,7 +30,7 @@ from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reserva
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths, split_name
-from pyagent.infrastructure.engine.models.draft_loading import FoundDraft, LoadedDraft, find_draft
+from pyagent.infrastructure.engine.models.draft_loading import DraftFault, FoundDraft, LoadedDraft, find_draft
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.models.describe import task_of
@@ -229,17 +229,21 @@ class ModelPool:
         options, times = self._options, LoadTimes()
         with times.phase("look"):
             factory, needs = options.runner_for(path)
-            draft = find_draft(entry.name, options, self._locate)
+            draft, fault = None, DraftFault(entry.name)
+            with fault.noted():
+                draft = find_draft(entry.name, options, self._locate)
         with self._loads:
             return_large_blocks()
             process = self._count_process()
             ledger, process = (self.ledger, process) if needs.device is None else (self._ledger_of(needs.device), 0)
         most = Estimates.of(needs, options, ledger.total_bytes - process)
         _check_fit(entry.name, most, ledger.total_bytes, process, needs.device)
+        fitted: FoundDraft | None = None
         if draft is not None:
             beside = self._process.num_bytes + (most.least_bytes if needs.device is None else 0)
-            draft = draft.fitted(options, self.ledger.total_bytes - beside)
-        memory = self._reserve_for(entry, most, draft, held, ledger)
+            with fault.noted():
+                fitted = draft.fitted(options, self.ledger.total_bytes - beside)
+        memory = self._reserve_for(entry, most, fitted, held, ledger)
         kv_bytes = most.take_kv(memory.kv, can_grow=needs.device is None)
         with self._loads:
             chosen = replace(options.runner, kv_bytes=kv_bytes or None)
@@ -254,12 +258,12 @@ class ModelPool:
             try:
                 with self._keeping(entry):  # what is larger than its estimate grows now
                     memory.weights.resize(runner.info.weight_bytes)
-                    if draft is not None:
-                        with times.phase("draft model"):
-                            drafting = draft.load(runner, options, memory.draft)
+                    if fitted is not None:
+                        with times.phase("draft model"), fault.noted():
+                            drafting = fitted.load(runner, options, memory.draft)
                     start = time.perf_counter()
                     own = options.of_model(entry.name)
-                    model = LoadedModel(runner, path, own, memory, factory.name, files, self.adapters, drafting)
+                    model = LoadedModel(runner, path, own, memory, factory.name, files, self.adapters, drafting, fault)
                 _rust.trim_memory()  # what building the tokenizer left
                 own_bytes = memory.weights.num_bytes if needs.device is None else 0
                 self._count_process(own_bytes + memory.tokenizer.num_bytes + memory.draft_weight_bytes)

@@ -53,6 +53,7 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
         load_seconds={name: phases for state in states for name, phases in state.load_seconds.items()},
         attention={name: backend for state in states for name, backend in state.attention.items()},
         compilation={name: stats for state in states for name, stats in state.compilation.items()},
+        draft_models={name: fault for state in states for name, fault in state.draft_models.items()},
         faults={name: fault for state in states for name, fault in state.faults.items()},
         garbage=GarbageStats(
             num_collections=sum(state.garbage.num_collections for state in states),

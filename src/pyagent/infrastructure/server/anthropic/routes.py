@@ -25,7 +25,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     """POST /v1/messages/count_tokens: as many as the embedded engine would compute or find; others cannot tell."""
     asked = await service.read(request, read_count)
     check_request(asked)
-    backend = await service.backend_of(asked.model)
+    backend, asked = await service.addressed(asked)
     query = backend.capabilities.query_cache
     report = None if query is None else (await query(ExplainPrompt(owned(asked, request)))).report
     if report is None:

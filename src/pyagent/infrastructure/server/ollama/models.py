@@ -18,7 +18,8 @@ from pyagent.core.emulation.fulfil import EMULATED
 from pyagent.core.errors import ModelError, PyAgentError, RequestError
 from pyagent.core.messages import JsonObject, ModelInfo
 from pyagent.infrastructure.models.describe import describe_encoder, describe_model
-from pyagent.infrastructure.models.store import Fetch, ModelStore, StoredModel, is_path
+from pyagent.infrastructure.models.names import find_model, is_path
+from pyagent.infrastructure.models.store import Fetch, ModelStore, StoredModel
 from pyagent.infrastructure.server.api_keys import check_admin
 from pyagent.infrastructure.server.errors import logged_error
 from pyagent.infrastructure.server.ollama.replies import timestamp
@@ -26,20 +27,17 @@ from pyagent.infrastructure.server.ollama.requests import read_model
 from pyagent.infrastructure.server.service import Service, by_id, json_response, unknown_model
 from pyagent.infrastructure.server.streaming import EventStream
 
-_LATEST = ":latest"
 _NEVER = "2318-01-01T00:00:00Z"
 """When a model that stays until memory is needed is unloaded."""
 _CAPABILITIES = {"tools": "tools", "images": "vision"}
 _MEDIA_TYPE = "application/x-ndjson"
 
 
-async def find_model(service: Service, name: str) -> ModelInfo:
+async def named_model(service: Service, name: str) -> ModelInfo:
     """Return the model of a name, with or without `:latest`; none named is the first. Raises `RequestError`."""
     models = await service.models()
-    for wanted in (name, name.removesuffix(_LATEST), name + _LATEST):
-        for model in models:
-            if not wanted or wanted in {model.id, model.backend}:
-                return model
+    if (found := find_model(name, models) if name else next(iter(models), None)) is not None:
+        return found
     if not models:  # no link could list its models; the one that is asked reports a wrong name
         return ModelInfo(id=name)
     why = str(unknown_model(name, models)).partition("; ")[2]
@@ -62,7 +60,7 @@ async def show_loaded(service: Service, _request: Request) -> Response:
 async def show(service: Service, request: Request) -> Response:
     """POST /api/show."""
     parsed = await service.read(request, read_model)
-    model = await find_model(service, parsed.model)
+    model = await named_model(service, parsed.model)
     architecture = model.architecture or "unknown"
     facts: JsonObject = {"general.architecture": architecture}
     if model.context_length is not None:

@@ -15,7 +15,7 @@ from pyagent.core.backends import AGENT_PREFIX, collect
 from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Message, ModelInfo, SamplingParams
 from pyagent.infrastructure.server.admin_routes import engine_links
 from pyagent.infrastructure.server.api_keys import check_admin, is_admin, owned
-from pyagent.infrastructure.server.ollama.models import find_model, pull, show, show_loaded, tags
+from pyagent.infrastructure.server.ollama.models import named_model, pull, show, show_loaded, tags
 from pyagent.infrastructure.server.ollama.replies import OllamaEncoder, loaded, nanoseconds
 from pyagent.infrastructure.server.ollama.requests import (
     EmbedBody,
@@ -55,7 +55,7 @@ async def _answer(
     service: Service, request: Request, read: Callable[[bytes], ParsedRequest], *, is_chat: bool
 ) -> Response:
     asked = await service.read(request, read)
-    model = await find_model(service, asked.model)
+    model = await named_model(service, asked.model)
     name = asked.model or model.id
     if asked.request is None:
         if asked.is_unloaded:
@@ -102,7 +102,7 @@ async def embeddings(service: Service, request: Request) -> Response:
     """POST /api/embeddings, the older form; without a prompt there is no vector."""
     parsed = await service.read(request, lambda body: decode(body, EmbeddingsBody, {}))
     if not parsed.prompt:
-        await find_model(service, parsed.model)
+        await named_model(service, parsed.model)
         return json_response({"embedding": list[float]()})
     return json_response({"embedding": (await _embedded(service, request, parsed, [parsed.prompt])).vectors[0]})
 
@@ -110,7 +110,7 @@ async def embeddings(service: Service, request: Request) -> Response:
 async def _embedded(
     service: Service, request: Request, parsed: EmbedBody | EmbeddingsBody, texts: list[str]
 ) -> EmbedResult:
-    model = await find_model(service, parsed.model)
+    model = await named_model(service, parsed.model)
     # A text that is too long is cut unless the request says otherwise; the older form always cuts.
     truncates = parsed.truncate is not False if isinstance(parsed, EmbedBody) else True
     asked = EmbedRequest(model=parsed.model and model.id, input=texts, private=bool(parsed.private), truncate=truncates)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import EmbedRequest
+from pyagent.infrastructure.models.names import find_model
 from pyagent.infrastructure.server.openai.embeddings import embeddings_body, read_embeddings
 from pyagent.infrastructure.server.openai.replies import OpenAIEncoder, anthropic_models, model_entry
 from pyagent.infrastructure.server.openai.requests import ParsedRequest, read_chat, read_completion
@@ -48,9 +49,10 @@ async def show_model(service: Service, request: Request) -> Response:
     """GET /v1/models/{id}."""
     wanted = str(request.path_params["id"])
     models = await service.models()
-    if said := by_id(models).get(wanted):
-        return json_response(model_entry(said, service.created))
-    raise unknown_model(wanted, models)
+    found = find_model(wanted, models)
+    if found is None:
+        raise unknown_model(wanted, models)
+    return json_response(model_entry(by_id(models)[found.id], service.created))
 
 
 async def _complete(service: Service, request: Request, read: Callable[[bytes], ParsedRequest]) -> Response:
