@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from oracle.test_logits import tiny_configs
 from support.gguf_writer import write_gguf
+from support.sparse_models import random_model, tensors_of, write_as_gguf
 from support.tiny_adapter import side_by_side
 
 from pyagent import _rust
@@ -115,6 +116,22 @@ def test_an_adapter_gives_the_logits_of_peft(case: str, tmp_path: Path) -> None:
     plain, got = our_logits(model, [0, 5])
     assert np.abs(got - expected).max() < 1e-4
     assert np.abs(plain - expected).max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["arcee", "olmo"])
+def test_an_adapter_fits_files_whose_rows_lie_otherwise(family: str, tmp_path: Path) -> None:
+    """llama.cpp's converter puts the rows of queries and keys in another order; peft's adapter is for both files."""
+    import numpy as np
+
+    base = random_model(family, tmp_path / "model")
+    gguf = write_as_gguf(tmp_path / "m.gguf", family, tensors_of(tmp_path / "model"))
+    _, expected = adapted(base, tmp_path / "adapter", 3, r=4, target_modules=["q_proj", "k_proj"])
+    for path in (tmp_path / "model", gguf):
+        model = load(path)
+        _rust.AdapterFile.open(model, tmp_path / "adapter").load(model, 5)
+        plain, got = our_logits(model, [0, 5])
+        assert np.abs(got - expected).max() < 1e-4
+        assert np.abs(plain - expected).max() > 0.01
 
 
 def test_a_batch_mixes_the_bare_model_and_two_adapters(tmp_path: Path) -> None:

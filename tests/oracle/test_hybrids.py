@@ -79,6 +79,26 @@ _NEMOTRON = {
     "topk_group": 2,
     "routed_scaling_factor": 2.5,
 }
+_FALCON = {
+    **_SHAPE,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.7,
+    "mlp_multipliers": [0.9, 0.6],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.5,
+    "ssm_multipliers": [0.35, 0.8, 0.6, 1.3, 0.7],
+    "rope_parameters": _ROPE,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": (
         "lfm2",
@@ -151,6 +171,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "time_step_limit": (0.01, 0.4),
         },
     ),
+    "falcon_h1": ("falcon_h1", _FALCON),
+    "falcon_h1-normalised": (
+        "falcon_h1",
+        {**_FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
+    ),
     "nemotron_h": ("nemotron_h", _NEMOTRON),
     "nemotron_h-experts": ("nemotron_h", {**_NEMOTRON, "hybrid_override_pattern": "ME*EME"}),
     "nemotron_h-dense": (
@@ -185,7 +210,7 @@ def reference_model(family: str) -> Any:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             elif parameter.dim() > 1 and name.endswith((".gate.weight", "router.weight")):
                 parameter.mul_(16.0)
-            elif parameter.dim() > 1:
+            elif parameter.dim() > 1 and "mup_vector" not in name:
                 parameter.mul_(4.0)
     if kind == "nemotron_h":
         for layer in model.model.layers:
@@ -269,6 +294,7 @@ def test_hybrids_agree_with_transformers_at_500_positions(family: str, tmp_path:
         "qwen3_next",
         "granitemoehybrid",
         "granitemoehybrid-attention",
+        "falcon_h1",
         "nemotron_h-experts",
         "nemotron_h-dense",
     ],

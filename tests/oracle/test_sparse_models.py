@@ -42,6 +42,17 @@ def test_gguf_files_of_random_weights_agree_with_transformers(name: str, tmp_pat
     expect_same(path, reference_logits(model))
 
 
+def test_minicpms_factors_are_granites_by_other_names(tmp_path: Path) -> None:
+    """MiniCPM's code is its repository's own; transformers' Granite has the same layers and the same factors."""
+    model = random_model("granite, as MiniCPM", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    factors = [f"{name}_multiplier" for name in ("embedding", "attention", "residual")]
+    rest = {key: value for key, value in config.items() if key not in {*factors, "logits_scaling"}}
+    own = {"model_type": "minicpm", "scale_emb": 3, "scale_depth": 0.5 * 2**0.5, "dim_model_base": 128}
+    (tmp_path / "config.json").write_text(json.dumps(rest | own))
+    expect_same(tmp_path, reference_logits(model))
+
+
 def test_llama_4_among_pictures_is_the_text_alone(tmp_path: Path) -> None:
     """The text half of a checkpoint of pictures and text, under Meta's names: the same logits bit for bit."""
     import numpy as np

@@ -20,7 +20,7 @@ _NUM_TRAINED = 380
 SENTENCEPIECE = "sentencepiece"
 TEXT = Path(__file__).parents[2] / "src/pyagent/cli/demo_text.txt"
 _BEGIN, _END, _PAD = "<|begin|>", "<|end|>", "<|pad|>"
-NUM_MARKERS = 7
+NUM_MARKERS = 8
 """The first tokens are markers, or stand for none."""
 _MARKERS = [
     _PAD,
@@ -30,6 +30,7 @@ _MARKERS = [
     "[gMASK]",
     "<|user|>",
     "<|observation|>",
+    "<unk>",
 ]  # what some families must have
 _SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -162,13 +163,36 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid, dense": _granite("granitemoehybrid-dense", position_embedding_type="nope", mamba_conv_bias=True),
     "nemotron_h": _nemotron("nemotron_h-dense"),
     "nemotron_h, experts": _nemotron("nemotron_h-experts"),
+    "gemma": _sparse("gemma", SENTENCEPIECE),
+    "glm4": _sparse("glm4", "glm4"),
+    "arcee": _sparse("arcee", "llama-bpe"),
+    "internlm3": _sparse("internlm3", SENTENCEPIECE),
+    "granitemoe": _sparse("granitemoe", "refact"),
+    "granitemoeshared": _sparse("granitemoeshared", "refact"),
+    "dots1": _sparse("dots1", "qwen2"),
+    "minimax_m2": _sparse("minimax_m2", "minimax-m2"),
+    "cohere": _sparse("cohere", "command-r"),
+    "cohere2": _sparse("cohere2", "command-r"),
+    "starcoder2": _sparse("starcoder2", "starcoder"),
+    "phi": _sparse("phi", "phi-2"),
+    "stablelm": _sparse("stablelm", "stablelm2"),
+    "stablelm, parallel": _sparse("stablelm, parallel", "stablelm2"),
+    "nemotron": _sparse("nemotron", SENTENCEPIECE),
+    "olmo": _sparse("olmo", "olmo"),
+    "gpt_neox": _sparse("gpt_neox", "olmo"),
+    "afmoe": _sparse("afmoe", "afmoe"),
+    "exaone_moe": _sparse("exaone_moe", "exaone4"),
+    "solar_open": _sparse("solar_open", "solar-open"),
+    "minicpm3": _sparse("minicpm3, as published", SENTENCEPIECE),
+    "mistral4": _sparse("mistral4", "tekken"),
+    "falcon_h1": _hybrid("falcon_h1", "falcon-h1", head_dim=32),
 }
 
 
 def random_family(name: str, folder: Path) -> Any:
     """Write a family's model and tokenizer into a folder; return transformers' model in float32."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     kind, shape, words, *_ = FAMILIES[name]
     special = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -177,7 +201,7 @@ def random_family(name: str, folder: Path) -> Any:
     torch.manual_seed(7)
     config = AutoConfig.for_model(kind, **shape | special)
     config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = sparse_models.decoder_of(config).eval()
     with torch.no_grad():
         for key, values in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
             _randomise(key, values)
@@ -196,9 +220,9 @@ def _randomise(key: str, values: Any) -> None:
     import torch
 
     end = key.rpartition(".")[2]
-    noise = torch.randn_like(values)
-    if "inv_freq" in key or "embed_scale" in key:
+    if not values.is_floating_point() or any(part in key for part in ("inv_freq", "embed_scale", "mup_vector")):
         return
+    noise = torch.randn_like(values)
     if "correction_bias" in key or "expert_bias" in key:
         values.copy_(torch.rand_like(values) * 0.5)
     elif end in {"A_log", "dt_bias", "D"}:

@@ -25,6 +25,21 @@ _FACTORS = {
     "residual_multiplier": 0.5,
     "logits_scaling": 0.7,
 }
+_GROUPED = {
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 2.5,
+}
+_LATENT: dict[str, Any] = {
+    **_MANY,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma": _WIDE,
     "glm4": {**_WIDE, "attention_bias": True},
@@ -67,15 +82,68 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "olmo": _SHAPE,
     "gpt_neox": _MANY,
     "gpt_neox, in turn": {**_MANY, "use_parallel_residual": False},
+    "afmoe": {
+        **_WIDE,
+        "num_hidden_layers": 4,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "route_scale": 2.5,
+        "sliding_window": 24,
+        "mup_enabled": True,
+    },
+    "exaone_moe": {
+        **_WIDE,
+        **_GROUPED,
+        "num_hidden_layers": 4,
+        "num_experts": 8,
+        "num_shared_experts": 2,
+        "sliding_window": 24,
+    },
+    "granite, as MiniCPM": {
+        **_SHAPE,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.25,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 0.5,
+    },
+    "solar_open": {**_WIDE, **_GROUPED, "n_routed_experts": 8, "n_shared_experts": 1},
+    "minicpm3": {**_LATENT, "scale_emb": 5, "scale_depth": 1.1, "dim_model_base": 32, "tie_word_embeddings": False},
+    "minicpm3, as published": {**_LATENT, "q_lora_rank": 32},
+    "mistral4": {
+        **_LATENT,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 64,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
 }
 """What is peculiar to each family is in its configuration; 500 positions pass windows."""
 
 SLOW_FOLDERS = {
     *("gemma", "arcee", "internlm3", "granitemoe", "dots1", "cohere", "stablelm", "stablelm, parallel"),
-    *("nemotron", "olmo", "gpt_neox, in turn"),
+    *("nemotron", "olmo", "gpt_neox, in turn", "solar_open", "minicpm3, as published"),
+    "granite, as MiniCPM",
 }
 SLOW_FILES = {
     *("gemma", "glm4", "granitemoe", "minimax_m2", "cohere", "starcoder2", "stablelm", "olmo", "gpt_neox", "arcee"),
+    *("exaone_moe", "solar_open"),
 }
 """Compared where there is time: what they have of their own, the others have too."""
 
@@ -88,6 +156,16 @@ _GRANITE = _EXPERTS | {
     "attention.layer_norm_rms_epsilon": 1e-6,
 }
 _LAYER_NORM: dict[str, object] = {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None}
+_GROUPS: dict[str, object] = {
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 32,
+    "expert_group_count": 4,
+    "expert_group_used_count": 2,
+    "expert_gating_func": 2,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 2.5,
+}
 KEYS: dict[str, tuple[str, dict[str, object]]] = {
     "gemma": ("gemma", {"attention.layer_norm_rms_epsilon": 1e-6}),
     "glm4": ("glm4", {"rope.dimension_count": 16, "attention.layer_norm_rms_epsilon": 1.5625e-7}),
@@ -137,6 +215,81 @@ KEYS: dict[str, tuple[str, dict[str, object]]] = {
     "nemotron": ("nemotron", {**_LAYER_NORM, "rope.dimension_count": 16}),
     "olmo": ("olmo", _LAYER_NORM),
     "gpt_neox": ("gptneox", {**_LAYER_NORM, "rope.dimension_count": 4, "use_parallel_residual": True}),
+    "afmoe": (
+        "afmoe",
+        {
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_shared_count": 1,
+            "expert_feed_forward_length": 32,
+            "expert_weights_scale": 2.5,
+            "leading_dense_block_count": 1,
+            "attention.sliding_window": 24,
+        },
+    ),
+    "exaone_moe": (
+        "exaone-moe",
+        {
+            **_GROUPS,
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 64,
+            "leading_dense_block_count": 1,
+            "attention.sliding_window": 24,
+            "attention.sliding_window_pattern": [True, True, True, False],
+            "nextn_predict_layers": 0,
+            "rope.scaling.type": "none",
+        },
+    ),
+    "solar_open": (
+        "glm4moe",
+        {**_GROUPS, "expert_shared_count": 1, "leading_dense_block_count": 0, "rope.freq_base": 1_000_000.0},
+    ),
+    "granite, as MiniCPM": (
+        "minicpm",
+        {
+            "embedding_scale": 3.0,
+            "residual_scale": 0.5,
+            "logit_scale": 0.5,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+        },
+    ),
+    "minicpm3, as published": (
+        "minicpm3",
+        {
+            "attention.kv_lora_rank": 32,
+            "attention.q_lora_rank": 32,
+            "attention.key_length": 48,
+            "rope.dimension_count": 16,
+        },
+    ),
+    "mistral4": (
+        "mistral4",
+        {
+            "attention.head_count_kv": 1,
+            "attention.kv_lora_rank": 32,
+            "attention.q_lora_rank": 48,
+            "attention.key_length": 48,
+            "attention.value_length": 32,
+            "attention.key_length_mla": 48,
+            "attention.value_length_mla": 16,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "attention.temperature_scale": 0.3,
+            "rope.dimension_count": 16,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.yarn_log_multiplier": 0.1,
+            "leading_dense_block_count": 1,
+            "expert_count": 8,
+            "expert_used_count": 2,
+            "expert_shared_count": 1,
+            "expert_feed_forward_length": 32,
+            "expert_group_count": 2,
+            "expert_group_used_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.5,
+        },
+    ),
 }
 """What llama.cpp calls the families, and the keys that are not those of every model."""
 
@@ -154,9 +307,12 @@ _NAMES = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.router.gate": "ffn_gate_inp",
+    "self_attn.gate_proj": "attn_gate",
+    "pre_mlp_layernorm": "ffn_norm",
 }
 _OF_EXPERTS = {"w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down"}
-_REARRANGED = {"arcee", "olmo", "granitemoe", "granitemoeshared"}
+_REARRANGED = {"arcee", "olmo", "granitemoe", "granitemoeshared", "granite, as MiniCPM"}
 ADDED_TO_NORMS = {"gemma", "nemotron"}
 """Families to whose norms' weights llama.cpp's converter adds one."""
 
@@ -168,8 +324,12 @@ def as_llama_cpp_has_it(name: str, block: str, part: str, end: str, values: Any)
         return {f"{block}.{_NAMES[part]}.{end}": values}
     if last in _OF_EXPERTS:
         return {f"{block}.{_OF_EXPERTS[last]}_exps.weight {part.split('.')[2]}": values}
-    if part == "block_sparse_moe" and end == "e_score_correction_bias":
+    if end == "e_score_correction_bias" or (part, end) == ("mlp", "expert_bias"):
         return {f"{block}.exp_probs_b.bias": values}
+    if part == "mlp.experts":  # gates, then ups, of all experts
+        return {f"{block}.ffn_{end.removesuffix('_proj')}_exps.weight": values}
+    if (name, part) == ("afmoe", "post_attention_layernorm"):
+        return {f"{block}.post_attention_norm.{end}": values}
     if last in {"input_linear", "output_linear"}:
         return _of_granite(block, part, values)
     if part == "attention.query_key_value":

@@ -18,6 +18,7 @@ KINDS = {
     "qwen3_next": "qwen3next",
     "granitemoehybrid": "granitehybrid",
     "nemotron_h": "nemotron_h",
+    "falcon_h1": "falcon-h1",
 }
 """What llama.cpp calls transformers' families."""
 
@@ -58,6 +59,9 @@ _COMMON = {
     "feed_forward.w3": "ffn_up",
     "feed_forward.w2": "ffn_down",
     "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.gate_proj": "ffn_gate",
+    "feed_forward.up_proj": "ffn_up",
+    "feed_forward.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -84,6 +88,7 @@ _WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.embedding_norm.weight": "token_embd_norm.weight",
     "model.norm.weight": "output_norm.weight",
+    "model.final_layernorm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
 
@@ -98,6 +103,8 @@ def _metadata(config: Any) -> dict[str, object]:
     base = "lfm2" if kind.startswith("lfm2") else "qwen35"
     if kind == "granitehybrid":
         return _granite_metadata(config)
+    if kind == "falcon-h1":
+        return _falcon_metadata(config)
     if kind == "nemotron_h":
         return _nemotron_metadata(config)
     if base == "lfm2":
@@ -188,6 +195,52 @@ def _nemotron_metadata(config: Any) -> dict[str, object]:
     return written | {"general.architecture": "nemotron_h_moe"}
 
 
+def _falcon_metadata(config: Any) -> dict[str, object]:
+    entries: dict[str, object] = {
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.hidden_size // config.num_attention_heads,
+        "attention.value_length": config.hidden_size // config.num_attention_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.group_count": config.mamba_n_groups,
+        "ssm.inner_size": config.mamba_d_ssm,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.time_step_rank": config.mamba_n_heads,
+    }
+    written = {f"falcon-h1.{key}": value for key, value in entries.items()}
+    return {"general.architecture": "falcon-h1", **written}
+
+
+def _multiplied(name: str, values: Any, config: Any) -> Any:
+    """Return a tensor with Falcon-H1's factors on it, as llama.cpp's converter has them."""
+    import torch
+
+    gate, down = config.mlp_multipliers
+    factors = {
+        "down_proj": down,
+        "gate_proj": gate,
+        "k_proj": config.key_multiplier * config.attention_in_multiplier,
+        "q_proj": config.attention_in_multiplier,
+        "v_proj": config.attention_in_multiplier,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "embed_tokens": config.embedding_multiplier,
+    }
+    part = name.split(".")[-2]
+    if part != "in_proj":
+        return values * factors.get(part, 1.0)
+    states = config.mamba_n_groups * config.mamba_d_state
+    sizes = [config.mamba_d_ssm, config.mamba_d_ssm, states, states, config.mamba_n_heads]
+    parts = zip(values.split(sizes), config.ssm_multipliers, strict=True)
+    return torch.cat([part * factor for part, factor in parts]) * config.ssm_in_multiplier
+
+
 def _tensors(model: Any) -> Any:
     config, tensors = model.config, {}
     kind = KINDS[config.model_type]
@@ -204,6 +257,8 @@ def _tensors(model: Any) -> Any:
             values = _of_space(name, values, config.n_groups)
         if kind == "granitehybrid":
             values = _of_granite(name, values, config)
+        if kind == "falcon-h1":
+            values = _of_space(name, _multiplied(name, values, config), config.mamba_n_groups)
         values = values.squeeze(1) if "conv" in name and values.dim() == 3 else values
         for written, part in _parts(name, values, config):
             tensors[written] = (tuple(reversed(part.shape)), array("f", part.flatten().tolist()))
@@ -239,6 +294,8 @@ def _parts(name: str, values: Any, config: Any) -> Iterator[tuple[str, Any]]:
         yield f"{block}.ssm_a", values
     elif end == "dt_bias":
         yield f"{block}.ssm_dt.bias", values
+    elif part == "pre_ff_layernorm":
+        yield f"{block}.ffn_norm", values
     elif part.endswith("in_proj_qkvz"):
         yield from _of_key_heads(block, values, config)
     else:

@@ -359,11 +359,12 @@ _SHARED = ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "feed_fo
 def random_model(name: str, folder: Path) -> Any:
     """Write a family's model, with norms, biases, sinks and corrections that are not neutral; return transformers'."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     torch.manual_seed(11)
     config = AutoConfig.for_model(name.partition(",")[0], **CONFIGS[name])
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    config._attn_implementation = "eager"
+    model = decoder_of(config).eval()
     with torch.no_grad():
         state = dict(model.named_parameters()) | dict(model.named_buffers())
         for key, values in state.items():
@@ -379,6 +380,17 @@ def random_model(name: str, folder: Path) -> Any:
                 values.add_(torch.randn_like(values) * 0.15)
     model.save_pretrained(folder)
     return model
+
+
+def decoder_of(config: Any) -> Any:
+    """Return transformers' model of a configuration, of random weights in float32."""
+    import torch
+    import transformers
+
+    kinds: Any = transformers
+    # The one that transformers does not find by its configuration.
+    auto = kinds.Mistral4ForCausalLM._from_config if config.model_type == "mistral4" else None
+    return (auto or kinds.AutoModelForCausalLM.from_config)(config, dtype=torch.float32)
 
 
 def _sharpened(name: str) -> tuple[str, ...]:
@@ -466,7 +478,7 @@ def _gguf_names(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
         elif end == "e_score_correction_bias":
             found[f"{block}.exp_probs_b.bias"] = values.flatten()
         elif part == "post_attention_layernorm":
-            has_post_norm = name in {"gpt_oss", "glm4_moe", "seed_oss", "exaone4"}
+            has_post_norm = name in {"gpt_oss", "glm4_moe", "solar_open", "seed_oss", "exaone4"}
             found[f"{block}.{'post_attention_norm' if has_post_norm else 'ffn_norm'}.{end}"] = values
         else:
             of_part = values

@@ -14,17 +14,20 @@
 
 mod architecture;
 pub(crate) mod experts;
+mod falcon_h1;
 mod families;
 mod gemma4;
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
 pub(crate) mod latent;
 mod layers;
+pub(crate) mod minicpm;
 mod recurrent;
 
 use self::architecture::unsupported;
 pub use self::architecture::{Architecture, SUPPORTED_ARCHITECTURES};
 pub use self::experts::{Experts, Rating};
+pub use self::falcon_h1::Multipliers;
 pub use self::gemma4::Gemma4;
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
 pub use self::latent::Latent;
@@ -167,6 +170,8 @@ pub struct ModelConfig {
     pub embedding_scale: f32,
     /// Granite: factor on what a block adds to the stream.
     pub residual_scale: f32,
+    /// Falcon-H1: factors on parts of a layer.
+    pub multipliers: Option<Multipliers>,
     /// Granite, Command R: what logits are divided by.
     pub logit_divisor: f32,
     /// Whether the embedding is the output matrix too; `None` when the file's tensors say.
@@ -357,12 +362,14 @@ impl ModelConfig {
         if self.query_growth.is_some_and(|growth| !growth.beta.is_finite()) {
             return Err(invalid("the growth of queries is not a number".to_owned()));
         }
+        let outputs = self.multipliers.map_or([1.0; 3], |multipliers| multipliers.outputs);
         let factors = [
             self.embedding_scale,
             self.attention_scale,
             self.residual_scale,
             self.logit_divisor,
         ];
+        let factors = outputs.into_iter().chain(factors);
         if factors.into_iter().any(|factor| !(factor.is_finite() && factor > 0.0)) {
             return Err(invalid(
                 "a factor on embeddings, scores, blocks or logits is not a number above 0".to_owned(),

@@ -435,16 +435,9 @@ impl Part<'_> {
             if from.is_none() {
                 self.embed(row, residual);
             }
-            let is_beside = self.pass.config.is_parallel && self.pass.config.place_of(to).1 == 1;
-            for block in from.unwrap_or(0)..to - usize::from(is_beside) {
-                if self.pass.config.has_block(block) {
-                    self.add_block(block, row, residual, scratch);
-                }
-                let (layer, next) = self.pass.config.place_of(block + 1);
-                if next == 0 {
-                    self.finish_layer(layer - 1, row, residual);
-                }
-            }
+            let first = from.unwrap_or(0);
+            let beside = self.pass.config.block_beside(to).map_or(to, |block| block.max(first));
+            (first..beside).for_each(|block| self.pass_block(block, row, residual, scratch));
             self.normalise_separately(to, row, residual, scratch);
             match self.pass.norm_after(to) {
                 Some(norm) => self.normalise(residual, norm, &self.stream.hidden_input, row, scratch),
@@ -453,9 +446,22 @@ impl Part<'_> {
                 }
                 None => {}
             }
-            if is_beside {
-                self.add_block(to - 1, row, residual, scratch);
-            }
+            (beside..to).for_each(|block| self.pass_block(block, row, residual, scratch));
+        }
+    }
+
+    /// Brings a row of the stream past a block, and past its layer where that ends.
+    ///
+    /// # Safety
+    /// As [`Self::add_block`].
+    unsafe fn pass_block(&self, block: usize, row: usize, residual: &mut [f32], scratch: &mut [f32]) {
+        if self.pass.config.has_block(block) {
+            // SAFETY: by contract.
+            unsafe { self.add_block(block, row, residual, scratch) };
+        }
+        let (layer, next) = self.pass.config.place_of(block + 1);
+        if next == 0 {
+            self.finish_layer(layer - 1, row, residual);
         }
     }
 
@@ -494,8 +500,9 @@ impl Part<'_> {
         if let Some(norm) = norm {
             elementwise::rms_norm_in_place(isa, scratch, norm, config.norm_epsilon);
         }
-        if config.residual_scale != 1.0 {
-            elementwise::scale(isa, scratch, config.residual_scale);
+        let factor = config.output_scale(block);
+        if factor != 1.0 {
+            elementwise::scale(isa, scratch, factor);
         }
         elementwise::add(isa, residual, scratch);
     }

@@ -15,7 +15,7 @@ use std::path::Path;
 pub use metadata::{MetadataArray, MetadataValue};
 pub use tensors::TensorInfo;
 
-use crate::weights::{Mapping, ModelFileError, TensorView, clipped};
+use crate::weights::{Asked, Mapping, ModelFileError, TensorView, clipped};
 use cursor::Cursor;
 
 /// Where tensors start unless `general.alignment` says otherwise.
@@ -89,6 +89,7 @@ fn read_alignment(metadata: &BTreeMap<String, MetadataValue>) -> Result<u64, Mod
 pub struct GgufFile {
     parts: Vec<Part>,
     name_to_place: HashMap<String, (usize, usize)>,
+    pub(crate) asked: Asked,
 }
 
 /// A file and its header.
@@ -136,7 +137,11 @@ impl GgufFile {
                 }
             }
         }
-        Ok(Self { parts, name_to_place })
+        Ok(Self {
+            parts,
+            name_to_place,
+            asked: Asked::default(),
+        })
     }
 
     /// The file that was opened; of a split model the first.

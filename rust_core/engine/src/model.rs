@@ -13,6 +13,7 @@ mod names;
 mod norm;
 mod packed_experts;
 mod recurrent;
+mod unread;
 
 use std::path::Path;
 
@@ -67,6 +68,7 @@ fn configuration(file: &ModelFile, most_positions: Option<usize>) -> Result<Mode
         ModelFile::Safetensors(folder) => ModelConfig::from_hugging_face(folder.config(), most_positions)?,
     };
     let names = Names::of(file);
+    unread::refuse_uncounted(file, &names, &config)?;
     let embedding = file.tensor(&names.embedding())?;
     let (rows, cols) = (embedding.rows(), embedding.cols());
     if cols != config.hidden_size {
@@ -229,6 +231,7 @@ fn find_matrix<'a>(
 }
 
 fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<Weights, ModelFileError> {
+    file.forget_asked();
     let loader = Loader {
         file,
         config,
@@ -247,7 +250,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
         .collect::<Result<_, _>>()?;
     let output_name = loader.names.output();
     let has_output = !is_output_tied(file, config)?;
-    Ok(Weights {
+    let weights = Weights {
         embedding: loader.matrix(&loader.names.embedding(), config.vocab_size, config.hidden_size)?,
         layers,
         final_norm: loader.stream_norm(&loader.names.final_norm(config.architecture))?,
@@ -256,7 +259,9 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
             .transpose()?,
         output_bias: loader.output_bias()?,
         per_layer: loader.per_layer_inputs()?,
-    })
+    };
+    unread::refuse_unread(file, &loader.names, config)?;
+    Ok(weights)
 }
 
 struct Loader<'a> {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 pub use header::{SafetensorsHeader, SafetensorsInfo};
 
-use crate::weights::{Mapping, ModelFileError, StoredTensor, TensorView, clipped};
+use crate::weights::{Asked, Mapping, ModelFileError, StoredTensor, TensorView, clipped};
 
 /// Longest `config.json` or index that is read; real ones are below 1 MiB.
 const MAX_JSON_BYTES: u64 = 16 << 20;
@@ -36,6 +36,7 @@ pub struct SafetensorsFolder {
     config: JsonObject,
     shards: Vec<Mapping>,
     name_to_tensor: BTreeMap<String, ShardTensor>,
+    pub(crate) asked: Asked,
 }
 
 /// A tensor and the shard it is in.
@@ -67,6 +68,7 @@ impl SafetensorsFolder {
             config,
             shards: Vec::new(),
             name_to_tensor: BTreeMap::new(),
+            asked: Asked::default(),
         };
         for file_name in &file_names {
             folder.add_shard(&path.join(file_name))?;
@@ -86,6 +88,7 @@ impl SafetensorsFolder {
             config: read_object(&path.join(ADAPTER_CONFIG_NAME))?,
             shards: Vec::new(),
             name_to_tensor: BTreeMap::new(),
+            asked: Asked::default(),
         };
         folder.add_shard(&path.join(ADAPTER_NAME))?;
         Ok(folder)

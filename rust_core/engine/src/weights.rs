@@ -2,6 +2,7 @@
 //!
 //! Knows where a tensor's bytes are and how they are encoded; must not know what the tensor is for.
 
+mod asked;
 mod error;
 mod mapping;
 
@@ -10,6 +11,7 @@ use std::path::Path;
 
 use pyagent_kernels::ggml::{self, GgmlError, GgmlType};
 
+pub(crate) use asked::Asked;
 pub use error::ModelFileError;
 pub(crate) use error::clipped;
 pub(crate) use mapping::Mapping;
@@ -142,10 +144,14 @@ impl ModelFile {
 
     /// The tensor with this name, if there is one; an error if its element type cannot be read.
     pub fn find_tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, ModelFileError> {
-        match self {
-            Self::Gguf(file) => Ok(file.find_tensor(name)),
-            Self::Safetensors(folder) => folder.find_tensor(name),
+        let found = match self {
+            Self::Gguf(file) => file.find_tensor(name),
+            Self::Safetensors(folder) => folder.find_tensor(name)?,
+        };
+        if found.is_some() {
+            self.asked().note(name);
         }
+        Ok(found)
     }
 
     /// As `find_tensor`, for a tensor of any element type.
@@ -153,6 +159,7 @@ impl ModelFile {
         if let Self::Safetensors(folder) = self
             && let Some(tensor) = folder.find_unread(name)
         {
+            self.asked().note(name);
             return Ok(Some(tensor));
         }
         Ok(self.find_tensor(name)?.map(StoredTensor::from))
@@ -171,6 +178,23 @@ impl ModelFile {
         match self {
             Self::Gguf(file) => Box::new(file.tensors().map(|tensor| tensor.name)),
             Self::Safetensors(folder) => Box::new(folder.tensor_names()),
+        }
+    }
+
+    /// Forgets which tensors were looked up.
+    pub(crate) fn forget_asked(&self) {
+        self.asked().forget();
+    }
+
+    /// The names of the tensors that were not looked up since [`Self::forget_asked`].
+    pub(crate) fn unasked(&self) -> impl Iterator<Item = &str> {
+        self.tensor_names().filter(|name| !self.asked().has(name))
+    }
+
+    fn asked(&self) -> &Asked {
+        match self {
+            Self::Gguf(file) => &file.asked,
+            Self::Safetensors(folder) => &folder.asked,
         }
     }
 

@@ -535,7 +535,7 @@ pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str) -> PyR
     about.set_item("architecture", config.architecture.name())?;
     about.set_item("vocab_size", config.vocab_size)?;
     about.set_item("context_length", config.context_length)?;
-    about.set_item("num_layers", config.num_layers)?;
+    about.set_item("num_layers", config.num_file_layers())?;
     about.set_item("weight_bytes", weight_bytes)?;
     let pages = KvPages::of(&config, kv_type);
     about.set_item("kv_bytes_per_token", pages.block_bytes() / BLOCK_TOKENS)?;

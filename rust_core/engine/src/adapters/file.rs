@@ -81,7 +81,8 @@ fn checked(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<Adapt
     let mut name_to_tensors = by_module(&file, is_gguf)?;
     let (mut modules, mut used) = (Vec::new(), Vec::new());
     let mut sizes = (0, 0);
-    for (layer, of_layer) in weights.layers.iter().enumerate() {
+    let layers = weights.layers.iter().enumerate();
+    for (layer, of_layer) in layers.filter(|(layer, _)| !config.is_first_half(*layer)) {
         for projection in Projection::ALL {
             let (name, rows) = adapted_place(is_gguf, layer, projection, config);
             let Some(tensors) = name_to_tensors.get(&name) else {

@@ -48,6 +48,8 @@ pub enum Architecture {
     Bamba,
     /// Nemotron-H and Nemotron 3: layers of one block each, Mamba-2, attention, a feed-forward block or experts.
     NemotronH,
+    /// Falcon-H1: Mamba-2 and attention beside each other in each layer, with factors on their parts.
+    FalconH1,
     /// Llama 4: attention in chunks, layers without rotary positions whose queries grow, experts whose inputs are weighed.
     Llama4,
     /// gpt-oss: experts with biases and a clamped gate, and sinks in every other layer's window.
@@ -96,6 +98,16 @@ pub enum Architecture {
     Olmo,
     /// GPT-NeoX, Pythia: attention and feed-forward block beside each other, each with a norm of its own.
     GptNeoX,
+    /// Arcee's Trinity: gates of what heads attended to, four norms, experts by corrected sigmoids, windows as EXAONE 4's.
+    Afmoe,
+    /// EXAONE with experts: by corrected sigmoids, windows as EXAONE 4's.
+    ExaoneMoe,
+    /// MiniCPM 1 and 2: Granite's factors but for scores.
+    MiniCpm,
+    /// MiniCPM 3: latent attention, and MiniCPM's factors.
+    MiniCpm3,
+    /// Mistral Small 4: latent attention whose queries grow, experts beside one that all tokens share.
+    Mistral4,
 }
 
 /// Relatives of DeepSeek-V3 with an indexer (sparse attention), by their names in both kinds of files.
@@ -106,7 +118,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, dots1, minimax-m2, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -133,10 +145,11 @@ impl Architecture {
             "granitehybrid" | "granitemoehybrid" => Some(Self::GraniteHybrid),
             "bamba" => Some(Self::Bamba),
             "nemotron_h" | "nemotron_h_moe" => Some(Self::NemotronH),
+            "falcon_h1" | "falcon-h1" => Some(Self::FalconH1),
             "llama4" | "llama4_text" => Some(Self::Llama4),
             "gpt-oss" | "gpt_oss" => Some(Self::GptOss),
             "qwen2moe" | "qwen2_moe" => Some(Self::Qwen2Moe),
-            "glm4moe" | "glm4_moe" => Some(Self::Glm4Moe),
+            "glm4moe" | "glm4_moe" | "solar_open" => Some(Self::Glm4Moe),
             "ernie4_5" => Some(Self::Ernie45),
             "ernie4_5-moe" | "ernie4_5_moe" => Some(Self::Ernie45Moe),
             "hunyuan-dense" | "hunyuan_v1_dense" => Some(Self::HunyuanDense),
@@ -157,6 +170,11 @@ impl Architecture {
             "nemotron" => Some(Self::Nemotron),
             "olmo" => Some(Self::Olmo),
             "gpt_neox" | "gptneox" => Some(Self::GptNeoX),
+            "afmoe" => Some(Self::Afmoe),
+            "exaone_moe" | "exaone-moe" => Some(Self::ExaoneMoe),
+            "minicpm" => Some(Self::MiniCpm),
+            "minicpm3" => Some(Self::MiniCpm3),
+            "mistral4" => Some(Self::Mistral4),
             _ => None,
         }
     }
@@ -185,6 +203,7 @@ impl Architecture {
             Self::GraniteHybrid => "granitehybrid",
             Self::Bamba => "bamba",
             Self::NemotronH => "nemotron_h",
+            Self::FalconH1 => "falcon-h1",
             Self::Llama4 => "llama4",
             Self::GptOss => "gpt-oss",
             Self::Qwen2Moe => "qwen2moe",
@@ -209,6 +228,11 @@ impl Architecture {
             Self::Nemotron => "nemotron",
             Self::Olmo => "olmo",
             Self::GptNeoX => "gptneox",
+            Self::Afmoe => "afmoe",
+            Self::ExaoneMoe => "exaone-moe",
+            Self::MiniCpm => "minicpm",
+            Self::MiniCpm3 => "minicpm3",
+            Self::Mistral4 => "mistral4",
         }
     }
 
@@ -249,7 +273,7 @@ impl Architecture {
 
     /// Whether what heads attended to is multiplied by a gate of its own.
     pub fn has_gated_attention(self) -> bool {
-        self.has_delta_nets()
+        self.has_delta_nets() || self == Self::Afmoe
     }
 
     /// Whether a part of each head may be rotated alone.

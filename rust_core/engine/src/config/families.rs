@@ -9,24 +9,21 @@ const QUARTER: f64 = 0.25;
 
 /// Families that are not supported, by their names in both kinds of files, and the nearest that is.
 const NEAREST: [(&str, &str); 16] = [
-    ("falcon_h1 falcon-h1 zamba zamba2 plamo2 jamba", "granitehybrid"),
+    ("zamba zamba2 plamo2 jamba", "granitehybrid"),
     ("mamba mamba2 falcon_mamba", "nemotron_h"),
     ("phimoe dbrx grok jetmoe arctic", "llama"),
-    ("minicpm minicpm4", "granite"),
-    (
-        "minicpm3 mistral4 mistral_large4 kimi_linear kimi-linear longcat_flash",
-        "deepseek2",
-    ),
+    ("minicpm4 minicpmv4_6", "minicpm"),
+    ("mistral_large4 kimi_linear kimi-linear longcat_flash", "deepseek2"),
     ("gemma3n gemma4_unified gemma4_unified_text", "gemma4"),
     (
-        "deepseek bailingmoe bailingmoe2 bailing_moe bailing_moe_v2 bailing_hybrid solar_open",
+        "deepseek bailingmoe bailingmoe2 bailing_moe bailing_moe_v2 bailing_hybrid",
         "dots1",
     ),
     ("minimax minimax-01 minimax-m3 minimax_m3_vl", "minimax-m2"),
     ("cohere2moe cohere2_moe", "cohere2"),
-    ("exaone exaone-moe exaone_moe", "exaone4"),
+    ("exaone", "exaone4"),
     ("glm chatglm glm4v", "glm4"),
-    ("internlm internlm2 baichuan xverse orion deci afmoe", "llama"),
+    ("internlm internlm2 baichuan xverse orion deci", "llama"),
     (
         "gpt2 starcoder gpt_bigcode gptj gpt_neo falcon mpt bloom codeshell",
         "gptneox",
@@ -68,17 +65,17 @@ impl Architecture {
 
     /// Whether blocks' outputs are normalised too.
     pub(crate) fn has_output_norms(self) -> bool {
-        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Gemma4) || !self.has_input_norms()
+        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Gemma4 | Self::Afmoe) || !self.has_input_norms()
     }
 
     /// Whether a file that lacks norms of blocks' outputs is damaged.
     pub(crate) fn needs_output_norms(self) -> bool {
-        self == Self::Glm4
+        matches!(self, Self::Glm4 | Self::Afmoe)
     }
 
     /// Whether a file that lacks norms of queries and keys is damaged.
     pub(crate) fn needs_head_norms(self) -> bool {
-        matches!(self, Self::Dots1 | Self::MiniMaxM2)
+        matches!(self, Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe)
     }
 
     /// Whether attention and the feed-forward block lie beside each other; `None` where the file says.
@@ -97,7 +94,7 @@ impl Architecture {
 
     /// Whether layers without windows have no rotary positions.
     pub(crate) fn rotates_windows_alone(self) -> bool {
-        matches!(self, Self::Exaone4 | Self::Cohere2)
+        matches!(self, Self::Exaone4 | Self::Cohere2 | Self::Afmoe | Self::ExaoneMoe)
     }
 
     /// The share of a head that is rotated, of families of which a part may be, where the file does not say.
@@ -107,6 +104,16 @@ impl Architecture {
             Self::StableLm | Self::GptNeoX => Some(QUARTER),
             _ => None,
         }
+    }
+
+    /// Whether it has latent attention.
+    pub(crate) fn has_latent_attention(self) -> bool {
+        matches!(self, Self::Deepseek2 | Self::MiniCpm3 | Self::Mistral4)
+    }
+
+    /// Whether the gates of what heads attended to are a matrix of their own, not in turns with queries.
+    pub(crate) fn are_gates_apart(self) -> bool {
+        self == Self::Afmoe
     }
 
     /// Whether neighbours turn together in GGUF files, by how llama.cpp's converter writes or arranges them.
@@ -119,6 +126,8 @@ impl Architecture {
                 | Self::Ernie45Moe
                 | Self::Llama4
                 | Self::Deepseek2
+                | Self::Mistral4
+                | Self::MiniCpm
                 | Self::Glm4
                 | Self::Arcee
                 | Self::Cohere
@@ -129,7 +138,10 @@ impl Architecture {
 
     /// Whether its queries' and keys' rows are arranged otherwise in GGUF files than elsewhere.
     pub(crate) fn is_rearranged_in_gguf(self) -> bool {
-        matches!(self, Self::Llama | Self::SmolLm3 | Self::Arcee | Self::Olmo) || self.is_granite()
+        matches!(
+            self,
+            Self::Llama | Self::SmolLm3 | Self::Arcee | Self::Olmo | Self::MiniCpm
+        ) || self.is_granite()
     }
 
     /// Whether the CPU runner alone computes it.
@@ -143,6 +155,7 @@ impl Architecture {
                 | Self::GptOss
                 | Self::NemotronH
                 | Self::Bamba
+                | Self::FalconH1
                 | Self::Llama4
                 | Self::Gemma
                 | Self::Gemma4
@@ -150,7 +163,9 @@ impl Architecture {
                 | Self::Arcee
                 | Self::Dots1
                 | Self::MiniMaxM2
+                | Self::MiniCpm
         ) || self.is_granite()
+            || self.has_latent_attention()
             || self.has_layer_norms()
     }
 }

@@ -10,7 +10,7 @@ mod nemotron;
 
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 
-use super::{Activation, Architecture, ModelConfig, QueryGrowth, invalid, periodic, unsupported};
+use super::{Activation, Architecture, ModelConfig, QueryGrowth, invalid, minicpm, periodic, unsupported};
 use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
@@ -215,20 +215,23 @@ impl ModelConfig {
             attention_softcap: keys.cap(has_caps, CAPS[0])?,
             logit_softcap: keys.cap(has_caps || is_gemma4, CAPS[1])?,
             embedding_scale: match architecture {
-                _ if is_gemma => (hidden_size as f32).sqrt(),
+                _ if is_gemma || architecture == Architecture::Afmoe => (hidden_size as f32).sqrt(),
+                _ if architecture.is_minicpm() => keys.factor("embedding_scale", minicpm::EMBEDDING_SCALE)?,
                 _ if is_granite => keys.factor("embedding_scale", 1.0)?,
                 _ => 1.0,
             },
-            residual_scale: if is_granite {
-                keys.factor("residual_scale", 1.0)?
-            } else {
-                1.0
+            residual_scale: match architecture {
+                _ if architecture.is_minicpm() => keys.factor("residual_scale", minicpm::residual_scale(num_layers))?,
+                _ if is_granite => keys.factor("residual_scale", 1.0)?,
+                _ => 1.0,
             },
             logit_divisor: match architecture {
                 _ if is_granite => keys.factor("logit_scale", 1.0)?,
+                _ if architecture.is_minicpm() => keys.factor("logit_scale", minicpm::logit_divisor(hidden_size))?,
                 Architecture::Cohere | Architecture::Cohere2 => 1.0 / keys.factor("logit_scale", 1.0)?,
                 _ => 1.0,
             },
+            multipliers: None,
             is_output_tied: None,
         };
         config.check()
@@ -353,7 +356,10 @@ impl Keys<'_> {
             return Ok(Some(llama4::GROWTH));
         }
         let beta = self.number_or("attention.temperature_scale", 0.0)? as f32;
-        let original = self.original_context()?;
+        let original = match self.optional_size("attention.temperature_length")? {
+            Some(original) => original,
+            None => self.original_context()?,
+        };
         Ok((beta != 0.0).then_some(QueryGrowth {
             beta,
             original,
@@ -375,7 +381,12 @@ impl Keys<'_> {
         let sharpness = match self.number_or("rope.scaling.yarn_log_multiplier", 0.0)? {
             _ if told != 1.0 => told,
             0.0 => sharpness_of(1.0),
-            _ if self.name == Architecture::Deepseek2.name() => 1.0, // scores are scaled instead
+            _ if [Architecture::Deepseek2, Architecture::Mistral4]
+                .map(Architecture::name)
+                .contains(&self.name) =>
+            {
+                1.0
+            } // scores are scaled instead
             scale => sharpness_of(1.0) / sharpness_of(scale as f32),
         };
         Ok(RopeScaling::Yarn {

@@ -1,8 +1,10 @@
 //! A Hugging Face `config.json` as a configuration, with the families' own defaults for what it leaves out.
 
 mod experts;
+mod falcon_h1;
 mod families;
 mod gemma4;
+mod hunyuan;
 mod hybrid;
 mod kinds;
 mod latent;
@@ -14,7 +16,7 @@ mod rope;
 use pyagent_kernels::elementwise::RopeStyle;
 use serde_json::{Map, Value};
 
-use super::{Activation, Architecture, ModelConfig, QueryGrowth, invalid, periodic, unsupported};
+use super::{Activation, Architecture, ModelConfig, QueryGrowth, invalid, minicpm, periodic, unsupported};
 use crate::weights::ModelFileError;
 
 /// What is read here; biases are where the file has such tensors.
@@ -127,15 +129,17 @@ impl ModelConfig {
             Architecture::GraniteHybrid => hybrid::GRANITE,
             Architecture::NemotronH => nemotron::FIELDS,
             Architecture::Bamba => hybrid::BAMBA,
+            Architecture::FalconH1 => falcon_h1::FIELDS,
             Architecture::Llama4 => llama4::FIELDS,
             Architecture::SmolLm3 => NO_ROPE,
-            Architecture::HunyuanDense => "eod_token_id",
+            Architecture::HunyuanDense | Architecture::HunyuanMoe => hunyuan::FIELDS,
             Architecture::SeedOss => "attention_out_bias residual_dropout",
             _ => families::fields(architecture),
         };
         let factors = if architecture.is_granite() { hybrid::FACTORS } else { "" };
         let known = [[READ, STORED, IRRELEVANT, more, factors], experts::fields(name)].concat();
         refuse_unknown(config, &known, "")?;
+        json.check_hunyuan(architecture)?;
         let is_granite = architecture.is_granite();
         let experts = json.experts(name)?;
         let is_gemma4 = architecture == Architecture::Gemma4;
@@ -143,13 +147,13 @@ impl ModelConfig {
         let is_gemma = architecture.is_gemma();
         let hidden_size = json.size("hidden_size")?;
         let num_heads = json.size("num_attention_heads")?;
-        let num_layers = json.size("num_hidden_layers")?;
+        let num_layers = json.num_layers(architecture)?;
         let latent = json.latent(architecture, num_heads)?;
         let by_family = match architecture {
             _ if is_gemma || architecture.has_delta_nets() => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
             Architecture::GptOss => GPT_OSS_HEAD_DIM,
-            Architecture::SeedOss | Architecture::Llama4 => SEED_OSS_HEAD_DIM,
+            Architecture::SeedOss | Architecture::Llama4 | Architecture::Afmoe => SEED_OSS_HEAD_DIM,
             _ => hidden_size / num_heads.max(1),
         };
         let head_dim = match &latent {
@@ -225,7 +229,9 @@ impl ModelConfig {
                 | Architecture::Glm4
                 | Architecture::Cohere
                 | Architecture::Cohere2 => RopeStyle::Interleaved,
-                Architecture::Deepseek2 if json.is_rope_interleaved() => RopeStyle::Interleaved,
+                Architecture::Deepseek2 | Architecture::Mistral4 if json.is_rope_interleaved() => {
+                    RopeStyle::Interleaved
+                }
                 _ => RopeStyle::Neox,
             },
             rotary_dims: match &latent {
@@ -247,6 +253,9 @@ impl ModelConfig {
                 Some(latent) => json.latent_scale(latent),
                 None if is_granite => json.factor("attention_multiplier")?,
                 None if is_gemma4 => 1.0,
+                None if architecture == Architecture::FalconH1 => {
+                    (head_dim as f32).powf(-0.5) * json.falcon_score_factor()?
+                }
                 None => (query_size as f32).powf(-0.5),
             },
             has_bare_qk_norms: json.has_bare_qk_norms(),
@@ -257,20 +266,24 @@ impl ModelConfig {
                 _ => json.cap(has_caps, "final_logit_softcapping", GEMMA2_CAPS[1])?,
             },
             embedding_scale: match architecture {
-                _ if is_gemma => (hidden_size as f32).sqrt(),
-                _ if is_granite => json.factor("embedding_multiplier")?,
+                _ if is_gemma || json.is_afmoe_scaled(architecture) => (hidden_size as f32).sqrt(),
+                _ if architecture.is_minicpm() => json.factor_or("scale_emb", minicpm::EMBEDDING_SCALE)?,
+                _ if is_granite || architecture == Architecture::FalconH1 => json.factor("embedding_multiplier")?,
                 _ => 1.0,
             },
-            residual_scale: if is_granite {
-                json.factor("residual_multiplier")?
-            } else {
-                1.0
+            residual_scale: match architecture {
+                _ if architecture.is_minicpm() => json.minicpm_residual_scale(num_layers)?,
+                _ if is_granite => json.factor("residual_multiplier")?,
+                _ => 1.0,
             },
             logit_divisor: match architecture {
                 _ if is_granite => json.factor("logits_scaling")?,
+                _ if architecture.is_minicpm() => json.minicpm_divisor(hidden_size)?,
                 Architecture::Cohere | Architecture::Cohere2 => json.cohere_divisor()?,
+                Architecture::FalconH1 => 1.0 / json.factor("lm_head_multiplier")?,
                 _ => 1.0,
             },
+            multipliers: json.multipliers(architecture)?,
             is_output_tied: json.is_output_tied(architecture),
         };
         config.check()
@@ -298,6 +311,11 @@ fn default_epsilon(name: &str) -> f64 {
         | "lfm2_moe"
         | llama4::NAME
         | "bamba"
+        | "falcon_h1"
+        | "afmoe"
+        | "exaone_moe"
+        | "solar_open"
+        | "minicpm3"
         | nemotron::NAME => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | "arcee" | MINISTRAL3 => 1e-5,
         "glm4" => 1.5625e-7,
@@ -375,8 +393,13 @@ impl JsonConfig<'_> {
 
     /// A factor; 1 where nothing is said.
     fn factor(&self, key: &str) -> Result<f32, ModelFileError> {
+        self.factor_or(key, 1.0)
+    }
+
+    /// A factor, and what it is where nothing is said.
+    fn factor_or(&self, key: &str, default: f32) -> Result<f32, ModelFileError> {
         match self.0.get(key).filter(|value| !value.is_null()) {
-            None => Ok(1.0),
+            None => Ok(default),
             Some(value) => value
                 .as_f64()
                 .map(|factor| factor as f32)
@@ -398,7 +421,7 @@ impl JsonConfig<'_> {
 
     fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
         // These have as many as query heads when nothing is said; the others' defaults are single models' numbers.
-        const AS_MANY: [&str; 17] = [
+        const AS_MANY: [&str; 20] = [
             "llama",
             "phi3",
             "olmo2",
@@ -416,6 +439,9 @@ impl JsonConfig<'_> {
             "phi",
             "nemotron",
             "olmo",
+            "afmoe",
+            "minicpm",
+            "falcon_h1",
         ];
         if name == "gpt_neox" {
             return Ok(num_heads);
@@ -431,7 +457,10 @@ impl JsonConfig<'_> {
         if name == llama4::NAME {
             return self.growth_of_unrotated();
         }
-        let Some(rope) = self.object("rope_parameters").filter(|_| name == MINISTRAL3) else {
+        let Some(rope) = self
+            .rope_table()
+            .filter(|_| [MINISTRAL3, latent::MISTRAL4].contains(&name))
+        else {
             return Ok(None);
         };
         let beta = rope.get("llama_4_scaling_beta").and_then(Value::as_f64);
@@ -508,9 +537,24 @@ impl JsonConfig<'_> {
                 ))),
             },
             "dots1" => self.dots_window(),
+            "afmoe" => self.afmoe_window(),
             "starcoder2" => Ok(window),
-            "llama" | "olmo2" | "olmoe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense"
-            | "hunyuan_v1_moe" | "seed_oss" | "granite" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite"
+            "llama"
+            | "olmo2"
+            | "olmoe"
+            | "glm4_moe"
+            | "ernie4_5"
+            | "ernie4_5_moe"
+            | "hunyuan_v1_dense"
+            | "hunyuan_v1_moe"
+            | "seed_oss"
+            | "granite"
+            | "deepseek_v2"
+            | "deepseek_v3"
+            | "glm4_moe_lite"
+            | "solar_open"
+            | latent::MISTRAL4
+            | "minicpm3"
                 if window.is_some() =>
             {
                 Err(invalid(format!(
@@ -526,9 +570,8 @@ impl JsonConfig<'_> {
             "qwen2" | "qwen3" | "smollm3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
             "gpt_oss" if !is_said => Ok(Some(GPT_OSS_WINDOW)),
             MINISTRAL3 | "llama" | "mixtral" | "olmo2" | "olmoe" | "phi3" | "smollm3" | "gpt_oss" | "glm4_moe"
-            | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite" => {
-                Ok(window)
-            }
+            | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite"
+            | "solar_open" => Ok(window),
             _ if latent::FAMILIES.contains(&name) => Ok(window),
             gemma4::NAME => self.gemma4_window(),
             _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
@@ -544,12 +587,13 @@ impl JsonConfig<'_> {
             "cohere2" => periodic(num_layers, self.cohere_period()?),
             llama4::NAME => return self.chunked_layers(rotary_layers),
             "llama" | "olmo2" | "olmoe" | "qwen3_moe" | "qwen2_moe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe"
-            | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite" => vec![false; num_layers],
+            | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite" | "solar_open" => vec![false; num_layers],
             _ if latent::FAMILIES.contains(&name) => vec![false; num_layers],
             "gpt_oss" => periodic(num_layers, GPT_OSS_PERIOD),
             "olmo3" => periodic(num_layers, EXAONE4_PERIOD),
-            "exaone4" if self.sliding_window(name)?.is_none() => vec![false; num_layers],
-            "exaone4" => periodic(num_layers, self.exaone4_period()?),
+            "afmoe" => periodic(num_layers, self.afmoe_period()?),
+            "exaone4" | "exaone_moe" if self.sliding_window(name)?.is_none() => vec![false; num_layers],
+            "exaone4" | "exaone_moe" => periodic(num_layers, self.exaone4_period()?),
             "mistral" | "mixtral" | "phi3" | MINISTRAL3 => periodic(num_layers, 0),
             "smollm3" => rotary_layers.iter().map(|has_rotary| !has_rotary).collect(),
             "qwen2" | "qwen3" | "dots1" => {
@@ -586,6 +630,8 @@ impl JsonConfig<'_> {
                 | "gpt_oss"
                 | "olmo3"
                 | "exaone4"
+                | "exaone_moe"
+                | "afmoe"
                 | "cohere2"
                 | "dots1"
         );

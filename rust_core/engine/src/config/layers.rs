@@ -1,6 +1,6 @@
 //! What a decoder's layers are made of: two blocks each, or one.
 
-use super::ModelConfig;
+use super::{ModelConfig, periodic};
 
 /// The blocks of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,14 @@ pub enum Blocks {
     Mixer,
     /// A feed-forward block, or experts, alone.
     FeedForward,
+}
+
+/// The blocks of layers that are halves of a file's: what brings tokens together alone, then both.
+pub(super) fn halves(num_layers: usize) -> Vec<Blocks> {
+    let kinds = periodic(num_layers, 2).into_iter();
+    kinds
+        .map(|is_first| if is_first { Blocks::Mixer } else { Blocks::Both })
+        .collect()
 }
 
 impl ModelConfig {

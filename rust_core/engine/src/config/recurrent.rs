@@ -1,5 +1,5 @@
 //! What a hybrid's layers without attention are: short convolutions (LFM2), gated delta nets (Qwen 3.5), or Mamba-2's
-//! state spaces (Granite 4, Nemotron-H, Bamba).
+//! state spaces (Granite 4, Nemotron-H, Bamba, Falcon-H1).
 
 use pyagent_kernels::recurrent::{CELL_CHANNELS, MOST_TAPS};
 
@@ -19,7 +19,10 @@ impl Architecture {
 
     /// Whether its recurrent layers are Mamba-2's.
     pub(crate) fn has_state_spaces(self) -> bool {
-        matches!(self, Self::GraniteHybrid | Self::NemotronH | Self::Bamba)
+        matches!(
+            self,
+            Self::GraniteHybrid | Self::NemotronH | Self::Bamba | Self::FalconH1
+        )
     }
 
     /// Whether it may have recurrent layers.
@@ -75,6 +78,8 @@ pub struct Mamba2 {
     pub state_size: usize,
     /// What steps are at least, and at most.
     pub step_limits: [f64; 2],
+    /// Whether outputs are normalised, group by group.
+    pub is_normalised: bool,
 }
 
 impl Mamba2 {

@@ -195,6 +195,7 @@ impl Part<'_> {
         // SAFETY: by contract.
         unsafe {
             self.multiply_columns(&weights.query, input, None, &mut queries);
+            self.grow_queries(layer, &mut queries);
             for head in heads {
                 for row in rows.clone() {
                     let query = queries.part(row, head * width..(head + 1) * width);

@@ -43,6 +43,9 @@ impl Part<'_> {
             }
             for row in rows.clone() {
                 let (gate, up) = (gate.row(row), up.row(row));
+                if let Some(multipliers) = &self.pass.config.multipliers {
+                    elementwise::scale(isa, gate, multipliers.gate);
+                }
                 if let Some(weight) = routed.and_then(|routed| self.input_weight(routed, row)) {
                     elementwise::scale(isa, gate, weight);
                     elementwise::scale(isa, up, weight);

@@ -150,7 +150,7 @@ impl Part<'_> {
     }
 
     /// Makes queries larger at later positions, where the family does.
-    fn grow_queries(&self, index: usize, query: &mut Patch<'_>) {
+    pub(super) fn grow_queries(&self, index: usize, query: &mut Patch<'_>) {
         let config = self.pass.config;
         let is_meant = |growth: &QueryGrowth| !(growth.is_of_unrotated && config.rotary_layers[index]);
         let Some(growth) = config.query_growth.filter(is_meant) else {

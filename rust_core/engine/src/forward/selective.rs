@@ -46,9 +46,12 @@ impl Part<'_> {
     }
 
     unsafe fn scan_head(&self, sequence: &Sequence<'_>, run: &StateRun, head: &Head<'_>, rows: Range<usize>) {
-        let Pass { space, isa, kv, .. } = *self.pass;
+        let Pass {
+            config, space, isa, kv, ..
+        } = *self.pass;
         let Head { space: shape, .. } = *head;
         let (mut decays, mut steps) = ([0.0; PRODUCT_TILE], [0.0; PRODUCT_TILE]);
+        let factor = config.multipliers.map_or(1.0, |multipliers| multipliers.space[4]);
         for (index, row) in rows.clone().enumerate() {
             // SAFETY: the projections are over, and nobody writes steps in this stage.
             let step = unsafe {
@@ -57,7 +60,7 @@ impl Part<'_> {
                     .base()
                     .add(row * space.mixed.width() + sequence.columns[2] + head.head)
             };
-            (decays[index], steps[index]) = head.step(step);
+            (decays[index], steps[index]) = head.step(step * factor);
         }
         let stride = space.mixed.width();
         let first = space.mixed.base().wrapping_add(rows.start * stride);
@@ -105,6 +108,9 @@ impl Part<'_> {
         unsafe {
             let (outputs, rest) = space.mixed.row(row).split_at_mut(gates);
             let outputs = &mut outputs[..inner];
+            if let Some(multipliers) = &config.multipliers {
+                elementwise::scale(isa, &mut rest[..inner], multipliers.space[0]);
+            }
             elementwise::silu_mul(isa, outputs, &rest[..inner]);
             let size = inner / shape.num_groups;
             for (group, norm) in outputs.chunks_exact_mut(size).zip(scan.norm.chunks_exact(size)) {

@@ -1,6 +1,6 @@
 //! Tensors of attention: looked up, measured, and packed.
 
-use super::names::Part;
+use super::names::{Part, Place};
 use super::{Attention, Linear, Loader};
 use crate::weights::ModelFileError;
 
@@ -13,7 +13,16 @@ impl Loader<'_> {
         let query_size = config.query_size_of(layer);
         let of_kv = |part| self.linear(&name(part), config.kv_size_of(layer), hidden);
         let has_kv = config.kv_source(layer).is_none();
-        let (query, key, value, gate) = if config.architecture.has_gated_attention() {
+        let architecture = config.architecture;
+        let (query, key, value, gate) = if architecture.are_gates_apart() {
+            let query = self.linear(&name(Part::Query), query_size, hidden)?;
+            (
+                query,
+                None,
+                None,
+                Some(self.linear(&self.gates(layer), query_size, hidden)?),
+            )
+        } else if architecture.has_gated_attention() {
             let [query, gate] = self.interleaved_heads(&name(Part::Query))?;
             (query, None, None, Some(gate))
         } else if self.names.are_heads_in_turn(config) {
@@ -48,7 +57,11 @@ impl Loader<'_> {
             |&layer: &usize| config.has_attention(layer) && config.latent.is_none() && config.gemma4.is_none();
         for layer in (0..config.num_layers).filter(is_plain) {
             self.check_joined(&self.names.layer(layer, Part::Value, config))?;
-            let gates = 1 + usize::from(config.architecture.has_gated_attention());
+            let architecture = config.architecture;
+            let gates = 1 + usize::from(architecture.has_gated_attention() && !architecture.are_gates_apart());
+            if architecture.are_gates_apart() {
+                self.check(&self.gates(layer), config.query_size(), hidden)?;
+            }
             let in_turn = 3 * config.query_size();
             let [query, key, value] = if self.names.are_heads_in_turn(config) {
                 [in_turn; 3] // one matrix
@@ -65,6 +78,11 @@ impl Loader<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Where gates of what heads attended to are, where they are a matrix of their own.
+    fn gates(&self, layer: usize) -> Place {
+        self.names.whole(layer, "attn_gate", "self_attn.gate_proj")
     }
 
     /// The norm of queries, or keys, where the layer has one.

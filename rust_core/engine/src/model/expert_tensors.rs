@@ -75,9 +75,9 @@ impl Loader<'_> {
     /// Experts that a folder of safetensors has as gpt-oss's, or Llama 4's.
     fn packed_experts(&self, layer: usize) -> Result<Option<PackedExperts<'_>>, ModelFileError> {
         match self.file {
-            ModelFile::Safetensors(folder) if self.config.architecture.has_packed_experts() => {
+            ModelFile::Safetensors(_) if self.config.architecture.has_packed_experts() => {
                 let block = self.names.whole(layer, "", self.names.packed_experts(self.config)).name;
-                PackedExperts::find(self.file, folder, &block, self.config).map(Some)
+                PackedExperts::find(self.file, &block, self.config).map(Some)
             }
             _ => Ok(None),
         }

@@ -185,7 +185,9 @@ impl Names {
             _ if architecture.has_short_convolutions() => {
                 self.of_decoder("token_embd_norm.weight", "embedding_norm.weight")
             }
-            Architecture::Bamba | Architecture::Phi2 => self.of_decoder("output_norm.weight", "final_layernorm.weight"),
+            Architecture::Bamba | Architecture::FalconH1 | Architecture::Phi2 => {
+                self.of_decoder("output_norm.weight", "final_layernorm.weight")
+            }
             Architecture::GptNeoX => self.of_decoder("output_norm.weight", "final_layer_norm.weight"),
             Architecture::NemotronH => self.of_decoder("output_norm.weight", "norm_f.weight"),
             _ => self.of_decoder("output_norm.weight", "norm.weight"),
@@ -208,8 +210,18 @@ impl Names {
         }
     }
 
+    /// The layer that a tensor of the decoder is of, by its name.
+    pub(super) fn layer_of(&self, name: &str) -> Option<usize> {
+        let rest = match self {
+            Self::Gguf => name.strip_prefix("blk.")?,
+            Self::HuggingFace(decoder) => name.strip_prefix(decoder)?.strip_prefix("layers.")?,
+        };
+        rest.split('.').next()?.parse().ok()
+    }
+
     /// Where a layer's tensor is.
     pub(super) fn layer(&self, layer: usize, part: Part, config: &ModelConfig) -> Place {
+        let layer = config.file_layer(layer);
         let part = match part {
             Part::FfnNorm if config.shares_norm() => Part::AttentionNorm,
             part => part,
@@ -226,7 +238,7 @@ impl Names {
                     architecture if architecture.has_short_convolutions() => lfm2_part(part),
                     Architecture::GraniteHybrid => granite_part(part),
                     Architecture::NemotronH => nemotron_part(part),
-                    Architecture::Bamba => bamba_part(part),
+                    Architecture::Bamba | Architecture::FalconH1 => bamba_part(part),
                     architecture => family_part(part, architecture),
                 };
                 let name = fused.map_or_else(own, |(_, name, _)| name);
@@ -252,6 +264,7 @@ impl Names {
             Architecture::Lfm2Moe => "feed_forward.gate",
             Architecture::Gemma4 => "router.proj",
             Architecture::NemotronH => "mixer.gate",
+            Architecture::Afmoe => "mlp.router.gate",
             _ => "mlp.gate",
         };
         self.whole(layer, "ffn_gate_inp", hugging_face)
@@ -261,6 +274,8 @@ impl Names {
     pub(super) fn correction(&self, layer: usize, config: &ModelConfig) -> Option<String> {
         let hugging_face = match config.architecture {
             Architecture::Glm4Moe | Architecture::Dots1 => "mlp.gate.e_score_correction_bias",
+            Architecture::ExaoneMoe => "mlp.e_score_correction_bias",
+            Architecture::Afmoe => "mlp.expert_bias",
             Architecture::MiniMaxM2 => "block_sparse_moe.e_score_correction_bias",
             Architecture::Deepseek2 if is_corrected(config) => "mlp.gate.e_score_correction_bias",
             Architecture::NemotronH => "mixer.gate.e_score_correction_bias",
@@ -419,7 +434,7 @@ fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'stat
         (Architecture::GraniteHybrid, Part::Gate | Part::Up) if !is_gguf => {
             return gate_up_rows(part, config.ffn_size).map(|rows| ("", granite_part(part), rows));
         }
-        (Architecture::GraniteHybrid | Architecture::Bamba, _) => {
+        (Architecture::GraniteHybrid | Architecture::Bamba | Architecture::FalconH1, _) => {
             return mamba_rows(part, config).map(|rows| ("ssm_in", "mamba.in_proj", rows));
         }
         (Architecture::NemotronH, _) => {
@@ -449,6 +464,7 @@ fn gguf_part(part: Part, architecture: Architecture) -> &'static str {
     match part {
         Part::FfnNorm if architecture == Architecture::NemotronH => "attn_norm.weight",
         Part::FfnNorm if has_post_norm => "post_attention_norm.weight",
+        Part::FfnNorm if architecture == Architecture::FalconH1 => "ffn_norm",
         Part::PostAttentionNorm if has_post_norm => "(none)",
         Part::AttentionNorm => "attn_norm.weight",
         Part::Query => "attn_q",

@@ -10,7 +10,6 @@ use pyagent_kernels::thread_pool::ThreadPool;
 
 use super::{Gated, Linear, pack, vector};
 use crate::config::{ModelConfig, invalid};
-use crate::safetensors::SafetensorsFolder;
 use crate::weights::{ModelFile, ModelFileError, StoredTensor, TensorView, clipped};
 
 /// Bytes of a block's 4-bit numbers.
@@ -46,23 +45,12 @@ enum Weights<'a> {
 
 impl<'a> PackedExperts<'a> {
     /// The experts under the name `block`. Raises where a tensor is missing, of another size or another type.
-    pub(super) fn find(
-        file: &'a ModelFile,
-        folder: &'a SafetensorsFolder,
-        block: &str,
-        config: &ModelConfig,
-    ) -> Result<Self, ModelFileError> {
+    pub(super) fn find(file: &'a ModelFile, block: &str, config: &ModelConfig) -> Result<Self, ModelFileError> {
         let num_experts = config.experts.map_or(0, |experts| experts.num_experts);
         let (hidden, ffn) = (config.hidden_size, config.ffn_size);
         let is_openai = config.architecture.has_sinks();
         let stack = |name: &str, rows, cols| {
-            Stack::find(
-                file,
-                folder,
-                &format!("{block}.{name}"),
-                [num_experts, rows, cols],
-                is_openai,
-            )
+            Stack::find(file, &format!("{block}.{name}"), [num_experts, rows, cols], is_openai)
         };
         Ok(Self {
             file,
@@ -101,7 +89,6 @@ impl<'a> PackedExperts<'a> {
 impl<'a> Stack<'a> {
     fn find(
         file: &'a ModelFile,
-        folder: &'a SafetensorsFolder,
         name: &str,
         [num_experts, rows, cols]: [usize; 3],
         has_biases: bool,
@@ -110,8 +97,8 @@ impl<'a> Stack<'a> {
         if let Some(biases) = &biases {
             expect(biases.name, biases.dims, &[rows, num_experts])?;
         }
-        let of_blocks = |end: &str| folder.find_unread(&format!("{name}_{end}"));
-        let weights = match (of_blocks("blocks"), of_blocks("scales")) {
+        let of_blocks = |end: &str| file.find_stored(&format!("{name}_{end}"));
+        let weights = match (of_blocks("blocks")?, of_blocks("scales")?) {
             (Some(blocks), Some(scales)) => {
                 if !cols.is_multiple_of(BLOCK_COLS) {
                     return Err(invalid(format!(

@@ -58,7 +58,7 @@ impl Loader<'_> {
         let bias = self.file.find_tensor(&format!("{name}.bias"))?;
         Ok(RecurrentWeights {
             inputs: inputs.collect::<Result<_, _>>()?,
-            convolution: self.convolution(&format!("{name}.weight"), channels, recurrent.taps())?,
+            convolution: self.convolution(&format!("{name}.weight"), (channels, recurrent.taps()), recurrent)?,
             convolution_bias: bias.map(|tensor| vector(&tensor, channels)).transpose()?,
             scan: self.scan(layer, recurrent)?,
         })
@@ -86,12 +86,20 @@ impl Loader<'_> {
             skips: skips.transpose()?.unwrap_or_default(),
             log_decays,
             step_biases: tensor(Part::MixerDecayBias).and_then(|(tensor, size)| vector(&tensor, size))?,
-            norm: vector(&self.file.tensor(&self.place(layer, Part::MixerNorm).name)?, norm_size)?,
+            norm: match recurrent {
+                Recurrent::Mamba2(space) if !space.is_normalised => Vec::new(),
+                _ => vector(&self.file.tensor(&self.place(layer, Part::MixerNorm).name)?, norm_size)?,
+            },
         }))
     }
 
     /// A convolution's weights, [channels, taps] in the file, by cells of sixteen channels.
-    fn convolution(&self, name: &str, channels: usize, taps: usize) -> Result<Vec<f32>, ModelFileError> {
+    fn convolution(
+        &self,
+        name: &str,
+        (channels, taps): (usize, usize),
+        recurrent: &Recurrent,
+    ) -> Result<Vec<f32>, ModelFileError> {
         let tensor = self.file.tensor(name)?;
         if (tensor.rows(), tensor.cols()) != (channels, taps) {
             let (rows, cols) = (tensor.rows(), tensor.cols());
@@ -99,11 +107,27 @@ impl Loader<'_> {
                 "tensor '{name}' is {rows} x {cols}; expected {channels} x {taps}"
             )));
         }
-        let weights = vector(&tensor, channels * taps)?;
+        let mut weights = vector(&tensor, channels * taps)?;
+        self.multiply_channels(&mut weights, taps, recurrent);
         let cells = weights.chunks_exact(16 * taps);
         Ok(cells
             .flat_map(|cell| (0..taps).flat_map(move |tap| (0..16).map(move |channel| cell[channel * taps + tap])))
             .collect())
+    }
+
+    /// Multiplies what a state space's channels are convolved with by the factors on these, where there are any: the sums
+    /// are linear.
+    fn multiply_channels(&self, weights: &mut [f32], taps: usize, recurrent: &Recurrent) {
+        let (Recurrent::Mamba2(space), Some(multipliers)) = (recurrent, &self.config.multipliers) else {
+            return;
+        };
+        let [_, channels, written, read, _] = multipliers.space;
+        let (inner, states) = (space.inner_size() * taps, space.states_size() * taps);
+        let (of_channels, of_states) = weights.split_at_mut(inner);
+        let (of_written, of_read) = of_states.split_at_mut(states);
+        for (part, factor) in [(of_channels, channels), (of_written, written), (of_read, read)] {
+            part.iter_mut().for_each(|weight| *weight *= factor);
+        }
     }
 
     /// Refuses recurrent layers whose tensors are missing, or of other sizes, before any memory is taken for weights.
@@ -135,8 +159,8 @@ impl Loader<'_> {
             let (channels, taps) = (recurrent.num_channels(hidden), recurrent.taps());
             self.convolution(
                 &format!("{}.weight", self.place(layer, Part::MixerConvolution).name),
-                channels,
-                taps,
+                (channels, taps),
+                recurrent,
             )?;
             self.scan(layer, recurrent)?;
         }

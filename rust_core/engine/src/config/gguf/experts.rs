@@ -51,11 +51,14 @@ fn has_shared(architecture: Architecture) -> bool {
             | Architecture::Llama4
             | Architecture::GraniteMoe
             | Architecture::Dots1
+            | Architecture::Afmoe
+            | Architecture::ExaoneMoe
+            | Architecture::Mistral4
     )
 }
 
 impl Keys<'_> {
-    /// Layers of the decoder: those that predict further tokens come after them, and are not read.
+    /// Layers of the decoder, two for each of a Falcon-H1's: those that predict further tokens come after them, and are not read.
     pub(super) fn num_layers(&self, architecture: Architecture) -> Result<usize, ModelFileError> {
         let all = self.size("block_count")?;
         let predict = if has_shared(architecture) {
@@ -63,7 +66,8 @@ impl Keys<'_> {
         } else {
             0
         };
-        Ok(all.saturating_sub(predict))
+        let halves = 1 + usize::from(architecture == Architecture::FalconH1);
+        Ok(all.saturating_sub(predict).saturating_mul(halves))
     }
 
     /// The experts of a family that may have some; files of Mixtral are a `llama`'s, and those
@@ -108,7 +112,9 @@ impl Keys<'_> {
             | Architecture::NemotronH
             | Architecture::Llama4
             | Architecture::Dots1
-            | Architecture::MiniMaxM2 => 2,
+            | Architecture::MiniMaxM2
+            | Architecture::Afmoe
+            | Architecture::ExaoneMoe => 2,
             Architecture::Deepseek2 if self.has_corrections()? => 2,
             _ => 1,
         };

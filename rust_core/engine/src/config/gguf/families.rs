@@ -8,6 +8,8 @@ use crate::weights::ModelFileError;
 pub(super) const OF_PARALLEL: [&str; 1] = ["use_parallel_residual"];
 /// What is read of Command R's.
 pub(super) const OF_COHERE: [&str; 1] = ["logit_scale"];
+/// What is read of MiniCPM's factors; first files of it, and those of MiniCPM 3, do not say them.
+pub(super) const OF_MINICPM: [&str; 3] = ["embedding_scale", "logit_scale", "residual_scale"];
 
 impl Keys<'_> {
     /// Whether attention and the feed-forward block lie beside each other. Files of `StableLM` say that they do where the

@@ -45,8 +45,10 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         _ if architecture.has_delta_nets() => &QWEN35,
         // Files of Granite 4 of attention alone have a hybrid's keys too.
         _ if architecture.is_granite() => &GRANITE,
-        Architecture::NemotronH => &nemotron::KEYS,
-        Architecture::Deepseek2 => &latent::KEYS,
+        Architecture::NemotronH | Architecture::FalconH1 => &nemotron::KEYS,
+        Architecture::Deepseek2 | Architecture::MiniCpm3 => &latent::KEYS,
+        Architecture::Mistral4 => &latent::OF_MISTRAL4,
+        Architecture::MiniCpm => &families::OF_MINICPM,
         Architecture::Gemma4 => &gemma4::KEYS,
         Architecture::StableLm | Architecture::GptNeoX => &families::OF_PARALLEL,
         Architecture::Cohere | Architecture::Cohere2 => &families::OF_COHERE,
@@ -57,7 +59,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
 impl Keys<'_> {
     /// Key-value heads of the layers with attention. LFM2's and Granite 4's files have a number for each layer, 0 where it has none.
     pub(super) fn num_kv_heads(&self, architecture: Architecture, num_heads: usize) -> Result<usize, ModelFileError> {
-        if architecture == Architecture::Deepseek2 {
+        if architecture.has_latent_attention() {
             return Ok(1);
         }
         let has_list = match architecture {
@@ -65,6 +67,7 @@ impl Keys<'_> {
                 self.file.find(&self.key("attention.head_count_kv")),
                 Some(MetadataValue::Array(_))
             ),
+            Architecture::FalconH1 => false,
             _ => architecture.is_hybrid() && !architecture.has_delta_nets(),
         };
         if !has_list {
@@ -99,6 +102,11 @@ impl Keys<'_> {
             Architecture::GraniteHybrid => {
                 let layers = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
                 Ok((Some(Recurrent::Mamba2(self.mamba2()?)), layers))
+            }
+            Architecture::FalconH1 => {
+                let mut space = self.mamba2()?;
+                space.is_normalised = self.file.find_tensor("blk.0.ssm_norm.weight").is_some();
+                Ok((Some(Recurrent::Mamba2(space)), periodic(num_layers, 2)))
             }
             Architecture::NemotronH => {
                 let layers = self.nemotron_recurrent(num_layers)?;
@@ -135,6 +143,7 @@ impl Keys<'_> {
             num_groups: self.size("ssm.group_count")?,
             state_size: self.size("ssm.state_size")?,
             step_limits: [0.0, f64::INFINITY],
+            is_normalised: true,
         })
     }
 

@@ -14,13 +14,24 @@ pub(super) const KEYS: [&str; 5] = [
     "rope.scaling.yarn_log_multiplier",
 ];
 
+/// What is read of Mistral Small 4 besides.
+pub(super) const OF_MISTRAL4: [&str; 7] = [
+    KEYS[0],
+    KEYS[1],
+    KEYS[2],
+    KEYS[3],
+    KEYS[4],
+    "attention.temperature_length",
+    "attention.temperature_scale",
+];
+
 /// What files multiply the weight of YaRN's sharpness by.
 const WEIGHT_UNIT: f64 = 0.1;
 
 impl Keys<'_> {
     /// The sizes of a family that has latent attention.
     pub(super) fn latent(&self, architecture: Architecture) -> Result<Option<Latent>, ModelFileError> {
-        if architecture != Architecture::Deepseek2 {
+        if !architecture.has_latent_attention() {
             return Ok(None);
         }
         let (rank, rotary_dims) = (self.size("attention.kv_lora_rank")?, self.size("rope.dimension_count")?);
@@ -34,6 +45,11 @@ impl Keys<'_> {
         };
         let value_dims = match self.optional_size("attention.value_length_mla")? {
             Some(value_dims) => value_dims,
+            // Files of MiniCPM 3 leave it out.
+            None if architecture == Architecture::MiniCpm3 => {
+                let shared = self.size("embedding_length")? / self.size("attention.head_count")?.max(1);
+                self.optional_size("attention.value_length")?.unwrap_or(shared)
+            }
             None => self.size("attention.value_length")?,
         };
         let plain_dims = key_dims.checked_sub(rotary_dims).ok_or_else(|| {

@@ -39,8 +39,10 @@ impl Keys<'_> {
 
     /// Which blocks each layer has.
     pub(super) fn blocks(&self, architecture: Architecture, num_layers: usize) -> Result<Vec<Blocks>, ModelFileError> {
-        if architecture != Architecture::NemotronH {
-            return Ok(vec![Blocks::Both; num_layers.min(MOST_LAYERS)]);
+        match architecture {
+            Architecture::NemotronH => {}
+            Architecture::FalconH1 => return Ok(crate::config::layers::halves(num_layers)),
+            _ => return Ok(vec![Blocks::Both; num_layers.min(MOST_LAYERS)]),
         }
         let sizes = self.ffn_sizes()?.into_iter().take(num_layers);
         let blocks = sizes.map(|size| if size > 0 { Blocks::FeedForward } else { Blocks::Mixer });

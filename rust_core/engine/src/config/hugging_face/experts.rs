@@ -10,6 +10,9 @@ use crate::weights::ModelFileError;
 /// What only training reads.
 const OF_ROUTERS: &str = "output_router_logits router_aux_loss_coef router_jitter_noise";
 
+/// EXAONE's factor on experts' weights, where nothing is said.
+const EXAONE_WEIGHT_SCALE: f64 = 2.5;
+
 /// What a family calls its experts' numbers.
 struct Family {
     name: &'static str,
@@ -25,7 +28,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 22] = [
+const FAMILIES: [Family; 26] = [
     Family {
         name: llama4::NAME,
         count: "num_local_experts",
@@ -105,12 +108,13 @@ const FAMILIES: [Family; 22] = [
         count: "num_experts num_local_experts",
         used: "moe_topk num_experts_per_tok",
         size: "intermediate_size",
-        more: "eod_token_id",
+        more: "moe_intermediate_size num_shared_expert",
         is_renormalised: true,
     },
     of_latent_attention("deepseek_v2", false),
     of_latent_attention("deepseek_v3", true),
     of_latent_attention("glm4_moe_lite", true),
+    of_latent_attention(latent::MISTRAL4, true),
     Family {
         name: "lfm2_moe",
         count: "num_experts",
@@ -151,6 +155,32 @@ const FAMILIES: [Family; 22] = [
         more: "norm_topk_prob n_group topk_group routed_scaling_factor n_shared_experts first_k_dense_replace \
                scoring_func topk_method",
         is_renormalised: false,
+    },
+    Family {
+        name: "afmoe",
+        count: "num_experts num_local_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "num_shared_experts num_dense_layers route_scale n_group topk_group num_expert_groups num_limited_groups",
+        is_renormalised: true,
+    },
+    Family {
+        name: "exaone_moe",
+        count: "num_experts num_local_experts n_routed_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "norm_topk_prob n_group topk_group routed_scaling_factor num_shared_experts first_k_dense_replace \
+               mlp_layer_types num_nextn_predict_layers scoring_func topk_method",
+        is_renormalised: true,
+    },
+    Family {
+        name: "solar_open",
+        count: "n_routed_experts num_local_experts num_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "norm_topk_prob n_group topk_group routed_scaling_factor n_shared_experts first_k_dense_replace \
+               partial_rotary_factor num_nextn_predict_layers intermediate_size mlp_layer_types",
+        is_renormalised: true,
     },
     Family {
         name: "minimax_m2",
@@ -221,6 +251,10 @@ impl JsonConfig<'_> {
         if name == nemotron::NAME && !self.kinds()?.contains(&Kind::Experts) {
             return Ok(None);
         }
+        if name == "exaone_moe" {
+            self.expect_text("scoring_func", &["sigmoid"])?;
+            self.expect_text("topk_method", &["noaux_tc"])?;
+        }
         let mut experts = Experts::of(self.first_size(family.count)?, self.first_size(family.used)?);
         experts.is_renormalised = match self.truth("norm_topk_prob") {
             Some(is_renormalised) if family.more.contains("norm_topk_prob") => is_renormalised,
@@ -231,14 +265,21 @@ impl JsonConfig<'_> {
                 experts.shared_size = self.size("shared_expert_intermediate_size")?;
                 experts.is_shared_gated = true;
             }
-            "glm4_moe" | "dots1" => {
+            "glm4_moe" | "dots1" | "solar_open" | "exaone_moe" => {
+                let scale = if name == "exaone_moe" { EXAONE_WEIGHT_SCALE } else { 1.0 };
                 experts.rating = Rating::Sigmoid;
-                experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(1.0) as f32;
+                experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(scale) as f32;
                 experts.num_groups = self.optional_size("n_group")?.unwrap_or(1);
                 experts.num_used_groups = self.optional_size("topk_group")?.unwrap_or(1);
-                let default = usize::from(name == "glm4_moe");
-                experts.shared_size = self.shared_size("n_shared_experts", default)?;
+                let default = usize::from(name != "dots1");
+                let count = if name == "exaone_moe" {
+                    "num_shared_experts"
+                } else {
+                    "n_shared_experts"
+                };
+                experts.shared_size = self.shared_size(count, default)?;
             }
+            "afmoe" => self.read_afmoe_router(&mut experts)?,
             llama4::NAME => {
                 experts.rating = Rating::Sigmoid;
                 experts.weighs_inputs = true;
@@ -263,7 +304,7 @@ impl JsonConfig<'_> {
             }
             GRANITE => experts.shared_size = self.size("shared_intermediate_size")?,
             gemma4::NAME => experts.shared_size = self.size("intermediate_size")?,
-            "hunyuan_v1_moe" => experts.shared_size = self.size("intermediate_size")?,
+            "hunyuan_v1_moe" => experts.shared_size = self.hunyuan_shared_size()?,
             _ => {}
         }
         if self
@@ -280,6 +321,30 @@ impl JsonConfig<'_> {
         Ok(Some(experts))
     }
 
+    /// Trinity's experts: by corrected sigmoids, all in one group.
+    fn read_afmoe_router(&self, experts: &mut Experts) -> Result<(), ModelFileError> {
+        self.expect_text("score_func", &["sigmoid"])?;
+        for (key, expected) in [
+            ("n_group", 1),
+            ("topk_group", 1),
+            ("num_expert_groups", 1),
+            ("num_limited_groups", 1),
+        ] {
+            if let Some(found) = self.optional_size(key)?.filter(|found| *found != expected) {
+                return Err(invalid(format!(
+                    "config.json: '{key}' {found} is not implemented for afmoe; expected 1"
+                )));
+            }
+        }
+        if self.truth("route_norm") == Some(false) {
+            return Err(invalid("config.json: 'route_norm' must be true for afmoe".to_owned()));
+        }
+        experts.rating = Rating::Sigmoid;
+        experts.weight_scale = self.number("route_scale").unwrap_or(1.0) as f32;
+        experts.shared_size = self.shared_size("num_shared_experts", 2)?;
+        Ok(())
+    }
+
     /// Width inside a feed-forward block, or an expert.
     pub(super) fn ffn_size(&self, name: &str) -> Result<usize, ModelFileError> {
         self.size(family(name).map_or("intermediate_size", |family| family.size))
@@ -290,7 +355,11 @@ impl JsonConfig<'_> {
         let is_there = |name: &&str| self.0.get(*name).is_some_and(|value| !value.is_null());
         let mut all = names.split_whitespace();
         let name = all.clone().find(is_there).or_else(|| all.next());
-        self.size(name.unwrap_or_default())
+        let name = name.unwrap_or_default();
+        match self.size_of_layers(name)? {
+            Some(size) => Ok(size),
+            None => self.size(name),
+        }
     }
 
     /// Width of several experts beside each other.
@@ -307,7 +376,12 @@ impl JsonConfig<'_> {
                 let first = self.optional_size("first_k_dense_replace")?.unwrap_or(1);
                 layers.map(|layer| layer < first).collect()
             }
-            "dots1" => self.leading_dense_layers(0, layers.len())?,
+            "afmoe" => {
+                let first = self.optional_size("num_dense_layers")?.unwrap_or(1);
+                layers.map(|layer| layer < first).collect()
+            }
+            "dots1" | "solar_open" | latent::MISTRAL4 => self.leading_dense_layers(0, layers.len())?,
+            "exaone_moe" => self.leading_dense_layers(1, layers.len())?,
             "deepseek_v2" => self.leading_dense_layers(0, layers.len())?,
             "deepseek_v3" => self.leading_dense_layers(3, layers.len())?,
             "glm4_moe_lite" => self.leading_dense_layers(1, layers.len())?,

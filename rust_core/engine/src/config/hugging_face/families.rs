@@ -4,11 +4,11 @@
 use serde_json::Value;
 
 use super::JsonConfig;
-use crate::config::{Activation, Architecture, invalid};
+use crate::config::{Activation, Architecture, invalid, minicpm};
 use crate::weights::ModelFileError;
 
 /// Families whose layers see everything.
-pub(super) const WITHOUT_WINDOWS: [&str; 13] = [
+pub(super) const WITHOUT_WINDOWS: [&str; 14] = [
     "gemma",
     "glm4",
     "arcee",
@@ -22,6 +22,7 @@ pub(super) const WITHOUT_WINDOWS: [&str; 13] = [
     "olmo",
     "gpt_neox",
     "internlm3",
+    "minicpm",
 ];
 
 /// Of how many of Command R7B's layers the last one sees everything.
@@ -53,15 +54,34 @@ pub(super) fn fields(architecture: Architecture) -> &'static str {
         Architecture::GptNeoX => {
             "layer_norm_eps rotary_pct rotary_emb_base use_parallel_residual classifier_dropout partial_rotary_factor"
         }
+        Architecture::Afmoe => {
+            "global_attn_every_n_layers mup_enabled score_func route_norm use_grouped_mm load_balance_coeff"
+        }
+        Architecture::ExaoneMoe => "sliding_window_pattern",
+        Architecture::MiniCpm => OF_MINICPM,
+        Architecture::MiniCpm3 => {
+            "scale_emb scale_depth dim_model_base kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim \
+             qk_head_dim v_head_dim"
+        }
         _ => "",
     }
 }
+
+/// What is read of MiniCPM besides.
+const OF_MINICPM: &str = "scale_emb scale_depth dim_model_base";
+/// Of how many of Trinity's layers the last one sees everything, and the window of the others.
+const AFMOE_PERIOD: usize = 4;
+const AFMOE_WINDOW: usize = 1_024;
 
 /// Whether the embedding is the output matrix too where the file does not say.
 pub(super) fn is_tied(architecture: Architecture) -> bool {
     matches!(
         architecture,
-        Architecture::Cohere | Architecture::Cohere2 | Architecture::StarCoder2
+        Architecture::Cohere
+            | Architecture::Cohere2
+            | Architecture::StarCoder2
+            | Architecture::MiniCpm
+            | Architecture::MiniCpm3
     )
 }
 
@@ -105,6 +125,46 @@ impl JsonConfig<'_> {
         }
     }
 
+    /// Of how many of Trinity's layers the last one sees everything.
+    pub(super) fn afmoe_period(&self) -> Result<usize, ModelFileError> {
+        Ok(self
+            .optional_size("global_attn_every_n_layers")?
+            .unwrap_or(AFMOE_PERIOD))
+    }
+
+    /// The window of Trinity's other layers.
+    pub(super) fn afmoe_window(&self) -> Result<Option<usize>, ModelFileError> {
+        match self.0.get("sliding_window") {
+            Some(Value::Null) => Err(invalid(
+                "config.json: 'sliding_window' must be a number for afmoe".to_owned(),
+            )),
+            _ => Ok(Some(self.optional_size("sliding_window")?.unwrap_or(AFMOE_WINDOW))),
+        }
+    }
+
+    /// Whether Trinity's embedding is multiplied by the square root of the stream's width.
+    pub(super) fn is_afmoe_scaled(&self, architecture: Architecture) -> bool {
+        architecture == Architecture::Afmoe && self.truth("mup_enabled") == Some(true)
+    }
+
+    /// Factor on what MiniCPM's blocks add to a stream of so many layers.
+    pub(super) fn minicpm_residual_scale(&self, num_layers: usize) -> Result<f32, ModelFileError> {
+        let root = (num_layers as f32).sqrt();
+        match self.0.get("scale_depth") {
+            Some(Value::Null) => Ok(1.0),
+            _ => Ok(self.factor_or("scale_depth", minicpm::DEPTH_SCALE)? / root),
+        }
+    }
+
+    /// What MiniCPM's logits are divided by.
+    pub(super) fn minicpm_divisor(&self, hidden_size: usize) -> Result<f32, ModelFileError> {
+        let base = match self.0.get("dim_model_base") {
+            Some(Value::Null) => hidden_size,
+            _ => self.optional_size("dim_model_base")?.unwrap_or(minicpm::BASE_SIZE),
+        };
+        Ok(hidden_size as f32 / base as f32)
+    }
+
     /// What Command R's logits are divided by: the file has what they are multiplied by.
     pub(super) fn cohere_divisor(&self) -> Result<f32, ModelFileError> {
         let scale = self.number("logit_scale").unwrap_or(COHERE_LOGIT_SCALE);
@@ -126,5 +186,136 @@ impl JsonConfig<'_> {
             .and_then(Value::as_array)
             .is_some_and(|types| types.iter().any(|kind| kind == "sliding_attention"));
         Ok(self.optional_size("sliding_window")?.filter(|_| has_windows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, Value, json};
+
+    use crate::config::{ModelConfig, Rating};
+
+    fn read(changes: Value) -> Result<ModelConfig, String> {
+        let fields = json!({
+            "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "max_position_embeddings": 512, "hidden_act": "silu",
+        });
+        let mut fields: Map<String, Value> = fields.as_object().expect("an object").clone();
+        fields.extend(changes.as_object().expect("an object").clone());
+        ModelConfig::from_hugging_face(&fields, None).map_err(|error| error.to_string())
+    }
+
+    fn with_experts(family: &str, changes: Value) -> Result<ModelConfig, String> {
+        let count = if family == "afmoe" {
+            "num_experts"
+        } else {
+            "n_routed_experts"
+        };
+        let mut fields = json!({"model_type": family, "num_experts_per_tok": 2, "moe_intermediate_size": 32});
+        let all = fields.as_object_mut().expect("an object");
+        all.insert(count.to_owned(), json!(8));
+        all.extend(changes.as_object().expect("an object").clone());
+        read(fields)
+    }
+
+    /// dots.llm1's default is none, GLM-4.5's, Solar Open's and EXAONE's one.
+    #[test]
+    fn shared_experts_are_as_many_as_the_family_has_where_nothing_is_said() {
+        for (family, expected) in [("dots1", 0), ("glm4_moe", 32), ("solar_open", 32), ("exaone_moe", 32)] {
+            let config = with_experts(family, json!({})).expect("a model that is supported");
+            let experts = config.experts.expect("experts");
+            assert_eq!(
+                (experts.shared_size, experts.rating),
+                (expected, Rating::Sigmoid),
+                "{family}"
+            );
+        }
+    }
+
+    /// Trinity's defaults, and Solar Open's whole heads that are rotated from another base.
+    #[test]
+    fn what_new_families_leave_out_is_theirs() {
+        let config = with_experts("afmoe", json!({})).expect("a model that is supported");
+        assert_eq!(
+            (config.head_dim, config.window(0), config.window(3)),
+            (128, Some(1_024), None)
+        );
+        assert_eq!(config.rotary_layers, [true, true, true, false]);
+        assert_eq!(config.dense_layers, [true, false, false, false]);
+        assert!((config.embedding_scale - 1.0).abs() < 1e-9);
+        let config = with_experts("afmoe", json!({"mup_enabled": true})).expect("a model that is supported");
+        assert!((config.embedding_scale - 8.0).abs() < 1e-9);
+        let solar = with_experts("solar_open", json!({})).expect("a model that is supported");
+        assert_eq!((solar.rotary_dims, solar.rope_base), (16, 1e6));
+        assert_eq!(solar.dense_layers, [false; 4]);
+    }
+
+    #[test]
+    fn what_new_families_do_not_compute_is_refused_by_name() {
+        for (field, value, said) in [
+            (
+                "score_func",
+                json!("softmax"),
+                "'score_func' \"softmax\" is not implemented here; expected sigmoid",
+            ),
+            ("route_norm", json!(false), "'route_norm' must be true for afmoe"),
+            (
+                "num_expert_groups",
+                json!(2),
+                "'num_expert_groups' 2 is not implemented for afmoe",
+            ),
+            (
+                "sliding_window",
+                json!(null),
+                "'sliding_window' must be a number for afmoe",
+            ),
+            ("mup_enabled", json!("yes"), "'mup_enabled' must be true or false"),
+        ] {
+            let changes = Value::Object(Map::from_iter([(field.to_owned(), value)]));
+            let error = with_experts("afmoe", changes).expect_err(field);
+            assert!(error.contains(said), "{error}");
+        }
+        let falcon = |changes: Value| {
+            let mut fields =
+                json!({"model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_state": 16});
+            let all = fields.as_object_mut().expect("an object");
+            all.extend(changes.as_object().expect("an object").clone());
+            read(fields)
+        };
+        let plain = with_experts("solar_open", json!({"use_qk_norm": true})).expect_err("norms");
+        assert!(plain.contains("'use_qk_norm' is not implemented"), "{plain}");
+        for (changes, said) in [
+            (
+                json!({"mamba_rms_norm": true}),
+                "'mamba_norm_before_gate' must be false where",
+            ),
+            (
+                json!({"mamba_d_head": 32}),
+                "'mamba_n_heads' 4 times 'mamba_d_head' 32 must be 'mamba_d_ssm', 64",
+            ),
+            (
+                json!({"attention_bias": true}),
+                "'attention_bias' must be false for falcon_h1",
+            ),
+            (
+                json!({"ssm_multipliers": [1.0, 2.0]}),
+                "'ssm_multipliers' must be 5 numbers above 0",
+            ),
+            (
+                json!({"mlp_multipliers": [1.0, -1.0]}),
+                "'mlp_multipliers' must be 2 numbers above 0",
+            ),
+            (
+                json!({"ssm_out_multiplier": 0.0}),
+                "a factor on embeddings, scores, blocks or logits is not a number",
+            ),
+            (
+                json!({"lm_head_multiplier": "1"}),
+                "'lm_head_multiplier' must be a number",
+            ),
+        ] {
+            let error = falcon(changes).expect_err(said);
+            assert!(error.contains(said), "{error}");
+        }
     }
 }

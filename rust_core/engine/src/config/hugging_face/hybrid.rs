@@ -91,6 +91,10 @@ impl JsonConfig<'_> {
                 let space = layers.contains(&true).then(|| self.mamba2().map(Recurrent::Mamba2));
                 Ok((space.transpose()?, layers))
             }
+            Architecture::FalconH1 => {
+                let space = Recurrent::Mamba2(self.mamba2_of_falcon()?);
+                Ok((Some(space), crate::config::periodic(num_layers, 2)))
+            }
             Architecture::NemotronH => {
                 self.check_nemotron()?;
                 let layers: Vec<bool> = self.kinds()?.iter().map(|kind| *kind == Kind::Mamba).collect();
@@ -107,6 +111,7 @@ impl JsonConfig<'_> {
     pub(super) fn blocks(&self, architecture: Architecture, num_layers: usize) -> Result<Vec<Blocks>, ModelFileError> {
         match architecture {
             Architecture::NemotronH => Ok(self.kinds()?.into_iter().map(Kind::blocks).collect()),
+            Architecture::FalconH1 => Ok(crate::config::layers::halves(num_layers)),
             _ => Ok(vec![Blocks::Both; num_layers.min(crate::config::MOST_LAYERS)]),
         }
     }
@@ -156,6 +161,7 @@ impl JsonConfig<'_> {
             num_groups: size("mamba_n_groups", 1)?,
             state_size: size("mamba_d_state", 256)?,
             step_limits: self.step_limits()?,
+            is_normalised: true,
         })
     }
 
@@ -168,11 +174,12 @@ impl JsonConfig<'_> {
             num_groups: size("n_groups", 8)?,
             state_size: size("ssm_state_size", 128)?,
             step_limits: self.step_limits()?,
+            is_normalised: true,
         })
     }
 
     /// What steps are at least and at most; without an end, a limit is written as `{"__float__": "Infinity"}`.
-    fn step_limits(&self) -> Result<[f64; 2], ModelFileError> {
+    pub(super) fn step_limits(&self) -> Result<[f64; 2], ModelFileError> {
         let Some(limits) = self.0.get("time_step_limit").filter(|value| !value.is_null()) else {
             return Ok([0.0, f64::INFINITY]);
         };

@@ -8,7 +8,10 @@ use crate::config::{Architecture, Experts, Latent, Rating, invalid};
 use crate::weights::ModelFileError;
 
 /// The families that have it.
-pub(super) const FAMILIES: [&str; 3] = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"];
+pub(super) const FAMILIES: [&str; 5] = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", MISTRAL4];
+
+/// Mistral Small 4's name.
+pub(super) const MISTRAL4: &str = "mistral4";
 
 /// What is read of all of them besides; what only training reads, and what layers have that predict further tokens.
 pub(super) const FIELDS: &str = "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim \
@@ -22,7 +25,7 @@ impl JsonConfig<'_> {
         architecture: Architecture,
         num_heads: usize,
     ) -> Result<Option<Latent>, ModelFileError> {
-        if architecture != Architecture::Deepseek2 {
+        if !architecture.has_latent_attention() {
             return Ok(None);
         }
         if self
@@ -41,7 +44,14 @@ impl JsonConfig<'_> {
             },
             plain_dims: self.size("qk_nope_head_dim")?,
             rotary_dims: self.size("qk_rope_head_dim")?,
-            value_dims: self.size("v_head_dim")?,
+            value_dims: match architecture {
+                // Where nothing is said, heads share the stream.
+                Architecture::MiniCpm3 => {
+                    let shared = self.size("hidden_size")? / num_heads.max(1);
+                    self.optional_size("v_head_dim")?.unwrap_or(shared)
+                }
+                _ => self.size("v_head_dim")?,
+            },
         };
         latent.check().map(Some)
     }
@@ -63,6 +73,9 @@ impl JsonConfig<'_> {
 
     /// How experts are chosen: DeepSeek-V2 by a softmax, the others by corrected sigmoids, in groups.
     pub(super) fn read_latent_router(&self, name: &str, experts: &mut Experts) -> Result<(), ModelFileError> {
+        if name == MISTRAL4 {
+            return self.read_mistral4_router(experts);
+        }
         let is_v2 = name == "deepseek_v2";
         let num_groups = self.optional_size("n_group")?.unwrap_or(1);
         let (rating, methods): (_, &[&str]) = match is_v2 {
@@ -86,7 +99,17 @@ impl JsonConfig<'_> {
         Ok(())
     }
 
-    fn expect_text(&self, key: &str, expected: &[&str]) -> Result<(), ModelFileError> {
+    /// Mistral Small 4's experts are chosen by a softmax, in groups.
+    fn read_mistral4_router(&self, experts: &mut Experts) -> Result<(), ModelFileError> {
+        self.expect_text("scoring_func", &["softmax"])?;
+        experts.weight_scale = self.number("routed_scaling_factor").unwrap_or(1.0) as f32;
+        experts.shared_size = self.shared_size("n_shared_experts", 1)?;
+        experts.num_groups = self.optional_size("n_group")?.unwrap_or(1);
+        experts.num_used_groups = self.optional_size("topk_group")?.unwrap_or(1);
+        Ok(())
+    }
+
+    pub(super) fn expect_text(&self, key: &str, expected: &[&str]) -> Result<(), ModelFileError> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(()),
             Some(value) if value.as_str().is_some_and(|text| expected.contains(&text)) => Ok(()),

@@ -22,6 +22,7 @@ const GEMMA3_BASE: f64 = 1_000_000.0;
 const SMOLLM3_BASE: f64 = 2_000_000.0;
 const LFM2_BASE: f64 = 1_000_000.0;
 const MIXTRAL_BASE: f64 = 1_000_000.0;
+const SOLAR_BASE: f64 = 1_000_000.0;
 const GPT_OSS_BASE: f64 = 150_000.0;
 /// OLMo 3's and ERNIE 4.5's.
 const OLMO3_BASE: f64 = 500_000.0;
@@ -34,7 +35,8 @@ impl JsonConfig<'_> {
         let of_layers = self.object("rope_parameters").and_then(|all| all.get("full_attention"));
         let parameters = of_layers.and_then(Value::as_object).or_else(|| self.rope_table());
         // Their defaults are stretched.
-        let is_stretched = architecture == Architecture::GptOss || self.text("model_type") == Some(super::MINISTRAL3);
+        let is_stretched = matches!(architecture, Architecture::GptOss | Architecture::Mistral4)
+            || self.text("model_type") == Some(super::MINISTRAL3);
         if is_stretched && parameters.is_none() {
             return Err(invalid("config.json lacks 'rope_parameters'".to_owned()));
         }
@@ -47,6 +49,7 @@ impl JsonConfig<'_> {
             _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
             Architecture::GptNeoX => self.number("rotary_emb_base").unwrap_or(BASE),
             _ if self.text("model_type") == Some("olmo3") => OLMO3_BASE,
+            _ if self.text("model_type") == Some("solar_open") => SOLAR_BASE,
             _ => BASE,
         };
         self.rope(parameters, self.number("rope_theta").unwrap_or(default), architecture)
@@ -75,6 +78,7 @@ impl JsonConfig<'_> {
         }
         let share = super::rotary_share(self.0).or(match architecture {
             _ if architecture.has_delta_nets() => Some(super::QWEN35_ROTARY_SHARE),
+            Architecture::Glm4Moe if self.text("model_type") == Some("solar_open") => None,
             Architecture::Glm4Moe | Architecture::Bamba => Some(HALF),
             architecture => architecture.rotary_share(),
         });
@@ -116,6 +120,7 @@ impl JsonConfig<'_> {
             Architecture::Llama if self.text("model_type") == Some(super::MINISTRAL3) => {
                 "llama_4_scaling_beta max_position_embeddings"
             }
+            Architecture::Mistral4 => "llama_4_scaling_beta max_position_embeddings partial_rotary_factor",
             _ if architecture.is_partly_rotary() => super::PARTLY_ROTARY,
             Architecture::HunyuanDense | Architecture::HunyuanMoe => "alpha beta_fast beta_slow mscale mscale_all_dim",
             _ => "",

@@ -18,6 +18,7 @@ from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.word_patterns import (
+    AFMOE,
     CL100K,
     DEEPSEEK_V3,
     KIMI,
@@ -44,6 +45,7 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "tekken": (TEKKEN,),
     "seed-coder": (SEED,),
     "deepseek-v3": DEEPSEEK_V3,
+    "afmoe": AFMOE,
     "stablelm2": (QWEN,),
     "kimi-k2": (KIMI,),
 }

@@ -40,3 +40,10 @@ DEEPSEEK_V3 = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 """One after the other: numbers, then Chinese and Japanese, then the rest."""
+AFMOE = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
+    "\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+    DEEPSEEK_V3[2],
+)
+"""Of Arcee's Trinity: numbers are grouped by three from their end; further scripts without spaces stand alone."""
