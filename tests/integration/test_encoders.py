@@ -179,7 +179,7 @@ def test_gguf_file_gives_the_vectors_of_the_folder(encoder: Path, tmp_path: Path
     assert task_of(path) == "embed"
     assert embedded(path, TEXTS).vectors == embedded(encoder, TEXTS).vectors
     for changes, expected in [
-        ({"tokenizer__ggml__model": "gpt2"}, "tokenizer 'gpt2' is not supported"),
+        ({"tokenizer__ggml__model": "rwkv"}, "tokenizer 'rwkv' is not supported"),
         ({"bert__pooling_type": 4}, "pooling_type' is 4"),
         ({"bert__embedding_length": 48}, "token_embd.weight' is 59 x 24; expected 59 x 48"),
     ]:

@@ -324,7 +324,7 @@ PAIR_TEMPLATE = (
 )
 
 
-def write_word_ranker(folder: Path, *, no: bool = True, **changes: object):
+def write_word_ranker(folder: Path, *, no: bool = True, merges: tuple[tuple[str, str], ...] = (), **changes: object):
     """Save a tiny random decoder that ranks by its words, with its steps and template; return transformers' own."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -332,8 +332,9 @@ def write_word_ranker(folder: Path, *, no: bool = True, **changes: object):
 
     torch.manual_seed(2)
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
-    ids = {piece: number for number, piece in enumerate([*pieces, "<|im_start|>", "<|im_end|>", "yes", "no"])}
-    inner = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    words = [*map("".join, merges), "<|im_start|>", "<|im_end|>", "yes", "no"]
+    ids = {piece: number for number, piece in enumerate([*pieces, *words])}
+    inner = Tokenizer(models.BPE(vocab=ids, merges=[*merges]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["<|im_start|>", "<|im_end|>"])

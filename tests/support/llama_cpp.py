@@ -17,29 +17,40 @@ import pytest
 from support.peers import PYTHON, ROOT
 
 SOURCE = ROOT / ".cache" / "llama.cpp"
+NULL = object()
+"""What published files say by `null`."""
 FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 
 
-def convert(folder: Path, path: Path, file_type: str, words: str, published: Mapping[str, Any]) -> Path:
+def convert(
+    folder: Path, path: Path, file_type: str, words: str, published: Mapping[str, Any], **options: bool
+) -> Path:
     """Write a folder of safetensors as llama.cpp's converter does; return `path`.
 
     The converter knows how a tokenizer cuts texts into words by a hash of what it makes of a text. A tokenizer of a
     test has no known hash, and `words` is the name that it would have. `published` is what the converter finds in
-    `config.json` of published files, in place of what transformers now writes there; None is nothing.
+    `config.json` of published files, in place of what transformers now writes there; None is nothing. `options` are the
+    converter's own.
     """
     package = _converter()
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as changed:
         warnings.simplefilter("ignore")
         changed.setattr(package.TextModel, "get_vocab_base_pre", lambda *_: words)
         told = {**package.ModelBase.load_hparams(folder, False), **published}
-        hparams = {key: value for key, value in told.items() if key not in published or value is not None}
+        hparams = {
+            key: None if value is NULL else value
+            for key, value in told.items()
+            if key not in published or value is not None
+        }
         model = package.get_model_class(package.get_model_architecture(hparams, package.ModelType.TEXT))
         if model.supports_mtp_export:
             changed.setattr(model, "no_mtp", True)
+        if hasattr(model, "module_paths"):  # of all models that it converts
+            changed.setattr(model, "module_paths", [])
         if words == "hunyuan":  # whose published tokenizer is code of the model's own
             changed.setattr(model, "set_vocab", package.TextModel._set_vocab_gpt2)
         gguf = importlib.import_module("gguf")
-        model(folder, gguf.LlamaFileType[FILE_TYPES[file_type]], path, hparams=hparams).write()
+        model(folder, gguf.LlamaFileType[FILE_TYPES[file_type]], path, hparams=hparams, **options).write()
     return path
 
 
@@ -58,17 +69,17 @@ def _converter() -> Any:
 class LlamaCpp:
     """llama.cpp's server in a process of its own, which reads a model for each question."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, script: str) -> None:
         self._log = log
+        self._script = ROOT / "tests" / "peers" / script
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, path: Path, **asked: Any) -> dict[str, Any]:
-        """What `llama_greedy.py` answers."""
+        """What the script answers."""
         if self._process is None:
-            script = ROOT / "tests" / "peers" / "llama_greedy.py"
             with self._log.open("a") as output:
                 self._process = subprocess.Popen(
-                    [PYTHON, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True
+                    [PYTHON, self._script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True
                 )
         assert self._process.stdin
         assert self._process.stdout
@@ -91,11 +102,11 @@ class LlamaCpp:
 
 
 @contextmanager
-def llama_cpp(log: Path) -> Iterator[LlamaCpp]:
-    """llama.cpp's server until the end of the block."""
+def llama_cpp(log: Path, script: str = "llama_greedy.py") -> Iterator[LlamaCpp]:
+    """llama.cpp's server until the end of the block, asked by a script in `tests/peers`."""
     if not PYTHON.exists():
         pytest.skip(f"{PYTHON} is not here; `make converter` installs llama.cpp's server")
-    peer = LlamaCpp(log)
+    peer = LlamaCpp(log, script)
     try:
         yield peer
     finally:

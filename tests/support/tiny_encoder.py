@@ -176,13 +176,14 @@ def write_gguf_encoder(path: Path, **changes: object) -> Path:
     metadata |= {"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": pieces}
     metadata |= {key.replace("__", "."): value for key, value in changes.items()}
     tensors = {
-        _gguf_name(name): (tuple(reversed(shape)), array("f", values))
+        gguf_name(name): (tuple(reversed(shape)), array("f", values))
         for name, (shape, values) in tensors_of(SHAPE).items()
     }
     return write_gguf(path, metadata, tensors)
 
 
-def _gguf_name(name: str) -> str:
+def gguf_name(name: str) -> str:
+    """What GGUF files call a tensor of BERT."""
     pieces = name.split(".")
     if pieces[0] == "embeddings":
         end = pieces[-1]

@@ -25,6 +25,7 @@ use pyagent_kernels::thread_pool::ThreadPool;
 use self::names::{Names, Part, Place};
 use crate::config::gguf::longrope;
 use crate::config::{Architecture, ModelConfig, invalid};
+use crate::gguf::GgufFile;
 use crate::quantised::{Matrices, Matrix, quantization};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
@@ -63,10 +64,24 @@ pub fn open_stored(path: &Path, most_positions: Option<usize>) -> Result<(ModelF
 }
 
 fn configuration(file: &ModelFile, most_positions: Option<usize>) -> Result<ModelConfig, ModelFileError> {
-    let mut config = match file {
+    let config = match file {
         ModelFile::Gguf(gguf) => ModelConfig::from_gguf(gguf)?,
         ModelFile::Safetensors(folder) => ModelConfig::from_hugging_face(folder.config(), most_positions)?,
     };
+    with_tensors(file, config, most_positions)
+}
+
+/// What a GGUF file says of a decoder that embeds or ranks.
+pub(crate) fn pooled_configuration(file: &ModelFile, gguf: &GgufFile) -> Result<ModelConfig, ModelFileError> {
+    with_tensors(file, ModelConfig::of_pooled_gguf(gguf)?, None)
+}
+
+/// Completes a configuration by what tensors say.
+fn with_tensors(
+    file: &ModelFile,
+    mut config: ModelConfig,
+    most_positions: Option<usize>,
+) -> Result<ModelConfig, ModelFileError> {
     let names = Names::of(file);
     unread::refuse_uncounted(file, &names, &config)?;
     let embedding = file.tensor(&names.embedding())?;

@@ -73,6 +73,19 @@ const CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
 const MINISTRAL3: &str = "mistral3";
 const OF_MINISTRAL3: [&str; 2] = ["attention.temperature_scale", "rope.scaling.yarn_log_multiplier"];
 
+/// What files of decoders that embed or rank say besides.
+const OF_POOLED: [&str; 7] = [
+    "attention.causal",
+    "classifier.output_labels",
+    "dense_2_feat_in",
+    "dense_2_feat_out",
+    "dense_3_feat_in",
+    "dense_3_feat_out",
+    "pooling_type",
+];
+/// Gemma 3 that embeds, both ways.
+pub(crate) const GEMMA_EMBEDDING: &str = "gemma-embedding";
+
 /// The periods of layers that see everything: Gemma's, gpt-oss's, EXAONE 4's and Command R7B's.
 const GEMMA2_PERIOD: usize = 2;
 const GEMMA3_PERIOD: usize = 6;
@@ -90,9 +103,23 @@ const LARGEST_GEMMAS: [(Architecture, usize); 2] = [(Architecture::Gemma2, 46), 
 impl ModelConfig {
     /// Reads a GGUF's metadata.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelFileError> {
+        Self::read_gguf(file, file.metadata_str("general.architecture")?, &[])
+    }
+
+    /// As `from_gguf`, of a decoder that embeds or ranks.
+    pub(crate) fn of_pooled_gguf(file: &GgufFile) -> Result<Self, ModelFileError> {
+        let family = match file.metadata_str("general.architecture")? {
+            GEMMA_EMBEDDING => Architecture::Gemma3.name(),
+            name => name,
+        };
+        Self::read_gguf(file, family, &OF_POOLED)
+    }
+
+    /// Reads the metadata of a file of a family, which may say `more`.
+    fn read_gguf(file: &GgufFile, family: &str, more: &[&str]) -> Result<Self, ModelFileError> {
         let name = file.metadata_str("general.architecture")?;
         // llama.cpp's files of Bamba are Granite 4's, and halves of heads are not: they are refused there.
-        let architecture = Architecture::from_name(name).filter(|found| *found != Architecture::Bamba);
+        let architecture = Architecture::from_name(family).filter(|found| *found != Architecture::Bamba);
         let architecture = architecture.ok_or_else(|| unsupported(name))?;
         let keys = Keys { file, name };
         let has_caps = architecture == Architecture::Gemma2;
@@ -102,7 +129,7 @@ impl ModelConfig {
             _ => keys.experts(architecture)?,
         };
         let of_experts = experts::keys(architecture, experts.is_some());
-        keys.refuse_unknown(has_caps, of_experts, hybrid::more_keys(architecture))?;
+        keys.refuse_unknown(has_caps, of_experts, &[hybrid::more_keys(architecture), more].concat())?;
         keys.refuse_uncounted_layers()?;
         let hidden_size = keys.size("embedding_length")?;
         let num_heads = keys.size("attention.head_count")?;

@@ -38,6 +38,7 @@ impl EncoderArchitecture {
     pub(super) fn from_gguf(name: &str) -> Option<Self> {
         match name {
             "bert" => Some(Self::Bert),
+            "modern-bert" => Some(Self::ModernBert),
             "nomic-bert" => Some(Self::NomicBert),
             _ => None,
         }
@@ -75,7 +76,7 @@ impl EncoderActivation {
             other => {
                 let other = clipped(other);
                 Err(invalid(format!(
-                    "config.json: activation '{other}' is not supported; expected gelu, gelu_new or silu"
+                    "activation '{other}' is not supported; expected gelu, gelu_new or silu"
                 )))
             }
         }

@@ -1,14 +1,13 @@
-//! What BERT's families say of their layers, in `config.json` or a GGUF file.
+//! What BERT's families say of their layers in `config.json`.
 
 use serde_json::{Map, Value};
 
 use super::bert_config::{BertConfig, Biases, EncoderActivation, EncoderArchitecture, Positions};
-use super::config::{EncoderConfig, Layers, MOST_TEXT_TOKENS, unsupported};
+use super::config::{EncoderConfig, Layers, MOST_TEXT_TOKENS};
 use super::head::{Head, InnerActivation};
-use super::steps::{Pooling, Steps};
+use super::steps::Steps;
 use crate::config::hugging_face::{IRRELEVANT, JsonConfig, refuse_unknown};
 use crate::config::invalid;
-use crate::gguf::GgufFile;
 use crate::safetensors::SafetensorsFolder;
 use crate::weights::{ModelFileError, clipped};
 
@@ -283,72 +282,4 @@ fn without_own_names(config: &Map<String, Value>) -> Result<Map<String, Value>, 
         }
     }
     Ok(fields)
-}
-
-/// Reads a GGUF file.
-pub(super) fn bert_of_gguf(file: &GgufFile) -> Result<EncoderConfig, ModelFileError> {
-    let name = file.metadata_str("general.architecture")?;
-    let architecture = EncoderArchitecture::from_gguf(name).ok_or_else(|| unsupported(name))?;
-    let size = |key: &str| file.metadata_u64(&format!("{name}.{key}")).map(|value| value as usize);
-    let has = |key: &str| file.find(&format!("{name}.{key}")).is_some();
-    let pooling = match has("pooling_type").then(|| size("pooling_type")).transpose()? {
-        None | Some(1) => Pooling::Mean,
-        Some(2) => Pooling::Cls,
-        Some(3) => Pooling::Last,
-        Some(other) => {
-            return Err(invalid(format!(
-                "'{name}.pooling_type' is {other}, which is not implemented; expected 1 (mean), 2 (cls) or 3 (last)"
-            )));
-        }
-    };
-    let most = size("context_length")?;
-    let is_rotary = architecture == EncoderArchitecture::NomicBert;
-    let base = || match has("rope.freq_base") {
-        true => file.metadata_f32(&format!("{name}.rope.freq_base")).map(f64::from),
-        false => Ok(1_000.0),
-    };
-    let scaling = format!("{name}.rope.scaling.type");
-    if file.find(&scaling).is_some() && file.metadata_str(&scaling)? != "none" {
-        return Err(invalid(format!(
-            "'{scaling}' is not implemented for encoders; expected none"
-        )));
-    }
-    let positions = if is_rotary {
-        let base = base()?;
-        Positions::Rotary { base, local_base: base }
-    } else {
-        let (num_rows, first) = (most, 0);
-        Positions::Table { num_rows, first }
-    };
-    let types = file.find_tensor("token_types.weight");
-    let embedding = file.find_tensor("token_embd.weight");
-    let layers = BertConfig {
-        architecture,
-        num_heads: size("attention.head_count")?,
-        ffn_size: size("feed_forward_length")?,
-        positions,
-        pad_id: 0,
-        num_types: types.map_or(0, |tensor| tensor.rows()),
-        norm_epsilon: file.metadata_f32(&format!("{name}.attention.layer_norm_epsilon"))?,
-        activation: if is_rotary {
-            EncoderActivation::Silu
-        } else {
-            EncoderActivation::Gelu
-        },
-        is_gated: is_rotary,
-        is_pre_norm: false,
-        reach: Vec::new(),
-        biases: if is_rotary { Biases::OF_NORMS } else { Biases::ALL },
-    };
-    Ok(EncoderConfig {
-        vocab_size: embedding.map_or(0, |tensor| tensor.rows()),
-        hidden_size: size("embedding_length")?,
-        num_layers: size("block_count")?,
-        layers: Layers::Bert(layers),
-        pooling,
-        dense: Vec::new(),
-        is_late: false,
-        max_tokens: if is_rotary { most.min(MOST_TEXT_TOKENS) } else { most },
-        head: None,
-    })
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::bert_config::{BertConfig, EncoderArchitecture, Positions};
 use super::config::{EncoderConfig, Layers};
+use super::gguf::{HEAD_DENSE, HEAD_NORM, LABELS};
 use super::head::Head;
 use crate::weights::ModelFile;
 
@@ -101,6 +102,17 @@ const GGUF_NOMIC_BERT: LayerNames = [
     "ffn_up",
     "ffn_down",
     "layer_output_norm",
+];
+const GGUF_MODERN_BERT: LayerNames = [
+    "attn_qkv 0",
+    "attn_qkv 1",
+    "attn_qkv 2",
+    "attn_output",
+    "attn_norm",
+    "ffn_up 0",
+    "ffn_up 1",
+    "ffn_down",
+    "ffn_norm",
 ];
 
 /// A tensor of the layers: its name, which of its rows, its columns, and of a matrix or norm whether something is added.
@@ -209,6 +221,7 @@ impl<'a> Names<'a> {
     pub(super) fn part(&self, layer: usize, part: Part) -> Option<Place> {
         let (names, layers) = match (self.config.architecture, self.is_gguf) {
             (EncoderArchitecture::NomicBert, true) => (GGUF_NOMIC_BERT, "blk"),
+            (EncoderArchitecture::ModernBert, true) => (GGUF_MODERN_BERT, "blk"),
             (_, true) => (GGUF, "blk"),
             (EncoderArchitecture::ModernBert, _) => (MODERN_BERT, "layers"),
             (EncoderArchitecture::NomicBert, _) => (NOMIC_BERT, "encoder.layers"),
@@ -274,7 +287,18 @@ pub(super) struct HeadNames {
 }
 
 impl HeadNames {
-    pub(super) fn of(config: &EncoderConfig) -> Self {
+    pub(super) fn of(file: &ModelFile, config: &EncoderConfig) -> Self {
+        let has_dense_bias = config.head.as_ref().is_some_and(|head| head.has_dense_bias);
+        if let ModelFile::Gguf(gguf) = file {
+            let found = |name: &str| gguf.find_tensor(&format!("{name}.weight")).map(|_| name.to_owned());
+            return Self {
+                dense: found(HEAD_DENSE),
+                has_dense_bias,
+                norm: found(HEAD_NORM),
+                labels: LABELS.to_owned(),
+                has_bias: gguf.find_tensor(&format!("{LABELS}.bias")).is_some(),
+            };
+        }
         let (dense, norm, labels) = match &config.layers {
             Layers::Decoder(_) => (None, None, "score"),
             Layers::Bert(bert) => match bert.architecture {
@@ -287,7 +311,7 @@ impl HeadNames {
         };
         Self {
             has_bias: dense.is_some(),
-            has_dense_bias: dense.is_some() && config.head.as_ref().is_some_and(|head| head.has_dense_bias),
+            has_dense_bias: dense.is_some() && has_dense_bias,
             dense: dense.map(str::to_owned),
             norm: norm.map(str::to_owned),
             labels: labels.to_owned(),

@@ -9,7 +9,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::bert_config::{BertConfig, EncoderArchitecture};
-use super::bert_files::{bert_of_folder, bert_of_gguf};
+use super::bert_files::bert_of_folder;
+use super::bert_gguf::bert_of_gguf;
+use super::gguf::{decoder_of_gguf, task_of_gguf};
 use super::head::Head;
 use super::steps::{DenseStep, LabelWords, MODULES, Pooling, Steps, is_late};
 use crate::config::hugging_face::JsonConfig;
@@ -74,7 +76,13 @@ impl EncoderConfig {
     /// Reads what a file says of itself.
     pub fn of(file: &ModelFile) -> Result<Self, ModelFileError> {
         match file {
-            ModelFile::Gguf(gguf) => bert_of_gguf(gguf)?,
+            ModelFile::Gguf(gguf) if task_of_gguf(gguf).is_some() => {
+                match EncoderArchitecture::from_gguf(gguf.metadata_str("general.architecture")?) {
+                    Some(_) => bert_of_gguf(gguf)?,
+                    None => decoder_of_gguf(file, gguf)?,
+                }
+            }
+            ModelFile::Gguf(gguf) => return Err(unsupported(gguf.metadata_str("general.architecture")?)),
             ModelFile::Safetensors(folder) => Self::from_folder(folder)?.with_rows_of(file)?,
         }
         .check()
@@ -141,7 +149,7 @@ impl EncoderConfig {
         let widths = self.dense.iter().map(|dense| dense.num_outputs);
         for (dense, width) in self.dense.iter().zip(std::iter::once(self.hidden_size).chain(widths)) {
             if dense.num_inputs != width || !(1..=1 << 16).contains(&dense.num_outputs) {
-                let (folder, inputs, outputs) = (&dense.folder, dense.num_inputs, dense.num_outputs);
+                let (folder, inputs, outputs) = (dense.place.name(), dense.num_inputs, dense.num_outputs);
                 return Err(invalid(format!(
                     "the step Dense in '{folder}' takes {inputs} numbers and gives {outputs}; expected it to take {width}"
                 )));
@@ -256,13 +264,8 @@ pub fn task_of(path: &Path) -> &'static str {
             _ => "embed",
         };
     }
-    let file = GgufFile::open(path);
-    let name = file
-        .as_ref()
-        .ok()
-        .and_then(|file| file.metadata_str("general.architecture").ok());
-    let is_encoder = name.is_some_and(|name| EncoderArchitecture::from_gguf(name).is_some());
-    if is_encoder { "embed" } else { OTHER }
+    let file = GgufFile::open(path).ok();
+    file.and_then(|file| task_of_gguf(&file)).unwrap_or(OTHER)
 }
 
 pub(super) fn unsupported(name: &str) -> ModelFileError {

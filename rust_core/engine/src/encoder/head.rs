@@ -9,7 +9,7 @@ use crate::config::invalid;
 use crate::weights::{ModelFileError, clipped};
 
 /// Labels of a model at most, whatever a file says.
-const MOST_LABELS: usize = 1 << 16;
+pub(super) const MOST_LABELS: usize = 1 << 16;
 
 /// How a label's number is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

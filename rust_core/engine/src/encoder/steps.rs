@@ -52,11 +52,30 @@ impl Pooling {
     }
 }
 
+/// Where a dense layer's matrix is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DensePlace {
+    /// In a folder below the model's.
+    Folder(String),
+    /// In the model's file, by this name.
+    Tensor(&'static str),
+}
+
+impl DensePlace {
+    /// The folder's name, or the tensor's, for messages.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Folder(folder) => folder,
+            Self::Tensor(name) => name,
+        }
+    }
+}
+
 /// A dense layer that follows pooling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DenseStep {
-    /// Its folder, below the model's.
-    pub folder: String,
+    /// Where its matrix is.
+    pub place: DensePlace,
     /// Numbers it takes.
     pub num_inputs: usize,
     /// Numbers it gives.
@@ -78,7 +97,7 @@ impl DenseStep {
             }
             let activation = json.text("activation_function").unwrap_or("Tanh");
             Ok::<_, ModelFileError>(Self {
-                folder: folder.to_owned(),
+                place: DensePlace::Folder(folder.to_owned()),
                 num_inputs: json.size("in_features")?,
                 num_outputs: json.size("out_features")?,
                 has_bias: config.get("bias") != Some(&Value::Bool(false)),

@@ -8,7 +8,7 @@ use pyagent_kernels::thread_pool::ThreadPool;
 use super::bert_config::{BertConfig, Positions};
 use super::bert_names::{HeadNames, Names, Part, Place};
 use super::config::{EncoderConfig, Layers};
-use super::steps::{DenseStep, LabelWords};
+use super::steps::{DensePlace, DenseStep, LabelWords};
 use crate::config::invalid;
 use crate::model::{self, Linear, Weights, pack, vector};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
@@ -195,7 +195,7 @@ fn all(file: &ModelFile, config: &EncoderConfig) -> Vec<(String, usize, usize)> 
         Layers::Decoder(_) => Vec::new(),
     };
     let head = config.head.iter().filter(|head| head.words.is_none());
-    let head = head.flat_map(|head| HeadNames::of(config).all(head, config.hidden_size));
+    let head = head.flat_map(|head| HeadNames::of(file, config).all(head, config.hidden_size));
     layers.into_iter().chain(head).collect()
 }
 
@@ -208,11 +208,13 @@ pub(super) fn check(file: &ModelFile, config: &EncoderConfig) -> Result<(), Mode
         model::check(file, &decoder.model)?;
     }
     for step in &config.dense {
-        let opened = open_dense(file, step)?;
-        let tensor = opened.tensor(&format!("{DENSE}.weight"));
-        tensor
-            .and_then(|tensor| expect(&tensor, step.num_outputs, step.num_inputs))
-            .map_err(|error| error.in_file(opened.path()))?;
+        in_dense(file, step, |file, name| {
+            expect(
+                &file.tensor(&format!("{name}.weight"))?,
+                step.num_outputs,
+                step.num_inputs,
+            )
+        })?;
     }
     Ok(())
 }
@@ -257,7 +259,7 @@ pub(super) fn load(
 ) -> Result<EncoderWeights, ModelFileError> {
     let hidden = config.hidden_size;
     let head = config.head.as_ref().map(|head| {
-        let names = HeadNames::of(config);
+        let names = HeadNames::of(file, config);
         let linear = |name: &str, rows: usize, has_bias| linear(file, pool, name, (rows, hidden), has_bias);
         let dense = |name: &String| linear(name, hidden, names.has_dense_bias);
         let norm = |name: &String| {
@@ -287,9 +289,8 @@ pub(super) fn load(
         })),
     };
     let dense = config.dense.iter().map(|step| {
-        let opened = open_dense(file, step)?;
         let shape = (step.num_outputs, step.num_inputs);
-        linear(&opened, pool, DENSE, shape, step.has_bias).map_err(|error| error.in_file(opened.path()))
+        in_dense(file, step, |file, name| linear(file, pool, name, shape, step.has_bias))
     });
     Ok(EncoderWeights {
         layers,
@@ -298,11 +299,19 @@ pub(super) fn load(
     })
 }
 
-/// What a dense step's matrix is called in its own file.
-const DENSE: &str = "linear";
-
-fn open_dense(file: &ModelFile, step: &DenseStep) -> Result<ModelFile, ModelFileError> {
-    ModelFile::open(&file.path().join(&step.folder))
+/// Does something with the file that a dense step's matrix is in, and the matrix's name there.
+fn in_dense<T>(
+    file: &ModelFile,
+    step: &DenseStep,
+    work: impl FnOnce(&ModelFile, &str) -> Result<T, ModelFileError>,
+) -> Result<T, ModelFileError> {
+    match &step.place {
+        DensePlace::Tensor(name) => work(file, name),
+        DensePlace::Folder(folder) => {
+            let opened = ModelFile::open(&file.path().join(folder))?;
+            work(&opened, "linear").map_err(|error| error.in_file(opened.path()))
+        }
+    }
 }
 
 fn linear(

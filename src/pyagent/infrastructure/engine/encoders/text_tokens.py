@@ -5,23 +5,19 @@ Knows the vocabulary's files, not the model.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from pyagent import _rust
 from pyagent.core.errors import ContextOverflowError, ModelError, RequestError
+from pyagent.core.one_line import printable
+from pyagent.infrastructure.engine.encoders.gguf_tokens import tokenizer_of_gguf, word_pieces
 from pyagent.infrastructure.engine.encoders.pair_template import PairTemplate
 from pyagent.infrastructure.engine.tokens.model_folder import read_bounded, read_json
-
-_UNKNOWN, _BEGIN, _END = "[UNK]", "[CLS]", "[SEP]"
-_WORD = "▁"
-"""What GGUF files put before a piece that begins a word."""
-
 
 Text = str | tuple[str, str]
 """A text, or a pair of them that a model sees as one."""
@@ -39,6 +35,7 @@ class TextTokens:
 
         Raises `ModelError` for a folder without a vocabulary, or with one that is not the model's.
         """
+        self._path = path
         self._pairs = pairs
         self._inner = _read(path)
         self._inner.no_padding()
@@ -66,7 +63,8 @@ class TextTokens:
         if (shown := self._pairs) is not None and texts and not isinstance(texts[0], str):
             pairs = zip(numbers, cast("Sequence[tuple[str, str]]", texts), strict=True)
             return [self._shown(shown, pair, number, truncates) for number, pair in pairs]
-        found = self._inner.encode_batch(list(texts))
+        with _naming(self._path):
+            found = self._inner.encode_batch(list(texts))
         return [self._tokens(one, number, truncates) for number, one in zip(numbers, found, strict=True)]
 
     def within(self, max_tokens: int) -> TextTokens:
@@ -130,6 +128,18 @@ class TextTokens:
         return [*range(most - num_closing), *range(len(ids) - num_closing, len(ids))]
 
 
+@contextlib.contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Raise `ModelError` where the library that cuts texts panics: its files are damaged. It has no name for that."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        text = f"{path}: its tokenizer cannot be run: {printable(str(error))}"
+        raise ModelError(text, model=str(path)) from error
+
+
 def _check(text: str, number: int) -> None:
     if not text:
         raise RequestError(f"input {number} is empty; there is no text to compute", param="input")
@@ -143,7 +153,7 @@ def _read(path: Path) -> tokenizers.Tokenizer:
     file, vocabulary = path / "tokenizer.json", path / "vocab.txt"
     try:
         if path.is_file():
-            return _of_gguf(path)
+            return tokenizer_of_gguf(path)
         if file.is_file():
             return tokenizers.Tokenizer.from_str(read_bounded(file).decode())
         if vocabulary.is_file():
@@ -158,37 +168,4 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 def _word_pieces(path: Path, vocabulary: Path) -> tokenizers.Tokenizer:
     """BERT's tokenizer from its list of pieces."""
     pieces = read_bounded(vocabulary).decode().splitlines()
-    return _of_pieces(vocabulary, pieces, read_json(path / "tokenizer_config.json"))
-
-
-def _of_gguf(path: Path) -> tokenizers.Tokenizer:
-    """BERT's tokenizer from a GGUF file, where beginnings of words are marked, not what goes on."""
-    metadata = _rust.read_model_header(path)["metadata"]
-    kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
-    if kind != "bert" or not isinstance(tokens, list):
-        raise ModelError(f"{path}: tokenizer {kind!r:.40} is not supported for an encoder; it is bert", model=str(path))
-    return _of_pieces(path, [_piece(str(token)) for token in cast("list[object]", tokens)], {})
-
-
-def _piece(token: str) -> str:
-    if token.startswith(_WORD):
-        return token.removeprefix(_WORD)
-    return token if token.startswith("[") and token.endswith("]") else f"##{token}"
-
-
-def _of_pieces(source: Path, pieces: Sequence[str], about: Mapping[str, object]) -> tokenizers.Tokenizer:
-    ids = {piece: number for number, piece in enumerate(pieces)}
-    if missing := [name for name in (_UNKNOWN, _BEGIN, _END) if name not in ids]:
-        raise ModelError(f"{source}: {', '.join(missing)} is missing", model=str(source))
-    strips = cast("bool | None", about.get("strip_accents"))
-    inner = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=_UNKNOWN))
-    inner.normalizer = normalizers.BertNormalizer(
-        handle_chinese_chars=about.get("tokenize_chinese_chars") is not False,
-        strip_accents=strips,
-        lowercase=about.get("do_lower_case") is not False,
-    )
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    inner.post_processor = processors.BertProcessing((_END, ids[_END]), (_BEGIN, ids[_BEGIN]))
-    adding: Any = inner  # the library leaves the type of this method open
-    adding.add_special_tokens([name for name in ("[PAD]", _UNKNOWN, _BEGIN, _END, "[MASK]") if name in ids])
-    return inner
+    return word_pieces(vocabulary, pieces, read_json(path / "tokenizer_config.json"))
