@@ -50,9 +50,10 @@ SPACE_HEADS, SPACE_HEAD, STATE = 64, 64, 128
 class Writer:
     """A file of random weights."""
 
-    def __init__(self, path: Path, shape: str, kind: gguf.GGMLQuantizationType) -> None:
+    def __init__(self, path: Path, shape: str, kind: gguf.GGMLQuantizationType, *, has_head: bool = False) -> None:
+        """With a head that drafts (MTP), of Qwen 3.5's shape alone, behind the other layers."""
         self.hidden, self.ffn, self.heads, self.kv_heads, self.head = WIDTHS[shape]
-        self.shape, self.kind, self.layers = shape, kind, LAYERS[shape]
+        self.shape, self.kind, self.layers, self.has_head = shape, kind, LAYERS[shape], has_head
         self.draw = np.random.default_rng(1234)
         self.file = gguf.GGUFWriter(path, shape)
 
@@ -67,19 +68,33 @@ class Writer:
             self._ones(f"{block}.attn_norm", self.hidden)
             self._ones(f"{block}.{'post_attention' if self.shape == 'qwen35' else 'ffn'}_norm", self.hidden)
             (self._recurrent if is_recurrent else self._attention)(block)
-            for name, rows, cols in (("gate", self.ffn, self.hidden), ("up", self.ffn, self.hidden)):
-                self._matrix(f"{block}.ffn_{name}", rows, cols)
-            self._matrix(f"{block}.ffn_down", self.hidden, self.ffn)
+            self._insides(block)
+        if self.has_head:
+            self._head(f"blk.{len(self.layers)}")
         self.file.write_header_to_file()
         self.file.write_kv_data_to_file()
         self.file.write_tensors_to_file()
         self.file.close()
 
+    def _head(self, block: str) -> None:
+        for name in ("attn_norm", "post_attention_norm", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"):
+            self._ones(f"{block}.{name}", self.hidden)
+        self._matrix(f"{block}.nextn.eh_proj", self.hidden, 2 * self.hidden)
+        self._attention(block)
+        self._insides(block)
+
+    def _insides(self, block: str) -> None:
+        for name in ("gate", "up"):
+            self._matrix(f"{block}.ffn_{name}", self.ffn, self.hidden)
+        self._matrix(f"{block}.ffn_down", self.hidden, self.ffn)
+
     def _metadata(self) -> None:
         file = self.file
         file.add_context_length(8192)
         file.add_embedding_length(self.hidden)
-        file.add_block_count(len(self.layers))
+        file.add_block_count(len(self.layers) + self.has_head)
+        if self.has_head:
+            file.add_uint32(f"{self.shape}.nextn_predict_layers", 1)
         file.add_feed_forward_length(self.ffn)
         file.add_head_count(self.heads)
         file.add_layer_norm_rms_eps(1e-5)

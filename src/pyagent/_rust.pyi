@@ -31,6 +31,7 @@ class CpuModelInfo(TypedDict):
     vocab_size: int
     context_length: int
     num_layers: int
+    has_mtp: bool
     hidden_size: int
     num_experts: int
     weight_bytes: int
@@ -358,6 +359,7 @@ class CpuModel:
         isa: str | None = None,
         swap_dir: str | PathLike[str] | None = None,
         most_positions: int | None = None,
+        mtp: bool = True,
     ) -> CpuModel: ...
     def execute(
         self,
@@ -383,6 +385,14 @@ class CpuModel:
         dict[int, list[tuple[int, _Likelihood | None]]],
         dict[int, list[_Probed]],
     ]: ...
+    def draft(
+        self,
+        pool: BlockPool,
+        sequence_ids: Sequence[int],
+        tokens: Sequence[int],
+        num_ahead: Sequence[int],
+        before: Sequence[int | None],
+    ) -> tuple[list[tuple[int, float]], dict[int, str]]: ...
     def logits(self) -> bytes: ...  # tests and benchmarks only
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
     def swap_out(self, pages: Sequence[int]) -> SwapHandle: ...
@@ -539,6 +549,7 @@ class ModelShape(TypedDict):
     vocab_size: int
     context_length: int
     num_layers: int
+    has_mtp: bool
     weight_bytes: int
     kv_bytes_per_token: int
     kv_groups: list[tuple[str, int, int]]
@@ -550,9 +561,15 @@ def describe_adapter(path: str | PathLike[str]) -> AdapterAbout: ...
 def describe_encoder(
     path: str | PathLike[str], *, threads: int = 1, most_tokens: int = 1024
 ) -> EncoderShape | None: ...
-def describe_model(path: str | PathLike[str], kv_type: str = "bf16") -> ModelShape: ...
+def describe_model(path: str | PathLike[str], kv_type: str = "bf16", *, mtp: bool = True) -> ModelShape: ...
 def most_step_bytes(
-    path: str | PathLike[str], num_threads: int, num_tokens: int, num_outputs: int, num_positions: int
+    path: str | PathLike[str],
+    num_threads: int,
+    num_tokens: int,
+    num_outputs: int,
+    num_positions: int,
+    *,
+    mtp: bool = True,
 ) -> int: ...
 def read_model_header(path: str | PathLike[str], *, arrays: bool = True, packed: bool = False) -> ModelHeader: ...
 def trim_memory() -> None: ...

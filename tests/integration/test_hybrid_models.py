@@ -223,7 +223,7 @@ def changed(architecture: str, change: Callable[[dict[str, object]], object]) ->
         ),
         ("qwen35", lambda t: None, {"qwen35.ssm.group_count": 0}, "key heads is 0"),
         ("qwen35", lambda t: None, {"qwen35.ssm.time_step_rank": 8}, "value head size is 16; expected 32 to 1024"),
-        ("qwen35", lambda t: None, {"qwen35.nextn_predict_layers": 1}, "'qwen35.nextn_predict_layers' is not impl"),
+        ("qwen35", lambda t: None, {"qwen35.nextn_predict_layers": 1}, "3 of 3 layers are recurrent"),
         (
             "qwen35",
             lambda t: None,

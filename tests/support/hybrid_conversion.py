@@ -93,9 +93,26 @@ _WHOLE = {
 }
 
 
-def write_hybrid_as_gguf(path: Path, model: Any) -> Path:
-    """Write a model of transformers under llama.cpp's names and with its keys; return `path`."""
-    return write_gguf(path, _metadata(model.config), _tensors(model))
+_OF_HEAD = {
+    "mtp.fc.weight": "eh_proj",
+    "mtp.pre_fc_norm_embedding.weight": "enorm",
+    "mtp.pre_fc_norm_hidden.weight": "hnorm",
+    "mtp.norm.weight": "shared_head_norm",
+}
+
+
+def write_hybrid_as_gguf(path: Path, model: Any, head: dict[str, Any] | None = None) -> Path:
+    """Write a model of transformers under llama.cpp's names and with its keys; return `path`.
+
+    A `head` that drafts is a block behind the others.
+    """
+    entries, layers = _metadata(model.config), model.config.num_hidden_layers
+    if head:
+        kind = entries["general.architecture"]
+        entries |= {f"{kind}.block_count": layers + 1, f"{kind}.nextn_predict_layers": 1}
+    behind = {name.replace("mtp.layers.0.", f"model.layers.{layers}."): one for name, one in (head or {}).items()}
+    names = {name: f"blk.{layers}.nextn.{end}.weight" for name, end in _OF_HEAD.items()}
+    return write_gguf(path, entries, _tensors(model, behind, names))
 
 
 def _metadata(config: Any) -> dict[str, object]:
@@ -241,10 +258,10 @@ def _multiplied(name: str, values: Any, config: Any) -> Any:
     return torch.cat([part * factor for part, factor in parts]) * config.ssm_in_multiplier
 
 
-def _tensors(model: Any) -> Any:
+def _tensors(model: Any, behind: dict[str, Any], names: dict[str, str]) -> Any:
     config, tensors = model.config, {}
     kind = KINDS[config.model_type]
-    for name, tensor in model.state_dict().items():
+    for name, tensor in [*model.state_dict().items(), *behind.items()]:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.detach().clone()
@@ -260,15 +277,15 @@ def _tensors(model: Any) -> Any:
         if kind == "falcon-h1":
             values = _of_space(name, _multiplied(name, values, config), config.mamba_n_groups)
         values = values.squeeze(1) if "conv" in name and values.dim() == 3 else values
-        for written, part in _parts(name, values, config):
+        for written, part in _parts(name, values, config, names):
             tensors[written] = (tuple(reversed(part.shape)), array("f", part.flatten().tolist()))
     return tensors
 
 
-def _parts(name: str, values: Any, config: Any) -> Iterator[tuple[str, Any]]:
+def _parts(name: str, values: Any, config: Any, names: dict[str, str]) -> Iterator[tuple[str, Any]]:
     """The tensors that llama.cpp has of one: all experts' gates and ups apart, and a delta net's output gates."""
-    if name in _WHOLE:
-        yield _WHOLE[name], values
+    if whole := _WHOLE.get(name) or names.get(name):
+        yield whole, values
         return
     _, _, layer, rest = name.split(".", 3)
     block, (part, _, end) = f"blk.{layer}", rest.rpartition(".")

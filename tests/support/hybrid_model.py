@@ -158,6 +158,37 @@ def hybrid_tensors(architecture: str, seed: int = 7) -> Written:
     return tensors.written
 
 
+def mtp_tensors(architecture: str = "qwen35", seed: int = 7) -> Written:
+    """Return a model's tensors with a head that drafts further tokens, as a block behind its others."""
+    tensors = _Tensors(seed + 1)
+    block = f"blk.{len(_LAYERS[architecture])}"
+    for name in ("attn_norm", "post_attention_norm", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"):
+        tensors.vector(f"{block}.{name}.weight", HIDDEN, 1.0)
+    tensors.matrix(f"{block}.nextn.eh_proj", 2 * HIDDEN, HIDDEN)
+    _attention(tensors, block, architecture)
+    for name, columns, rows in (("gate", HIDDEN, FFN), ("up", HIDDEN, FFN), ("down", FFN, HIDDEN)):
+        tensors.matrix(f"{block}.ffn_{name}", columns, rows)
+    return hybrid_tensors(architecture, seed) | tensors.written
+
+
+def right_mtp_tensors() -> Written:
+    """Return tensors of a model whose every token follows from the one before alone, and whose head knows that."""
+    written = mtp_tensors()
+    for name, (dims, values) in written.items():
+        if name.endswith(("attn_output.weight", "ssm_out.weight", "ffn_down.weight")):
+            written[name] = (dims, array("f", [0.0]) * len(values))
+        elif "norm" in name:
+            written[name] = (dims, array("f", [1.0]) * len(values))
+    identity = array("f", [float(row == column) for row in range(HIDDEN) for column in range(2 * HIDDEN)])
+    return written | {"blk.4.nextn.eh_proj.weight": ((2 * HIDDEN, HIDDEN), identity)}
+
+
+def write_mtp(path: Path, tensors: Tensors | None = None, **changes: object) -> Path:
+    """Write a Qwen 3.5 with a head that drafts further tokens; returns `path`."""
+    counts = {"qwen35__block_count": 5, "qwen35__nextn_predict_layers": 1}
+    return write_hybrid(path, "qwen35", 7, tensors or mtp_tensors(), **(counts | changes))
+
+
 def _lone_block(tensors: _Tensors, layer: int, is_recurrent: bool) -> None:
     block = f"blk.{layer}"
     if is_recurrent:

@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         kv_type,
         kv_bytes: 4 << 30,
         most_positions: None,
+        has_mtp: true,
     };
     let mut model = CpuModel::load(Path::new(&path), &options)?;
     println!(

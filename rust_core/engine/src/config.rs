@@ -22,6 +22,7 @@ pub(crate) mod hugging_face;
 pub(crate) mod latent;
 mod layers;
 pub(crate) mod minicpm;
+mod mtp;
 mod recurrent;
 
 use self::architecture::unsupported;
@@ -176,6 +177,9 @@ pub struct ModelConfig {
     pub logit_divisor: f32,
     /// Whether the embedding is the output matrix too; `None` when the file's tensors say.
     pub is_output_tied: Option<bool>,
+    /// Whether there is a head that drafts further tokens: a layer behind those of the decoder, which every list of layers
+    /// has too.
+    pub has_mtp: bool,
 }
 
 impl ModelConfig {

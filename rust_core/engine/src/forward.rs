@@ -11,6 +11,7 @@ mod drafts;
 mod experts;
 mod latent;
 mod mlp;
+mod mtp;
 mod per_layer;
 mod plan;
 mod probe;
@@ -27,6 +28,7 @@ pub(crate) use attention::most_split_rows;
 pub(crate) use drafts::num_kept_rows;
 pub(crate) use experts::{Routing, most_slots};
 pub(crate) use latent::{LatentBuffers, latent_sizes};
+pub(crate) use mtp::{MtpBuffers, keep_records, mtp_sizes};
 pub(crate) use per_layer::PerLayerBuffers;
 pub(crate) use plan::Target;
 pub use plan::{Plan, Scoring, Segment};
@@ -156,6 +158,18 @@ pub enum Stage {
     Output,
     /// What adapters of the batch make of a layer's input, before the product that it is added to.
     Adapt(usize, Site),
+    /// The decoder's outputs, for a head that drafts.
+    KeepOutputs,
+    /// The head's input.
+    MtpInput,
+    /// The matrix that makes one of both parts of it.
+    MtpJoin,
+    /// Rows of the head's stream before a block of its layer, and their norm.
+    MtpStream(usize),
+    /// The head's outputs.
+    MtpOutput,
+    /// Outputs that the next step's head goes on from.
+    KeepRecords,
 }
 
 /// The stages after the last layer.
@@ -206,7 +220,8 @@ impl Pass<'_> {
             .iter()
             .flat_map(|_| [Stage::LookUp, Stage::Vectors]);
         let stages = vectors.chain(stream(0)).chain(layers);
-        self.counted(plan, stages.chain(output_stages(is_shared)).collect())
+        let stages = stages.chain(output_stages(is_shared)).chain(self.mtp_stages());
+        self.counted(plan, stages.collect())
     }
 
     /// The last stages of a batch alone, to compute logits of other rows when all stages are over.
@@ -226,7 +241,12 @@ impl Pass<'_> {
             | Stage::NormaliseHeads(_)
             | Stage::Compress(_)
             | Stage::NormaliseScan(_)
-            | Stage::TakeKept(_) => plan.num_rows(),
+            | Stage::TakeKept(_)
+            | Stage::KeepOutputs
+            | Stage::MtpInput
+            | Stage::MtpStream(_)
+            | Stage::MtpOutput => plan.num_rows(),
+            Stage::KeepRecords => plan.segments.len(),
             Stage::KeepDrafts(_) => plan.num_drafts(),
             Stage::OutputNorm => plan.num_outputs(),
             Stage::Attend(layer) => plan.attention[self.config.head_kind(layer)].num_pieces(),
@@ -246,7 +266,12 @@ impl Pass<'_> {
                 return recurrent::projection_tiling(plan, config);
             }
             Stage::Project(layer) => {
-                let heads = config.num_heads + self.own_kv_heads(layer);
+                let num_heads = if self.stores_alone(plan, layer) {
+                    0
+                } else {
+                    config.num_heads
+                };
+                let heads = num_heads + self.own_kv_heads(layer);
                 (plan.num_rows(), heads, heads)
             }
             Stage::Vectors => return per_layer::vectors_tiling(plan, config),
@@ -279,8 +304,12 @@ impl Pass<'_> {
     /// by two segments, and `space` was prepared for the plan. The stages are run in their order.
     pub unsafe fn compute(&self, plan: &Plan<'_>, stage: Stage, piece: Piece) {
         let own = &mut *self.space.own(piece.thread);
-        let is_few = is_few(plan.num_rows());
-        let stream = &self.space.streams[if is_few { piece.thread } else { 0 }];
+        let is_of_mtp = stage.is_of_mtp(self.config, plan);
+        let is_few = is_few(plan.num_rows()) && !is_of_mtp;
+        let stream = match is_of_mtp {
+            true => &self.space.mtp.stream,
+            false => &self.space.streams[if is_few { piece.thread } else { 0 }],
+        };
         let part = Part {
             pass: self,
             plan,
@@ -298,7 +327,7 @@ impl Pass<'_> {
                     part.catch_up(own, self.config.blocks_per_layer() * layer + 1);
                 }
                 Stage::GateVectors(layer) => part.catch_up(own, self.config.blocks_per_layer() * layer + 2),
-                Stage::Output => part.catch_up(own, self.num_blocks()),
+                Stage::Output | Stage::KeepOutputs => part.catch_up(own, self.num_blocks()),
                 _ => {}
             }
             let ranges = |stage| self.tiling(plan, stage).ranges(piece.index);
@@ -342,6 +371,12 @@ impl Pass<'_> {
                 },
                 Stage::OutputNorm => part.normalise_output(piece.index, &mut own.row),
                 Stage::Output => part.output(ranges(stage)),
+                Stage::KeepOutputs => part.keep_output(piece.index),
+                Stage::MtpInput => part.join_input(piece.index, own),
+                Stage::MtpJoin => part.join(ranges(stage)),
+                Stage::MtpStream(place) => part.advance_mtp(place, piece.index, &mut own.row),
+                Stage::MtpOutput => part.finish_mtp(piece.index, &mut own.row),
+                Stage::KeepRecords => part.keep_records(piece.index),
             }
         }
     }
@@ -374,7 +409,7 @@ impl Pass<'_> {
     /// The norm before the block that follows so many, where the family has one; the last is followed by the output's.
     fn norm_after(&self, blocks: usize) -> Option<&Norm> {
         let (layer, place) = self.config.place_of(blocks);
-        let layer = self.weights.layers.get(layer)?;
+        let layer = self.weights.layers[..self.config.num_layers].get(layer)?;
         match place {
             0 => layer.attention_norm.as_ref(),
             1 => layer.ffn_norm.as_ref(),
@@ -510,7 +545,8 @@ impl Part<'_> {
     /// The first row of a block's output.
     fn delta_row(&self, block: usize) -> usize {
         let rows = self.plan.num_rows();
-        if is_few(rows) { block * rows } else { 0 }
+        let is_few = is_few(rows) && !self.plan.is_drafting();
+        if is_few { block * rows } else { 0 }
     }
 
     /// Normalises a row that gives logits.

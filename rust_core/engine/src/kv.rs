@@ -8,6 +8,7 @@
 //! first written, so resident memory follows use, not the pool's size.
 
 mod moves;
+mod records;
 mod states;
 
 use std::cmp::Reverse;
@@ -21,6 +22,7 @@ use crate::config::ModelConfig;
 use crate::runner::EngineError;
 
 pub use moves::SwappedPages;
+use records::RecordPlace;
 pub use states::{Cell, LayerCells, StatePages, StateRun};
 
 /// In a table: no page, because the block slid out of every later token's sight.
@@ -68,6 +70,8 @@ pub struct KvPages {
     places: Vec<Option<Place>>,
     /// Of recurrent layers, where their states lie.
     pub states: Option<StatePages>,
+    /// Of a head that drafts, where a block's record lies.
+    record: Option<RecordPlace>,
     page_bytes: usize,
 }
 
@@ -79,16 +83,17 @@ impl KvPages {
     pub fn of(config: &ModelConfig, dtype: KvType) -> Self {
         let has_own = |&layer: &usize| config.has_attention(layer) && config.kv_source(layer).is_none();
         let kind = |layer| (config.window(layer), config.kv_layout(layer, dtype));
-        let kinds: Vec<Kind> = (0..config.num_layers).filter(has_own).map(kind).collect();
+        let kinds: Vec<Kind> = config.all_layers().filter(has_own).map(kind).collect();
         let mut pages = Self::new(&kinds);
         let mut own = std::mem::take(&mut pages.places).into_iter().flatten();
-        for layer in 0..config.num_layers {
+        for layer in config.all_layers() {
             let place = match config.kv_source(layer) {
                 Some(source) => pages.places[source],
                 None => has_own(&layer).then(|| own.next()).flatten(),
             };
             pages.places.push(place);
         }
+        pages.add_record(config);
         let per_block = pages.pages_per_block();
         if let Some((states, page_bytes)) = StatePages::of(config, pages.page_bytes, per_block) {
             pages.groups.push(KvGroup {
@@ -146,6 +151,7 @@ impl KvPages {
             layouts: kinds.iter().map(|((_, layout), _)| *layout).collect(),
             places: in_group.into_iter().map(place).map(Some).collect(),
             states: None,
+            record: None,
             page_bytes,
         }
     }

@@ -9,6 +9,7 @@ mod expert_tensors;
 mod gemma4;
 mod latent;
 mod layers;
+mod mtp;
 mod names;
 mod norm;
 mod packed_experts;
@@ -33,6 +34,7 @@ pub(crate) use self::adapted::{RowOrder, adapted_place, row_order};
 pub use self::gemma4::{PerLayer, PerLayerInputs, SeparateExperts};
 pub use self::latent::LatentWeights;
 pub use self::layers::{Attention, FeedForward, Gated, Layer, Linear, Mixer, Shared, Weights};
+pub use self::mtp::MtpWeights;
 pub use self::norm::Norm;
 pub use self::recurrent::{RecurrentWeights, ScanWeights};
 
@@ -100,7 +102,7 @@ fn with_tensors(
         }
     }
     config.rope_tables()?;
-    Ok(config)
+    Ok(mtp::with_mtp(file, config))
 }
 
 /// Factors of rotary frequencies that are a tensor of the file: Llama 3's, or LongRoPE's for long texts or short ones.
@@ -155,7 +157,7 @@ pub fn find<'a>(
     config: &ModelConfig,
     name: &str,
 ) -> Result<Option<TensorView<'a>>, ModelFileError> {
-    let names = Names::of(file);
+    let names = Names::of_model(file, config);
     let whole = |name| (Place::whole(name), "");
     let place = match name {
         "token_embd.weight" => Some(whole(names.embedding())),
@@ -172,7 +174,7 @@ pub fn find<'a>(
 /// What the file calls the matrix that GGUF files call `name` (both without `.weight`), and its first row there, where
 /// several lie in one.
 pub fn place(file: &ModelFile, config: &ModelConfig, name: &str) -> Option<(String, usize)> {
-    let names = Names::of(file);
+    let names = Names::of_model(file, config);
     let whole = |weight: String| Some((weight.trim_end_matches(".weight").to_owned(), 0));
     match name {
         "token_embd" => whole(names.embedding()),
@@ -251,7 +253,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
         file,
         config,
         pool,
-        names: Names::of(file),
+        names: Names::of_model(file, config),
         matrices: Matrices::of(file)?,
     };
     loader.check_experts()?;
@@ -260,7 +262,9 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
     loader.check_gemma4()?;
     loader.check_attention()?;
     loader.check_dense()?;
-    let layers = (0..config.num_layers)
+    loader.check_mtp()?;
+    let layers = config
+        .all_layers()
         .map(|layer| loader.layer(layer))
         .collect::<Result<_, _>>()?;
     let output_name = loader.names.output();
@@ -274,6 +278,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
             .transpose()?,
         output_bias: loader.output_bias()?,
         per_layer: loader.per_layer_inputs()?,
+        mtp: loader.mtp()?,
     };
     unread::refuse_unread(file, &loader.names, config)?;
     Ok(weights)

@@ -1,6 +1,7 @@
 //! The CPU model runner: a model, its KV memory and its threads; computes batches and samples tokens.
 
 mod accepted;
+mod mtp;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ use crate::logit_lens;
 use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
 use crate::workspace::{LargestStep, SCORED_ROWS, Workspace, num_rope_tables};
+
+pub use mtp::DraftedRow;
 
 /// What can go wrong while loading or running a model.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +81,8 @@ pub struct LoadOptions {
     pub kv_bytes: usize,
     /// The longest text that there will be; `None`: as long as the model's context.
     pub most_positions: Option<usize>,
+    /// Whether a head that drafts further tokens is loaded, where the file has one.
+    pub has_mtp: bool,
 }
 
 /// A row of logits to sample from, and one after each token that is proposed to follow.
@@ -133,8 +138,10 @@ pub struct CpuModel {
     pool: Arc<ThreadPool>,
     isa: Isa,
     num_outputs: usize,
-    /// Drafts of the last batch that states did not go past.
-    num_drafts: usize,
+    /// Rows of the last batch's drafts that states, or a head, did not go past.
+    draft_rows: Vec<usize>,
+    /// Rows of the last pass of a head, if no batch came after it.
+    num_drafted: usize,
     scores: Vec<Result<TokenScore, SampleError>>,
     /// Of each layer, how long each neuron's column of the down matrix is; found when it is first asked for.
     write_norms: Vec<Vec<f32>>,
@@ -148,7 +155,10 @@ impl CpuModel {
     /// Loads a GGUF file or a safetensors folder.
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Self, EngineError> {
         let start = Instant::now();
-        let (file, config) = model::open_for(path, options.most_positions)?;
+        let (file, mut config) = model::open_for(path, options.most_positions)?;
+        if !options.has_mtp {
+            config = config.without_mtp();
+        }
         let pool = ThreadPool::shared(options.threads);
         let weights = model::load(&file, &config, &pool)?;
         let pages = KvPages::of(&config, options.kv_type);
@@ -169,7 +179,8 @@ impl CpuModel {
             pool,
             isa,
             num_outputs: 0,
-            num_drafts: 0,
+            draft_rows: Vec::new(),
+            num_drafted: 0,
             scores: Vec::new(),
             write_norms: Vec::new(),
             probed: Vec::new(),
@@ -257,7 +268,8 @@ impl CpuModel {
 
     /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
     pub fn execute(&mut self, segments: &[Segment<'_>]) -> Result<usize, EngineError> {
-        (self.num_outputs, self.num_drafts) = (0, 0);
+        (self.num_outputs, self.num_drafted) = (0, 0);
+        self.draft_rows.clear();
         self.scores.clear();
         self.probed.clear();
         self.check_all(segments)?;
@@ -312,7 +324,7 @@ impl CpuModel {
             self.probed = plan.take_probed(read);
         }
         self.compute_seconds = start.elapsed().as_secs_f64();
-        (self.num_outputs, self.num_drafts) = (num_outputs, plan.num_drafts());
+        (self.num_outputs, self.draft_rows) = (num_outputs, plan.draft_rows());
         Ok(self.num_outputs)
     }
 

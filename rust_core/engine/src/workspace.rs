@@ -13,8 +13,9 @@ use pyagent_kernels::matmul::Activations;
 
 use crate::config::{Experts, ModelConfig};
 use crate::forward::{
-    FEW_ROWS, LatentBuffers, PerLayerBuffers, Routing, latent_sizes, mixed_size, most_piece_columns, most_piece_rows,
-    most_piece_state, most_slots, most_split_rows, num_delta_rows, num_kept_rows, num_streams, output_size,
+    FEW_ROWS, LatentBuffers, MtpBuffers, PerLayerBuffers, Routing, latent_sizes, mixed_size, most_piece_columns,
+    most_piece_rows, most_piece_state, most_slots, most_split_rows, mtp_sizes, num_delta_rows, num_kept_rows,
+    num_streams, output_size,
 };
 use crate::model::{Gated, Layer, Mixer, Weights};
 
@@ -203,7 +204,8 @@ pub struct Own {
 impl Own {
     fn reserve(&mut self, config: &ModelConfig, tokens: usize) {
         let len = own_tile_len(config, tokens);
-        reserve(&mut self.row, config.hidden_size + separate_size(config));
+        let (_, joined) = mtp_sizes(config).unwrap_or_default();
+        reserve(&mut self.row, config.hidden_size + separate_size(config).max(joined));
         reserve(&mut self.first, len);
         reserve(&mut self.second, len);
         self.saved.clear();
@@ -270,6 +272,23 @@ pub struct Stream {
     pub output_input: Activations,
 }
 
+impl Stream {
+    pub(crate) fn new(config: &ModelConfig) -> Self {
+        Self {
+            residual: Rows::new(config.hidden_size),
+            hidden_input: Activations::new(),
+            expert_input: Activations::new(),
+            router_input: Activations::new(),
+            output_input: Activations::new(),
+        }
+    }
+
+    pub(crate) fn bytes(&mut self) -> usize {
+        let separate = self.expert_input.bytes() + self.router_input.bytes();
+        self.residual.bytes() + self.hidden_input.bytes() + self.output_input.bytes() + separate
+    }
+}
+
 /// Every buffer of a forward pass. Grows to the largest batch seen.
 #[expect(missing_docs, reason = "the fields are the stages of a decoder layer")]
 pub struct Workspace {
@@ -308,6 +327,7 @@ pub struct Workspace {
     pub routing: Routing,
     pub latent: LatentBuffers,
     pub per_layer: PerLayerBuffers,
+    pub mtp: MtpBuffers,
     hidden_forms: Forms,
     heads_forms: Forms,
     ffn_forms: Forms,
@@ -344,13 +364,6 @@ impl Workspace {
     /// Empty buffers for a model and a number of threads.
     pub fn new(config: &ModelConfig, weights: &Weights, threads: usize) -> Self {
         let layers = || weights.layers.iter();
-        let stream = || Stream {
-            residual: Rows::new(config.hidden_size),
-            hidden_input: Activations::new(),
-            expert_input: Activations::new(),
-            router_input: Activations::new(),
-            output_input: Activations::new(),
-        };
         let is_dense = |(index, layer): &(usize, &Layer)| layer.ffn.router().is_none() && config.has_dense_size(*index);
         let downs = |are_dense: bool| {
             let blocks = layers().enumerate().filter(|layer| is_dense(layer) == are_dense);
@@ -358,7 +371,7 @@ impl Workspace {
             Forms::of(gated.map(|gated| &gated.down.weight))
         };
         Self {
-            streams: (0..threads).map(|_| stream()).collect(),
+            streams: (0..threads).map(|_| Stream::new(config)).collect(),
             own: (0..threads).map(|_| Mutex::default()).collect(),
             query: Rows::new(config.query_size()),
             key: Rows::new(waiting_kv_size(config)),
@@ -379,6 +392,7 @@ impl Workspace {
             routing: Routing::new(config),
             latent: LatentBuffers::new(weights),
             per_layer: PerLayerBuffers::new(config, weights),
+            mtp: MtpBuffers::new(config, weights),
             hidden_forms: Forms::of(layers().flat_map(|layer| {
                 let mixer = layer.mixer.inputs().into_iter();
                 let ffn = layer.ffn.gated().iter().flat_map(Gated::inputs);
@@ -409,7 +423,9 @@ impl Workspace {
         let resize = |input: &mut Activations, rows: usize, cols: usize, forms: Forms| {
             input.resize(rows, cols, forms.is_quantised, forms.is_dense || is_adapted);
         };
-        for stream in &mut self.streams[..streams] {
+        let has_mtp = config.has_mtp;
+        let of_mtp = has_mtp.then_some(&mut self.mtp.stream).into_iter();
+        for stream in self.streams[..streams].iter_mut().chain(of_mtp) {
             stream.residual.reserve(tokens);
             let hidden = config.hidden_size;
             resize(&mut stream.hidden_input, tokens, hidden, self.hidden_forms);
@@ -419,6 +435,7 @@ impl Workspace {
             }
             resize(&mut stream.output_input, outputs, hidden, self.output_forms);
         }
+        self.mtp.reserve(config, tokens);
         for own in &mut self.own {
             let own = own.get_mut().unwrap_or_else(PoisonError::into_inner);
             own.reserve(config, tokens);
@@ -477,11 +494,7 @@ impl Workspace {
 
     /// Bytes held by all buffers.
     pub fn bytes(&mut self) -> usize {
-        let streams = self.streams.iter_mut().map(|stream| {
-            let separate = stream.expert_input.bytes() + stream.router_input.bytes();
-            let inputs = stream.hidden_input.bytes() + stream.output_input.bytes() + separate;
-            stream.residual.bytes() + inputs
-        });
+        let streams = self.streams.iter_mut().map(Stream::bytes);
         let own = self.own.iter_mut();
         let own = own.map(|own| own.get_mut().unwrap_or_else(PoisonError::into_inner).bytes());
         let projected = [
@@ -509,7 +522,7 @@ impl Workspace {
         ]
         .map(Activations::bytes);
         let heads = self.heads_inputs.iter().map(Activations::bytes).sum::<usize>();
-        let more = self.latent.bytes() + self.per_layer.bytes() + self.routing.bytes();
+        let more = self.latent.bytes() + self.per_layer.bytes() + self.mtp.bytes() + self.routing.bytes();
         let inputs = heads + more + insides.iter().sum::<usize>();
         let rows = projected.into_iter().chain(rows).sum::<usize>();
         streams.sum::<usize>() + own.sum::<usize>() + rows + inputs
@@ -540,6 +553,7 @@ impl LargestStep {
             space.prepare(config, tokens, self.logit_rows(tokens), split_rows);
         }
         space.prepare_drafts(config, self.most_drafts());
+        space.mtp.reserve_drafts(config, self.outputs.min(self.tokens));
         let bytes = space.bytes() as u128 + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
@@ -587,7 +601,12 @@ impl LargestStep {
         let heads = config.heads_sizes().map(|size| input(tokens, size as u128));
         let heads = heads.iter().sum::<u128>() + latent.sum::<u128>();
         let inputs = heads + mixer + input(slots, ffn) + of_experts + beside + per_layer;
-        let streams = stream(tokens) + threads * stream(FEW_ROWS as u128);
+        let of_mtp = mtp_sizes(config).map_or(0, |(rows, joined)| {
+            let drafted = self.outputs.min(self.tokens) as u128;
+            let own = threads * 4 * joined as u128;
+            (tokens + drafted) * 4 * rows as u128 + own + stream(tokens) + input(tokens, joined as u128)
+        });
+        let streams = stream(tokens) + threads * stream(FEW_ROWS as u128) + of_mtp;
         let logits = self.logit_rows(self.tokens) as u128 * config.vocab_size as u128 * 4;
         let chunks = self.split_rows(config) as u128 * config.num_heads as u128;
         let chunks = chunks * (config.value_dim() as u128 + 48) * 4;

@@ -21,6 +21,7 @@ use pyo3::sync::MutexExt;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::cache::BlockPool;
+use crate::drafting;
 use crate::sampler_state::SamplerState;
 use crate::step::{self, Asked, Columns};
 
@@ -174,9 +175,10 @@ pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, Likelihood>, HashMap<usiz
 
 #[pymethods]
 impl CpuModel {
-    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`; texts have `most_positions`.
+    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`; texts have `most_positions`. Without `mtp`, a head that drafts further tokens is left alone.
     #[staticmethod]
-    #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "bf16", isa = None, swap_dir = None, most_positions = None))]
+    #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "bf16", isa = None, swap_dir = None, most_positions = None,
+        mtp = true))]
     #[expect(clippy::too_many_arguments, reason = "one keyword for each option")]
     fn load(
         py: Python<'_>,
@@ -187,6 +189,7 @@ impl CpuModel {
         isa: Option<&str>,
         swap_dir: Option<PathBuf>,
         most_positions: Option<usize>,
+        mtp: bool,
     ) -> PyResult<Self> {
         let kv_type = parse_kv_type(kv_type)?;
         let isa = isa.map(parse_isa).transpose()?;
@@ -196,6 +199,7 @@ impl CpuModel {
             kv_type,
             kv_bytes,
             most_positions,
+            has_mtp: mtp,
         };
         let model = py
             .detach(|| runner::CpuModel::load(&path, &options))
@@ -297,6 +301,36 @@ impl CpuModel {
             outcome.more,
             probed.collect(),
         ))
+    }
+
+    /// Drafts a token after each of `tokens`, one for each of some sequences of `pool`, by the model's own head.
+    ///
+    /// The token of `sequence_ids[i]` is `num_ahead[i]` behind those that the pool has of it, in reserved room. Where it is
+    /// a draft itself, `before[i]` is the row of the last call that gave it; None says that the token before was computed
+    /// by the last step that had the sequence.
+    ///
+    /// Returns of each the likeliest next token and its log-probability, and by row what was wrong with it.
+    fn draft(
+        &self,
+        py: Python<'_>,
+        pool: &BlockPool,
+        sequence_ids: Vec<u64>,
+        tokens: Vec<u32>,
+        num_ahead: Vec<usize>,
+        before: Vec<Option<usize>>,
+    ) -> PyResult<drafting::Drafted> {
+        let counts = [tokens.len(), num_ahead.len(), before.len()];
+        if counts.iter().any(|count| *count != sequence_ids.len()) {
+            let text = format!("{} sequences, and columns of {counts:?}", sequence_ids.len());
+            return Err(PyValueError::new_err(text));
+        }
+        let columns = drafting::Columns {
+            sequence_ids,
+            tokens,
+            num_ahead,
+            before,
+        };
+        py.detach(|| drafting::run(&mut *self.lock()?, pool, &columns))
     }
 
     /// The last step's logits as little-endian f32, [outputs, vocab]; for tests and tools.
@@ -417,6 +451,7 @@ impl CpuModel {
         info.set_item("vocab_size", config.vocab_size)?;
         info.set_item("context_length", config.context_length)?;
         info.set_item("num_layers", config.num_layers)?;
+        info.set_item("has_mtp", config.has_mtp)?;
         info.set_item("hidden_size", config.hidden_size)?;
         info.set_item("num_experts", config.experts.map_or(0, |experts| experts.num_experts))?;
         info.set_item("weight_bytes", model.weight_bytes())?;
@@ -521,8 +556,8 @@ pub fn available_cores() -> usize {
 
 /// What a model is and would take, from its header alone: architecture, sizes, bytes of weights and of KV a token.
 #[pyfunction]
-#[pyo3(signature = (path, kv_type = "bf16"))]
-pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str) -> PyResult<Bound<'py, PyDict>> {
+#[pyo3(signature = (path, kv_type = "bf16", *, mtp = true))]
+pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str, mtp: bool) -> PyResult<Bound<'py, PyDict>> {
     let kv_type = parse_kv_type(kv_type)?;
     let described = py.detach(|| {
         let (file, config) = pyagent_engine::model::open_stored(&path, None)?;
@@ -536,7 +571,9 @@ pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str) -> PyR
     about.set_item("vocab_size", config.vocab_size)?;
     about.set_item("context_length", config.context_length)?;
     about.set_item("num_layers", config.num_file_layers())?;
+    about.set_item("has_mtp", config.has_mtp)?;
     about.set_item("weight_bytes", weight_bytes)?;
+    let config = if mtp { config } else { config.without_mtp() };
     let pages = KvPages::of(&config, kv_type);
     about.set_item("kv_bytes_per_token", pages.block_bytes() / BLOCK_TOKENS)?;
     about.set_item("kv_groups", kv_groups(&pages))?;
@@ -546,6 +583,7 @@ pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str) -> PyR
 
 /// As `CpuModel.step_bytes`, from a model's header alone: an upper bound.
 #[pyfunction]
+#[pyo3(signature = (path, num_threads, num_tokens, num_outputs, num_positions, *, mtp = true))]
 pub fn most_step_bytes(
     py: Python<'_>,
     path: PathBuf,
@@ -553,6 +591,7 @@ pub fn most_step_bytes(
     num_tokens: usize,
     num_outputs: usize,
     num_positions: usize,
+    mtp: bool,
 ) -> PyResult<usize> {
     let step = LargestStep {
         threads: num_threads,
@@ -562,6 +601,7 @@ pub fn most_step_bytes(
     };
     let bytes = py.detach(|| {
         let (_, config) = pyagent_engine::model::open(&path)?;
+        let config = if mtp { config } else { config.without_mtp() };
         Ok::<_, pyagent_engine::weights::ModelFileError>(step.most_bytes(&config))
     });
     bytes.map_err(|error| ModelFileError::new_err(error.to_string()))

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod cache;
+mod drafting;
 mod encoder;
 mod engine;
 mod logits_rows;

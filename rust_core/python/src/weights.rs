@@ -75,7 +75,7 @@ impl ModelConfig {
             rope_attention_factor: f64::from(rope.attention_factor()),
             local_rope_frequencies: local_rope.inverse_frequencies().to_vec(),
             local_rope_attention_factor: f64::from(local_rope.attention_factor()),
-            rotary_layers: config.rotary_layers.clone(),
+            rotary_layers: config.rotary_layers[..config.num_layers].to_vec(),
             has_input_norms: config.architecture.has_input_norms(),
             is_qk_norm_wide: config.architecture.is_qk_norm_wide(),
             windows: (0..config.num_layers).map(|layer| config.window(layer)).collect(),

@@ -109,8 +109,9 @@ def show(
     about = describe_model(path, licence)
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
     options = _options(config)
+    options = options.of_model(name)
     total_bytes, fits, refusal = _fits(path, options, config)
-    template, abilities = _chat(path, options.of_model(name))
+    template, abilities = _chat(path, options)
     adapters = adapter_cards(name, config)
     if as_json:
         source = found.manifest.source if found else "file"
@@ -254,8 +255,9 @@ def _card(
     about: ModelDescription, path: Path, memory: dict[int, int], template: str, abilities: tuple[str, ...]
 ) -> list[tuple[str, str]]:
     needs = (f"{format_bytes(need)} with {context:,} tokens" for context, need in memory.items())
+    head = " and one that drafts (MTP)" if about.has_mtp else ""
     return [
-        ("architecture", f"{about.architecture}, {about.num_layers} layers"),
+        ("architecture", f"{about.architecture}, {about.num_layers} layers{head}"),
         ("quantisation", about.quantization),
         ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
         ("vocabulary", f"{about.vocab_size:,} tokens"),

@@ -81,7 +81,7 @@ fn checked(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<Adapt
     let mut name_to_tensors = by_module(&file, is_gguf)?;
     let (mut modules, mut used) = (Vec::new(), Vec::new());
     let mut sizes = (0, 0);
-    let layers = weights.layers.iter().enumerate();
+    let layers = weights.layers.iter().take(config.num_layers).enumerate();
     for (layer, of_layer) in layers.filter(|(layer, _)| !config.is_first_half(*layer)) {
         for projection in Projection::ALL {
             let (name, rows) = adapted_place(is_gguf, layer, projection, config);
@@ -117,7 +117,7 @@ fn checked(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<Adapt
     Ok(AdapterFile {
         file,
         modules,
-        num_layers: weights.layers.len(),
+        num_layers: config.num_layers,
         bytes: sizes.0,
         rank: sizes.1,
     })

@@ -72,7 +72,7 @@ impl ModelConfig {
     pub fn kv_source(&self, layer: usize) -> Option<usize> {
         let shared = self.gemma4.map_or(0, |gemma4| gemma4.num_kv_shared_layers);
         let first = self.num_layers.saturating_sub(shared);
-        if layer < first {
+        if layer < first || shared == 0 {
             return None;
         }
         let is_sliding = self.sliding_layers[layer];

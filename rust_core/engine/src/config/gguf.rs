@@ -260,6 +260,7 @@ impl ModelConfig {
             },
             multipliers: None,
             is_output_tied: None,
+            has_mtp: false,
         };
         config.check()
     }

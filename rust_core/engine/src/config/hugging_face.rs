@@ -285,6 +285,7 @@ impl ModelConfig {
             },
             multipliers: json.multipliers(architecture)?,
             is_output_tied: json.is_output_tied(architecture),
+            has_mtp: false,
         };
         config.check()
     }

@@ -224,7 +224,7 @@ impl Part<'_> {
             num_query_heads_per_kv: heads_per_group,
             first_position: segment.first_position + tile.first,
             num_tokens: tile.num_tokens,
-            window: config.window(index),
+            window: self.seen(index, segment),
             is_window_chunk: config.are_windows_chunks,
             scale: config.attention_scale,
             softcap: config.attention_softcap,
@@ -233,6 +233,16 @@ impl Part<'_> {
             q_stride,
             out: heads.origin().wrapping_add(tile.row * out_stride + out_column),
             out_stride,
+        }
+    }
+
+    /// How many positions a layer's tokens see: in a head's layer, whose pass has one, all but the first.
+    fn seen(&self, index: usize, segment: &Segment<'_>) -> Option<usize> {
+        let config = self.pass.config;
+        if config.is_mtp(index) {
+            Some(segment.first_position)
+        } else {
+            config.window(index)
         }
     }
 

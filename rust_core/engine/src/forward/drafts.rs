@@ -41,6 +41,11 @@ impl DraftRows {
         }
     }
 
+    /// The rows that are to be verified.
+    pub(super) fn rows(&self) -> &[usize] {
+        &self.verified
+    }
+
     /// How many there are to verify.
     pub(super) fn num_verified(&self) -> usize {
         self.verified.len()
@@ -81,6 +86,11 @@ impl<'a> Plan<'a> {
         let segments = self.segments.iter().zip(first_drafts);
         let accepted = segments.flat_map(|(segment, first)| *first..first + segment.tokens.len());
         self.drafts = DraftRows::accepted(accepted.collect(), num_kept);
+    }
+
+    /// The rows of drafts to verify, in models that must be brought past those that are right.
+    pub(crate) fn draft_rows(&self) -> Vec<usize> {
+        self.drafts.rows().to_vec()
     }
 
     /// Drafts to verify in layers that have states.

@@ -7,6 +7,7 @@ use super::adapters::AdapterPlan;
 use super::attention::{self, AttentionPlan};
 use super::drafts::DraftRows;
 use super::experts::RoutingPlan;
+use super::mtp::Drafting;
 use super::probe::{Probe, ProbedRow};
 use crate::adapters::Adapter;
 use crate::config::ModelConfig;
@@ -73,6 +74,8 @@ pub struct Plan<'a> {
     pub(super) adapters: AdapterPlan,
     /// Rows that are probed, in order.
     pub(super) probes: Vec<ProbedRow>,
+    /// What a pass of a head alone goes on from.
+    pub(super) drafting: Option<Drafting>,
     pub(super) num_threads: usize,
 }
 
@@ -99,6 +102,7 @@ impl<'a> Plan<'a> {
             routing: RoutingPlan::default(),
             adapters: AdapterPlan::default(),
             probes: Vec::new(),
+            drafting: None,
             num_threads,
         };
         if let Some(states) = &pages.states {
@@ -108,6 +112,8 @@ impl<'a> Plan<'a> {
                 states.runs_before_drafts(table, first, count, segment.num_drafts)
             });
             plan.runs = runs.collect();
+        }
+        if pages.states.is_some() || config.has_mtp {
             plan.drafts = DraftRows::verified(segments);
         }
         for (index, segment) in segments.iter().enumerate() {

@@ -78,6 +78,9 @@ impl Part<'_> {
         if num_kv_heads == 0 {
             return (units, 0..0);
         }
+        if self.pass.stores_alone(self.plan, index) {
+            return (0..0, units);
+        }
         let run = self.pass.config.num_heads / num_kv_heads + 1;
         let heads_before = |unit: usize| unit / run * (run - 1) + (unit % run).saturating_sub(1);
         let heads = heads_before(units.start)..heads_before(units.end);

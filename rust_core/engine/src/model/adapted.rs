@@ -16,7 +16,11 @@ pub(crate) fn adapted_place(
     projection: Projection,
     config: &ModelConfig,
 ) -> (String, Option<Range<usize>>) {
-    let names = if is_gguf { Names::Gguf } else { Names::HuggingFace("") };
+    let names = if is_gguf {
+        Names::Gguf
+    } else {
+        Names::HuggingFace("", None)
+    };
     let place = names.layer(layer, part(projection), config);
     (place.name, place.rows)
 }

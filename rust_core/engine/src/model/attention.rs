@@ -55,7 +55,7 @@ impl Loader<'_> {
         let (config, hidden) = (self.config, self.config.hidden_size);
         let is_plain =
             |&layer: &usize| config.has_attention(layer) && config.latent.is_none() && config.gemma4.is_none();
-        for layer in (0..config.num_layers).filter(is_plain) {
+        for layer in config.all_layers().filter(is_plain) {
             self.check_joined(&self.names.layer(layer, Part::Value, config))?;
             let architecture = config.architecture;
             let gates = 1 + usize::from(architecture.has_gated_attention() && !architecture.are_gates_apart());

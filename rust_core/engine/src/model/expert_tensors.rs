@@ -132,7 +132,7 @@ impl Loader<'_> {
     pub(super) fn check_dense(&self) -> Result<(), ModelFileError> {
         let config = self.config;
         let is_meant = |&layer: &usize| config.experts.is_none() && config.has_ffn(layer);
-        let mut layers = (0..config.num_layers).filter(is_meant);
+        let mut layers = config.all_layers().filter(is_meant);
         layers.try_for_each(|layer| {
             self.check_joined(&self.names.layer(layer, Part::Up, config))?;
             self.check_gated(
@@ -146,7 +146,7 @@ impl Loader<'_> {
     pub(super) fn check_experts(&self) -> Result<(), ModelFileError> {
         let (config, hidden) = (self.config, self.config.hidden_size);
         let Some(experts) = config.experts else { return Ok(()) };
-        for layer in (0..config.num_layers).filter(|&layer| config.has_ffn(layer)) {
+        for layer in config.all_layers().filter(|&layer| config.has_ffn(layer)) {
             if !config.has_experts(layer) {
                 self.check_gated(&|part| self.names.layer(layer, part, config), experts.dense_size)?;
                 continue;

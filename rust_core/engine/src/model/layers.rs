@@ -2,7 +2,7 @@
 
 use pyagent_kernels::pack::PackedMatrix;
 
-use super::{LatentWeights, Norm, PerLayer, PerLayerInputs, RecurrentWeights, SeparateExperts};
+use super::{LatentWeights, MtpWeights, Norm, PerLayer, PerLayerInputs, RecurrentWeights, SeparateExperts};
 
 /// A matrix and its optional bias.
 pub struct Linear {
@@ -181,7 +181,7 @@ impl FeedForward {
 pub struct Weights {
     /// Token embeddings, [vocab, hidden]; also the output matrix when that is absent.
     pub embedding: PackedMatrix,
-    /// The layers, in order.
+    /// The layers, in order; last that of a head that drafts, if there is one.
     pub layers: Vec<Layer>,
     /// The norm before the output matrix.
     pub final_norm: Norm,
@@ -191,6 +191,8 @@ pub struct Weights {
     pub output_bias: Option<Vec<f32>>,
     /// Gemma 4: per-layer embeddings.
     pub per_layer: Option<PerLayerInputs>,
+    /// What a head that drafts has besides its layer.
+    pub mtp: Option<MtpWeights>,
 }
 
 impl Weights {
@@ -207,8 +209,10 @@ impl Weights {
     /// Bytes held by matrices.
     pub fn bytes(&self) -> usize {
         let per_layer = self.per_layer.as_ref();
+        let mtp = self.mtp.as_ref();
         self.matrices().map(PackedMatrix::bytes).sum::<usize>()
             + self.embedding.bytes()
+            + mtp.map_or(0, |mtp| mtp.join.weight.bytes())
             + per_layer.map_or(0, |inputs| inputs.table.bytes() + inputs.projection.weight.bytes())
             + self.output.as_ref().map_or(0, PackedMatrix::bytes)
     }

@@ -2,6 +2,7 @@
 
 mod families;
 mod hybrid;
+mod mtp;
 
 use std::ops::Range;
 
@@ -140,8 +141,8 @@ fn too_few_rows(name: &str, found: usize, rows: &Range<usize>) -> ModelFileError
 /// How a file spells its tensors' names.
 pub(super) enum Names {
     Gguf,
-    /// With what the decoder's names begin with.
-    HuggingFace(&'static str),
+    /// With what the decoder's names begin with, and which layer is that of a head that drafts.
+    HuggingFace(&'static str, Option<usize>),
 }
 
 /// What the decoder's names begin with, unless it was saved without what gives logits.
@@ -164,16 +165,19 @@ impl Names {
             ModelFile::Gguf(_) => Self::Gguf,
             ModelFile::Safetensors(folder) => {
                 let is_known = |names: &Self| !matches!(folder.find_tensor(&names.embedding()), Ok(None));
-                let all = [TEXT_HALF, DECODER, "", LANGUAGE_MODEL, BACKBONE, GPT_NEOX].map(Self::HuggingFace);
-                all.into_iter().find(is_known).unwrap_or(Self::HuggingFace(DECODER))
+                let all = [TEXT_HALF, DECODER, "", LANGUAGE_MODEL, BACKBONE, GPT_NEOX]
+                    .map(|begin| Self::HuggingFace(begin, None));
+                all.into_iter()
+                    .find(is_known)
+                    .unwrap_or(Self::HuggingFace(DECODER, None))
             }
         }
     }
 
     pub(super) fn embedding(&self) -> String {
         let hugging_face = match self {
-            Self::HuggingFace(BACKBONE) => "embeddings.weight",
-            Self::HuggingFace(GPT_NEOX) => "embed_in.weight",
+            Self::HuggingFace(BACKBONE, _) => "embeddings.weight",
+            Self::HuggingFace(GPT_NEOX, _) => "embed_in.weight",
             _ => EMBEDDING,
         };
         self.of_decoder("token_embd.weight", hugging_face)
@@ -197,16 +201,16 @@ impl Names {
     pub(super) fn output(&self) -> String {
         match self {
             Self::Gguf => "output.weight".to_owned(),
-            Self::HuggingFace(LANGUAGE_MODEL) => LANGUAGE_MODEL_OUTPUT.to_owned(),
-            Self::HuggingFace(GPT_NEOX) => "embed_out.weight".to_owned(),
-            Self::HuggingFace(_) => "lm_head.weight".to_owned(),
+            Self::HuggingFace(LANGUAGE_MODEL, _) => LANGUAGE_MODEL_OUTPUT.to_owned(),
+            Self::HuggingFace(GPT_NEOX, _) => "embed_out.weight".to_owned(),
+            Self::HuggingFace(..) => "lm_head.weight".to_owned(),
         }
     }
 
     pub(super) fn of_decoder(&self, gguf: &str, hugging_face: &str) -> String {
         match self {
             Self::Gguf => gguf.to_owned(),
-            Self::HuggingFace(decoder) => format!("{decoder}{hugging_face}"),
+            Self::HuggingFace(decoder, _) => format!("{decoder}{hugging_face}"),
         }
     }
 
@@ -214,7 +218,7 @@ impl Names {
     pub(super) fn layer_of(&self, name: &str) -> Option<usize> {
         let rest = match self {
             Self::Gguf => name.strip_prefix("blk.")?,
-            Self::HuggingFace(decoder) => name.strip_prefix(decoder)?.strip_prefix("layers.")?,
+            Self::HuggingFace(decoder, _) => name.strip_prefix(decoder)?.strip_prefix("layers.")?,
         };
         rest.split('.').next()?.parse().ok()
     }
@@ -233,7 +237,7 @@ impl Names {
                 let own = gguf_part_of(part, config.architecture);
                 format!("blk.{layer}.{}", fused.map_or(own, |(gguf, ..)| gguf))
             }
-            (Self::HuggingFace(decoder), fused) => {
+            (Self::HuggingFace(..), fused) => {
                 let own = || match config.architecture {
                     architecture if architecture.has_short_convolutions() => lfm2_part(part),
                     Architecture::GraniteHybrid => granite_part(part),
@@ -242,7 +246,7 @@ impl Names {
                     architecture => family_part(part, architecture),
                 };
                 let name = fused.map_or_else(own, |(_, name, _)| name);
-                format!("{decoder}layers.{layer}.{name}")
+                format!("{}{name}", self.begin(layer))
             }
         };
         Place {
@@ -291,7 +295,7 @@ impl Names {
         if config.architecture == Architecture::Gemma4 {
             return self.layer(layer, part, config);
         }
-        if let (Self::HuggingFace(_), Architecture::GraniteHybrid | Architecture::GraniteMoe) =
+        if let (Self::HuggingFace(..), Architecture::GraniteHybrid | Architecture::GraniteMoe) =
             (self, config.architecture)
         {
             let size = config.experts.map_or(0, |experts| experts.shared_size);
@@ -329,7 +333,7 @@ impl Names {
     pub(super) fn whole(&self, layer: usize, gguf: &str, hugging_face: &str) -> Place {
         let name = match self {
             Self::Gguf => format!("blk.{layer}.{gguf}"),
-            Self::HuggingFace(decoder) => format!("{decoder}layers.{layer}.{hugging_face}"),
+            Self::HuggingFace(..) => format!("{}{hugging_face}", self.begin(layer)),
         };
         Place::whole(name)
     }
@@ -344,8 +348,8 @@ impl Names {
 
     /// Where an expert's matrix is: GGUF files have all of a layer in one tensor.
     pub(super) fn expert(&self, layer: usize, part: Part, expert: usize, config: &ModelConfig) -> Place {
-        let decoder = match self {
-            Self::HuggingFace(decoder) => decoder,
+        match self {
+            Self::HuggingFace(..) => {}
             Self::Gguf => {
                 let rows = if matches!(part, Part::Down) {
                     config.hidden_size
@@ -361,7 +365,7 @@ impl Names {
                     is_bare: false,
                 };
             }
-        };
+        }
         let (block, [gate, up, down]) = match config.architecture {
             Architecture::Llama | Architecture::MiniMaxM2 => ("block_sparse_moe", ["w1", "w3", "w2"]),
             Architecture::Lfm2Moe => ("feed_forward", ["w1", "w3", "w2"]),
@@ -373,7 +377,8 @@ impl Names {
             Part::Up => up,
             _ => down,
         };
-        Place::whole(format!("{decoder}layers.{layer}.{block}.experts.{expert}.{matrix}"))
+        let begin = self.begin(layer);
+        Place::whole(format!("{begin}{block}.experts.{expert}.{matrix}"))
     }
 
     /// Refuses a GGUF file's tensor of all experts that has not a matrix of this size for each, and biases that are not

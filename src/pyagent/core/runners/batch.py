@@ -96,6 +96,13 @@ class Likelihood(NamedTuple):
     entropy: float | None = None
 
 
+class DraftOutput(NamedTuple):
+    """What a model's own head drafts: of each row its likeliest token with its log-probability, and faults by row."""
+
+    tokens: list[tuple[int, float]]
+    errors: dict[int, str]
+
+
 @dataclass(slots=True)
 class StepOutput:
     """The tokens sampled, in the order of the segments that sample; likelihoods and faults of rows that have any.

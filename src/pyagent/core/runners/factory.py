@@ -40,7 +40,8 @@ class RunnerOptions:
     runners of GPUs refuse above 1, as those of each copy are to be its own. A runner of several processes calls
     `when_lost` with the reason, from any thread, when one of them ends or is at a step for `hang_seconds`, and raises
     `RunnerLostError` in what needs them from then on. `rank_executor` starts such processes (None: the runner itself).
-    Of a GPU's memory the engine may take `gpu_memory_utilization`. `architectures` are plugins' by name, of models that
+    Of a GPU's memory the engine may take `gpu_memory_utilization`. Without `mtp`, a head that drafts
+    further tokens is left alone. `architectures` are plugins' by name, of models that
     a runner itself does not know.
     """
 
@@ -62,6 +63,7 @@ class RunnerOptions:
     when_lost: Callable[[str], None] | None = None
     eviction: EvictionPolicyFactory = _least_recently_used
     prefix_hash: PrefixHash = "siphash"
+    mtp: bool = True
     architectures: Mapping[str, BroughtArchitecture] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

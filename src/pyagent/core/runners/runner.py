@@ -5,13 +5,13 @@ One thread at a time calls a runner, the loop's, but for what says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
-from pyagent.core.runners.batch import PLAIN_KEY, Batch, PrefixKey, StepOutput
+from pyagent.core.runners.batch import PLAIN_KEY, Batch, DraftOutput, PrefixKey, StepOutput
 
 if TYPE_CHECKING:
     from pyagent._rust import BlockPool, PoolStats
@@ -147,6 +147,41 @@ class PendingStep(Protocol):
 
     def result(self) -> StepOutput:
         """Wait for it. Steps are asked in the order in which they were launched, each once."""
+        ...
+
+
+@runtime_checkable
+class DraftingRunner(Protocol):
+    """A runner whose model may have a head that drafts further tokens. Steps keep it up to date."""
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether it has one, as it is loaded."""
+        ...
+
+    @property
+    def pool(self) -> BlockPool:
+        """Which page holds which tokens' KV."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Positions the model was made for."""
+        ...
+
+    def draft(
+        self,
+        sequence_ids: Sequence[int],
+        tokens: Sequence[int],
+        num_ahead: Sequence[int],
+        before: Sequence[int | None],
+    ) -> DraftOutput:
+        """Draft a token after each of `tokens`, one for each of some sequences.
+
+        `tokens[i]` is `num_ahead[i]` behind those that the pool has of its sequence, in room that is reserved. Where it
+        is a draft itself, `before[i]` is the row of the last call that gave it; None says that a step computed the
+        token before.
+        """
         ...
 
 

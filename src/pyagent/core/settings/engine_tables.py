@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, cast, get_args
 
 from pyagent.core.messages import ReasoningEffort
-from pyagent.core.setting_kinds import SIZE, TABLE, TEXT, Kind, choice, number, read_table, whole
+from pyagent.core.setting_kinds import SIZE, TABLE, TEXT, TRUTH, Kind, choice, number, read_table, whole
 from pyagent.core.settings.section import Section, Setting, settings_in
 
 
@@ -49,6 +49,14 @@ class Speculative(Section, frozen=True):
             "without one that cannot be used.",
         ),
     ] = {}
+    mtp: Annotated[
+        bool,
+        Setting(
+            TRUTH,
+            "Whether a model's own head for further tokens (MTP, as in Qwen 3.5) is loaded and proposes what texts "
+            "do not give, unless a draft model does. For the `cpu` runner.",
+        ),
+    ] = True
     num_speculative_tokens: Annotated[
         int, Setting(whole(1, 64), "Tokens that a step proposes for a request at most.")
     ] = 7

@@ -21,10 +21,11 @@ from msgspec.structs import replace
 from pyagent.core.errors import CapacityError, RunnerLostError
 from pyagent.core.moving_average import moving_average
 from pyagent.core.runners.batch import Likelihood, StepOutput
-from pyagent.core.runners.runner import DeferringRunner, Runner, StepMemoryError
+from pyagent.core.runners.runner import DeferringRunner, DraftingRunner, Runner, StepMemoryError
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.drafts.ahead import Ahead, add_masks
-from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
+from pyagent.infrastructure.engine.drafts.drafter import Drafter
+from pyagent.infrastructure.engine.drafts.mtp_head import MtpHead
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
 from pyagent.infrastructure.engine.drafts.speculation import Speculation
 from pyagent.infrastructure.engine.grammar import GrammarError, told_briefly
@@ -64,12 +65,13 @@ class Engine:
         logits: StepLogits | None = None,
         drafts: DraftOptions | None = None,
         draft_memory: Reservation | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: Drafter | None = None,
     ) -> None:
         """With `is_async`, compute steps in a thread of their own, and plan the next one meanwhile.
 
         `logits` takes the rows of requests through their logits processors. With `drafts`, steps verify some, whose
-        texts are reserved in `draft_memory`, and which a `draft_model` makes too.
+        texts are reserved in `draft_memory`, and which a `draft_model` makes too,
+        or the model's own head.
         """
         self.runner = runner
         self.scheduler = Scheduler(runner, limits, queues, clock)
@@ -93,10 +95,13 @@ class Engine:
         self._seconds_per_end = 0.0
         self._last_end: float | None = None
 
-    def _speculation(self, drafts: DraftOptions, memory: Reservation | None, model: DraftModel | None) -> Speculation:
+    def _speculation(self, drafts: DraftOptions, memory: Reservation | None, model: Drafter | None) -> Speculation:
         limits = self.scheduler.limits
         most_rows = drafts.most_rows(limits.most_running, limits.max_num_batched_tokens)
-        return Speculation(drafts, most_rows, self.scheduler.reserve_drafts, memory, model)
+        runner, reserve = self.runner, self.scheduler.reserve_drafts
+        if model is None and drafts.uses_mtp and isinstance(runner, DraftingRunner) and runner.has_mtp:
+            model = MtpHead(runner, limits.most_running, reserve)
+        return Speculation(drafts, most_rows, reserve, memory, model)
 
     def submit(self, request: Request) -> None:
         """Enqueue a request, from any thread. Raises `CapacityError` when too many wait already."""

@@ -97,7 +97,8 @@ class EngineOptions:
 
     def of_model(self, name: str) -> EngineOptions:
         """Return the options of one model."""
-        return replace(self, tokenizer=self.tokenizer.of_model(name))
+        has_mtp = self.drafts is not None and self.drafts.has_mtp(name)
+        return replace(self, tokenizer=self.tokenizer.of_model(name), runner=replace(self.runner, mtp=has_mtp))
 
     @property
     def largest_step(self) -> LargestStep:

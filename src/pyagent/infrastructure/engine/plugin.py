@@ -256,6 +256,7 @@ def _drafts(speculative: Speculative, names: Mapping[str, str]) -> DraftOptions 
         num_speculative_tokens=speculative.num_speculative_tokens,
         prompt_lookup_min=speculative.prompt_lookup_min,
         most_bytes=speculative.memory,
+        uses_mtp=speculative.mtp,
         models={model: names.get(draft, draft) for model, draft in by_model_name(speculative.model, names).items()},
     )
 

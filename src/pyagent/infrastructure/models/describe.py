@@ -19,7 +19,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A model's card. Bytes of weights are those the packed weights take in memory.
 
     `kv_bytes_per_token` is what a token takes while every layer sees it. `kv_groups` are the engine's groups of layers:
-    kind, size (a window's tokens, or the blocks of which one keeps a state), pages of `page_bytes` for a block.
+    kind, size (a window's tokens, or the blocks of which one keeps a state), pages of `page_bytes` for a block. With
+    `has_mtp`, a head that drafts further tokens is a part of it.
     """
 
     architecture: str
@@ -28,6 +29,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_length: int
     num_layers: int
+    has_mtp: bool
     file_bytes: int
     weight_bytes: int
     kv_bytes_per_token: int
@@ -101,11 +103,16 @@ def kv_bytes(kv_groups: Sequence[tuple[str, int, int]], page_bytes: int, num_tok
     return _rust.BlockPool(1, groups=kv_groups).most_pages(num_tokens, 1) * page_bytes
 
 
-def describe_model(path: Path, licence: str = "unknown", kv_type: str = "bf16") -> ModelDescription:
-    """Read a model's header, for KV in `kv_type`. Raises `ModelError` saying why the file cannot be run."""
+def describe_model(
+    path: Path, licence: str = "unknown", kv_type: str = "bf16", *, mtp: bool = True
+) -> ModelDescription:
+    """Read a model's header, for KV in `kv_type` and with or without a head that drafts.
+
+    Raises `ModelError` saying why the file cannot be run.
+    """
     try:
         header = _rust.read_model_header(path, arrays=False)
-        shape = _rust.describe_model(path, kv_type)
+        shape = _rust.describe_model(path, kv_type, mtp=mtp)
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
     elements = _count_elements(header)
@@ -122,6 +129,7 @@ def describe_model(path: Path, licence: str = "unknown", kv_type: str = "bf16") 
         vocab_size=shape["vocab_size"],
         context_length=shape["context_length"],
         num_layers=shape["num_layers"],
+        has_mtp=shape["has_mtp"],
         file_bytes=header["file_bytes"],
         weight_bytes=shape["weight_bytes"],
         kv_bytes_per_token=shape["kv_bytes_per_token"],

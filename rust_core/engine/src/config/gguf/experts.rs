@@ -58,10 +58,10 @@ fn has_shared(architecture: Architecture) -> bool {
 }
 
 impl Keys<'_> {
-    /// Layers of the decoder, two for each of a Falcon-H1's: those that predict further tokens come after them, and are not read.
+    /// Layers of the decoder, two for each of a Falcon-H1's: those that predict further tokens come after them.
     pub(super) fn num_layers(&self, architecture: Architecture) -> Result<usize, ModelFileError> {
         let all = self.size("block_count")?;
-        let predict = if has_shared(architecture) {
+        let predict = if has_shared(architecture) || architecture.has_delta_nets() {
             self.optional_size("nextn_predict_layers")?.unwrap_or(0)
         } else {
             0

@@ -10,9 +10,10 @@ use crate::weights::ModelFileError;
 const LFM2: [&str; 1] = ["shortconv.l_cache"];
 
 /// What is read of Qwen 3.5 besides.
-const QWEN35: [&str; 7] = [
+const QWEN35: [&str; 8] = [
     "attention.recurrent_layers",
     "full_attention_interval",
+    "nextn_predict_layers",
     "ssm.conv_kernel",
     "ssm.group_count",
     "ssm.inner_size",

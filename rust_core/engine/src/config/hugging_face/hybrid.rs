@@ -14,7 +14,7 @@ pub(super) const LFM2: &str = "conv_L_cache conv_bias norm_eps full_attn_idxs ti
     block_norm_eps block_use_swiglu use_pos_enc block_mlp_init_scale block_out_init_scale block_use_xavier_init \
     conv_use_xavier_init theta";
 
-/// What is read of Qwen 3.5 besides; what drafts of further tokens have, which are left alone; the type of states.
+/// What is read of Qwen 3.5 besides; what is said of the head that drafts, which tensors tell; the type of states.
 pub(super) const QWEN35: &str = "linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim \
     linear_num_key_heads linear_num_value_heads full_attention_interval attn_output_gate partial_rotary_factor \
     mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype";

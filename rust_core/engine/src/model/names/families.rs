@@ -7,7 +7,7 @@ use crate::config::{Architecture, ModelConfig};
 impl Names {
     /// Whether each head's query, key and value lie together in the file.
     pub(in crate::model) fn are_heads_in_turn(&self, config: &ModelConfig) -> bool {
-        matches!(self, Self::HuggingFace(_)) && config.architecture == Architecture::GptNeoX
+        matches!(self, Self::HuggingFace(..)) && config.architecture == Architecture::GptNeoX
     }
 }
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from math import exp
 from typing import TYPE_CHECKING
 
 from pyagent._rust import SamplerState
 from pyagent.core.runners.batch import Batch, PrefixKey, StepOutput
 from pyagent.core.runners.factory import LargestStep
+from pyagent.infrastructure.engine.drafts.drafter import Drafting
 from pyagent.infrastructure.engine.drafts.step_seconds import Overrun, StepSeconds
 
 if TYPE_CHECKING:
@@ -30,17 +30,6 @@ CATCH_UP_TOKENS = 256
 """Tokens of logs that are computed in one go, while the requests' own step waits."""
 NEAR_TOKENS = 16
 """A log with no more tokens to compute is caught up with by the first step that drafts."""
-
-
-@dataclass(slots=True)
-class _Drafting:
-    """A request's drafts while they are made."""
-
-    request: Request
-    most: int
-    tokens: list[int] = field(default_factory=list[int])
-    probabilities: list[float] = field(default_factory=list[float])
-    is_over: bool = False
 
 
 def largest_step(most_running: int, num_positions: int | None) -> LargestStep:
@@ -125,17 +114,17 @@ class DraftModel:
 
         A request `goes_on` to a further one by the probabilities so far.
         """
-        batch, drafting = Batch(), list[_Drafting]()
+        batch, drafting = Batch(), list[Drafting]()
         for request, wanted in asked[: self._most_rows]:
             first, num_tokens = self._begin(request), len(request.tokens)
             most = min(wanted, self.runner.context_length - num_tokens)
             if first is not None and most > 0 and self._reserve(request.id, num_tokens + most - 1, running):
                 self._add_segment(batch, request.id, request.tokens[first:])
-                drafting.append(_Drafting(request, most))
+                drafting.append(Drafting(request, most))
         rows = drafting
         while rows:
             self._sample(batch, rows)
-            rows = [row for row in rows if not row.is_over and goes_on(row.request, row.probabilities)]
+            rows = [row for row in rows if row.goes_on(goes_on)]
             batch = self._next(rows)
         self.num_tokens += sum(len(row.tokens) for row in drafting)
         return [(row.request, row.tokens, row.probabilities) for row in drafting if row.tokens]
@@ -145,7 +134,7 @@ class DraftModel:
         self._refused.discard(request.id)
         self._release(request.id)
 
-    def _sample(self, batch: Batch, rows: Sequence[_Drafting]) -> None:
+    def _sample(self, batch: Batch, rows: Sequence[Drafting]) -> None:
         """Compute a step, and take each row's likeliest token."""
         while len(self._samplers) < len(rows):
             self._samplers.append(SamplerState(temperature=0.0, num_logprobs=1))
@@ -153,14 +142,11 @@ class DraftModel:
         output = self._execute(batch)
         for place, row in enumerate(rows):
             token, likelihood = output.tokens[place], output.likelihoods.get(place)
-            row.is_over = True
-            if likelihood is None or token >= self._vocab_size or token in row.request.end_ids:
-                continue
-            row.tokens.append(token)
-            row.probabilities.append(exp(likelihood.logprob))
-            row.is_over = len(row.tokens) >= row.most
+            row.is_over = likelihood is None or token >= self._vocab_size
+            if likelihood is not None and not row.is_over:
+                row.take(token, exp(likelihood.logprob))
 
-    def _next(self, rows: Sequence[_Drafting]) -> Batch:
+    def _next(self, rows: Sequence[Drafting]) -> Batch:
         """Return the step that computes the newest draft of each row."""
         batch = Batch()
         for row in rows:

@@ -19,7 +19,7 @@ from pyagent.infrastructure.engine.drafts.acceptance import (
     Acceptance,
     bucket_of_probability,
 )
-from pyagent.infrastructure.engine.drafts.draft_model import CATCH_UP_TOKENS, NEAR_TOKENS, DraftModel
+from pyagent.infrastructure.engine.drafts.draft_model import CATCH_UP_TOKENS, NEAR_TOKENS
 from pyagent.infrastructure.engine.drafts.model_choice import (
     AnswerLengths,
     Candidate,
@@ -34,6 +34,7 @@ from pyagent.infrastructure.engine.drafts.proposals import DraftedTokens, Propos
 from pyagent.infrastructure.engine.drafts.step_seconds import MODEL_ALLOWANCE, Balance, Fund, StepSeconds
 
 if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.drafts.drafter import Drafter
     from pyagent.infrastructure.engine.request import Request
 
 logger = logging.getLogger(__name__)
@@ -62,9 +63,9 @@ class DraftRow(NamedTuple):
 
 
 class ModelDrafts:
-    """Asks one draft model for the steps of its target."""
+    """Asks one draft model, or a model's own head, for the steps of its target."""
 
-    def __init__(self, model: DraftModel, target: StepSeconds) -> None:
+    def __init__(self, model: Drafter, target: StepSeconds) -> None:
         """Steps of the target take as long as `target` says."""
         self.model = model
         self.draft_seconds = 0.0

@@ -17,7 +17,8 @@ class DraftOptions:
     """Where drafts are from: a request's own texts (`ngram`), earlier answers too (`suffix`), or a `draft_model` too.
 
     A request has `num_speculative_tokens` in a step at most; `prompt_lookup_min` of its last tokens are found again at
-    least. The texts take `most_bytes`. `models` are draft models by the models that they draft for, the one under ""
+    least. The texts take `most_bytes`. A model's own head drafts where it has one, unless `uses_mtp` is False or a
+    draft model does. `models` are draft models by the models that they draft for, the one under ""
     for all others.
     """
 
@@ -25,6 +26,7 @@ class DraftOptions:
     num_speculative_tokens: int = 7
     prompt_lookup_min: int = 2
     most_bytes: int = 32 << 20
+    uses_mtp: bool = True
     models: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def of(self, runner: ModelRunner) -> DraftOptions | None:
@@ -43,6 +45,10 @@ class DraftOptions:
         """Return the draft model of a model; None where it has none, as no model drafts for itself."""
         draft = self.models.get(name) or self.models.get("")
         return draft if self.method == "draft_model" and draft != name else None
+
+    def has_mtp(self, name: str) -> bool:
+        """Whether the head of a model is to be loaded, if the model has one."""
+        return self.uses_mtp and self.model_for(name) is None
 
     def most_rows(self, most_running: int, most_tokens: int) -> int:
         """Return the rows of logits that a step of so many requests and tokens has at most."""

@@ -24,7 +24,7 @@ from pyagent.infrastructure.engine.stats import DraftCounts
 
 if TYPE_CHECKING:
     from pyagent.core.runners.batch import StepOutput
-    from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
+    from pyagent.infrastructure.engine.drafts.drafter import Drafter
     from pyagent.infrastructure.engine.drafts.options import DraftOptions
     from pyagent.infrastructure.engine.memory.ledger import Reservation
     from pyagent.infrastructure.engine.request import Request
@@ -45,7 +45,7 @@ class Speculation:
         most_rows: int,
         reserve: Callable[[Request, int], int],
         memory: Reservation | None = None,
-        model: DraftModel | None = None,
+        model: Drafter | None = None,
     ) -> None:
         """A step has `most_rows` at most; `reserve` makes room for drafts of a request, and returns for how many.
 

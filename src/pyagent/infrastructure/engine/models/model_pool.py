@@ -226,7 +226,7 @@ class ModelPool:
 
     def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
         path = self._locate_decoder(entry.name)
-        options, times = self._options, LoadTimes()
+        options, times = self._options.of_model(entry.name), LoadTimes()
         with times.phase("look"):
             factory, needs = options.runner_for(path)
             draft, fault = None, DraftFault(entry.name)
@@ -262,8 +262,9 @@ class ModelPool:
                         with times.phase("draft model"), fault.noted():
                             drafting = fitted.load(runner, options, memory.draft)
                     start = time.perf_counter()
-                    own = options.of_model(entry.name)
-                    model = LoadedModel(runner, path, own, memory, factory.name, files, self.adapters, drafting, fault)
+                    model = LoadedModel(
+                        runner, path, options, memory, factory.name, files, self.adapters, drafting, fault
+                    )
                 _rust.trim_memory()  # what building the tokenizer left
                 own_bytes = memory.weights.num_bytes if needs.device is None else 0
                 self._count_process(own_bytes + memory.tokenizer.num_bytes + memory.draft_weight_bytes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError
-from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, Likelihood, ProbedToken, StepOutput
+from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, DraftOutput, Likelihood, ProbedToken, StepOutput
 from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
 from pyagent.core.runners.kv_connector import KvShape
 from pyagent.core.runners.runner import RunnerInfo
@@ -95,6 +95,7 @@ class CpuRunner(PagedRunner):
         self.most_drafts = BLOCK_TOKENS if has_states else None
         # Tokens ahead of the pool's would be in the state for good.
         self.computes_ahead = not has_states
+        self.has_mtp = about["has_mtp"]
         self._swap = SwapSpace(self.model, self.pool, info.page_bytes)
 
     def execute(self, batch: Batch) -> StepOutput:
@@ -121,6 +122,16 @@ class CpuRunner(PagedRunner):
             output.more[row] = [token for token, _ in sampled]
             output.more_likelihoods[row] = [Likelihood(*likelihood) for _, likelihood in sampled if likelihood]
         return output
+
+    def draft(
+        self,
+        sequence_ids: Sequence[int],
+        tokens: Sequence[int],
+        num_ahead: Sequence[int],
+        before: Sequence[int | None],
+    ) -> DraftOutput:
+        """Draft a token for each of some sequences by the model's own head."""
+        return DraftOutput(*self.model.draft(self.pool, sequence_ids, tokens, num_ahead, before))
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of KV pages: (from, to), in this order."""
@@ -175,6 +186,7 @@ def _load(path: Path, options: RunnerOptions, num_threads: int, most_positions: 
             isa=options.isa,
             swap_dir=tempfile.gettempdir(),
             most_positions=most_positions,
+            mtp=options.mtp,
         )
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error

@@ -1,0 +1,52 @@
+//! A head that drafts further tokens: what it has besides its layer, which lies behind the decoder's.
+
+use super::names::Names;
+use super::{Linear, Loader, Norm};
+use crate::config::ModelConfig;
+use crate::weights::{ModelFile, ModelFileError};
+
+/// What makes its layer's input of a token and of the stream before it, and what comes after the layer.
+pub struct MtpWeights {
+    /// The norm of tokens' embeddings.
+    pub token_norm: Norm,
+    /// The norm of the decoder's output for the token before.
+    pub stream_norm: Norm,
+    /// Makes one of both, [hidden, 2 x hidden]: the embedding comes first.
+    pub join: Linear,
+    /// The norm before the output matrix, which is the decoder's.
+    pub output_norm: Norm,
+}
+
+/// A model's configuration with its head, if the file has one, or a part of one.
+pub(super) fn with_mtp(file: &ModelFile, config: ModelConfig) -> ModelConfig {
+    let has_any = config.architecture.has_delta_nets() && Names::of(file).have_mtp(file, config.num_layers);
+    if has_any { config.with_mtp() } else { config }
+}
+
+impl Loader<'_> {
+    /// Refuses a head of which something is missing, or of another size, before any memory is taken for weights.
+    pub(super) fn check_mtp(&self) -> Result<(), ModelFileError> {
+        let Some(layer) = self.config.mtp_layer() else {
+            return Ok(());
+        };
+        let (names, hidden) = (self.names.of_mtp(layer), self.config.hidden_size);
+        for name in [&names.token_norm, &names.stream_norm, &names.output_norm] {
+            self.norm(name, hidden)?;
+        }
+        self.check(&names.join, hidden, 2 * hidden)
+    }
+
+    /// The head, if there is one.
+    pub(super) fn mtp(&self) -> Result<Option<MtpWeights>, ModelFileError> {
+        let Some(layer) = self.config.mtp_layer() else {
+            return Ok(None);
+        };
+        let (names, hidden) = (self.names.of_mtp(layer), self.config.hidden_size);
+        Ok(Some(MtpWeights {
+            token_norm: self.stream_norm(&names.token_norm)?,
+            stream_norm: self.stream_norm(&names.stream_norm)?,
+            join: self.linear(&names.join, hidden, 2 * hidden)?,
+            output_norm: self.stream_norm(&names.output_norm)?,
+        }))
+    }
+}

@@ -1,0 +1,67 @@
+//! What files call the tensors of a head that drafts further tokens.
+
+use super::{Names, Place};
+use crate::config::ModelConfig;
+use crate::weights::ModelFile;
+
+/// What the names of a head begin with in safetensors, and those of its layer.
+const HEAD: &str = "mtp.";
+const HEAD_LAYER: &str = "mtp.layers.0.";
+/// Of a head that is left alone: a second layer, an embedding or an output matrix of its own.
+const OTHERS: [&str; 3] = ["mtp.layers.1.", "mtp.embed_tokens.", "mtp.lm_head."];
+/// The same in GGUF files, in the head's layer.
+const GGUF_OTHERS: [&str; 2] = ["nextn.embed_tokens.", "nextn.shared_head_head."];
+
+impl Names {
+    /// Those of a model's file.
+    pub(in crate::model) fn of_model(file: &ModelFile, config: &ModelConfig) -> Self {
+        match Self::of(file) {
+            Self::HuggingFace(begin, _) => Self::HuggingFace(begin, config.mtp_layer()),
+            Self::Gguf => Self::Gguf,
+        }
+    }
+
+    /// What the names of a layer begin with in safetensors.
+    pub(super) fn begin(&self, layer: usize) -> String {
+        match self {
+            Self::HuggingFace(_, Some(mtp)) if *mtp == layer => HEAD_LAYER.to_owned(),
+            Self::HuggingFace(decoder, _) => format!("{decoder}layers.{layer}."),
+            Self::Gguf => format!("blk.{layer}."),
+        }
+    }
+
+    /// Whether the file has a head, or a part of one, behind so many layers, of the kind that is known.
+    pub(in crate::model) fn have_mtp(&self, file: &ModelFile, num_layers: usize) -> bool {
+        let has = |begin: &str| file.tensor_names().any(|name| name.starts_with(begin));
+        match self {
+            Self::HuggingFace(..) => has(HEAD) && !OTHERS.into_iter().any(has),
+            Self::Gguf => {
+                let begin = self.begin(num_layers);
+                let others = GGUF_OTHERS.map(|other| format!("{begin}{other}"));
+                has(&begin) && !has(&self.begin(num_layers + 1)) && !others.iter().any(|other| has(other))
+            }
+        }
+    }
+
+    /// What the head calls the norms of tokens and of the stream, the matrix that joins them, and the norm of its output.
+    pub(in crate::model) fn of_mtp(&self, layer: usize) -> MtpNames {
+        let of = |gguf: &str, hugging_face: &str| match self {
+            Self::Gguf => format!("blk.{layer}.nextn.{gguf}"),
+            Self::HuggingFace(..) => format!("{HEAD}{hugging_face}"),
+        };
+        MtpNames {
+            token_norm: of("enorm.weight", "pre_fc_norm_embedding.weight"),
+            stream_norm: of("hnorm.weight", "pre_fc_norm_hidden.weight"),
+            join: Place::whole(of("eh_proj", "fc")),
+            output_norm: of("shared_head_norm.weight", "norm.weight"),
+        }
+    }
+}
+
+/// What a file calls what a head has besides its layer.
+pub(in crate::model) struct MtpNames {
+    pub(in crate::model) token_norm: String,
+    pub(in crate::model) stream_norm: String,
+    pub(in crate::model) join: Place,
+    pub(in crate::model) output_norm: String,
+}

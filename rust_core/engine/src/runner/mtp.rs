@@ -1,0 +1,125 @@
+//! Drafting by a model's own head, between two steps.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use pyagent_kernels::sampling::{SampleError, Scorer};
+
+use super::{CpuModel, EngineError};
+use crate::forward::{Pass, Plan, Segment};
+use crate::workspace::num_rope_tables;
+
+/// A sequence's next token to draft after.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftedRow<'a> {
+    /// The sequence's pages, as of a [`Segment`], with room for the token.
+    pub tables: &'a [Arc<Vec<u32>>],
+    /// The token's position, above 0.
+    pub position: usize,
+    /// The token.
+    pub token: u32,
+    /// If it is a draft itself, the row of the last call that gave it; otherwise the token before is the last that was
+    /// computed.
+    pub before: Option<usize>,
+}
+
+/// A token, and its natural log-probability.
+pub type Likeliest = (u32, f32);
+
+impl CpuModel {
+    /// The token that the head finds likeliest after each row's, with its log-probability. On an error nothing was computed.
+    pub fn draft(&mut self, rows: &[DraftedRow<'_>]) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
+        for (segment, row) in rows.iter().enumerate() {
+            let checked = self.check_row(row);
+            checked.map_err(|reason| EngineError::Batch { segment, reason })?;
+        }
+        (self.num_outputs, self.num_drafted) = (0, 0);
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.draft_rows.clear();
+        let last = rows.iter().map(|row| row.position + 1).max().unwrap_or(0);
+        for table in &mut self.rope[..num_rope_tables(&self.config)] {
+            table.grow_to(last)?;
+        }
+        let segments = rows.iter().map(|row| Segment {
+            tables: row.tables,
+            first_position: row.position,
+            tokens: std::slice::from_ref(&row.token),
+            num_outputs: 1,
+            scoring: None,
+            num_drafts: 0,
+            adapter_id: 0,
+            probe: None,
+        });
+        let segments: Vec<_> = segments.collect();
+        let threads = self.pool.num_threads();
+        let mut plan = Plan::new(&segments, &self.config, &self.kv.pages, &self.adapters, threads);
+        plan.draft(rows.iter().map(|row| row.before).collect());
+        self.space.prepare_adapters((0, 0));
+        self.space
+            .prepare(&self.config, rows.len(), rows.len(), plan.num_split_rows());
+        self.space.mtp.reserve_drafts(&self.config, rows.len());
+        let start = Instant::now();
+        let likeliest = self.run_drafts(&plan)?;
+        self.compute_seconds = start.elapsed().as_secs_f64();
+        (self.num_outputs, self.num_drafted) = (rows.len(), rows.len());
+        Ok(likeliest)
+    }
+
+    /// Computes a pass of the head, and finds the likeliest token of each row.
+    fn run_drafts(&self, plan: &Plan<'_>) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
+        let pass = Pass {
+            config: &self.config,
+            weights: &self.weights,
+            kv: &self.kv,
+            space: &self.space,
+            rope: &self.rope,
+            write_norms: &[],
+            isa: self.isa,
+        };
+        let (stages, mut num_pieces) = pass.drafting_stages(plan);
+        num_pieces.push(plan.num_rows());
+        let scorers: Vec<Mutex<Scorer>> = (0..self.pool.num_threads()).map(|_| Mutex::default()).collect();
+        let found: Vec<_> = (0..plan.num_rows()).map(|_| Mutex::new(None)).collect();
+        self.pool.run(&num_pieces, |piece| match stages.get(piece.stage) {
+            // SAFETY: `check_row` saw that tokens, tables and positions are in range, and that the rows gone on from were
+            // computed; room was made. That no page is another sequence's is the block pool's invariant.
+            Some(&stage) => unsafe { pass.compute(plan, stage, piece) },
+            None => {
+                let mut scorer = scorers[piece.thread].lock().unwrap_or_else(PoisonError::into_inner);
+                // SAFETY: the row's logits are computed, and this piece has them to itself.
+                let logits = unsafe { pass.space.logits.row(piece.index) };
+                let score = scorer.score(logits, 0, 1).map(|score| score.top[0]);
+                *found[piece.index].lock().unwrap_or_else(PoisonError::into_inner) = Some(score);
+            }
+        })?;
+        let found = found.into_iter();
+        let found = found.map(|one| one.into_inner().unwrap_or_else(PoisonError::into_inner));
+        Ok(found.map(|one| one.expect("every row was looked at")).collect())
+    }
+
+    fn check_row(&mut self, row: &DraftedRow<'_>) -> Result<(), String> {
+        let DraftedRow {
+            tables,
+            position,
+            token,
+            before,
+        } = *row;
+        if position == 0 || position >= self.config.context_length {
+            let context = self.config.context_length;
+            return Err(format!(
+                "there is no draft after position {position} in a context of {context}"
+            ));
+        }
+        if token as usize >= self.config.vocab_size {
+            let vocab = self.config.vocab_size;
+            return Err(format!("token {token} is not in the vocabulary of {vocab}"));
+        }
+        let num_before = self.num_drafted;
+        if let Some(before) = before.filter(|before| *before >= num_before) {
+            return Err(format!("row {before} of {num_before} was not drafted"));
+        }
+        self.kv.check_drafted(tables, position, &mut self.checked)
+    }
+}
