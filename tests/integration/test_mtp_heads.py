@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from support.hybrid_model import mtp_tensors, right_mtp_tensors, write_hybrid, w
 from support.kv_sequences import Memory
 from support.mtp_drafts import eagerly_headed
 from support.native import assert_idle, at_once, chat, options, run, running
+from support.quantizing import quantized
 from support.requests_of_all_kinds import requests_of_all_kinds, told
 from support.tiny_model import vocabulary
 
@@ -145,6 +147,21 @@ def test_drafts_after_any_history_are_those_of_a_cold_text(path: Path, tmp_path:
     assert forked == swapped == cold(memory, tokens[:-1], tokens[-1])
     for log, logits in histories:
         assert logits == cold(memory, log[:-1], log[-1]), len(log)
+
+
+def test_a_prefix_that_ends_within_what_one_step_computed_has_its_record(path: Path) -> None:
+    """A prompt that parts from another at a state's block, whose tokens one step computed with those behind them."""
+    memory, tokens = Memory(path, threads=2), random_tokens(1, 300)
+    memory.pool.add(1, tokens)
+    memory.compute((1, tokens))
+    memory.pool.release(1)
+    other = [*tokens[:270], *random_tokens(2, 30)]
+    num_cached = memory.add(2, other)
+    assert num_cached == 256
+    memory.compute((2, other[num_cached:-1]))
+    warm = chain(memory, 2, other[-1])
+    memory.pool.release(2)
+    assert warm == cold(memory, other[:-1], other[-1])
 
 
 def test_a_batch_drafts_what_each_sequence_drafts_alone(path: Path) -> None:
@@ -330,6 +347,28 @@ def test_memory_of_a_head_is_in_the_account(path: Path) -> None:
     assert memory.model.info()["workspace_bytes"] <= memory.model.step_bytes(64, 17, 512)
     for runner in (with_head, without):
         runner.close()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_a_quantised_head_drafts_the_same_warm_and_cold(kind: str, path: Path, tmp_path: Path) -> None:
+    """What `models quantize` writes has the head; with few bits it drafts mostly what it drafted before."""
+    quantized(path, tmp_path / "small.gguf", kind)
+    memory, whole, num_same = Memory(tmp_path / "small.gguf", threads=2), Memory(path), 0
+    for seed in range(20):
+        log = random_tokens(seed, 40)
+        memory.pool.add(1, log)
+        for start in range(0, 39, 13):
+            memory.compute((1, log[start : min(start + 13, 39)]))
+        logits = chain(memory, 1, log[-1])
+        memory.pool.release(1)
+        assert logits == cold(memory, log[:-1], log[-1])
+        num_same += argmax(logits[0]) == argmax(cold(whole, log[:-1], log[-1])[0])
+    assert num_same > (17 if kind == "Q8_0" else 10)
+
+
+def argmax(logits: bytes) -> int:
+    values = array("f", logits)
+    return values.index(max(values))
 
 
 def test_copies_of_texts_are_verified_beside_a_head(path: Path) -> None:
