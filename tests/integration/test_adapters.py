@@ -236,6 +236,10 @@ def test_the_settings_name_adapters_and_a_process_of_its_own_has_them(folder: Pa
                 assert (await backend.health()).models == ["tiny", "tiny:one"]
                 texts += [(await collect(backend.chat(greedy(f"{path}:one")))).text]
         assert texts[0] == texts[1]
+        async with engine_of(
+            path, process=False, **{"engine.adapters": {f"{path}:two": str(folder / "two")}}
+        ) as backend:
+            assert [model.id for model in await backend.models()] == ["tiny", "tiny:two"]
 
     run(work())
 

@@ -14,11 +14,14 @@ from support.nodes import Own, answer, ask, cluster_of, is_connected, running_no
 from support.server import serving
 from support.waiting import until
 
+from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
+from pyagent.core.config import load_settings
 from pyagent.core.errors import BackendError, ContextOverflowError, RequestError, WireError
 from pyagent.core.messages import ChatRequest, EmbedRequest, EmbedResult, Message
 from pyagent.infrastructure.cluster.vectors import Embedded, pack, unpack
+from pyagent.infrastructure.engine.backend import NativeBackend
 
 NO_MODEL = RequestError("there is no such model", param="model", code="model_not_found")
 TOO_LONG = ContextOverflowError("9000 tokens, the context has 100", num_tokens=9000, limit=100)
@@ -186,3 +189,29 @@ def test_vectors_cross_as_they_are_and_let_others_have_their_turn(tmp_path: Path
             await unpack(Embedded([10**9]), [b""], "peer")
 
     run(work())
+
+
+def test_one_file_in_two_folders_is_one_model_of_the_cluster(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Each node has it under the file's name, wherever it lies; no peer is told the path, which its own node takes."""
+
+    def link(folder: str) -> NativeBackend:
+        path = tmp_path / folder / "tiny.gguf"
+        path.parent.mkdir()
+        path.symlink_to(tiny_model_path)
+        settings = load_settings(overrides={"chain": [f"native:{path}"], "engine.threads": 1}).settings
+        (made,) = make_chain(settings, make_host(settings)).links
+        assert isinstance(made, NativeBackend)
+        return made
+
+    async def work() -> None:
+        one, two = link("one"), link("two")
+        async with cluster_of(tmp_path, {}, a=[one], b=[two]) as (a, _):
+            async with asyncio.timeout(60):
+                while len(models := await a.chain.models()) < 2:  # noqa: ASYNC110 - what is waited for has no event
+                    await asyncio.sleep(0.02)
+            assert [model.id for model in models] == ["tiny", "tiny"]
+            assert [bool(model.aliases) for model in models] == [True, False]
+            assert str(tmp_path) not in str(models[1])
+        await asyncio.gather(one.close(), two.close())
+
+    asyncio.run(work())

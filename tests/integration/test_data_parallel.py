@@ -45,19 +45,23 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def second(tmp_path_factory: pytest.TempPathFactory) -> str:
+def second_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The path of a second model that the copies may load."""
-    path = tmp_path_factory.mktemp("second") / "b.gguf"
-    write_tiny_model(path, seed=2)
-    return str(path)
+    return write_tiny_model(tmp_path_factory.mktemp("second") / "b.gguf", seed=2)
 
 
 @pytest.fixture(scope="module")
-def copies(runner: asyncio.Runner, tiny_model_path: Path, second: str) -> Iterator[NativeBackend]:
+def second(second_path: Path) -> str:
+    """The second model's name."""
+    return second_path.stem
+
+
+@pytest.fixture(scope="module")
+def copies(runner: asyncio.Runner, tiny_model_path: Path, second_path: Path) -> Iterator[NativeBackend]:
     """Two copies for all tests of this file, as starting their processes takes longest; each test leaves both up."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5a,1,0")
-        models = [str(tiny_model_path), second]
+        models = [str(tiny_model_path), str(second_path)]
         settings = {"engine.memory": "1GB", "engine.runner": "cpu", "engine.models": models}
         opened = copies_of(tiny_model_path, **settings)
         yield runner.run(opened.__aenter__())
@@ -92,9 +96,9 @@ def test_copies_answer_as_one_engine(runner: asyncio.Runner, backend: NativeBack
         expected = [told(answer) for answer in await answers_in_this_process(tiny_model_path, requests)]
         assert [told(answer) for answer in await asked_of_all(backend, requests)] == expected
         state = await state_of(backend)
-        tokens = [copy.stats[str(tiny_model_path)].generation_tokens for copy in state.copies]
+        tokens = [copy.stats["tiny"].generation_tokens for copy in state.copies]
         assert all(tokens), "every copy answered"
-        assert state.stats[str(tiny_model_path)].generation_tokens == sum(tokens)
+        assert state.stats["tiny"].generation_tokens == sum(tokens)
         assert len({copy.process_id for copy in state.copies} - {None, os.getpid()}) == 2
         assert [copy.memory_bytes for copy in state.copies] == [500_000_000] * 2
         assert state.memory_bytes == 1_000_000_000
@@ -227,7 +231,7 @@ def test_prompts_are_asked_where_they_are_warm_and_pinned_in_all(
     """Requests with one long beginning go to one copy; pins are in every copy, and views tell of all."""
 
     async def prompt_tokens() -> list[int]:
-        return [copy.stats[str(tiny_model_path)].prompt_tokens for copy in (await state_of(backend)).copies]
+        return [copy.stats["tiny"].prompt_tokens for copy in (await state_of(backend)).copies]
 
     async def work() -> None:
         asked = [Message("system", LONG), Message("user", "hi")]

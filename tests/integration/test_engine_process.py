@@ -71,7 +71,7 @@ def test_process_answers_as_this_one_does(tiny_model_path: Path) -> None:
             assert state.process_id not in {None, os.getpid()}
             assert [model.context_length for model in await backend.models()] == [512]
             kinds = ("weights", "kv", "workspace", "tokenizer", "grammars", "sessions", "drafts")
-            assert set(state.memory) == {"process", *(f"{kind}:{tiny_model_path}" for kind in kinds)}
+            assert set(state.memory) == {"process", *(f"{kind}:tiny" for kind in kinds)}
             assert (await backend.health()).detail == "loaded"
 
     run(work())
@@ -503,13 +503,13 @@ def test_engine_outlives_a_time_in_which_no_process_can_be_started(
 def test_model_is_placed_in_a_process_of_its_own(tiny_model_path: Path, tmp_path: Path) -> None:
     """A second model is loaded there beside the first; what is wrong with a third is told as in this process."""
 
-    first, second, third = str(tiny_model_path), str(tmp_path / "b.gguf"), str(tmp_path / "c.gguf")
-    write_tiny_model(Path(second), seed=2)
-    Path(third).write_bytes(b"GGUF, it says")
-    num_bytes = Path(second).stat().st_size
+    paths = tiny_model_path, tmp_path / "b.gguf", tmp_path / "c.gguf"
+    first, second, third = (path.stem for path in paths)
+    num_bytes = write_tiny_model(paths[1], seed=2).stat().st_size
+    paths[2].write_bytes(b"GGUF, it says")
 
     async def work() -> None:
-        async with engine_of(tiny_model_path, **{"engine.models": [first, second, third]}) as backend:
+        async with engine_of(tiny_model_path, **{"engine.models": [*map(str, paths)]}) as backend:
             await backend.load()
             assert await backend.placeable([first, second, "other"]) == {second: num_bytes}
             await backend.place(second)

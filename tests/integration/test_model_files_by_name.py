@@ -16,6 +16,7 @@ import pytest
 from support.server import HI, connected, serving
 
 from pyagent.assembly import make_chain, make_host
+from pyagent.core.chain import Chain
 from pyagent.core.config import load_settings
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.models.store import ModelStore
@@ -28,6 +29,7 @@ class Server:
     client: openai.AsyncOpenAI
     ollama: Any  # its types are partly unknown
     http: httpx.AsyncClient
+    chain: Chain
 
     async def answer(self, model: str) -> str:
         said = await self.client.chat.completions.create(model=model, messages=HI, max_tokens=3, temperature=0)
@@ -58,7 +60,7 @@ async def served(folder: Path, *files: str, **more: object) -> AsyncGenerator[Se
         cast("Any", ollama.AsyncClient(url)) as local,
         httpx.AsyncClient(base_url=url, timeout=60) as http,
     ):
-        yield Server(client, local, http)
+        yield Server(client, local, http, chain)
     await chain.close()
 
 
@@ -75,6 +77,8 @@ def test_each_api_lists_and_takes_the_short_name(folder: Path) -> None:
                 for name in ("Qwen9-1B", "qwen9-1b", "Qwen9-1B.gguf", path, f"native:{path}", "native:Qwen9-1B")
             }
             assert len(answers) == 1
+            several = {"model": "qwen9-1b", "prompt": ["a", "b"], "max_tokens": 2}
+            assert len((await server.http.post("/v1/completions", json=several)).json()["choices"]) == 2
             local = server.ollama
             assert [model.model for model in (await local.list()).models] == ["Qwen9-1B"]
             shown = await local.show("Qwen9-1B:latest")
@@ -84,6 +88,7 @@ def test_each_api_lists_and_takes_the_short_name(folder: Path) -> None:
                 said = await local.chat(name, HI, options=OPTIONS)
                 assert {said.message.content} == answers
             assert [model.model for model in (await local.ps()).models] == ["Qwen9-1B"], "loaded once"
+            assert await server.chain.has_model(path)
             headers = {"anthropic-version": "2023-06-01"}
             listed = (await server.http.get("/v1/models", headers=headers)).json()
             assert [model["id"] for model in listed["data"]] == ["Qwen9-1B"]

@@ -333,7 +333,7 @@ class NativeBackend:
 
     async def place(self, model: str) -> None:
         """Load a model beside those that are loaded. Raises `CapacityError` where it does not fit."""
-        await self.engine.load(model, beside=True)
+        await self.engine.load(self._own_name(model), beside=True)
 
     def connect_kv(self, connector: KvConnector) -> bool:
         """Have KV moved by a cluster's connector; False where the engine runs in a process of its own, or may not."""

@@ -69,60 +69,44 @@ class ServerStats:
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of all clients together."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client.core import GaugeMetricFamily
 
         running = GaugeMetricFamily("pyagent_http_requests_running", "HTTP requests in flight.")
         running.add_metric((), self.num_running)
         yield running
-        counters = (
-            (
-                "http_requests",
-                "HTTP requests answered, by path, model and status.",
-                ("path", "model", "status"),
-                self.requests,
-            ),
+        yield from self._counters()
+        yield from self._histograms()
+
+    def _counters(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily
+
+        of_requests = ("path", "model", "status")
+        cached = "Prompt tokens of the answered requests that the prefix cache held."
+        missed = "Prompts that missed the prefix cache, by reason of the first difference."
+        for name, text, labels, counter in (
+            ("http_requests", "HTTP requests answered, by path, model and status.", of_requests, self.requests),
             ("prompt_tokens", "Prompt tokens of the answered requests.", ("model",), self.prompt_tokens),
-            (
-                "cached_prompt_tokens",
-                "Prompt tokens of the answered requests that the prefix cache held.",
-                ("model",),
-                self.cached_tokens,
-            ),
+            ("cached_prompt_tokens", cached, ("model",), self.cached_tokens),
             ("generation_tokens", "Output tokens of the answered requests.", ("model",), self.generation_tokens),
-            (
-                "cache_misses",
-                "Prompts that missed the prefix cache, by reason of the first difference.",
-                ("model", "reason"),
-                self.cache_misses,
-            ),
-        )
-        for name, text, labels, counter in counters:
+            ("cache_misses", missed, ("model", "reason"), self.cache_misses),
+        ):
             family = CounterMetricFamily(f"pyagent_{name}", text, labels=labels)
             for values, count in counter.items():
                 family.add_metric(values, count)
             yield family
-        histograms = (
-            (
-                "http_request",
-                "Seconds from a request's arrival to the end of its answer (end-to-end latency).",
-                ("path", "model"),
-                self.request_seconds,
-            ),
-            (
-                "first_token",
-                "Seconds from a request's arrival to its first token (time to first token, TTFT).",
-                ("model",),
-                self.first_token_seconds,
-            ),
+
+    def _histograms(self) -> Iterator[Metric]:
+        from prometheus_client.core import HistogramMetricFamily
+
+        request = "Seconds from a request's arrival to the end of its answer (end-to-end latency)."
+        first = "Seconds from a request's arrival to its first token (time to first token, TTFT)."
+        between = "Seconds between two streamed pieces of an answer (inter-token latency)."
+        for name, text, labels, labelled in (
+            ("http_request", request, ("path", "model"), self.request_seconds),
+            ("first_token", first, ("model",), self.first_token_seconds),
             ("queue", "Seconds that a request waited in the engine's queue.", ("model",), self.queue_seconds),
-            (
-                "inter_token",
-                "Seconds between two streamed pieces of an answer (inter-token latency).",
-                ("model",),
-                self.inter_token_seconds,
-            ),
-        )
-        for name, text, labels, labelled in histograms:
+            ("inter_token", between, ("model",), self.inter_token_seconds),
+        ):
             family = HistogramMetricFamily(f"pyagent_{name}_seconds", text, labels=labels)
             for values, histogram in labelled.items():
                 family.add_metric(values, histogram.buckets(), histogram.total)

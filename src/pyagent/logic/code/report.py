@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from pyagent import __version__
-from pyagent.logic.code.health import CodeHealth, count_of, lowest
+from pyagent.logic.code.health import CodeHealth, FileHealth, Trend, count_of, lowest
 
 MAX_COMPLEXITY = 10
 """Above it a function is told as too complex: McCabe's own bound, and the default of C901."""
@@ -30,14 +30,8 @@ _RULES = {
 def markdown(health: CodeHealth) -> str:
     """Return a report in Markdown, `health.top` rows of each table."""
     unread = [file for file in health.files if file.error]
-    functions = sum(len(file.functions) for file in health.files)
     known = lowest(health.files)
-    mean = sum(file.maintainability or 0.0 for file in known) / len(known) if known else 0.0
-    lines = ["# Code health", "", "| | |", "|---|---|"]
-    lines += [f"| files | {len(health.files):,} |", f"| functions | {functions:,} |"]
-    lines += [f"| complexity of all functions | {sum(file.complexity for file in health.files):,} |"]
-    lines += [f"| maintainability, mean | {mean:.0f} of 100 |", f"| copied blocks | {len(health.duplicates):,} |"]
-    lines += [f"| functions named nowhere else | {len(health.unnamed):,} |", f"| unreadable files | {len(unread):,} |"]
+    lines = _summary(health, known, len(unread))
     lines += _table(
         "Most complex functions",
         ("complexity", "function", "where"),
@@ -64,36 +58,47 @@ def markdown(health: CodeHealth) -> str:
         ("function", "where"),
         [(_code(one.name), _code(f"{_relative(one.path)}:{one.line}")) for one in health.unnamed[: health.top]],
     )
-    if health.trend:
-        rows = [
-            (
-                one.date,
-                _code(one.commit[:10]),
-                f"{one.files:,}",
-                f"{one.functions:,}",
-                f"{one.complexity:,}",
-                f"{one.complex_functions:,}",
-                "" if one.maintainability is None else f"{one.maintainability:.1f}",
-            )
-            for one in health.trend.snapshots
-        ]
-        lines += _table(
-            f"Trend over {count_of(health.trend.commits, 'commit')}",
-            ("date", "commit", "files", "functions", "complexity", "above 10", "maintainability"),
-            rows,
-        )
-        lines += _table(
-            "Most changed and most complex",
-            ("commits", "complexity", "file"),
-            [
-                (f"{one.commits:,}", f"{one.complexity:,}", _code(_relative(one.path)))
-                for one in health.trend.hotspots[: health.top]
-            ],
-        )
+    lines += _trend(health.trend, health.top) if health.trend else []
     lines += _table(
         "Unreadable", ("file", "why"), [(_code(_relative(file.path)), _cell(file.error or "")) for file in unread[:20]]
     )
     return "\n".join(lines) + "\n"
+
+
+def _summary(health: CodeHealth, known: Sequence[FileHealth], num_unread: int) -> list[str]:
+    functions = sum(len(file.functions) for file in health.files)
+    mean = sum(file.maintainability or 0.0 for file in known) / len(known) if known else 0.0
+    rows = {
+        "files": f"{len(health.files):,}",
+        "functions": f"{functions:,}",
+        "complexity of all functions": f"{sum(file.complexity for file in health.files):,}",
+        "maintainability, mean": f"{mean:.0f} of 100",
+        "copied blocks": f"{len(health.duplicates):,}",
+        "functions named nowhere else": f"{len(health.unnamed):,}",
+        "unreadable files": f"{num_unread:,}",
+    }
+    return ["# Code health", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+
+
+def _trend(trend: Trend, top: int) -> list[str]:
+    rows = [
+        (
+            one.date,
+            _code(one.commit[:10]),
+            f"{one.files:,}",
+            f"{one.functions:,}",
+            f"{one.complexity:,}",
+            f"{one.complex_functions:,}",
+            "" if one.maintainability is None else f"{one.maintainability:.1f}",
+        )
+        for one in trend.snapshots
+    ]
+    hotspots = [(f"{one.commits:,}", f"{one.complexity:,}", _code(_relative(one.path))) for one in trend.hotspots[:top]]
+    heads = ("date", "commit", "files", "functions", "complexity", "above 10", "maintainability")
+    return [
+        *_table(f"Trend over {count_of(trend.commits, 'commit')}", heads, rows),
+        *_table("Most changed and most complex", ("commits", "complexity", "file"), hotspots),
+    ]
 
 
 def _table(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
