@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.converted_encoders import ENCODERS, random_encoder
 from support.converted_models import FAMILIES, random_family, write_tokenizer
 from support.llama_cpp import LlamaCpp, convert, llama_cpp, tensors_of
 from support.quantizing import quantized
@@ -81,3 +82,26 @@ def test_a_written_file_is_that_of_llama_cpps_converter(name: str, peer: LlamaCp
     asked = {"prompts": PROMPTS, "num_tokens": NUM_TOKENS, "banned": [], "texts": []}
     answers = [peer.ask(path, **asked)["answers"] for path in (ours, theirs)]
     assert answers[0][0]["tokens"] == answers[1][0]["tokens"]
+
+
+def test_a_written_encoder_is_that_of_llama_cpps_converter(tmp_path: Path) -> None:
+    """BERT in F32 and Q8_0: the same tensors and settings, and llama.cpp gives the same vectors."""
+    import numpy as np
+
+    about, folder = ENCODERS["bert"], tmp_path / "model"
+    random_encoder(about, folder)
+    texts = ["The keeper of the lighthouse counts boats at night.", "a café"]
+    with llama_cpp(tmp_path / "log", "llama_embed.py") as peer:
+        for file_type in ("f32", "q8_0"):
+            theirs = convert(folder, tmp_path / f"theirs-{file_type}.gguf", file_type, about.words, {})
+            ours = tmp_path / f"ours-{file_type}.gguf"
+            quantized(folder, ours, file_type.upper())
+            expected, found = dict(tensors_of(theirs)), dict(tensors_of(ours))
+            assert found.keys() == expected.keys()
+            assert all(np.array_equal(found[key], values) for key, values in expected.items())
+            told = [peer.ask(path, texts=texts, documents=[])["vectors"] for path in (ours, theirs)]
+            assert np.abs(np.array(told[0]) - np.array(told[1])).max() < 1e-6
+    said, wanted = settings_of(ours), settings_of(theirs)
+    assert {key: value for key, value in wanted.items() if said.get(key) != value} == {
+        "tokenizer.ggml.pre": about.words
+    }

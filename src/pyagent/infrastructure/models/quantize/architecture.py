@@ -52,7 +52,7 @@ def refuse_family(path: Path, config: Config) -> None:
     """Raise `ModelError` for a family that cannot be written."""
     family = str(config.get("model_type"))
     if family not in FAMILIES:
-        known = ", ".join(FAMILIES)
+        known = ", ".join((*FAMILIES, "bert"))
         text = f"{path}: '{family:.60}' cannot be written as GGUF; families that can: {known}"
         raise ModelError(text, model=str(path))
 

@@ -12,7 +12,9 @@ from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.one_line import printable
 from pyagent.infrastructure.engine.tokens.model_folder import read_json
+from pyagent.infrastructure.models.quantize import encoder_source
 from pyagent.infrastructure.models.quantize.architecture import (
+    Config,
     architecture_metadata,
     frequency_factors,
     original_context,
@@ -54,7 +56,7 @@ class Source(Protocol):
 def open_source(path: Path) -> Source:
     """Open a folder or file. Raises `ModelError` naming what is wrong with it, or what GGUF has no words for."""
     try:
-        return FolderSource(path) if path.is_dir() else GgufSource(path)
+        return _folder_source(path) if path.is_dir() else GgufSource(path)
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
     except (struct.error, OverflowError, UnicodeEncodeError) as error:
@@ -102,12 +104,19 @@ class GgufSource:
         """Accept it: its metadata is the source's."""
 
 
+def _folder_source(path: Path) -> Source:
+    config = read_json(path / "config.json")
+    if config.get("model_type") == encoder_source.FAMILY:
+        return encoder_source.EncoderSource(path, config)
+    return FolderSource(path, config)
+
+
 class FolderSource:
     """A folder of safetensors; reorders and shifts what GGUF files have otherwise."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: Config) -> None:
+        """`config` is what its `config.json` says."""
         self.path = path
-        config = read_json(path / "config.json")
         if config:  # first: what the engine says of a family it lacks is not about files to write
             refuse_family(path, config)
         self._file = _rust.ModelFile(path)
