@@ -119,7 +119,7 @@ oracle: .oracle/.installed  ## Compare with transformers, gguf, radon on the sam
 	@mkdir -p $@ && tar xzf .cache/llama_cpp_python-*.tar.gz --directory $@ --strip-components 3 --wildcards '*/vendor/llama.cpp/conversion/*' '*/vendor/llama.cpp/gguf-py/gguf/*'
 
 converter: .oracle/.installed .peers/.llama.cpp .cache/llama.cpp  ## GGUF files by llama.cpp's own converter: transformers' logits, the tokens of llama.cpp's server
-	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -m converter tests/oracle/test_llama_cpp_converter.py tests/oracle/test_llama_cpp_encoders.py
+	@OMP_NUM_THREADS=1 .oracle/bin/python -m pytest -q -m converter tests/oracle/test_llama_cpp_converter.py tests/oracle/test_llama_cpp_encoders.py tests/oracle/test_llama_cpp_quantize.py
 
 .cache/json-schema-suite: .venv/.dev
 	@echo "fetching jsonschema's sdist, which carries the JSON-Schema-Test-Suite (once, into .cache)"

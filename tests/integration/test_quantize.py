@@ -34,7 +34,7 @@ from pyagent.infrastructure.models.quantize.quantizing import quantize_model
 TOKENS = [5, 80, 11, 200, 45, 7, 7, 64, 1, 90, 33, 150, 8, 21, 260, 3, 77, 41, 19, 2]
 FAMILIES = (
     *("llama", "llama-3.1", "llama-linear", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"),
-    *("gemma3-linear", "smollm3", "olmo2"),
+    *("gemma3-linear", "smollm3", "olmo2", "phi3", "phi3-longrope", "mixtral", "qwen3_moe", "olmoe"),
 )
 CHANGED = {"general.quantization_version", "general.file_type"}
 OF_FAMILY: dict[str, dict[str, Any]] = {

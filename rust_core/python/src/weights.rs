@@ -48,6 +48,9 @@ pub struct ModelConfig {
     logit_softcap: Option<f64>,
     embedding_scale: f64,
     is_output_tied: bool,
+    experts: Option<String>,
+    dense_layers: Vec<bool>,
+    query_growth: Option<String>,
 }
 
 impl ModelConfig {
@@ -92,6 +95,9 @@ impl ModelConfig {
             logit_softcap: config.logit_softcap.map(f64::from),
             embedding_scale: f64::from(config.embedding_scale),
             is_output_tied: model::is_output_tied(file, config).map_err(|error| file_error(&error))?,
+            experts: config.experts.map(|experts| format!("{experts:?}")),
+            dense_layers: config.dense_layers.clone(),
+            query_growth: config.query_growth.map(|growth| format!("{growth:?}")),
         })
     }
 }

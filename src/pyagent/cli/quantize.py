@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -20,12 +20,16 @@ from pyagent.core.one_line import printable
 from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from pyagent.core.chain.chain import Chain
     from pyagent.core.text_score import PositionScores
     from pyagent.infrastructure.models.quantize.quantizing import Progress, Quantized
 
 _TEXT_FILE = Path(__file__).parent / "demo_text.txt"
 _TEXT_CHARS = 8_000
 """Of the text in the wheel: about 1,600 tokens, seconds of a small model."""
+_MOST_TEXTS = 64
+"""Lines of it that are embedded."""
+_T = TypeVar("_T")
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +40,27 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     perplexity_after: float
     ratio: float
     same_best: float
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what is shown."""
+        change = f"{self.perplexity_before:,.3f} before, {self.perplexity_after:,.3f} after"
+        return [
+            ("perplexity", f"{change}, {self.ratio:.4f} times, of {self.num_tokens:,} tokens"),
+            ("same best", f"{self.same_best:.2%} of the positions have the same likeliest token"),
+        ]
+
+
+class Nearness(msgspec.Struct, frozen=True, kw_only=True):
+    """How near the vectors of texts by both models are: 1 is the same direction."""
+
+    num_texts: int
+    mean_cosine: float
+    least_cosine: float
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what is shown."""
+        found = f"{self.mean_cosine:.5f} on average, {self.least_cosine:.5f} at least"
+        return [("cosine", f"{found}, between the vectors of {self.num_texts} texts")]
 
 
 def quantize(
@@ -54,7 +79,7 @@ def quantize(
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """Write a model as a GGUF file with weights of fewer bits; compare the perplexity of both."""
+    """Write a model as a GGUF file with weights of fewer bits; compare the perplexity of both, or their vectors."""
     from pyagent.infrastructure.models.split_files import stem_of
 
     chosen = _known_type(type_name)
@@ -62,8 +87,6 @@ def quantize(
     path = _locate(source, config)
     target = output or Path(f"{stem_of(path.resolve().name)}-{chosen}.gguf")
     made = _write(path, target, chosen, overwrites=force)
-    if sample:
-        typer.echo(f"{target} is written; a text is scored by both models now", err=True)
     quality = _compare(path, target, sample, config) if sample else None
     if as_json:
         write_json(msgspec.structs.asdict(made) | {"quality": quality and msgspec.structs.asdict(quality)})
@@ -149,12 +172,24 @@ def _shown_progress(name: str) -> Generator[Progress]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _compare(before: Path, after: Path, text: str, config: Path | None) -> Quality:
-    """Score a text by both models, one after the other; the file stays where that fails."""
+def _compare(before: Path, after: Path, text: str, config: Path | None) -> Quality | Nearness | None:
+    """Compare both models by a text; the file stays where that fails. None for models that rank or classify."""
+    from pyagent.infrastructure.models.describe import task_of
+
+    task = task_of(after)
+    does = {"generate": "a text is scored", "embed": "a text is embedded"}.get(task)
+    what = f"{does} by both models now" if does else f"models that {task} are not compared"
+    typer.echo(f"{after} is written; {what}", err=True)
     try:
-        old, new = _scores(before, text, config), _scores(after, text, config)
+        if task == "embed":
+            return _nearness(before, after, text, config)
+        return _quality(before, after, text, config) if does else None
     except PyAgentError as error:
         raise ModelError(f"{after} is written, but not compared: {error}", model=str(after)) from error
+
+
+def _quality(before: Path, after: Path, text: str, config: Path | None) -> Quality:
+    old, new = _scores(before, text, config), _scores(after, text, config)
     return Quality(
         num_tokens=len(new.logprobs),
         perplexity_before=old.perplexity,
@@ -164,25 +199,45 @@ def _compare(before: Path, after: Path, text: str, config: Path | None) -> Quali
     )
 
 
+def _nearness(before: Path, after: Path, text: str, config: Path | None) -> Nearness:
+    texts = [line for line in text.splitlines() if line.strip()][:_MOST_TEXTS]
+    pairs = zip(_vectors(before, texts, config), _vectors(after, texts, config), strict=True)
+    cosines = [sum(a * b for a, b in zip(one, other, strict=True)) for one, other in pairs]
+    return Nearness(num_texts=len(texts), mean_cosine=sum(cosines) / len(cosines), least_cosine=min(cosines))
+
+
+def _vectors(path: Path, texts: Sequence[str], config: Path | None) -> list[list[float]]:
+    from pyagent.core.messages import EmbedRequest
+
+    asked = EmbedRequest(model="", input=list(texts), truncate=True)
+    return _asked(path, config, lambda chain: chain.embed(asked)).vectors
+
+
 def _scores(path: Path, text: str, config: Path | None) -> PositionScores:
+    from pyagent.core.text_score import score_positions
+
+    return _asked(path, config, lambda chain: score_positions(chain, text))
+
+
+def _asked(path: Path, config: Path | None, ask: Callable[[Chain], Awaitable[_T]]) -> _T:
+    """Return what a chain of this model alone answers."""
     import asyncio
 
     from pyagent.assembly import make_chain, make_host
-    from pyagent.core.text_score import score_positions
 
     settings = read_settings(config, model=str(path.absolute()))
 
-    async def scored() -> PositionScores:
+    async def answered() -> _T:
         made = make_chain(settings, make_host(settings))
         try:
-            return await score_positions(made, text)
+            return await ask(made)
         finally:
             await made.close()
 
-    return asyncio.run(scored())
+    return asyncio.run(answered())
 
 
-def _card(made: Quantized, quality: Quality | None) -> list[tuple[str, str]]:
+def _card(made: Quantized, quality: Quality | Nearness | None) -> list[tuple[str, str]]:
     sizes = f"{format_bytes(made.bytes_before)} before, {format_bytes(made.bytes_after)} after"
     rows = [
         ("file", made.path),
@@ -191,11 +246,4 @@ def _card(made: Quantized, quality: Quality | None) -> list[tuple[str, str]]:
         ("tensors", ", ".join(f"{number} {name}" for name, number in made.types.items())),
         ("seconds", f"{made.seconds:.1f}"),
     ]
-    if quality is None:
-        return rows
-    change = f"{quality.perplexity_before:,.3f} before, {quality.perplexity_after:,.3f} after"
-    return [
-        *rows,
-        ("perplexity", f"{change}, {quality.ratio:.4f} times, of {quality.num_tokens:,} tokens"),
-        ("same best", f"{quality.same_best:.2%} of the positions have the same likeliest token"),
-    ]
+    return rows + (quality.rows() if quality else [])

@@ -413,11 +413,39 @@ impl Names {
     pub(super) fn named<'a>(&self, name: &'a str, config: &ModelConfig) -> Option<(Place, &'a str)> {
         let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
         let layer = layer.parse().ok()?;
-        PARTS.iter().find_map(|part| {
+        let own = PARTS.iter().find_map(|part| {
             let end = rest.strip_prefix(gguf_part(*part, config.architecture))?;
             let is_whole = end.is_empty() || end.starts_with('.');
             is_whole.then(|| (self.layer(layer, *part, config), end))
-        })
+        });
+        own.or_else(|| self.named_of_experts(layer, rest, config))
+    }
+
+    /// The same of a layer's experts: their router, what all tokens share, and `ffn_gate_exps.5`, which GGUF files have in
+    /// one tensor with the others.
+    fn named_of_experts<'a>(&self, layer: usize, rest: &'a str, config: &ModelConfig) -> Option<(Place, &'a str)> {
+        let experts = config.experts?;
+        let (first, end) = rest.split_at(rest.find('.').unwrap_or(rest.len()));
+        match first {
+            "ffn_gate_inp" => return Some((self.router(layer, config), end)),
+            "ffn_gate_inp_shexp" => return Some((self.shared_gate(layer), end)),
+            _ => {}
+        }
+        for part in [Part::Gate, Part::Up, Part::Down] {
+            let Some(kind) = first.strip_prefix(gguf_part(part, config.architecture)) else {
+                continue;
+            };
+            if kind == "_shexp" {
+                return Some((self.shared_expert(layer, part, config), end));
+            }
+            if kind == "_exps" {
+                let end = end.strip_prefix('.')?;
+                let (number, end) = end.split_at(end.find('.').unwrap_or(end.len()));
+                let number = number.parse().ok().filter(|number| *number < experts.num_experts)?;
+                return Some((self.expert(layer, part, number, config), end));
+            }
+        }
+        None
     }
 }
 

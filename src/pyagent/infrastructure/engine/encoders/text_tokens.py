@@ -37,7 +37,7 @@ class TextTokens:
         """
         self._path = path
         self._pairs = pairs
-        self._inner = _read(path)
+        self._inner = tokenizer_of(path)
         self._inner.no_padding()
         self._inner.no_truncation()
         self.max_tokens = max_tokens
@@ -149,7 +149,8 @@ def _check(text: str, number: int) -> None:
         raise RequestError(f"input {number} is no Unicode text: {error.reason}", param="input") from error
 
 
-def _read(path: Path) -> tokenizers.Tokenizer:
+def tokenizer_of(path: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer of an encoder's folder or GGUF file. Raises `ModelError` where there is none, or no such."""
     file, vocabulary = path / "tokenizer.json", path / "vocab.txt"
     try:
         if path.is_file():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.model_folder import object_in
-from pyagent.infrastructure.models.quantize.gguf_file import Metadata, float32, string, uint32
+from pyagent.infrastructure.models.quantize.gguf_file import Metadata, booleans, float32, string, uint32
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
@@ -29,16 +29,30 @@ FAMILIES: Mapping[str, str] = {
     "smollm3": "smollm3",
     "olmo2": "olmo2",
     "granite": "granite",
+    "phi3": "phi3",
+    "ministral3": "mistral3",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
+    "seed_oss": "seed_oss",
+    "exaone4": "exaone4",
+    "olmo3": "olmo2",
 }
 """`model_type` to `general.architecture`."""
-FREQUENCY_FACTORS = "rope_freqs.weight"
+_TELL_WINDOWS = frozenset({"exaone4", "olmo3"})
+"""Families whose files say of each layer whether it has a window."""
+_TO_LOCAL_BASE: Mapping[str, float] = {"gemma3_text": 10_000.0, "olmo3": 0.0}
+"""Families whose layers with windows have a rotary base of their own; 0: that of the others, where none is told."""
+_LONGROPE = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+_MOST_FACTORS = 1 << 12
 
 
 def refuse_family(path: Path, config: Config) -> None:
     """Raise `ModelError` for a family that cannot be written."""
     family = str(config.get("model_type"))
     if family not in FAMILIES:
-        known = ", ".join(FAMILIES)
+        known = ", ".join((*FAMILIES, "bert"))
         text = f"{path}: '{family:.60}' cannot be written as GGUF; families that can: {known}"
         raise ModelError(text, model=str(path))
 
@@ -51,18 +65,20 @@ def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Met
         "block_count": uint32(model.num_layers),
         "context_length": uint32(_positions(config, model)),
         "embedding_length": uint32(model.hidden_size),
-        "feed_forward_length": uint32(model.ffn_size),
+        "feed_forward_length": uint32(_size(config, "intermediate_size", model.ffn_size)),
         "attention.head_count": uint32(model.num_heads),
         "attention.head_count_kv": uint32(model.num_kv_heads),
         "attention.key_length": uint32(model.head_dim),
         "attention.value_length": uint32(model.head_dim),
         "attention.layer_norm_rms_epsilon": float32(model.norm_epsilon),
-        "rope.dimension_count": uint32(model.head_dim),
+        "rope.dimension_count": uint32(2 * len(model.rope_frequencies)),
         "rope.freq_base": float32(_rope(config)[0]),
         "vocab_size": uint32(model.vocab_size),
-        **_scaling(config),
+        **_scaling(config, model),
         **_windows(family, config, model),
         **_caps(model),
+        **_experts(config, model),
+        **(_original(config) if family == "phi3" else {}),
         **(_factors(config) if family == "granite" else {}),
     }
     general = {
@@ -73,15 +89,17 @@ def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Met
     return general | {f"{name}.{key}": value for key, value in keys.items()}
 
 
-def frequency_factors(config: Config, head_dim: int) -> array[float] | None:
-    """Return what Llama 3's rotary frequencies are divided by, [head_dim / 2]; None for other scalings.
+def frequency_factors(config: Config, head_dim: int) -> dict[str, array[float]]:
+    """Return tensors of what rotary frequencies are divided by: Llama 3's, or LongRoPE's for long texts and short ones.
 
-    Long waves are stretched by `factor`, short ones not at all, those between in proportion
-    (Llama 3.1's `apply_scaling`).
+    Llama 3's long waves are stretched by `factor`, short ones not at all, those between in proportion (Llama 3.1's
+    `apply_scaling`).
     """
     base, scaling = _rope(config)
+    if _kind(scaling) == "longrope":
+        return {name: _list_of(scaling, key) for key, name in _LONGROPE.items()}
     if _kind(scaling) != "llama3":
-        return None
+        return {}
     factor, low, high = (_number(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     original = _number(scaling, "original_max_position_embeddings")
     factors = array("f")
@@ -89,7 +107,14 @@ def frequency_factors(config: Config, head_dim: int) -> array[float] | None:
         turns = original / (2 * math.pi * base ** (2 * pair / head_dim))
         share = min(1.0, max(0.0, (turns - low) / (high - low)))
         factors.append(1 / ((1 - share) / factor + share))
-    return factors
+    return {"rope_freqs.weight": factors}
+
+
+def original_context(config: Config) -> int | None:
+    """Return the positions of the first training, up to which LongRoPE's short factors hold, where they are told."""
+    key = "original_max_position_embeddings"
+    scaling = _rope(config)[1]
+    return _size(config, key, _size(scaling, key, 0)) or None
 
 
 def refuse_changed(path: Path, before: ModelConfig, after: ModelConfig) -> None:
@@ -118,7 +143,7 @@ def _equal(one: object, other: object) -> bool:
 _SAME = (
     "architecture vocab_size hidden_size num_layers num_heads num_kv_heads head_dim ffn_size num_experts"
     " num_recurrent_layers rotary_layers has_input_norms is_qk_norm_wide windows activation"
-    " attention_softcap logit_softcap context_length is_output_tied"
+    " attention_softcap logit_softcap context_length is_output_tied experts dense_layers query_growth"
 )
 _NEAR = "norm_epsilon rope_attention_factor local_rope_attention_factor attention_scale embedding_scale"
 _COMPARED: Mapping[str, Callable[[object, object], bool]] = {
@@ -138,7 +163,21 @@ def _rope(config: Config) -> tuple[float, Config]:
 
 
 def _kind(scaling: Config) -> str:
-    return str(scaling.get("rope_type") or scaling.get("type") or "default")
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    return {"su": "longrope"}.get(kind, kind)  # Phi-3's name of before
+
+
+def _list_of(fields: Config, key: str) -> array[float]:
+    values = fields.get(key)
+    numbers = cast("list[object]", values) if isinstance(values, list) else []
+    if not 0 < len(numbers) <= _MOST_FACTORS or not all(isinstance(value, int | float) for value in numbers):
+        raise ModelError(f"config.json: '{key}' is no list of numbers", model="config.json")
+    return array("f", cast("list[float]", numbers))
+
+
+def _size(config: Config, key: str, default: int) -> int:
+    value = config.get(key)
+    return value if isinstance(value, int) else default
 
 
 def _number(fields: Config, key: str) -> float:
@@ -153,12 +192,15 @@ def _positions(config: Config, model: ModelConfig) -> int:
     return value if isinstance(value, int) else model.context_length
 
 
-def _scaling(config: Config) -> Metadata:
+def _scaling(config: Config, model: ModelConfig) -> Metadata:
     scaling = _rope(config)[1]
     kind = _kind(scaling)
-    if kind not in {"linear", "yarn"}:
+    if kind not in {"linear", "yarn", "longrope"}:
         return {}
-    keys = {"rope.scaling.type": string(kind), "rope.scaling.factor": float32(_number(scaling, "factor"))}
+    keys = {"rope.scaling.type": string(kind)}
+    if kind == "longrope":
+        return keys | _original(config) | {"rope.scaling.attn_factor": float32(model.rope_attention_factor)}
+    keys["rope.scaling.factor"] = float32(_number(scaling, "factor"))
     if kind == "yarn":
         if "original_max_position_embeddings" in scaling:
             original = int(_number(scaling, "original_max_position_embeddings"))
@@ -166,19 +208,46 @@ def _scaling(config: Config) -> Metadata:
         for key in ("beta_fast", "beta_slow"):
             if key in scaling:
                 keys[f"rope.scaling.yarn_{key}"] = float32(_number(scaling, key))
+    if config.get("model_type") == "ministral3":
+        names = {"rope.scaling.yarn_log_multiplier": "mscale_all_dim"}
+        names |= {"attention.temperature_scale": "llama_4_scaling_beta"}
+        keys |= {key: float32(_number(scaling, name)) for key, name in names.items() if name in scaling}
+    return keys
+
+
+def _original(config: Config) -> Metadata:
+    original = original_context(config)
+    return {"rope.scaling.original_context_length": uint32(original)} if original else {}
+
+
+def _experts(config: Config, model: ModelConfig) -> Metadata:
+    """Say how many experts there are, how many a token has, and how wide they are."""
+    if not model.num_experts:
+        return {}
+    used = config.get("num_experts_per_tok")
+    keys = {
+        "expert_count": uint32(model.num_experts),
+        "expert_used_count": uint32(used if isinstance(used, int) else 2),
+    }
+    if config.get("model_type") in {"qwen2_moe", "qwen3_moe"}:
+        keys["expert_feed_forward_length"] = uint32(model.ffn_size)
+    if (shared := _size(config, "shared_expert_intermediate_size", 0)) > 0:
+        keys["expert_shared_feed_forward_length"] = uint32(shared)
     return keys
 
 
 def _windows(family: str, config: Config, model: ModelConfig) -> Metadata:
     """Say which layers have a window; which is known of Gemma's, and of Mistral's all have."""
     window = next((window for window in model.windows if window is not None), None)
-    if window is None:
-        return {}
+    if window is None:  # llama.cpp knows Phi-4 by a window of 0
+        return {"attention.sliding_window": uint32(0)} if family == "phi3" else {}
     keys = {"attention.sliding_window": uint32(window)}
-    if family == "gemma3_text":
+    if family in _TELL_WINDOWS:
+        keys["attention.sliding_window_pattern"] = booleans([window is not None for window in model.windows])
+    if family in _TO_LOCAL_BASE:
         local = object_in(object_in(config, "rope_parameters"), "sliding_attention")
-        base = local.get("rope_theta") or config.get("rope_local_base_freq") or 10_000.0
-        keys["rope.freq_base_swa"] = float32(float(cast("float", base)))
+        base = local.get("rope_theta") or config.get("rope_local_base_freq") or _TO_LOCAL_BASE[family]
+        keys["rope.freq_base_swa"] = float32(float(cast("float", base or _rope(config)[0])))
     return keys
 
 

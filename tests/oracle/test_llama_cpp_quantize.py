@@ -1,0 +1,107 @@
+"""`pyagent models quantize` beside llama.cpp's own converter: the same tensors and settings of the same folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.converted_encoders import ENCODERS, random_encoder
+from support.converted_models import FAMILIES, random_family, write_tokenizer
+from support.llama_cpp import LlamaCpp, convert, llama_cpp, tensors_of
+from support.quantizing import quantized
+
+from pyagent import _rust
+
+pytestmark = pytest.mark.converter
+
+WORDS = "gpt-2"
+PROMPTS = [[(7 * place + place * place) % 380 + 7 for place in range(40)]]
+NUM_TOKENS = 24
+WRITTEN = (
+    *("llama, 3.1", "qwen3", "smollm3", "olmo2", "granite", "phi3", "phi3, LongRoPE", "ministral3"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "seed_oss", "exaone4", "olmo3"),
+)
+UNREAD = {"rope.scaling.yarn_attn_factor", "expert_group_count", "expert_group_used_count"}
+"""Ends of keys that say what is so without them."""
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCpp]:
+    """llama.cpp's server for all tests here."""
+    with llama_cpp(tmp_path_factory.mktemp("llama.cpp") / "log") as server:
+        yield server
+
+
+def byte_level(folder: Path) -> None:
+    """Give a folder a tokenizer that both can say."""
+    (folder / "tokenizer.model").unlink(missing_ok=True)
+    write_tokenizer(folder, WORDS)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "GPT2Tokenizer"}))
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """Return what a file says of its architecture and its tokens."""
+    about = _rust.read_model_header(path)["metadata"]
+    name = str(about["general.architecture"])
+    kept = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.pre", "general.architecture")
+    return {key: value for key, value in about.items() if key.startswith(f"{name}.") or key in kept}
+
+
+def is_same(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-6)
+    return one == other
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_written_file_is_that_of_llama_cpps_converter(name: str, peer: LlamaCpp, tmp_path: Path) -> None:
+    """Each tensor has its name, shape and numbers; each setting of the model is said alike; llama.cpp answers alike."""
+    import numpy as np
+
+    family, folder = FAMILIES[name], tmp_path / "model"
+    random_family(name, folder)
+    byte_level(folder)
+    for file_type in ("f32", "q8_0"):
+        theirs = convert(folder, tmp_path / f"theirs-{file_type}.gguf", file_type, WORDS, family.published)
+        ours = tmp_path / f"ours-{file_type}.gguf"
+        quantized(folder, ours, file_type.upper())
+        expected, found = dict(tensors_of(theirs)), dict(tensors_of(ours))
+        shapes = [{key: value.shape for key, value in one.items()} for one in (found, expected)]
+        assert shapes[0] == shapes[1]
+        for key, values in expected.items():
+            # Llama 3's factors are computed by both.
+            assert np.allclose(found[key], values, rtol=1e-6 if key.startswith("rope_") else 0, atol=0), key
+    said, wanted = settings_of(ours), settings_of(theirs)
+    missing = {key: value for key, value in wanted.items() if key not in said or not is_same(said[key], value)}
+    assert {key: value for key, value in missing.items() if key.partition(".")[2] not in UNREAD} == {}
+    asked = {"prompts": PROMPTS, "num_tokens": NUM_TOKENS, "banned": [], "texts": []}
+    answers = [peer.ask(path, **asked)["answers"] for path in (ours, theirs)]
+    assert answers[0][0]["tokens"] == answers[1][0]["tokens"]
+
+
+def test_a_written_encoder_is_that_of_llama_cpps_converter(tmp_path: Path) -> None:
+    """BERT in F32 and Q8_0: the same tensors and settings, and llama.cpp gives the same vectors."""
+    import numpy as np
+
+    about, folder = ENCODERS["bert"], tmp_path / "model"
+    random_encoder(about, folder)
+    texts = ["The keeper of the lighthouse counts boats at night.", "a café"]
+    with llama_cpp(tmp_path / "log", "llama_embed.py") as peer:
+        for file_type in ("f32", "q8_0"):
+            theirs = convert(folder, tmp_path / f"theirs-{file_type}.gguf", file_type, about.words, {})
+            ours = tmp_path / f"ours-{file_type}.gguf"
+            quantized(folder, ours, file_type.upper())
+            expected, found = dict(tensors_of(theirs)), dict(tensors_of(ours))
+            assert found.keys() == expected.keys()
+            assert all(np.array_equal(found[key], values) for key, values in expected.items())
+            told = [peer.ask(path, texts=texts, documents=[])["vectors"] for path in (ours, theirs)]
+            assert np.abs(np.array(told[0]) - np.array(told[1])).max() < 1e-6
+    said, wanted = settings_of(ours), settings_of(theirs)
+    assert {key: value for key, value in wanted.items() if said.get(key) != value} == {
+        "tokenizer.ggml.pre": about.words
+    }
