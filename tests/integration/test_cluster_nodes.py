@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import msgspec
@@ -505,3 +505,38 @@ def test_folder_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:
 async def _started(folder: Path) -> None:
     async with running_node(folder, [Own("one")]):
         pass
+
+
+def test_door_that_is_late_is_given_more_time(tmp_path: Path) -> None:
+    """A node so busy that its door answers after seconds is met at a later try, which waits longer."""
+
+    async def work() -> None:
+        async with cluster_of(tmp_path, a=[Own("a")]) as (first,):
+            num_calls = 0
+
+            async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                nonlocal num_calls
+                num_calls += 1
+                await asyncio.sleep(2.5)
+                with suppress(OSError):
+                    inner, outer = await asyncio.open_connection("127.0.0.1", first.door_port)
+                    await asyncio.gather(passed_on(reader, outer), passed_on(inner, writer))
+
+            async def passed_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+                while piece := await source.read(65_536):
+                    sink.write(piece)
+                sink.close()
+
+            server = await asyncio.start_server(relay, "127.0.0.1", 0)
+            late = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            join(tmp_path / "b", first)
+            async with running_node(tmp_path / "b", [Own("b")], seeds=[late]) as second:
+                await until(lambda: bool(second.status().unmet))
+                assert second.status().unmet == (f"{late} did not answer within 2 s",)
+                await until(lambda: is_connected(second, 1))
+                assert second.status().unmet == ()
+            assert num_calls >= 2
+            server.close()
+            await server.wait_closed()
+
+    asyncio.run(work())

@@ -28,6 +28,8 @@ from pyagent.infrastructure.cluster.transport import Reply, Transport
 from pyagent.infrastructure.cluster.unmet import Unmet
 
 _CALL_SECONDS = 5.0
+_KNOCK_SECONDS, _LONGEST_KNOCK_SECONDS = 2.0, 16.0
+"""How long a door has to answer at first; each time that it was late it has twice as long, up to the latter."""
 _TRIES, _WAIT_SECONDS = 10, 0.2
 _RENEW_SECONDS = 1.0
 _TOGETHER_SECONDS = 0.1
@@ -60,6 +62,7 @@ class Introductions:
         self.unmet = Unmet(self.known.has_met, self._is_peer)
         self._behind: dict[tuple[str, int], str] = {}
         self._knocking: set[tuple[str, int]] = set()
+        self._patience: dict[tuple[str, int], float] = {}
         self._revocations: list[Revocation] = []
 
     def register(self) -> None:
@@ -105,9 +108,12 @@ class Introductions:
                 await self._knock((host, port))
 
     async def _knock(self, place: tuple[str, int], node_id: str = "") -> None:
+        patience = self._patience.pop(place, _KNOCK_SECONDS)
         try:
-            met = await self._door.knock(*place)
+            met = await self._door.knock(*place, timeout=patience)
         except ClusterError as error:
+            if isinstance(error.__cause__, TimeoutError):  # a busy machine may need longer: the next time it has it
+                self._patience[place] = min(2 * patience, _LONGEST_KNOCK_SECONDS)
             if error.peer == self._own_id:
                 self._behind[place] = error.peer
             else:
