@@ -507,6 +507,7 @@ async def _started(folder: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_door_that_is_late_is_given_more_time(tmp_path: Path) -> None:
     """A node so busy that its door answers after seconds is met at a later try, which waits longer."""
 
