@@ -22,7 +22,7 @@ from hybrids import Writer
 
 from pyagent import _rust
 
-ROUNDS, CONTEXT, PROMPT = 30, 200, 512
+ROUNDS, CONTEXT, PROMPT = 20, 200, 256
 MOST = 3
 
 
@@ -109,7 +109,7 @@ def main() -> None:
                 seconds.setdefault(f"draft {count}", []).append(with_head.draft(count))
                 seconds.setdefault(f"none {count}", []).append(with_head.verify(count, 0))
                 seconds.setdefault(f"all {count}", []).append(with_head.verify(count, count))
-        for _ in range(5):
+        for _ in range(3):
             seconds.setdefault("prompt without", []).append(without.prompt())
             seconds.setdefault("prompt with", []).append(with_head.prompt())
         found = {name: statistics.median(values) for name, values in seconds.items()}

@@ -363,7 +363,7 @@ def test_a_quantised_head_drafts_the_same_warm_and_cold(kind: str, path: Path, t
         memory.pool.release(1)
         assert logits == cold(memory, log[:-1], log[-1])
         num_same += argmax(logits[0]) == argmax(cold(whole, log[:-1], log[-1])[0])
-    assert num_same > (17 if kind == "Q8_0" else 10)
+    assert num_same > (17 if kind == "Q8_0" else 4)
 
 
 def argmax(logits: bytes) -> int:
