@@ -20,7 +20,7 @@ _NUM_TRAINED = 380
 SENTENCEPIECE = "sentencepiece"
 TEXT = Path(__file__).parents[2] / "src/pyagent/cli/demo_text.txt"
 _BEGIN, _END, _PAD = "<|begin|>", "<|end|>", "<|pad|>"
-NUM_MARKERS = 8
+NUM_MARKERS = 9
 """The first tokens are markers, or stand for none."""
 _MARKERS = [
     _PAD,
@@ -31,6 +31,7 @@ _MARKERS = [
     "<|user|>",
     "<|observation|>",
     "<unk>",
+    "<|startoftext|>",
 ]  # what some families must have
 _SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -108,6 +109,8 @@ _OLMO3 = {
     kind: rope | ({"attention_factor": 0.1 * math.log(8) + 1} if "factor" in rope else {})
     for kind, rope in sparse_models.CONFIGS["olmo3"]["rope_parameters"].items()
 }
+_GROWTH = "its files do not say how queries grow, and it does not know"
+_MISTRAL4 = sparse_models.CONFIGS["mistral4"]["rope_parameters"] | {"llama_4_scaling_beta": 0.1}
 _PLAIN = {"rope_type": "default", "rope_theta": 150_000.0}
 _HUNYUAN = {"moe_intermediate_size": [96] * 4, "moe_topk": [2] * 4, "num_shared_expert": [1] * 4}
 _GEMMA3 = {"query_pre_attn_scalar": 32, "sliding_window_pattern": 6, "num_hidden_layers": 8}
@@ -165,26 +168,28 @@ FAMILIES: dict[str, Family] = {
     "nemotron_h, experts": _nemotron("nemotron_h-experts"),
     "gemma": _sparse("gemma", SENTENCEPIECE),
     "glm4": _sparse("glm4", "glm4"),
-    "arcee": _sparse("arcee", "llama-bpe"),
+    "arcee": _sparse("arcee", "llama-bpe", mlp_bias=False),
     "internlm3": _sparse("internlm3", SENTENCEPIECE),
     "granitemoe": _sparse("granitemoe", "refact"),
     "granitemoeshared": _sparse("granitemoeshared", "refact"),
-    "dots1": _sparse("dots1", "qwen2"),
-    "minimax_m2": _sparse("minimax_m2", "minimax-m2"),
-    "cohere": _sparse("cohere", "command-r"),
-    "cohere2": _sparse("cohere2", "command-r"),
-    "starcoder2": _sparse("starcoder2", "starcoder"),
-    "phi": _sparse("phi", "phi-2"),
+    "dots1": _sparse("dots1", "qwen2", num_key_value_heads=4, attention_bias=False),
+    "minimax_m2": _sparse("minimax_m2", "minimax-m2")._replace(published={"rotary_dim": 16, "scoring_func": "sigmoid"}),
+    "cohere": _sparse("cohere", "command-r", attention_bias=False),
+    "cohere2": _sparse("cohere2", "command-r", head_dim=16)._replace(published={"rotary_pct": 1.0}),
+    "starcoder2": _sparse("starcoder2", "starcoder", sliding_window=None),
+    "phi": _sparse("phi", "phi-2", intermediate_size=256),
     "stablelm": _sparse("stablelm", "stablelm2"),
     "stablelm, parallel": _sparse("stablelm, parallel", "stablelm2"),
-    "nemotron": _sparse("nemotron", SENTENCEPIECE),
+    "nemotron": _sparse("nemotron", SENTENCEPIECE, head_dim=16),
     "olmo": _sparse("olmo", "olmo"),
-    "gpt_neox": _sparse("gpt_neox", "olmo"),
-    "afmoe": _sparse("afmoe", "afmoe"),
-    "exaone_moe": _sparse("exaone_moe", "exaone4"),
-    "solar_open": _sparse("solar_open", "solar-open"),
+    "gpt_neox": _sparse("gpt_neox", "olmo")._replace(published={"rotary_pct": 0.25}),
+    "afmoe": _sparse("afmoe", "afmoe")._replace(published={"route_norm": True}),
+    "exaone_moe": _sparse("exaone_moe", "exaone4")._replace(published={"scoring_func": "sigmoid"}),
+    "solar_open": _sparse("solar_open", "solar-open")._replace(published={"partial_rotary_factor": 1.0}),
     "minicpm3": _sparse("minicpm3, as published", SENTENCEPIECE),
-    "mistral4": _sparse("mistral4", "tekken"),
+    "mistral4": _sparse("mistral4", "tekken", rope_parameters=_MISTRAL4)._replace(
+        published={"architectures": ["Ministral3ForCausalLM"]}, peer_differs=_GROWTH
+    ),
     "falcon_h1": _hybrid("falcon_h1", "falcon-h1", head_dim=32),
 }
 

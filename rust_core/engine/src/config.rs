@@ -366,15 +366,15 @@ impl ModelConfig {
         if self.query_growth.is_some_and(|growth| !growth.beta.is_finite()) {
             return Err(invalid("the growth of queries is not a number".to_owned()));
         }
-        let outputs = self.multipliers.map_or([1.0; 3], |multipliers| multipliers.outputs);
+        let of_parts = self.multipliers.iter().flat_map(Multipliers::all);
         let factors = [
             self.embedding_scale,
             self.attention_scale,
             self.residual_scale,
             self.logit_divisor,
         ];
-        let factors = outputs.into_iter().chain(factors);
-        if factors.into_iter().any(|factor| !(factor.is_finite() && factor > 0.0)) {
+        let mut factors = of_parts.chain(factors);
+        if factors.any(|factor| !(factor.is_finite() && factor > 0.0)) {
             return Err(invalid(
                 "a factor on embeddings, scores, blocks or logits is not a number above 0".to_owned(),
             ));

@@ -14,6 +14,12 @@ pub struct Multipliers {
     pub space: [f32; 5],
 }
 
+impl Multipliers {
+    pub(super) fn all(&self) -> impl Iterator<Item = f32> + use<> {
+        [self.gate].into_iter().chain(self.outputs).chain(self.space)
+    }
+}
+
 impl ModelConfig {
     /// Whether two layers are one of the file's, and the second's attention reads what the first reads.
     pub fn has_paired_layers(&self) -> bool {

@@ -86,6 +86,9 @@ const OF_POOLED: [&str; 7] = [
 /// Gemma 3 that embeds, both ways.
 pub(crate) const GEMMA_EMBEDDING: &str = "gemma-embedding";
 
+/// How Mistral Small 4's queries grow, of which files of llama.cpp's converter say nothing.
+const MISTRAL4_GROWTH: f64 = 0.1;
+
 /// The periods of layers that see everything: Gemma's, gpt-oss's, EXAONE 4's and Command R7B's.
 const GEMMA2_PERIOD: usize = 2;
 const GEMMA3_PERIOD: usize = 6;
@@ -378,12 +381,17 @@ impl Keys<'_> {
         }
     }
 
-    /// How Ministral 3's queries grow.
+    /// How Ministral 3's and Mistral Small 4's queries grow.
     fn query_growth(&self, architecture: Architecture) -> Result<Option<QueryGrowth>, ModelFileError> {
         if architecture == Architecture::Llama4 {
             return Ok(Some(llama4::GROWTH));
         }
-        let beta = self.number_or("attention.temperature_scale", 0.0)? as f32;
+        let by_family = if architecture == Architecture::Mistral4 {
+            MISTRAL4_GROWTH
+        } else {
+            0.0
+        };
+        let beta = self.number_or("attention.temperature_scale", by_family)? as f32;
         let original = match self.optional_size("attention.temperature_length")? {
             Some(original) => original,
             None => self.original_context()?,
