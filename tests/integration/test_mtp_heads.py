@@ -16,6 +16,7 @@ from support.mtp_drafts import eagerly_headed
 from support.native import assert_idle, at_once, chat, options, run, running
 from support.quantizing import quantized
 from support.requests_of_all_kinds import requests_of_all_kinds, told
+from support.tiny_adapter import write_adapter
 from support.tiny_model import vocabulary
 
 from pyagent import _rust
@@ -347,6 +348,31 @@ def test_memory_of_a_head_is_in_the_account(path: Path) -> None:
     assert memory.model.info()["workspace_bytes"] <= memory.model.step_bytes(64, 17, 512)
     for runner in (with_head, without):
         runner.close()
+
+
+def test_a_sequence_with_an_adapter_is_drafted_for_by_the_bare_head(path: Path, tmp_path: Path) -> None:
+    """The adapter changes what its decoder gives, the head goes on from that; others beside it draft as ever."""
+    draw, block = random.Random(3), "base_model.model.model.layers.3"
+    sizes = {"mlp.gate_proj": (96, 64), "mlp.down_proj": (64, 96)}
+    given = {
+        f"{block}.{name}.lora_{end}.weight": (shape, array("f", [draw.gauss(0, 0.5) for _ in range(math.prod(shape))]))
+        for name, (rows, cols) in sizes.items()
+        for end, shape in (("A", (4, cols)), ("B", (rows, 4)))
+    }
+    adapter = write_adapter(tmp_path / "adapter", given=given)
+    log = random_tokens(4, 40)
+    found: list[list[bytes]] = []
+    for file in (path, write_hybrid(tmp_path / "without.gguf", "qwen35")):
+        memory = Memory(file, threads=2)
+        _rust.AdapterFile.open(memory.model, adapter).load(memory.model, 7)
+        memory.pool.add(1, log, adapter_id=7)
+        memory.pool.add(2, log)
+        found.append([*memory.compute((1, log[:30]), (2, log[:30])), *memory.compute((1, log[30:-1]), (2, log[30:-1]))])
+        if file == path:
+            adapted, bare = chain(memory, 1, log[-1]), chain(memory, 2, log[-1])
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+    assert adapted != bare == cold(Memory(path), log[:-1], log[-1])
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])

@@ -155,7 +155,7 @@ pub struct Adapter {
 impl Adapter {
     /// What is added to a projection.
     pub(crate) fn of(&self, layer: usize, projection: Projection) -> Option<&LowRank> {
-        self.layers[layer][projection as usize].as_ref()
+        self.layers.get(layer)?[projection as usize].as_ref()
     }
 
     fn all(&self) -> impl Iterator<Item = &LowRank> {
