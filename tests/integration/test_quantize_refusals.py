@@ -76,7 +76,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no final norm": (lambda folder: drop_tensor(folder, "model.norm.weight"), "output_norm.weight' is missing"),
     "a matrix of another size": (lambda folder: change_config(folder, intermediate_size=96), "expected [96, 64]"),
     "a tensor too many": (add_tensor, "model.extra.weight"),
-    "an unknown family": (lambda folder: change_config(folder, model_type="bert"), "bert"),
+    "an unknown family": (lambda folder: change_config(folder, model_type="clip"), "clip"),
     "a family without words": (lambda folder: change_config(folder, model_type="arcee"), "arcee"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
     "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "not valid JSON"),

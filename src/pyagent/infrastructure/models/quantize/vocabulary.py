@@ -32,6 +32,7 @@ _PRE_TOKENIZERS = (
     "deepseek-v3",
     "stablelm2",
     "kimi-k2",
+    "afmoe",
 )
 _TEXTS, _SCORES = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"}, "tokenizer.ggml.scores"
 _END_KEYS = ("eos", "eot", "eom")
