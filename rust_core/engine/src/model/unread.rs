@@ -65,7 +65,7 @@ pub(super) fn refuse_uncounted(file: &ModelFile, names: &Names, config: &ModelCo
 /// Refuses tensors that were not read, when all that are known were.
 pub(super) fn refuse_unread(file: &ModelFile, names: &Names, config: &ModelConfig) -> Result<(), ModelFileError> {
     let is_quantised = quantization(file).is_some();
-    let is_meant = |name: &&str| !is_left(name, names, config) && !(is_quantised && is_companion(name));
+    let is_meant = |name: &&str| !(is_left(name, names, config) || is_quantised && is_companion(name));
     match file.unasked().find(is_meant) {
         None => Ok(()),
         Some(name) => Err(invalid(format!(
