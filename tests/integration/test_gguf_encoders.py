@@ -130,6 +130,12 @@ def test_unigrams_are_cut_as_the_models_own_tokenizer_does(tmp_path: Path) -> No
         ("", {"tokenizer__ggml__tokens": None}, "the file has no 'tokenizer.ggml.tokens'"),
         (
             "",
+            {"tokenizer__ggml__tokens": ["a" * 5_000] * len(UNIGRAMS)},
+            "a token of 5000 characters; expected at most",
+        ),
+        ("", {"tokenizer__ggml__token_type": [1] * len(UNIGRAMS)}, "no token stands for what is unknown"),
+        (
+            "",
             {"tokenizer__ggml__eos_token_id": 4_000, "tokenizer__ggml__seperator_token_id": None},
             "says that a token 'eos' is added to each text, and does not name one",
         ),

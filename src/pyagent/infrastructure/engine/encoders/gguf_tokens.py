@@ -22,6 +22,8 @@ _UNKNOWN, _BEGIN, _END = "[UNK]", "[CLS]", "[SEP]"
 _WORD = "▁"
 """What GGUF files put before a piece that begins a word."""
 _OTHERS = ("t5", "gpt2", "llama", "gemma4")
+_MOST_TOKEN_CHARS = 4_096
+"""More letters in a row than any token has, and fewer than the tree of unigrams is freed by on a thread's stack."""
 _MODERN_BERT = "modern-bert"
 """GPT-2's words, of letters with their accents composed."""
 
@@ -94,7 +96,11 @@ def _tokens(path: Path, metadata: Metadata) -> list[str]:
     found = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(found, _rust.Texts) or not len(found):
         raise ModelError(f"{path}: the file has no 'tokenizer.ggml.tokens'", model=str(path))
-    return [found[index] for index in range(len(found))]
+    tokens = [found[index] for index in range(len(found))]
+    if (longest := max(map(len, tokens))) > _MOST_TOKEN_CHARS:
+        text = f"{path}: it has a token of {longest} characters; expected at most {_MOST_TOKEN_CHARS}"
+        raise ModelError(text, model=str(path))
+    return tokens
 
 
 def _numbers(path: Path, metadata: Metadata, key: str, count: int) -> list[float]:
@@ -112,8 +118,11 @@ def _unigrams(path: Path, metadata: Metadata) -> tokenizers.Tokenizer:
     tokens = _tokens(path, metadata)
     scores = _numbers(path, metadata, "scores", len(tokens))
     types = [int(kind) for kind in _numbers(path, metadata, "token_type", len(tokens))]
-    unknown = types.index(UNKNOWN) if UNKNOWN in types else None
-    inner = tokenizers.Tokenizer(models.Unigram(list(zip(tokens, scores, strict=True)), unknown))
+    if UNKNOWN not in types:
+        text = f"{path}: no token stands for what is unknown ('tokenizer.ggml.token_type' 2)"
+        raise ModelError(text, model=str(path))
+    pieces = list(zip(tokens, scores, strict=True))
+    inner = tokenizers.Tokenizer(models.Unigram(pieces, types.index(UNKNOWN)))
     charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
     if isinstance(charsmap, list) and charsmap:
         inner.normalizer = normalizers.Precompiled(bytes(number % 256 for number in cast("list[int]", charsmap)))

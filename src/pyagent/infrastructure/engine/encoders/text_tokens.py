@@ -37,7 +37,8 @@ class TextTokens:
         """
         self._path = path
         self._pairs = pairs
-        self._inner = tokenizer_of(path)
+        with _naming(path):
+            self._inner = tokenizer_of(path)
         self._inner.no_padding()
         self._inner.no_truncation()
         self.max_tokens = max_tokens
@@ -130,11 +131,13 @@ class TextTokens:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Generator[None]:
-    """Raise `ModelError` where the library that cuts texts panics: its files are damaged. It has no name for that."""
+    """Raise `ModelError` where the library that cuts texts fails or panics, which has no name: a file is damaged."""
     try:
         yield
+    except ModelError:
+        raise
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         text = f"{path}: its tokenizer cannot be run: {printable(str(error))}"
         raise ModelError(text, model=str(path)) from error
