@@ -12,6 +12,7 @@ mod llama4;
 mod nemotron;
 mod qwen_vl;
 mod rope;
+mod windows;
 
 use pyagent_kernels::elementwise::RopeStyle;
 use serde_json::{Map, Value};
@@ -89,20 +90,12 @@ const NO_ROPE: &str = "no_rope_layers no_rope_layer_interval";
 const GEMMA_HEAD_DIM: usize = 256;
 const QWEN3_HEAD_DIM: usize = 128;
 const QWEN35_ROTARY_SHARE: f64 = 0.25;
-const DEFAULT_WINDOW: usize = 4096;
-const QWEN_MAX_WINDOW_LAYERS: usize = 28;
-const GEMMA2_PERIOD: usize = 2;
-const GEMMA3_PERIOD: usize = 6;
 const GEMMA2_CAPS: [f32; 2] = [50.0, 30.0];
-const GPT_OSS_PERIOD: usize = 2;
-const GPT_OSS_WINDOW: usize = 128;
 const GPT_OSS_HEAD_DIM: usize = 64;
 const GPT_OSS_ALPHA: f64 = 1.702;
 const GPT_OSS_LIMIT: f64 = 7.0;
 const SEED_OSS_HEAD_DIM: usize = 128;
 const MINISTRAL3: &str = "ministral3";
-/// The periods of EXAONE 4's and OLMo 3's layers that see everything.
-const EXAONE4_PERIOD: usize = 4;
 
 impl ModelConfig {
     /// Reads a Hugging Face `config.json`, of a model whose texts may be so long at most.
@@ -523,138 +516,6 @@ impl JsonConfig<'_> {
             other => Err(invalid(format!(
                 "activation {other:?} is not supported; expected silu or gelu_pytorch_tanh"
             ))),
-        }
-    }
-
-    /// The window of those layers that have one.
-    fn sliding_window(&self, name: &str) -> Result<Option<usize>, ModelFileError> {
-        let window = self.optional_size("sliding_window")?;
-        let is_said = self.0.contains_key("sliding_window");
-        match name {
-            _ if families::WITHOUT_WINDOWS.contains(&name) => match window {
-                None => Ok(None),
-                Some(_) => Err(invalid(format!(
-                    "config.json: 'sliding_window' is not implemented for {name}; expected null"
-                ))),
-            },
-            "dots1" => self.dots_window(),
-            "afmoe" => self.afmoe_window(),
-            "starcoder2" => Ok(window),
-            "llama"
-            | "olmo2"
-            | "olmoe"
-            | "glm4_moe"
-            | "ernie4_5"
-            | "ernie4_5_moe"
-            | "hunyuan_v1_dense"
-            | "hunyuan_v1_moe"
-            | "seed_oss"
-            | "granite"
-            | "deepseek_v2"
-            | "deepseek_v3"
-            | "glm4_moe_lite"
-            | "solar_open"
-            | latent::MISTRAL4
-            | "minicpm3"
-                if window.is_some() =>
-            {
-                Err(invalid(format!(
-                    "config.json: 'sliding_window' is not implemented for {name}; is the model a mistral?"
-                )))
-            }
-            "qwen3_moe" | "qwen2_moe" if self.truth("use_sliding_window") == Some(true) => Err(invalid(format!(
-                "config.json: 'use_sliding_window' is not implemented for {name}"
-            ))),
-            "qwen3_moe" | "qwen2_moe" => Ok(None),
-            llama4::NAME => self.chunk_size(),
-            _ if is_recurrent(name) => Ok(None),
-            "qwen2" | "qwen3" | "smollm3" if self.truth("use_sliding_window") != Some(true) => Ok(None),
-            "gpt_oss" if !is_said => Ok(Some(GPT_OSS_WINDOW)),
-            MINISTRAL3 | "llama" | "mixtral" | "olmo2" | "olmoe" | "phi3" | "smollm3" | "gpt_oss" | "glm4_moe"
-            | "ernie4_5" | "ernie4_5_moe" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite"
-            | "solar_open" => Ok(window),
-            _ if latent::FAMILIES.contains(&name) => Ok(window),
-            gemma4::NAME => self.gemma4_window(),
-            _ => Ok(if is_said { window } else { Some(DEFAULT_WINDOW) }),
-        }
-    }
-
-    /// Which layers have the window: what `layer_types` says, else what the family has.
-    fn sliding_layers(&self, name: &str, rotary_layers: &[bool]) -> Result<Vec<bool>, ModelFileError> {
-        let num_layers = rotary_layers.len();
-        let by_family = match name {
-            _ if is_recurrent(name) || families::WITHOUT_WINDOWS.contains(&name) => return Ok(vec![false; num_layers]),
-            "starcoder2" => periodic(num_layers, 0),
-            "cohere2" => periodic(num_layers, self.cohere_period()?),
-            llama4::NAME => return self.chunked_layers(rotary_layers),
-            "llama" | "olmo2" | "olmoe" | "qwen3_moe" | "qwen2_moe" | "glm4_moe" | "ernie4_5" | "ernie4_5_moe"
-            | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "seed_oss" | "granite" | "solar_open" => vec![false; num_layers],
-            _ if latent::FAMILIES.contains(&name) => vec![false; num_layers],
-            "gpt_oss" => periodic(num_layers, GPT_OSS_PERIOD),
-            "olmo3" => periodic(num_layers, EXAONE4_PERIOD),
-            "afmoe" => periodic(num_layers, self.afmoe_period()?),
-            "exaone4" | "exaone_moe" if self.sliding_window(name)?.is_none() => vec![false; num_layers],
-            "exaone4" | "exaone_moe" => periodic(num_layers, self.exaone4_period()?),
-            "mistral" | "mixtral" | "phi3" | MINISTRAL3 => periodic(num_layers, 0),
-            "smollm3" => rotary_layers.iter().map(|has_rotary| !has_rotary).collect(),
-            "qwen2" | "qwen3" | "dots1" => {
-                let first = self
-                    .optional_size("max_window_layers")?
-                    .unwrap_or(QWEN_MAX_WINDOW_LAYERS);
-                (0..num_layers).map(|layer| layer >= first).collect()
-            }
-            _ => {
-                let period = self.optional_size("sliding_window_pattern")?;
-                let period = period.or(self.optional_size("_sliding_window_pattern")?);
-                let by_family = if name == "gemma2" { GEMMA2_PERIOD } else { GEMMA3_PERIOD };
-                periodic(num_layers, period.unwrap_or(by_family))
-            }
-        };
-        let Some(types) = self.0.get("layer_types").filter(|value| !value.is_null()) else {
-            return Ok(by_family);
-        };
-        let kind = |value: &Value| match value.as_str() {
-            Some("sliding_attention") => Some(true),
-            Some("full_attention") => Some(false),
-            _ => None,
-        };
-        let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(kind).collect());
-        let is_free = matches!(
-            name,
-            "qwen2"
-                | "qwen3"
-                | "smollm3"
-                | "gemma2"
-                | "gemma3"
-                | "gemma3_text"
-                | gemma4::NAME
-                | "gpt_oss"
-                | "olmo3"
-                | "exaone4"
-                | "exaone_moe"
-                | "afmoe"
-                | "cohere2"
-                | "dots1"
-        );
-        match layers {
-            Some(layers) if is_free || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),
-            _ => Err(invalid(format!(
-                "config.json: 'layer_types' is not implemented as it is for {name}; expected full_attention and \
-                 sliding_attention as the family has them"
-            ))),
-        }
-    }
-
-    /// Of how many layers EXAONE 4's last one sees everything: a number, or one letter for each, as in `LLLG`.
-    fn exaone4_period(&self) -> Result<usize, ModelFileError> {
-        match self.text("sliding_window_pattern") {
-            None => Ok(self.optional_size("sliding_window_pattern")?.unwrap_or(EXAONE4_PERIOD)),
-            Some(letters) if letters.find('G') == letters.len().checked_sub(1) && letters.trim_matches('L') == "G" => {
-                Ok(letters.len())
-            }
-            Some(_) => Err(invalid(
-                "config.json: 'sliding_window_pattern' must be a number, or as LLLG, with one G at its end".to_owned(),
-            )),
         }
     }
 
