@@ -172,7 +172,9 @@ FAMILIES: dict[str, Family] = {
     "internlm3": _sparse("internlm3", SENTENCEPIECE),
     "granitemoe": _sparse("granitemoe", "refact"),
     "granitemoeshared": _sparse("granitemoeshared", "refact"),
-    "dots1": _sparse("dots1", "qwen2", num_key_value_heads=4, attention_bias=False),
+    "dots1": _sparse("dots1", "qwen2", num_key_value_heads=4, attention_bias=False)._replace(
+        published={"scoring_func": "sigmoid"}
+    ),
     "minimax_m2": _sparse("minimax_m2", "minimax-m2")._replace(published={"rotary_dim": 16, "scoring_func": "sigmoid"}),
     "cohere": _sparse("cohere", "command-r", attention_bias=False),
     "cohere2": _sparse("cohere2", "command-r", head_dim=16)._replace(published={"rotary_pct": 1.0}),
