@@ -88,6 +88,16 @@ def test_a_folder_as_gguf_is_the_same_model(family: str, tmp_path: Path) -> None
         assert other == pytest.approx(one, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.parametrize("family", ["phi3", "mixtral"])
+def test_pieces_begin_within_a_part(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices that lie in one in the file are the same however many rows are read at a time."""
+    folder = write_model_folder(tmp_path / "model", family)
+    quantized(folder, tmp_path / "whole.gguf", "F32")
+    monkeypatch.setattr("pyagent.infrastructure.models.quantize.quantizing._PIECE_VALUES", 64 * 7)
+    quantized(folder, tmp_path / "pieces.gguf", "F32")
+    assert (tmp_path / "pieces.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
 def test_granite_keeps_its_factors(tmp_path: Path) -> None:
     """Factors on embeddings, scores, blocks and logits are said; rows of queries and keys are reordered."""
     factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": None}  # scores as are
