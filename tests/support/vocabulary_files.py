@@ -39,7 +39,7 @@ def _field(number: int, value: bytes | int | float) -> bytes:
     return _number(number << 3) + _number(value)
 
 
-def sentencepiece_model(*, kind: int = 2, removes_spaces: int = 0, more: str = "") -> bytes:
+def sentencepiece_model(*, kind: int = 2, removes_spaces: int = 0, more: Sequence[str] = "") -> bytes:
     words = [*more, "▁", "h", "e", "l", "o", "he", "ll", "hell", "hello", "▁hello"]
     pieces = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"<0x{byte:02X}>", 6) for byte in range(256))]
     told = [(text, 0.0, type_) for text, type_ in pieces]

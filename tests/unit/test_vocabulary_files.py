@@ -19,6 +19,7 @@ from support.vocabulary_files import CONTROLS, RANKS, sentencepiece_model, write
 from pyagent.core.chat_templates import TEMPLATES
 from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import READERS, TokenizerOptions
+from pyagent.infrastructure.engine.encoders.text_tokens import tokenizer_of
 from pyagent.infrastructure.engine.tokens import ModelTokenizer, loading
 
 
@@ -110,6 +111,21 @@ def test_sentencepiece_models_are_read(tmp_path: Path) -> None:
     assert tokenizer.template is None
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
     assert load(tmp_path).encode_text("hello") == [268]
+
+
+def test_pieces_that_would_end_the_process_are_refused(tmp_path: Path) -> None:
+    """`tokenizers` frees a tree of pieces on the stack; every reader refuses the file before the tree is made."""
+    long = "a" * 2_000_000
+    model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], [long, -1.0]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
+    fault = r"tokenizer\.json: it has a token of 2000000 characters; expected at most 4096"
+    for read in (load, tokenizer_of):
+        with pytest.raises(ModelError, match=fault):
+            read(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(kind=1, more=[*BYTE_LETTERS, long]))
+    with pytest.raises(ModelError, match="it has a token of 2000000 characters"):
+        load(tmp_path)
 
 
 BYTE_LETTERS = "<0x123456789ABCDEF>"

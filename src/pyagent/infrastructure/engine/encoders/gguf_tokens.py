@@ -17,13 +17,12 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import UNKNOWN, add_special, build_tokenizer
+from pyagent.infrastructure.engine.tokens.unigram import refuse_long_pieces
 
 _UNKNOWN, _BEGIN, _END = "[UNK]", "[CLS]", "[SEP]"
 _WORD = "▁"
 """What GGUF files put before a piece that begins a word."""
 _OTHERS = ("t5", "gpt2", "llama", "gemma4")
-_MOST_TOKEN_CHARS = 4_096
-"""More letters in a row than any token has, and fewer than the tree of unigrams is freed by on a thread's stack."""
 _MODERN_BERT = "modern-bert"
 """GPT-2's words, of letters with their accents composed."""
 
@@ -97,9 +96,7 @@ def _tokens(path: Path, metadata: Metadata) -> list[str]:
     if not isinstance(found, _rust.Texts) or not len(found):
         raise ModelError(f"{path}: the file has no 'tokenizer.ggml.tokens'", model=str(path))
     tokens = [found[index] for index in range(len(found))]
-    if (longest := max(map(len, tokens))) > _MOST_TOKEN_CHARS:
-        text = f"{path}: it has a token of {longest} characters; expected at most {_MOST_TOKEN_CHARS}"
-        raise ModelError(text, model=str(path))
+    refuse_long_pieces(tokens, path)
     return tokens
 
 

@@ -18,6 +18,7 @@ from pyagent.core.one_line import printable
 from pyagent.infrastructure.engine.encoders.gguf_tokens import tokenizer_of_gguf, word_pieces
 from pyagent.infrastructure.engine.encoders.pair_template import PairTemplate
 from pyagent.infrastructure.engine.tokens.model_folder import read_bounded, read_json
+from pyagent.infrastructure.engine.tokens.tokenizer_json import read_tokenizer
 
 Text = str | tuple[str, str]
 """A text, or a pair of them that a model sees as one."""
@@ -159,7 +160,7 @@ def tokenizer_of(path: Path) -> tokenizers.Tokenizer:
         if path.is_file():
             return tokenizer_of_gguf(path)
         if file.is_file():
-            return tokenizers.Tokenizer.from_str(read_bounded(file).decode())
+            return read_tokenizer(file)
         if vocabulary.is_file():
             return _word_pieces(path, vocabulary)
     except ModelError:

@@ -11,12 +11,12 @@ from pathlib import Path
 from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import Tokenizer, TokenizerFactory, TokenizerOptions
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import GgufReader
-from pyagent.infrastructure.engine.tokens.model_folder import HuggingFaceReader
 from pyagent.infrastructure.engine.tokens.sentencepiece_model import SentencePieceReader
 from pyagent.infrastructure.engine.tokens.tekken import TekkenReader
 from pyagent.infrastructure.engine.tokens.template_choice import choose_template
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 from pyagent.infrastructure.engine.tokens.tiktoken_ranks import TiktokenReader
+from pyagent.infrastructure.engine.tokens.tokenizer_json import HuggingFaceReader
 
 READERS: Sequence[TokenizerFactory] = (
     GgufReader(),

@@ -8,11 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-import tokenizers
-
 from pyagent.core.errors import ModelError
-from pyagent.core.tokenizers import Tokenizer
-from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 
 _MAX_JSON_BYTES = 256_000_000
 _MAX_TEMPLATE_BYTES = 4 << 20
@@ -81,28 +77,6 @@ class ModelFolder:
             )
             value = next((item.get("template") for item in items if item.get("name") == "default"), None)
         return value if isinstance(value, str) else None
-
-
-class HuggingFaceReader:
-    """Reads tokenizer.json."""
-
-    name = "huggingface"
-
-    def matches(self, path: Path) -> bool:
-        """Whether the folder has one."""
-        return (path / "tokenizer.json").is_file()
-
-    def load(self, path: Path) -> Tokenizer:
-        """Return the folder's tokenizer."""
-        file, folder = path / "tokenizer.json", ModelFolder(path)
-        try:
-            inner = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:
-            raise ModelError(f"{file}: not a tokenizer: {error}", model=str(path)) from error
-        num_tokens = 1 + max(inner.get_vocab().values(), default=-1)  # ids may have holes
-        made = HuggingFaceTokenizer(inner, str(path), num_tokens=num_tokens, end_ids=folder.end_ids)
-        made.begin_id = folder.begin_id(made.first_token())
-        return made
 
 
 def file_in(folder: Path, patterns: Sequence[str], is_one: Callable[[Path], bool]) -> Path | None:

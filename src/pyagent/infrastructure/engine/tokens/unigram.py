@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tokenizers import Tokenizer, models
 
@@ -15,11 +16,16 @@ _NEVER = -1e6
 """The score of what no text is cut into, as its letters are pieces too. SentencePiece leaves it out, but `tokenizers`
 finds the pieces of bytes by their names, and so must know them."""
 
+_MOST_CHARS = 4_096
+"""More letters than any piece has. `tokenizers` frees its tree of pieces letter by letter on the stack: millions end the
+process."""
+
 
 def build_unigram(
     pieces: Sequence[str], scores: Sequence[float], types: Sequence[int], *, adds_space: bool, name: str
 ) -> Tokenizer:
     """Return the tokenizer of such pieces. Raises `ModelError` where texts would be cut otherwise than they should."""
+    refuse_long_pieces(pieces, name)
     letters = {piece for piece, kind in zip(pieces, types, strict=True) if kind in MADE_OF_TEXT}
     if UNKNOWN not in types or BYTE not in types or not letters.issuperset(_BYTE_NAME):
         text = f"{name}: a unigram model without pieces for bytes and for the letters of {_BYTE_NAME}"
@@ -31,3 +37,10 @@ def build_unigram(
     mark_spaces(tokenizer, adds_space=adds_space)
     add_special(tokenizer, pieces, types)
     return tokenizer
+
+
+def refuse_long_pieces(pieces: Iterable[str], name: str | Path) -> None:
+    """Raise `ModelError` for pieces with which `tokenizers` cannot be trusted; `name` is the file's."""
+    if (longest := max(map(len, pieces), default=0)) > _MOST_CHARS:
+        text = f"{name}: it has a token of {longest} characters; expected at most {_MOST_CHARS}"
+        raise ModelError(text, model=str(name))

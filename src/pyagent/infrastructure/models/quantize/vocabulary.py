@@ -16,7 +16,8 @@ import tokenizers
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import BYTE, UNKNOWN, build_tokenizer
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer, byte_alphabet
-from pyagent.infrastructure.engine.tokens.model_folder import HuggingFaceReader, ModelFolder, object_in, read_json
+from pyagent.infrastructure.engine.tokens.model_folder import ModelFolder, object_in, read_json
+from pyagent.infrastructure.engine.tokens.tokenizer_json import HuggingFaceReader
 from pyagent.infrastructure.models.quantize import gguf_file
 from pyagent.infrastructure.models.quantize.bounds import refuse_large_template, refuse_large_tokenizer
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata
