@@ -17,8 +17,8 @@ _NEVER = -1e6
 finds the pieces of bytes by their names, and so must know them."""
 
 _MOST_CHARS = 4_096
-"""More letters than any piece has. `tokenizers` frees its tree of pieces letter by letter on the stack: millions end the
-process."""
+"""More letters than any piece has. `tokenizers` frees its tree of pieces letter by letter on the stack, which millions of
+them overflow."""
 
 
 def build_unigram(
