@@ -15,10 +15,9 @@ _BYTE_NAME = "<0x123456789ABCDEF>"
 _NEVER = -1e6
 """The score of what no text is cut into, as its letters are pieces too. SentencePiece leaves it out, but `tokenizers`
 finds the pieces of bytes by their names, and so must know them."""
-
 _MOST_CHARS = 4_096
-"""More letters than any piece has. `tokenizers` frees its tree of pieces letter by letter on the stack, which millions of
-them overflow."""
+"""More letters than any piece has. `tokenizers` frees a tree of pieces letter by letter on the stack, which millions
+overflow."""
 
 
 def build_unigram(
