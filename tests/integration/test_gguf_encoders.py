@@ -148,6 +148,25 @@ def test_what_a_file_lacks_is_refused(without: str, changes: dict[str, Any], exp
         TextTokens(path, 46, _rust.EncoderModel.load(path, threads=1).info()["vocab_size"])
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"add_eos_token": None}, [0, 4, 2]),
+        ({"eos_token_id": None}, [0, 4, 2]),
+        ({"seperator_token_id": None, "add_sep_token": None}, [0, 4, 2]),
+        ({"add_bos_token": False}, [4, 2]),
+        ({"add_space_prefix": False}, [0, 26, 14, 11, 2]),
+    ],
+)
+def test_what_stands_around_a_text_is_what_the_file_says(
+    changes: dict[str, Any], expected: list[int], tmp_path: Path
+) -> None:
+    """Where it says nothing, as in llama.cpp: SentencePiece's unigrams end, and an end may be told as a separator."""
+    keys = {f"tokenizer__ggml__{key}": value for key, value in changes.items()}
+    _, path = roberta(tmp_path / "folder", tmp_path / "m.gguf", ["relevance"], **keys)
+    assert TextTokens(path, 46, SHAPE["vocab_size"]).encode(["the"]) == [expected]
+
+
 def test_a_damaged_map_of_letters_is_the_files_fault(tmp_path: Path) -> None:
     """Its library ends in a panic, which reaches nobody as such."""
     damaged = [16, 0, 0, 0, *range(3, 23)]

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from support.reference_decoder import reference_logits, write_family
+from support.tiny_model import vocabulary, write_tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pyagent import Engine, _rust
 from pyagent.core.errors import ContextOverflowError, ModelError
 from pyagent.infrastructure.engine.encoders.pair_template import PairTemplate
 from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 LETTERS = [*map(chr, range(ord("a"), ord("z") + 1)), *"QD?.:<>|_-0123456789", "Ġ", "Ċ"]
 CONTROL = ["<|im_start|>", "<|im_end|>"]
@@ -134,3 +136,18 @@ def test_a_chat_template_alone_makes_no_ranker(tmp_path: Path) -> None:
     assert _rust.model_task(tmp_path) == "rank"
     (tmp_path / "modules.json").unlink()
     assert _rust.model_task(tmp_path) == "generate"
+
+
+def test_places_of_a_files_template_are_filled_once(tmp_path: Path) -> None:
+    """A query that writes a place has written text; a template with many places would make long texts of short ones."""
+    told = "{query}|{document}"
+    path = write_tiny_model(tmp_path / "m.gguf", tokenizer__chat_template__rerank=told)
+    count = len(vocabulary()[0])
+    shown = PairTemplate.of(path, count)
+    assert shown is not None
+    tokens, _ = shown.encode("{document}", "b", 100, truncates=False)
+    assert tokens == ModelTokenizer.load(path, vocab_size=count).encode_rendered("{document}|b")
+    for wrong in (told * 2, "x" * 2_000_000 + told):
+        path = write_tiny_model(tmp_path / "w.gguf", tokenizer__chat_template__rerank=wrong)
+        with pytest.raises(ModelError, match="is too long, or has more than one query and document"):
+            PairTemplate.of(path, count)

@@ -155,6 +155,8 @@ def test_layers_that_a_file_does_not_count_are_no_leftovers(tmp_path: Path) -> N
         "blk.1.attn_sub_norm.weight",
         "blk.0.attn_q.scale",
         "position_embd.weight",
+        "blk.0.attn_k.scale",
+        "blk.1.nextn.eh_proj.weight",
     ],
 )
 def test_tensors_that_nothing_reads_are_refused_by_name(extra: str, tmp_path: Path) -> None:
@@ -167,7 +169,14 @@ def test_tensors_that_nothing_reads_are_refused_by_name(extra: str, tmp_path: Pa
 
 @pytest.mark.parametrize(
     "extra",
-    ["mtp.fc.weight", "v.blk.0.attn_q.weight", "mm.0.weight", "blk.0.attn_rot_embd", "score.weight"],
+    [
+        "mtp.fc.weight",
+        "v.blk.0.attn_q.weight",
+        "mm.0.weight",
+        "blk.0.attn_rot_embd",
+        "blk.0.attention.bias",
+        "score.weight",
+    ],
 )
 def test_tensors_of_something_else_are_left_alone(extra: str, tmp_path: Path) -> None:
     """Towers of pictures, heads that draft or judge, and what older converters stored."""
@@ -275,6 +284,14 @@ def test_a_folder_has_the_layers_that_it_counts(count: int, has_heads: bool, tmp
         said = "'num_hidden_layers' is 1, but there is a tensor 'model.layers.1."
         with pytest.raises(_rust.ModelFileError, match=said):
             _rust.ModelFile(path)
+
+
+def test_a_head_excuses_no_other_layer(tmp_path: Path) -> None:
+    """Beside a layer that predicts further tokens, one that is not counted is refused all the same."""
+    more: Shapes = {"model.layers.1.eh_proj.weight": (64, 128), "model.layers.2.mlp.up_proj.weight": (FFN, 64)}
+    path = folder_of(tmp_path, {"model_type": "llama", "num_hidden_layers": 1}, matrices_of("llama") | more)
+    with pytest.raises(_rust.ModelFileError, match=r"there is a tensor 'model\.layers\.2\.mlp"):
+        _rust.ModelFile(path)
 
 
 _ONE_WINDOW = ["full_attention", "sliding_attention"]

@@ -114,6 +114,8 @@ def test_each_option_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> N
     ("words", "told"),
     [
         (["serve", "--port"], "--port wants a value"),
+        (["serve", "--port", "y" * 500], f"--port = '{'y' * 80}': expected a whole number from 0 to 65535"),
+        (["models", "pull", "a", "y" * 500], f"there is no place for '{'y' * 80}'"),
         (["serve", "--nope"], "there is no option '--nope'"),
         (["run", "x", "--cofnig", "f"], "there is no option '--cofnig'; did you mean '--config'?"),
         (["run", "--json=yes"], "--json takes no value"),

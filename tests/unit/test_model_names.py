@@ -14,6 +14,7 @@ from pyagent.core.errors import RequestError
 from pyagent.core.messages import ModelInfo
 from pyagent.infrastructure.models.loose import loose_models
 from pyagent.infrastructure.models.names import by_model_name, configured_names, file_names, find_model, is_path
+from pyagent.infrastructure.models.store import ModelStore
 
 
 def models(*ids: str) -> list[ModelInfo]:
@@ -136,3 +137,23 @@ def test_files_that_lie_in_the_folder_are_models(tmp_path: Path) -> None:
         "folder": "folder",
     }
     assert loose_models(tmp_path / "none", "model.json") == {}
+
+
+def test_a_folder_of_too_many_files_is_not_walked_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found until then is there."""
+    monkeypatch.setattr("pyagent.infrastructure.models.loose._MAX_ENTRIES", 4)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b.gguf").touch()
+    for number in range(3):
+        (tmp_path / "a" / f"{number}.gguf").touch()
+    assert list(loose_models(tmp_path, "model.json")) == ["b"]
+
+
+def test_a_file_that_was_deleted_is_no_model(tmp_path: Path) -> None:
+    """The store forgets it as soon as it is gone, and finds one that came meanwhile."""
+    store = ModelStore(tmp_path, {})
+    (tmp_path / "a.gguf").touch()
+    assert store.find("a") is not None
+    (tmp_path / "a.gguf").rename(tmp_path / "b.gguf")
+    assert store.find("a") is None
+    assert store.find("b") is not None
