@@ -157,7 +157,7 @@ def test_pulling_a_file_of_ones_own_is_done_at_once(folder: Path) -> None:
 
 
 def test_odd_names_of_another_servers_models_are_listed(tmp_path: Path) -> None:
-    """Names that are too long for a file, or of a home of nobody."""
+    """Names that are too long for a file, or of a home of no user."""
     names = ["a" * 300, f"/{'b' * 300}.gguf", "~nobody-of-this-name/x.gguf", "a\0b", ".", "m"]
 
     async def work() -> None:

@@ -152,7 +152,7 @@ def test_thousands_of_files_are_named_at_once() -> None:
 
 def test_unknown_names_do_not_have_the_folder_walked_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a walk takes long, it is done again after a while alone; a file that was found meanwhile is there."""
-    walks = []
+    walks = list[Path]()
 
     def walk(folder: Path, _manifest: str) -> dict[str, Path]:
         walks.append(folder)
@@ -171,7 +171,7 @@ def test_unknown_names_do_not_have_the_folder_walked_each_time(tmp_path: Path, m
 
 @pytest.mark.parametrize("path", ["~nobody-of-this-name/m.gguf", "/" + "a" * 300 + ".gguf", "/a\0b.gguf"])
 def test_paths_that_lead_nowhere_are_files_that_do_not_exist(path: str, tmp_path: Path) -> None:
-    """Homes of nobody, names longer than any file's, and zeros: told of in a sentence, and other models are listed."""
+    """Homes of no user, names longer than any file's, and zeros: told of in a sentence, and other models are listed."""
     settings = load_settings(overrides={"engine.models": [path], "paths.models": tmp_path}).settings
     (tmp_path / "mine.gguf").touch()
     store = ModelStore.of(settings)

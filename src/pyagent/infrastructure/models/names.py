@@ -38,7 +38,7 @@ def is_path(name: str) -> bool:
 
 
 def place_of(path: str) -> Path:
-    """Return where a model's path leads; a `~` of nobody stays as it is, and nothing lies there."""
+    """Return where a model's path leads; a `~` of no user stays as it is, and nothing lies there."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
