@@ -13,7 +13,7 @@ import httpx
 import ollama
 import openai
 import pytest
-from support.server import HI, connected, serving
+from support.server import HI, Model, connected, serving
 
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.chain import Chain
@@ -138,5 +138,36 @@ def test_a_file_in_the_folder_of_models_needs_no_path(folder: Path) -> None:
                 404,
                 "there is no model 'nine'; did you mean 'mine'?",
             )
+
+    asyncio.run(work())
+
+
+def test_pulling_a_file_of_ones_own_is_done_at_once(folder: Path) -> None:
+    """Clients of Ollama pull before they ask; a name that is too long is not repeated whole."""
+
+    async def work() -> None:
+        async with served(folder, "Qwen9-1B.gguf") as server:
+            assert (await server.ollama.pull("Qwen9-1B")).status == "success"
+            with pytest.raises(ollama.ResponseError) as refused:
+                await server.ollama.chat("x" * 100_000, HI)
+            assert refused.value.status_code == 404
+            assert len(refused.value.error) < 400
+
+    asyncio.run(work())
+
+
+def test_odd_names_of_another_servers_models_are_listed(tmp_path: Path) -> None:
+    """Names that are too long for a file, or of a home of no user."""
+    names = ["a" * 300, f"/{'b' * 300}.gguf", "~nobody-of-this-name/x.gguf", "a\0b", ".", "m"]
+
+    async def work() -> None:
+        async with (
+            serving(Model(models=names), store=ModelStore(tmp_path)) as url,
+            httpx.AsyncClient(base_url=url, timeout=60) as http,
+        ):
+            listed = (await http.get("/api/tags")).json()["models"]
+            assert [model["name"] for model in listed] == names
+            for name in names:
+                assert (await http.post("/api/show", json={"model": name})).status_code == 200
 
     asyncio.run(work())

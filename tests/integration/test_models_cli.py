@@ -265,3 +265,13 @@ def test_files_of_ones_own_are_models_by_name(environment: dict[str, str], tmp_p
         f"error: model file {tmp_path / 'gone.gguf'} does not exist; "
         "give the path of a GGUF file or a safetensors folder\n"
     )
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/m.gguf", "./" + "a" * 300 + ".gguf", "a" * 300])
+def test_names_that_lead_nowhere_are_refused_in_a_line(name: str, environment: dict[str, str]) -> None:
+    """A home of no user's, or more than a file's name has: in a command and in the settings."""
+    ran = models(environment, "show", name)
+    assert ran.code == 1
+    assert ran.err.startswith("error: model")
+    assert ran.err.count("\n") == 1
+    assert models({**environment, "PYAGENT_ENGINE__MODELS": json.dumps([name])}, "list").code == 0

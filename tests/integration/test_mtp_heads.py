@@ -408,3 +408,11 @@ def test_copies_of_texts_are_verified_beside_a_head(path: Path) -> None:
             assert [told(answer) for answer in await at_once(backend, asked)] == expected
 
     run(work())
+
+
+@pytest.mark.parametrize("name", ["blk.3.attn_q_norm.weight", "blk.3.attn_k_norm.weight", "blk.4.attn_k_norm.weight"])
+def test_a_norm_of_queries_or_keys_that_is_missing_is_refused(name: str, tmp_path: Path) -> None:
+    """In the decoder and in its head: without it the numbers would be others."""
+    tensors = {key: value for key, value in mtp_tensors().items() if key != name}
+    with pytest.raises(_rust.ModelFileError, match=f'"{name}" is missing'):
+        _rust.CpuModel.load(write_mtp(tmp_path / "m.gguf", tensors), threads=1, kv_bytes=8 << 20)

@@ -367,6 +367,10 @@ def test_decoders_with_layer_norms_do_not_embed(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": 3}}, "'rope_parameters.rope_type' must be a text, got 3"),
         ({"model_type": "gpt_neox", "use_parallel_residual": "no"}, "'use_parallel_residual' must be true or false"),
         ({"hidden_act": ["gelu"]}, "'hidden_act' must be a text"),
+        ({"rope_parameters": [10_000]}, "'rope_parameters' must be a table, got a list"),
+        ({"rope_scaling": "yarn"}, "'rope_scaling' must be a table, got a text"),
+        ({"num_hidden_layers": "x" * 9000}, "'num_hidden_layers' must be a whole number, got a text"),
+        ({"model_type": "x" * 9000}, f"architecture '{'x' * 120}...' is not supported"),
     ],
 )
 def test_fields_of_another_kind_are_no_defaults(changes: dict[str, object], said: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyagent.core.config import load_settings
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import ModelInfo
 from pyagent.infrastructure.models.loose import loose_models
 from pyagent.infrastructure.models.names import by_model_name, configured_names, file_names, find_model, is_path
@@ -157,3 +158,52 @@ def test_a_file_that_was_deleted_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").rename(tmp_path / "b.gguf")
     assert store.find("a") is None
     assert store.find("b") is not None
+
+
+def test_thousands_of_files_are_named_at_once() -> None:
+    """Half of them with others' names; comparing each with all others would take minutes."""
+    paths = [f"/models/{number % 2}/m{number // 2}.gguf" for number in range(10_000)]
+    start = time.process_time()
+    names = file_names(paths)
+    assert time.process_time() - start < 5
+    assert names["/models/1/m7.gguf"] == "1/m7"
+    assert len(set(names.values())) == len(paths)
+
+
+def test_unknown_names_do_not_have_the_folder_walked_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a walk takes long, it is done again after a while alone; a file that was found meanwhile is there."""
+    walks = list[Path]()
+
+    def walk(folder: Path, _manifest: str) -> dict[str, Path]:
+        walks.append(folder)
+        time.sleep(0.05)
+        return {"m": tmp_path}
+
+    monkeypatch.setattr("pyagent.infrastructure.models.store.loose_models", walk)
+    store = ModelStore(tmp_path)
+    assert [store.find(f"unknown-{number}") for number in range(100)] == [None] * 100
+    assert len(walks) == 1
+    assert store.find("m") is not None
+    time.sleep(0.6)
+    store.find("unknown")
+    assert len(walks) == 2
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/m.gguf", "/" + "a" * 300 + ".gguf", "/a\0b.gguf"])
+def test_paths_that_lead_nowhere_are_files_that_do_not_exist(path: str, tmp_path: Path) -> None:
+    """Homes of no user, names longer than any file's, and zeros: told of in a sentence, and other models are listed."""
+    settings = load_settings(overrides={"engine.models": [path], "paths.models": tmp_path}).settings
+    (tmp_path / "mine.gguf").touch()
+    store = ModelStore.of(settings)
+    assert [model.manifest.name for model in store.list()] == ["mine"]
+    for name in (path, *store.named.values()):
+        assert store.size_of(name) == 0
+        with pytest.raises(ModelError, match="does not exist; give the path of a GGUF file"):
+            store.look(name)
+
+
+def test_a_name_longer_than_any_files_is_unknown(tmp_path: Path) -> None:
+    """And not repeated whole."""
+    with pytest.raises(ModelError, match=r"^model 'a+ is not known; known are") as caught:
+        ModelStore(tmp_path).pull("a" * 5000)
+    assert len(str(caught.value)) < 600

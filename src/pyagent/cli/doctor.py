@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from dataclasses import dataclass, field
@@ -174,14 +175,14 @@ def _look_at_ranks(report: _Report, engine: Engine) -> None:
 
 def _look_at_models(report: _Report, settings: Settings, options: EngineOptions | None) -> None:
     from pyagent.core.errors import CapacityError, ConfigError, ModelError
-    from pyagent.infrastructure.models.names import is_path
+    from pyagent.infrastructure.models.names import is_path, place_of
     from pyagent.infrastructure.models.store import ModelStore
 
     store = ModelStore.of(settings)
     for name in settings.engine.models:
         stored = store.find(name)
-        path = stored.path if stored else Path(name).expanduser() if is_path(name) else None
-        if path and path.exists():
+        path = stored.path if stored else place_of(name) if is_path(name) else None
+        if path and os.path.exists(path):
             size = f"{format_bytes(stored.size_bytes)}, " if stored else ""
             fault = _fault_in_model(store, name, path, options)
             again = "fetch the file again"

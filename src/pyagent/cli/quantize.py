@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -123,7 +124,7 @@ def _locate(source: str, config: Path | None) -> Path:
     from pyagent.infrastructure.models.names import is_path
     from pyagent.infrastructure.models.store import ModelStore
 
-    if not is_path(source) and Path(source).exists():
+    if not is_path(source) and os.path.exists(source):
         return Path(source)
     store = ModelStore.of(read_settings(config))
     if not is_path(source) and store.find(source) is None:

@@ -1,7 +1,7 @@
 //! The families of decoders that can be run, by the names of both kinds of files, and what tells their layers apart.
 
 use super::{families, invalid, periodic};
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFileError, clipped};
 
 /// A model's architecture, as its file names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,7 +304,8 @@ pub(super) fn unsupported(name: &str) -> ModelFileError {
              supported is DeepSeek-V3 (deepseek_v3, in GGUF files deepseek2)"
         ));
     }
-    let nearest = families::nearest(name).map_or_else(String::new, |nearest| {
+    let name = clipped(name);
+    let nearest = families::nearest(&name).map_or_else(String::new, |nearest| {
         format!("the nearest that is supported is {nearest}; ")
     });
     invalid(format!(

@@ -75,7 +75,7 @@ impl Architecture {
 
     /// Whether a file that lacks norms of queries and keys is damaged.
     pub(crate) fn needs_head_norms(self) -> bool {
-        matches!(self, Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe)
+        self.has_delta_nets() || matches!(self, Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe)
     }
 
     /// Whether attention and the feed-forward block lie beside each other; `None` where the file says.

@@ -369,7 +369,12 @@ impl JsonConfig<'_> {
                 .as_u64()
                 .and_then(|value| usize::try_from(value).ok())
                 .map(Some)
-                .ok_or_else(|| invalid(format!("config.json: '{key}' must be a whole number, got {value}"))),
+                .ok_or_else(|| {
+                    invalid(format!(
+                        "config.json: '{key}' must be a whole number, got {}",
+                        kinds::shown(value)
+                    ))
+                }),
         }
     }
 
@@ -394,10 +399,12 @@ impl JsonConfig<'_> {
     fn factor_or(&self, key: &str, default: f32) -> Result<f32, ModelFileError> {
         match self.0.get(key).filter(|value| !value.is_null()) {
             None => Ok(default),
-            Some(value) => value
-                .as_f64()
-                .map(|factor| factor as f32)
-                .ok_or_else(|| invalid(format!("config.json: '{key}' must be a number, got {value}"))),
+            Some(value) => value.as_f64().map(|factor| factor as f32).ok_or_else(|| {
+                invalid(format!(
+                    "config.json: '{key}' must be a number, got {}",
+                    kinds::shown(value)
+                ))
+            }),
         }
     }
 
@@ -408,7 +415,10 @@ impl JsonConfig<'_> {
             Some(Value::Null) => Ok(None),
             Some(value) => match value.as_f64() {
                 Some(cap) => Ok(Some(cap as f32)),
-                None => Err(invalid(format!("config.json: '{key}' must be a number, got {value}"))),
+                None => Err(invalid(format!(
+                    "config.json: '{key}' must be a number, got {}",
+                    kinds::shown(value)
+                ))),
             },
         }
     }

@@ -55,6 +55,7 @@ impl Loader<'_> {
         let (config, hidden) = (self.config, self.config.hidden_size);
         let is_plain =
             |&layer: &usize| config.has_attention(layer) && config.latent.is_none() && config.gemma4.is_none();
+        self.check_head_norms(is_plain)?;
         for layer in config.all_layers().filter(is_plain) {
             self.check_joined(&self.names.layer(layer, Part::Value, config))?;
             let architecture = config.architecture;
@@ -78,6 +79,31 @@ impl Loader<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Refuses files that have norms of queries or keys in some of these layers and not in all of them: one got lost.
+    fn check_head_norms(&self, is_among: impl Fn(&usize) -> bool) -> Result<(), ModelFileError> {
+        if self.config.has_bare_qk_norms {
+            return Ok(());
+        }
+        let (mut has_any, mut missing) = (false, None);
+        for layer in self.config.all_layers().filter(is_among) {
+            let has_keys = self.config.kv_source(layer).is_none();
+            for part in [Part::QueryNorm, Part::KeyNorm]
+                .into_iter()
+                .take(1 + usize::from(has_keys))
+            {
+                let name = self.names.layer(layer, part, self.config).name;
+                match self.file.find_tensor(&name)? {
+                    Some(_) => has_any = true,
+                    None => drop(missing.get_or_insert(name)),
+                }
+            }
+        }
+        match missing.filter(|_| has_any) {
+            None => Ok(()),
+            Some(name) => Err(ModelFileError::TensorMissing { name }),
+        }
     }
 
     /// Where gates of what heads attended to are, where they are a matrix of their own.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,7 @@ from pyagent.infrastructure.engine.memory.system import total_for
 from pyagent.infrastructure.engine.models.adapter_names import TRIAL, names_of, split_name
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions
+from pyagent.infrastructure.models.names import place_of
 
 _SCHEME = "native:"
 _EXAMPLES: Mapping[ModelTask, str] = {
@@ -292,7 +294,7 @@ class NativeBackend:
             return True, f"loaded, and goes on without a draft model: {fault}" if fault else "loaded"
         base, adapter = split_name(name, self.engine.adapters.all)
         path = self.engine.adapters.all.get(adapter)
-        if path is not None and not Path(path).expanduser().exists():
+        if path is not None and not os.path.exists(place_of(path)):
             return False, f"cannot answer: there is nothing at {path}"
         try:
             return True, self._look(base)

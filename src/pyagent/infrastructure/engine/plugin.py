@@ -6,10 +6,10 @@ The links of one host share one engine: one ledger, one set of threads, each mod
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from pyagent.core.errors import ConfigError
 from pyagent.core.hooks import Parts, hookimpl
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Settings
-from pyagent.infrastructure.models.names import by_model_name, configured_names
+from pyagent.infrastructure.models.names import by_model_name, configured_names, place_of
 
 if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import Dialect
@@ -98,7 +98,7 @@ def _check_adapters(adapters: Mapping[str, str], models: Sequence[str]) -> None:
 
 def _warn_of_missing(adapters: Mapping[str, str]) -> None:
     for name, path in adapters.items():
-        if not Path(path).expanduser().exists():
+        if not os.path.exists(place_of(path)):
             logger.warning(
                 "engine.adapters: there is nothing at %s; requests for %r are refused until there is", path, name
             )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,6 +37,14 @@ def is_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith((_GGUF, _SAFETENSORS)) or os.path.isabs(name)
 
 
+def place_of(path: str) -> Path:
+    """Return where a model's path leads; a `~` of no user stays as it is, and nothing lies there."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def file_names(models: Iterable[str]) -> dict[str, str]:
     """Return the names of those models that are paths, by the paths as they are written.
 
@@ -44,9 +53,10 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
     """
     given = dict.fromkeys(models)
     taken = _TAKEN.union(name for name in given if not is_path(name))
-    path_to_place = {path: os.path.normpath(Path(path).expanduser().absolute()) for path in given if is_path(path)}
+    path_to_place = {path: os.path.normpath(place_of(path).absolute()) for path in given if is_path(path)}
     place_to_parts = {place: _parts(place) for place in path_to_place.values()}
-    place_to_name = {place: _name(place, place_to_parts, taken) for place in place_to_parts}
+    counts = Counter(name for parts in place_to_parts.values() for name in _tails(parts))
+    place_to_name = {place: _name(parts, counts, taken) for place, parts in place_to_parts.items()}
     return {path: place_to_name[place] or path for path, place in path_to_place.items()}
 
 
@@ -61,15 +71,20 @@ def _parts(place: str) -> list[str]:
     return [word.replace(":", "-") for word in words]  # else it would read as a scheme, or as an adapter's
 
 
-def _name(place: str, place_to_parts: Mapping[str, Sequence[str]], taken: Iterable[str]) -> str:
-    parts = place_to_parts[place]
-    others = [other for one, other in place_to_parts.items() if one != place]
-    for length in range(1, len(parts) + 1):
-        tail = parts[:length]
-        name = "/".join(tail[::-1])
-        if not all(tail) or not name.isprintable() or is_path(name):
+def _tails(parts: Sequence[str]) -> Iterator[str]:
+    """Yield the file's name, and then with one folder more each time."""
+    name = ""
+    for part in parts:
+        name = f"{part}/{name}" if name else part
+        yield name
+
+
+def _name(parts: Sequence[str], counts: Mapping[str, int], taken: Iterable[str]) -> str:
+    """Return the shortest name that no other file has; `counts` says how many files each would be a name of."""
+    for part, name in zip(parts, _tails(parts), strict=True):
+        if not part or not name.isprintable() or is_path(name):
             return ""
-        if name not in taken and all(other[:length] != tail for other in others):
+        if name not in taken and counts[name] == 1:
             return name
     return ""
 

@@ -14,8 +14,10 @@ import contextlib
 import fcntl
 import hashlib
 import logging
+import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +32,7 @@ from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.models.describe import task_of
 from pyagent.infrastructure.models.hub import fetch_from_hub
 from pyagent.infrastructure.models.loose import loose_models
-from pyagent.infrastructure.models.names import configured_names, is_path
+from pyagent.infrastructure.models.names import configured_names, is_path, place_of
 from pyagent.infrastructure.models.sources import CATALOG, Source, WheelFolder
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ _LOCK = ".lock-"
 _MANIFEST = "model.json"
 _FILE = "file"
 """The source of a model that is a file of the user's."""
+_LONG_SECONDS = 0.01
+"""What a walk of the folder may take at any time."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -103,6 +107,7 @@ class ModelStore:
         self.folder = folder
         self.named: Mapping[str, str] = named or {}
         self._loose: Mapping[str, Path] = {}
+        self._next_look = 0.0
         self.catalog: dict[str, Source] = dict(CATALOG if catalog is None else catalog)
         self._watch: Watcher = watch or _LoggedFetch().watch
 
@@ -116,8 +121,8 @@ class ModelStore:
         entries = self.folder.iterdir() if self.folder.is_dir() else ()
         own = [self._read(entry) for entry in entries if not entry.name.startswith(".")]
         self._loose = loose_models(self.folder, _MANIFEST)
-        files = {**self._loose, **{name: Path(path).expanduser() for path, name in self.named.items() if name != path}}
-        found = {name: _own_file(name, path) for name, path in files.items() if path.exists()}
+        files = {**self._loose, **{name: place_of(path) for path, name in self.named.items() if name != path}}
+        found = {name: _own_file(name, path) for name, path in files.items() if os.path.exists(path)}
         found |= {model.manifest.name: model for model in own if model}
         return [found[name] for name in sorted(found)]
 
@@ -130,11 +135,19 @@ class ModelStore:
         if name in self.catalog or name.startswith("hf:") or is_path(name):
             return None
         if (path := self._path_of(name)) is not None:
-            place = Path(path).expanduser()
-            return _own_file(name, place) if place.exists() else None
-        if name not in self._loose or not self._loose[name].exists():
-            self._loose = loose_models(self.folder, _MANIFEST)  # not each time: that reads whole folders
+            place = place_of(path)
+            return _own_file(name, place) if os.path.exists(place) else None
+        if name not in self._loose or not os.path.exists(self._loose[name]):
+            self._look_for_loose()
         return _own_file(name, self._loose[name]) if name in self._loose else None
+
+    def _look_for_loose(self) -> None:
+        """Walk the folder anew, which may take a tenth of the time, however many unknown names are asked for."""
+        start = time.monotonic()
+        if start >= self._next_look:
+            self._loose = loose_models(self.folder, _MANIFEST)
+            took = time.monotonic() - start
+            self._next_look = start + 10 * took if took > _LONG_SECONDS else 0.0
 
     def check(self, name: str) -> None:
         """Raise `ModelError` when a model in the store is no longer what was fetched; read all of it."""
@@ -173,7 +186,7 @@ class ModelStore:
     def task_of(self, name: str) -> ModelTask | None:
         """Return what a model is for; None for one that is not here and not known. Fetches nothing."""
         found = self.find(name)
-        path = Path(name).expanduser() if is_path(name) else found.path if found else None
+        path = place_of(name) if is_path(name) else found.path if found else None
         if path is not None:
             return task_of(path)
         source = self.catalog.get(name)
@@ -184,7 +197,7 @@ class ModelStore:
         found = self.find(name)
         if found is not None and found.path.is_file():
             return found.size_bytes
-        path = Path(name).expanduser() if is_path(name) else found.path if found else None
+        path = place_of(name) if is_path(name) else found.path if found else None
         if path is None:
             source = self.catalog.get(name)
             return 0 if source is None else source.size_bytes
@@ -277,7 +290,7 @@ class ModelStore:
         except (OSError, msgspec.DecodeError):
             return None
         path = folder / manifest.file
-        if not path.exists():
+        if not os.path.exists(path):
             return None
         files = [folder / file for file in manifest.files] if path.is_file() else path.rglob("*")
         sizes = (file.stat().st_size for file in files or [path] if file.is_file())
@@ -286,9 +299,9 @@ class ModelStore:
     def _unknown(self, name: str) -> ModelError:
         known = sorted({*self.catalog, *(model.manifest.name for model in self.list())})
         hint = did_you_mean(name, known, f"known are {', '.join(known)}, hf:OWNER/NAME, or a file's path")
-        if Path(name).exists():
+        if os.path.exists(name):
             hint = f"did you mean the path ./{name}?"
-        return ModelError(f"model {name!r} is not known; {hint}", model=name)
+        return ModelError(f"model {name!r:.200} is not known; {hint}", model=name)
 
 
 class _LoggedFetch:
@@ -321,8 +334,8 @@ def _check_file(path: Path, sha256: str, name: str) -> None:
 
 
 def _checked_path(name: str) -> Path:
-    path = Path(name).expanduser()
-    if not path.exists():
+    path = place_of(name)
+    if not os.path.exists(path):
         text = f"model file {path} does not exist; give the path of a GGUF file or a safetensors folder"
         raise ModelError(text, model=name)
     return path

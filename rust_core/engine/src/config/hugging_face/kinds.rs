@@ -11,9 +11,10 @@ const NUMBERS: &str = "alpha attention_factor attn_scale beta_fast beta_slow fac
     rotary_dim rotary_emb_base rotary_pct route_scale routed_scaling_factor scale_depth scale_emb llama_4_scaling_beta";
 const TRUTHS: &str = "attention_k_eq_v enable_moe_block norm_topk_prob rope_interleave tie_embedding tie_word_embeddings truncate \
     use_bias use_double_wide_mlp use_parallel_residual use_qk_norm use_sliding_window mup_enabled";
+const TABLES: &str = "rope_parameters rope_scaling";
 const TEXTS: &str = "hidden_act hidden_activation mlp_hidden_act rope_type scoring_func topk_method";
 
-/// Refuses a field that is read as a number, as true or false, or as a text, and is something else; null is nothing.
+/// Refuses a field that is read as a number, as true or false, as a table or as a text, and is something else; null is nothing.
 pub(super) fn refuse_others(fields: &Map<String, Value>, place: &str) -> Result<(), ModelFileError> {
     let is_among = |names: &str, field: &str| names.split_whitespace().any(|name| name == field);
     for (field, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
@@ -21,6 +22,7 @@ pub(super) fn refuse_others(fields: &Map<String, Value>, place: &str) -> Result<
             name if is_among(NUMBERS, name) && !value.is_number() => "a number",
             name if is_among(TRUTHS, name) && !value.is_boolean() => "true or false",
             name if is_among(TEXTS, name) && !value.is_string() => "a text",
+            name if is_among(TABLES, name) && !value.is_object() => "a table",
             _ => continue,
         };
         return Err(invalid(format!(
@@ -31,7 +33,7 @@ pub(super) fn refuse_others(fields: &Map<String, Value>, place: &str) -> Result<
     Ok(())
 }
 
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     match value {
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "a table".to_owned(),
@@ -62,6 +64,11 @@ mod tests {
         let text = said("use_qk_norm", 1.into()).unwrap();
         assert!(
             text.contains("'rope_parameters.use_qk_norm' must be true or false, got 1"),
+            "{text}"
+        );
+        let text = said("rope_scaling", "yarn".into()).unwrap();
+        assert!(
+            text.contains("'rope_parameters.rope_scaling' must be a table, got a text"),
             "{text}"
         );
         let text = said("rope_type", Value::Array(Vec::new())).unwrap();

@@ -24,6 +24,7 @@ from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 from pyagent.infrastructure.engine.models.adapter_digest import adapter_id_of
 from pyagent.infrastructure.engine.models.adapter_names import TRIAL
 from pyagent.infrastructure.engine.stats import AdapterStats
+from pyagent.infrastructure.models.names import place_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -223,7 +224,7 @@ class AdapterPool:
         if path is None:
             text = f"the adapter {entry.name!r} of native:{self._model} was unloaded"
             raise RequestError(text, param="model", code="model_not_found")
-        return Path(path).expanduser()
+        return place_of(path)
 
     def _move_in(
         self, entry: _Entry, runner: AdaptingRunner, opened: OpenedAdapter, path: Path, adapter_id: int

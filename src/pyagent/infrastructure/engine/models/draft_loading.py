@@ -19,7 +19,7 @@ from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.drafts.draft_model import DraftModel, largest_step
 from pyagent.infrastructure.engine.models.memory_estimate import DraftMemory, Estimates
 from pyagent.infrastructure.models.describe import task_of
-from pyagent.infrastructure.models.names import is_path
+from pyagent.infrastructure.models.names import is_path, place_of
 
 if TYPE_CHECKING:
     from pyagent.core.runners.factory import LargestStep, ModelNeeds, RunnerFactory
@@ -163,7 +163,7 @@ def fault_of_draft(name: str, store: ModelStore) -> str:
     try:
         store.look(name)
         stored = store.find(name)
-        path = stored.path if stored else Path(name).expanduser() if is_path(name) else None
+        path = stored.path if stored else place_of(name) if is_path(name) else None
         if path is not None:
             _rust.read_model_header(path, arrays=False)
             _check_task(name, path)

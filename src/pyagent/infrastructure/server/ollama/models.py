@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncGenerator
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +31,7 @@ from pyagent.infrastructure.server.streaming import EventStream
 _NEVER = "2318-01-01T00:00:00Z"
 """When a model that stays until memory is needed is unloaded."""
 _CAPABILITIES = {"tools": "tools", "images": "vision"}
+_MAX_SHOWN = 200
 _MEDIA_TYPE = "application/x-ndjson"
 
 
@@ -41,7 +43,7 @@ async def named_model(service: Service, name: str) -> ModelInfo:
     if not models:  # no link could list its models; the one that is asked reports a wrong name
         return ModelInfo(id=name)
     why = str(unknown_model(name, models)).partition("; ")[2]
-    raise RequestError(f"model {name!r} not found; {why}", param="model", code="model_not_found")
+    raise RequestError(f"model {name[:_MAX_SHOWN]!r} not found; {why}", param="model", code="model_not_found")
 
 
 async def tags(service: Service, _request: Request) -> Response:
@@ -80,7 +82,9 @@ async def pull(service: Service, request: Request) -> Response:
     check_admin(request)
     parsed = await service.read(request, read_model)
     if service.store is None or is_path(parsed.model):
-        raise RequestError(f"model {parsed.model!r} cannot be pulled; name one of the store", param="model")
+        raise RequestError(
+            f"model {parsed.model[:_MAX_SHOWN]!r} cannot be pulled; name one of the store", param="model"
+        )
     try:
         service.store.look(parsed.model)
     except ModelError as error:
@@ -99,7 +103,7 @@ async def _pulled(store: ModelStore, name: str, request_id: str) -> AsyncGenerat
     def watch(fetch: Fetch) -> None:
         loop.call_soon_threadsafe(fetches.put_nowait, fetch)
 
-    watching = ModelStore(store.folder, store.catalog, watch=watch)
+    watching = ModelStore(store.folder, store.catalog, watch=watch, named=store.named)
     fetching = asyncio.ensure_future(asyncio.to_thread(watching.pull, name))
 
     def end(task: asyncio.Future[StoredModel]) -> None:
@@ -152,8 +156,8 @@ def _modified(service: Service, stored: StoredModel | None) -> str:
 
 
 def _details(model: ModelInfo, stored: StoredModel | None) -> JsonObject:
-    family, file = model.architecture or "", str(stored.path) if stored else model.id
-    size, quantization = _facts(file, Path(file).stat().st_mtime_ns) if Path(file).exists() else ("", "")
+    family, file = model.architecture or "", str(stored.path) if stored else model.id if is_path(model.id) else ""
+    size, quantization = _facts(file, Path(file).stat().st_mtime_ns) if os.path.exists(file) else ("", "")
     return {
         "parent_model": "",
         "format": "gguf" if file.endswith(".gguf") else "",
