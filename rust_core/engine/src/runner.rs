@@ -355,6 +355,19 @@ impl CpuModel {
         Ok(())
     }
 
+    /// A pass that tells no neurons.
+    fn pass(&self) -> Pass<'_> {
+        Pass {
+            config: &self.config,
+            weights: &self.weights,
+            kv: &self.kv,
+            space: &self.space,
+            rope: &self.rope,
+            write_norms: &[],
+            isa: self.isa,
+        }
+    }
+
     /// The last batch's logits, [outputs, vocab].
     pub fn logits(&mut self) -> &mut [f32] {
         let rows = self.num_outputs;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use pyagent_kernels::attention::BLOCK_TOKENS;
 
 use super::{CpuModel, EngineError};
-use crate::forward::{Pass, Plan, Segment, keep_records};
+use crate::forward::{Plan, Segment, keep_records};
 
 impl CpuModel {
     /// Brings the states of recurrent layers, and the records of a head, past drafts of the last batch that were right. Each segment has those of a
@@ -45,15 +45,7 @@ impl CpuModel {
         let threads = self.pool.num_threads();
         let mut plan = Plan::new(segments, &self.config, &self.kv.pages, &self.adapters, threads);
         plan.accept(first_drafts, self.draft_rows.len());
-        let pass = Pass {
-            config: &self.config,
-            weights: &self.weights,
-            kv: &self.kv,
-            space: &self.space,
-            rope: &self.rope,
-            write_norms: &[],
-            isa: self.isa,
-        };
+        let pass = self.pass();
         let (stages, num_pieces) = pass.acceptance_stages(&plan);
         self.pool.run(&num_pieces, |piece| {
             // SAFETY: as in a step of these tokens, which is smaller than the last one, for which room was made; and the

@@ -6,7 +6,7 @@ use std::time::Instant;
 use pyagent_kernels::sampling::{SampleError, Scorer};
 
 use super::{CpuModel, EngineError};
-use crate::forward::{Pass, Plan, Segment};
+use crate::forward::{Plan, Segment};
 use crate::workspace::num_rope_tables;
 
 /// A sequence's next token to draft after.
@@ -69,15 +69,7 @@ impl CpuModel {
 
     /// Computes a pass of the head, and finds the likeliest token of each row.
     fn run_drafts(&self, plan: &Plan<'_>) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
-        let pass = Pass {
-            config: &self.config,
-            weights: &self.weights,
-            kv: &self.kv,
-            space: &self.space,
-            rope: &self.rope,
-            write_norms: &[],
-            isa: self.isa,
-        };
+        let pass = self.pass();
         let (stages, mut num_pieces) = pass.drafting_stages(plan);
         num_pieces.push(plan.num_rows());
         let scorers: Vec<Mutex<Scorer>> = (0..self.pool.num_threads()).map(|_| Mutex::default()).collect();

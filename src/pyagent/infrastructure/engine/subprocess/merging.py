@@ -118,7 +118,10 @@ def _seconds(step: SlowStep) -> float:
 
 
 def _sums(kind: type[_S], values: Sequence[_S]) -> _S:
-    """Return a struct whose numbers and tables of numbers are the sums of these; percentiles are the largest."""
+    """Return a struct whose numbers and tables of numbers are the sums of these; percentiles are the largest.
+
+    Fields of other kinds have their defaults.
+    """
     fields: dict[str, Any] = {}  # Any: of each field its own type
     for name in kind.__struct_fields__:
         each = [getattr(value, name) for value in values]
@@ -130,7 +133,7 @@ def _sums(kind: type[_S], values: Sequence[_S]) -> _S:
             case Percentiles():
                 fields[name] = Percentiles(*(max(getattr(one, p) for one in each) for p in ("p50", "p95", "p99")))
             case _:
-                pass
+                continue
     return kind(**fields)
 
 
