@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
 from pathlib import Path
 
 import pytest
 from support.draft_models import eagerly_drafted, with_draft_model
-from support.drafts import Eager, drafting
+from support.drafts import drafting, same_answers
 from support.hybrid_model import write_hybrid
 from support.kv_sequences import Memory
-from support.native import assert_idle, at_once, chat, options, run, running
+from support.native import at_once, chat, options, run, running
 from support.requests_of_all_kinds import requests_of_all_kinds, told
 from support.tiny_model import vocabulary
 
@@ -149,23 +148,6 @@ def test_memory_for_drafts_is_in_the_account(path: Path) -> None:
     assert before < model.info()["workspace_bytes"] <= model.step_bytes(64, 17, 512)
 
 
-async def same_twice(path: Path, asked: list[ChatRequest], chosen: EngineOptions, warm_up: list[ChatRequest]) -> Eager:
-    async with running(path, options(threads=2)) as backend:
-        expected = [told(answer) for answer in await at_once(backend, asked)]
-    async with drafting(path, chosen) as (backend, eager):
-        await at_once(backend, warm_up)
-        model = await backend.load()
-        model.runner.swap_seconds = lambda num_tokens: 0.0 if num_tokens % 2 else math.inf
-        for _ in range(2):
-            assert [told(answer) for answer in await at_once(backend, asked)] == expected
-        if warm_up:
-            assert model.engine.scheduler.num_preemptions.total() > 0
-        await assert_idle(backend)
-        model.runner.pool.check()
-    assert eager.counts.num_draft_tokens > eager.counts.num_accepted_tokens > 100
-    return eager
-
-
 @pytest.mark.parametrize("path", ["qwen35", pytest.param("granitehybrid", marks=pytest.mark.slow)], indirect=True)
 def test_answers_of_every_kind_are_the_same(path: Path) -> None:
     """In a batch of all of them, with log probabilities, forms, penalties and several answers of one prompt."""
@@ -175,7 +157,8 @@ def test_answers_of_every_kind_are_the_same(path: Path) -> None:
 async def _same(
     path: Path, asked: list[ChatRequest], chosen: EngineOptions, warm_up: list[ChatRequest] | None = None
 ) -> None:
-    await same_twice(path, asked, chosen, warm_up or [])
+    speculation = await same_answers(path, asked, drafting(path, chosen), warm_up or [])
+    assert speculation.counts.num_draft_tokens > speculation.counts.num_accepted_tokens > 100
 
 
 @pytest.mark.parametrize("path", ["lfm2"], indirect=True)

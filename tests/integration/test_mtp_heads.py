@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.drafts import drafting
+from support.drafts import drafting, same_answers
 from support.hybrid_model import mtp_tensors, right_mtp_tensors, write_hybrid, write_mtp
 from support.kv_sequences import Memory
 from support.mtp_drafts import eagerly_headed
-from support.native import assert_idle, at_once, chat, options, run, running
+from support.native import at_once, chat, options, run, running
 from support.quantizing import quantized
 from support.requests_of_all_kinds import requests_of_all_kinds, told
 from support.tiny_adapter import write_adapter
@@ -205,18 +205,7 @@ def test_logits_with_a_head_are_those_without(path: Path) -> None:
 
 
 async def same(path: Path, asked: list[ChatRequest], chosen: EngineOptions, warm_up: list[ChatRequest]) -> None:
-    async with running(path, options(threads=2)) as backend:
-        expected = [told(answer) for answer in await at_once(backend, asked)]
-    async with eagerly_headed(path, chosen) as (backend, eager):
-        await at_once(backend, warm_up)
-        model = await backend.load()
-        model.runner.swap_seconds = lambda num_tokens: 0.0 if num_tokens % 2 else math.inf
-        for _ in range(2):
-            assert [told(answer) for answer in await at_once(backend, asked)] == expected
-        if warm_up:
-            assert model.engine.scheduler.num_preemptions.total() > 0
-        await assert_idle(backend)
-        model.runner.pool.check()
+    eager = await same_answers(path, asked, eagerly_headed(path, chosen), warm_up)
     assert eager.counts.num_draft_tokens > eager.counts.num_accepted_tokens > 20
     assert eager.model is not None
     assert eager.model.model.num_tokens > 100

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from support.native import options, running
+from support.native import assert_idle, at_once, options, running
+from support.requests_of_all_kinds import told
 
+from pyagent.core.messages import ChatRequest
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
 from pyagent.infrastructure.engine.drafts.proposals import Proposal
@@ -59,3 +62,25 @@ async def drafting(path: Path, chosen: EngineOptions | None = None) -> AsyncIter
         engine = (await backend.load()).engine
         engine.speculation = eager = Eager(engine, drafts)
         yield backend, eager
+
+
+async def same_answers(
+    path: Path,
+    asked: list[ChatRequest],
+    drafting: AbstractAsyncContextManager[tuple[NativeBackend, Speculation]],
+    warm_up: Sequence[ChatRequest] = (),
+) -> Speculation:
+    """Ask a backend that drafts twice, and one that does not; return how it drafted. With a warm-up, requests yield."""
+    async with running(path, options(threads=2)) as backend:
+        expected = [told(answer) for answer in await at_once(backend, asked)]
+    async with drafting as (backend, speculation):
+        await at_once(backend, list(warm_up))
+        model = await backend.load()
+        model.runner.swap_seconds = lambda num_tokens: 0.0 if num_tokens % 2 else math.inf
+        for _ in range(2):
+            assert [told(answer) for answer in await at_once(backend, asked)] == expected
+        if warm_up:
+            assert model.engine.scheduler.num_preemptions.total() > 0
+        await assert_idle(backend)
+        model.runner.pool.check()
+    return speculation
