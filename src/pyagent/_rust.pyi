@@ -35,6 +35,7 @@ class CpuModelInfo(TypedDict):
     hidden_size: int
     num_experts: int
     weight_bytes: int
+    assistant_weight_bytes: int
     workspace_bytes: int
     num_pages: int
     page_bytes: int
@@ -385,6 +386,7 @@ class CpuModel:
         dict[int, list[tuple[int, _Likelihood | None]]],
         dict[int, list[_Probed]],
     ]: ...
+    def attach_assistant(self, path: str | PathLike[str] | None) -> None: ...
     def draft(
         self,
         pool: BlockPool,
@@ -392,7 +394,7 @@ class CpuModel:
         tokens: Sequence[int],
         num_ahead: Sequence[int],
         before: Sequence[int | None],
-    ) -> tuple[list[tuple[int, float]], dict[int, str]]: ...
+    ) -> tuple[list[tuple[int, float] | None], dict[int, str]]: ...
     def logits(self) -> bytes: ...  # tests and benchmarks only
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
     def swap_out(self, pages: Sequence[int]) -> SwapHandle: ...
@@ -561,6 +563,18 @@ class ModelShape(TypedDict):
     kv_groups: list[tuple[str, int, int]]
     page_bytes: int
 
+class AssistantShape(TypedDict):
+    backbone_size: int
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    num_clusters: int
+    weight_bytes: int
+    workspace_bytes: int
+
+def describe_assistant(
+    path: str | PathLike[str], num_threads: int = 1, num_rows: int = 1, num_positions: int = 1
+) -> AssistantShape | None: ...
 def model_task(path: str | PathLike[str]) -> ModelTask: ...
 def late_score(query: bytes, document: bytes, width: int) -> float: ...
 def describe_adapter(path: str | PathLike[str]) -> AdapterAbout: ...

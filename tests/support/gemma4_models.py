@@ -92,15 +92,24 @@ _BARE = {
 }
 
 
-def random_gemma4(name: str, folder: Path) -> Any:
+def random_gemma4(name: str, folder: Path, **changes: Any) -> Any:
     """Write a form as a folder, with norms, scales and factors that are not neutral; return transformers' model."""
     import torch
     from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
     torch.manual_seed(11)
-    config = Gemma4TextConfig(**CONFIGS[name])
+    config = Gemma4TextConfig(**(CONFIGS[name] | changes))
     config._attn_implementation = "eager"
     model = Gemma4ForCausalLM(config).eval()
+    scale_weights(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def scale_weights(model: Any) -> None:
+    """Give a model random weights under which each of them tells."""
+    import torch
+
     with torch.no_grad():
         state = dict(model.named_parameters()) | dict(model.named_buffers())
         for key, values in state.items():
@@ -112,8 +121,6 @@ def random_gemma4(name: str, folder: Path) -> Any:
                 values.copy_(torch.rand_like(values) * 0.6 + 0.7)
             elif values.dim() > 1:
                 values.copy_(torch.randn_like(values) * values.shape[-1] ** -0.5)
-    model.save_pretrained(folder)
-    return model
 
 
 def gemma4_as_gguf(path: Path, name: str, model: Any) -> Path:

@@ -97,7 +97,10 @@ def gemma4_tensors(form: str) -> Tensors:
 
 
 def write_gemma4(path: Path, form: str = "E2B", tensors: Tensors | None = None, **changes: object) -> Path:
-    """Write a form's GGUF file; `changes` replace keys (dots as double underscores), None removes one."""
+    """Write a form's GGUF file; `changes` replace keys (dots as double underscores), None removes one.
+
+    Keys are the architecture's, but for those of the tokenizer.
+    """
     layers = range(num_layers(form))
     is_small = form == "E2B"
     sizes: dict[str, object] = {
@@ -123,5 +126,6 @@ def write_gemma4(path: Path, form: str = "E2B", tensors: Tensors | None = None, 
     if not is_small:
         sizes |= {"expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": EXPERT_FFN}
     sizes |= {key.replace("__", "."): value for key, value in changes.items()}
-    entries = metadata("gemma4", **{f"gemma4.{key}": value for key, value in sizes.items()})
+    named = {key if key.startswith("tokenizer.") else f"gemma4.{key}": value for key, value in sizes.items()}
+    entries = metadata("gemma4", **named)
     return write_gguf(path, entries, gemma4_tensors(form) if tensors is None else tensors)

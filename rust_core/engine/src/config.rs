@@ -13,6 +13,7 @@
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
 mod architecture;
+pub(crate) mod assistant;
 pub(crate) mod experts;
 mod falcon_h1;
 mod families;
@@ -27,6 +28,7 @@ mod recurrent;
 
 use self::architecture::unsupported;
 pub use self::architecture::{Architecture, SUPPORTED_ARCHITECTURES};
+pub use self::assistant::{AssistantConfig, Clusters};
 pub use self::experts::{Experts, Rating};
 pub use self::falcon_h1::Multipliers;
 pub use self::gemma4::Gemma4;

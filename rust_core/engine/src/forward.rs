@@ -6,6 +6,7 @@
 //! a reduction in fixed order.
 
 mod adapters;
+mod assistant;
 mod attention;
 mod drafts;
 mod experts;
@@ -24,6 +25,7 @@ mod tiling;
 use std::ops::Range;
 
 pub(crate) use adapters::most_adapter_bytes;
+pub use assistant::{AssistantBuffers, AssistantPass, AssistantStage, Role};
 pub(crate) use attention::most_split_rows;
 pub(crate) use drafts::num_kept_rows;
 pub(crate) use experts::{Routing, most_slots};
@@ -70,6 +72,8 @@ pub struct Pass<'a> {
     pub rope: &'a [RopeTable; 2],
     /// Of each layer, the norm of each neuron's column of the down matrix; none where no row is probed for neurons.
     pub write_norms: &'a [Vec<f32>],
+    /// What the pass has to do with an assistant.
+    pub role: Role<'a>,
     /// The instruction set.
     pub isa: Isa,
 }
@@ -170,6 +174,8 @@ pub enum Stage {
     MtpOutput,
     /// Outputs that the next step's head goes on from.
     KeepRecords,
+    /// Those of an assistant.
+    Assistant(AssistantStage),
 }
 
 /// The stages after the last layer.
@@ -219,8 +225,10 @@ impl Pass<'_> {
             .per_layer
             .iter()
             .flat_map(|_| [Stage::LookUp, Stage::Vectors]);
-        let stages = vectors.chain(stream(0)).chain(layers);
-        let stages = stages.chain(output_stages(is_shared)).chain(self.mtp_stages());
+        let stages = vectors.chain(self.entry_stage()).chain(stream(0)).chain(layers);
+        let has_logits = |stage: &Stage| !(self.has_clusters() && matches!(stage, Stage::Output));
+        let stages = stages.chain(output_stages(is_shared).filter(has_logits));
+        let stages = stages.chain(self.exit_stages()).chain(self.mtp_stages());
         self.counted(plan, stages.collect())
     }
 
@@ -247,6 +255,7 @@ impl Pass<'_> {
             | Stage::MtpStream(_)
             | Stage::MtpOutput => plan.num_rows(),
             Stage::KeepRecords => plan.segments.len(),
+            Stage::Assistant(stage) => self.num_assistant_pieces(plan, stage),
             Stage::KeepDrafts(_) => plan.num_drafts(),
             Stage::OutputNorm => plan.num_outputs(),
             Stage::Attend(layer) => plan.attention[self.config.head_kind(layer)].num_pieces(),
@@ -328,6 +337,7 @@ impl Pass<'_> {
                 }
                 Stage::GateVectors(layer) => part.catch_up(own, self.config.blocks_per_layer() * layer + 2),
                 Stage::Output | Stage::KeepOutputs => part.catch_up(own, self.num_blocks()),
+                Stage::Assistant(stage) if stage.is_after_layers() => part.catch_up(own, self.num_blocks()),
                 _ => {}
             }
             let ranges = |stage| self.tiling(plan, stage).ranges(piece.index);
@@ -377,6 +387,7 @@ impl Pass<'_> {
                 Stage::MtpStream(place) => part.advance_mtp(place, piece.index, &mut own.row),
                 Stage::MtpOutput => part.finish_mtp(piece.index, &mut own.row),
                 Stage::KeepRecords => part.keep_records(piece.index),
+                Stage::Assistant(stage) => part.assist(stage, piece.index),
             }
         }
     }
@@ -424,9 +435,10 @@ impl Pass<'_> {
 
     /// Key-value heads that a layer makes: none where it reads another's.
     fn own_kv_heads(&self, layer: usize) -> usize {
-        match self.config.kv_source(layer) {
-            Some(_) => 0,
-            None => self.config.kv_heads_of(layer),
+        if self.config.makes_kv(layer) {
+            self.config.kv_heads_of(layer)
+        } else {
+            0
         }
     }
 }
@@ -467,7 +479,7 @@ impl Part<'_> {
         // SAFETY: this thread has the row to itself; blocks' outputs are only read.
         unsafe {
             let residual = self.stream.residual.row(row);
-            if from.is_none() {
+            if from.is_none() && !self.enter(row, residual) {
                 self.embed(row, residual);
             }
             let first = from.unwrap_or(0);

@@ -4,6 +4,7 @@
 //! read, and the pages of the mapping are given back at once, so that a model is resident once.
 
 mod adapted;
+mod assistant;
 mod attention;
 mod expert_tensors;
 mod gemma4;
@@ -31,6 +32,7 @@ use crate::quantised::{Matrices, Matrix, quantization};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 pub(crate) use self::adapted::{RowOrder, adapted_place, row_order};
+pub use self::assistant::{AssistantWeights, ClusterWeights, load_assistant, open_assistant};
 pub use self::gemma4::{PerLayer, PerLayerInputs, SeparateExperts};
 pub use self::latent::LatentWeights;
 pub use self::layers::{Attention, FeedForward, Gated, Layer, Linear, Mixer, Shared, Weights};

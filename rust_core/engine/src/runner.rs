@@ -1,6 +1,7 @@
 //! The CPU model runner: a model, its KV memory and its threads; computes batches and samples tokens.
 
 mod accepted;
+mod assistant;
 mod mtp;
 
 use std::collections::HashMap;
@@ -142,6 +143,7 @@ pub struct CpuModel {
     draft_rows: Vec<usize>,
     /// Rows of the last pass of a head, if no batch came after it.
     num_drafted: usize,
+    assistant: Option<Box<assistant::Assistant>>,
     scores: Vec<Result<TokenScore, SampleError>>,
     /// Of each layer, how long each neuron's column of the down matrix is; found when it is first asked for.
     write_norms: Vec<Vec<f32>>,
@@ -181,6 +183,7 @@ impl CpuModel {
             num_outputs: 0,
             draft_rows: Vec::new(),
             num_drafted: 0,
+            assistant: None,
             scores: Vec::new(),
             write_norms: Vec::new(),
             probed: Vec::new(),
@@ -261,9 +264,8 @@ impl CpuModel {
 
     /// Of these, what is held now, without what samplers hold.
     pub fn workspace_bytes(&mut self) -> usize {
-        let tables = self.rope.iter();
-        let rope = tables.map(|table| table.num_positions() * table.rotary_dims() * size_of::<f32>());
-        rope.sum::<usize>() + self.space.bytes()
+        let of_assistant = self.assistant.as_mut().map_or(0, |assistant| assistant.workspace_bytes());
+        rope_bytes(&self.rope) + self.space.bytes() + of_assistant
     }
 
     /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
@@ -299,6 +301,9 @@ impl CpuModel {
         self.space.prepare_drafts(&self.config, plan.num_drafts());
         self.space
             .prepare(&self.config, plan.num_rows(), logit_rows, plan.num_split_rows());
+        if let Some(assistant) = &mut self.assistant {
+            assistant.begin(num_outputs);
+        }
         let pass = Pass {
             config: &self.config,
             weights: &self.weights,
@@ -306,6 +311,7 @@ impl CpuModel {
             space: &self.space,
             rope: &self.rope,
             write_norms: if wants_neurons { &self.write_norms } else { &[] },
+            role: assistant::role(self.assistant.as_deref()),
             isa: self.isa,
         };
         let start = Instant::now();
@@ -364,12 +370,16 @@ impl CpuModel {
             space: &self.space,
             rope: &self.rope,
             write_norms: &[],
+            role: assistant::role(self.assistant.as_deref()),
             isa: self.isa,
         }
     }
 
-    /// The last batch's logits, [outputs, vocab].
+    /// The last batch's logits, [outputs, vocab]; or those of the drafts that were made after it.
     pub fn logits(&mut self) -> &mut [f32] {
+        if let Some(logits) = self.assistant.as_mut().and_then(|assistant| assistant.logits()) {
+            return logits;
+        }
         let rows = self.num_outputs;
         self.space.logits.first(rows)
     }
@@ -498,6 +508,12 @@ impl CpuModel {
             None => Ok(()),
         }
     }
+}
+
+/// Bytes of rotary tables.
+fn rope_bytes(tables: &[RopeTable]) -> usize {
+    let numbers = tables.iter().map(|table| table.num_positions() * table.rotary_dims());
+    numbers.sum::<usize>() * size_of::<f32>()
 }
 
 /// Makes adapters for one model. Any thread may, while the model computes.

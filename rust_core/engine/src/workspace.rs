@@ -415,6 +415,11 @@ impl Workspace {
         }
     }
 
+    /// Has the stream's output in the forms that these matrices want.
+    pub(crate) fn set_outputs<'a>(&mut self, matrices: impl Iterator<Item = &'a pyagent_kernels::pack::PackedMatrix>) {
+        self.output_forms = Forms::of(matrices);
+    }
+
     /// Makes room for a batch of `tokens` tokens of which `outputs` give logits.
     /// `split_rows` counts query tokens times chunks of their context, where these are computed apart.
     pub fn prepare(&mut self, config: &ModelConfig, tokens: usize, outputs: usize, split_rows: usize) {

@@ -1,4 +1,4 @@
-//! A pass of a model's own head, which drafts a token for each of some sequences.
+//! A pass of a model's own head, or of its assistant, which drafts a token for each of some sequences.
 //!
 //! A row that cannot be computed is left out with the reason; the others are computed.
 
@@ -21,8 +21,9 @@ pub(crate) struct Columns {
     pub(crate) before: Vec<Option<usize>>,
 }
 
-/// Tokens with their log-probabilities, and by row what was wrong.
-pub(crate) type Drafted = (Vec<(u32, f32)>, HashMap<usize, String>);
+/// Tokens with their log-probabilities, and by row what was wrong. A row without either was not drafted for: an assistant does
+/// not know the output for the token before.
+pub(crate) type Drafted = (Vec<Option<(u32, f32)>>, HashMap<usize, String>);
 
 /// Where a row's token goes.
 struct Place {
@@ -32,10 +33,11 @@ struct Place {
 }
 
 pub(crate) fn run(model: &mut CpuModel, pool: &BlockPool, columns: &Columns) -> PyResult<Drafted> {
-    let mut drafted = (vec![(0, 0.0); columns.tokens.len()], HashMap::new());
-    let mut places = locate(pool, columns, &mut drafted.1)?;
+    let mut drafted = (vec![None; columns.tokens.len()], HashMap::new());
+    let mut places = locate(model, pool, columns, &mut drafted.1)?;
     loop {
         let rows = places.iter().map(|place| DraftedRow {
+            sequence: columns.sequence_ids[place.row],
             tables: &place.tables,
             position: place.position,
             token: columns.tokens[place.row],
@@ -46,8 +48,9 @@ pub(crate) fn run(model: &mut CpuModel, pool: &BlockPool, columns: &Columns) -> 
             Ok(found) => {
                 for (place, found) in places.iter().zip(found) {
                     match found {
-                        Ok(likeliest) => drafted.0[place.row] = likeliest,
-                        Err(error) => drop(drafted.1.insert(place.row, error.to_string())),
+                        None => {}
+                        Some(Ok(likeliest)) => drafted.0[place.row] = Some(likeliest),
+                        Some(Err(error)) => drop(drafted.1.insert(place.row, error.to_string())),
                     }
                 }
                 return Ok(drafted);
@@ -61,7 +64,14 @@ pub(crate) fn run(model: &mut CpuModel, pool: &BlockPool, columns: &Columns) -> 
     }
 }
 
-fn locate(pool: &BlockPool, columns: &Columns, errors: &mut HashMap<usize, String>) -> PyResult<Vec<Place>> {
+fn locate(
+    model: &CpuModel,
+    pool: &BlockPool,
+    columns: &Columns,
+    errors: &mut HashMap<usize, String>,
+) -> PyResult<Vec<Place>> {
+    // All drafts of an assistant are made at the position of the first one's token.
+    let ahead = |row: usize| if model.has_assistant() { 0 } else { columns.num_ahead[row] };
     let pool = pool.lock()?;
     let mut places = Vec::with_capacity(columns.tokens.len());
     for (row, &sequence) in columns.sequence_ids.iter().enumerate() {
@@ -72,7 +82,7 @@ fn locate(pool: &BlockPool, columns: &Columns, errors: &mut HashMap<usize, Strin
             Ok((tables, num_tokens)) => places.push(Place {
                 row,
                 tables,
-                position: num_tokens.saturating_add(columns.num_ahead[row]).min(u32::MAX as usize),
+                position: num_tokens.saturating_add(ahead(row)).min(u32::MAX as usize),
             }),
             Err(error) => drop(errors.insert(row, error.to_string())),
         }

@@ -303,13 +303,23 @@ impl CpuModel {
         ))
     }
 
-    /// Drafts a token after each of `tokens`, one for each of some sequences of `pool`, by the model's own head.
+    /// Attaches an assistant's folder, in the place of one that was attached before, or frees it. Raises `ModelFileError`
+    /// where it is damaged, or for another model.
+    #[pyo3(signature = (path))]
+    fn attach_assistant(&self, py: Python<'_>, path: Option<PathBuf>) -> PyResult<()> {
+        py.detach(|| self.lock().map(|mut model| model.attach_assistant(path.as_deref())))?
+            .map_err(|error| engine_error(&error))
+    }
+
+    /// Drafts a token after each of `tokens`, one for each of some sequences of `pool`, by the model's own head or its
+    /// assistant.
     ///
     /// The token of `sequence_ids[i]` is `num_ahead[i]` behind those that the pool has of it, in reserved room. Where it is
     /// a draft itself, `before[i]` is the row of the last call that gave it; None says that the token before was computed
     /// by the last step that had the sequence.
     ///
-    /// Returns of each the likeliest next token and its log-probability, and by row what was wrong with it.
+    /// Returns of each the likeliest next token and its log-probability, and by row what was wrong with it. None stands for a
+    /// row whose token before the last step did not compute, of which an assistant knows nothing.
     fn draft(
         &self,
         py: Python<'_>,
@@ -455,6 +465,7 @@ impl CpuModel {
         info.set_item("hidden_size", config.hidden_size)?;
         info.set_item("num_experts", config.experts.map_or(0, |experts| experts.num_experts))?;
         info.set_item("weight_bytes", model.weight_bytes())?;
+        info.set_item("assistant_weight_bytes", model.assistant_weight_bytes())?;
         info.set_item("workspace_bytes", workspace_bytes)?;
         info.set_item("num_pages", model.kv().num_pages)?;
         info.set_item("page_bytes", model.kv().pages.page_bytes())?;

@@ -1,6 +1,7 @@
 //! `pyagent._rust`: converts arguments, releases the GIL, calls the pure crates, converts back.
 
 mod adapters;
+mod assistant;
 mod cache;
 mod drafting;
 mod encoder;
@@ -27,6 +28,9 @@ mod _rust {
 
     #[pymodule_export]
     use crate::adapters::{AdapterFile, describe_adapter};
+
+    #[pymodule_export]
+    use crate::assistant::describe_assistant;
 
     #[pymodule_export]
     use crate::cache::{BlockPool, CachedPrefix, OutOfBlocks, PoolStats};

@@ -137,6 +137,7 @@ pub(crate) fn run(
     step.take_probed(model);
     step.sample(model, asked, &mut samplers, process)?;
     step.outcome.cut_probed();
+    step.note_outputs(model, asked);
     if asked.iter().any(|asked| asked.num_drafts > 0) {
         let num_right: Vec<_> = (0..asked.len())
             .map(|segment| step.outcome.more.get(&segment).map_or(0, Vec::len))
@@ -388,6 +389,22 @@ impl Step<'_> {
         model
             .accept(&segments, &first_drafts)
             .map_err(|error| engine_error(&error))
+    }
+
+    /// Notes which rows have the outputs for the last known tokens, for an assistant.
+    fn note_outputs(&self, model: &mut CpuModel, asked: &[Asked]) {
+        let mut end = 0;
+        for place in &self.places {
+            end += self.columns.num_outputs[place.segment];
+            let Some(asked) = asked.get(place.segment) else {
+                continue;
+            };
+            let num_right = self.outcome.more.get(&place.segment).map_or(0, Vec::len);
+            let num_wrong = asked.num_drafts - num_right.min(asked.num_drafts);
+            let num_known = place.tokens.1 - place.tokens.0 - num_wrong;
+            let sequence = self.columns.sequence_ids[place.segment];
+            model.note_output(sequence, place.first_position + num_known - 1, end - 1 - num_wrong);
+        }
     }
 
     /// Tells the pool what was computed, of the sequences that are still where they were: so many of a segment's tokens

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.factory import KvDtype
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
     from pyagent.infrastructure.engine.options import EngineOptions
-    from pyagent.infrastructure.models.describe import EncoderDescription, ModelDescription
+    from pyagent.infrastructure.models.describe import AssistantDescription, EncoderDescription, ModelDescription
     from pyagent.infrastructure.models.store import ModelStore, Watcher
 
 app = typer.Typer(add_completion=False, help="List, fetch, inspect and quantise models.", no_args_is_help=True)
@@ -93,7 +93,7 @@ def show(
 
     from pyagent.cli.model_adapters import adapter_cards
     from pyagent.core.errors import ModelError
-    from pyagent.infrastructure.models.describe import describe_encoder, describe_model
+    from pyagent.infrastructure.models.describe import describe_assistant, describe_encoder, describe_model
     from pyagent.infrastructure.models.names import is_path
 
     store = _store(config)
@@ -105,6 +105,9 @@ def show(
     licence = found.manifest.licence if found else "unknown"
     if (encoder := describe_encoder(path, licence)) is not None:
         _show_encoder(name, path, encoder, as_json=as_json)
+        return
+    if (assistant := describe_assistant(path, licence)) is not None:
+        _show_assistant(name, path, assistant, as_json=as_json)
         return
     about = describe_model(path, licence)
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
@@ -151,6 +154,27 @@ def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: 
     ]
     for key, value in card:
         typer.echo(f"{key:<13} {value}")
+
+
+def _show_assistant(name: str, path: Path, about: AssistantDescription, *, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        typer.echo(json.dumps({"name": name, "path": str(path), "capabilities": [], **msgspec.to_builtins(about)}))
+        return
+    part = f", in {about.num_clusters:,} clusters" if about.num_clusters else ""
+    card = [
+        ("architecture", f"gemma4_assistant, {about.num_layers} layers; an assistant: it drafts and answers nothing"),
+        ("drafts for", f"a Gemma 4 of hidden size {about.backbone_size:,}, where it is named: engine.speculative.model"),
+        ("quantisation", about.quantization),
+        ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
+        ("vocabulary", f"{about.vocab_size:,} tokens{part}"),
+        ("memory", f"{format_bytes(about.weight_bytes)}, and no KV"),
+        ("licence", about.licence),
+        ("file", f"{path} ({format_bytes(about.file_bytes)})"),
+    ]
+    for key, value in card:
+        typer.echo(f"{key:<13} {printable(value)}")
 
 
 def _what_it_gives(about: EncoderDescription) -> tuple[str, list[tuple[str, str]]]:

@@ -15,6 +15,8 @@ pub struct Gemma4 {
     pub global_head_dim: usize,
     /// How many of the last layers read the keys and values of the last layer of their kind before them.
     pub num_kv_shared_layers: usize,
+    /// Whether no layer has any: they read those of another model.
+    pub makes_no_kv: bool,
     /// Width inside the feed-forward block of those layers, where it is another; 0 where it is not.
     pub wide_size: usize,
     /// Whether layers that see everything have no matrix for values: these are the keys before their norm.
@@ -70,15 +72,33 @@ impl ModelConfig {
 
     /// The layer whose keys and values a layer reads, if not its own.
     pub fn kv_source(&self, layer: usize) -> Option<usize> {
-        let shared = self.gemma4.map_or(0, |gemma4| gemma4.num_kv_shared_layers);
-        let first = self.num_layers.saturating_sub(shared);
-        if layer < first || shared == 0 {
+        let first = self.first_kv_shared_layer();
+        if layer < first {
             return None;
         }
-        let is_sliding = self.sliding_layers[layer];
-        self.sliding_layers[..first]
+        self.last_kv_layer(self.sliding_layers[layer])
+    }
+
+    /// The last layer with keys and values of its own, of those with a window or of those that see everything.
+    pub(crate) fn last_kv_layer(&self, is_sliding: bool) -> Option<usize> {
+        self.sliding_layers
             .iter()
+            .take(self.first_kv_shared_layer())
             .rposition(|kind| *kind == is_sliding)
+    }
+
+    /// Whether a layer makes keys and values.
+    pub(crate) fn makes_kv(&self, layer: usize) -> bool {
+        self.kv_source(layer).is_none() && !self.gemma4.is_some_and(|gemma4| gemma4.makes_no_kv)
+    }
+
+    /// The first of the layers that read another's keys and values; behind all where none does.
+    fn first_kv_shared_layer(&self) -> usize {
+        let shared = self.gemma4.map_or(0, |gemma4| gemma4.num_kv_shared_layers);
+        match shared {
+            0 => usize::MAX,
+            shared => self.num_layers.saturating_sub(shared),
+        }
     }
 
     /// Whether a layer has no matrix for values: these are its keys before their norm.

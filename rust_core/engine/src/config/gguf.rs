@@ -10,7 +10,7 @@ mod nemotron;
 
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 
-use super::{Activation, Architecture, ModelConfig, QueryGrowth, invalid, minicpm, periodic, unsupported};
+use super::{Activation, Architecture, ModelConfig, QueryGrowth, assistant, invalid, minicpm, periodic, unsupported};
 use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
@@ -83,6 +83,8 @@ const OF_POOLED: [&str; 7] = [
     "dense_3_feat_out",
     "pooling_type",
 ];
+/// What files of assistants say besides; all their layers are of the kind that drafts.
+const OF_ASSISTANTS: [&str; 2] = ["embedding_length_out", "nextn_predict_layers"];
 /// Gemma 3 that embeds, both ways.
 pub(crate) const GEMMA_EMBEDDING: &str = "gemma-embedding";
 
@@ -106,7 +108,15 @@ const LARGEST_GEMMAS: [(Architecture, usize); 2] = [(Architecture::Gemma2, 46), 
 impl ModelConfig {
     /// Reads a GGUF's metadata.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelFileError> {
-        Self::read_gguf(file, file.metadata_str("general.architecture")?, &[])
+        match file.metadata_str("general.architecture")? {
+            assistant::GGUF_NAME => Err(assistant::no_model()),
+            name => Self::read_gguf(file, name, &[]),
+        }
+    }
+
+    /// As `from_gguf`, of an assistant of Gemma 4.
+    pub(crate) fn of_assistant_gguf(file: &GgufFile) -> Result<Self, ModelFileError> {
+        Self::read_gguf(file, Architecture::Gemma4.name(), &OF_ASSISTANTS)
     }
 
     /// As `from_gguf`, of a decoder that embeds or ranks.

@@ -17,8 +17,11 @@ mod windows;
 use pyagent_kernels::elementwise::RopeStyle;
 use serde_json::{Map, Value};
 
+use super::assistant::{is_assistant, no_model};
 use super::{Activation, Architecture, ModelConfig, QueryGrowth, invalid, minicpm, periodic, unsupported};
 use crate::weights::ModelFileError;
+
+pub(super) use gemma4::OF_PICTURES;
 
 /// What is read here; biases are where the file has such tensors.
 const READ: &str = "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads \
@@ -43,7 +46,7 @@ pub const IRRELEVANT: &str = "_name_or_path architectures transformers_version t
     mm_tokens_per_image";
 
 /// How weights are quantised: who opens the tensors reads it, or refuses it.
-const STORED: &str = "quantization_config compression_config";
+pub(super) const STORED: &str = "quantization_config compression_config";
 
 /// What changes nothing with this value, and is not implemented with another.
 const NEUTRAL: &[(&str, &str)] = &[
@@ -103,6 +106,9 @@ impl ModelConfig {
         config: &Map<String, Value>,
         most_positions: Option<usize>,
     ) -> Result<Self, ModelFileError> {
+        if is_assistant(config) {
+            return Err(no_model());
+        }
         let text = match gemma4::text_part(config)? {
             None => qwen_vl::text_half(config)?.or_else(|| llama4::text_half(config)),
             text => text,

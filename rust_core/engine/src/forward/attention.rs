@@ -6,11 +6,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, CHUNK_TOKENS};
+use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, CHUNK_TOKENS, KvLayout};
 use pyagent_kernels::elementwise;
 use pyagent_kernels::pack::BLOCK_COLS;
 
-use super::{Part, Pass, Segment, latent, part};
+use super::{Part, Pass, Role, Segment, latent, part};
 use crate::config::ModelConfig;
 use crate::workspace::{Own, Patch};
 
@@ -154,7 +154,7 @@ impl Part<'_> {
         (group, chunk): (usize, Option<usize>),
         scratch: &mut AttentionScratch,
     ) {
-        let (isa, layout) = (self.pass.isa, self.pass.kv.pages.layout(index));
+        let (isa, layout) = (self.pass.isa, self.layout(index));
         // SAFETY: as the caller's; a chunk's results lie in its own part of the buffer.
         unsafe {
             match chunk {
@@ -178,7 +178,7 @@ impl Part<'_> {
         group: usize,
         scratch: &mut AttentionScratch,
     ) {
-        let (isa, layout) = (self.pass.isa, self.pass.kv.pages.layout(index));
+        let (isa, layout) = (self.pass.isa, self.layout(index));
         let results = self.chunk_results(index, args, tile, (group, 0));
         // SAFETY: all chunks are done.
         unsafe { attention::merge_chunks(isa, layout, args, results, scratch) };
@@ -219,10 +219,10 @@ impl Part<'_> {
         let sinks = self.pass.weights.layers[index].sinks.as_deref();
         let (q_stride, out_stride) = (space.query.width(), heads.stride());
         AttentionArgs {
-            kv: kv.layer(index, segment.tables),
+            kv: kv.layer(self.pass.kv_layer(index), segment.tables),
             kv_head: if config.latent.is_some() { 0 } else { group },
             num_query_heads_per_kv: heads_per_group,
-            first_position: segment.first_position + tile.first,
+            first_position: self.pass.last_seen(segment) + tile.first,
             num_tokens: tile.num_tokens,
             window: self.seen(index, segment),
             is_window_chunk: config.are_windows_chunks,
@@ -239,11 +239,15 @@ impl Part<'_> {
     /// How many positions a layer's tokens see: in a head's layer, whose pass has one, all but the first.
     fn seen(&self, index: usize, segment: &Segment<'_>) -> Option<usize> {
         let config = self.pass.config;
-        if config.is_mtp(index) {
-            Some(segment.first_position)
-        } else {
-            config.window(index)
+        match self.pass.role {
+            _ if config.is_mtp(index) => Some(segment.first_position),
+            Role::Assistant(_) => self.pass.seen_by_assistant(index, segment),
+            _ => config.window(index),
         }
+    }
+
+    fn layout(&self, index: usize) -> &KvLayout {
+        self.pass.kv.pages.layout(self.pass.kv_layer(index))
     }
 
     /// Where the results go of a group of a layer's heads for the `index`th chunk that the tile sees.

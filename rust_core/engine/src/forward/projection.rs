@@ -140,6 +140,9 @@ impl Part<'_> {
         kv_heads: Range<usize>,
         mut work: impl FnMut(&KvLayout, usize, *mut u8, usize, usize),
     ) {
+        if kv_heads.is_empty() {
+            return; // the row's block may have no page yet
+        }
         let kv = self.pass.kv;
         for row in rows {
             let (_, segment, position) = self.plan.rows[row];

@@ -12,7 +12,7 @@ impl Loader<'_> {
         let (query_norm, key_norm) = config.qk_norm_sizes(layer);
         let query_size = config.query_size_of(layer);
         let of_kv = |part| self.linear(&name(part), config.kv_size_of(layer), hidden);
-        let has_kv = config.kv_source(layer).is_none();
+        let has_kv = config.makes_kv(layer);
         let architecture = config.architecture;
         let (query, key, value, gate) = if architecture.are_gates_apart() {
             let query = self.linear(&name(Part::Query), query_size, hidden)?;

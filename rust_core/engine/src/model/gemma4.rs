@@ -171,7 +171,7 @@ impl Loader<'_> {
             .try_for_each(need)?;
         check(Part::Query, query, hidden)?;
         check(Part::AttentionOutput, hidden, query)?;
-        if config.kv_source(layer).is_none() {
+        if config.makes_kv(layer) {
             need(Part::KeyNorm)?;
             check(Part::Key, kv, hidden)?;
             if !config.are_values_keys(layer) {

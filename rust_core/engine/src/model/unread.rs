@@ -86,7 +86,7 @@ fn is_left(name: &str, names: &Names, config: &ModelConfig) -> bool {
         .into_iter()
         .any(|part| is_among(BESIDE, part) || DRAFTING.iter().any(|head| part.starts_with(head)));
     let layer = names.layer_of(name);
-    let shares_keys = layer.is_some_and(|layer| layer < config.num_file_layers() && config.kv_source(layer).is_some());
+    let shares_keys = layer.is_some_and(|layer| layer < config.num_file_layers() && !config.makes_kv(layer));
     let is_drafting = layer.is_some_and(|layer| layer >= config.num_file_layers());
     is_beside
         || is_drafting

@@ -1,20 +1,23 @@
-//! Drafting by a model's own head, between two steps.
+//! Drafting by a model's own head, or by its assistant, between two steps.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use pyagent_kernels::sampling::{SampleError, Scorer};
+use pyagent_kernels::thread_pool::ThreadPool;
 
 use super::{CpuModel, EngineError};
-use crate::forward::{Plan, Segment};
+use crate::forward::{Pass, Plan, Stage};
 use crate::workspace::num_rope_tables;
 
 /// A sequence's next token to draft after.
 #[derive(Clone, Copy, Debug)]
 pub struct DraftedRow<'a> {
-    /// The sequence's pages, as of a [`Segment`], with room for the token.
+    /// The caller's name for the sequence.
+    pub sequence: u64,
+    /// The sequence's pages, as of a [`Segment`], with room for the token where a head drafts.
     pub tables: &'a [Arc<Vec<u32>>],
-    /// The token's position, above 0.
+    /// The token's position, above 0; where an assistant drafts, that of the last known token's next.
     pub position: usize,
     /// The token.
     pub token: u32,
@@ -27,12 +30,32 @@ pub struct DraftedRow<'a> {
 pub type Likeliest = (u32, f32);
 
 impl CpuModel {
-    /// The token that the head finds likeliest after each row's, with its log-probability. On an error nothing was computed.
-    pub fn draft(&mut self, rows: &[DraftedRow<'_>]) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
+    /// The token that the head, or the assistant, finds likeliest after each row's, with its log-probability; none where an
+    /// assistant does not know the output for the token before. On an error nothing was computed.
+    pub fn draft(
+        &mut self,
+        rows: &[DraftedRow<'_>],
+    ) -> Result<Vec<Option<Result<Likeliest, SampleError>>>, EngineError> {
         for (segment, row) in rows.iter().enumerate() {
             let checked = self.check_row(row);
             checked.map_err(|reason| EngineError::Batch { segment, reason })?;
         }
+        let start = Instant::now();
+        let found = match self.assistant.take() {
+            Some(mut assistant) => {
+                let found = self.draft_by_assistant(&mut assistant, rows);
+                self.assistant = Some(assistant);
+                found
+            }
+            None => self
+                .draft_by_head(rows)
+                .map(|found| found.into_iter().map(Some).collect()),
+        };
+        self.compute_seconds = start.elapsed().as_secs_f64();
+        found
+    }
+
+    fn draft_by_head(&mut self, rows: &[DraftedRow<'_>]) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
         (self.num_outputs, self.num_drafted) = (0, 0);
         if rows.is_empty() {
             return Ok(Vec::new());
@@ -42,17 +65,7 @@ impl CpuModel {
         for table in &mut self.rope[..num_rope_tables(&self.config)] {
             table.grow_to(last)?;
         }
-        let segments = rows.iter().map(|row| Segment {
-            tables: row.tables,
-            first_position: row.position,
-            tokens: std::slice::from_ref(&row.token),
-            num_outputs: 1,
-            scoring: None,
-            num_drafts: 0,
-            adapter_id: 0,
-            probe: None,
-        });
-        let segments: Vec<_> = segments.collect();
+        let segments: Vec<_> = rows.iter().map(DraftedRow::segment).collect();
         let threads = self.pool.num_threads();
         let mut plan = Plan::new(&segments, &self.config, &self.kv.pages, &self.adapters, threads);
         plan.draft(rows.iter().map(|row| row.before).collect());
@@ -60,35 +73,10 @@ impl CpuModel {
         self.space
             .prepare(&self.config, rows.len(), rows.len(), plan.num_split_rows());
         self.space.mtp.reserve_drafts(&self.config, rows.len());
-        let start = Instant::now();
-        let likeliest = self.run_drafts(&plan)?;
-        self.compute_seconds = start.elapsed().as_secs_f64();
+        let pass = self.pass();
+        let likeliest = run_and_score(&self.pool, &pass, &plan, pass.drafting_stages(&plan))?;
         (self.num_outputs, self.num_drafted) = (rows.len(), rows.len());
         Ok(likeliest)
-    }
-
-    /// Computes a pass of the head, and finds the likeliest token of each row.
-    fn run_drafts(&self, plan: &Plan<'_>) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
-        let pass = self.pass();
-        let (stages, mut num_pieces) = pass.drafting_stages(plan);
-        num_pieces.push(plan.num_rows());
-        let scorers: Vec<Mutex<Scorer>> = (0..self.pool.num_threads()).map(|_| Mutex::default()).collect();
-        let found: Vec<_> = (0..plan.num_rows()).map(|_| Mutex::new(None)).collect();
-        self.pool.run(&num_pieces, |piece| match stages.get(piece.stage) {
-            // SAFETY: `check_row` saw that tokens, tables and positions are in range, and that the rows gone on from were
-            // computed; room was made. That no page is another sequence's is the block pool's invariant.
-            Some(&stage) => unsafe { pass.compute(plan, stage, piece) },
-            None => {
-                let mut scorer = scorers[piece.thread].lock().unwrap_or_else(PoisonError::into_inner);
-                // SAFETY: the row's logits are computed, and this piece has them to itself.
-                let logits = unsafe { pass.space.logits.row(piece.index) };
-                let score = scorer.score(logits, 0, 1).map(|score| score.top[0]);
-                *found[piece.index].lock().unwrap_or_else(PoisonError::into_inner) = Some(score);
-            }
-        })?;
-        let found = found.into_iter();
-        let found = found.map(|one| one.into_inner().unwrap_or_else(PoisonError::into_inner));
-        Ok(found.map(|one| one.expect("every row was looked at")).collect())
     }
 
     fn check_row(&mut self, row: &DraftedRow<'_>) -> Result<(), String> {
@@ -97,6 +85,7 @@ impl CpuModel {
             position,
             token,
             before,
+            ..
         } = *row;
         if position == 0 || position >= self.config.context_length {
             let context = self.config.context_length;
@@ -108,10 +97,40 @@ impl CpuModel {
             let vocab = self.config.vocab_size;
             return Err(format!("token {token} is not in the vocabulary of {vocab}"));
         }
+        if self.assistant.is_some() {
+            return self.check_assisted(row);
+        }
         let num_before = self.num_drafted;
         if let Some(before) = before.filter(|before| *before >= num_before) {
             return Err(format!("row {before} of {num_before} was not drafted"));
         }
         self.kv.check_drafted(tables, position, &mut self.checked)
     }
+}
+
+/// Computes a pass whose rows all give logits, and finds the likeliest token of each.
+pub(super) fn run_and_score(
+    pool: &ThreadPool,
+    pass: &Pass<'_>,
+    plan: &Plan<'_>,
+    (stages, mut num_pieces): (Vec<Stage>, Vec<usize>),
+) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
+    num_pieces.push(plan.num_rows());
+    let scorers: Vec<Mutex<Scorer>> = (0..pool.num_threads()).map(|_| Mutex::default()).collect();
+    let found: Vec<_> = (0..plan.num_rows()).map(|_| Mutex::new(None)).collect();
+    pool.run(&num_pieces, |piece| match stages.get(piece.stage) {
+        // SAFETY: `check_row` saw that tokens, tables and positions are in range, and that the rows gone on from were
+        // computed; room was made. That no page is another sequence's is the block pool's invariant.
+        Some(&stage) => unsafe { pass.compute(plan, stage, piece) },
+        None => {
+            let mut scorer = scorers[piece.thread].lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: the row's logits are computed, and this piece has them to itself.
+            let logits = unsafe { pass.space.logits.row(piece.index) };
+            let score = scorer.score(logits, 0, 1).map(|score| score.top[0]);
+            *found[piece.index].lock().unwrap_or_else(PoisonError::into_inner) = Some(score);
+        }
+    })?;
+    let found = found.into_iter();
+    let found = found.map(|one| one.into_inner().unwrap_or_else(PoisonError::into_inner));
+    Ok(found.map(|one| one.expect("every row was looked at")).collect())
 }

@@ -97,9 +97,12 @@ class Likelihood(NamedTuple):
 
 
 class DraftOutput(NamedTuple):
-    """What a model's own head drafts: of each row its likeliest token with its log-probability, and faults by row."""
+    """What a model's own head or its assistant drafts: of each row its likeliest token with its log-probability.
 
-    tokens: list[tuple[int, float]]
+    Faults are by row. None stands for a row for which nothing is known now, and the next step computes it.
+    """
+
+    tokens: list[tuple[int, float] | None]
     errors: dict[int, str]
 
 

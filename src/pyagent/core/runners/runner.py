@@ -14,6 +14,8 @@ import msgspec
 from pyagent.core.runners.batch import PLAIN_KEY, Batch, DraftOutput, PrefixKey, StepOutput
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyagent._rust import BlockPool, PoolStats
     from pyagent.core.runners.factory import LargestStep
 
@@ -152,7 +154,7 @@ class PendingStep(Protocol):
 
 @runtime_checkable
 class DraftingRunner(Protocol):
-    """A runner whose model may have a head that drafts further tokens. Steps keep it up to date."""
+    """A runner whose model may have a head that drafts further tokens, or an assistant. Steps keep either up to date."""
 
     @property
     def has_mtp(self) -> bool:
@@ -169,6 +171,13 @@ class DraftingRunner(Protocol):
         """Positions the model was made for."""
         ...
 
+    def attach_assistant(self, path: Path | None) -> int:
+        """Load an assistant, which drafts from now on, or free it with None; return the bytes of its weights.
+
+        Raises `ModelError` where it is damaged, or for another model.
+        """
+        ...
+
     def draft(
         self,
         sequence_ids: Sequence[int],
@@ -180,7 +189,7 @@ class DraftingRunner(Protocol):
 
         `tokens[i]` is `num_ahead[i]` behind those that the pool has of its sequence, in room that is reserved. Where it
         is a draft itself, `before[i]` is the row of the last call that gave it; None says that a step computed the
-        token before.
+        token before. An assistant needs no room, and drafts for those that the last step computed.
         """
         ...
 

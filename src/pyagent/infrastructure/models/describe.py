@@ -69,6 +69,24 @@ class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
     licence: str
 
 
+class AssistantDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """The card of an assistant, which drafts for a model whose stream is `backbone_size` wide and answers nothing.
+
+    Where `num_clusters` is not 0, a draft looks at a part of the vocabulary.
+    """
+
+    backbone_size: int
+    quantization: str
+    num_parameters: int
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    num_clusters: int
+    file_bytes: int
+    weight_bytes: int
+    licence: str
+
+
 def task_of(path: Path) -> ModelTask:
     """Return what a model's files, right or wrong, are for."""
     return _rust.model_task(path)
@@ -85,6 +103,30 @@ def describe_encoder(path: Path, licence: str = "unknown") -> EncoderDescription
         raise ModelError(str(error), model=str(path)) from error
     kind, number = elements.most_common(1)[0][0], elements.total()
     return EncoderDescription(quantization=kind, num_parameters=number, licence=licence, task=task_of(path), **about)
+
+
+def describe_assistant(path: Path, licence: str = "unknown") -> AssistantDescription | None:
+    """Read an assistant's header; None for another model. Raises `ModelError` saying why the files cannot be run."""
+    try:
+        about = _rust.describe_assistant(path)
+        if about is None:
+            return None
+        header = _rust.read_model_header(path, arrays=False)
+    except _rust.ModelFileError as error:
+        raise ModelError(str(error), model=str(path)) from error
+    elements = _count_elements(header)
+    return AssistantDescription(
+        backbone_size=about["backbone_size"],
+        quantization=elements.most_common(1)[0][0],
+        num_parameters=elements.total(),
+        hidden_size=about["hidden_size"],
+        num_layers=about["num_layers"],
+        vocab_size=about["vocab_size"],
+        num_clusters=about["num_clusters"],
+        file_bytes=header["file_bytes"],
+        weight_bytes=about["weight_bytes"],
+        licence=licence,
+    )
 
 
 def _count_elements(header: _rust.ModelHeader) -> Counter[str]:

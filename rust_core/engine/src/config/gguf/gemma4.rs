@@ -1,6 +1,7 @@
 //! What GGUF files say of Gemma 4's layers.
 
 use super::Keys;
+use crate::config::assistant::GGUF_NAME;
 use crate::config::{Architecture, Experts, Gemma4, invalid};
 use crate::gguf::MetadataValue;
 use crate::weights::ModelFileError;
@@ -64,7 +65,11 @@ impl Keys<'_> {
         let global_kv_heads = self.same("attention.head_count_kv", &kv_heads, |layer| !sliding_layers[layer])?;
         let local_kv_heads = self.same("attention.head_count_kv", &kv_heads, |layer| sliding_layers[layer])?;
         let global_kv_heads = global_kv_heads.or(local_kv_heads).unwrap_or(0);
-        let num_kv_shared_layers = self.optional_size("attention.shared_kv_layers")?.unwrap_or(0);
+        let makes_no_kv = self.name == GGUF_NAME;
+        let num_kv_shared_layers = match self.optional_size("attention.shared_kv_layers")? {
+            Some(shared) if !makes_no_kv => shared,
+            _ => 0,
+        };
         let first_shared = num_layers.saturating_sub(num_kv_shared_layers);
         let sizes = self.layer_sizes("feed_forward_length", num_layers)?;
         let ffn_size = self.same("feed_forward_length", &sizes, |layer| layer < first_shared)?;
@@ -76,6 +81,7 @@ impl Keys<'_> {
             head_dim,
             ffn_size,
             gemma4: Gemma4 {
+                makes_no_kv,
                 global_kv_heads,
                 global_head_dim,
                 num_kv_shared_layers,

@@ -16,7 +16,7 @@ pub(super) const FIELDS: &str = "global_head_dim num_global_key_value_heads per_
     final_logit_softcapping use_bidirectional_attention";
 
 /// What tells of pictures and sound.
-const OF_PICTURES: &str = "vision_config audio_config boi_token_id eoi_token_id image_token_id video_token_id boa_token_id \
+pub(in crate::config) const OF_PICTURES: &str = "vision_config audio_config boi_token_id eoi_token_id image_token_id video_token_id boa_token_id \
     eoa_token_id eoa_token_index audio_token_id vision_soft_tokens_per_image";
 
 /// What a layer may have of its own.
@@ -79,6 +79,7 @@ impl JsonConfig<'_> {
             global_kv_heads,
             global_head_dim,
             num_kv_shared_layers: self.optional_size("num_kv_shared_layers")?.unwrap_or(0),
+            makes_no_kv: false,
             wide_size,
             has_keys_for_values,
             per_layer_size: self.optional_size("hidden_size_per_layer_input")?.unwrap_or(

@@ -1,4 +1,4 @@
-"""A model's own head that drafts further tokens (MTP): steps keep it up to date, so it is never behind.
+"""A model's own head that drafts further tokens (MTP), or its assistant: steps keep it up to date, so it is never behind.
 
 It is to `ModelDrafts` what a draft model is. Its drafts lie in room that is reserved for the sequences of the requests,
 and the step that verifies them writes it again. Only the engine's thread calls, between steps.
@@ -26,7 +26,7 @@ _COST = 0.2
 
 
 class MtpHead:
-    """Drafts for the requests of the model that it is a part of."""
+    """Drafts for the requests of the model that it is a part of, or attached to."""
 
     def __init__(
         self,
@@ -109,8 +109,10 @@ class MtpHead:
                 logger.warning("request %d is not drafted for: %s", row.request.id, reason)
                 self._refused.add(row.request.id)
                 row.is_over = True
+            elif (likeliest := drafted.tokens[place]) is None:
+                row.is_over = True  # the last step did not have it
             else:
-                token, logprob = drafted.tokens[place]
+                token, logprob = likeliest
                 row.take(token, exp(logprob))
 
     def _note(self, num_rows: int, seconds: float) -> None:

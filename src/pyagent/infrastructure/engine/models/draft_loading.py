@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KEY = "engine.speculative.model"
-_HOW = f"name another, or say for which models it drafts: {_KEY} = {{MODEL = DRAFT}}"
+DRAFT_KEY = "engine.speculative.model"
+"""The setting that names draft models."""
+_HOW = f"name another, or say for which models it drafts: {DRAFT_KEY} = {{MODEL = DRAFT}}"
 
 
 @dataclass(slots=True)
@@ -100,9 +101,9 @@ class FoundDraft:
         """Return it with what it takes of so many bytes. Raises `ConfigError` where they are too few."""
         most = replace(Estimates.of(self.needs, options, room_bytes), tokenizer=0)  # its target's is the same
         if most.least_bytes > room_bytes:
-            text = f"{_KEY}: {self.name} needs {format_bytes(most.least_bytes)} to draft for {self.target}"
+            text = f"{DRAFT_KEY}: {self.name} needs {format_bytes(most.least_bytes)} to draft for {self.target}"
             left = f"which leaves {format_bytes(max(0, room_bytes))} of engine.memory"
-            raise ConfigError(f"{text}, {left}; raise that, or name a smaller one", key=_KEY)
+            raise ConfigError(f"{text}, {left}; raise that, or name a smaller one", key=DRAFT_KEY)
         return replace(self, most=most)
 
     def reserve(self, reserve: Callable[[str, int, Reclaim | None], Reservation], shrink: Reclaim) -> DraftMemory:
@@ -125,7 +126,7 @@ class FoundDraft:
             chosen = replace(options.runner, kv_bytes=self.most.take_kv(memory.kv, can_grow=True))
             runner = self.factory.load(self.path, chosen, self.step, memory.kv)
         except ModelError as error:
-            raise ConfigError(f"{_KEY}: {error}", key=_KEY) from error
+            raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
         try:
             self._check(runner)
             memory.weights.resize(runner.info.weight_bytes)
@@ -136,8 +137,8 @@ class FoundDraft:
 
     def _check(self, runner: ModelRunner) -> None:
         if not runner.computes_ahead:
-            text = f"{_KEY}: {self.name} cannot draft on the {self.factory.name} runner"
-            raise ConfigError(f"{text}, as it cannot go back to before a draft; {_HOW}", key=_KEY)
+            text = f"{DRAFT_KEY}: {self.name} cannot draft on the {self.factory.name} runner"
+            raise ConfigError(f"{text}, as it cannot go back to before a draft; {_HOW}", key=DRAFT_KEY)
 
 
 def find_draft(target: str, options: EngineOptions, locate: Callable[[str], Path]) -> FoundDraft | None:
@@ -154,7 +155,7 @@ def find_draft(target: str, options: EngineOptions, locate: Callable[[str], Path
         _check_task(name, path)
         factory, needs = options.runners.runner_for(path, options.runner, step)
     except (CapacityError, ModelError) as error:
-        raise ConfigError(f"{_KEY}: {error}", key=_KEY) from error
+        raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
     return FoundDraft(name, target, path, factory, needs, step)
 
 
@@ -166,17 +167,18 @@ def fault_of_draft(name: str, store: ModelStore) -> str:
         path = stored.path if stored else place_of(name) if is_path(name) else None
         if path is not None:
             _rust.read_model_header(path, arrays=False)
+            _rust.describe_assistant(path)
             _check_task(name, path)
     except ConfigError as error:
         return str(error)
     except (ModelError, _rust.ModelFileError) as error:
-        return f"{_KEY}: {error}"
+        return f"{DRAFT_KEY}: {error}"
     return ""
 
 
 def _check_task(name: str, path: Path) -> None:
     if task_of(path) != "generate":
-        raise ConfigError(f"{_KEY}: {name} is an encoder, which writes no text; {_HOW}", key=_KEY)
+        raise ConfigError(f"{DRAFT_KEY}: {name} is an encoder, which writes no text; {_HOW}", key=DRAFT_KEY)
 
 
 def check_vocabulary(target: ModelTokenizer, draft: ModelTokenizer, target_name: str, draft_name: str) -> None:
@@ -190,7 +192,7 @@ def check_vocabulary(target: ModelTokenizer, draft: ModelTokenizer, target_name:
     if place is None:
         return
     shown = f"token {place} is {_shown(theirs[place])} there and {_shown(ours[place])} in {target_name}"
-    raise ConfigError(f"{_KEY}: {draft_name} has another vocabulary: {shown}; {_HOW}", key=_KEY)
+    raise ConfigError(f"{DRAFT_KEY}: {draft_name} has another vocabulary: {shown}; {_HOW}", key=DRAFT_KEY)
 
 
 def _shown(token: bytes) -> str:

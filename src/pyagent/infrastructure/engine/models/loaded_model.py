@@ -13,7 +13,7 @@ from pyagent.core.messages import CacheReport, ChatRequest, Hint
 from pyagent.core.runners.kv_connector import MovableKv
 from pyagent.core.runners.runner import ModelRunner
 from pyagent.core.tokenizers import TokenizerOptions
-from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
+from pyagent.infrastructure.engine.drafts.drafter import Drafter
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.grammar import GrammarCompiler
 from pyagent.infrastructure.engine.kv_moves.fingerprint import WeightFiles
@@ -24,8 +24,9 @@ from pyagent.infrastructure.engine.memory.process import heap_bytes
 from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths
 from pyagent.infrastructure.engine.models.adapter_pool import AdapterPool
 from pyagent.infrastructure.engine.models.answer_grammars import AnswerGrammars
+from pyagent.infrastructure.engine.models.assistant_loading import Loaded
 from pyagent.infrastructure.engine.models.chat_format import ChatFormat
-from pyagent.infrastructure.engine.models.draft_loading import DraftFault, LoadedDraft
+from pyagent.infrastructure.engine.models.draft_loading import DraftFault
 from pyagent.infrastructure.engine.models.input_processor import InputProcessor
 from pyagent.infrastructure.engine.models.memory_estimate import DraftMemory, ModelMemory
 from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, InputPreprocessor
@@ -53,7 +54,7 @@ class LoadedModel:
         runner_name: str,
         files: WeightFiles,
         adapters: AdapterPaths,
-        draft: LoadedDraft | None = None,
+        draft: Loaded | None = None,
         draft_fault: DraftFault | None = None,
     ) -> None:
         """The runner's model, with what else `path` holds. `files` are its weights as they were found before.
@@ -137,7 +138,7 @@ class LoadedModel:
             memory.resize(after - before)
         return tokenizer
 
-    def _draft_model(self, options: EngineOptions, memory: DraftMemory | None) -> DraftModel | None:
+    def _draft_model(self, options: EngineOptions, memory: DraftMemory | None) -> Drafter | None:
         if self.draft is not None:
             with self.draft_fault.noted():
                 return self.draft.model_for(self.runner, self.tokenizer, options)

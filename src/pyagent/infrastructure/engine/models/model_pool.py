@@ -30,7 +30,8 @@ from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reserva
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths, split_name
-from pyagent.infrastructure.engine.models.draft_loading import DraftFault, FoundDraft, LoadedDraft, find_draft
+from pyagent.infrastructure.engine.models.assistant_loading import Found, Loaded, find_drafter
+from pyagent.infrastructure.engine.models.draft_loading import DraftFault
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.models.describe import task_of
@@ -231,14 +232,14 @@ class ModelPool:
             factory, needs = options.runner_for(path)
             draft, fault = None, DraftFault(entry.name)
             with fault.noted():
-                draft = find_draft(entry.name, options, self._locate)
+                draft = find_drafter(entry.name, options, self._locate)
         with self._loads:
             return_large_blocks()
             process = self._count_process()
             ledger, process = (self.ledger, process) if needs.device is None else (self._ledger_of(needs.device), 0)
         most = Estimates.of(needs, options, ledger.total_bytes - process)
         _check_fit(entry.name, most, ledger.total_bytes, process, needs.device)
-        fitted: FoundDraft | None = None
+        fitted: Found | None = None
         if draft is not None:
             beside = self._process.num_bytes + (most.least_bytes if needs.device is None else 0)
             with fault.noted():
@@ -254,7 +255,7 @@ class ModelPool:
             # Imported only now: a server that starts has the interpreter for itself while the weights are read.
             from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
 
-            drafting: LoadedDraft | None = None
+            drafting: Loaded | None = None
             try:
                 with self._keeping(entry):  # what is larger than its estimate grows now
                     memory.weights.resize(runner.info.weight_bytes)
@@ -312,7 +313,7 @@ class ModelPool:
         return measured
 
     def _reserve_for(
-        self, entry: _Entry, most: Estimates, draft: FoundDraft | None, held: list[Reservation], ledger: Ledger
+        self, entry: _Entry, most: Estimates, draft: Found | None, held: list[Reservation], ledger: Ledger
     ) -> ModelMemory:
         """Return a model's reservations: estimates, until it is loaded. Waits for other models to be idle, for a while.
 
@@ -347,7 +348,7 @@ class ModelPool:
                 self._leave(entry)
 
     def _try_reserve(
-        self, entry: _Entry, most: Estimates, draft: FoundDraft | None, held: list[Reservation], ledger: Ledger
+        self, entry: _Entry, most: Estimates, draft: Found | None, held: list[Reservation], ledger: Ledger
     ) -> ModelMemory:
         def reserve(
             account: str, num_bytes: int, reclaim: Reclaim | None = None, ledger: Ledger = self.ledger
@@ -418,7 +419,7 @@ class ModelPool:
             self._lock.notify_all()
 
 
-def _close(held: LoadedModel | ModelRunner | LoadedDraft | None, name: str) -> None:
+def _close(held: LoadedModel | ModelRunner | Loaded | None, name: str) -> None:
     """Close a model or its runner; one that fails is named in the log, and what it held in the ledger is free."""
     try:
         if held is not None:

@@ -130,8 +130,18 @@ class CpuRunner(PagedRunner):
         num_ahead: Sequence[int],
         before: Sequence[int | None],
     ) -> DraftOutput:
-        """Draft a token for each of some sequences by the model's own head."""
+        """Draft a token for each of some sequences by the model's own head, or its assistant."""
         return DraftOutput(*self.model.draft(self.pool, sequence_ids, tokens, num_ahead, before))
+
+    def attach_assistant(self, path: Path | None) -> int:
+        """Load an assistant of the model, or free it; return the bytes of its weights. Raises `ModelError`."""
+        if (model := vars(self).get("model")) is None:
+            return 0
+        try:
+            model.attach_assistant(path)
+        except _rust.ModelFileError as error:
+            raise ModelError(str(error), model=str(path)) from error
+        return model.info()["assistant_weight_bytes"]
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of KV pages: (from, to), in this order."""

@@ -1,0 +1,145 @@
+"""A model's assistant: a drafter that reads the model's own keys and values (Gemma 4's), found, reserved and attached to it.
+
+It is named as a draft model is, and what stands in its way is said as for one: the model goes on without.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyagent import _rust
+from pyagent.core.errors import CapacityError, ConfigError, ModelError
+from pyagent.core.runners.runner import DraftingRunner
+from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.engine.drafts.mtp_head import MtpHead
+from pyagent.infrastructure.engine.models.draft_loading import (
+    DRAFT_KEY,
+    FoundDraft,
+    LoadedDraft,
+    check_vocabulary,
+    find_draft,
+)
+from pyagent.infrastructure.engine.models.memory_estimate import DraftMemory
+
+if TYPE_CHECKING:
+    from pyagent.core.runners.runner import ModelRunner
+    from pyagent.infrastructure.engine.memory.ledger import Reclaim, Reservation
+    from pyagent.infrastructure.engine.options import EngineOptions
+    from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAssistant:
+    """An assistant that is attached to a model."""
+
+    name: str
+    target: str
+    path: Path
+    runner: DraftingRunner
+    weight_ratio: float
+    """Its weights, as a part of the model's."""
+
+    def model_for(self, target: ModelRunner, tokenizer: ModelTokenizer, options: EngineOptions) -> MtpHead:
+        """Return what drafts for the model. Raises `ConfigError` where its tokenizer, if it has one, is another."""
+        from pyagent.infrastructure.engine.tokens import ModelTokenizer  # late: a server that starts needs none
+
+        if (self.path / "tokenizer.json").is_file():
+            own = ModelTokenizer.load(self.path, vocab_size=target.vocab_size, options=options.tokenizer)
+            check_vocabulary(tokenizer, own, self.target, self.name)
+        # It stores nothing, so that it needs no room for its drafts.
+        head = MtpHead(self.runner, options.limits.most_running, lambda _, count: count)
+        head.weight_ratio = self.weight_ratio
+        return head
+
+    def give_back(self, num_bytes: int) -> None:
+        """Do nothing: it has no KV memory."""
+
+    def drop_kv(self) -> None:
+        """Do nothing: it has no KV memory."""
+
+    def close(self) -> None:
+        """Free its memory. Safe to call twice."""
+        self.runner.attach_assistant(None)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAssistant:
+    """An assistant that is to be attached to `target`, and the bytes it takes."""
+
+    name: str
+    target: str
+    path: Path
+    weights: int
+    workspace: int
+
+    def fitted(self, options: EngineOptions, room_bytes: int) -> FoundAssistant:  # noqa: ARG002 - as of a draft model
+        """Return it. Raises `ConfigError` where the bytes that there are do not hold it."""
+        if (needed := self.weights + self.workspace) > room_bytes:
+            text = f"{DRAFT_KEY}: {self.name} needs {format_bytes(needed)} to draft for {self.target}"
+            left = f"which leaves {format_bytes(max(0, room_bytes))} of engine.memory"
+            raise ConfigError(f"{text}, {left}; raise that, or go without", key=DRAFT_KEY)
+        return self
+
+    def reserve(self, reserve: Callable[[str, int, Reclaim | None], Reservation], shrink: Reclaim) -> DraftMemory:
+        """Hold what it takes, in the accounts of draft models."""
+        return DraftMemory(
+            weights=reserve("draft_weights", self.weights, None),
+            workspace=reserve("draft_workspace", self.workspace, None),
+            kv=reserve("draft_kv", 0, shrink),
+        )
+
+    def load(self, target: ModelRunner, options: EngineOptions, memory: DraftMemory | None) -> LoadedAssistant | None:  # noqa: ARG002
+        """Attach it; None, and nothing is reserved, for a target whose runner takes none. Raises `ConfigError`."""
+        if memory is None:
+            return None
+        if not isinstance(target, DraftingRunner) or not target.verifies_drafts:
+            logger.warning("%s is not loaded: nothing drafts for %s, as it is run", self.name, self.target)
+            memory.release()
+            return None
+        try:
+            num_bytes = target.attach_assistant(self.path)
+        except ModelError as error:
+            raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
+        try:
+            memory.weights.resize(num_bytes)
+        except BaseException:
+            target.attach_assistant(None)
+            raise
+        ratio = num_bytes / max(1, target.info.weight_bytes)
+        return LoadedAssistant(self.name, self.target, self.path, target, ratio)
+
+
+Found = FoundDraft | FoundAssistant
+Loaded = LoadedDraft | LoadedAssistant
+
+
+def find_drafter(target: str, options: EngineOptions, locate: Callable[[str], Path]) -> Found | None:
+    """Return the draft model or assistant that the settings name for a model, fetched if need be; None without one.
+
+    Raises `ConfigError`.
+    """
+    name = None if options.drafts is None else options.drafts.model_for(target)
+    if name is None:
+        return None
+    try:
+        path = locate(name)
+        threads = options.runner.threads or _rust.available_cores()
+        positions = options.max_model_len or _MOST_POSITIONS
+        about = _rust.describe_assistant(path, threads, options.largest_step.num_outputs, positions)
+    except (CapacityError, ModelError) as error:
+        raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
+    except _rust.ModelFileError as error:
+        raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
+    if about is None:
+        return find_draft(target, options, lambda _: path)
+    return FoundAssistant(name, target, path, about["weight_bytes"], about["workspace_bytes"])
+
+
+_MOST_POSITIONS = 1 << 30
+"""An assistant's own context bounds what it has tables for."""

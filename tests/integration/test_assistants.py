@@ -1,0 +1,363 @@
+"""Gemma 4's assistants: answers are those without, and drafts after any history are those of a cold text."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.draft_models import eagerly_drafted, with_draft_model
+from support.drafts import same_answers
+from support.kv_sequences import Memory
+from support.native import at_once, chat, options, run, running
+from support.requests_of_all_kinds import requests_of_all_kinds, told
+from support.tiny_assistant import (
+    NUM_TOKENS,
+    Written,
+    assistant_config,
+    assistant_tensors,
+    write_assistant,
+    write_right_assistant,
+    write_target,
+)
+from support.tiny_model import write_tiny_model
+
+from pyagent import _rust
+from pyagent.core.errors import ConfigError, ModelError
+from pyagent.core.messages import ChatRequest
+from pyagent.infrastructure.engine.drafts.mtp_head import MtpHead
+from pyagent.infrastructure.engine.options import EngineOptions
+
+Drafted = list[tuple[int, float] | None]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of E2B's form, `model.gguf`, and an assistant of random weights, `assistant`, which is usually wrong."""
+    folder = tmp_path_factory.mktemp("assistants")
+    write_target(folder / "model.gguf")
+    write_assistant(folder / "assistant")
+    return folder
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
+
+
+class Assisted(Memory):
+    """A model with an assistant, whose steps sample."""
+
+    def __init__(self, folder: Path, swap_dir: Path | None = None, *, threads: int = 1) -> None:
+        super().__init__(folder / "model.gguf", swap_dir, threads=threads)
+        self.model.attach_assistant(folder / "assistant")
+
+    def sample(
+        self, *segments: tuple[int, list[int]], num_drafts: dict[int, int] | None = None
+    ) -> dict[int, list[int]]:
+        """Compute tokens of sequences, of which the last may be drafts; return what was sampled by sequence."""
+        drafts, log = num_drafts or {}, [token for _, tokens in segments for token in tokens]
+        for place, (sequence, tokens) in enumerate(segments):
+            known, count = self.pool.num_tokens(sequence), len(tokens)
+            self.pool.reserve(sequence, known + count - drafts.get(place, 0))
+            self.pool.reserve(sequence, known + count)
+        samplers = [_rust.SamplerState(temperature=0.0) for _ in segments]
+        ids, lengths = [sequence for sequence, _ in segments], [len(tokens) for _, tokens in segments]
+        sampled, _, errors, more, _ = self.model.execute(
+            self.pool, ids, lengths, log, samplers, [0] * len(ids), num_drafts=drafts
+        )
+        assert not errors
+        return {
+            sequence: [sampled[place], *(token for token, _ in more.get(place, ()))]
+            for place, sequence in enumerate(ids)
+        }
+
+    def draft(self, ids: list[int], tokens: list[int], before: list[int | None] | None = None) -> Drafted:
+        found, errors = self.model.draft(self.pool, ids, tokens, [0] * len(ids), before or [None] * len(ids))
+        assert not errors
+        return found
+
+    def chain(self, sequence: int, token: int, length: int = 3) -> list[bytes]:
+        """Return the logits of so many drafts after a sequence's next token."""
+        logits, before = list[bytes](), None
+        for _ in range(length):
+            (likeliest,) = self.draft([sequence], [token], [before])
+            assert likeliest is not None
+            token, before = likeliest[0], 0
+            logits.append(self.model.logits())
+        return logits
+
+    def cold(self, log: list[int], length: int = 3) -> list[bytes]:
+        """Return those of a text that is computed at once, from nothing."""
+        self.pool.clear_index()
+        self.pool.add(99, log)
+        self.sample((99, log[:-1]))
+        logits = self.chain(99, log[-1], length)
+        self.pool.release(99)
+        self.pool.clear_index()
+        return logits
+
+
+def test_drafts_after_any_history_are_those_of_a_cold_text(folder: Path, tmp_path: Path) -> None:
+    """After right and wrong drafts at every place in a block, forked, swapped and cached, and in windows: bit for bit."""
+    memory, draw = Assisted(folder, tmp_path, threads=2), random.Random(5)
+    tokens = random_tokens(1, 37)
+    memory.pool.add(1, tokens)
+    tokens += memory.sample((1, tokens))[1]
+    while len(tokens) < 120:
+        tokens += memory.sample((1, tokens[-1:]))[1]
+    memory.pool.release(1)
+    memory.pool.clear_index()
+    memory.pool.add(1, tokens[:37])
+    log = [*tokens[:37], *memory.sample((1, tokens[:37]))[1]]
+    histories: list[tuple[list[int], list[bytes]]] = []
+    while len(log) < 100:
+        num_right, num_wrong = draw.choice([(0, 0), (0, 1), (3, 0), (2, 4), (6, 1)])
+        right = tokens[len(log) : len(log) + num_right]
+        wrong = [(tokens[len(log) + num_right] + 1 + at) % NUM_TOKENS for at in range(num_wrong)]
+        log += memory.sample((1, [log[-1], *right, *wrong]), num_drafts={0: num_right + num_wrong})[1]
+        assert log == tokens[: len(log)]
+        histories.append((list(log), memory.chain(1, log[-1])))
+    memory.model.copy_pages(memory.pool.fork(1, 3))
+    assert memory.draft([3], [log[-1]]) == [None]  # the last step had another sequence
+    following = memory.sample((3, log[-1:]))[3]
+    forked = memory.chain(3, following[0])
+    handle = memory.model.swap_out(memory.pool.pages_in_use(3))
+    memory.pool.release(3)
+    num_cached, places = memory.pool.restore(4, log)
+    memory.model.swap_in(handle, places)
+    memory.pool.commit(4, log[num_cached:])
+    assert memory.draft([4], following) == [None]
+    further = memory.sample((4, following))[4]
+    swapped = memory.chain(4, further[0])
+    for sequence in (1, 4):
+        memory.pool.release(sequence)
+    turn = [*log, *random_tokens(7, 5)]
+    num_cached = memory.add(5, turn)
+    assert num_cached >= 96
+    memory.sample((5, turn[num_cached:-1]))
+    cached = memory.chain(5, turn[-1])
+    memory.pool.release(5)
+    assert forked == memory.cold([*log, *following])
+    assert swapped == memory.cold([*log, *following, *further])
+    assert cached == memory.cold(turn)
+    for one, logits in histories:
+        assert logits == memory.cold(one), len(one)
+
+
+@pytest.mark.parametrize("has_clusters", [False, True])
+def test_a_batch_drafts_what_each_sequence_drafts_alone(has_clusters: bool, folder: Path, tmp_path: Path) -> None:
+    """Whatever stands beside a sequence, and however many threads compute, with many rows and with few."""
+    (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
+    tensors = assistant_tensors(has_clusters=has_clusters)
+    write_assistant(tmp_path / "assistant", assistant_config(has_clusters=has_clusters), tensors)
+    logs = [random_tokens(seed, 20 + 13 * seed) for seed in range(6)]
+    single = Assisted(tmp_path)
+    alone = [single.cold(log, 2) for log in logs]
+    memory = Assisted(tmp_path, threads=2)
+    for sequence, log in enumerate(logs):
+        memory.pool.add(sequence, log)
+    memory.sample(*((sequence, log[:-1]) for sequence, log in enumerate(logs)))
+    memory.pool.add(9, logs[0])
+    first = memory.draft([0, 1, 9, 2, 3, 4, 5], [log[-1] for log in (*logs[:2], logs[0], *logs[2:])])
+    assert first[2] is None  # a sequence that no step had
+    found = [one for one in first if one is not None]
+    size, logits = len(alone[0][0]), memory.model.logits()
+    assert [logits[at * size : (at + 1) * size] for at in range(6)] == [one[0] for one in alone]
+    if has_clusters:
+        assert size == 4 * 80
+        assert all(0 <= token < NUM_TOKENS for token, _ in found)
+    kept = [4, 1, 3]  # the second drafts of some, in another order
+    rows: list[int | None] = [5, 1, 4]
+    memory.draft(kept, [found[at][0] for at in kept], rows)
+    logits = memory.model.logits()
+    assert [logits[at * size : (at + 1) * size] for at in range(3)] == [alone[at][1] for at in kept]
+
+
+def test_a_model_with_an_assistant_computes_what_it_computes_without(folder: Path) -> None:
+    """No bit of its logits is another, few rows or many, and its pages are as they were."""
+    tokens, found = random_tokens(3, 90), []
+    for memory in (Memory(folder / "model.gguf", threads=2), Assisted(folder, threads=2)):
+        memory.pool.add(1, tokens)
+        parts = (tokens[:60], tokens[60:63], tokens[63:64], tokens[64:])
+        info = memory.model.info()
+        found.append(([memory.compute((1, part)) for part in parts], info["page_bytes"], info["kv_groups"]))
+    assert found[0] == found[1]
+
+
+async def same(folder: Path, asked: list[ChatRequest], chosen: EngineOptions, warm_up: list[ChatRequest]) -> None:
+    path = folder / "model.gguf"
+    eager = await same_answers(path, asked, eagerly_drafted(path, folder / "assistant", chosen), warm_up)
+    assert eager.counts.num_draft_tokens > eager.counts.num_accepted_tokens
+    assert eager.model is not None
+    assert isinstance(eager.model.model, MtpHead)
+    assert eager.model.model.num_tokens > 100
+
+
+def test_answers_of_every_kind_are_the_same(folder: Path) -> None:
+    """In a batch of all of them, with log probabilities, forms, penalties and several answers of one prompt."""
+    run(same(folder, requests_of_all_kinds(), options(threads=2, blocks=4096), []))
+
+
+def test_answers_are_the_same_while_requests_are_preempted(folder: Path) -> None:
+    """With memory for one answer and a bit: requests yield, swapped or computed again, in the middle of drafts."""
+    short = [chat("the", max_tokens=1)] * 4  # so that short answers are expected
+    asked = [chat(f"{seed} the", max_tokens=120, seed=seed, ignore_eos=True, temperature=0.4) for seed in range(4)]
+    run(same(folder, asked, options(blocks=200, max_num_batched_tokens=40), short))
+
+
+def test_an_assistant_that_is_right_has_no_draft_refused(tmp_path: Path) -> None:
+    """Of a model whose tokens follow from the one before alone: all its drafts are accepted; and it is asked of itself."""
+    path = write_target(tmp_path / "model.gguf", is_repeating=True)
+    assistant = write_right_assistant(tmp_path / "assistant")
+    asked = [chat(f"{seed} the", max_tokens=60, ignore_eos=True, temperature=0.0) for seed in range(3)]
+
+    async def work() -> None:
+        async with running(path) as backend:
+            expected = [told(answer) for answer in await at_once(backend, asked)]
+        async with eagerly_drafted(path, assistant, copies=0.0) as (backend, eager):
+            assert [told(answer) for answer in await at_once(backend, asked)] == expected
+        assert eager.counts.num_accepted_tokens == eager.counts.num_draft_tokens > 60
+        async with with_draft_model(path, assistant) as backend:
+            await at_once(backend, [chat("a the", max_tokens=200, ignore_eos=True, temperature=1.5, seed=3)])
+            model = await backend.load()
+            assert model.engine.speculation.model.model.num_tokens > 0  # type: ignore[attr-defined]
+
+    run(work())
+
+
+def without(tensors: Written, name: str) -> Written:
+    return {key: value for key, value in tensors.items() if key != name}
+
+
+def with_order(order: list[int]) -> Written:
+    tensors = assistant_tensors(has_clusters=True)
+    return tensors | {"masked_embedding.token_ordering": ((len(order),), array("q", order))}
+
+
+def in_text(**changes: object) -> dict[str, object]:
+    config = assistant_config()
+    return config | {"text_config": config["text_config"] | changes}  # type: ignore[operator]
+
+
+ORDER = list(range(NUM_TOKENS))
+CLUSTERED = assistant_config(has_clusters=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "text"),
+    [
+        ({}, without(assistant_tensors(), "post_projection.weight"), '"post_projection.weight" is missing'),
+        ({}, without(assistant_tensors(), "model.layers.1.self_attn.q_norm.weight"), "layers.1.self_attn.q_norm.weight"),
+        ({}, without(assistant_tensors(), "model.layers.2.mlp.up_proj.weight"), '2.mlp.up_proj.weight" is missing'),
+        ({}, assistant_tensors() | {"more.weight": ((1,), array("f", [1.0]))}, "there is a tensor 'more.weight'"),
+        ({"backbone_hidden_size": 96}, None, "models of hidden size 96; the model has 64"),
+        ({"backbone_hidden_size": "64"}, None, "'backbone_hidden_size' is \"64\"; expected 1 to"),
+        ({"backbone_hidden_size": 1 << 40}, None, "'backbone_hidden_size' is 1099511627776; expected 1 to"),
+        ({"text_config": None}, None, "lacks 'text_config'"),
+        ({"num_experts_of_mine": 3}, None, "'num_experts_of_mine' is not implemented"),
+        (in_text(num_key_value_heads=2), None, "2 key/value heads of 32 numbers in windows of 24; the model has 1 key/value"),
+        (in_text(global_head_dim=32), None, "layers.2.self_attn.q_norm.weight"),
+        (in_text(sliding_window=48), None, "in windows of 48; the model has 1 key/value heads of 32 numbers in windows of 24"),
+        (in_text(num_kv_shared_layers=1), None, "num_kv_shared_layers' must be all layers"),
+        (in_text(hidden_size_per_layer_input=32), None, "hidden_size_per_layer_input' is not implemented for assistants"),
+        (in_text(use_double_wide_mlp=True), None, "use_double_wide_mlp' is not implemented for assistants"),
+        (CLUSTERED | {"num_centroids": 20}, with_order(ORDER), "20 clusters of 336 tokens; expected clusters of equal size"),
+        (CLUSTERED | {"centroid_intermediate_top_k": 22}, with_order(ORDER), "at most the 21 centroids"),
+        (CLUSTERED, without(with_order(ORDER), "masked_embedding.token_ordering"), "token_ordering"),
+        (CLUSTERED, with_order([*ORDER[:-1], 0]), "expected each of the 336 tokens once"),
+        (CLUSTERED, with_order([*ORDER[:-1], NUM_TOKENS]), "expected each of the 336 tokens once"),
+        (CLUSTERED, with_order(ORDER[:-1]), "has 335 numbers; expected each of the 336 tokens once"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    config: dict[str, object], tensors: Written | None, text: str, folder: Path, tmp_path: Path
+) -> None:
+    """A tensor that is missing or left over, sizes of another model, and clusters that are none."""
+    write_assistant(tmp_path, assistant_config() | config, tensors)
+    memory = Memory(folder / "model.gguf")
+    with pytest.raises(_rust.ModelFileError) as caught:
+        memory.model.attach_assistant(tmp_path)
+    assert text in str(caught.value)
+    assert memory.model.info()["assistant_weight_bytes"] == 0
+
+
+def test_models_of_other_kinds_are_refused_on_both_sides(folder: Path, tmp_path: Path) -> None:
+    """An assistant as a model by itself, of another family's model, and a model as an assistant."""
+    with pytest.raises(_rust.ModelFileError, match="an assistant of Gemma 4 answers nothing by itself; name it"):
+        _rust.CpuModel.load(folder / "assistant", threads=1, kv_bytes=1 << 20)
+    llama = Memory(write_tiny_model(tmp_path / "llama.gguf"))
+    with pytest.raises(_rust.ModelFileError, match="models of Gemma 4; the model is llama"):
+        llama.model.attach_assistant(folder / "assistant")
+    for path in (folder / "model.gguf", folder, tmp_path / "nothing"):
+        with pytest.raises(_rust.ModelFileError):
+            llama.model.attach_assistant(path)
+
+
+def test_drafts_that_cannot_be_are_refused_by_row(folder: Path) -> None:
+    """A row's fault is its own; what no step computed just now is none, and without an assistant nothing drafts."""
+    memory, tokens = Assisted(folder), random_tokens(1, 30)
+    for sequence in (1, 2):
+        memory.pool.add(sequence, tokens)
+    memory.sample((1, tokens[:20]), (2, tokens[:20]))
+    (right,) = memory.draft([1], [5])
+    ids, log, before = [7, 1, 2, 1], [5, NUM_TOKENS, 5, 5], [None, None, 3, None]
+    found, errors = memory.model.draft(memory.pool, ids, log, [0, 0, 0, 9], before)
+    assert "7" in errors[0]
+    assert "is not in the vocabulary" in errors[1]
+    assert found == [None, None, None, right]
+    assert set(errors) == {0, 1}
+    assert memory.draft([], []) == []
+    memory.compute((1, tokens[20:21]))  # a step that samples nothing
+    assert memory.draft([1, 1], [5, 5], [None, 0]) == [None, None]
+    memory.model.attach_assistant(None)
+    assert memory.model.info()["assistant_weight_bytes"] == 0
+    assert "no head" in memory.model.draft(memory.pool, [1], [5], [0], [None])[1][0]
+
+
+def test_memory_of_an_assistant_is_in_the_account(folder: Path) -> None:
+    """Its weights and passes are told before it is loaded, and held as a draft model's; closed, it is forgotten."""
+    memory = Assisted(folder, threads=2)
+    before = memory.model.info()["workspace_bytes"]
+    log = random_tokens(2, 200)
+    for sequence in range(3):
+        memory.pool.add(sequence, log)
+    memory.sample(*((sequence, log[:-1]) for sequence in range(3)))
+    plain = memory.model.info()["workspace_bytes"]
+    memory.draft([0, 1, 2], [5, 6, 7])
+    about = _rust.describe_assistant(folder / "assistant", 2, 3, 200)
+    assert about is not None
+    assert before < plain < memory.model.info()["workspace_bytes"] <= plain + about["workspace_bytes"]
+    assert about["weight_bytes"] >= memory.model.info()["assistant_weight_bytes"] > 0
+    assert _rust.describe_assistant(folder / "model.gguf") is None
+
+    async def work() -> None:
+        async with with_draft_model(folder / "model.gguf", folder / "assistant") as backend:
+            model = await backend.load()
+            ledger = backend._engine._pool.ledger  # type: ignore[attr-defined] # noqa: SLF001
+            accounts = {name: size for name, size in ledger.accounts().items() if name.startswith("draft_")}
+            assert accounts["draft_weights:tiny"] == model.runner.attach_assistant(folder / "assistant")  # type: ignore[attr-defined]
+            assert accounts["draft_workspace:tiny"] > 0
+            assert accounts.get("draft_kv:tiny", 0) == 0
+            model.drop_kv()  # type: ignore[attr-defined]
+            model.close()  # type: ignore[attr-defined]
+
+    run(work())
+
+
+def test_a_model_goes_on_without_an_assistant_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
+    """It answers as ever, and says what was wrong."""
+    wrong = write_assistant(tmp_path / "wrong", assistant_config() | {"backbone_hidden_size": 96})
+
+    async def work() -> None:
+        async with with_draft_model(folder / "model.gguf", wrong) as backend:
+            (answer,) = await at_once(backend, [chat("the", max_tokens=3, ignore_eos=True)])
+            assert answer.usage.completion_tokens == 3
+            model = await backend.load()
+            assert "models of hidden size 96; the model has 64" in model.draft_fault.text  # type: ignore[attr-defined]
+
+    run(work())
