@@ -207,7 +207,7 @@ def test_answers_are_the_same_while_requests_are_preempted(folder: Path) -> None
     """With memory for one answer and a bit: requests yield, swapped or computed again, in the middle of drafts."""
     short = [chat("the", max_tokens=1)] * 4  # so that short answers are expected
     asked = [chat(f"{seed} the", max_tokens=120, seed=seed, ignore_eos=True, temperature=0.4) for seed in range(4)]
-    run(same(folder, asked, options(blocks=200, max_num_batched_tokens=40), short))
+    run(same(folder, asked, options(blocks=30, max_num_batched_tokens=40), short))
 
 
 def test_an_assistant_that_is_right_has_no_draft_refused(tmp_path: Path) -> None:
@@ -252,7 +252,11 @@ CLUSTERED = assistant_config(has_clusters=True)
     ("config", "tensors", "text"),
     [
         ({}, without(assistant_tensors(), "post_projection.weight"), '"post_projection.weight" is missing'),
-        ({}, without(assistant_tensors(), "model.layers.1.self_attn.q_norm.weight"), "layers.1.self_attn.q_norm.weight"),
+        (
+            {},
+            without(assistant_tensors(), "model.layers.1.self_attn.q_norm.weight"),
+            "layers.1.self_attn.q_norm.weight",
+        ),
         ({}, without(assistant_tensors(), "model.layers.2.mlp.up_proj.weight"), '2.mlp.up_proj.weight" is missing'),
         ({}, assistant_tensors() | {"more.weight": ((1,), array("f", [1.0]))}, "there is a tensor 'more.weight'"),
         ({"backbone_hidden_size": 96}, None, "models of hidden size 96; the model has 64"),
@@ -260,13 +264,33 @@ CLUSTERED = assistant_config(has_clusters=True)
         ({"backbone_hidden_size": 1 << 40}, None, "'backbone_hidden_size' is 1099511627776; expected 1 to"),
         ({"text_config": None}, None, "lacks 'text_config'"),
         ({"num_experts_of_mine": 3}, None, "'num_experts_of_mine' is not implemented"),
-        (in_text(num_key_value_heads=2), None, "2 key/value heads of 32 numbers in windows of 24; the model has 1 key/value"),
-        (in_text(global_head_dim=32), None, "layers.2.self_attn.q_norm.weight"),
-        (in_text(sliding_window=48), None, "in windows of 48; the model has 1 key/value heads of 32 numbers in windows of 24"),
+        (
+            in_text(num_key_value_heads=2),
+            None,
+            "2 key/value heads of 32 numbers in windows of 24; the model has 1 key/value",
+        ),
+        (
+            in_text(global_head_dim=32),
+            None,
+            "layers that see everything have 1 key/value heads of 32 numbers; the model has 1",
+        ),
+        (
+            in_text(sliding_window=48),
+            None,
+            "in windows of 48; the model has 1 key/value heads of 32 numbers in windows of 24",
+        ),
         (in_text(num_kv_shared_layers=1), None, "num_kv_shared_layers' must be all layers"),
-        (in_text(hidden_size_per_layer_input=32), None, "hidden_size_per_layer_input' is not implemented for assistants"),
+        (
+            in_text(hidden_size_per_layer_input=32),
+            None,
+            "hidden_size_per_layer_input' is not implemented for assistants",
+        ),
         (in_text(use_double_wide_mlp=True), None, "use_double_wide_mlp' is not implemented for assistants"),
-        (CLUSTERED | {"num_centroids": 20}, with_order(ORDER), "20 clusters of 336 tokens; expected clusters of equal size"),
+        (
+            CLUSTERED | {"num_centroids": 20},
+            with_order(ORDER),
+            "20 clusters of 336 tokens; expected clusters of equal size",
+        ),
         (CLUSTERED | {"centroid_intermediate_top_k": 22}, with_order(ORDER), "at most the 21 centroids"),
         (CLUSTERED, without(with_order(ORDER), "masked_embedding.token_ordering"), "token_ordering"),
         (CLUSTERED, with_order([*ORDER[:-1], 0]), "expected each of the 336 tokens once"),
@@ -336,15 +360,16 @@ def test_memory_of_an_assistant_is_in_the_account(folder: Path) -> None:
     assert _rust.describe_assistant(folder / "model.gguf") is None
 
     async def work() -> None:
-        async with with_draft_model(folder / "model.gguf", folder / "assistant") as backend:
-            model = await backend.load()
-            ledger = backend._engine._pool.ledger  # type: ignore[attr-defined] # noqa: SLF001
-            accounts = {name: size for name, size in ledger.accounts().items() if name.startswith("draft_")}
-            assert accounts["draft_weights:tiny"] == model.runner.attach_assistant(folder / "assistant")  # type: ignore[attr-defined]
-            assert accounts["draft_workspace:tiny"] > 0
-            assert accounts.get("draft_kv:tiny", 0) == 0
-            model.drop_kv()  # type: ignore[attr-defined]
-            model.close()  # type: ignore[attr-defined]
+        async with eagerly_drafted(folder / "model.gguf", folder / "assistant") as (backend, eager):
+            await at_once(backend, [chat("on", max_tokens=20, ignore_eos=True)])
+            pool = backend.engine.models  # type: ignore[attr-defined]
+            assert pool.accounts()["draft_weights:tiny"] == memory.model.info()["assistant_weight_bytes"]
+            assert pool.accounts()["draft_workspace:tiny"] > 0
+            assert "draft_kv:tiny" not in pool.accounts()
+            pool.loaded()["tiny"].drop_kv()
+            pool.unload("tiny")
+            assert not any("tiny" in account for account in pool.accounts())
+            assert eager.model.model.runner.attach_assistant(None) == 0  # type: ignore[union-attr]
 
     run(work())
 

@@ -42,13 +42,22 @@ class Assisted:
             centroid_intermediate_top_k=4,
         )
         config._attn_implementation = "eager"
+        config.text_config.num_kv_shared_layers = 0  # that all are shared is an error of transformers 5.23
         assistant = Gemma4AssistantForCausalLM(config).eval()
+        config.text_config.num_kv_shared_layers = 3
+        for layer in assistant.model.layers:
+            layer.self_attn.is_kv_shared_layer = True
+            del layer.self_attn.k_proj, layer.self_attn.v_proj, layer.self_attn.k_norm
         scale_weights(assistant)
         if has_clusters:
             assistant.masked_embedding.token_ordering.copy_(torch.randperm(256))
         assistant.save_pretrained(folder / "assistant")
         self.window = CONFIGS[form]["sliding_window"]
         self.target, self.assistant = copy.deepcopy(target).double(), assistant.double()
+        kinds = target.config.layer_types[: len(target.model.layers) - target.config.num_kv_shared_layers]
+        for kind in set(kinds):  # where no layer shares, it tells no keys and values
+            last = len(kinds) - 1 - kinds[::-1].index(kind)
+            self.target.model.layers[last].self_attn.store_full_length_kv = True
         self.assistant.generation_config.num_assistant_tokens = NUM_DRAFTS
 
     def draft(self, tokens: list[int]) -> tuple[list[int], Any]:

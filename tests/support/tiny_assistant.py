@@ -15,7 +15,7 @@ from support.tiny_model import vocabulary
 NUM_TOKENS = 336
 """The tiny vocabulary, and a few more."""
 CLUSTERS, CHOSEN = 21, 5
-OWN_HIDDEN, OWN_FFN, OWN_HEADS = 32, 48, 2
+OWN_HIDDEN, OWN_FFN, OWN_HEADS = 48, 80, 2
 LAYERS = ("sliding_attention", "sliding_attention", "full_attention")
 
 Written = dict[str, tuple[tuple[int, ...], "array[float] | array[int]"]]
@@ -62,6 +62,7 @@ def assistant_config(form: str = "E2B", *, has_clusters: bool = False) -> dict[s
         "num_key_value_heads": 1 if form == "E2B" else 2,
         "num_global_key_value_heads": None if form == "E2B" else 1,
         "attention_k_eq_v": form != "E2B",
+        "hidden_activation": "gelu_pytorch_tanh",
         "head_dim": HEAD_DIM,
         "global_head_dim": GLOBAL_HEAD_DIM,
         "sliding_window": WINDOW,
@@ -116,9 +117,7 @@ def assistant_tensors(*, has_clusters: bool = False, seed: int = 3) -> Written:
     return tensors
 
 
-def write_assistant(
-    folder: Path, config: dict[str, object] | None = None, tensors: Written | None = None
-) -> Path:
+def write_assistant(folder: Path, config: dict[str, object] | None = None, tensors: Written | None = None) -> Path:
     """Write an assistant's folder, of random weights and for E2B's form if nothing else is said; returns `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = assistant_tensors() if tensors is None else tensors

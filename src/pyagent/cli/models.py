@@ -165,7 +165,10 @@ def _show_assistant(name: str, path: Path, about: AssistantDescription, *, as_js
     part = f", in {about.num_clusters:,} clusters" if about.num_clusters else ""
     card = [
         ("architecture", f"gemma4_assistant, {about.num_layers} layers; an assistant: it drafts and answers nothing"),
-        ("drafts for", f"a Gemma 4 of hidden size {about.backbone_size:,}, where it is named: engine.speculative.model"),
+        (
+            "drafts for",
+            f"a Gemma 4 of hidden size {about.backbone_size:,}, where it is named: engine.speculative.model",
+        ),
         ("quantisation", about.quantization),
         ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
         ("vocabulary", f"{about.vocab_size:,} tokens{part}"),
