@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.draft_models import eagerly_drafted, with_draft_model
@@ -21,13 +18,13 @@ from support.tiny_assistant import (
     assistant_config,
     assistant_tensors,
     write_assistant,
+    write_assistant_gguf,
     write_right_assistant,
     write_target,
 )
 from support.tiny_model import write_tiny_model
 
 from pyagent import _rust
-from pyagent.core.errors import ConfigError, ModelError
 from pyagent.core.messages import ChatRequest
 from pyagent.infrastructure.engine.drafts.mtp_head import MtpHead
 from pyagent.infrastructure.engine.options import EngineOptions
@@ -37,7 +34,7 @@ Drafted = list[tuple[int, float] | None]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model of E2B's form, `model.gguf`, and an assistant of random weights, `assistant`, which is usually wrong."""
+    """A small model of E2B's form, `model.gguf`, and an assistant of random weights, which is usually wrong."""
     folder = tmp_path_factory.mktemp("assistants")
     write_target(folder / "model.gguf")
     write_assistant(folder / "assistant")
@@ -103,7 +100,7 @@ class Assisted(Memory):
 
 
 def test_drafts_after_any_history_are_those_of_a_cold_text(folder: Path, tmp_path: Path) -> None:
-    """After right and wrong drafts at every place in a block, forked, swapped and cached, and in windows: bit for bit."""
+    """After right and wrong drafts at all places in a block, forked, swapped and cached, in windows: bit for bit."""
     memory, draw = Assisted(folder, tmp_path, threads=2), random.Random(5)
     tokens = random_tokens(1, 37)
     memory.pool.add(1, tokens)
@@ -189,6 +186,33 @@ def test_a_model_with_an_assistant_computes_what_it_computes_without(folder: Pat
     assert found[0] == found[1]
 
 
+def test_gguf_files_under_the_names_of_llama_cpp_have_the_same_assistant(folder: Path, tmp_path: Path) -> None:
+    """Bit for bit; its clusters are left aside, so that drafts look at all tokens; a part of it is refused."""
+    (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
+    config = assistant_config()
+    rope = {"full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}}
+    rope["sliding_attention"] = {"rope_type": "default", "rope_theta": 10_000.0}
+    config["text_config"] = config["text_config"] | {"rms_norm_eps": 1e-6, "rope_parameters": rope}  # type: ignore[operator]
+    write_assistant(tmp_path / "assistant", config)
+    memory, log = Assisted(tmp_path, threads=2), random_tokens(4, 60)
+    expected = memory.cold(log)
+    tensors = assistant_tensors() | {
+        name: one for name, one in assistant_tensors(has_clusters=True).items() if name.startswith("masked_embedding")
+    }
+    path = write_assistant_gguf(tmp_path / "assistant.gguf", tensors)
+    memory.model.attach_assistant(path)
+    assert memory.cold(log) == expected
+    with pytest.raises(_rust.ModelFileError, match="an assistant of Gemma 4 answers nothing by itself; name it"):
+        _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 20)
+    wrong = {name: one for name, one in tensors.items() if name != "pre_projection.weight"}
+    with pytest.raises(_rust.ModelFileError, match=r'"nextn.pre_projection.weight" is missing'):
+        memory.model.attach_assistant(write_assistant_gguf(path, wrong))
+    with pytest.raises(_rust.ModelFileError, match=r"models of hidden size 65; the model has 64"):
+        memory.model.attach_assistant(write_assistant_gguf(path, tensors, embedding_length_out=65))
+    with pytest.raises(_rust.ModelFileError, match=r"'gemma4-assistant.embedding_length_out' is not 1 to 1048576"):
+        memory.model.attach_assistant(write_assistant_gguf(path, tensors, embedding_length_out=1 << 31))
+
+
 async def same(folder: Path, asked: list[ChatRequest], chosen: EngineOptions, warm_up: list[ChatRequest]) -> None:
     path = folder / "model.gguf"
     eager = await same_answers(path, asked, eagerly_drafted(path, folder / "assistant", chosen), warm_up)
@@ -211,7 +235,7 @@ def test_answers_are_the_same_while_requests_are_preempted(folder: Path) -> None
 
 
 def test_an_assistant_that_is_right_has_no_draft_refused(tmp_path: Path) -> None:
-    """Of a model whose tokens follow from the one before alone: all its drafts are accepted; and it is asked of itself."""
+    """Of a model whose tokens follow from the one before alone: all drafts are accepted; and it is asked of itself."""
     path = write_target(tmp_path / "model.gguf", is_repeating=True)
     assistant = write_right_assistant(tmp_path / "assistant")
     asked = [chat(f"{seed} the", max_tokens=60, ignore_eos=True, temperature=0.0) for seed in range(3)]

@@ -58,6 +58,7 @@ class Assisted:
         for kind in set(kinds):  # where no layer shares, it tells no keys and values
             last = len(kinds) - 1 - kinds[::-1].index(kind)
             self.target.model.layers[last].self_attn.store_full_length_kv = True
+        self.target.set_experts_implementation("eager")
         self.assistant.generation_config.num_assistant_tokens = NUM_DRAFTS
 
     def draft(self, tokens: list[int]) -> tuple[list[int], Any]:

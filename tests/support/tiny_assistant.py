@@ -9,8 +9,9 @@ import struct
 from array import array
 from pathlib import Path
 
+from support.gguf_writer import write_gguf
 from support.tiny_gemma4 import GLOBAL_HEAD_DIM, HEAD_DIM, HIDDEN, WINDOW, Tensors, gemma4_tensors, write_gemma4
-from support.tiny_model import vocabulary
+from support.tiny_model import metadata, vocabulary
 
 NUM_TOKENS = 336
 """The tiny vocabulary, and a few more."""
@@ -133,15 +134,74 @@ def write_assistant(folder: Path, config: dict[str, object] | None = None, tenso
     return folder
 
 
+_WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "pre_projection.weight": "nextn.pre_projection.weight",
+    "post_projection.weight": "nextn.post_projection.weight",
+    "masked_embedding.centroids.weight": "masked_embd_centroids.weight",
+}
+_PARTS = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+    "layer_scalar": "layer_output_scale.weight",
+}
+
+
+def write_assistant_gguf(path: Path, tensors: Written, **changes: object) -> Path:
+    """Write an assistant for E2B's form as llama.cpp's converter does; `changes` replace keys (dots as underscores)."""
+    named: Tensors = {}
+    for name, (shape, values) in tensors.items():
+        parts = name.split(".", 3)
+        own = _WHOLE.get(name) or (f"blk.{parts[2]}.{_PARTS[parts[3]]}" if parts[1] == "layers" else None)
+        if own is not None:
+            named[own] = (tuple(reversed(shape)), array("f", values))
+    turning = GLOBAL_HEAD_DIM // 8
+    divisors = array("f", [1.0] * turning + [1e30] * (GLOBAL_HEAD_DIM // 2 - turning))
+    is_sliding = [kind == "sliding_attention" for kind in LAYERS]
+    sizes: dict[str, object] = {
+        "block_count": len(LAYERS),
+        "embedding_length": OWN_HIDDEN,
+        "embedding_length_out": HIDDEN,
+        "feed_forward_length": OWN_FFN,
+        "nextn_predict_layers": len(LAYERS),
+        "attention.head_count": OWN_HEADS,
+        "attention.head_count_kv": 1,
+        "attention.key_length": GLOBAL_HEAD_DIM,
+        "attention.value_length": GLOBAL_HEAD_DIM,
+        "attention.key_length_swa": HEAD_DIM,
+        "attention.value_length_swa": HEAD_DIM,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.shared_kv_layers": len(LAYERS),
+        "attention.sliding_window": WINDOW,
+        "attention.sliding_window_pattern": is_sliding,
+        "rope.dimension_count": GLOBAL_HEAD_DIM,
+        "rope.dimension_count_swa": HEAD_DIM,
+        "rope.freq_base": 1_000_000.0,
+        "rope.freq_base_swa": 10_000.0,
+    }
+    sizes |= {key.replace("__", "."): value for key, value in changes.items()}
+    entries = metadata("gemma4-assistant", **{f"gemma4-assistant.{key}": value for key, value in sizes.items()})
+    return write_gguf(path, entries, named | {"rope_freqs.weight": ((len(divisors),), divisors)})
+
+
 def write_right_assistant(folder: Path) -> Path:
-    """Write one that is right of a repeating target: its stream is the token's embedding, and nothing is added to it."""
+    """Write one that is right of a repeating target: its stream is the token's embedding, and stays so."""
     config = assistant_config()
     text = dict(config["text_config"])  # type: ignore[call-overload]
     config["text_config"] = text | {"hidden_size": HIDDEN}
     embedding = target_tensors("E2B")["token_embd.weight"][1]
     tensors = Written()
-    for name, (shape, values) in assistant_tensors().items():
-        shape = tuple(HIDDEN if size == OWN_HIDDEN else size for size in shape)
+    for name, (narrow, _) in assistant_tensors().items():
+        shape = tuple(HIDDEN if size == OWN_HIDDEN else size for size in narrow)
         is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
         tensors[name] = (shape, array("f", [0.0 if is_output else 1.0]) * math.prod(shape))
     identity = array("f", [float(row == column) for row in range(HIDDEN) for column in range(2 * HIDDEN)])

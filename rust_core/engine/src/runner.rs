@@ -264,7 +264,10 @@ impl CpuModel {
 
     /// Of these, what is held now, without what samplers hold.
     pub fn workspace_bytes(&mut self) -> usize {
-        let of_assistant = self.assistant.as_mut().map_or(0, |assistant| assistant.workspace_bytes());
+        let of_assistant = self
+            .assistant
+            .as_mut()
+            .map_or(0, |assistant| assistant.workspace_bytes());
         rope_bytes(&self.rope) + self.space.bytes() + of_assistant
     }
 

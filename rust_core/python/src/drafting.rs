@@ -71,7 +71,13 @@ fn locate(
     errors: &mut HashMap<usize, String>,
 ) -> PyResult<Vec<Place>> {
     // All drafts of an assistant are made at the position of the first one's token.
-    let ahead = |row: usize| if model.has_assistant() { 0 } else { columns.num_ahead[row] };
+    let ahead = |row: usize| {
+        if model.has_assistant() {
+            0
+        } else {
+            columns.num_ahead[row]
+        }
+    };
     let pool = pool.lock()?;
     let mut places = Vec::with_capacity(columns.tokens.len());
     for (row, &sequence) in columns.sequence_ids.iter().enumerate() {

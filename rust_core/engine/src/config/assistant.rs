@@ -65,7 +65,10 @@ impl AssistantConfig {
         let odd = [
             ("hidden_size_per_layer_input", decoder.per_layer_size() > 0),
             ("enable_moe_block", decoder.experts.is_some()),
-            ("use_double_wide_mlp", decoder.gemma4.is_some_and(|gemma4| gemma4.wide_size > 0)),
+            (
+                "use_double_wide_mlp",
+                decoder.gemma4.is_some_and(|gemma4| gemma4.wide_size > 0),
+            ),
         ];
         if let Some((field, _)) = odd.iter().find(|(_, is_there)| *is_there) {
             return Err(invalid(format!(
@@ -88,7 +91,9 @@ impl AssistantConfig {
         let mut decoder = ModelConfig::of_assistant_gguf(file)?;
         decoder.logit_softcap = None;
         let backbone_size = file.metadata_u64(&format!("{GGUF_NAME}.embedding_length_out"))?;
-        let backbone_size = usize::try_from(backbone_size).ok().filter(|size| (1..=MOST).contains(size));
+        let backbone_size = usize::try_from(backbone_size)
+            .ok()
+            .filter(|size| (1..=MOST).contains(size));
         Ok(Self {
             decoder,
             backbone_size: backbone_size
@@ -112,19 +117,29 @@ impl AssistantConfig {
         if let Some((what, expected, got)) = sizes.into_iter().find(|(_, expected, got)| expected != got) {
             return Err(unfit(&format!("models of {what}"), expected, got));
         }
-        (0..own.num_layers)
-            .map(|layer| self.layer_in(layer, target))
-            .collect()
+        (0..own.num_layers).map(|layer| self.layer_in(layer, target)).collect()
     }
 
     fn layer_in(&self, layer: usize, target: &ModelConfig) -> Result<usize, ModelFileError> {
         let own = &self.decoder;
         let is_sliding = own.sliding_layers[layer];
-        let kind = if is_sliding { "layers with windows" } else { "layers that see everything" };
-        let Some(source) = target.last_kv_layer(is_sliding) else {
-            return Err(invalid(format!("it reads keys and values of {kind}, and the model has none")));
+        let kind = if is_sliding {
+            "layers with windows"
+        } else {
+            "layers that see everything"
         };
-        let shape = |config: &ModelConfig, layer| (config.kv_heads_of(layer), config.head_dim_of(layer), config.window(layer));
+        let Some(source) = target.last_kv_layer(is_sliding) else {
+            return Err(invalid(format!(
+                "it reads keys and values of {kind}, and the model has none"
+            )));
+        };
+        let shape = |config: &ModelConfig, layer| {
+            (
+                config.kv_heads_of(layer),
+                config.head_dim_of(layer),
+                config.window(layer),
+            )
+        };
         let (expected, got) = (shape(own, layer), shape(target, source));
         if expected != got {
             let told = |(heads, dim, window): (usize, usize, Option<usize>)| {
@@ -149,7 +164,10 @@ fn text_part(config: &Map<String, Value>) -> Result<Map<String, Value>, ModelFil
     let mut text = text.clone();
     let count = text.get("num_hidden_layers").cloned();
     let shared = text.insert("num_kv_shared_layers".to_owned(), 0.into());
-    if shared.as_ref().is_some_and(|shared| !shared.is_null() && *shared != 0 && Some(shared) != count.as_ref()) {
+    if shared
+        .as_ref()
+        .is_some_and(|shared| !shared.is_null() && *shared != 0 && Some(shared) != count.as_ref())
+    {
         return Err(invalid(
             "config.json: 'text_config.num_kv_shared_layers' must be all layers of an assistant".to_owned(),
         ));

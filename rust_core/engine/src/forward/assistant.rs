@@ -218,7 +218,9 @@ impl Part<'_> {
     }
 
     unsafe fn keep_for_assistant(&self, kept: &Rows, output: usize) {
-        let Pass { weights, isa, config, .. } = *self.pass;
+        let Pass {
+            weights, isa, config, ..
+        } = *self.pass;
         // SAFETY: the row of the stream is complete, and what is kept of it is this piece's.
         unsafe {
             let residual = self.stream.residual.shared_row(self.plan.outputs[output]);

@@ -48,7 +48,9 @@ impl AssistantWeights {
     /// The matrices that its output is multiplied by.
     pub(crate) fn outputs(&self) -> impl Iterator<Item = &PackedMatrix> {
         let centroids = self.clusters.iter().map(|clusters| &clusters.centroids.weight);
-        [self.decoder.output_matrix(), &self.exit.weight].into_iter().chain(centroids)
+        [self.decoder.output_matrix(), &self.exit.weight]
+            .into_iter()
+            .chain(centroids)
     }
 }
 
@@ -119,7 +121,11 @@ fn weights(file: &ModelFile, config: &AssistantConfig, pool: &ThreadPool) -> Res
     };
     let [entry, exit] = ends(file, config).map(|(place, rows, cols)| loader.linear(&place, rows, cols));
     // Where it is not tied, nothing reads it; and GGUF files leave the clusters aside.
-    for name in [&loader.names.embedding(), "masked_embd_centroids.weight", "masked_embd_ordering"] {
+    for name in [
+        &loader.names.embedding(),
+        "masked_embd_centroids.weight",
+        "masked_embd_ordering",
+    ] {
         file.find_stored(name)?;
     }
     let weights = AssistantWeights {
@@ -135,9 +141,16 @@ fn weights(file: &ModelFile, config: &AssistantConfig, pool: &ThreadPool) -> Res
 /// The matrices at both ends, with their rows and columns.
 fn ends(file: &ModelFile, config: &AssistantConfig) -> [(Place, usize, usize); 2] {
     let (hidden, backbone) = (config.decoder.hidden_size, config.backbone_size);
-    let begin = if matches!(file, ModelFile::Gguf(_)) { "nextn." } else { "" };
-    [("pre_projection", hidden, 2 * backbone), ("post_projection", backbone, hidden)]
-        .map(|(name, rows, cols)| (Place::whole(format!("{begin}{name}")), rows, cols))
+    let begin = if matches!(file, ModelFile::Gguf(_)) {
+        "nextn."
+    } else {
+        ""
+    };
+    [
+        ("pre_projection", hidden, 2 * backbone),
+        ("post_projection", backbone, hidden),
+    ]
+    .map(|(name, rows, cols)| (Place::whole(format!("{begin}{name}")), rows, cols))
 }
 
 const CENTROIDS: &str = "masked_embedding.centroids";
@@ -164,11 +177,15 @@ impl Loader<'_> {
     }
 
     fn clusters(&self, config: &AssistantConfig) -> Result<Option<ClusterWeights>, ModelFileError> {
-        let Some(clusters) = config.clusters else { return Ok(None) };
+        let Some(clusters) = config.clusters else {
+            return Ok(None);
+        };
         let vocab_size = config.decoder.vocab_size;
         let place = Place::whole(CENTROIDS.to_owned());
         let tensor = self.file.find_stored(ORDERING)?;
-        let tensor = tensor.ok_or_else(|| ModelFileError::TensorMissing { name: ORDERING.to_owned() })?;
+        let tensor = tensor.ok_or_else(|| ModelFileError::TensorMissing {
+            name: ORDERING.to_owned(),
+        })?;
         Ok(Some(ClusterWeights {
             centroids: self.linear(&place, clusters.count, config.decoder.hidden_size)?,
             tokens: token_ids(&tensor, vocab_size)?,
@@ -196,8 +213,18 @@ impl Loader<'_> {
 
 /// The tokens of a list that has each once.
 fn token_ids(tensor: &StoredTensor<'_>, count: usize) -> Result<Vec<u32>, ModelFileError> {
-    let wide = tensor.bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes));
-    let narrow = tensor.bytes.as_chunks().0.iter().map(|bytes| i64::from(i32::from_le_bytes(*bytes)));
+    let wide = tensor
+        .bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|bytes| i64::from_le_bytes(*bytes));
+    let narrow = tensor
+        .bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|bytes| i64::from(i32::from_le_bytes(*bytes)));
     let ids: Vec<i64> = match tensor.kind {
         "I64" => wide.collect(),
         "I32" => narrow.collect(),

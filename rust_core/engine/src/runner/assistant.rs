@@ -168,7 +168,10 @@ impl CpuModel {
         };
         (assistant.num_drafted, assistant.places) = (given.len(), places);
         let mut likeliest = likeliest.into_iter();
-        let found = assistant.places.iter().map(|place| place.and_then(|_| likeliest.next()));
+        let found = assistant
+            .places
+            .iter()
+            .map(|place| place.and_then(|_| likeliest.next()));
         Ok(found.collect())
     }
 
@@ -245,10 +248,15 @@ impl CpuModel {
 
     /// Refuses a row that an assistant cannot draft for.
     pub(super) fn check_assisted(&mut self, row: &DraftedRow<'_>) -> Result<(), String> {
-        let Some(assistant) = &self.assistant else { return Ok(()) };
+        let Some(assistant) = &self.assistant else {
+            return Ok(());
+        };
         let context = assistant.config.decoder.context_length;
         if row.position >= context {
-            return Err(format!("there is no draft after position {} in a context of {context}", row.position));
+            return Err(format!(
+                "there is no draft after position {} in a context of {context}",
+                row.position
+            ));
         }
         self.kv.check(row.tables, row.position, row.position, &mut self.checked)
     }

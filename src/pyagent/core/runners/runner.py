@@ -154,7 +154,7 @@ class PendingStep(Protocol):
 
 @runtime_checkable
 class DraftingRunner(Protocol):
-    """A runner whose model may have a head that drafts further tokens, or an assistant. Steps keep either up to date."""
+    """A runner whose model may have a head that drafts further tokens, or an assistant. Steps keep both up to date."""
 
     @property
     def has_mtp(self) -> bool:

@@ -1,4 +1,4 @@
-"""A model's own head that drafts further tokens (MTP), or its assistant: steps keep it up to date, so it is never behind.
+"""A model's own head that drafts further tokens (MTP), or its assistant: steps keep it up to date, it is never behind.
 
 It is to `ModelDrafts` what a draft model is. Its drafts lie in room that is reserved for the sequences of the requests,
 and the step that verifies them writes it again. Only the engine's thread calls, between steps.

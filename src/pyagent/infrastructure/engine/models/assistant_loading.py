@@ -1,4 +1,4 @@
-"""A model's assistant: a drafter that reads the model's own keys and values (Gemma 4's), found, reserved and attached to it.
+"""A model's assistant: a drafter that reads the model's keys and values (Gemma 4's), found, reserved and attached.
 
 It is named as a draft model is, and what stands in its way is said as for one: the model goes on without.
 """
@@ -78,7 +78,7 @@ class FoundAssistant:
     weights: int
     workspace: int
 
-    def fitted(self, options: EngineOptions, room_bytes: int) -> FoundAssistant:  # noqa: ARG002 - as of a draft model
+    def fitted(self, options: EngineOptions, room_bytes: int) -> FoundAssistant:
         """Return it. Raises `ConfigError` where the bytes that there are do not hold it."""
         if (needed := self.weights + self.workspace) > room_bytes:
             text = f"{DRAFT_KEY}: {self.name} needs {format_bytes(needed)} to draft for {self.target}"
@@ -94,7 +94,7 @@ class FoundAssistant:
             kv=reserve("draft_kv", 0, shrink),
         )
 
-    def load(self, target: ModelRunner, options: EngineOptions, memory: DraftMemory | None) -> LoadedAssistant | None:  # noqa: ARG002
+    def load(self, target: ModelRunner, options: EngineOptions, memory: DraftMemory | None) -> LoadedAssistant | None:
         """Attach it; None, and nothing is reserved, for a target whose runner takes none. Raises `ConfigError`."""
         if memory is None:
             return None
