@@ -17,7 +17,6 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from experts import VOCAB
 from hybrids import Writer
 
 from pyagent import _rust
@@ -29,21 +28,23 @@ MOST = 3
 class Sequence:
     """A model with one sequence, which masks have sample what is wanted."""
 
-    def __init__(self, path: Path, threads: int, *, mtp: bool) -> None:
+    def __init__(self, path: Path, threads: int, *, mtp: bool, assistant: Path | None = None) -> None:
         self.model = _rust.CpuModel.load(path, threads=threads, kv_bytes=1 << 29, mtp=mtp)
+        self.model.attach_assistant(assistant)
         info = self.model.info()
+        self.vocab = info["vocab_size"]
         self.pool = _rust.BlockPool(info["num_pages"], groups=info["kv_groups"])
         self.draw = np.random.default_rng(5)
         self.sampler = _rust.SamplerState(temperature=0.0)
         self.begin()
 
     def tokens(self, count: int) -> list[int]:
-        return [int(token) for token in self.draw.integers(8, VOCAB, count)]
+        return [int(token) for token in self.draw.integers(8, self.vocab, count)]
 
     def begin(self) -> None:
         self.pool.add(0, [1])
         self.pool.reserve(0, CONTEXT)
-        self.model.execute(self.pool, [0], [CONTEXT], self.tokens(CONTEXT), num_outputs=[1])
+        self.model.execute(self.pool, [0], [CONTEXT], self.tokens(CONTEXT), [self.sampler], [0])
 
     def prompt(self) -> float:
         self.pool.clear_index()
@@ -59,7 +60,7 @@ class Sequence:
         """Seconds of a step with so many drafts, of which so many are right."""
         drafts = self.tokens(num_drafts)
         sampled = [*drafts[:num_right], 7]
-        row_bytes = -(-VOCAB // 32) * 4
+        row_bytes = -(-self.vocab // 32) * 4
         masks = bytearray(row_bytes * (1 + num_drafts))
         for row in range(1 + num_drafts):
             token = sampled[min(row, num_right)]
@@ -86,9 +87,9 @@ class Sequence:
         self.pool.reserve(0, self.pool.num_tokens(0) + num_drafts)
         start, token, before = time.perf_counter(), 5, None
         for ahead in range(num_drafts):
-            ((token, _),), errors = self.model.draft(self.pool, [0], [token], [ahead], [before])
-            assert not errors
-            before = 0
+            (likeliest,), _ = self.model.draft(self.pool, [0], [token], [ahead], [before])
+            assert likeliest is not None
+            token, before = likeliest[0], 0
         return time.perf_counter() - start
 
 
@@ -101,28 +102,37 @@ def main() -> None:
         path = Path(folder) / "model.gguf"
         Writer(path, "qwen35", gguf.GGMLQuantizationType[arguments.kind], has_head=True).write()
         with_head, without = (Sequence(path, arguments.threads, mtp=mtp) for mtp in (True, False))
-        seconds: dict[str, list[float]] = {}
-        for _ in range(ROUNDS):
-            seconds.setdefault("step without", []).append(without.verify(0, 0))
-            seconds.setdefault("step with", []).append(with_head.verify(0, 0))
-            for count in range(1, MOST + 1):
-                seconds.setdefault(f"draft {count}", []).append(with_head.draft(count))
-                seconds.setdefault(f"none {count}", []).append(with_head.verify(count, 0))
-                seconds.setdefault(f"all {count}", []).append(with_head.verify(count, count))
-        for _ in range(3):
-            seconds.setdefault("prompt without", []).append(without.prompt())
-            seconds.setdefault("prompt with", []).append(with_head.prompt())
-        found = {name: statistics.median(values) for name, values in seconds.items()}
-        plain = found["step without"]
-        print(f"{arguments.kind}, {arguments.threads} threads; a step without a head: {plain * 1e3:.2f} ms")
-        print(f"with one that does not draft: {found['step with'] / plain:.3f} of that")
-        print(f"prompt of {PROMPT}: {found['prompt with'] / found['prompt without']:.3f} of the time without")
+        report(compare(with_head, without), f"{arguments.kind}, {arguments.threads} threads", "a head")
+
+
+def compare(drafted: Sequence, plain: Sequence) -> dict[str, float]:
+    """Return the median seconds of what a model with a drafter does and of what one without does, in turns."""
+    seconds: dict[str, list[float]] = {}
+    for _ in range(ROUNDS):
+        seconds.setdefault("step without", []).append(plain.verify(0, 0))
+        seconds.setdefault("step with", []).append(drafted.verify(0, 0))
         for count in range(1, MOST + 1):
-            draft = found[f"draft {count}"]
-            none, right = draft + found[f"none {count}"], draft + found[f"all {count}"]
-            steps = f"{draft / plain:.2f} of a step to draft, {found[f'none {count}'] / plain:.2f} to verify"
-            speed = f"none right {plain / none:.2f}, all right {(1 + count) * plain / right:.2f}"
-            print(f"{count} drafts: {steps}; times the tokens a second, {speed}")
+            seconds.setdefault(f"draft {count}", []).append(drafted.draft(count))
+            seconds.setdefault(f"none {count}", []).append(drafted.verify(count, 0))
+            seconds.setdefault(f"all {count}", []).append(drafted.verify(count, count))
+    for _ in range(3):
+        seconds.setdefault("prompt without", []).append(plain.prompt())
+        seconds.setdefault("prompt with", []).append(drafted.prompt())
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def report(found: dict[str, float], how: str, what: str) -> None:
+    """Print what drafts take of a step, and what they give where all or none are right."""
+    plain = found["step without"]
+    print(f"{how}; a step without {what}: {plain * 1e3:.2f} ms")
+    print(f"with one that does not draft: {found['step with'] / plain:.3f} of that")
+    print(f"prompt of {PROMPT}: {found['prompt with'] / found['prompt without']:.3f} of the time without")
+    for count in range(1, MOST + 1):
+        draft = found[f"draft {count}"]
+        none, right = draft + found[f"none {count}"], draft + found[f"all {count}"]
+        steps = f"{draft / plain:.2f} of a step to draft, {found[f'none {count}'] / plain:.2f} to verify"
+        speed = f"none right {plain / none:.2f}, all right {(1 + count) * plain / right:.2f}"
+        print(f"{count} drafts: {steps}; times the tokens a second, {speed}")
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ class Drafting:
 @pytest.mark.parametrize(
     ("form", "has_clusters", "starts"),
     [
-        ("31B", False, [2, 3, 17, *range(22, 42), 100, 300]),
-        ("E2B", True, [5, 23, 24, 30, 39, 200]),
+        ("31B", False, [2, 17, *range(24, 40), 300]),
+        ("E2B", True, [5, 24, 39, 200]),
         ("26B-A4B", False, [9, 40]),
     ],
 )
