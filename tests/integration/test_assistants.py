@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from array import array
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from support.native import at_once, chat, options, run, running
 from support.requests_of_all_kinds import requests_of_all_kinds, told
 from support.tiny_assistant import (
     NUM_TOKENS,
-    Written,
     assistant_config,
     assistant_tensors,
     write_assistant,
@@ -22,7 +20,6 @@ from support.tiny_assistant import (
     write_right_assistant,
     write_target,
 )
-from support.tiny_model import write_tiny_model
 
 from pyagent import _rust
 from pyagent.core.messages import ChatRequest
@@ -254,98 +251,6 @@ def test_an_assistant_that_is_right_has_no_draft_refused(tmp_path: Path) -> None
     run(work())
 
 
-def without(tensors: Written, name: str) -> Written:
-    return {key: value for key, value in tensors.items() if key != name}
-
-
-def with_order(order: list[int]) -> Written:
-    tensors = assistant_tensors(has_clusters=True)
-    return tensors | {"masked_embedding.token_ordering": ((len(order),), array("q", order))}
-
-
-def in_text(**changes: object) -> dict[str, object]:
-    config = assistant_config()
-    return config | {"text_config": config["text_config"] | changes}  # type: ignore[operator]
-
-
-ORDER = list(range(NUM_TOKENS))
-CLUSTERED = assistant_config(has_clusters=True)
-
-
-@pytest.mark.parametrize(
-    ("config", "tensors", "text"),
-    [
-        ({}, without(assistant_tensors(), "post_projection.weight"), '"post_projection.weight" is missing'),
-        (
-            {},
-            without(assistant_tensors(), "model.layers.1.self_attn.q_norm.weight"),
-            "layers.1.self_attn.q_norm.weight",
-        ),
-        ({}, without(assistant_tensors(), "model.layers.2.mlp.up_proj.weight"), '2.mlp.up_proj.weight" is missing'),
-        ({}, assistant_tensors() | {"more.weight": ((1,), array("f", [1.0]))}, "there is a tensor 'more.weight'"),
-        ({"backbone_hidden_size": 96}, None, "models of hidden size 96; the model has 64"),
-        ({"backbone_hidden_size": "64"}, None, "'backbone_hidden_size' is \"64\"; expected 1 to"),
-        ({"backbone_hidden_size": 1 << 40}, None, "'backbone_hidden_size' is 1099511627776; expected 1 to"),
-        ({"text_config": None}, None, "lacks 'text_config'"),
-        ({"num_experts_of_mine": 3}, None, "'num_experts_of_mine' is not implemented"),
-        (
-            in_text(num_key_value_heads=2),
-            None,
-            "2 key/value heads of 32 numbers in windows of 24; the model has 1 key/value",
-        ),
-        (
-            in_text(global_head_dim=32),
-            None,
-            "layers that see everything have 1 key/value heads of 32 numbers; the model has 1",
-        ),
-        (
-            in_text(sliding_window=48),
-            None,
-            "in windows of 48; the model has 1 key/value heads of 32 numbers in windows of 24",
-        ),
-        (in_text(num_kv_shared_layers=1), None, "num_kv_shared_layers' must be all layers"),
-        (
-            in_text(hidden_size_per_layer_input=32),
-            None,
-            "hidden_size_per_layer_input' is not implemented for assistants",
-        ),
-        (in_text(use_double_wide_mlp=True), None, "use_double_wide_mlp' is not implemented for assistants"),
-        (
-            CLUSTERED | {"num_centroids": 20},
-            with_order(ORDER),
-            "20 clusters of 336 tokens; expected clusters of equal size",
-        ),
-        (CLUSTERED | {"centroid_intermediate_top_k": 22}, with_order(ORDER), "at most the 21 centroids"),
-        (CLUSTERED, without(with_order(ORDER), "masked_embedding.token_ordering"), "token_ordering"),
-        (CLUSTERED, with_order([*ORDER[:-1], 0]), "expected each of the 336 tokens once"),
-        (CLUSTERED, with_order([*ORDER[:-1], NUM_TOKENS]), "expected each of the 336 tokens once"),
-        (CLUSTERED, with_order(ORDER[:-1]), "has 335 numbers; expected each of the 336 tokens once"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(
-    config: dict[str, object], tensors: Written | None, text: str, folder: Path, tmp_path: Path
-) -> None:
-    """A tensor that is missing or left over, sizes of another model, and clusters that are none."""
-    write_assistant(tmp_path, assistant_config() | config, tensors)
-    memory = Memory(folder / "model.gguf")
-    with pytest.raises(_rust.ModelFileError) as caught:
-        memory.model.attach_assistant(tmp_path)
-    assert text in str(caught.value)
-    assert memory.model.info()["assistant_weight_bytes"] == 0
-
-
-def test_models_of_other_kinds_are_refused_on_both_sides(folder: Path, tmp_path: Path) -> None:
-    """An assistant as a model by itself, of another family's model, and a model as an assistant."""
-    with pytest.raises(_rust.ModelFileError, match="an assistant of Gemma 4 answers nothing by itself; name it"):
-        _rust.CpuModel.load(folder / "assistant", threads=1, kv_bytes=1 << 20)
-    llama = Memory(write_tiny_model(tmp_path / "llama.gguf"))
-    with pytest.raises(_rust.ModelFileError, match="models of Gemma 4; the model is llama"):
-        llama.model.attach_assistant(folder / "assistant")
-    for path in (folder / "model.gguf", folder, tmp_path / "nothing"):
-        with pytest.raises(_rust.ModelFileError):
-            llama.model.attach_assistant(path)
-
-
 def test_drafts_that_cannot_be_are_refused_by_row(folder: Path) -> None:
     """A row's fault is its own; what no step computed just now is none, and without an assistant nothing drafts."""
     memory, tokens = Assisted(folder), random_tokens(1, 30)
@@ -394,19 +299,5 @@ def test_memory_of_an_assistant_is_in_the_account(folder: Path) -> None:
             pool.unload("tiny")
             assert not any("tiny" in account for account in pool.accounts())
             assert eager.model.model.runner.attach_assistant(None) == 0  # type: ignore[union-attr]
-
-    run(work())
-
-
-def test_a_model_goes_on_without_an_assistant_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
-    """It answers as ever, and says what was wrong."""
-    wrong = write_assistant(tmp_path / "wrong", assistant_config() | {"backbone_hidden_size": 96})
-
-    async def work() -> None:
-        async with with_draft_model(folder / "model.gguf", wrong) as backend:
-            (answer,) = await at_once(backend, [chat("the", max_tokens=3, ignore_eos=True)])
-            assert answer.usage.completion_tokens == 3
-            model = await backend.load()
-            assert "models of hidden size 96; the model has 64" in model.draft_fault.text  # type: ignore[attr-defined]
 
     run(work())

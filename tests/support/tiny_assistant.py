@@ -40,13 +40,21 @@ def target_tensors(form: str, *, is_repeating: bool = False) -> Tensors:
     return tensors
 
 
-def write_target(path: Path, form: str = "E2B", *, is_repeating: bool = False) -> Path:
-    """Write a model that assistants are for; returns `path`."""
+def tokenizer_entries(*swapped: int) -> dict[str, object]:
+    """Return what a target's metadata says of its tokens; two of them may be swapped."""
     tokens, _ = vocabulary()
     more = [f"<more{place}>" for place in range(NUM_TOKENS - len(tokens))]
     kinds = [3] * 3 + [1] * (len(tokens) - 3) + [3] * len(more)
-    changes = {"tokenizer__ggml__tokens": [*tokens, *more], "tokenizer__ggml__token_type": kinds}
-    return write_gemma4(path, form, target_tensors(form, is_repeating=is_repeating), **changes)
+    tokens = [*tokens, *more]
+    for one, other in zip(swapped[::2], swapped[1::2], strict=True):
+        tokens[one], tokens[other] = tokens[other], tokens[one]
+    return {"tokenizer__ggml__tokens": tokens, "tokenizer__ggml__token_type": kinds}
+
+
+def write_target(path: Path, form: str = "E2B", *, is_repeating: bool = False) -> Path:
+    """Write a model that assistants are for; returns `path`."""
+    tensors = target_tensors(form, is_repeating=is_repeating)
+    return write_gemma4(path, form, tensors, **tokenizer_entries())
 
 
 def assistant_config(form: str = "E2B", *, has_clusters: bool = False) -> dict[str, object]:
