@@ -265,6 +265,8 @@ def test_drafts_that_cannot_be_are_refused_by_row(folder: Path) -> None:
     assert found == [None, None, None, right]
     assert set(errors) == {0, 1}
     assert memory.draft([], []) == []
+    memory.sample((2, tokens[20:21]))  # a step without the other one, whose output is gone
+    assert memory.draft([1, 2], [5, 5])[0] is None
     memory.compute((1, tokens[20:21]))  # a step that samples nothing
     assert memory.draft([1, 1], [5, 5], [None, 0]) == [None, None]
     memory.model.attach_assistant(None)
