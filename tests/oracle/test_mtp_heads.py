@@ -11,6 +11,7 @@ import pytest
 from support.hybrid_conversion import write_hybrid_as_gguf
 from support.hybrid_reference import Runner, expect_near, reference_model
 from support.mtp_reference import Head
+from support.sparse_models import random_model, tensors_of, write_as_gguf
 
 pytestmark = pytest.mark.oracle
 
@@ -41,13 +42,22 @@ def drafted(runner: Drafting, tokens: list[int]) -> list[Any]:
     return logits
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+def headed(family: str, folder: Path) -> Head:
+    """Write a family's model with a head; return it."""
+    head = Head(reference_model(family) if family.startswith("qwen") else random_model(family, folder))
+    head.save(folder)
+    return head
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_5", "qwen3_next", "glm4_moe", "deepseek_v3", pytest.param("glm4_moe_lite", marks=pytest.mark.slow)],
+)
 def test_heads_agree_with_transformers(family: str, tmp_path: Path) -> None:
     """The first draft after each of 200 positions, and of some positions three, each after the head's own last one."""
     import torch
 
-    head = Head(reference_model(family))
-    head.save(tmp_path)
+    head = headed(family, tmp_path)
     draw = random.Random(1)
     tokens = [draw.randrange(250) for _ in range(NUM_POSITIONS)]
     outputs = head.outputs(tokens)
@@ -77,6 +87,17 @@ def test_gguf_files_under_the_names_of_llama_cpp_have_the_same_head(family: str,
     head = Head(reference_model(family))
     tokens = [(7 * place + place * place) % 250 for place in range(60)]
     path = write_hybrid_as_gguf(tmp_path / "model.gguf", head.float_model, head.written)
+    _, expected = head.compute(tokens[1:], head.outputs(tokens)[:-1])
+    found = drafted(Drafting(path), tokens)
+    expect_near(np.stack([logits for _, logits in found]), expected[[place - 1 for place, _ in found]].numpy())
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "glm4_moe_lite"])
+def test_gguf_files_of_sparse_families_have_the_same_head(family: str, tmp_path: Path) -> None:
+    """With grouped experts, and with latent attention whose matrices are apart."""
+    head = headed(family, tmp_path)
+    tokens = [(7 * place + place * place) % 250 for place in range(60)]
+    path = write_as_gguf(tmp_path / "model.gguf", family, tensors_of(tmp_path))
     _, expected = head.compute(tokens[1:], head.outputs(tokens)[:-1])
     found = drafted(Drafting(path), tokens)
     expect_near(np.stack([logits for _, logits in found]), expected[[place - 1 for place, _ in found]].numpy())
