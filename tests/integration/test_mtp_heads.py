@@ -179,6 +179,20 @@ def test_a_prefix_that_ends_within_what_one_step_computed_has_its_record(
     assert warm == cold(memory, other[:-1], other[-1])
 
 
+@pytest.mark.parametrize("headed", ["glm4moe", "deepseek2"], indirect=True)
+def test_pages_that_move_to_another_engine_have_their_records(headed: Path) -> None:
+    """A page moves as a whole, so another engine drafts what this one does."""
+    here, there, tokens = Memory(headed), Memory(headed), random_tokens(1, 40)
+    here.pool.add(1, tokens)
+    here.compute((1, tokens[:-1]))
+    count = here.model.info()["layers_per_page"]
+    data = here.model.read_layers(here.pool.pages_in_use(1), 0, count)
+    _, places = there.pool.restore(1, tokens[:-1])
+    there.model.write_layers(places, 0, count, data)
+    there.pool.commit(1, tokens[:-1])
+    assert chain(there, 1, tokens[-1]) == chain(here, 1, tokens[-1]) == cold(here, tokens[:-1], tokens[-1])
+
+
 def test_a_batch_drafts_what_each_sequence_drafts_alone(headed: Path) -> None:
     """Whatever stands beside a sequence, and however many threads compute."""
     logs = [random_tokens(seed, 20 + 13 * seed) for seed in range(6)]

@@ -13,9 +13,12 @@ from support.hybrid_reference import Runner, expect_near, reference_model
 from support.mtp_reference import Head
 from support.sparse_models import random_model, tensors_of, write_as_gguf
 
+from pyagent import _rust
+
 pytestmark = pytest.mark.oracle
 
 NUM_POSITIONS = 200
+FILE = "model.safetensors"
 
 
 class Drafting(Runner):
@@ -79,6 +82,20 @@ def test_heads_agree_with_transformers(family: str, tmp_path: Path) -> None:
             assert token == logits.argmax()
             log, before = [*log, token], torch.cat([before, chained[-1:]])
         runner.step((2, [tokens[place]]))
+
+
+@pytest.mark.parametrize("lost", ["eh_proj.weight", "shared_head.norm.weight", "mlp.experts.3.up_proj.weight"])
+def test_a_folder_with_a_part_of_a_head_is_refused_by_name(lost: str, tmp_path: Path) -> None:
+    """And one from which the whole head was taken has none, whatever `config.json` says."""
+    from safetensors.torch import save_file
+
+    headed("glm4_moe", tmp_path)
+    tensors = tensors_of(tmp_path)
+    save_file({name: one for name, one in tensors.items() if name != f"model.layers.4.{lost}"}, tmp_path / FILE)
+    with pytest.raises(_rust.ModelFileError, match=f"model.layers.4.{lost}"):
+        Drafting(tmp_path)
+    save_file({name: one for name, one in tensors.items() if ".layers.4." not in name}, tmp_path / FILE)
+    assert not Drafting(tmp_path).model.info()["has_mtp"]
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
