@@ -58,17 +58,12 @@ impl Engine {
     /// Starts a sequence as a runner does; returns how many of its tokens need no computing.
     fn add(&mut self, seq: u64, tokens: &[u32]) -> usize {
         let salt = Salt::default();
-        let found = self.pool.lookup(tokens, &salt).num_tokens;
         let cached = self.pool.add(seq, tokens, &salt, AddOptions::default()).expect("new");
         let next = &tokens[cached..(cached + BLOCK).min(tokens.len() - 1)];
         let part = self.pool.take_part(seq, next).map_or(0, |(part, pairs)| {
             self.copy(&pairs);
             part
         });
-        assert!(
-            part == 0 || cached + part == found,
-            "what is looked up is what is taken"
-        );
         self.sequences.insert(seq, tokens[..cached + part].to_vec());
         self.prompts.insert(seq, tokens.to_vec());
         cached + part
@@ -231,7 +226,8 @@ fn the_last_token_of_a_part_is_computed_once_more() {
         (&prompt, 9),
         (&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], 11),
     ] {
-        assert_eq!(engine.add(2, tokens), expected, "{tokens:?}");
+        let found = engine.pool.lookup(tokens, &Salt::default()).num_tokens;
+        assert_eq!((found, engine.add(2, tokens)), (expected, expected), "{tokens:?}");
         engine.compute(2, &tokens[expected..]);
         engine.check();
         engine.release(2);
