@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.drafts import drafting, same_answers
+from support.headed_models import FAMILIES, HEAD, headed_tensors, write_headed, write_headless
 from support.hybrid_model import mtp_tensors, right_mtp_tensors, write_hybrid, write_mtp
 from support.kv_sequences import Memory
 from support.mtp_drafts import eagerly_headed
@@ -28,6 +29,12 @@ from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
 NUM_TOKENS = len(vocabulary()[0])
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def headed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of random weights with a head, which is usually wrong; of each family."""
+    return write_headed(tmp_path_factory.mktemp("headed") / f"{request.param}.gguf", request.param)
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +119,9 @@ class Verifying:
         self.tokens += [sampled[0], *(token for token, _ in more.get(0, ()))]
 
 
-def test_drafts_after_any_history_are_those_of_a_cold_text(path: Path, tmp_path: Path) -> None:
+def test_drafts_after_any_history_are_those_of_a_cold_text(headed: Path, tmp_path: Path) -> None:
     """After right and wrong drafts at every place in a block, in forks, after swaps and from the cache: bit for bit."""
-    memory, draw = Memory(path, tmp_path, threads=2), random.Random(5)
+    memory, draw = Memory(headed, tmp_path, threads=2), random.Random(5)
     plain = Verifying(memory, random_tokens(1, 37))
     while len(plain.tokens) < 200:
         plain.step([], 0)
@@ -150,26 +157,47 @@ def test_drafts_after_any_history_are_those_of_a_cold_text(path: Path, tmp_path:
         assert logits == cold(memory, log[:-1], log[-1]), len(log)
 
 
-def test_a_prefix_that_ends_within_what_one_step_computed_has_its_record(path: Path) -> None:
-    """A prompt that parts from another at a state's block, whose tokens one step computed with those behind them."""
-    memory, tokens = Memory(path, threads=2), random_tokens(1, 300)
+@pytest.mark.parametrize(("end", "cached", "cached_with_states"), [(270, 269, 256), (273, 272, 256), (300, 298, 288)])
+def test_a_prefix_that_ends_within_what_one_step_computed_has_its_record(
+    headed: Path, end: int, cached: int, cached_with_states: int
+) -> None:
+    """A prompt that parts from another, or is the same, whose tokens one step computed with those behind them.
+
+    Where layers have states it goes on from the block of one. Else from a part of a block, whose record is of a later
+    token: the last token in common is computed once more.
+    """
+    memory, tokens = Memory(headed, threads=2), random_tokens(1, 300)
     memory.pool.add(1, tokens)
     memory.compute((1, tokens))
     memory.pool.release(1)
-    other = [*tokens[:270], *random_tokens(2, 30)]
+    other = [*tokens[:end], *random_tokens(2, 300 - end)]
     num_cached = memory.add(2, other)
-    assert num_cached == 256
+    assert num_cached == (cached_with_states if headed.stem == "qwen35" else cached)
     memory.compute((2, other[num_cached:-1]))
     warm = chain(memory, 2, other[-1])
     memory.pool.release(2)
     assert warm == cold(memory, other[:-1], other[-1])
 
 
-def test_a_batch_drafts_what_each_sequence_drafts_alone(path: Path) -> None:
+@pytest.mark.parametrize("headed", ["glm4moe", "deepseek2"], indirect=True)
+def test_pages_that_move_to_another_engine_have_their_records(headed: Path) -> None:
+    """A page moves as a whole, so another engine drafts what this one does."""
+    here, there, tokens = Memory(headed), Memory(headed), random_tokens(1, 40)
+    here.pool.add(1, tokens)
+    here.compute((1, tokens[:-1]))
+    count = here.model.info()["layers_per_page"]
+    data = here.model.read_layers(here.pool.pages_in_use(1), 0, count)
+    _, places = there.pool.restore(1, tokens[:-1])
+    there.model.write_layers(places, 0, count, data)
+    there.pool.commit(1, tokens[:-1])
+    assert chain(there, 1, tokens[-1]) == chain(here, 1, tokens[-1]) == cold(here, tokens[:-1], tokens[-1])
+
+
+def test_a_batch_drafts_what_each_sequence_drafts_alone(headed: Path) -> None:
     """Whatever stands beside a sequence, and however many threads compute."""
     logs = [random_tokens(seed, 20 + 13 * seed) for seed in range(6)]
-    alone = [cold(Memory(path), log[:-1], log[-1])[:2] for log in logs]
-    memory = Memory(path, threads=2)
+    alone = [cold(Memory(headed), log[:-1], log[-1])[:2] for log in logs]
+    memory = Memory(headed, threads=2)
     for sequence, log in enumerate(logs):
         memory.pool.add(sequence, log)
         memory.compute((sequence, log[:-1]))
@@ -187,16 +215,16 @@ def test_a_batch_drafts_what_each_sequence_drafts_alone(path: Path) -> None:
     assert [logits[at * size : (at + 1) * size] for at in range(3)] == [alone[at][1] for at in kept]
 
 
-def test_logits_with_a_head_are_those_without(path: Path) -> None:
+def test_logits_with_a_head_are_those_without(headed: Path) -> None:
     """A head changes no bit of its decoder's logits, few rows or many; without it, pages are as small as ever."""
     tokens = random_tokens(3, 90)
-    plain = _rust.CpuModel.load(path, threads=2, kv_bytes=8 << 20, mtp=False).info()
-    headless = write_hybrid(path.parent / "without.gguf", "qwen35")
+    plain = _rust.CpuModel.load(headed, threads=2, kv_bytes=8 << 20, mtp=False).info()
+    headless = write_headless(headed.parent / "without.gguf", headed.stem)
     assert not plain["has_mtp"]
     assert plain["page_bytes"] == Memory(headless).model.info()["page_bytes"]
-    assert Memory(path).model.info()["page_bytes"] > plain["page_bytes"]
+    assert Memory(headed).model.info()["page_bytes"] > plain["page_bytes"]
     logits = []
-    for file in (path, headless):
+    for file in (headed, headless):
         memory = Memory(file, threads=2)
         memory.pool.add(1, tokens)
         rows = [*memory.compute((1, tokens[:60])), *memory.compute((1, tokens[60:63]))]
@@ -211,9 +239,10 @@ async def same(path: Path, asked: list[ChatRequest], chosen: EngineOptions, warm
     assert eager.model.model.num_tokens > 100
 
 
-def test_answers_of_every_kind_are_the_same(path: Path) -> None:
+@pytest.mark.parametrize("headed", ["qwen35", "deepseek2"], indirect=True)
+def test_answers_of_every_kind_are_the_same(headed: Path) -> None:
     """In a batch of all of them, with log probabilities, forms, penalties and several answers of one prompt."""
-    run(same(path, requests_of_all_kinds(), options(threads=2), []))
+    run(same(headed, requests_of_all_kinds(), options(threads=2), []))
 
 
 def test_answers_are_the_same_while_requests_are_preempted(path: Path) -> None:
@@ -290,46 +319,70 @@ def test_drafts_that_cannot_be_are_refused_by_row(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "text"),
+    ("family", "lost"),
     [
-        ("nextn.hnorm.weight", "tensor 'blk.4.nextn.hnorm.weight' is missing"),
-        ("attn_k.weight", "tensor 'blk.4.attn_k.weight' is missing"),
-        ("ffn_up.weight", "tensor 'blk.4.ffn_up.weight' is missing"),
-        ("nextn.eh_proj.weight", "tensor 'blk.4.nextn.eh_proj.weight' is missing"),
+        ("qwen35", "nextn.hnorm.weight"),
+        ("qwen35", "attn_k.weight"),
+        ("qwen35", "ffn_up.weight"),
+        ("qwen35", "nextn.eh_proj.weight"),
+        ("glm4moe", "nextn.eh_proj.weight"),
+        ("glm4moe", "exp_probs_b.bias"),
+        ("deepseek2", "nextn.shared_head_norm.weight"),
+        ("deepseek2", "attn_kv_a_mqa.weight"),
+        ("deepseek2", "attn_k_b.weight"),
     ],
 )
-def test_a_part_of_a_head_is_refused_by_name(lost: str, text: str, tmp_path: Path) -> None:
+def test_a_part_of_a_head_is_refused_by_name(family: str, lost: str, tmp_path: Path) -> None:
     """A tensor that is missing, before memory is taken."""
-    tensors = {name: one for name, one in mtp_tensors().items() if name != f"blk.4.{lost}"}
+    tensors = {name: one for name, one in headed_tensors(family).items() if name != f"{HEAD}{lost}"}
     with pytest.raises(_rust.ModelFileError) as caught:
-        Memory(write_mtp(tmp_path / "model.gguf", tensors))
-    assert text.split("'")[1] in str(caught.value)
+        Memory(write_headed(tmp_path / "model.gguf", family, tensors))
+    assert f"{HEAD}{lost}" in str(caught.value)
 
 
-def test_a_head_of_another_size_is_refused_and_one_that_was_stripped_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_of_another_size_is_refused_and_one_that_was_stripped_is_none(family: str, tmp_path: Path) -> None:
     """The matrix that joins must be twice as wide as the stream; without any tensor the model runs as it is."""
-    tensors = mtp_tensors()
+    tensors = dict(headed_tensors(family))
     dims, values = tensors["blk.4.nextn.eh_proj.weight"]
+    assert isinstance(values, array)
     halved = tensors | {"blk.4.nextn.eh_proj.weight": ((dims[0] // 2, dims[1]), values[: len(values) // 2])}
     with pytest.raises(_rust.ModelFileError, match=r"blk\.4\.nextn\.eh_proj\.weight' is 64 x 64; expected 64 x 128"):
-        Memory(write_mtp(tmp_path / "model.gguf", halved))
-    stripped = {name: one for name, one in tensors.items() if not name.startswith("blk.4.")}
-    assert not Memory(write_mtp(tmp_path / "stripped.gguf", stripped)).model.info()["has_mtp"]
+        Memory(write_headed(tmp_path / "model.gguf", family, halved))
+    stripped = {name: one for name, one in tensors.items() if not name.startswith(HEAD)}
+    assert not Memory(write_headed(tmp_path / "stripped.gguf", family, stripped)).model.info()["has_mtp"]
+
+
+def test_a_head_with_an_embedding_of_its_own_is_left_alone_where_its_family_has_none(tmp_path: Path) -> None:
+    """Qwen's; in GLM's and DeepSeek's files it is the decoder's once more, and not read."""
+    tensors = mtp_tensors()
     own = tensors | {"blk.4.nextn.embed_tokens.weight": tensors["token_embd.weight"]}
     assert not Memory(write_mtp(tmp_path / "own.gguf", own)).model.info()["has_mtp"]
+    with_copies = dict(headed_tensors("glm4moe"))
+    without = {name: one for name, one in with_copies.items() if "embed_tokens" not in name and "head_head" not in name}
+    assert len(without) == len(with_copies) - 2
+    log = random_tokens(1, 20)
+    logits = [
+        cold(Memory(write_headed(tmp_path / "glm.gguf", "glm4moe", given)), log[:-1], log[-1])
+        for given in (with_copies, without)
+    ]
+    assert logits[0] == logits[1]
 
 
-def test_memory_of_a_head_is_in_the_account(path: Path) -> None:
+def test_memory_of_a_head_is_in_the_account(headed: Path) -> None:
     """What a head's steps take is in what all steps take at most, as told before it is loaded."""
     step = LargestStep(64, 17, 512)
-    with_head = CPU.load(path, RunnerOptions(threads=2, kv_bytes=1 << 22), step, None)
-    without = CPU.load(path, RunnerOptions(threads=2, kv_bytes=1 << 22, mtp=False), step, None)
+    with_head = CPU.load(headed, RunnerOptions(threads=2, kv_bytes=1 << 22), step, None)
+    without = CPU.load(headed, RunnerOptions(threads=2, kv_bytes=1 << 22, mtp=False), step, None)
     assert with_head.info.weight_bytes > without.info.weight_bytes
     for asked in (step, LargestStep(300, 256, 512), LargestStep(1, 1, 16)):
-        exact, most = with_head.step_bytes(asked), _rust.most_step_bytes(path, 2, *asked)
+        exact, most = with_head.step_bytes(asked), _rust.most_step_bytes(headed, 2, *asked)
         assert without.step_bytes(asked) < exact <= most < 2 * exact + 100_000, asked
-        assert without.step_bytes(asked) <= _rust.most_step_bytes(path, 2, *asked, mtp=False) < most
-    memory = Memory(path, threads=2)
+        assert without.step_bytes(asked) <= _rust.most_step_bytes(headed, 2, *asked, mtp=False) < most
+    needs = CPU.estimate(headed, RunnerOptions(threads=2), step)
+    assert (needs.page_bytes, needs.kv_groups) == (with_head.info.page_bytes, with_head.info.kv_groups)
+    assert with_head.info.kv_groups[0][0] == "recorded"
+    memory = Memory(headed, threads=2)
     tokens = random_tokens(1, 64)
     memory.pool.add(1, tokens)
     memory.compute((1, tokens))

@@ -341,6 +341,12 @@ _PARTS = {
     "mlp.router": "ffn_gate_inp",
     "mlp.moe_statics": "exp_probs_b",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "eh_proj": "nextn.eh_proj",
+    "embed_tokens": "nextn.embed_tokens",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
 }
 _WHOLE = {
     "model.embed_tokens": "token_embd",

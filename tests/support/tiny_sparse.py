@@ -7,7 +7,7 @@ import math
 import random
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -135,8 +135,25 @@ def _gated(end: str, size: int, *stacked: int) -> Iterator[tuple[str, Shape]]:
 
 def sparse_tensors(family: str, seed: int = 7) -> dict[str, tuple[Shape, Values]]:
     """Random tensors; gpt-oss's experts are MXFP4."""
+    return _random_tensors(family, sparse_shapes(family), seed)
+
+
+def sparse_head(family: str, seed: int = 8) -> dict[str, tuple[Shape, Values]]:
+    """Random tensors of a head that drafts further tokens, as a block behind the others.
+
+    Files have the embedding and the output matrix once more in it, or they have not; here these are others.
+    """
+    shapes = dict(_attention(family)) | dict(_ffn(family, LAYERS))
+    shapes |= {f"nextn.{name}.weight": (HIDDEN,) for name in ("enorm", "hnorm", "shared_head_norm")}
+    shapes["nextn.eh_proj.weight"] = (2 * HIDDEN, HIDDEN)
+    if family == "glm4moe":
+        shapes |= {f"nextn.{name}.weight": (HIDDEN, NUM_TOKENS) for name in ("embed_tokens", "shared_head_head")}
+    return _random_tensors(family, {f"blk.{LAYERS}.{name}": shape for name, shape in shapes.items()}, seed)
+
+
+def _random_tensors(family: str, shapes: Mapping[str, Shape], seed: int) -> dict[str, tuple[Shape, Values]]:
     draw, tensors = random.Random(seed), dict[str, tuple[Shape, Values]]()
-    for name, shape in sparse_shapes(family).items():
+    for name, shape in shapes.items():
         count = math.prod(shape)
         if family == "gpt-oss" and "_exps.weight" in name:
             blocks = (bytes([draw.randrange(121, 126), *draw.randbytes(16)]) for _ in range(count // 32))

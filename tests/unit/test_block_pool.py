@@ -180,7 +180,7 @@ def test_restore_says_where_saved_pages_go() -> None:
 
 def test_groups_are_checked() -> None:
     """Groups that make no sense are refused with what was expected."""
-    with pytest.raises(ValueError, match="full, window, chunk or state, got 'sparse'"):
+    with pytest.raises(ValueError, match="full, recorded, window, chunk or state, got 'sparse'"):
         BlockPool(8, groups=[("sparse", 0, 1)])
     with pytest.raises(ValueError, match="one of which may see everything"):
         BlockPool(8, groups=[("full", 0, 1), ("full", 0, 1)])

@@ -14,6 +14,9 @@ pub const NO_PAGE: u32 = u32::MAX;
 pub enum GroupKind {
     /// All of them.
     Full,
+    /// All of them too; a block's pages have a record besides, of what its last known token left behind. From it the next
+    /// token goes on, unless that is computed once more.
+    Recorded,
     /// The last so many, itself included.
     Window(usize),
     /// Those since the last multiple of so many.
@@ -27,11 +30,16 @@ impl GroupKind {
     /// The first token that the one at `position` can see.
     pub fn first_visible(self, position: usize) -> usize {
         match self {
-            Self::Full => 0,
+            Self::Full | Self::Recorded => 0,
             Self::Window(size) => (position + 1).saturating_sub(size),
             Self::Chunk(size) => position / size * size,
             Self::State(_) => position.saturating_sub(1),
         }
+    }
+
+    /// Whether it sees all tokens, and has pages for all.
+    fn sees_all(self) -> bool {
+        matches!(self, Self::Full | Self::Recorded)
     }
 
     /// Whether pages hold the state after a block's tokens, which stands for all of them or for none.
@@ -77,6 +85,8 @@ pub(crate) struct Layout {
     pub(crate) width: usize,
     /// Whether some class keeps states.
     pub(crate) has_states: bool,
+    /// Whether pages of some class have a record of a block's last token.
+    pub(crate) has_records: bool,
 }
 
 impl Layout {
@@ -89,7 +99,7 @@ impl Layout {
             width = row.end;
             classes.push(Class { kind: group.kind, row });
         }
-        let full = groups.iter().position(|group| group.kind == GroupKind::Full);
+        let full = groups.iter().position(|group| group.kind.sees_all());
         if full.is_none() {
             let (kind, row) = (GroupKind::Full, width..width);
             classes.push(Class { kind, row });
@@ -101,6 +111,7 @@ impl Layout {
             classes,
             width,
             has_states: groups.iter().any(|group| group.kind.is_state()),
+            has_records: groups.iter().any(|group| group.kind == GroupKind::Recorded),
         })
     }
 
@@ -128,7 +139,7 @@ impl Layout {
     pub(crate) fn most_pages(&self, num_tokens: usize, step_tokens: usize) -> usize {
         let blocks = num_tokens.div_ceil(self.block_tokens);
         let most = |class: &Class| match class.kind {
-            GroupKind::Full => blocks,
+            GroupKind::Full | GroupKind::Recorded => blocks,
             GroupKind::Window(size) | GroupKind::Chunk(size) => {
                 let in_sight = size.saturating_add(step_tokens) / self.block_tokens;
                 blocks.min(in_sight.saturating_add(3))
@@ -147,7 +158,7 @@ impl Layout {
 const MOST_PAGES: usize = 4096;
 
 fn check(groups: &[Group]) -> Result<(), &'static str> {
-    let num_full = groups.iter().filter(|group| group.kind == GroupKind::Full).count();
+    let num_full = groups.iter().filter(|group| group.kind.sees_all()).count();
     let sees_nothing = |group: &Group| {
         matches!(
             group.kind,

@@ -107,12 +107,22 @@ impl Store {
     /// The block after a usable chain that begins with most of `tokens`.
     pub(crate) fn part(&self, chain: &[u32], tokens: &[u32], salt: &Salt) -> Option<Alike> {
         let parts = self.alike(end_of(chain), tokens, salt);
-        parts.filter(|part| self.stands_for(*part)).max()
+        let parts = parts.filter(|part| self.stands_for(*part));
+        parts.filter_map(|part| self.gone_on_from(part)).max()
     }
 
     /// Whether what an entry holds can be used for the tokens in common: the state after a block is that after all of it.
     pub(crate) fn stands_for(&self, part: Alike) -> bool {
         !self.layout.has_states || part.num_tokens == self.entries.tokens(part.entry).len()
+    }
+
+    /// What can be gone on from of a part: where the record is not that of the last token in common, this is computed once
+    /// more; all else that the token leaves behind is there.
+    fn gone_on_from(&self, part: Alike) -> Option<Alike> {
+        let is_whole = part.num_tokens == self.entries.tokens(part.entry).len();
+        let num_again = usize::from(self.layout.has_records && !is_whole);
+        let num_tokens = part.num_tokens - num_again;
+        (num_tokens > 0).then_some(Alike { num_tokens, ..part })
     }
 
     /// The tail after a usable chain that begins with all of `tokens`, or these with all of it.

@@ -72,6 +72,7 @@ impl BlockPool {
     ) -> Result<(usize, Vec<u32>), CacheError> {
         self.check_new(seq, tokens)?;
         let mut sequence = self.start(tokens, tokens, salt, options.priority);
+        sequence.num_unrecorded = tokens.len();
         let layout = &self.store.layout;
         let cached = sequence.entries.len();
         let blocks = tokens.len().div_ceil(layout.block_tokens);

@@ -211,6 +211,7 @@ impl BlockPool {
         store.note_hit(part.entry, sequence.priority);
         sequence.push_row(&store.layout, &own);
         sequence.tokens.extend_from_slice(&tokens[..part.num_tokens]);
+        sequence.num_unrecorded = sequence.tokens.len();
         let (hits, queried) = &mut sequence.uncounted;
         *hits += (part.num_tokens as u64).min(*queried - *hits);
         let source = store.entries.pages(part.entry, &(0..store.layout.width));

@@ -35,6 +35,8 @@ pub(crate) struct Sequence {
     /// Blocks whose state is worth keeping when it is computed: the prompt's last whole one, and the last that another
     /// sequence had in common with it.
     state_blocks: [Option<usize>; 2],
+    /// While it has no more tokens than these, the record of its last block may be of a later one.
+    pub(crate) num_unrecorded: usize,
     /// Prompt tokens found and looked up, until they are counted.
     pub(crate) uncounted: (u64, u64),
 }
@@ -60,6 +62,7 @@ impl Sequence {
                 last: prompt.len() / block_tokens,
             }],
             state_blocks: [(prompt.len().saturating_sub(1) / block_tokens).checked_sub(1), None],
+            num_unrecorded: 0,
             uncounted: (0, 0),
         }
     }
@@ -253,7 +256,8 @@ impl Sequence {
         let parent = self.entries.last().copied().unwrap_or(NO_ENTRY);
         let salt = Arc::clone(&self.salt);
         let is_known = |part: Alike| part.num_tokens == tokens.len() && store.stands_for(part);
-        if tokens.is_empty() || !self.is_indexed || store.alike(parent, tokens, &salt).any(is_known) {
+        let is_unrecorded = store.layout.has_records && self.tokens.len() <= self.num_unrecorded;
+        if tokens.is_empty() || is_unrecorded || !self.is_indexed || store.alike(parent, tokens, &salt).any(is_known) {
             return;
         }
         let hash = store.hasher.block(self.hash, tokens);

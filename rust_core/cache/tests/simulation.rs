@@ -58,7 +58,7 @@ struct Machine {
 /// Whether a layer of this kind attends from `position` to the earlier (or same) token `seen`.
 fn sees(kind: GroupKind, position: usize, seen: usize) -> bool {
     match kind {
-        GroupKind::Full => true,
+        GroupKind::Full | GroupKind::Recorded => true,
         GroupKind::Window(size) => position - seen < size,
         GroupKind::Chunk(size) => position / size == seen / size,
         GroupKind::State(_) => position - seen < 2,

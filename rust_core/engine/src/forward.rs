@@ -271,6 +271,9 @@ impl Pass<'_> {
     fn tiling(&self, plan: &Plan<'_>, stage: Stage) -> Tiling {
         let config = self.config;
         let (num_rows, num_units, most_units) = match stage {
+            Stage::Project(layer) if config.latent.is_some() && self.stores_alone(plan, layer) => {
+                return latent::storing_tiling(plan, config);
+            }
             Stage::Project(layer) if config.recurrent(layer).is_some() || config.latent.is_some() => {
                 return recurrent::projection_tiling(plan, config);
             }
@@ -350,7 +353,7 @@ impl Pass<'_> {
                 }
                 Stage::Project(layer) => match &self.weights.layers[layer].mixer {
                     Mixer::Attention(attention) => part.project(layer, attention, ranges(stage), own),
-                    Mixer::Latent(latent) => part.project_latent(latent, ranges(stage)),
+                    Mixer::Latent(latent) => part.project_latent(layer, latent, ranges(stage)),
                     Mixer::Recurrent(recurrent) => part.project_mixer(recurrent, ranges(stage)),
                     Mixer::Absent => {}
                 },

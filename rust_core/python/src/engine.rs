@@ -509,10 +509,11 @@ fn rope(config: &ModelConfig) -> String {
 
 /// The groups of layers as `BlockPool` takes them: kind, size in tokens, pages a block.
 fn kv_groups(pages: &KvPages) -> Vec<(&'static str, usize, usize)> {
-    let groups = pages.groups.iter();
+    let groups = pages.groups.iter().enumerate();
     groups
-        .map(|group| match (group.state_every, group.window) {
+        .map(|(index, group)| match (group.state_every, group.window) {
             (Some(every), _) => ("state", every, group.pages_per_block),
+            (None, None) if pages.record_group() == Some(index) => ("recorded", 0, group.pages_per_block),
             (None, None) => ("full", 0, group.pages_per_block),
             (None, Some(window)) => ("window", window, group.pages_per_block),
         })

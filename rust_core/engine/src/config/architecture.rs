@@ -271,6 +271,11 @@ impl Architecture {
         matches!(self, Self::Olmo2 | Self::OlMoe | Self::MiniMaxM2)
     }
 
+    /// Whether files may have a head that drafts, of a kind that is known.
+    pub(crate) fn may_have_mtp(self) -> bool {
+        self.has_delta_nets() || matches!(self, Self::Glm4Moe | Self::Deepseek2)
+    }
+
     /// Whether what heads attended to is multiplied by a gate of its own.
     pub fn has_gated_attention(self) -> bool {
         self.has_delta_nets() || self == Self::Afmoe

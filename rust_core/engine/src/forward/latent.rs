@@ -8,9 +8,9 @@ use std::ops::Range;
 use pyagent_kernels::attention::store_kv;
 use pyagent_kernels::elementwise;
 use pyagent_kernels::matmul::{self, Activations};
-use pyagent_kernels::pack::{BLOCK_COLS, PackedMatrix};
+use pyagent_kernels::pack::{BLOCK_COLS, PackedMatrix, ROWS_PER_GROUP};
 
-use super::{Part, Pass, Plan, Tiling};
+use super::{MOST_GROUPS, Part, Pass, Plan, Tiling};
 use crate::config::latent::NORM_EPSILON;
 use crate::config::{Latent, ModelConfig};
 use crate::model::{LatentWeights, Mixer, Weights};
@@ -113,6 +113,12 @@ pub(super) fn most_columns(config: &ModelConfig) -> usize {
     })
 }
 
+/// How the projections of a layer that stores keys and values alone are cut: by columns of latents and rotated keys.
+pub(super) fn storing_tiling(plan: &Plan<'_>, config: &ModelConfig) -> Tiling {
+    let columns = config.latent.map_or(0, |latent| latent.cached_dims());
+    Tiling::new(plan.num_rows(), columns / ROWS_PER_GROUP, MOST_GROUPS, plan.num_threads)
+}
+
 /// How the making of latents' queries is cut: by heads.
 pub(super) fn absorb_tiling(plan: &Plan<'_>, config: &ModelConfig) -> Tiling {
     Tiling::new(plan.num_rows(), config.num_heads, MOST_HEADS, plan.num_threads)
@@ -133,13 +139,24 @@ impl Part<'_> {
         }
     }
 
-    /// Some columns of compressed queries, latents and rotated keys, for some rows.
+    /// Some columns of compressed queries, latents and rotated keys, for some rows. Where a layer stores keys and values
+    /// alone, the columns are counted from the latents' on.
     ///
     /// # Safety
     /// These columns of these rows are this piece's.
-    pub(super) unsafe fn project_latent(&self, weights: &LatentWeights, (rows, groups): (Range<usize>, Range<usize>)) {
+    pub(super) unsafe fn project_latent(
+        &self,
+        layer: usize,
+        weights: &LatentWeights,
+        (rows, groups): (Range<usize>, Range<usize>),
+    ) {
         let down = weights.query_down.as_ref().map(|(down, _)| (down, 0));
         let start = down.map_or(0, |(down, _)| down.weight.rows());
+        let before = match self.pass.stores_alone(self.plan, layer) {
+            true => start / ROWS_PER_GROUP,
+            false => 0,
+        };
+        let groups = groups.start + before..groups.end + before;
         let linears = down.into_iter().chain([(&weights.latent, start)]);
         // SAFETY: by contract.
         unsafe { self.project_beside(linears, (rows, groups)) };
@@ -158,7 +175,8 @@ impl Part<'_> {
         unsafe {
             let compressed = space.mixed.row(row);
             let (query, cached) = compressed.split_at_mut(latent.query_rank.unwrap_or(0));
-            if let Some((_, norm)) = &weights.query_down {
+            let queries = weights.query_down.as_ref();
+            if let Some((_, norm)) = queries.filter(|_| !self.pass.stores_alone(self.plan, layer)) {
                 elementwise::rms_norm_in_place(isa, query, norm, NORM_EPSILON);
                 space.latent.queries.write_row(isa, row, query);
             }

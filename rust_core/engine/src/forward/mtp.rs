@@ -121,7 +121,7 @@ impl Stage {
     pub(super) fn is_of_mtp(self, config: &ModelConfig, plan: &Plan<'_>) -> bool {
         match self {
             Self::MtpInput | Self::MtpJoin | Self::MtpStream(_) | Self::MtpOutput | Self::KeepRecords => true,
-            Self::Project(layer) => config.is_mtp(layer),
+            Self::Project(layer) | Self::Compress(layer) => config.is_mtp(layer),
             _ => plan.is_drafting(),
         }
     }
@@ -130,17 +130,19 @@ impl Stage {
 impl Pass<'_> {
     /// The stages after a step's last that store the head's keys and values; none where there is no head.
     pub(super) fn mtp_stages(&self) -> impl Iterator<Item = Stage> + use<> {
+        let is_latent = self.config.latent.is_some();
         let stages = self.config.mtp_layer().map(|layer| {
             [
-                Stage::KeepOutputs,
-                Stage::MtpInput,
-                Stage::MtpJoin,
-                Stage::MtpStream(0),
-                Stage::Project(layer),
-                Stage::KeepRecords,
+                Some(Stage::KeepOutputs),
+                Some(Stage::MtpInput),
+                Some(Stage::MtpJoin),
+                Some(Stage::MtpStream(0)),
+                Some(Stage::Project(layer)),
+                is_latent.then_some(Stage::Compress(layer)),
+                Some(Stage::KeepRecords),
             ]
         });
-        stages.into_iter().flatten()
+        stages.into_iter().flatten().flatten()
     }
 
     /// The stages of a pass that drafts.
@@ -190,6 +192,25 @@ impl Part<'_> {
             let (residual, output) = (self.stream.residual.shared_row(row), space.mtp.output.row(row));
             weights.final_norm.apply(isa, residual, config.norm_epsilon, output);
         }
+    }
+
+    /// Whether a row's keys and values in a layer are there already: the head's where a text is gone on with from a part of
+    /// a cached block, whose record is of a later token. The row's token was computed before, and is computed again for the
+    /// next one's sake.
+    ///
+    /// # Safety
+    /// Nobody writes records in this stage.
+    pub(super) unsafe fn has_slot(&self, layer: usize, row: usize) -> bool {
+        if !self.pass.config.is_mtp(layer) {
+            return false;
+        }
+        let Before::Record(block) = self.plan.before(row) else {
+            return false;
+        };
+        let (_, segment, position) = self.plan.rows[row];
+        let tables = self.plan.segments[segment].tables;
+        // SAFETY: by contract.
+        unsafe { self.pass.kv.record_tokens(tables, block) != position }
     }
 
     /// The head's input for a row: its token's embedding and the output for the token before, each normalised.
@@ -308,8 +329,8 @@ pub(crate) unsafe fn keep_records(
         if place + 1 == num_rows || (position + 1).is_multiple_of(BLOCK_TOKENS) {
             // SAFETY: by contract.
             unsafe {
-                let record = kv.record(tables, position / BLOCK_TOKENS);
-                record.copy_from_slice(outputs.shared_row(row));
+                let output = outputs.shared_row(row);
+                kv.keep_record(tables, position / BLOCK_TOKENS, output, position + 1);
             }
         }
     }

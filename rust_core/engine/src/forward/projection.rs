@@ -132,7 +132,7 @@ impl Part<'_> {
         });
     }
 
-    /// Calls `work` with the block and the slot of each row, for each key-value head.
+    /// Calls `work` with the block and the slot of each row that is to be stored, for each key-value head.
     pub(super) fn each_slot(
         &self,
         index: usize,
@@ -145,6 +145,10 @@ impl Part<'_> {
         }
         let kv = self.pass.kv;
         for row in rows {
+            // SAFETY: records are written in a stage of their own.
+            if unsafe { self.has_slot(index, row) } {
+                continue;
+            }
             let (_, segment, position) = self.plan.rows[row];
             let blocks = kv.layer(index, self.plan.segments[segment].tables);
             // SAFETY: the table covers the position by contract.

@@ -19,7 +19,7 @@ pub struct MtpWeights {
 
 /// A model's configuration with its head, if the file has one, or a part of one.
 pub(super) fn with_mtp(file: &ModelFile, config: ModelConfig) -> ModelConfig {
-    let has_any = config.architecture.has_delta_nets() && Names::of(file).have_mtp(file, config.num_layers);
+    let has_any = config.architecture.may_have_mtp() && Names::of(file).have_mtp(file, &config);
     if has_any { config.with_mtp() } else { config }
 }
 

@@ -15,6 +15,8 @@ const BESIDE: &str = "visual vision_tower vision_model vision_encoder vision_ada
     audio_projector talker token2wav code2wav v a mm score classifier cls v_head value_head dense_2 dense_3";
 /// What the names of heads that draft tokens begin with.
 const DRAFTING: [&str; 4] = ["mtp", "nextn", "medusa", "eagle"];
+/// What a layer that drafts tokens has, and no other.
+const OF_DRAFTING: [&str; 4] = [".eh_proj.", ".enorm.", ".hnorm.", ".shared_head."];
 /// Matrices that give logits, of models whose embedding does; and what the configuration is read with.
 const WHOLE: &str = "lm_head.weight language_model.lm_head.weight output.weight embed_out.weight rope_freqs.weight \
     rope_factors_long.weight rope_factors_short.weight";
@@ -50,7 +52,7 @@ pub(super) fn refuse_uncounted(file: &ModelFile, names: &Names, config: &ModelCo
         layers.filter(|(layer, _)| *layer >= count)
     };
     let drafting: HashSet<usize> = later()
-        .filter(|(_, name)| name.contains(".eh_proj."))
+        .filter(|(_, name)| OF_DRAFTING.iter().any(|part| name.contains(part)))
         .map(|(layer, _)| layer)
         .collect();
     match later().find(|(layer, _)| !drafting.contains(layer)) {

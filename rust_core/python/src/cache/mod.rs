@@ -82,12 +82,13 @@ fn salt(adapter_id: u64, media_hash: &[u8], tenant: &str) -> Salt {
 fn group((kind, size, pages_per_block): (String, usize, usize)) -> PyResult<Group> {
     let kind = match kind.as_str() {
         "full" => GroupKind::Full,
+        "recorded" => GroupKind::Recorded,
         "window" => GroupKind::Window(size),
         "chunk" => GroupKind::Chunk(size),
         "state" => GroupKind::State(size),
         other => {
             return Err(PyValueError::new_err(format!(
-                "a KV group is full, window, chunk or state, got '{other}'"
+                "a KV group is full, recorded, window, chunk or state, got '{other}'"
             )));
         }
     };

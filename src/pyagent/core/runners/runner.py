@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 class RunnerInfo:
     """A model as a runner holds it. Rows of logits are `vocab_size` long.
 
-    KV memory is `num_pages` pages of `page_bytes`. `kv_groups` are its groups of layers: "full", "window" or "state", a
-    size (a window's tokens; the blocks of which one keeps the state of recurrent layers; else 0), and the pages that a
-    block of tokens takes. `load_seconds` is what loading took by phase, where the runner tells. `probes` are the fields
+    KV memory is `num_pages` pages of `page_bytes`. `kv_groups` are its groups of layers: "full", "recorded" (full, with
+    a record of each block's last token, from which a head that drafts goes on), "window" or "state", a size (a window's
+    tokens; the blocks of which one keeps the state of recurrent layers; else 0), and the pages that a block of tokens
+    takes. `load_seconds` is what loading took by phase, where the runner tells. `probes` are the fields
     of requests about their tokens' activations (`top_activations`, `logit_lens`) that it fills, of `num_layers` layers.
     """
 

@@ -53,8 +53,8 @@ class Speculative(Section, frozen=True):
         bool,
         Setting(
             TRUTH,
-            "Whether a model's own head for further tokens (MTP, as in Qwen 3.5) is loaded and proposes what texts "
-            "do not give, unless a draft model does. For the `cpu` runner.",
+            "Whether a model's own head for further tokens (MTP, as in Qwen 3.5 and GLM-4.5) is loaded and proposes "
+            "what texts do not give, unless a draft model does. For the `cpu` runner.",
         ),
     ] = True
     num_speculative_tokens: Annotated[

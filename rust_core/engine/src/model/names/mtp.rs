@@ -4,19 +4,22 @@ use super::{Names, Place};
 use crate::config::ModelConfig;
 use crate::weights::ModelFile;
 
-/// What the names of a head begin with in safetensors, and those of its layer.
+/// What the names of Qwen's head begin with in safetensors, and those of its layer.
 const HEAD: &str = "mtp.";
 const HEAD_LAYER: &str = "mtp.layers.0.";
 /// Of a head that is left alone: a second layer, an embedding or an output matrix of its own.
 const OTHERS: [&str; 3] = ["mtp.layers.1.", "mtp.embed_tokens.", "mtp.lm_head."];
-/// The same in GGUF files, in the head's layer.
+/// The same in GGUF files, in the head's layer. Those of GLM and DeepSeek are the decoder's once more.
 const GGUF_OTHERS: [&str; 2] = ["nextn.embed_tokens.", "nextn.shared_head_head."];
 
 impl Names {
     /// Those of a model's file.
     pub(in crate::model) fn of_model(file: &ModelFile, config: &ModelConfig) -> Self {
         match Self::of(file) {
-            Self::HuggingFace(begin, _) => Self::HuggingFace(begin, config.mtp_layer()),
+            Self::HuggingFace(begin, _) => {
+                let is_apart = config.architecture.has_delta_nets();
+                Self::HuggingFace(begin, config.mtp_layer().filter(|_| is_apart))
+            }
             Self::Gguf => Self::Gguf,
         }
     }
@@ -30,30 +33,32 @@ impl Names {
         }
     }
 
-    /// Whether the file has a head, or a part of one, behind so many layers, of the kind that is known.
-    pub(in crate::model) fn have_mtp(&self, file: &ModelFile, num_layers: usize) -> bool {
+    /// Whether the file has a head, or a part of one, of the kind that is known. Safetensors of GLM and DeepSeek, and GGUF
+    /// files, have it as a layer behind the others.
+    pub(in crate::model) fn have_mtp(&self, file: &ModelFile, config: &ModelConfig) -> bool {
         let has = |begin: &str| file.tensor_names().any(|name| name.starts_with(begin));
-        match self {
-            Self::HuggingFace(..) => has(HEAD) && !OTHERS.into_iter().any(has),
-            Self::Gguf => {
-                let begin = self.begin(num_layers);
-                let others = GGUF_OTHERS.map(|other| format!("{begin}{other}"));
-                has(&begin) && !has(&self.begin(num_layers + 1)) && !others.iter().any(|other| has(other))
-            }
+        let is_of_qwen = config.architecture.has_delta_nets();
+        if let (Self::HuggingFace(..), true) = (self, is_of_qwen) {
+            return has(HEAD) && !OTHERS.into_iter().any(has);
         }
+        let begin = self.begin(config.num_layers);
+        let others = GGUF_OTHERS.map(|other| format!("{begin}{other}"));
+        let has_own = is_of_qwen && others.iter().any(|other| has(other));
+        has(&begin) && !has(&self.begin(config.num_layers + 1)) && !has_own
     }
 
     /// What the head calls the norms of tokens and of the stream, the matrix that joins them, and the norm of its output.
     pub(in crate::model) fn of_mtp(&self, layer: usize) -> MtpNames {
-        let of = |gguf: &str, hugging_face: &str| match self {
+        let of = |gguf: &str, qwen: &str, other: &str| match self {
             Self::Gguf => format!("blk.{layer}.nextn.{gguf}"),
-            Self::HuggingFace(..) => format!("{HEAD}{hugging_face}"),
+            Self::HuggingFace(_, Some(_)) => format!("{HEAD}{qwen}"),
+            Self::HuggingFace(_, None) => format!("{}{other}", self.begin(layer)),
         };
         MtpNames {
-            token_norm: of("enorm.weight", "pre_fc_norm_embedding.weight"),
-            stream_norm: of("hnorm.weight", "pre_fc_norm_hidden.weight"),
-            join: Place::whole(of("eh_proj", "fc")),
-            output_norm: of("shared_head_norm.weight", "norm.weight"),
+            token_norm: of("enorm.weight", "pre_fc_norm_embedding.weight", "enorm.weight"),
+            stream_norm: of("hnorm.weight", "pre_fc_norm_hidden.weight", "hnorm.weight"),
+            join: Place::whole(of("eh_proj", "fc", "eh_proj")),
+            output_norm: of("shared_head_norm.weight", "norm.weight", "shared_head.norm.weight"),
         }
     }
 }

@@ -1,0 +1,33 @@
+"""Small models of random weights with a head that drafts further tokens, of each family whose heads are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.gguf_writer import Tensors
+from support.hybrid_model import hybrid_tensors, mtp_tensors, write_hybrid, write_mtp
+from support.tiny_sparse import LAYERS, sparse_head, sparse_tensors, write_sparse
+
+FAMILIES = ("qwen35", "glm4moe", "deepseek2")
+HEAD = "blk.4."
+"""What the names of each head's tensors begin with."""
+
+
+def headed_tensors(family: str) -> Tensors:
+    """Return a model's tensors, those of its head among them."""
+    return mtp_tensors() if family == "qwen35" else {**sparse_tensors(family), **sparse_head(family)}
+
+
+def write_headed(path: Path, family: str, tensors: Tensors | None = None) -> Path:
+    """Write a model with a head; return `path`."""
+    tensors = headed_tensors(family) if tensors is None else tensors
+    if family == "qwen35":
+        return write_mtp(path, tensors)
+    return write_sparse(path, family, dict(tensors), block_count=LAYERS + 1, nextn_predict_layers=1)
+
+
+def write_headless(path: Path, family: str) -> Path:
+    """Write the same model without its head; return `path`."""
+    if family == "qwen35":
+        return write_hybrid(path, family, 7, hybrid_tensors(family))
+    return write_sparse(path, family)
