@@ -193,6 +193,20 @@ def test_capital_letters_of_a_cased_vocabulary_are_seen(tmp_path: Path) -> None:
     assert TextTokens(lowered, 46, len(PIECES)).encode(["THE"]) == [[2, PIECES.index("the"), 3]]
 
 
+@pytest.mark.parametrize(
+    ("keys", "strips"), [({}, True), ({"strip_accents": False}, False), ({"lowercase": False}, False)]
+)
+def test_accents_are_taken_off_as_the_file_says(keys: dict[str, bool], strips: bool, tmp_path: Path) -> None:
+    """Where it says nothing they go with capital letters, as BERT's own tokenizer does."""
+    pieces = [f"▁{piece}" if piece.isalpha() else piece.removeprefix("##") for piece in PIECES]
+    told: dict[str, Any] = {f"tokenizer__ggml__normalizer__{key}": value for key, value in keys.items()}
+    told |= {"tokenizer__ggml__model": "bert", "tokenizer__ggml__tokens": pieces}
+    tensors = {gguf_name(name): tensor for name, tensor in tensors_of(SHAPE).items()}
+    path = written(tmp_path / "m.gguf", "bert", BERT, tensors, **told)
+    expected = PIECES.index("the" if strips else "[UNK]")
+    assert TextTokens(path, 46, len(PIECES)).encode(["thé"]) == [[2, expected, 3]]
+
+
 MODERN: dict[str, Any] = {
     "model_type": "modernbert",
     "vocab_size": 50,
