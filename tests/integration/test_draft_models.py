@@ -10,19 +10,26 @@ from typing import Any
 import httpx
 import pytest
 from support.counting_runner import Client
-from support.draft_models import EagerlyDrafted, eagerly_drafted, with_draft_model
+from support.draft_models import BY_MODEL, EagerlyDrafted, eagerly_drafted, with_draft_model
+from support.hybrid_model import write_hybrid
 from support.native import assert_idle, at_once, chat, engine_of, options, run, running
 from support.requests_of_all_kinds import requests_of_all_kinds, told
 from support.server import serving
+from support.tiny_encoder import write_encoder
 from support.tiny_model import vocabulary, write_tiny_model
 from support.waiting import until
 
 from pyagent.core.backends import collect
 from pyagent.core.errors import ConfigError
 from pyagent.core.runners.batch import PrefixKey
+from pyagent.core.runners.runner import ModelRunner
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
+from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.models.draft_loading import FoundDraft, find_draft
+from pyagent.infrastructure.engine.models.memory_estimate import DraftMemory
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
+from pyagent.infrastructure.engine.runners.cpu_factory import CpuRunnerFactory
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +209,55 @@ def test_draft_models_that_cannot_be_are_gone_without(
             assert " to draft for tiny, which leaves 3" in text
 
     run(work())
+
+
+class Plain(CpuRunner):
+    """A target that verifies no drafts."""
+
+    verifies_drafts = False
+
+
+class Remembering(CpuRunnerFactory):
+    """Keeps the runners that it made."""
+
+    def __init__(self) -> None:
+        self.made: list[ModelRunner] = []
+
+    def load(self, *args: Any) -> ModelRunner:
+        self.made.append(super().load(*args))
+        return self.made[-1]
+
+
+def test_what_was_reserved_or_loaded_in_vain_is_given_back(
+    tmp_path: Path, tiny_model_path: Path, other_model_path: Path
+) -> None:
+    """Beside a target that takes no drafts nothing is loaded; a model that cannot draft is closed at once."""
+    factory, ledger = Remembering(), Ledger(1 << 30)
+    chosen = replace(options(), drafts=BY_MODEL)
+
+    def found(path: Path) -> tuple[FoundDraft, DraftMemory]:
+        draft = find_draft("tiny", chosen, {"draft": path}.__getitem__)
+        assert draft is not None
+        draft = replace(draft, factory=factory).fitted(chosen, 1 << 28)
+        return draft, draft.reserve(ledger.reserve, lambda num_bytes: None)
+
+    draft, memory = found(other_model_path)
+    assert ledger.free_bytes < 1 << 30
+    target = Plain(tiny_model_path, chosen.runner)
+    assert draft.load(target, chosen, memory) is None
+    assert (ledger.free_bytes, factory.made) == (1 << 30, [])
+    draft, memory = found(write_hybrid(tmp_path / "recurrent.gguf", "lfm2"))
+    with pytest.raises(ConfigError, match="cannot draft on the cpu runner, as it cannot go back"):
+        draft.load(CpuRunner(tiny_model_path, chosen.runner), chosen, memory)
+    (runner,) = factory.made
+    assert not hasattr(runner, "model")
+
+
+def test_an_encoder_is_no_draft_model(tmp_path: Path) -> None:
+    """Said by its name before anything of it is read."""
+    write_encoder(tmp_path / "encoder")
+    with pytest.raises(ConfigError, match=r"engine\.speculative\.model: draft is an encoder, which writes no text"):
+        find_draft("tiny", replace(options(), drafts=BY_MODEL), {"draft": tmp_path / "encoder"}.__getitem__)
 
 
 def test_settings_name_draft_models_for_all_or_for_each(tiny_model_path: Path, other_model_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -193,6 +194,20 @@ def test_capital_letters_of_a_cased_vocabulary_are_seen(tmp_path: Path) -> None:
     assert TextTokens(lowered, 46, len(PIECES)).encode(["THE"]) == [[2, PIECES.index("the"), 3]]
 
 
+@pytest.mark.parametrize(
+    ("keys", "strips"), [({}, True), ({"strip_accents": False}, False), ({"lowercase": False}, False)]
+)
+def test_accents_are_taken_off_as_the_file_says(keys: dict[str, bool], strips: bool, tmp_path: Path) -> None:
+    """Where it says nothing they go with capital letters, as BERT's own tokenizer does."""
+    pieces = [f"▁{piece}" if piece.isalpha() else piece.removeprefix("##") for piece in PIECES]
+    told: dict[str, Any] = {f"tokenizer__ggml__normalizer__{key}": value for key, value in keys.items()}
+    told |= {"tokenizer__ggml__model": "bert", "tokenizer__ggml__tokens": pieces}
+    tensors = {gguf_name(name): tensor for name, tensor in tensors_of(SHAPE).items()}
+    path = written(tmp_path / "m.gguf", "bert", BERT, tensors, **told)
+    expected = PIECES.index("the" if strips else "[UNK]")
+    assert TextTokens(path, 46, len(PIECES)).encode(["thé"]) == [[2, expected, 3]]
+
+
 MODERN: dict[str, Any] = {
     "model_type": "modernbert",
     "vocab_size": 50,
@@ -235,26 +250,76 @@ def modern_tensors() -> dict[str, tuple[str, list[int]]]:
     return found
 
 
-def test_modernbert_gives_the_folders_bits(tmp_path: Path) -> None:
-    """Gates and queries that lie in one matrix, layers that see their neighbours alone, and its head over the mean."""
-    import random
-
+def written_modern(place: Path, *, has_biases: bool) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """Write a folder with a head; return it, and the keys and tensors of its GGUF file."""
     draw, folder, gguf = random.Random(5), dict[str, Any](), dict[str, Any]()
     for name, (other, dims) in modern_tensors().items():
         values = [draw.gauss(1.0 if len(dims) == 1 else 0.0, 0.2) for _ in range(math.prod(dims))]
         folder[f"{name}.weight"] = gguf[f"{other}.weight"] = (dims, values)
-    bias = ([1], [0.25])
-    folder["classifier.bias"] = gguf["cls.output.bias"] = bias
-    (tmp_path / "m").mkdir()
-    write_safetensors(tmp_path / "m", MODERN, folder)
+        if (has_biases and not name.endswith(("norm", "embeddings"))) or name == "classifier":
+            bias = [draw.gauss(0.0, 0.2) for _ in range(dims[0])]
+            folder[f"{name}.bias"] = gguf[f"{other}.bias"] = ([dims[0]], bias)
+    place.mkdir()
+    told = dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), has_biases)
+    write_safetensors(place, MODERN | told, folder)
     sizes = {**BERT, "block_count": 4, "context_length": 64, "attention.sliding_window": 8, "rope.freq_base": 160_000.0}
-    path = written(tmp_path / "m.gguf", "modern-bert", sizes, gguf)
-    texts = [[(13 * place + length) % 46 + 3 for place in range(length)] for length in (1, 20, 60)]
-    expected = _rust.EncoderModel.load(tmp_path / "m", threads=2).compute(texts)
+    return place, sizes, gguf
+
+
+MODERN_TEXTS = [[(13 * place + length) % 46 + 3 for place in range(length)] for length in (1, 20, 60)]
+
+
+def computed(path: Path) -> bytes:
+    return _rust.EncoderModel.load(path, threads=2).compute(MODERN_TEXTS)
+
+
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_modernbert_gives_the_folders_bits(has_biases: bool, tmp_path: Path) -> None:
+    """Gates and queries that lie in one matrix, layers that see their neighbours alone, and its head over the mean."""
+    folder, sizes, tensors = written_modern(tmp_path / "m", has_biases=has_biases)
+    path = written(tmp_path / "m.gguf", "modern-bert", sizes, tensors)
+    expected = computed(folder)
     assert _rust.model_task(path) == "rank"
-    assert _rust.EncoderModel.load(path, threads=2).compute(texts) == expected
-    seen = written(tmp_path / "n.gguf", "modern-bert", sizes | {"attention.sliding_window_pattern": 2}, gguf)
-    assert _rust.EncoderModel.load(seen, threads=2).compute(texts) != expected
-    bare = {name: tensor for name, tensor in gguf.items() if name != "cls.norm.weight"}
+    assert computed(path) == expected
+    seen = written(tmp_path / "n.gguf", "modern-bert", sizes | {"attention.sliding_window_pattern": 2}, tensors)
+    assert computed(seen) != expected
+    bare = {name: tensor for name, tensor in tensors.items() if name != "cls.norm.weight"}
     with pytest.raises(_rust.ModelFileError, match="without the layer before them"):
-        _rust.EncoderModel.load(written(tmp_path / "o.gguf", "modern-bert", sizes, bare), threads=1)
+        computed(written(tmp_path / "o.gguf", "modern-bert", sizes, bare))
+
+
+def test_biases_of_modernberts_norms_are_added(tmp_path: Path) -> None:
+    """Those of all norms, where the last one has any; zeros change nothing."""
+    _, sizes, tensors = written_modern(tmp_path / "m", has_biases=False)
+    plain = {name: tensor for name, tensor in tensors.items() if not name.startswith("cls.")}
+
+    def with_biases(value: float) -> dict[str, Any]:
+        norms = [name.removesuffix(".weight") for name in plain if name.endswith("norm.weight")]
+        return plain | {f"{name}.bias": ([24], [value] * 24) for name in norms}
+
+    made = [plain, with_biases(0.0), with_biases(0.2)]
+    paths = [written(tmp_path / f"{at}.gguf", "modern-bert", sizes, each) for at, each in enumerate(made)]
+    none, zeros, some = map(computed, paths)
+    assert none == zeros != some
+
+
+@pytest.mark.parametrize("name", ["cls.norm.bias", "blk.3.attn_q_norm.weight", "blk.4.ffn_norm.weight"])
+def test_tensors_of_layers_and_heads_that_nothing_reads_are_refused(name: str, tmp_path: Path) -> None:
+    """Without them the numbers would be others; of a head that a model without labels has nothing is read."""
+    _, sizes, tensors = written_modern(tmp_path / "m", has_biases=False)
+    more = {name: ([24], [0.5] * 24)}
+    path = written(tmp_path / "m.gguf", "modern-bert", sizes, tensors | more)
+    with pytest.raises(_rust.ModelFileError, match=f"there is a tensor '{name}', which is not implemented"):
+        computed(path)
+    bare = {other: tensor for other, tensor in (tensors | more).items() if not other.startswith("cls.output")}
+    if name.startswith("cls."):
+        assert computed(written(tmp_path / "n.gguf", "modern-bert", sizes, bare))
+
+
+def test_texts_are_no_longer_than_memory_allows(tmp_path: Path) -> None:
+    """Where positions are computed, no table bounds what a file says."""
+    _, sizes, tensors = written_modern(tmp_path / "m", has_biases=False)
+    path = written(tmp_path / "m.gguf", "modern-bert", sizes | {"context_length": 1 << 20}, tensors)
+    about = _rust.describe_encoder(path)
+    assert about is not None
+    assert about["max_tokens"] == 8_192

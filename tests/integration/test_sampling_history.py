@@ -9,6 +9,7 @@ import httpx
 import pytest
 from support.native import NUM_TOKENS
 
+from pyagent import _rust
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 PROMPT = "the user is at the system and on"
@@ -55,6 +56,14 @@ def test_dry_ends_a_loop(url: str) -> None:
     assert repeats(said, 8) == 0 < looping
     broken = tokens(url, **LOOP, dry_multiplier=5.0, dry_sequence_breakers=list(dict.fromkeys(tokens(url, **LOOP))))
     assert repeats(broken, 8) == looping
+
+
+def test_dry_leaves_what_alone_may_be_said() -> None:
+    """However long it was repeated: the penalty is bounded, so that no token is left out by it alone."""
+    sampler = _rust.SamplerState(dry_multiplier=5.0, dry_base=4.0)
+    sampler.observe_prompt([1] * 1_000)
+    assert sampler.distribution([-math.inf, 0.0, -math.inf]) == [(1, 1.0)]
+    assert sampler.distribution([-100.0, 0.0, -math.inf])[0] == (0, 1.0)
 
 
 def test_bad_words_are_not_said(url: str, tokenizer: ModelTokenizer) -> None:

@@ -281,6 +281,14 @@ def test_sizes(text: object, size: int) -> None:
     assert parse_size(text) == size
 
 
+@pytest.mark.parametrize("size", [0, -1, 2**62 + 1, "9999999999TiB"])
+def test_sizes_that_no_machine_has_are_refused(size: object) -> None:
+    """What no whole number of 64 bits holds would end a program far from here."""
+    with pytest.raises(ConfigError, match=f"engine.memory = .* expected a size from 1 byte to {2**62} bytes"):
+        load_settings(overrides={"engine.memory": size})
+    assert load_settings(overrides={"engine.memory": 2**62}).settings.engine.memory == 2**62
+
+
 @pytest.mark.parametrize("key", leaf_settings())
 def test_every_default_is_a_value_of_its_kind(key: str) -> None:
     """What stands as a default would also be taken from a file, and stays what it is."""

@@ -69,11 +69,53 @@ _LLAMA4 = {
 }
 
 
+_QWEN35 = {
+    **_COMMON,
+    "model_type": "qwen3_5_text",
+    "hidden_act": "silu",
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def write(folder: Path, config: dict[str, object], *names: str) -> Path:
+    """Write a folder with this configuration, and an embedding and tensors of these names in one shape."""
+    names = ("model.embed_tokens.weight", *names)
+    places = [[16384 * at, 16384 * (at + 1)] for at in range(len(names))]
+    told = [{"dtype": "F32", "shape": [64, 64], "data_offsets": place} for place in places]
+    header = json.dumps(dict(zip(names, told, strict=True)))
+    whole = struct.pack("<Q", len(header)) + header.encode() + bytes(16384 * len(names))
+    (folder / "model.safetensors").write_bytes(whole)
+    (folder / "config.json").write_text(json.dumps(config))  # an infinite number as the word that NVIDIA's files have
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "has_mtp"),
+    [
+        (_QWEN35, ["mtp.fc.weight"], True),
+        (_QWEN35, [], False),
+        (_QWEN35, ["mtp.fc.weight", "mtp.lm_head.weight"], False),
+        (_QWEN35, ["mtp.fc.weight", "mtp.embed_tokens.weight"], False),
+        (_QWEN35, ["mtp.fc.weight", "mtp.layers.1.mlp.up_proj.weight"], False),
+        (_LFM2, ["mtp.fc.weight"], False),
+    ],
+)
+def test_heads_of_the_known_kind_alone_draft(
+    config: dict[str, object], names: list[str], has_mtp: bool, tmp_path: Path
+) -> None:
+    """One layer that shares the model's embedding and output matrix, of families whose heads are known."""
+    assert _rust.describe_model(write(tmp_path, config, *names), "bf16")["has_mtp"] is has_mtp
+
+
 def said_of(folder: Path, config: dict[str, object]) -> str:
     """What is said of a folder with this configuration and no tensor but the embedding, in one line."""
-    header = json.dumps({"model.embed_tokens.weight": {"dtype": "F32", "shape": [64, 64], "data_offsets": [0, 16384]}})
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(16384))
-    (folder / "config.json").write_text(json.dumps(config))  # an infinite number as the word that NVIDIA's files have
+    write(folder, config)
     with pytest.raises(_rust.ModelFileError) as caught:
         _rust.CpuModel.load(folder, threads=1, kv_bytes=1 << 20)
     assert "\n" not in str(caught.value)

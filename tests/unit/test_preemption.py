@@ -129,3 +129,24 @@ def test_no_seat_is_lost_in_vain() -> None:
     assert engine.scheduler.num_preemptions.total() == 0
     run_to_end(engine)
     assert all(client.is_well for client in (low, high, big))
+
+
+@pytest.mark.parametrize(("so_far", "expected"), [((0, 4), [1, 4]), ((4, 4), [4, 5]), ((0, 0), [0, 1])])
+def test_memory_is_given_up_by_one_that_was_spared_until_the_oldest_alone_is_left(
+    so_far: tuple[int, int], expected: list[int]
+) -> None:
+    """The newest yields, unless it did so four times and others did not; where all did, the oldest finishes."""
+    engine = engine_of(QueueOptions(), CountingRunner(num_blocks=16), seats=2)
+    clients = [Client(number, [number] * 48, 200) for number in range(2)]
+    for client, num_preemptions in zip(clients, so_far, strict=True):
+        client.request.arrived = float(client.request.id)
+        client.request.num_preemptions = num_preemptions
+        engine.scheduler.admission.lengths.note(client.request)  # no long answer is expected, so that both start
+        engine.scheduler.add(client.request)
+    steps(engine, 2)
+    assert engine.scheduler.num_running == 2
+    while not engine.scheduler.num_preemptions:
+        engine.step()
+    assert [client.request.num_preemptions for client in clients] == expected
+    run_to_end(engine)
+    assert all(client.is_well for client in clients)

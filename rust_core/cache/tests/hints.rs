@@ -116,6 +116,12 @@ fn pins_have_a_bound() {
         "it takes the other's place"
     );
     assert_eq!(clocked.pool.stats().pinned, 2);
+    clocked.pool.set_limit(3).expect("less");
+    assert_eq!(
+        clocked.pool.pin("first", &second, &Salt::default()),
+        Ok(8),
+        "what is pinned may stay so, though it is more than half by now"
+    );
     clocked.pool.check().expect("consistent");
 }
 
@@ -210,6 +216,23 @@ fn demote_spares_shared_blocks() {
     );
     assert_eq!((clocked.pool.stats().demoted, clocked.pool.stats().retained), (2, 0));
     clocked.pool.check().expect("consistent");
+}
+
+/// What several running sequences use stays as it is: only one of them was demoted.
+#[test]
+fn demote_spares_what_others_run_on() {
+    let mut clocked = Clocked::new(20);
+    let tokens = text(1, 2);
+    clocked.run(&tokens);
+    for seq in [1, 2] {
+        let added = clocked.pool.add(seq, &tokens, &Salt::default(), AddOptions::default());
+        assert_eq!(added, Ok(4));
+    }
+    assert_eq!(clocked.pool.demote(&tokens[..4], 0, &Salt::default()), 0);
+    clocked.pool.release(1).expect("there");
+    assert_eq!(clocked.pool.stats().demoted, 0);
+    clocked.pool.release(2).expect("there");
+    assert_eq!(clocked.pool.stats().demoted, 0);
 }
 
 /// A finished conversation's beginning stays as it is when that is asked for, up to the block it ends in.
@@ -363,6 +386,52 @@ fn prompts_count_once() {
         clocked.pool.release(1).expect("there");
         assert_eq!(counts(&clocked.pool), expected);
     }
+}
+
+/// A part that a sequence takes when it comes back counts as little as its whole blocks do.
+#[test]
+fn a_part_counts_once() {
+    let mut clocked = Clocked::new(20);
+    let tokens = text(1, 2);
+    clocked.run(&tokens[..7]);
+    let options = AddOptions {
+        is_resumed: true,
+        ..AddOptions::default()
+    };
+    let before = clocked.pool.stats();
+    assert_eq!(clocked.pool.add(1, &tokens, &Salt::default(), options), Ok(4));
+    assert_eq!(
+        clocked
+            .pool
+            .take_part(1, &tokens[4..7])
+            .map(|(num_tokens, _)| num_tokens),
+        Ok(3)
+    );
+    clocked.pool.commit(1, &tokens[7..]).expect("the copy has room");
+    let stats = clocked.pool.stats();
+    assert_eq!(
+        (stats.hits_tokens, stats.queried_tokens),
+        (before.hits_tokens, before.queried_tokens)
+    );
+}
+
+/// What a fork has of its parent was looked up once, also where it begins before anything is computed.
+#[test]
+fn a_fork_counts_no_prompt() {
+    let mut clocked = Clocked::new(20);
+    let tokens = text(1, 2);
+    clocked.run(&tokens);
+    clocked
+        .pool
+        .add(1, &tokens, &Salt::default(), AddOptions::default())
+        .expect("new");
+    clocked.pool.fork(1, 2).expect("room");
+    for seq in [1, 2] {
+        clocked.pool.reserve(seq, 8).expect("room");
+        clocked.pool.commit(seq, &tokens[4..]).expect("reserved");
+    }
+    let stats = clocked.pool.stats();
+    assert_eq!((stats.hits_tokens, stats.queried_tokens), (4, 9 + 8));
 }
 
 /// A policy that fails is put out of use with its reason; nothing is lost, and the oldest goes first from then on.

@@ -253,3 +253,19 @@ proptest! {
         }
     }
 }
+
+/// A smaller pool protects fewer blocks: those that were used longest ago are on probation again, and go first.
+#[test]
+fn a_smaller_pool_protects_less() {
+    let mut pool = pool(10, make_policy("slru", 10).expect("a name"));
+    for key in (0..8).chain(0..8) {
+        access(&mut pool, &[key], 0);
+    }
+    pool.set_limit(6).expect("less");
+    pool.check().expect("consistent");
+    for key in 8..11 {
+        access(&mut pool, &[key], 0);
+    }
+    let cached: Vec<u32> = (0..11).filter(|&key| num_cached(&pool, &[key]) == 1).collect();
+    assert_eq!(cached, [4, 5, 6, 7, 9, 10]);
+}

@@ -248,6 +248,20 @@ fn part_of_a_block_is_copied() {
     );
 }
 
+/// A sequence that has room for more already takes no part: what it took would lie behind that room.
+#[test]
+fn part_comes_before_room() {
+    let (mut pool, salt) = (pool(16), Salt::default());
+    run(&mut pool, 1, &[1, 2, 3, 4, 5, 6, 7], &salt);
+    pool.add(2, &[1, 2, 3, 4, 5, 6, 9], &salt, AddOptions::default())
+        .expect("new");
+    pool.reserve(2, 7).expect("room");
+    assert_eq!(pool.take_part(2, &[5, 6]), Ok((0, vec![])));
+    assert_eq!((pool.num_tokens(2), pool.table(2).map(<[u32]>::len)), (Ok(4), Ok(2)));
+    pool.commit(2, &[5, 6, 9]).expect("reserved");
+    pool.check().expect("consistent");
+}
+
 /// A part of a block that has no room leaves the sequence as it is.
 #[test]
 fn part_needs_room() {
@@ -280,6 +294,20 @@ fn later_turn_supersedes_the_end_of_the_one_before() {
             (end.div_ceil(BLOCK), 0)
         );
     }
+}
+
+/// A tenant that goes on from what all know supersedes its own ends alone: others find the common one as before.
+#[test]
+fn a_tenant_supersedes_no_other_tenants_end() {
+    let mut pool = pool(16);
+    let (common, red, blue) = (tenant("*"), tenant("red"), tenant("blue"));
+    let text: Vec<u32> = (1..9).collect();
+    run(&mut pool, 1, &text[..6], &common);
+    run(&mut pool, 2, &text[..7], &red);
+    run(&mut pool, 3, &text, &red);
+    assert_eq!(pool.lookup(&text, &red).num_tokens, 7);
+    assert_eq!(pool.lookup(&text, &blue).num_tokens, 6);
+    pool.check().expect("consistent");
 }
 
 /// However many blocks go on from a prefix, few are compared: the newest are found.

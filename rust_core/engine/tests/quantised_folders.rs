@@ -246,6 +246,32 @@ fn hostile_tensors_are_named() {
     }
 }
 
+/// Of a matrix that nothing reads, the numbers are refused by name; what a quantiser leaves beside matrices is not.
+#[test]
+fn matrices_that_nothing_reads_are_refused() {
+    let beside = |end: &str, folder: Folder| {
+        let mut folder = folder;
+        let name = format!("model.layers.0.self_attn.extra.{end}");
+        folder.tensors.push((name, floats("F32", &[2], &[1.0, 2.0])));
+        folder
+    };
+    for (end, folder) in [
+        ("weight", fp8(0, 1e-3)),
+        ("bias", fp8(64, 1e-3)),
+        ("qweight", awq()),
+        ("weight_packed", packed(4, 32, true, json!({}))),
+    ] {
+        let text = beside(end, folder).refusal();
+        assert!(
+            text.contains(&format!("a tensor 'model.layers.0.self_attn.extra.{end}'")),
+            "{text}"
+        );
+    }
+    for end in ["input_scale", "weight_shape"] {
+        beside(end, fp8(0, 1e-3)).load().unwrap();
+    }
+}
+
 /// What is not implemented, or out of range, is said by name before a tensor is read.
 #[test]
 fn configurations_that_are_not_implemented_are_refused() {

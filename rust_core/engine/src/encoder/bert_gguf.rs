@@ -5,7 +5,7 @@ use super::config::{EncoderConfig, Layers, MOST_TEXT_TOKENS, unsupported};
 use super::gguf::Keys;
 use crate::config::invalid;
 use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFile, ModelFileError, clipped};
 
 /// Of ModernBERT's layers each third sees everything, from the first on, where a file does not say.
 const MODERN_PERIOD: usize = 3;
@@ -36,6 +36,23 @@ pub(super) fn bert_of_gguf(file: &GgufFile) -> Result<EncoderConfig, ModelFileEr
         max_tokens: if is_computed { most.min(MOST_TEXT_TOKENS) } else { most },
         head: keys.head(architecture)?,
     })
+}
+
+/// Refuses a file's tensors of layers, and of its head, that were not read when all that are known were: a model without
+/// them gives other numbers, which would not show it.
+pub(super) fn refuse_unread(file: &ModelFile, has_head: bool) -> Result<(), ModelFileError> {
+    if !matches!(file, ModelFile::Gguf(_)) {
+        return Ok(());
+    }
+    let is_of_model = |name: &&str| name.starts_with("blk.") || (has_head && name.starts_with("cls."));
+    match file.unasked().find(is_of_model) {
+        None => Ok(()),
+        Some(name) => Err(invalid(format!(
+            "there is a tensor '{}', which is not implemented for this encoder, and leaving it out would change its \
+             numbers; use another model or another engine",
+            clipped(name)
+        ))),
+    }
 }
 
 fn layers_of(

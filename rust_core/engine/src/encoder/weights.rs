@@ -6,6 +6,7 @@ use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
 
 use super::bert_config::{BertConfig, Positions};
+use super::bert_gguf::refuse_unread;
 use super::bert_names::{HeadNames, Names, Part, Place};
 use super::config::{EncoderConfig, Layers};
 use super::steps::{DensePlace, DenseStep, LabelWords};
@@ -258,6 +259,7 @@ pub(super) fn load(
     pool: &ThreadPool,
 ) -> Result<EncoderWeights, ModelFileError> {
     let hidden = config.hidden_size;
+    file.forget_asked();
     let head = config.head.as_ref().map(|head| {
         let names = HeadNames::of(file, config);
         let linear = |name: &str, rows: usize, has_bias| linear(file, pool, name, (rows, hidden), has_bias);
@@ -282,7 +284,11 @@ pub(super) fn load(
         })
     });
     let layers = match &config.layers {
-        Layers::Bert(bert) => LayerWeights::Bert(Box::new(load_bert(file, config, bert, pool)?)),
+        Layers::Bert(bert) => {
+            let weights = load_bert(file, config, bert, pool)?;
+            refuse_unread(file, config.head.is_some())?;
+            LayerWeights::Bert(Box::new(weights))
+        }
         Layers::Decoder(decoder) => LayerWeights::Decoder(Box::new(DecoderWeights {
             model: model::load(file, &decoder.model, pool)?,
             rope: decoder.model.rope_tables()?,
