@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from pyagent.core.errors import ModelError
@@ -26,6 +27,11 @@ _REORDERED = frozenset({"llama", "smollm3", "granite"})
 """Architectures of which llama.cpp pairs neighbours: their files have the rows so."""
 _IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias")
 """Ends of names of tensors that older files have, and that are computed."""
+
+
+Kept = Mapping[str, Callable[[int, int], bytes]]
+"""Tensors that stay of their type: what returns so many rows from one on."""
+NONE_KEPT: Kept = MappingProxyType({})
 
 
 class SourceTensor(NamedTuple):
