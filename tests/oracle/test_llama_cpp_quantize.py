@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from support.converted_encoders import ENCODERS, random_encoder
 from support.converted_models import FAMILIES, random_family
-from support.laid_out_folders import LAID_OUT, with_words
+from support.laid_out_folders import LAID_OUT, add_head, in_mxfp4, with_words, write_seeing
 from support.llama_cpp import LlamaCpp, convert, llama_cpp, tensors_of
+from support.mtp_reference import Head
 from support.quantizing import quantized
 
 from pyagent import _rust
@@ -88,6 +89,53 @@ def test_a_written_file_is_that_of_llama_cpps_converter(name: str, peer: LlamaCp
         return
     question = {"prompts": PROMPTS, "num_tokens": NUM_TOKENS, "banned": [], "texts": []}
     answers = [peer.ask(path, **question)["answers"] for path in asked]
+    assert answers[0][0]["tokens"] == answers[1][0]["tokens"]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen2_5_vl", "qwen3_vl"])
+def test_a_text_half_is_that_of_llama_cpps_converter(name: str, tmp_path: Path) -> None:
+    """Of a Qwen that sees: the same tensors, and settings said alike."""
+    import numpy as np
+
+    folder = tmp_path / "model"
+    words = write_seeing(name, folder)
+    theirs = convert(folder, tmp_path / "theirs.gguf", "q8_0", words, {})
+    quantized(folder, tmp_path / "ours.gguf", "Q8_0")
+    expected, found = dict(tensors_of(theirs)), dict(tensors_of(tmp_path / "ours.gguf"))
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        assert np.allclose(found[key], values, rtol=1e-6 if any(part in key for part in COMPUTED) else 0, atol=0), key
+    said, wanted = settings_of(tmp_path / "ours.gguf"), settings_of(theirs)
+    missing = {key for key, value in wanted.items() if key not in said or not is_same(said[key], value)}
+    assert {key for key in missing if key.partition(".")[2] not in UNREAD} == set()
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "glm4_moe", "gpt_oss"])
+def test_what_is_published_is_that_of_llama_cpps_converter(name: str, peer: LlamaCpp, tmp_path: Path) -> None:
+    """With a head that drafts, with experts in MXFP4: the same numbers, and llama.cpp answers alike."""
+    import numpy as np
+
+    family, folder = FAMILIES[name], tmp_path / "model"
+    model = random_family(name, folder)
+    words = with_words(name, folder)
+    if name == "qwen3_5":
+        Head(model).save(folder)
+    elif name == "glm4_moe":
+        add_head(folder)
+    else:
+        in_mxfp4(folder)
+    theirs = convert(folder, tmp_path / "theirs.gguf", "q8_0", words, family.published, has_mtp=True)
+    quantized(folder, tmp_path / "ours.gguf", "Q8_0")
+    expected, found = dict(tensors_of(theirs)), dict(tensors_of(tmp_path / "ours.gguf"))
+    assert found.keys() == expected.keys()
+    assert any("nextn" in key for key in found) != (name == "gpt_oss")
+    for key, values in expected.items():
+        assert np.allclose(found[key], values, rtol=1e-6 if any(part in key for part in COMPUTED) else 0, atol=0), key
+    said, wanted = settings_of(tmp_path / "ours.gguf"), settings_of(theirs)
+    missing = {key for key, value in wanted.items() if key not in said or not is_same(said[key], value)}
+    assert {key for key in missing if key.partition(".")[2] not in UNREAD} == set()
+    question = {"prompts": PROMPTS, "num_tokens": NUM_TOKENS, "banned": [], "texts": []}
+    answers = [peer.ask(path, **question)["answers"] for path in (tmp_path / "ours.gguf", theirs)]
     assert answers[0][0]["tokens"] == answers[1][0]["tokens"]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from oracle.test_mtp_heads import Drafting
-from support.converted_models import FAMILIES, VOCABULARY, random_family
-from support.laid_out_folders import LAID_OUT, in_mxfp4, with_words
+from support.converted_models import random_family
+from support.laid_out_folders import LAID_OUT, in_mxfp4, with_words, write_seeing
 from support.logit_sequences import Sequences
 from support.mtp_reference import Head
 from support.quantizing import quantized, refusal
@@ -60,18 +60,11 @@ def test_a_head_that_drafts_is_kept(name: str, tmp_path: Path) -> None:
     assert np.abs(found[1] - found[0]).max() < 1e-5 * np.abs(found[0]).max()
 
 
-def test_the_text_half_of_a_model_of_pictures_is_written(tmp_path: Path) -> None:
-    """A Qwen 3.5 that sees, as transformers saves it: the file is its text half."""
-    import torch
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen2_5_vl", "qwen3_vl"])
+def test_the_text_half_of_a_model_of_pictures_is_written(name: str, tmp_path: Path) -> None:
+    """A Qwen that sees, as transformers saves it: the file is its text half."""
     folder = tmp_path / "model"
-    pictures = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
-    text = FAMILIES["qwen3_5"].shape | {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
-    torch.manual_seed(7)
-    config = AutoConfig.for_model("qwen3_5", text_config=text, vision_config=pictures)
-    AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    with_words("qwen3_5", folder)
+    write_seeing(name, folder)
     assert any("visual." in name for name, *_ in _rust.read_model_header(folder)["tensors"])
     quantized(folder, tmp_path / "made.gguf", "F32")
     expect_same_logits(folder, tmp_path / "made.gguf")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.model_folder import object_in
-from pyagent.infrastructure.models.quantize.gguf_file import Metadata, booleans, float32, string, uint32
+from pyagent.infrastructure.models.quantize.gguf_file import Metadata, booleans, float32, int32s, string, uint32
 from pyagent.infrastructure.models.quantize.layouts.families import LAID_OUT, laid_out
 
 if TYPE_CHECKING:
@@ -39,8 +39,11 @@ FAMILIES: Mapping[str, str] = {
     "seed_oss": "seed_oss",
     "exaone4": "exaone4",
     "olmo3": "olmo2",
+    "qwen2_vl": "qwen2vl",
+    "qwen2_5_vl": "qwen2vl",
+    "qwen3_vl": "qwen3vl",
 }
-"""`model_type` to `general.architecture`."""
+"""`model_type` to `general.architecture`. Text halves of models with pictures may have `_text` behind their names."""
 _TELL_WINDOWS = frozenset({"exaone4", "olmo3"})
 """Families whose files say of each layer whether it has a window."""
 _TO_LOCAL_BASE: Mapping[str, float] = {"gemma3_text": 10_000.0, "olmo3": 0.0}
@@ -57,16 +60,20 @@ def text_half(config: Config) -> Config:
 
 def refuse_family(path: Path, config: Config) -> None:
     """Raise `ModelError` for a family that cannot be written."""
-    family = str(config.get("model_type"))
-    if family not in FAMILIES:
+    if (family := _family(config)) not in FAMILIES:
         known = ", ".join((*FAMILIES, *LAID_OUT, "bert"))
         text = f"{path}: '{family:.60}' cannot be written as GGUF; families that can: {known}"
         raise ModelError(text, model=str(path))
 
 
+def _family(config: Config) -> str:
+    kind = str(config.get("model_type"))
+    return kind if kind in FAMILIES else kind.removesuffix("_text")
+
+
 def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Metadata:
     """Return the metadata but for the tokenizer's; `refuse_family` comes before it."""
-    family = str(config.get("model_type"))
+    family = _family(config)
     other = laid_out(config)
     name = other.name(model) if other else FAMILIES[family]
     keys: Metadata = {
@@ -88,6 +95,7 @@ def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Met
         **_experts(config, model),
         **(_original(config) if family == "phi3" else {}),
         **(_factors(config) if family == "granite" else {}),
+        **_sections(config),
         **(other.keys(config, model) if other else {}),
     }
     general = {
@@ -255,6 +263,16 @@ def _experts(config: Config, model: ModelConfig) -> Metadata:
     if (shared := _size(config, "shared_expert_intermediate_size", 0)) > 0:
         keys["expert_shared_feed_forward_length"] = uint32(shared)
     return keys
+
+
+def _sections(config: Config) -> Metadata:
+    """Say by which of three positions pairs of a head turn where there are pictures, and how many layers take these."""
+    sections = _rope(config)[1].get("mrope_section")
+    if not isinstance(sections, list):
+        return {}
+    keys = {"rope.dimension_sections": int32s([*cast("list[int]", sections), 0, 0, 0, 0][:4])}
+    layers = object_in(config, "vision_config").get("deepstack_visual_indexes")
+    return keys | ({"n_deepstack_layers": uint32(len(cast("list[int]", layers)))} if isinstance(layers, list) else {})
 
 
 def _windows(family: str, config: Config, model: ModelConfig) -> Metadata:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from pyagent.core.errors import ModelError
+from pyagent.infrastructure.models.quantize.layouts.stored import is_of_another_sense
 
 if TYPE_CHECKING:
     from pyagent import _rust
@@ -177,6 +178,7 @@ class FolderTensors:
         return {end for end in ends if not (self._model.num_experts and end.startswith(_OF_EXPERTS))}
 
     def _refuse_left_over(self, names: set[str]) -> None:
+        names -= {name for name in names if is_of_another_sense(name)}
         for name in (part for parts in self._to_parts.values() for part in parts):
             base = name.rpartition(".")[0]
             place = self._file.place(name) if base.endswith("norm") else self._file.place(base)

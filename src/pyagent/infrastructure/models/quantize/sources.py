@@ -122,7 +122,7 @@ def _folder_source(path: Path) -> Source:
         return encoder_source.EncoderSource(path, config)
     told = text_half(config)
     family = laid_out(told)
-    return FolderSource(path, config) if family is None else LaidOutSource(path, told, family)
+    return FolderSource(path, told) if family is None else LaidOutSource(path, told, family)
 
 
 class FolderSource:
@@ -131,7 +131,7 @@ class FolderSource:
     kept = NONE_KEPT
 
     def __init__(self, path: Path, config: Config) -> None:
-        """`config` is what its `config.json` says."""
+        """`config` is what its `config.json` says of the half that reads and writes text."""
         self.path = path
         if config:  # first: what the engine says of a family it lacks is not about files to write
             refuse_family(path, config)

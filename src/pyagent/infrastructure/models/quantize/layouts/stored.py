@@ -140,7 +140,7 @@ class Stored:
                 if not self._is_inside(part) or self.row_values(part) % tensor.dims[0]:
                     self._refuse_size(part.name)
                 used[part.name] += part.num * self.row_values(part)
-        for name in (*ignored, *filter(_is_of_another_sense, self._dims)):
+        for name in (*ignored, *filter(is_of_another_sense, self._dims)):
             used.pop(name, None)
         for name, count in sorted(used.items()):
             if count == 0 and not name.endswith(_COMPUTED):
@@ -222,5 +222,6 @@ def _wide(dims: Sequence[int]) -> list[int]:
     return [dim for dim in dims if dim != 1]
 
 
-def _is_of_another_sense(name: str) -> bool:
+def is_of_another_sense(name: str) -> bool:
+    """Whether a tensor is of the half of a model that sees or hears."""
     return name.removeprefix("model.").startswith(_OTHER_SENSES)
