@@ -23,14 +23,21 @@ FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 
 
 def convert(
-    folder: Path, path: Path, file_type: str, words: str, published: Mapping[str, Any], **options: bool
+    folder: Path,
+    path: Path,
+    file_type: str,
+    words: str,
+    published: Mapping[str, Any],
+    *,
+    has_mtp: bool = False,
+    **options: bool,
 ) -> Path:
     """Write a folder of safetensors as llama.cpp's converter does; return `path`.
 
     The converter knows how a tokenizer cuts texts into words by a hash of what it makes of a text. A tokenizer of a
     test has no known hash, and `words` is the name that it would have. `published` is what the converter finds in
-    `config.json` of published files, in place of what transformers now writes there; None is nothing. `options` are the
-    converter's own.
+    `config.json` of published files, in place of what transformers now writes there; None is nothing. `has_mtp` says
+    that a head that drafts is written too. `options` are the converter's own.
     """
     package = _converter()
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as changed:
@@ -44,7 +51,7 @@ def convert(
         }
         model = package.get_model_class(package.get_model_architecture(hparams, package.ModelType.TEXT))
         if model.supports_mtp_export:
-            changed.setattr(model, "no_mtp", True)
+            changed.setattr(model, "no_mtp", not has_mtp)
         if hasattr(model, "module_paths"):  # of all models that it converts
             changed.setattr(model, "module_paths", [])
         if words == "hunyuan":  # whose published tokenizer is code of the model's own

@@ -51,6 +51,14 @@ pub struct ModelConfig {
     experts: Option<String>,
     dense_layers: Vec<bool>,
     query_growth: Option<String>,
+    latent: Option<String>,
+    gemma4: Option<String>,
+    recurrent: Option<String>,
+    recurrent_layers: Vec<bool>,
+    blocks: Vec<String>,
+    residual_scale: f64,
+    logit_divisor: f64,
+    has_mtp: bool,
 }
 
 impl ModelConfig {
@@ -98,6 +106,16 @@ impl ModelConfig {
             experts: config.experts.map(|experts| format!("{experts:?}")),
             dense_layers: config.dense_layers.clone(),
             query_growth: config.query_growth.map(|growth| format!("{growth:?}")),
+            latent: config.latent.map(|latent| format!("{latent:?}")),
+            gemma4: config.gemma4.map(|gemma4| format!("{gemma4:?}")),
+            recurrent: config.recurrent.map(|recurrent| format!("{:?}", recurrent.untiled())),
+            recurrent_layers: config.recurrent_layers[..config.num_layers].to_vec(),
+            blocks: (0..config.num_layers)
+                .map(|layer| format!("{:?}", config.blocks[layer]))
+                .collect(),
+            residual_scale: f64::from(config.residual_scale),
+            logit_divisor: f64::from(config.logit_divisor),
+            has_mtp: config.has_mtp,
         })
     }
 }

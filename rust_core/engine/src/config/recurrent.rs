@@ -82,6 +82,17 @@ pub struct Mamba2 {
     pub is_normalised: bool,
 }
 
+impl Recurrent {
+    /// The same with the value heads of a key head beside each other, as folders have them.
+    #[must_use]
+    pub fn untiled(self) -> Self {
+        match self {
+            Self::DeltaNet(net) => Self::DeltaNet(DeltaNet { is_tiled: false, ..net }),
+            other => other,
+        }
+    }
+}
+
 impl Mamba2 {
     /// Channels of all heads.
     pub fn inner_size(&self) -> usize {

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, cast
 
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.model_folder import object_in
-from pyagent.infrastructure.models.quantize.gguf_file import Metadata, booleans, float32, string, uint32
+from pyagent.infrastructure.models.quantize.gguf_file import Metadata, booleans, float32, int32s, string, uint32
+from pyagent.infrastructure.models.quantize.layouts.families import LAID_OUT, laid_out
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
@@ -38,8 +39,11 @@ FAMILIES: Mapping[str, str] = {
     "seed_oss": "seed_oss",
     "exaone4": "exaone4",
     "olmo3": "olmo2",
+    "qwen2_vl": "qwen2vl",
+    "qwen2_5_vl": "qwen2vl",
+    "qwen3_vl": "qwen3vl",
 }
-"""`model_type` to `general.architecture`."""
+"""`model_type` to `general.architecture`. Text halves of models with pictures may have `_text` behind their names."""
 _TELL_WINDOWS = frozenset({"exaone4", "olmo3"})
 """Families whose files say of each layer whether it has a window."""
 _TO_LOCAL_BASE: Mapping[str, float] = {"gemma3_text": 10_000.0, "olmo3": 0.0}
@@ -48,19 +52,30 @@ _LONGROPE = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_fa
 _MOST_FACTORS = 1 << 12
 
 
+def text_half(config: Config) -> Config:
+    """Return what is said of the half of a model of several senses that reads and writes text; else all."""
+    text = object_in(config, "text_config")
+    return {**config, **text} if text else config
+
+
 def refuse_family(path: Path, config: Config) -> None:
     """Raise `ModelError` for a family that cannot be written."""
-    family = str(config.get("model_type"))
-    if family not in FAMILIES:
-        known = ", ".join((*FAMILIES, "bert"))
+    if (family := _family(config)) not in FAMILIES:
+        known = ", ".join((*FAMILIES, *LAID_OUT, "bert"))
         text = f"{path}: '{family:.60}' cannot be written as GGUF; families that can: {known}"
         raise ModelError(text, model=str(path))
 
 
+def _family(config: Config) -> str:
+    kind = str(config.get("model_type"))
+    return kind if kind in FAMILIES else kind.removesuffix("_text")
+
+
 def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Metadata:
     """Return the metadata but for the tokenizer's; `refuse_family` comes before it."""
-    family = str(config.get("model_type"))
-    name = FAMILIES[family]
+    family = _family(config)
+    other = laid_out(config)
+    name = other.name(model) if other else FAMILIES[family]
     keys: Metadata = {
         "block_count": uint32(model.num_layers),
         "context_length": uint32(_positions(config, model)),
@@ -80,6 +95,8 @@ def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Met
         **_experts(config, model),
         **(_original(config) if family == "phi3" else {}),
         **(_factors(config) if family == "granite" else {}),
+        **_sections(config),
+        **(other.keys(config, model) if other else {}),
     }
     general = {
         "general.architecture": string(name),
@@ -121,6 +138,8 @@ def refuse_changed(path: Path, before: ModelConfig, after: ModelConfig) -> None:
     """Raise `ModelError` where a model read back is another: GGUF has no key for something in `config.json`."""
     for name, is_same in _COMPARED.items():
         one, other = getattr(before, name), getattr(after, name)
+        if name == "dense_layers" and not before.num_experts:
+            continue  # which have a block and no experts, where none has any
         if not is_same(one, other):
             change = f"{one!s:.80} would be read {other!s:.80}"
             text = f"{path}: its {name.replace('_', ' ')} cannot be written as GGUF: {change}"
@@ -140,13 +159,23 @@ def _equal(one: object, other: object) -> bool:
     return one == other
 
 
+def _same_family(one: object, other: object) -> bool:
+    """Whether files of one family are those of the other: Granite 4 without state spaces is one before it."""
+    return one == other or (one == "granitehybrid" and other in {"granite", "granitemoe"})
+
+
 _SAME = (
-    "architecture vocab_size hidden_size num_layers num_heads num_kv_heads head_dim ffn_size num_experts"
+    "vocab_size hidden_size num_layers num_heads num_kv_heads head_dim ffn_size num_experts"
     " num_recurrent_layers rotary_layers has_input_norms is_qk_norm_wide windows activation"
     " attention_softcap logit_softcap context_length is_output_tied experts dense_layers query_growth"
+    " latent gemma4 recurrent recurrent_layers blocks has_mtp"
 )
-_NEAR = "norm_epsilon rope_attention_factor local_rope_attention_factor attention_scale embedding_scale"
+_NEAR = (
+    "norm_epsilon rope_attention_factor local_rope_attention_factor attention_scale embedding_scale residual_scale"
+    " logit_divisor"
+)
 _COMPARED: Mapping[str, Callable[[object, object], bool]] = {
+    "architecture": _same_family,
     **dict.fromkeys(_SAME.split(), _equal),
     **dict.fromkeys(_NEAR.split(), _near),
     **dict.fromkeys(("rope_frequencies", "local_rope_frequencies"), _all_near),
@@ -158,7 +187,7 @@ def _rope(config: Config) -> tuple[float, Config]:
     scaling = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
     scaling = object_in(scaling, "full_attention") or scaling
     base = scaling.get("rope_theta") or config.get("rope_theta")
-    by_family = 1_000_000.0 if config.get("model_type") == "gemma3_text" else 10_000.0
+    by_family = 1_000_000.0 if config.get("model_type") in {"gemma3_text", "gemma4_text"} else 10_000.0
     return (float(base) if isinstance(base, int | float) else by_family), scaling
 
 
@@ -234,6 +263,16 @@ def _experts(config: Config, model: ModelConfig) -> Metadata:
     if (shared := _size(config, "shared_expert_intermediate_size", 0)) > 0:
         keys["expert_shared_feed_forward_length"] = uint32(shared)
     return keys
+
+
+def _sections(config: Config) -> Metadata:
+    """Say by which of three positions pairs of a head turn where there are pictures, and how many layers take these."""
+    sections = _rope(config)[1].get("mrope_section")
+    if not isinstance(sections, list):
+        return {}
+    keys = {"rope.dimension_sections": int32s([*cast("list[int]", sections), 0, 0, 0, 0][:4])}
+    layers = object_in(config, "vision_config").get("deepstack_visual_indexes")
+    return keys | ({"n_deepstack_layers": uint32(len(cast("list[int]", layers)))} if isinstance(layers, list) else {})
 
 
 def _windows(family: str, config: Config, model: ModelConfig) -> Metadata:

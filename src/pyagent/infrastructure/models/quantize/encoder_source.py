@@ -18,7 +18,7 @@ from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens, tokenizer_of
 from pyagent.infrastructure.engine.tokens.model_folder import object_in, read_json
 from pyagent.infrastructure.models.quantize.bounds import refuse_large_tokenizer
-from pyagent.infrastructure.models.quantize.folder_tensors import SourceTensor
+from pyagent.infrastructure.models.quantize.folder_tensors import NONE_KEPT, SourceTensor
 from pyagent.infrastructure.models.quantize.gguf_file import (
     Metadata,
     boolean,
@@ -74,6 +74,7 @@ class EncoderSource:
     """A folder of safetensors with a BERT that embeds."""
 
     num_experts = 0
+    kept = NONE_KEPT
 
     def __init__(self, path: Path, config: Config) -> None:
         """Raise `ModelError` for what a GGUF file has no words for."""

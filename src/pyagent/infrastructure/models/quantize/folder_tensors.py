@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from pyagent.core.errors import ModelError
+from pyagent.infrastructure.models.quantize.layouts.stored import is_of_another_sense
 
 if TYPE_CHECKING:
     from pyagent import _rust
@@ -26,6 +28,11 @@ _REORDERED = frozenset({"llama", "smollm3", "granite"})
 """Architectures of which llama.cpp pairs neighbours: their files have the rows so."""
 _IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias")
 """Ends of names of tensors that older files have, and that are computed."""
+
+
+Kept = Mapping[str, Callable[[int, int], bytes]]
+"""Tensors that stay of their type: what returns so many rows from one on."""
+NONE_KEPT: Kept = MappingProxyType({})
 
 
 class SourceTensor(NamedTuple):
@@ -171,6 +178,7 @@ class FolderTensors:
         return {end for end in ends if not (self._model.num_experts and end.startswith(_OF_EXPERTS))}
 
     def _refuse_left_over(self, names: set[str]) -> None:
+        names -= {name for name in names if is_of_another_sense(name)}
         for name in (part for parts in self._to_parts.values() for part in parts):
             base = name.rpartition(".")[0]
             place = self._file.place(name) if base.endswith("norm") else self._file.place(base)

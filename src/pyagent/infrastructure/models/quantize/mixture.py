@@ -30,6 +30,7 @@ _NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """Of rows that are not whole blocks of 256."""
 _MIXTRAL, _OF_MIXTRAL = 8, {"attn_v": "Q8_0", "attn_k": "Q8_0", "attn_output": "Q5_K"}
 """So many experts, and what is small beside them."""
+_EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 _KEPT = (
     *("norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "rope_freqs.weight", "rope_factors"),
     *("ssm_conv1d", "shortconv.conv.weight", "per_layer_model_proj", "position_embd.weight", "token_types.weight"),
@@ -64,7 +65,7 @@ class Mixture:
         return narrower if fits(narrower, cols) else "F16"
 
     def _is_output(self, name: str) -> bool:
-        return name == "output.weight" or (self.is_tied and name == "token_embd.weight")
+        return name == "output.weight" or (self.is_tied and name in _EMBEDDINGS)
 
     def _wanted(self, name: str, base: str) -> str:
         if self._is_output(name):

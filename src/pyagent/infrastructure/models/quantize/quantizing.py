@@ -86,9 +86,9 @@ def _plan(model: Source, type_name: str) -> list[Tensor]:
     is_tied = all(tensor.name != "output.weight" for tensor in tensors)
     mixture = Mixture(type_name, model.num_layers, is_tied, model.num_experts)
     plan: list[Tensor] = []
-    for name, dims, _ in tensors:
+    for name, dims, own in tensors:
         kind = mixture.type_of(name, dims[0]) if is_matrix(name, len(dims)) else "F32"
-        plan.append(Tensor(name, dims, kind))
+        plan.append(Tensor(name, dims, own if name in model.kept else kind))
     return plan
 
 
@@ -127,15 +127,21 @@ class _Writer:
         num_rows = tensor.num_values // cols
         most_rows = max(1, _PIECE_VALUES // cols)
         for first in range(0, num_rows, most_rows):
-            values = array("f", bytes(4 * cols * min(most_rows, num_rows - first)))
-            self.model.read(tensor.name, first, values)
-            try:
-                self.file.write(_rust.quantise(tensor.type_name, values, self.threads))
-            except ValueError as error:
-                text = f"{self.model.path}: tensor '{tensor.name}' cannot be {tensor.type_name}: {error}"
-                raise ModelError(text, model=str(self.model.path)) from error
+            self.file.write(self._rows(tensor, cols, first, min(most_rows, num_rows - first)))
             told()
         self.file.write(bytes(padded(tensor.num_bytes) - tensor.num_bytes))
+
+    def _rows(self, tensor: Tensor, cols: int, first: int, count: int) -> bytes:
+        """Return rows of a tensor as they are written."""
+        if tensor.name in self.model.kept:
+            return self.model.kept[tensor.name](first, count)
+        values = array("f", bytes(4 * cols * count))
+        self.model.read(tensor.name, first, values)
+        try:
+            return _rust.quantise(tensor.type_name, values, self.threads)
+        except ValueError as error:
+            text = f"{self.model.path}: tensor '{tensor.name}' cannot be {tensor.type_name}: {error}"
+            raise ModelError(text, model=str(self.model.path)) from error
 
 
 @contextlib.contextmanager

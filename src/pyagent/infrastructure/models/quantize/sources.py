@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
@@ -20,12 +21,20 @@ from pyagent.infrastructure.models.quantize.architecture import (
     original_context,
     refuse_changed,
     refuse_family,
+    text_half,
 )
-from pyagent.infrastructure.models.quantize.folder_tensors import FolderTensors, SourceTensor
+from pyagent.infrastructure.models.quantize.folder_tensors import NONE_KEPT, FolderTensors, Kept, SourceTensor
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, read_metadata
+from pyagent.infrastructure.models.quantize.layouts import attention_sinks
+from pyagent.infrastructure.models.quantize.layouts.attention_sinks import MXFP4, Mxfp4
+from pyagent.infrastructure.models.quantize.layouts.families import LAID_OUT, Family, laid_out
+from pyagent.infrastructure.models.quantize.layouts.stored import Reader, Stored
 from pyagent.infrastructure.models.quantize.mixture import PLAIN
 from pyagent.infrastructure.models.quantize.vocabulary import vocabulary_metadata
 from pyagent.infrastructure.models.split_files import first_of
+
+if TYPE_CHECKING:
+    from pyagent._rust import ModelConfig
 
 _OF_THE_FILE = ("general.alignment", "split.")
 """Keys that say how a file is laid out, or that it is one of several."""
@@ -39,6 +48,7 @@ class Source(Protocol):
     num_layers: int
     num_experts: int
     file_bytes: int
+    kept: Kept
 
     def tensors(self) -> Sequence[SourceTensor]:
         """Return the tensors in the order of the file to be."""
@@ -79,6 +89,8 @@ def is_part(file: Path, source: Path) -> bool:
 class GgufSource:
     """A GGUF file, or several that are one model: its metadata is copied as it is."""
 
+    kept = NONE_KEPT
+
     def __init__(self, path: Path) -> None:
         header = _rust.read_model_header(path, arrays=False)
         self.path, self.file_bytes = path, header["file_bytes"]
@@ -108,22 +120,23 @@ def _folder_source(path: Path) -> Source:
     config = read_json(path / "config.json")
     if config.get("model_type") == encoder_source.FAMILY:
         return encoder_source.EncoderSource(path, config)
-    return FolderSource(path, config)
+    told = text_half(config)
+    family = laid_out(told)
+    return FolderSource(path, told) if family is None else LaidOutSource(path, told, family)
 
 
 class FolderSource:
     """A folder of safetensors; reorders and shifts what GGUF files have otherwise."""
 
+    kept = NONE_KEPT
+
     def __init__(self, path: Path, config: Config) -> None:
-        """`config` is what its `config.json` says."""
+        """`config` is what its `config.json` says of the half that reads and writes text."""
         self.path = path
         if config:  # first: what the engine says of a family it lacks is not about files to write
             refuse_family(path, config)
-        self._file = _rust.ModelFile(path)
+        self._file = _unquantised(path)
         self._model = self._file.config
-        if self._file.quantization is not None:
-            text = f"{path}: its weights are quantised already; give the folder of the model as it was published before"
-            raise ModelError(text, model=str(path))
         self._short = original_context(config)
         self.metadata = architecture_metadata(path, config, self._model)
         self.metadata |= vocabulary_metadata(path, self._model.vocab_size)
@@ -148,12 +161,85 @@ class FolderSource:
     def check(self, written: Path) -> None:
         """Compare the two as the engine reads them."""
         # Of LongRoPE short texts have frequencies of their own.
-        for most in (None, self._short):
-            try:
-                before, after = (_rust.ModelFile(path, most).config for path in (self.path, written))
-            except _rust.ModelFileError as error:
-                raise ModelError(f"{self.path}: cannot be written as GGUF: {error}", model=str(self.path)) from error
-            refuse_changed(self.path, before, after)
+        _compare(self.path, written, (None, self._short))
+
+
+class LaidOutSource:
+    """A folder of safetensors of a family whose GGUF files have other tensors: cut, joined, ordered otherwise."""
+
+    def __init__(self, path: Path, config: Config, family: Family) -> None:
+        """`config` is what its `config.json` says of the half that reads and writes text."""
+        self.path = path
+        self._file = _rust.ModelFile(path)
+        model = self._file.config
+        header = _rust.read_model_header(path, arrays=False)
+        self._stored = Stored(path, {name: dims for name, dims, *_ in header["tensors"]})
+        config = {**config, "num_nextn_predict_layers": self._stored.num_heads_that_draft(model.num_layers)}
+        self._mxfp4 = self._in_mxfp4(model)
+        self.kept: Kept = {one.name: partial(one.read, self._file.read_stored) for one in self._mxfp4}
+        words = vocabulary_metadata(path, model.vocab_size, has_merges=family is LAID_OUT["gemma4"])
+        self.metadata = architecture_metadata(path, config, model) | words
+        self.num_layers, self.num_experts = model.num_layers, model.num_experts
+        self.file_bytes = header["file_bytes"]
+        made = [*family.tensors(self._stored, config, model)]
+        tied = ["lm_head.weight"] if model.is_output_tied else []
+        self._stored.check(made, [*tied, *family.ignored(self._stored, config, model)])
+        self._computed = family.computed(config, model)
+        self._to_made = {tensor.name: tensor for tensor in made}
+        self._to_kind = {name: kind for name, _, kind, _ in header["tensors"]}
+        self._reader = Reader(self._stored, _rust.TensorFile(path).read_floats)
+
+    def tensors(self) -> Sequence[SourceTensor]:
+        """Return the model's, those that are computed first."""
+        made = [SourceTensor(one.name, one.dims, self._to_kind[one.parts[0].name]) for one in self._to_made.values()]
+        computed = [SourceTensor(name, [len(values)], "F32") for name, values in self._computed.items()]
+        kept = [SourceTensor(one.name, one.dims, MXFP4) for one in self._mxfp4]
+        return [*computed, *made, *kept]
+
+    def read(self, name: str, first_row: int, out: array[float]) -> None:
+        """Read rows as GGUF has them."""
+        if name in self._computed:
+            out[:] = self._computed[name]
+        else:
+            self._reader.read(self._to_made[name], first_row, out)
+
+    def check(self, written: Path) -> None:
+        """Compare the two as the engine reads them."""
+        _compare(self.path, written, (None,))
+
+    def _in_mxfp4(self, model: ModelConfig) -> Sequence[Mxfp4]:
+        """Return experts that are MXFP4 already; raise `ModelError` for other weights of few bits."""
+        if self._file.quantization is None:
+            return []
+        kept = [*attention_sinks.kept(self._stored, model)] if model.architecture == "gpt-oss" else []
+        if not kept:
+            _refuse_quantised_folder(self.path)
+        for tensor in kept:
+            tensor.check(self._file.find_stored, self._stored.refuse)
+        return kept
+
+
+def _unquantised(path: Path) -> _rust.ModelFile:
+    """Open a folder. Raises `ModelError` where its weights are quantised already."""
+    file = _rust.ModelFile(path)
+    if file.quantization is not None:
+        _refuse_quantised_folder(path)
+    return file
+
+
+def _refuse_quantised_folder(path: Path) -> NoReturn:
+    text = f"{path}: its weights are quantised already; give the folder of the model as it was published before"
+    raise ModelError(text, model=str(path))
+
+
+def _compare(path: Path, written: Path, lengths: Sequence[int | None]) -> None:
+    """Raise `ModelError` where a file is read as another model than a folder, for texts of some length."""
+    for most in lengths:
+        try:
+            before, after = (_rust.ModelFile(one, most).config for one in (path, written))
+        except _rust.ModelFileError as error:
+            raise ModelError(f"{path}: cannot be written as GGUF: {error}", model=str(path)) from error
+        refuse_changed(path, before, after)
 
 
 def refuse_quantised(source: Source, base: str) -> None:
@@ -161,7 +247,7 @@ def refuse_quantised(source: Source, base: str) -> None:
     if base in PLAIN:
         return
     for tensor in source.tensors():
-        if tensor.type_name not in PLAIN | {"Q8_0"}:
+        if tensor.name not in source.kept and tensor.type_name not in PLAIN | {"Q8_0"}:
             what = f"{source.path}: tensor '{tensor.name}' is {tensor.type_name} already, and would lose once more"
             text = f"{what}; give the model in F32, F16, BF16 or Q8_0, or write it as F16 first (--type F16)"
             raise ModelError(text, model=str(source.path))

@@ -36,6 +36,12 @@ _PRE_TOKENIZERS = (
     "afmoe",
 )
 _TEXTS, _SCORES = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"}, "tokenizer.ggml.scores"
+_VISIBLE = frozenset(f"<{name}>" for name in ("|channel", "channel|", "|tool_call", "tool_call|", '|"|')) | {
+    "<|tool_response>",
+    "<tool_response|>",
+}
+_SAME_SCORE = -1000.0
+"""What llama.cpp's converter gives each token of a vocabulary with merges."""
 _END_KEYS = ("eos", "eot", "eom")
 _PROBE = (
     "Hello  world, it's 12345 o'CLOCK!\n\n  \t def f(x):\n        return x+1  # naïve cafe\u0301 \u00c5ngstr\u00f6m\n"
@@ -47,9 +53,10 @@ _PROBE = (
 Json = Mapping[str, object]
 
 
-def vocabulary_metadata(path: Path, num_rows: int) -> Metadata:
+def vocabulary_metadata(path: Path, num_rows: int, *, has_merges: bool = False) -> Metadata:
     """Return a folder's tokenizer and chat template for a model with so many rows of embeddings.
 
+    `has_merges` says that the family's files have SentencePiece's kind with merges, as Gemma 4's, not scores.
     Raises `ModelError` for one that GGUF cannot describe.
     """
     if not HuggingFaceReader().matches(path):
@@ -65,7 +72,9 @@ def vocabulary_metadata(path: Path, num_rows: int) -> Metadata:
         raise ModelError(text, model=str(path))
     tokens, types = _tokens(path, tokenizer, num_rows)
     described: dict[str, object] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    if model.get("byte_fallback"):
+    if model.get("byte_fallback") and has_merges:
+        described |= _merged(model, tokens, types)
+    elif model.get("byte_fallback"):
         described |= _sentencepiece(told, model, tokens, types)
     else:
         described |= _byte_level(path, tokenizer, model)
@@ -91,7 +100,6 @@ def _tokens(path: Path, tokenizer: HuggingFaceTokenizer, num_rows: int) -> tuple
 
 
 def _byte_level(path: Path, tokenizer: HuggingFaceTokenizer, model: Json) -> dict[str, object]:
-    merges = [_merge_line(merge) for merge in cast("Sequence[str | Sequence[str]]", model.get("merges") or [])]
     ignores_merges = bool(model.get("ignore_merges"))
     names = [*(["llama-bpe", "tekken"] if ignores_merges else ["dbrx"]), *_PRE_TOKENIZERS]
     wanted = _words(tokenizer.inner)
@@ -99,7 +107,7 @@ def _byte_level(path: Path, tokenizer: HuggingFaceTokenizer, model: Json) -> dic
     if name is None:
         text = f"{path}: its tokenizer cuts words as none of {', '.join(names)} does; it cannot be written as GGUF"
         raise ModelError(text, model=str(path))
-    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": merges}
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": _merges(model)}
 
 
 def _merge_line(merge: str | Sequence[str]) -> str:
@@ -128,7 +136,7 @@ def _sentencepiece(told: Json, model: Json, tokens: list[str], types: list[int])
         scores["".join(merge.split(" ") if isinstance(merge, str) else merge)] = -float(rank)
     unknown = model.get("unk_token")
     for row, token in enumerate(tokens):
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        if _is_byte(token):
             types[row] = BYTE
         elif token == unknown:
             types[row] = UNKNOWN
@@ -138,6 +146,29 @@ def _sentencepiece(told: Json, model: Json, tokens: list[str], types: list[int])
         _SCORES: [scores[token] for token in tokens],
         "tokenizer.ggml.add_space_prefix": _adds_space(told),
     }
+
+
+def _merged(model: Json, tokens: list[str], types: list[int]) -> dict[str, object]:
+    """Describe Gemma 4's: marked spaces and bytes with merges; what calls a tool is text that chats read."""
+    for row, token in enumerate(tokens):
+        if _is_byte(token):
+            types[row] = BYTE
+        elif token in _VISIBLE:
+            types[row] = _USER_DEFINED
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.merges": _merges(model),
+        _SCORES: [_SAME_SCORE] * len(tokens),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
+def _is_byte(token: str) -> bool:
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def _merges(model: Json) -> list[str]:
+    return [_merge_line(merge) for merge in cast("Sequence[str | Sequence[str]]", model.get("merges") or [])]
 
 
 def _adds_space(told: Json) -> bool:

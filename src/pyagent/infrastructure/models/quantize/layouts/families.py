@@ -1,0 +1,79 @@
+"""The families whose GGUF files have other tensors than their folders, by `model_type`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyagent.infrastructure.models.quantize.gguf_file import Metadata
+from pyagent.infrastructure.models.quantize.layouts import (
+    attention_sinks,
+    delta_nets,
+    gemma4,
+    grouped_heads,
+    latent_attention,
+    short_convolutions,
+    state_spaces,
+)
+from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored
+
+if TYPE_CHECKING:
+    from pyagent._rust import ModelConfig
+
+Config = Mapping[str, object]
+
+
+def _none_computed(_config: Config, _model: ModelConfig) -> dict[str, array[float]]:
+    return {}
+
+
+def _none_ignored(_stored: Stored, _config: Config, _model: ModelConfig) -> Sequence[str]:
+    return []
+
+
+class Family(NamedTuple):
+    """What GGUF files call a family, what they say of it besides, and their tensors.
+
+    Some tensors are computed, some of the folder left out.
+    """
+
+    name: Callable[[ModelConfig], str]
+    keys: Callable[[Config, ModelConfig], Metadata]
+    tensors: Callable[[Stored, Config, ModelConfig], Iterator[Made]]
+    computed: Callable[[Config, ModelConfig], dict[str, array[float]]] = _none_computed
+    ignored: Callable[[Stored, Config, ModelConfig], Sequence[str]] = _none_ignored
+
+
+def _called(name: str) -> Callable[[ModelConfig], str]:
+    return lambda _: name
+
+
+def _delta_nets(name: str) -> Family:
+    return Family(_called(name), delta_nets.keys, delta_nets.tensors)
+
+
+_LATENT = Family(
+    _called("deepseek2"), latent_attention.keys, latent_attention.tensors, ignored=latent_attention.ignored
+)
+LAID_OUT: Mapping[str, Family] = {
+    "qwen3_5": _delta_nets("qwen35"),
+    "qwen3_5_moe": _delta_nets("qwen35moe"),
+    "qwen3_next": _delta_nets("qwen3next"),
+    "gemma4": Family(_called("gemma4"), gemma4.keys, gemma4.tensors, gemma4.computed),
+    "gpt_oss": Family(_called("gpt-oss"), attention_sinks.keys, attention_sinks.tensors),
+    "lfm2": Family(_called("lfm2"), short_convolutions.keys, short_convolutions.tensors),
+    "lfm2_moe": Family(_called("lfm2moe"), short_convolutions.keys, short_convolutions.tensors),
+    "glm4_moe": Family(_called("glm4moe"), grouped_heads.keys, grouped_heads.tensors),
+    "glm4_moe_lite": _LATENT,
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "granitemoehybrid": Family(state_spaces.granite_name, state_spaces.granite_keys, state_spaces.granite_tensors),
+    "nemotron_h": Family(state_spaces.nemotron_name, state_spaces.nemotron_keys, state_spaces.nemotron_tensors),
+}
+"""Text halves of models with pictures have `_text` behind their names."""
+
+
+def laid_out(config: Config) -> Family | None:
+    """Return the family of a `config.json`, if its GGUF files have other tensors."""
+    return LAID_OUT.get(str(config.get("model_type")).removesuffix("_text"))

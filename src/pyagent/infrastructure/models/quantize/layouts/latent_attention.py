@@ -1,0 +1,116 @@
+"""DeepSeek V2 and V3 and GLM-4.7-Flash as GGUF files have them: latent attention, whose way up is two tensors.
+
+A head's part that makes keys of a latent is turned, so that queries can be brought to latents by it; the part that
+makes values is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyagent.infrastructure.engine.tokens.model_folder import object_in
+from pyagent.infrastructure.models.quantize.gguf_file import Metadata, float32, uint32
+from pyagent.infrastructure.models.quantize.layouts.parts import size_of
+from pyagent.infrastructure.models.quantize.layouts.shared_experts import experts_keys, feed_forward, head
+from pyagent.infrastructure.models.quantize.layouts.stored import Columns, Made, Stored
+
+if TYPE_CHECKING:
+    from pyagent._rust import ModelConfig
+
+Config = Mapping[str, object]
+
+_KEEPS_HEADS = "glm4_moe_lite"
+"""The family whose heads llama.cpp reads."""
+
+
+class _Latent(NamedTuple):
+    """Sizes: a latent, what queries are compressed to (0: nothing), and a head's plain, rotated and value numbers."""
+
+    rank: int
+    queries: int
+    plain: int
+    rotated: int
+    values: int
+
+
+def keys(config: Config, model: ModelConfig) -> Metadata:
+    """Return what these families' files say besides: keys and values are those of one head, which all share."""
+    latent = _latent(config)
+    found: Metadata = {
+        "block_count": uint32(model.num_layers + _num_heads_that_draft(config)),
+        "attention.head_count_kv": uint32(1),
+        "attention.kv_lora_rank": uint32(latent.rank),
+        "attention.key_length": uint32(latent.rank + latent.rotated),
+        "attention.value_length": uint32(latent.rank),
+        "attention.key_length_mla": uint32(latent.plain + latent.rotated),
+        "attention.value_length_mla": uint32(latent.values),
+        "rope.dimension_count": uint32(latent.rotated),
+    }
+    if latent.queries:
+        found["attention.q_lora_rank"] = uint32(latent.queries)
+    rope = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
+    if isinstance(weight := rope.get("mscale_all_dim"), int | float):
+        found["rope.scaling.yarn_log_multiplier"] = float32(0.1 * weight)
+    if heads := _num_heads_that_draft(config):
+        found["nextn_predict_layers"] = uint32(heads)
+    return found | (experts_keys(config, model) if model.num_experts else {})
+
+
+def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
+    """Yield the tensors in the order of the file to be."""
+    hidden = model.hidden_size
+    yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
+    for layer in range(model.num_layers):
+        yield from _layer(stored, layer, config, model)
+    for layer in range(model.num_layers, model.num_layers + _num_heads_that_draft(config)):
+        yield from _layer(stored, layer, config, model)
+        yield from head(stored, layer, model)
+    yield stored.whole("output_norm.weight", f"{stored.begin}norm.weight", [hidden])
+    if not model.is_output_tied:
+        yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
+
+
+def ignored(stored: Stored, config: Config, model: ModelConfig) -> list[str]:
+    """Return the tensors of heads that draft, of families that llama.cpp writes without."""
+    if _num_heads_that_draft(config):
+        return []
+    heads = range(model.num_layers, model.num_layers + size_of(config, "num_nextn_predict_layers"))
+    return stored.under([f"{stored.begin}layers.{layer}." for layer in heads])
+
+
+def _latent(config: Config) -> _Latent:
+    names = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return _Latent(*(size_of(config, name) for name in names))
+
+
+def _num_heads_that_draft(config: Config) -> int:
+    return size_of(config, "num_nextn_predict_layers") if config.get("model_type") == _KEEPS_HEADS else 0
+
+
+def _layer(stored: Stored, layer: int, config: Config, model: ModelConfig) -> Iterator[Made]:
+    block, begin, hidden = f"blk.{layer}.", f"{stored.begin}layers.{layer}.", model.hidden_size
+    yield stored.whole(f"{block}attn_norm.weight", f"{begin}input_layernorm.weight", [hidden])
+    yield from _attention(stored, f"{block}attn_", f"{begin}self_attn.", _latent(config), model)
+    yield stored.whole(f"{block}ffn_norm.weight", f"{begin}post_attention_layernorm.weight", [hidden])
+    yield from feed_forward(stored, layer, f"{begin}mlp.", config, model)
+
+
+def _attention(stored: Stored, block: str, begin: str, latent: _Latent, model: ModelConfig) -> Iterator[Made]:
+    hidden, heads = model.hidden_size, model.num_heads
+    queries = heads * (latent.plain + latent.rotated)
+    if latent.queries:
+        yield stored.whole(f"{block}q_a.weight", f"{begin}q_a_proj.weight", [hidden, latent.queries])
+        yield stored.whole(f"{block}q_a_norm.weight", f"{begin}q_a_layernorm.weight", [latent.queries])
+        yield stored.whole(f"{block}q_b.weight", f"{begin}q_b_proj.weight", [latent.queries, queries])
+    else:
+        yield stored.whole(f"{block}q.weight", f"{begin}q_proj.weight", [hidden, queries])
+    down = [hidden, latent.rank + latent.rotated]
+    yield stored.whole(f"{block}kv_a_mqa.weight", f"{begin}kv_a_proj_with_mqa.weight", down)
+    yield stored.whole(f"{block}kv_a_norm.weight", f"{begin}kv_a_layernorm.weight", [latent.rank])
+    name, of_head = f"{begin}kv_b_proj.weight", latent.plain + latent.values
+    of_keys = [Columns(name, head * of_head, latent.plain, 0, latent.rank, 1) for head in range(heads)]
+    yield Made(f"{block}k_b.weight", [latent.plain, latent.rank, heads], of_keys)
+    of_values = [(head * of_head + latent.plain, latent.values) for head in range(heads)]
+    yield stored.cut(f"{block}v_b.weight", name, of_values, [latent.rank, latent.values, heads])
+    yield stored.whole(f"{block}output.weight", f"{begin}o_proj.weight", [heads * latent.values, hidden])

@@ -1,0 +1,46 @@
+"""What several families have: blocks with gates, experts, and rows of heads that are paired otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored
+
+
+def size_of(config: Mapping[str, object], key: str, default: int = 0) -> int:
+    """Return a number of `config.json`, which the engine has read, or what the family has where it says none."""
+    value = config.get(key)
+    return value if isinstance(value, int) else default
+
+
+def gated(stored: Stored, block: str, begin: str, size: tuple[int, int], end: str = "") -> Iterator[Made]:
+    """Yield a feed-forward block's gate, up and down; `size` is the width of the stream and inside."""
+    for name, dims in {"gate": size, "up": size, "down": size[::-1]}.items():
+        yield stored.whole(f"{block}{name}{end}.weight", f"{begin}{name}_proj.weight", dims)
+
+
+def experts(stored: Stored, block: str, begin: str, dims: Mapping[str, Sequence[int]], num: int) -> Iterator[Made]:
+    """Yield all experts' matrices of a layer, each with a tensor of its own in the folder or all in two.
+
+    `dims` are those of `ffn_gate`, `ffn_up` and `ffn_down`, by whatever the folder calls them.
+    """
+    gguf = dict(zip(dims, ("ffn_gate", "ffn_up", "ffn_down"), strict=True))
+    packed = f"{begin}gate_up_proj"
+    if not stored.has(packed):
+        for name, sizes in dims.items():
+            names = [f"{begin}{number}.{name}.weight" for number in range(num)]
+            yield stored.stacked(f"{block}{gguf[name]}_exps.weight", names, sizes)
+        return
+    gate, up, down = dims.values()
+    rows = gate[1]
+    for place, (name, sizes) in enumerate((("ffn_gate", gate), ("ffn_up", up))):
+        runs = [((2 * number + place) * rows, rows) for number in range(num)]
+        yield stored.cut(f"{block}{name}_exps.weight", packed, runs, [*sizes, num])
+    yield stored.whole(f"{block}ffn_down_exps.weight", f"{begin}down_proj", [*down, num])
+
+
+def paired(heads: int, head_dim: int) -> list[tuple[int, int]]:
+    """Return the rows of heads whose pairs are halves apart, in the order in which pairs are neighbours."""
+    half = head_dim // 2
+    places = [part * half + pair for pair in range(half) for part in range(2)]
+    return [(head * head_dim + place, 1) for head in range(heads) for place in places]
