@@ -20,6 +20,8 @@ Config = Mapping[str, object]
 MXFP4 = "MXFP4"
 _BLOCK_BYTES = 16
 _LOW = 0x0F
+_GATE: Mapping[str, float] = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+"""What files say nothing of: the numbers of the family's gate."""
 
 
 class Mxfp4(NamedTuple):
@@ -62,7 +64,9 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
 
 def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
     """Yield the tensors in the order of the file to be, but for experts in MXFP4."""
-    del config
+    for name, usual in _GATE.items():
+        if (told := config.get(name)) not in {None, usual}:
+            stored.refuse(f"its {name} cannot be written as GGUF: {told!s:.80} would be read {usual}")
     hidden = model.hidden_size
     yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
     for layer in range(model.num_layers):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
+from pyagent.infrastructure.engine.tokens.model_folder import object_in
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, booleans, int32s, uint32
 from pyagent.infrastructure.models.quantize.layouts.parts import experts, gated, size_of
 from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored, ordered, plus_one
@@ -20,13 +21,21 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, object]
 
+_USUAL: Mapping[str, int] = {
+    "num_key_heads": 16,
+    "num_value_heads": 32,
+    "key_head_dim": 128,
+    "value_head_dim": 128,
+    "conv_kernel_dim": 4,
+}
+"""Ends of names of sizes, and what the families have where config.json says none."""
 _HEAD, _HEAD_LAYER = "mtp.", "mtp.layers.0."
 _OF_HEAD: Mapping[str, str] = {
     "pre_fc_norm_embedding": "enorm",
     "pre_fc_norm_hidden": "hnorm",
     "norm": "shared_head_norm",
 }
-_SECTIONS = [11, 11, 10]
+_SECTIONS = (11, 11, 10, 0)
 """Of the pairs of positions of pictures, where config.json does not say."""
 
 
@@ -51,8 +60,7 @@ class _Net(NamedTuple):
 
 
 def _net(config: Config) -> _Net:
-    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
-    return _Net(*(cast("int", config[f"linear_{name}"]) for name in names))  # the engine has read them
+    return _Net(*(size_of(config, f"linear_{name}", usual) for name, usual in _USUAL.items()))
 
 
 def keys(config: Config, model: ModelConfig) -> Metadata:
@@ -69,8 +77,9 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
     }
     interval = config.get("full_attention_interval", 4)
     found["full_attention_interval"] = uint32(interval if isinstance(interval, int) else 4)
-    if config.get("model_type") != "qwen3_next":
-        found["rope.dimension_sections"] = int32s(_sections(config))
+    rope = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
+    if config.get("model_type") != "qwen3_next" and "mrope_section" not in rope:
+        found["rope.dimension_sections"] = int32s(_SECTIONS)
     if model.has_mtp:
         found["nextn_predict_layers"] = uint32(1)
     if model.num_experts:
@@ -90,13 +99,6 @@ def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made
     yield stored.whole("output_norm.weight", f"{stored.begin}norm.weight", [hidden], plus_one)
     if not model.is_output_tied:
         yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
-
-
-def _sections(config: Config) -> Sequence[int]:
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    told = cast("Config", rope).get("mrope_section") if isinstance(rope, dict) else None
-    sections = cast("list[int]", told) if isinstance(told, list) else _SECTIONS
-    return [*sections, 0, 0, 0, 0][:4]
 
 
 def _head(stored: Stored, block: str, config: Config, model: ModelConfig) -> Iterator[Made]:

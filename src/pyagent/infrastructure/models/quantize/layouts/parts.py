@@ -13,6 +13,12 @@ def size_of(config: Mapping[str, object], key: str, default: int = 0) -> int:
     return value if isinstance(value, int) else default
 
 
+def number_of(config: Mapping[str, object], key: str) -> float:
+    """Return a factor of `config.json`, or 1 where it says none."""
+    value = config.get(key)
+    return float(value) if isinstance(value, int | float) else 1.0
+
+
 def gated(stored: Stored, block: str, begin: str, size: tuple[int, int], end: str = "") -> Iterator[Made]:
     """Yield a feed-forward block's gate, up and down; `size` is the width of the stream and inside."""
     for name, dims in {"gate": size, "up": size, "down": size[::-1]}.items():

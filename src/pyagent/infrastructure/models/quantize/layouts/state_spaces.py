@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, boolean, float32, int32s, uint32
-from pyagent.infrastructure.models.quantize.layouts.parts import paired, size_of
+from pyagent.infrastructure.models.quantize.layouts.parts import number_of, paired, size_of
 from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored, ordered
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _granite_space(config: Config) -> _Space:
     heads = size_of(config, "mamba_n_heads", 128)
     inner = size_of(config, "hidden_size") * size_of(config, "mamba_expand", 2)
     groups, states = size_of(config, "mamba_n_groups", 1), size_of(config, "mamba_d_state", 256)
-    return _Space(heads, inner // heads, groups, states, size_of(config, "mamba_d_conv", 4))
+    return _Space(heads, inner // max(1, heads), groups, states, size_of(config, "mamba_d_conv", 4))
 
 
 def _nemotron_space(config: Config) -> _Space:
@@ -81,7 +81,7 @@ def granite_keys(config: Config, model: ModelConfig) -> Metadata:
         "residual_scale": "residual_multiplier",
         "logit_scale": "logits_scaling",
     }
-    found: Metadata = {key: float32(cast("float", config.get(name, 1.0))) for key, name in names.items()}
+    found: Metadata = {key: float32(number_of(config, name)) for key, name in names.items()}
     found["rope.scaling.finetuned"] = boolean(has_positions)
     found["attention.head_count_kv"] = int32s(_heads_of_layers(model))
     found |= _space_keys(_granite_space(config))
@@ -105,13 +105,12 @@ def nemotron_keys(config: Config, model: ModelConfig) -> Metadata:
     }
     if not model.num_experts:
         return found
-    factor = config.get("routed_scaling_factor", 1.0)
     return found | {
         "expert_feed_forward_length": uint32(model.ffn_size),
         "expert_shared_feed_forward_length": uint32(size_of(config, "moe_shared_expert_intermediate_size")),
         "expert_shared_count": uint32(size_of(config, "n_shared_experts", 1)),
         "expert_weights_norm": boolean(config.get("norm_topk_prob", True) is True),
-        "expert_weights_scale": float32(cast("float", factor)),
+        "expert_weights_scale": float32(number_of(config, "routed_scaling_factor")),
         "expert_group_count": uint32(size_of(config, "n_group", 1)),
         "expert_group_used_count": uint32(size_of(config, "topk_group", 1)),
     }
