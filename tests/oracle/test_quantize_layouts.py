@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from oracle.test_mtp_heads import Drafting
 from support.converted_models import random_family
-from support.laid_out_folders import LAID_OUT, in_mxfp4, with_words, write_seeing
+from support.laid_out_folders import LAID_OUT, add_head, in_mxfp4, with_words, write_seeing
 from support.logit_sequences import Sequences
 from support.mtp_reference import Head
 from support.quantizing import quantized, refusal
@@ -41,6 +41,21 @@ def test_a_laid_out_folder_as_gguf_is_the_same_model(name: str, tmp_path: Path) 
     folder = written(name, tmp_path / "model")
     quantized(folder, tmp_path / "made.gguf", "F32")
     expect_same_logits(folder, tmp_path / "made.gguf")
+
+
+def test_heads_of_glm_and_deepseek_are_kept(tmp_path: Path) -> None:
+    """A layer behind the others; where config.json tells of one and the folder has none, the file has none."""
+    folder = written("deepseek_v3", tmp_path / "model")
+    quantized(folder, tmp_path / "without.gguf", "F32")
+    add_head(folder)
+    quantized(folder, tmp_path / "with.gguf", "F32")
+    without, having = (_rust.read_model_header(tmp_path / f"{name}.gguf") for name in ("without", "with"))
+    more = {name for name, *_ in having["tensors"]} - {name for name, *_ in without["tensors"]}
+    assert {name.split(".")[1] for name in more} == {"4"}
+    assert sum("nextn" in name for name in more) == 6
+    counts = [about["metadata"].get("deepseek2.nextn_predict_layers") for about in (without, having)]
+    assert counts == [None, 1]
+    expect_same_logits(folder, tmp_path / "with.gguf")
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])

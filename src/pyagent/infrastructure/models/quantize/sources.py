@@ -182,8 +182,7 @@ class LaidOutSource:
         self.num_layers, self.num_experts = model.num_layers, model.num_experts
         self.file_bytes = header["file_bytes"]
         made = [*family.tensors(self._stored, config, model)]
-        tied = ["lm_head.weight"] if model.is_output_tied else []
-        self._stored.check(made, [*tied, *family.ignored(self._stored, config, model)])
+        self._stored.check(made, ["lm_head.weight"] if model.is_output_tied else [])
         self._computed = family.computed(config, model)
         self._to_made = {tensor.name: tensor for tensor in made}
         self._to_kind = {name: kind for name, _, kind, _ in header["tensors"]}

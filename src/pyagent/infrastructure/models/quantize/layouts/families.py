@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata
@@ -28,21 +28,13 @@ def _none_computed(_config: Config, _model: ModelConfig) -> dict[str, array[floa
     return {}
 
 
-def _none_ignored(_stored: Stored, _config: Config, _model: ModelConfig) -> Sequence[str]:
-    return []
-
-
 class Family(NamedTuple):
-    """What GGUF files call a family, what they say of it besides, and their tensors.
-
-    Some tensors are computed, some of the folder left out.
-    """
+    """What GGUF files call a family, what they say of it besides, their tensors, and those that are computed."""
 
     name: Callable[[ModelConfig], str]
     keys: Callable[[Config, ModelConfig], Metadata]
     tensors: Callable[[Stored, Config, ModelConfig], Iterator[Made]]
     computed: Callable[[Config, ModelConfig], dict[str, array[float]]] = _none_computed
-    ignored: Callable[[Stored, Config, ModelConfig], Sequence[str]] = _none_ignored
 
 
 def _called(name: str) -> Callable[[ModelConfig], str]:
@@ -53,9 +45,7 @@ def _delta_nets(name: str) -> Family:
     return Family(_called(name), delta_nets.keys, delta_nets.tensors)
 
 
-_LATENT = Family(
-    _called("deepseek2"), latent_attention.keys, latent_attention.tensors, ignored=latent_attention.ignored
-)
+_LATENT = Family(_called("deepseek2"), latent_attention.keys, latent_attention.tensors)
 LAID_OUT: Mapping[str, Family] = {
     "qwen3_5": _delta_nets("qwen35"),
     "qwen3_5_moe": _delta_nets("qwen35moe"),

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, object]
 
-_KEEPS_HEADS = "glm4_moe_lite"
-"""The family whose heads llama.cpp reads."""
-
 
 class _Latent(NamedTuple):
     """Sizes: a latent, what queries are compressed to (0: nothing), and a head's plain, rotated and value numbers."""
@@ -38,7 +35,7 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
     """Return what these families' files say besides: keys and values are those of one head, which all share."""
     latent = _latent(config)
     found: Metadata = {
-        "block_count": uint32(model.num_layers + _num_heads_that_draft(config)),
+        "block_count": uint32(model.num_layers + size_of(config, "num_nextn_predict_layers")),
         "attention.head_count_kv": uint32(1),
         "attention.kv_lora_rank": uint32(latent.rank),
         "attention.key_length": uint32(latent.rank + latent.rotated),
@@ -52,7 +49,7 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
     rope = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
     if isinstance(weight := rope.get("mscale_all_dim"), int | float):
         found["rope.scaling.yarn_log_multiplier"] = float32(0.1 * weight)
-    if heads := _num_heads_that_draft(config):
+    if heads := size_of(config, "num_nextn_predict_layers"):
         found["nextn_predict_layers"] = uint32(heads)
     return found | (experts_keys(config, model) if model.num_experts else {})
 
@@ -63,7 +60,7 @@ def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made
     yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
     for layer in range(model.num_layers):
         yield from _layer(stored, layer, config, model)
-    for layer in range(model.num_layers, model.num_layers + _num_heads_that_draft(config)):
+    for layer in range(model.num_layers, model.num_layers + size_of(config, "num_nextn_predict_layers")):
         yield from _layer(stored, layer, config, model)
         yield from head(stored, layer, model)
     yield stored.whole("output_norm.weight", f"{stored.begin}norm.weight", [hidden])
@@ -71,21 +68,9 @@ def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made
         yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
 
 
-def ignored(stored: Stored, config: Config, model: ModelConfig) -> list[str]:
-    """Return the tensors of heads that draft, of families that llama.cpp writes without."""
-    if _num_heads_that_draft(config):
-        return []
-    heads = range(model.num_layers, model.num_layers + size_of(config, "num_nextn_predict_layers"))
-    return stored.under([f"{stored.begin}layers.{layer}." for layer in heads])
-
-
 def _latent(config: Config) -> _Latent:
     names = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     return _Latent(*(size_of(config, name) for name in names))
-
-
-def _num_heads_that_draft(config: Config) -> int:
-    return size_of(config, "num_nextn_predict_layers") if config.get("model_type") == _KEEPS_HEADS else 0
 
 
 def _layer(stored: Stored, layer: int, config: Config, model: ModelConfig) -> Iterator[Made]:

@@ -122,10 +122,6 @@ class Stored:
             heads += 1
         return heads
 
-    def under(self, begins: Sequence[str]) -> list[str]:
-        """Return the tensors whose names begin so."""
-        return [name for name in self._dims if name.startswith(tuple(begins))]
-
     def row_values(self, part: Part) -> int:
         """Return how many numbers a row of a part has."""
         if isinstance(part, Columns):
