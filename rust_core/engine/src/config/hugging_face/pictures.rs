@@ -63,7 +63,8 @@ pub(super) fn text_half(config: &Map<String, Value>) -> Option<Map<String, Value
     let has_activation = has(&text, "hidden_activation") || has(&text, "hidden_act");
     let activation = activation.into_iter().filter(|_| !has_activation);
     for (key, value) in numbers.chain(activation) {
-        if !has(&text, key) && !(key == "rope_theta" && has(&text, "rope_parameters")) {
+        let is_said = has(&text, key) || (key == "rope_theta" && has(&text, "rope_parameters"));
+        if !is_said {
             text.insert(key.to_owned(), value);
         }
     }
