@@ -10,6 +10,7 @@ mod kinds;
 mod latent;
 mod llama4;
 mod nemotron;
+mod pictures;
 mod qwen_vl;
 mod rope;
 mod windows;
@@ -110,7 +111,9 @@ impl ModelConfig {
             return Err(no_model());
         }
         let text = match gemma4::text_part(config)? {
-            None => qwen_vl::text_half(config)?.or_else(|| llama4::text_half(config)),
+            None => qwen_vl::text_half(config)?
+                .or_else(|| llama4::text_half(config))
+                .or_else(|| pictures::text_half(config)),
             text => text,
         };
         let text = text.map_or_else(|| nemotron::counted(config), |text| Ok(Some(text)))?;
