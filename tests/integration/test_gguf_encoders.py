@@ -316,6 +316,16 @@ def test_tensors_of_layers_and_heads_that_nothing_reads_are_refused(name: str, t
         assert computed(written(tmp_path / "n.gguf", "modern-bert", sizes, bare))
 
 
+def test_a_file_has_no_more_labels_than_a_client_reads(tmp_path: Path) -> None:
+    """The matrix of labels bounds what each text is answered with."""
+    _, sizes, tensors = written_modern(tmp_path / "m", has_biases=False)
+    rows = (1 << 16) + 1
+    many = {"cls.output.weight": ([rows, 24], [0.0] * 24 * rows), "cls.output.bias": ([rows], [0.0] * rows)}
+    path = written(tmp_path / "m.gguf", "modern-bert", sizes, tensors | many)
+    with pytest.raises(_rust.ModelFileError, match=f"has {rows} rows, one for each label; expected at most {1 << 16}"):
+        computed(path)
+
+
 def test_texts_are_no_longer_than_memory_allows(tmp_path: Path) -> None:
     """Where positions are computed, no table bounds what a file says."""
     _, sizes, tensors = written_modern(tmp_path / "m", has_biases=False)

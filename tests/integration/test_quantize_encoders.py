@@ -40,8 +40,8 @@ def test_a_written_encoder_gives_the_folders_bits(pooling: str, tmp_path: Path) 
 
 def test_the_vocabulary_is_told_as_llama_cpp_reads_it(tmp_path: Path) -> None:
     """How many texts are told apart, which pieces are special, and rows of the embedding that stand for no piece."""
-    shape = {"type_vocab_size": 3, "vocab_size": len(PIECES) + 2}
-    quantized(write_encoder(tmp_path / "m", **shape), tmp_path / "m.gguf", "F32")
+    folder = write_encoder(tmp_path / "m", type_vocab_size=3, vocab_size=len(PIECES) + 2)
+    quantized(folder, tmp_path / "m.gguf", "F32")
     told = _rust.read_model_header(tmp_path / "m.gguf")["metadata"]
     assert told["tokenizer.ggml.token_type_count"] == 3
     assert told["tokenizer.ggml.token_type"] == [3] * 5 + [1] * (len(PIECES) - 5) + [5, 5]

@@ -224,11 +224,12 @@ fn demote_spares_what_others_run_on() {
     let mut clocked = Clocked::new(20);
     let tokens = text(1, 2);
     clocked.run(&tokens);
+    let prompt = [&tokens[..], &[u32::MAX]].concat();
     for seq in [1, 2] {
-        let added = clocked.pool.add(seq, &tokens, &Salt::default(), AddOptions::default());
-        assert_eq!(added, Ok(4));
+        let added = clocked.pool.add(seq, &prompt, &Salt::default(), AddOptions::default());
+        assert_eq!(added, Ok(8));
     }
-    assert_eq!(clocked.pool.demote(&tokens[..4], 0, &Salt::default()), 0);
+    assert_eq!(clocked.pool.demote(&tokens, 0, &Salt::default()), 0);
     clocked.pool.release(1).expect("there");
     assert_eq!(clocked.pool.stats().demoted, 0);
     clocked.pool.release(2).expect("there");
