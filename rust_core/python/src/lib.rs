@@ -3,6 +3,7 @@
 mod adapters;
 mod assistant;
 mod cache;
+mod described;
 mod drafting;
 mod encoder;
 mod engine;
@@ -42,10 +43,10 @@ mod _rust {
     use crate::text::{Replacer, analyse_code, count_names, find_duplicates, nearest_rows};
 
     #[pymodule_export]
-    use crate::engine::{
-        CpuModel, ModelFileError, PromptScores, SwapHandle, available_cores, cpu_features, describe_model,
-        most_step_bytes,
-    };
+    use crate::engine::{CpuModel, ModelFileError, PromptScores, SwapHandle, available_cores, cpu_features};
+
+    #[pymodule_export]
+    use crate::described::{describe_model, most_step_bytes};
 
     #[pymodule_export]
     use crate::token_index::TokenIndex;

@@ -1,0 +1,64 @@
+//! What a model file's header alone tells.
+
+use std::path::PathBuf;
+
+use pyagent_engine::kv::KvPages;
+use pyagent_engine::workspace::LargestStep;
+use pyagent_kernels::attention::BLOCK_TOKENS;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::engine::{ModelFileError, kv_groups, parse_kv_type};
+
+/// What a model is and would take, from its header alone: architecture, sizes, bytes of weights and of KV a token.
+#[pyfunction]
+#[pyo3(signature = (path, kv_type = "bf16", *, mtp = true))]
+pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str, mtp: bool) -> PyResult<Bound<'py, PyDict>> {
+    let kv_type = parse_kv_type(kv_type)?;
+    let described = py.detach(|| {
+        let (file, config) = pyagent_engine::model::open_stored(&path, None)?;
+        // What the CPU runner does not take, others may: its tensors as they are.
+        let weight_bytes = pyagent_engine::quantised::packed_bytes(&file).unwrap_or(file.file_bytes() as usize);
+        Ok::<_, pyagent_engine::weights::ModelFileError>((config, weight_bytes))
+    });
+    let (config, weight_bytes) = described.map_err(|error| ModelFileError::new_err(error.to_string()))?;
+    let about = PyDict::new(py);
+    about.set_item("architecture", config.architecture.name())?;
+    about.set_item("vocab_size", config.vocab_size)?;
+    about.set_item("context_length", config.context_length)?;
+    about.set_item("num_layers", config.num_file_layers())?;
+    about.set_item("has_mtp", config.has_mtp)?;
+    about.set_item("weight_bytes", weight_bytes)?;
+    let config = if mtp { config } else { config.without_mtp() };
+    let pages = KvPages::of(&config, kv_type);
+    about.set_item("kv_bytes_per_token", pages.block_bytes() / BLOCK_TOKENS)?;
+    about.set_item("kv_groups", kv_groups(&pages))?;
+    about.set_item("page_bytes", pages.page_bytes())?;
+    Ok(about)
+}
+
+/// As `CpuModel.step_bytes`, from a model's header alone: an upper bound.
+#[pyfunction]
+#[pyo3(signature = (path, num_threads, num_tokens, num_outputs, num_positions, *, mtp = true))]
+pub fn most_step_bytes(
+    py: Python<'_>,
+    path: PathBuf,
+    num_threads: usize,
+    num_tokens: usize,
+    num_outputs: usize,
+    num_positions: usize,
+    mtp: bool,
+) -> PyResult<usize> {
+    let step = LargestStep {
+        threads: num_threads,
+        tokens: num_tokens,
+        outputs: num_outputs,
+        positions: num_positions,
+    };
+    let bytes = py.detach(|| {
+        let (_, config) = pyagent_engine::model::open(&path)?;
+        let config = if mtp { config } else { config.without_mtp() };
+        Ok::<_, pyagent_engine::weights::ModelFileError>(step.most_bytes(&config))
+    });
+    bytes.map_err(|error| ModelFileError::new_err(error.to_string()))
+}
