@@ -114,6 +114,10 @@ class MtpHead:
             else:
                 token, logprob = likeliest
                 row.take(token, exp(logprob))
+        if drafted.errors:
+            # A pass counts its rows without those that it refused, so a further one could not name the row it goes on from.
+            for row in rows:
+                row.is_over = True
 
     def _note(self, num_rows: int, seconds: float) -> None:
         if self.seconds.is_known(num_rows):
