@@ -115,7 +115,7 @@ class MtpHead:
                 token, logprob = likeliest
                 row.take(token, exp(logprob))
         if drafted.errors:
-            # A pass counts its rows without those that it refused, so a further one could not name the row it goes on from.
+            # A pass counts its rows without those that it refused: a further one could not name what it goes on from.
             for row in rows:
                 row.is_over = True
 
