@@ -208,7 +208,7 @@ def test_functions_of_a_plugins_backend_are_contained(caplog: pytest.LogCaptureF
     able.error = KeyError("a bug")
     asyncio.run(chain.load())
     assert "cannot answer" not in caplog.text
-    able.error = ModelError("its file is gone")
+    able.error = ModelError("its file is gone", model="x")
     asyncio.run(chain.load())
     assert "mine:x cannot answer: its file is gone" in caplog.text
 
