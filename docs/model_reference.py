@@ -20,8 +20,14 @@ the row names another. A family without a row has no such test.
 [What can be run](../how-to/own-model-file.md#what-can-be-run) has the types of files and weights;
 `pyagent models show FILE` says what one file is.
 
+"Whole, in chunks and in a batch" says how the engine was given the text: in one step, in several, and beside other
+texts. A logit is the number that a model gives each token of its vocabulary before one is chosen; "greedy tokens" are
+those of the greatest. "To 1e-4" is the largest difference of two numbers. "gguf's tensors" means that the engine reads
+the same numbers of a file as the Python package `gguf`.
+
 "random, float32" is a small model with random weights and what is peculiar to the family: it shows that the engine's
-formulas are right. Of the others the real weights were read, in the type that is named.
+formulas are right. "random, quantised" and "random, MXFP4 experts" are such models with weights of few bits. Of the
+others the real weights were read, in the type that is named.
 """
 
 _END = "This page is made by `docs/model_reference.py` from `tests/oracle/families.tsv`, which names each row's test."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import httpx
@@ -81,3 +82,17 @@ def test_names_and_files_that_are_wrong_are_known_before_loading(tmp_path: Path,
     assert faults(str(tiny_model_path)) == faults({"a": str(tiny_model_path), "b": "smollm2:135m"}) == []
     assert faults("smolllm2:135m", **{"engine.speculative.method": "suffix"}) == []
     assert len(faults({"a": "nothing-like-it", "b": str(tmp_path / "missing.gguf")})) == 2
+
+
+def test_a_model_file_that_is_not_there_is_said_at_the_start(tmp_path: Path, environment: dict[str, str]) -> None:
+    """The server starts, as another link or a file that comes later may answer, and its log names the file."""
+    process, url = server_started("--model", str(tmp_path / "absent.gguf"), env=environment)
+    assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "unavailable"
+    assert process.stderr is not None
+    too_late = threading.Timer(30, process.terminate)
+    too_late.start()
+    line = process.stderr.readline()
+    too_late.cancel()
+    process.terminate()
+    process.communicate(timeout=60)
+    assert re.search(r"native:absent cannot answer: model file .*absent\.gguf does not exist; give the path", line)

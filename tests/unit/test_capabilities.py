@@ -17,7 +17,7 @@ from pyagent.core.backends import BackendFactory, LinkSpec, abilities_of
 from pyagent.core.capabilities import PLAIN, Capabilities, capabilities_problem
 from pyagent.core.chain import Chain, LinkSettings
 from pyagent.core.config import Settings
-from pyagent.core.errors import BackendError, PluginError, RequestError
+from pyagent.core.errors import BackendError, ModelError, PluginError, RequestError
 from pyagent.core.hooks import hookimpl
 from pyagent.core.messages import BeamSearch, ChatRequest, Hint, ModelInfo
 from pyagent.core.plugins import PluginHost
@@ -207,6 +207,10 @@ def test_functions_of_a_plugins_backend_are_contained(caplog: pytest.LogCaptureF
         asyncio.run(chain.query_cache(ViewCache()))
     able.error = KeyError("a bug")
     asyncio.run(chain.load())
+    assert "cannot answer" not in caplog.text
+    able.error = ModelError("its file is gone", model="x")
+    asyncio.run(chain.load())
+    assert "mine:x cannot answer: its file is gone" in caplog.text
 
 
 def test_link_that_cannot_be_made_is_plain() -> None:

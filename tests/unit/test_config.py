@@ -226,6 +226,7 @@ def test_environment_takes_lists_tables_and_words(monkeypatch: pytest.MonkeyPatc
         ("PYAGENT_ENGIN__MEMORY", "1GB", "did you mean 'PYAGENT_ENGINE__MEMORY'?"),
         ("PYAGENT_ENGINE__MEMROY", "1GB", "did you mean 'engine.memory'?"),
         ("PYAGENT_ENGINE", "[1", "error parsing value"),
+        ("PYAGENT_ENGINE__SPECULATIVE__MODEL", '{"a" = "b"}', 'tables are JSON, as {"NAME": "VALUE"}'),
         ("PYAGENT_SERVER__PORT", "x", "env PYAGENT_SERVER__PORT"),
     ],
 )

@@ -334,7 +334,8 @@ def _decoded(variable: str, key: str, value: str) -> object:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(
-                f"environment: error parsing value of {variable} ({error}); lists are JSON or parts with commas between"
+                f"environment: error parsing value of {variable} ({error}); "
+                'tables are JSON, as {"NAME": "VALUE"}; lists are JSON or parts with commas between'
             ) from error
     return [part.strip() for part in text.split(",") if part.strip()] if written == "list" else value
 

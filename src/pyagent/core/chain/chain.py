@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections import Counter
@@ -40,7 +41,7 @@ from pyagent.core.chain.router import Router
 from pyagent.core.chain.settings import LinkSettings
 from pyagent.core.chain.stats import LinkState
 from pyagent.core.chain.structured_output import wants_structured_output
-from pyagent.core.errors import AwayError, BackendError, PyAgentError, RequestError
+from pyagent.core.errors import AwayError, BackendError, ConfigError, ModelError, PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -61,6 +62,8 @@ from pyagent.core.resilience.breaker import BreakerPolicy
 from pyagent.core.resilience.deadline import Clock, Deadline
 from pyagent.core.resilience.retry import RetryBudget, RetryPolicy
 from pyagent.core.resilience.spend_limit import SpendLimit
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pyagent.core.response_cache.cache import ResponseCache
@@ -454,11 +457,17 @@ class Chain:
         return before
 
     async def load(self) -> None:
-        """Load the first link's model ahead of its first request; an error is raised by that request instead."""
+        """Load the first link's model ahead of its first request; an error is raised by that request instead.
+
+        What is wrong with the model's file or its settings is logged too: more requests would change nothing.
+        """
         for link in self._present()[:1]:
             if (load := link.backend.capabilities.load) is not None:
                 with contextlib.suppress(Exception):
-                    await load()
+                    try:
+                        await load()
+                    except (ConfigError, ModelError) as error:
+                        logger.warning("%s cannot answer: %s", link.name, error)
 
     async def close(self) -> None:
         """Close every link, also when closing one of them fails."""
