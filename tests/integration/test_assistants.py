@@ -281,6 +281,21 @@ def test_drafts_that_cannot_be_are_refused_by_row(folder: Path) -> None:
     assert "no head" in memory.model.draft(memory.pool, [1], [5], [0], [None])[1][0]
 
 
+def test_an_assistant_may_have_an_output_matrix_of_its_own(folder: Path, tmp_path: Path) -> None:
+    """Where its words are not tied, logits are of that matrix, and nothing reads the embedding."""
+    (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
+    tensors, log = assistant_tensors(), random_tokens(4, 30)
+    output = assistant_tensors(seed=8)["model.embed_tokens.weight"]
+    write_assistant(tmp_path / "assistant", None, tensors | {"model.embed_tokens.weight": output})
+    memory = Assisted(tmp_path)
+    expected = memory.cold(log)
+    untied = assistant_config() | {"tie_word_embeddings": False}
+    memory.model.attach_assistant(write_assistant(tmp_path / "untied", untied, tensors | {"lm_head.weight": output}))
+    assert memory.cold(log) == expected
+    with pytest.raises(_rust.ModelFileError, match=r'"lm_head.weight" is missing'):
+        memory.model.attach_assistant(write_assistant(tmp_path / "lacking", untied, tensors))
+
+
 def test_an_assistant_drafts_within_its_own_context(folder: Path, tmp_path: Path) -> None:
     """Its context may be shorter than the model's: from there on a row is refused."""
     (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
