@@ -334,6 +334,9 @@ def test_memory_of_an_assistant_is_in_the_account(folder: Path) -> None:
             pool = backend.engine.models  # type: ignore[attr-defined]
             assert pool.accounts()["draft_weights:tiny"] == memory.model.info()["assistant_weight_bytes"]
             assert pool.accounts()["draft_workspace:tiny"] > 0
+            info = eager.model.model.runner.info  # type: ignore[union-attr]
+            weights = memory.model.info()["assistant_weight_bytes"]
+            assert eager.model.model.weight_ratio == weights / info.weight_bytes  # type: ignore[union-attr]
             assert "draft_kv:tiny" not in pool.accounts()
             pool.loaded()["tiny"].drop_kv()
             pool.unload("tiny")
