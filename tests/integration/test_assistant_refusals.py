@@ -22,8 +22,10 @@ from support.tiny_assistant import (
 from support.tiny_model import metadata, write_tiny_model
 
 from pyagent import _rust
-from pyagent.core.errors import ConfigError
+from pyagent.core.errors import CapacityError, ConfigError
+from pyagent.infrastructure.engine.memory.ledger import Ledger
 from pyagent.infrastructure.engine.models.assistant_loading import FoundAssistant
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
 
 
@@ -40,9 +42,9 @@ def without(tensors: Written, name: str) -> Written:
     return {key: value for key, value in tensors.items() if key != name}
 
 
-def with_order(order: list[int]) -> Written:
+def with_order(order: list[int], kind: str = "q") -> Written:
     tensors = assistant_tensors(has_clusters=True)
-    return tensors | {"masked_embedding.token_ordering": ((len(order),), array("q", order))}
+    return tensors | {"masked_embedding.token_ordering": ((len(order),), array(kind, order))}
 
 
 def in_text(**changes: object) -> dict[str, object]:
@@ -91,16 +93,29 @@ CLUSTERED = assistant_config(has_clusters=True)
             None,
             "hidden_size_per_layer_input' is not implemented for assistants",
         ),
+        (
+            in_text(enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=32),
+            None,
+            "enable_moe_block' is not implemented for assistants",
+        ),
         (in_text(use_double_wide_mlp=True), None, "use_double_wide_mlp' is not implemented for assistants"),
         (
             CLUSTERED | {"num_centroids": 20},
             with_order(ORDER),
             "20 clusters of 336 tokens; expected clusters of equal size",
         ),
+        (
+            CLUSTERED | {"num_centroids": 42},
+            with_order(ORDER),
+            "42 clusters of 336 tokens; expected clusters of equal size",
+        ),
+        (CLUSTERED | {"num_centroids": None}, with_order(ORDER), "2048 clusters of 336 tokens"),
         (CLUSTERED | {"centroid_intermediate_top_k": 22}, with_order(ORDER), "at most the 21 centroids"),
         (CLUSTERED, without(with_order(ORDER), "masked_embedding.token_ordering"), "token_ordering"),
         (CLUSTERED, with_order([*ORDER[:-1], 0]), "expected each of the 336 tokens once"),
         (CLUSTERED, with_order([*ORDER[:-1], NUM_TOKENS]), "expected each of the 336 tokens once"),
+        (CLUSTERED, with_order([*ORDER[:-1], 0], "i"), "expected each of the 336 tokens once"),
+        (CLUSTERED, with_order(ORDER, "f"), "token_ordering' is F32; expected I64 or I32"),
         (CLUSTERED, with_order(ORDER[:-1]), "has 335 numbers; expected each of the 336 tokens once"),
     ],
 )
@@ -138,6 +153,7 @@ def test_a_model_goes_on_without_an_assistant_that_does_not_fit(folder: Path, tm
     other_size = assistant_config() | {"backbone_hidden_size": 96}
     cases = {
         write_assistant(tmp_path / "wrong", other_size): "models of hidden size 96; the model has 64",
+        write_assistant(tmp_path / "damaged", other_size | {"backbone_hidden_size": 0}): "engine.speculative.model: ",
         written_tokenizer(write_assistant(tmp_path / "other"), 100, 101): "has another vocabulary: token 100 is",
         written_tokenizer(write_assistant(tmp_path / "same")): "",
     }
@@ -164,3 +180,17 @@ def test_an_assistant_that_lacks_room_is_left_out(folder: Path) -> None:
     assert found.fitted(options(), 1500) is found
     with pytest.raises(ConfigError, match=r"it needs 1\.5 kB to draft for tiny, which leaves 1\.5 kB"):
         found.fitted(options(), 1499)
+
+
+def test_what_is_reserved_for_an_assistant_that_is_not_attached_is_given_back(folder: Path) -> None:
+    """Where nothing can draft for the model, as it is run; and where the weights do not fit, it is detached again."""
+    ledger = Ledger(1500)
+    found = FoundAssistant("it", "tiny", folder / "assistant", 1000, 500)
+    memory = found.reserve(ledger.reserve, lambda _: None)
+    assert ledger.free_bytes == 0
+    assert found.load(object(), options(), memory) is None  # type: ignore[arg-type]
+    assert ledger.free_bytes == 1500
+    runner = CpuRunner(folder / "model.gguf", options(threads=1).runner)
+    with pytest.raises(CapacityError):
+        found.load(runner, options(), found.reserve(ledger.reserve, lambda _: None))
+    assert runner.model.info()["assistant_weight_bytes"] == 0

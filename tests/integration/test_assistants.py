@@ -170,6 +170,8 @@ def test_a_batch_drafts_what_each_sequence_drafts_alone(has_clusters: bool, fold
     memory.draft(kept, [found[at][0] for at in kept], rows)
     logits = memory.model.logits()
     assert [logits[at * size : (at + 1) * size] for at in range(3)] == [alone[at][1] for at in kept]
+    memory.sample((1, [3]))
+    assert len(memory.model.logits()) == 4 * NUM_TOKENS  # those of the step again
 
 
 def test_a_model_with_an_assistant_computes_what_it_computes_without(folder: Path) -> None:
@@ -266,12 +268,48 @@ def test_drafts_that_cannot_be_are_refused_by_row(folder: Path) -> None:
     assert set(errors) == {0, 1}
     assert memory.draft([], []) == []
     memory.sample((2, tokens[20:21]))  # a step without the other one, whose output is gone
-    assert memory.draft([1, 2], [5, 5])[0] is None
+    assert memory.draft([2, 1], [5, 5])[1] is None
+    memory.pool.reserve(2, 22)
+    memory.pool.commit(2, tokens[21:22])  # what no step computed
+    assert memory.draft([2], [5]) == [None]
+    memory.sample((2, tokens[22:23]))
+    assert memory.draft([2, 1], [5, 5])[1] is None
     memory.compute((1, tokens[20:21]))  # a step that samples nothing
     assert memory.draft([1, 1], [5, 5], [None, 0]) == [None, None]
     memory.model.attach_assistant(None)
     assert memory.model.info()["assistant_weight_bytes"] == 0
     assert "no head" in memory.model.draft(memory.pool, [1], [5], [0], [None])[1][0]
+
+
+def test_an_assistant_may_have_an_output_matrix_of_its_own(folder: Path, tmp_path: Path) -> None:
+    """Where its words are not tied, logits are of that matrix, and nothing reads the embedding."""
+    (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
+    tensors, log = assistant_tensors(), random_tokens(4, 30)
+    output = assistant_tensors(seed=8)["model.embed_tokens.weight"]
+    write_assistant(tmp_path / "assistant", None, tensors | {"model.embed_tokens.weight": output})
+    memory = Assisted(tmp_path)
+    expected = memory.cold(log)
+    untied = assistant_config() | {"tie_word_embeddings": False}
+    memory.model.attach_assistant(write_assistant(tmp_path / "untied", untied, tensors | {"lm_head.weight": output}))
+    assert memory.cold(log) == expected
+    with pytest.raises(_rust.ModelFileError, match=r'"lm_head.weight" is missing'):
+        memory.model.attach_assistant(write_assistant(tmp_path / "lacking", untied, tensors))
+
+
+def test_an_assistant_drafts_within_its_own_context(folder: Path, tmp_path: Path) -> None:
+    """Its context may be shorter than the model's: from there on a row is refused."""
+    (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
+    config = assistant_config()
+    config["text_config"] = config["text_config"] | {"max_position_embeddings": 21}  # type: ignore[operator]
+    write_assistant(tmp_path / "assistant", config)
+    memory, tokens = Assisted(tmp_path), random_tokens(1, 30)
+    memory.pool.add(1, tokens)
+    memory.sample((1, tokens[:20]))
+    assert memory.draft([1], [5]) != [None]
+    memory.sample((1, tokens[20:21]))
+    found, errors = memory.model.draft(memory.pool, [1], [5], [0], [None])
+    assert found == [None]
+    assert "there is no draft after position 21 in a context of 21" in errors[0]
 
 
 def test_memory_of_an_assistant_is_in_the_account(folder: Path) -> None:
@@ -296,6 +334,9 @@ def test_memory_of_an_assistant_is_in_the_account(folder: Path) -> None:
             pool = backend.engine.models  # type: ignore[attr-defined]
             assert pool.accounts()["draft_weights:tiny"] == memory.model.info()["assistant_weight_bytes"]
             assert pool.accounts()["draft_workspace:tiny"] > 0
+            info = eager.model.model.runner.info  # type: ignore[union-attr]
+            weights = memory.model.info()["assistant_weight_bytes"]
+            assert eager.model.model.weight_ratio == weights / info.weight_bytes  # type: ignore[union-attr]
             assert "draft_kv:tiny" not in pool.accounts()
             pool.loaded()["tiny"].drop_kv()
             pool.unload("tiny")

@@ -13,6 +13,15 @@ from pathlib import Path
 
 import pytest
 from support.reference_decoder import write_family
+from support.tiny_assistant import (
+    CLUSTERS,
+    NUM_TOKENS,
+    OWN_HIDDEN,
+    assistant_config,
+    assistant_tensors,
+    write_assistant,
+)
+from support.tiny_gemma4 import HIDDEN
 from support.tiny_model import write_tiny_model
 from support.wheels import build_wheel
 
@@ -83,6 +92,30 @@ def test_show_reads_a_files_card(environment: dict[str, str], tmp_path: Path) ->
     assert lines["fits"].startswith("yes, ")
     assert value["fits"].keys() == {"bf16", "f16", "int8"}
     assert value["memory_bytes"] == {"512": value["weight_bytes"] + 512 * value["kv_bytes_per_token"]}
+
+
+def test_show_says_for_which_models_an_assistant_drafts(environment: dict[str, str], tmp_path: Path) -> None:
+    """Its card, for people and programs; what is wrong with a damaged one in a line."""
+    folder = write_assistant(
+        tmp_path / "assistant", assistant_config(has_clusters=True), assistant_tensors(has_clusters=True)
+    )
+    ran = models(environment, "show", str(folder))
+    lines = dict(line.split(maxsplit=1) for line in ran.out.splitlines())
+    assert lines["architecture"] == "gemma4_assistant, 3 layers; an assistant: it drafts and answers nothing"
+    assert lines["drafts"] == f"for    a Gemma 4 of hidden size {HIDDEN}, where it is named: engine.speculative.model"
+    assert lines["vocabulary"] == f"{NUM_TOKENS} tokens, in {CLUSTERS} clusters"
+    assert lines["memory"].endswith(", and no KV")
+    value = json.loads(models(environment, "show", str(folder), "--json").out)
+    sizes = [value[key] for key in ("hidden_size", "backbone_size", "num_layers", "vocab_size", "num_clusters")]
+    assert sizes == [OWN_HIDDEN, HIDDEN, 3, NUM_TOKENS, CLUSTERS]
+    assert value["quantization"] == "F32"
+    assert value["capabilities"] == []
+    assert value["file_bytes"] > value["weight_bytes"] // 2 > 0
+    write_assistant(folder, assistant_config() | {"backbone_hidden_size": 0})
+    ran = models(environment, "show", str(folder))
+    assert ran.code != 0
+    assert "'backbone_hidden_size' is 0; expected 1 to" in ran.err
+    assert "Traceback" not in ran.err
 
 
 def test_show_says_what_of_a_model_fits(environment: dict[str, str], tmp_path: Path) -> None:

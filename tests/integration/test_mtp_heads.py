@@ -295,11 +295,11 @@ def test_drafts_that_cannot_be_are_refused_by_row(path: Path) -> None:
     right, errors = memory.model.draft(memory.pool, [1], [5], [0], [None])
     assert not errors
     ids, log = [7, 1, 2, 3, 1, 1], [5, NUM_TOKENS, 5, 5, 5, 5]
-    found, errors = memory.model.draft(memory.pool, ids, log, [0, 0, 40, 0, 0, 0], [None, None, None, None, 9, None])
+    found, errors = memory.model.draft(memory.pool, ids, log, [0, 0, 12, 0, 0, 0], [None, None, None, None, 9, None])
     texts = [errors[row] for row in range(5)]
     for text, part in zip(
         texts,
-        ("7", "is not in the vocabulary", "no room for position 60", "no draft after position 0", "row 9 of 1"),
+        ("7", "is not in the vocabulary", "no room for position 32", "no draft after position 0", "row 9 of 1"),
         strict=True,
     ):
         assert part in text

@@ -133,7 +133,7 @@ def write_assistant(folder: Path, config: dict[str, object] | None = None, tenso
     header: dict[str, object] = {}
     data = b""
     for name, (shape, values) in tensors.items():
-        kind = "I64" if values.typecode == "q" else "F32"
+        kind = {"q": "I64", "i": "I32"}.get(values.typecode, "F32")
         start, data = len(data), data + values.tobytes()
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, len(data)]}
     text = json.dumps(header).encode()

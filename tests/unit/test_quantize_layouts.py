@@ -118,6 +118,10 @@ def whole(*parts: Rows | Columns | Spread) -> list[Made]:
         (whole(Rows("matrix", 0, 8), Rows("matrix", 0, 1)), "tensor 'matrix' is [6, 8], of another size"),
         (whole(Rows("matrix", 1, 8)), "tensor 'matrix' is [6, 8], of another size"),
         (whole(Columns("matrix", 4, 6, 0, 8, 1)), "tensor 'matrix' is [6, 8], of another size"),
+        (
+            whole(Columns("matrix", 4, 6, 0, 6, 1), Columns("matrix", 0, 6, 0, 2, 1)),
+            "tensor 'matrix' is [6, 8], of another",
+        ),
         (whole(Columns("matrix", 0, 6, 0, 8, 1)), "tensor 'matrix' is [6, 8], of another size"),
         (whole(Spread("matrix", 0, 8, 0), Spread("matrix", 0, 8, 1)), "tensor 'matrix' is [6, 8], of another size"),
         (whole(Rows("other", 0, 1)), "tensor 'other' is missing; the folder is incomplete"),

@@ -249,3 +249,36 @@ fn an_end_without_its_record_is_not_kept() {
     engine.compute(3, &[5, 9, 9]);
     engine.check();
 }
+
+/// What was swapped out before the last token of its part was computed again leaves none either, once it is back.
+#[test]
+fn a_restored_end_without_its_record_is_not_kept() {
+    let mut engine = Engine::new(100);
+    engine.add(1, &[1, 2, 3, 4, 5, 6, 7]);
+    engine.compute(1, &[1, 2, 3, 4, 5, 6, 7]);
+    engine.release(1);
+    assert_eq!(engine.add(2, &[1, 2, 3, 4, 5, 6, 0, 0]), 5);
+    engine.pool.set_limit(2).expect("the first text's end is evicted");
+    engine.pool.set_limit(100).expect("there is room again");
+    engine.swap_out(2);
+    engine.swap_in(2);
+    engine.release(2);
+    assert_eq!(engine.add(3, &[1, 2, 3, 4, 5, 9, 9]), 4);
+    engine.compute(3, &[5, 9, 9]);
+    engine.check();
+}
+
+/// A part with one token in common is none, and takes no page.
+#[test]
+fn a_part_of_one_token_is_none() {
+    let mut engine = Engine::new(100);
+    engine.add(1, &[1, 2, 3, 4, 5, 6, 7]);
+    engine.compute(1, &[1, 2, 3, 4, 5, 6, 7]);
+    engine.release(1);
+    let (tokens, salt) = ([1, 2, 3, 4, 5, 0, 0], Salt::default());
+    let found = engine.pool.lookup(&tokens, &salt);
+    assert_eq!((found.num_tokens, found.num_pages), (4, 1));
+    assert_eq!(engine.pool.add(2, &tokens, &salt, AddOptions::default()), Ok(4));
+    assert_eq!(engine.pool.take_part(2, &tokens[4..6]), Ok((0, vec![])));
+    engine.pool.check().expect("consistent");
+}
