@@ -160,7 +160,7 @@ def test_what_is_too_large_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_experts_in_mxfp4_are_those_of_the_folder_or_refused(tmp_path: Path) -> None:
-    """gpt-oss: whether `config.json` tells of MXFP4 or not, no expert gets lost; other kinds of few bits are refused."""
+    """gpt-oss: told of MXFP4 or not, no expert gets lost; other weights of few bits are refused."""
     folder = write_openai_folder(tmp_path / "model")
     write_tokenizer(folder)
     told = quantized(folder, tmp_path / "told.gguf", "Q8_0")

@@ -116,7 +116,7 @@ class Stored:
         raise ModelError(f"{self.path}: {why}", model=str(self.path))
 
     def refuse_others(self, config: Mapping[str, object], said: Mapping[str, object]) -> None:
-        """Raise `ModelError` where `config.json` says something else than a family's files, which have no key for it."""
+        """Raise `ModelError` where `config.json` says something else than a family's files, which lack a key."""
         for key, expected in said.items():
             value = config.get(key)
             if value is not None and value != expected:
