@@ -118,7 +118,7 @@ def test_experts_in_mxfp4_stay(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(about | {"num_local_experts": 5}))
     assert f"tensor '{blocks}' is [16, 2, 192, 6] of U8; expected [16, 2, 192, 5] of U8" in refusal(folder)
     (folder / "config.json").write_text(json.dumps(about | {"swiglu_limit": 5.0}))
-    assert "its swiglu_limit cannot be written as GGUF: 5.0 would be read 7.0" in refusal(folder)
+    assert "its 'swiglu_limit' cannot be written as GGUF: 5.0 would be read 7.0" in refusal(folder)
 
 
 def test_what_would_be_lost_or_is_missing_is_refused(tmp_path: Path) -> None:
