@@ -66,6 +66,7 @@ CLUSTERED = assistant_config(has_clusters=True)
             "layers.1.self_attn.q_norm.weight",
         ),
         ({}, without(assistant_tensors(), "model.layers.2.mlp.up_proj.weight"), '2.mlp.up_proj.weight" is missing'),
+        ({}, without(assistant_tensors(), "model.layers.1.layer_scalar"), 'layers.1.layer_scalar" is missing'),
         ({}, assistant_tensors() | {"more.weight": ((1,), array("f", [1.0]))}, "there is a tensor 'more.weight'"),
         ({"backbone_hidden_size": 96}, None, "models of hidden size 96; the model has 64"),
         ({"backbone_hidden_size": "64"}, None, "'backbone_hidden_size' is \"64\"; expected 1 to"),

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.folder_tokenizer import NUM_TOKENS, write_model_folder
+from support.folder_tokenizer import NUM_TOKENS, write_model_folder, write_tokenizer
 from support.quantizing import quantized, refusal
 from support.reference_decoder import write_family, write_safetensors
+from support.tiny_sparse import write_openai_folder
 
 
 def change_tokenizer(folder: Path, **changes: object) -> None:
@@ -156,6 +157,20 @@ def test_what_is_too_large_is_refused_at_once(tmp_path: Path) -> None:
         assert named in message
         assert "\n" not in message
         assert time.process_time() - start < 1
+
+
+def test_experts_in_mxfp4_are_those_of_the_folder_or_refused(tmp_path: Path) -> None:
+    """gpt-oss: told of MXFP4 or not, no expert gets lost; other weights of few bits are refused."""
+    folder = write_openai_folder(tmp_path / "model")
+    write_tokenizer(folder)
+    told = quantized(folder, tmp_path / "told.gguf", "Q8_0")
+    assert told.types["MXFP4"] == 12
+    for other in ({"quant_method": "other"}, {}, [1], "mxfp4", 0):
+        change_config(folder, quantization_config=other)
+        assert "its weights are quantised already" in refusal(folder)
+    change_config(folder, quantization_config=None)
+    quantized(folder, tmp_path / "untold.gguf", "Q8_0")
+    assert (tmp_path / "untold.gguf").read_bytes() == (tmp_path / "told.gguf").read_bytes()
 
 
 def test_what_gguf_has_no_words_for_is_refused(tmp_path: Path) -> None:

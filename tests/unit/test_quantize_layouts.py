@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyagent.core.errors import ModelError
+from pyagent.infrastructure.models.quantize.layouts import attention_sinks, latent_attention
 from pyagent.infrastructure.models.quantize.layouts.attention_sinks import Mxfp4
 from pyagent.infrastructure.models.quantize.layouts.parts import paired
 from pyagent.infrastructure.models.quantize.layouts.stored import (
@@ -22,6 +24,9 @@ from pyagent.infrastructure.models.quantize.layouts.stored import (
     ordered,
     plus_one,
 )
+
+if TYPE_CHECKING:
+    from pyagent._rust import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 COLS, ROWS = 6, 8
@@ -143,6 +148,22 @@ def test_other_senses_and_what_is_computed_are_left_out() -> None:
     folder.check(whole(Rows("matrix", 0, ROWS)), ["lm_head"])
     with pytest.raises(ModelError, match="'lm_head' would be lost"):
         folder.check(whole(Rows("matrix", 0, ROWS)), [])
+
+
+def test_settings_without_a_key_in_the_file_are_refused() -> None:
+    """Where `config.json` says something else than the family's files mean: by name; what it lacks is none."""
+    model = cast("ModelConfig", object())
+    cases = [
+        (attention_sinks.tensors, "swiglu_limit", 3.0, "3.0 would be read 7.0"),
+        (attention_sinks.tensors, "swiglu_alpha", 1, "1 would be read 1.702"),
+        (latent_attention.tensors, "rope_interleave", False, "False would be read True"),
+    ]
+    for tensors, key, value, said in cases:
+        with pytest.raises(ModelError) as caught:
+            next(tensors(stored(), {key: value}, model))
+        assert str(caught.value) == f"folder: its '{key}' cannot be written as GGUF: {said}"
+    said_by_folders = {"swiglu_limit": 7.0, "swiglu_alpha": None, "rope_interleave": True}
+    stored().refuse_others(said_by_folders, {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "rope_interleave": True})
 
 
 def test_a_folder_without_an_embedding_is_refused() -> None:

@@ -10,6 +10,7 @@ mod expert_tensors;
 mod gemma4;
 mod latent;
 mod layers;
+mod lost;
 mod mtp;
 mod names;
 mod norm;
@@ -265,6 +266,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
     loader.check_attention()?;
     loader.check_dense()?;
     loader.check_mtp()?;
+    lost::refuse_lost(file, &loader.names)?;
     let layers = config
         .all_layers()
         .map(|layer| loader.layer(layer))

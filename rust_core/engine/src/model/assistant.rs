@@ -7,7 +7,7 @@ use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
 
 use super::names::{Names, Place};
-use super::{Linear, Loader, Weights, is_output_tied, pack, unread, with_tensors};
+use super::{Linear, Loader, Weights, is_output_tied, lost, pack, unread, with_tensors};
 use crate::config::assistant::{GGUF_NAME, is_assistant};
 use crate::config::{AssistantConfig, ModelConfig, invalid};
 use crate::quantised::Matrices;
@@ -103,6 +103,7 @@ fn weights(file: &ModelFile, config: &AssistantConfig, pool: &ThreadPool) -> Res
     };
     loader.check_gemma4()?;
     loader.check_assistant(config)?;
+    lost::refuse_lost(file, &loader.names)?;
     let clusters = loader.clusters(config)?;
     let vocabulary = loader.vocabulary()?;
     let embedding = match &clusters {

@@ -7,7 +7,9 @@ from array import array
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
+
+import msgspec
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
@@ -207,15 +209,18 @@ class LaidOutSource:
         _compare(self.path, written, (None,))
 
     def _in_mxfp4(self, model: ModelConfig) -> Sequence[Mxfp4]:
-        """Return experts that are MXFP4 already; raise `ModelError` for other weights of few bits."""
-        if self._file.quantization is None:
-            return []
+        """Return experts that are MXFP4 already, told of or not; raise `ModelError` for other weights of few bits."""
         kept = [*attention_sinks.kept(self._stored, model)] if model.architecture == "gpt-oss" else []
-        if not kept:
+        told = self._file.quantization
+        if told is not None and not (kept and _is_mxfp4(msgspec.json.decode(told))):
             _refuse_quantised_folder(self.path)
         for tensor in kept:
             tensor.check(self._file.find_stored, self._stored.refuse)
         return kept
+
+
+def _is_mxfp4(told: object) -> bool:
+    return isinstance(told, dict) and cast("Config", told).get("quant_method") == "mxfp4"
 
 
 def _unquantised(path: Path) -> _rust.ModelFile:

@@ -64,9 +64,7 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
 
 def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
     """Yield the tensors in the order of the file to be, but for experts in MXFP4."""
-    for name, usual in _GATE.items():
-        if (told := config.get(name)) not in {None, usual}:
-            stored.refuse(f"its {name} cannot be written as GGUF: {told!s:.80} would be read {usual}")
+    stored.refuse_others(config, _GATE)
     hidden = model.hidden_size
     yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
     for layer in range(model.num_layers):

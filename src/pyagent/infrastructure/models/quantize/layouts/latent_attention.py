@@ -56,6 +56,7 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
 
 def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
     """Yield the tensors in the order of the file to be."""
+    stored.refuse_others(config, {"rope_interleave": True})
     hidden = model.hidden_size
     yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
     for layer in range(model.num_layers):

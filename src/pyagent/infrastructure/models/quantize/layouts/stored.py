@@ -115,6 +115,13 @@ class Stored:
         """Raise `ModelError`."""
         raise ModelError(f"{self.path}: {why}", model=str(self.path))
 
+    def refuse_others(self, config: Mapping[str, object], said: Mapping[str, object]) -> None:
+        """Raise `ModelError` where `config.json` says something else than a family's files, which lack a key."""
+        for key, expected in said.items():
+            value = config.get(key)
+            if value is not None and value != expected:
+                self.refuse(f"its '{key}' cannot be written as GGUF: {value!s:.80} would be read {expected}")
+
     def num_heads_that_draft(self, num_layers: int) -> int:
         """Return how many layers behind so many predict further tokens, whatever `config.json` says of them."""
         heads = 0
