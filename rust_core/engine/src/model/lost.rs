@@ -1,4 +1,4 @@
-//! Tensors that each layer of a kind has or none: biases, and Gemma 4's factors on the stream. Where one layer lacks what the
+//! Tensors that each layer of a kind has or none: biases, and Gemma 4's factors on the stream. Where one layer lacks what most
 //! others have, it got lost, and the model without it would be another.
 
 use std::collections::{HashMap, HashSet};
@@ -25,16 +25,14 @@ pub(super) fn refuse_lost(file: &ModelFile, names: &Names) -> Result<(), ModelFi
             of_layers.entry(layer).or_default().insert(part);
         }
     }
-    let optional: HashSet<&str> = of_layers
-        .values()
-        .flatten()
-        .copied()
-        .filter(|part| beside(part).is_some())
-        .collect();
-    let lost = of_layers.iter().flat_map(|(layer, parts)| {
-        let is_lost =
-            |part: &&&str| !parts.contains(**part) && beside(part).is_some_and(|other| parts.contains(&*other));
-        optional.iter().filter(is_lost).map(move |part| (*layer, *part))
+    let optional: HashSet<&str> = of_layers.values().flatten().copied().collect();
+    let lost = optional.into_iter().filter_map(|part| {
+        let beside = beside(part)?;
+        let may_have = of_layers.iter().filter(|(_, parts)| parts.contains(&*beside));
+        let (have, lack): (Vec<_>, Vec<_>) = may_have.partition(|(_, parts)| parts.contains(part));
+        // One that few layers have is too much there, which is told when all that is read is known.
+        let layer = lack.iter().map(|(layer, _)| **layer).min()?;
+        (have.len() > lack.len()).then_some((layer, part))
     });
     match lost.min() {
         None => Ok(()),
