@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MOST_POSITIONS = 1 << 30
+"""An assistant's own context bounds what it has tables for."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedAssistant:
@@ -132,14 +135,8 @@ def find_drafter(target: str, options: EngineOptions, locate: Callable[[str], Pa
         threads = options.runner.threads or _rust.available_cores()
         positions = options.max_model_len or _MOST_POSITIONS
         about = _rust.describe_assistant(path, threads, options.largest_step.num_outputs, positions)
-    except (CapacityError, ModelError) as error:
-        raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
-    except _rust.ModelFileError as error:
+    except (CapacityError, ModelError, _rust.ModelFileError) as error:
         raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
     if about is None:
         return find_draft(target, options, lambda _: path)
     return FoundAssistant(name, target, path, about["weight_bytes"], about["workspace_bytes"])
-
-
-_MOST_POSITIONS = 1 << 30
-"""An assistant's own context bounds what it has tables for."""
