@@ -25,15 +25,7 @@ def write_assistant(path: Path, kind: Kind) -> None:
     file = File(path, "gemma4-assistant", kind, LAYERS, HIDDEN)
     is_global = [layer == LAYERS - 1 for layer in range(LAYERS)]
     file.writer.add_feed_forward_length(FFN)
-    file.heads(HEADS, 1, 512, 1e6)
-    file.writer.add_key_length_swa(256)
-    file.writer.add_value_length_swa(256)
-    file.writer.add_rope_dimension_count(512)
-    file.writer.add_rope_dimension_count_swa(256)
-    file.writer.add_float32("gemma4-assistant.rope.freq_base_swa", 1e4)
-    file.writer.add_sliding_window(512)
-    file.writer.add_sliding_window_pattern([not every for every in is_global])
-    file.writer.add_shared_kv_layers(LAYERS)
+    file.gemma4_heads(HEADS, is_global, LAYERS)
     file.key("embedding_length_out", BACKBONE)
     file.key("nextn_predict_layers", LAYERS)
     file.matrix("token_embd", VOCAB, HIDDEN)
@@ -66,9 +58,8 @@ def main() -> None:
         drafted = Sequence(path, arguments.threads, mtp=False, assistant=assistant)
         plain = Sequence(path, arguments.threads, mtp=False)
         info = drafted.model.info()
-        looked_up = (
-            VOCAB * 256 * arguments.layers
-        )  # numbers of the table of per-layer embeddings, of which a row is read
+        # Of the table of per-layer embeddings a row is read.
+        looked_up = VOCAB * 256 * arguments.layers
         read = info["weight_bytes"] * (1 - looked_up / num_numbers(path))
         print(f"by counting bytes, a draft is {info['assistant_weight_bytes'] / read:.3f} of a step")
         report(compare(drafted, plain), f"{arguments.kind}, {arguments.threads} threads", "an assistant")

@@ -58,6 +58,18 @@ class File:
         self.writer.add_value_length(head_dim)
         self.writer.add_rope_freq_base(base)
 
+    def gemma4_heads(self, num_heads: int, is_global: list[bool], num_shared: int) -> None:
+        """Say what attention of Gemma 4 E2B, and of its assistant, has: windows but where a layer sees everything."""
+        self.heads(num_heads, 1, 512, 1e6)
+        self.writer.add_key_length_swa(256)
+        self.writer.add_value_length_swa(256)
+        self.writer.add_rope_dimension_count(512)
+        self.writer.add_rope_dimension_count_swa(256)
+        self.writer.add_float32(f"{self.architecture}.rope.freq_base_swa", 1e4)
+        self.writer.add_sliding_window(512)
+        self.writer.add_sliding_window_pattern([not every for every in is_global])
+        self.writer.add_shared_kv_layers(num_shared)
+
     def experts(self, num: int, used: int, size: int) -> None:
         """Write how many experts there are, how many a token has, and how wide they are."""
         self.writer.add_expert_count(num)
@@ -238,15 +250,7 @@ def gemma4_e2b(path: Path, kind: Kind, num_layers: int) -> None:
     first_shared = max(5, num_layers - num_layers * 4 // 7)
     widths = [6144 if layer < first_shared else 2 * 6144 for layer in range(num_layers)]
     file.writer.add_feed_forward_length(widths)
-    file.heads(8, 1, 512, 1e6)
-    file.writer.add_key_length_swa(256)
-    file.writer.add_value_length_swa(256)
-    file.writer.add_rope_dimension_count(512)
-    file.writer.add_rope_dimension_count_swa(256)
-    file.writer.add_float32("gemma4.rope.freq_base_swa", 1e4)
-    file.writer.add_sliding_window(512)
-    file.writer.add_sliding_window_pattern([not every for every in is_global])
-    file.writer.add_shared_kv_layers(num_layers - first_shared)
+    file.gemma4_heads(8, is_global, num_layers - first_shared)
     file.writer.add_embedding_length_per_layer_input(256)
     file.writer.add_final_logit_softcapping(30.0)
     file.matrix("token_embd", VOCAB, 1536)

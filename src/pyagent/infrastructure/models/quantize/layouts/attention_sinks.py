@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, uint32
+from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends
 from pyagent.infrastructure.models.quantize.layouts.stored import Columns, Made, Spread, Stored
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made
     """Yield the tensors in the order of the file to be, but for experts in MXFP4."""
     stored.refuse_others(config, _GATE)
     hidden = model.hidden_size
-    yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
+    yield embedding(stored, model)
     for layer in range(model.num_layers):
         block, begin = f"blk.{layer}.", f"{stored.begin}layers.{layer}."
         yield stored.whole(f"{block}attn_norm.weight", f"{begin}input_layernorm.weight", [hidden])
@@ -76,9 +77,7 @@ def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made
         yield stored.whole(f"{block}ffn_gate_inp.weight", f"{router}weight", [hidden, model.num_experts])
         yield stored.whole(f"{block}ffn_gate_inp.bias", f"{router}bias", [model.num_experts])
         yield from _experts(stored, block, f"{begin}mlp.experts.", model)
-    yield stored.whole("output_norm.weight", f"{stored.begin}norm.weight", [hidden])
-    if not model.is_output_tied:
-        yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
+    yield from ends(stored, model, "norm")
 
 
 def kept(stored: Stored, model: ModelConfig) -> Iterator[Mxfp4]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyagent.infrastructure.engine.tokens.model_folder import object_in
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, booleans, int32s, uint32
-from pyagent.infrastructure.models.quantize.layouts.parts import experts, gated, size_of
+from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends, experts, gated, size_of
 from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored, ordered, plus_one
 
 if TYPE_CHECKING:
@@ -89,16 +89,13 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
 
 def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
     """Yield the tensors in the order of the file to be."""
-    hidden = model.hidden_size
-    yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
+    yield embedding(stored, model)
     for layer, is_recurrent in enumerate(model.recurrent_layers):
         begin = f"{stored.begin}layers.{layer}."
         yield from _layer(stored, f"blk.{layer}.", begin, config, model, is_recurrent=is_recurrent)
     if model.has_mtp:
         yield from _head(stored, f"blk.{model.num_layers}.", config, model)
-    yield stored.whole("output_norm.weight", f"{stored.begin}norm.weight", [hidden], plus_one)
-    if not model.is_output_tied:
-        yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
+    yield from ends(stored, model, "norm", plus_one)
 
 
 def _head(stored: Stored, block: str, config: Config, model: ModelConfig) -> Iterator[Made]:

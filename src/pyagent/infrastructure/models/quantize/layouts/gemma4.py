@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from pyagent.infrastructure.engine.tokens.model_folder import object_in
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, booleans, float32, int32s, uint32
-from pyagent.infrastructure.models.quantize.layouts.parts import gated, size_of
+from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends, gated, size_of
 from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def computed(config: Config, model: ModelConfig) -> dict[str, array[float]]:
 def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
     """Yield the tensors in the order of the file to be."""
     hidden, of_layer = model.hidden_size, _per_layer_size(config)
-    yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
+    yield embedding(stored, model)
     if of_layer:
         all_layers = of_layer * model.num_layers
         of_tokens = f"{stored.begin}embed_tokens_per_layer.weight"
@@ -86,9 +86,7 @@ def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made
         yield stored.whole("per_layer_proj_norm.weight", norm, [of_layer])
     for layer in range(model.num_layers):
         yield from _layer(stored, layer, config, model)
-    yield stored.whole("output_norm.weight", f"{stored.begin}norm.weight", [hidden])
-    if not model.is_output_tied:
-        yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
+    yield from ends(stored, model, "norm")
 
 
 def _layer(stored: Stored, layer: int, config: Config, model: ModelConfig) -> Iterator[Made]:

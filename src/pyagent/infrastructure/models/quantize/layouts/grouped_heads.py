@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, uint32
-from pyagent.infrastructure.models.quantize.layouts.parts import size_of
+from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends, size_of
 from pyagent.infrastructure.models.quantize.layouts.shared_experts import experts_keys, feed_forward, head
 from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored
 
@@ -26,7 +26,7 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
 def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
     """Yield the tensors in the order of the file to be."""
     hidden = model.hidden_size
-    yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
+    yield embedding(stored, model)
     for layer in range(model.num_layers + size_of(config, "num_nextn_predict_layers")):
         block, begin = f"blk.{layer}.", f"{stored.begin}layers.{layer}."
         yield stored.whole(f"{block}attn_norm.weight", f"{begin}input_layernorm.weight", [hidden])
@@ -35,9 +35,7 @@ def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made
         yield from feed_forward(stored, layer, f"{begin}mlp.", config, model)
         if layer >= model.num_layers:
             yield from head(stored, layer, model)
-    yield stored.whole("output_norm.weight", f"{stored.begin}norm.weight", [hidden])
-    if not model.is_output_tied:
-        yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
+    yield from ends(stored, model, "norm")
 
 
 def _attention(stored: Stored, block: str, begin: str, model: ModelConfig) -> Iterator[Made]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyagent.infrastructure.engine.tokens.model_folder import object_in
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, float32, uint32
-from pyagent.infrastructure.models.quantize.layouts.parts import size_of
+from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends, size_of
 from pyagent.infrastructure.models.quantize.layouts.shared_experts import experts_keys, feed_forward, head
 from pyagent.infrastructure.models.quantize.layouts.stored import Columns, Made, Stored
 
@@ -57,16 +57,13 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
 def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
     """Yield the tensors in the order of the file to be."""
     stored.refuse_others(config, {"rope_interleave": True})
-    hidden = model.hidden_size
-    yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
+    yield embedding(stored, model)
     for layer in range(model.num_layers):
         yield from _layer(stored, layer, config, model)
     for layer in range(model.num_layers, model.num_layers + size_of(config, "num_nextn_predict_layers")):
         yield from _layer(stored, layer, config, model)
         yield from head(stored, layer, model)
-    yield stored.whole("output_norm.weight", f"{stored.begin}norm.weight", [hidden])
-    if not model.is_output_tied:
-        yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
+    yield from ends(stored, model, "norm")
 
 
 def _latent(config: Config) -> _Latent:

@@ -1,10 +1,14 @@
-"""What several families have: blocks with gates, experts, and rows of heads that are paired otherwise."""
+"""What several families have: tensors around the layers, gated blocks, experts, rows of heads paired otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored
+from pyagent.infrastructure.models.quantize.layouts.stored import Change, Made, Stored
+
+if TYPE_CHECKING:
+    from pyagent._rust import ModelConfig
 
 
 def size_of(config: Mapping[str, object], key: str, default: int = 0) -> int:
@@ -17,6 +21,21 @@ def number_of(config: Mapping[str, object], key: str) -> float:
     """Return a factor of `config.json`, or 1 where it says none."""
     value = config.get(key)
     return float(value) if isinstance(value, int | float) else 1.0
+
+
+def embedding(stored: Stored, model: ModelConfig, name: str = "embed_tokens") -> Made:
+    """Return the tensor of tokens' vectors."""
+    return stored.whole("token_embd.weight", f"{stored.begin}{name}.weight", [model.hidden_size, model.vocab_size])
+
+
+def ends(
+    stored: Stored, model: ModelConfig, norm: str, change: Change | None = None, gguf: str = "output_norm"
+) -> Iterator[Made]:
+    """Yield what comes after the layers: a norm, and the output matrix where it is not the embedding."""
+    hidden = model.hidden_size
+    yield stored.whole(f"{gguf}.weight", f"{stored.begin}{norm}.weight", [hidden], change)
+    if not model.is_output_tied:
+        yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
 
 
 def gated(stored: Stored, block: str, begin: str, size: tuple[int, int], end: str = "") -> Iterator[Made]:

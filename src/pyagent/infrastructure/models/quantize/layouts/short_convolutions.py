@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, int32s, uint32
-from pyagent.infrastructure.models.quantize.layouts.parts import experts, size_of
+from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends, experts, size_of
 from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
 def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
     """Yield the tensors in the order of the file to be."""
     hidden = model.hidden_size
-    yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
+    yield embedding(stored, model)
     for layer, is_recurrent in enumerate(model.recurrent_layers):
         block, begin = f"blk.{layer}.", f"{stored.begin}layers.{layer}."
         yield stored.whole(f"{block}attn_norm.weight", f"{begin}operator_norm.weight", [hidden])
@@ -59,9 +59,7 @@ def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made
         else:
             for gguf, (name, dims) in zip(("gate", "up", "down"), sizes.items(), strict=True):
                 yield stored.whole(f"{block}ffn_{gguf}.weight", f"{begin}{name}.weight", dims)
-    yield stored.whole("token_embd_norm.weight", f"{stored.begin}embedding_norm.weight", [hidden])
-    if not model.is_output_tied:
-        yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
+    yield from ends(stored, model, "embedding_norm", gguf="token_embd_norm")
 
 
 def _taps(config: Config) -> int:

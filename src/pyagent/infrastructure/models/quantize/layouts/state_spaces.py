@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, boolean, float32, int32s, uint32
-from pyagent.infrastructure.models.quantize.layouts.parts import number_of, paired, size_of
+from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends, number_of, paired, size_of
 from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored, ordered
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _heads_of_layers(model: ModelConfig) -> list[int]:
 def granite_tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
     """Yield Granite 4's tensors in the order of the file to be."""
     hidden = model.hidden_size
-    yield stored.whole("token_embd.weight", f"{stored.begin}embed_tokens.weight", [hidden, model.vocab_size])
+    yield embedding(stored, model)
     for layer, is_recurrent in enumerate(model.recurrent_layers):
         block, begin = f"blk.{layer}.", f"{stored.begin}layers.{layer}."
         yield stored.whole(f"{block}attn_norm.weight", f"{begin}input_layernorm.weight", [hidden])
@@ -134,9 +134,7 @@ def granite_tensors(stored: Stored, config: Config, model: ModelConfig) -> Itera
             yield from _attention(stored, block, f"{begin}self_attn.", model)
         yield stored.whole(f"{block}ffn_norm.weight", f"{begin}post_attention_layernorm.weight", [hidden])
         yield from _granite_blocks(stored, block, begin, config, model)
-    yield stored.whole("output_norm.weight", f"{stored.begin}norm.weight", [hidden])
-    if not model.is_output_tied:
-        yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
+    yield from ends(stored, model, "norm")
 
 
 def _granite_blocks(stored: Stored, block: str, begin: str, config: Config, model: ModelConfig) -> Iterator[Made]:
@@ -164,7 +162,7 @@ def _granite_blocks(stored: Stored, block: str, begin: str, config: Config, mode
 def nemotron_tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
     """Yield Nemotron-H's tensors in the order of the file to be."""
     hidden = model.hidden_size
-    yield stored.whole("token_embd.weight", f"{stored.begin}embeddings.weight", [hidden, model.vocab_size])
+    yield embedding(stored, model, "embeddings")
     for layer, is_recurrent in enumerate(model.recurrent_layers):
         block, begin = f"blk.{layer}.", f"{stored.begin}layers.{layer}."
         yield stored.whole(f"{block}attn_norm.weight", f"{begin}norm.weight", [hidden])
@@ -175,9 +173,7 @@ def nemotron_tensors(stored: Stored, config: Config, model: ModelConfig) -> Iter
             yield from _attention(stored, block, begin, model)
         else:
             yield from _nemotron_block(stored, block, begin, config, model)
-    yield stored.whole("output_norm.weight", f"{stored.begin}norm_f.weight", [hidden])
-    if not model.is_output_tied:
-        yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
+    yield from ends(stored, model, "norm_f")
 
 
 def _nemotron_block(stored: Stored, block: str, begin: str, config: Config, model: ModelConfig) -> Iterator[Made]:
