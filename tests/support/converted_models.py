@@ -169,6 +169,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": _sparse("gemma", SENTENCEPIECE),
     "glm4": _sparse("glm4", "glm4"),
     "arcee": _sparse("arcee", "llama-bpe", mlp_bias=False),
+    "apertus": _sparse("apertus", "tekken", head_dim=16),
     "internlm3": _sparse("internlm3", SENTENCEPIECE),
     "granitemoe": _sparse("granitemoe", "refact"),
     "granitemoeshared": _sparse("granitemoeshared", "refact"),

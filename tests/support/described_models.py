@@ -44,6 +44,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma": _WIDE,
     "glm4": {**_WIDE, "attention_bias": True},
     "arcee": {**_WIDE, "mlp_bias": True},
+    "apertus": {
+        **_WIDE,
+        "hidden_act": "xielu",
+        "attention_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 12_000_000.0},
+    },
     "internlm3": _WIDE,
     "granitemoe": {**_SHAPE, **_FACTORS, "num_local_experts": 6, "num_experts_per_tok": 2},
     "granitemoeshared": {
@@ -170,6 +176,7 @@ KEYS: dict[str, tuple[str, dict[str, object]]] = {
     "gemma": ("gemma", {"attention.layer_norm_rms_epsilon": 1e-6}),
     "glm4": ("glm4", {"rope.dimension_count": 16, "attention.layer_norm_rms_epsilon": 1.5625e-7}),
     "arcee": ("arcee", {}),
+    "apertus": ("apertus", {"rope.freq_base": 12_000_000.0}),
     "granitemoe": ("granitemoe", {**_GRANITE}),
     "granitemoeshared": ("granitemoe", {**_GRANITE, "expert_shared_feed_forward_length": 80}),
     "dots1": (
@@ -310,7 +317,11 @@ _NAMES = {
     "mlp.router.gate": "ffn_gate_inp",
     "self_attn.gate_proj": "attn_gate",
     "pre_mlp_layernorm": "ffn_norm",
+    "attention_layernorm": "attn_norm",
+    "feedforward_layernorm": "ffn_norm",
 }
+CURVE = "mlp.act_fn"
+"""What Apertus's layers have the numbers of their activation's curve under."""
 _OF_EXPERTS = {"w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down"}
 _REARRANGED = {"arcee", "olmo", "granitemoe", "granitemoeshared", "granite, as MiniCPM"}
 ADDED_TO_NORMS = {"gemma", "nemotron"}
@@ -320,6 +331,8 @@ ADDED_TO_NORMS = {"gemma", "nemotron"}
 def as_llama_cpp_has_it(name: str, block: str, part: str, end: str, values: Any) -> dict[str, Any] | None:
     """A layer's tensor under llama.cpp's names, where they are not every model's; an expert's has its number behind."""
     last = part.rpartition(".")[2]
+    if part == CURVE:
+        return {}
     if part in _NAMES:
         return {f"{block}.{_NAMES[part]}.{end}": values}
     if last in _OF_EXPERTS:
@@ -342,6 +355,14 @@ def as_llama_cpp_has_it(name: str, block: str, part: str, end: str, values: Any)
         heads = values.reshape(-1, 2, size // 2, values.shape[-1]).transpose(1, 2)
         return {f"{block}.attn_{last[0]}.{end}": heads.reshape(values.shape)}
     return None
+
+
+def curves(tensors: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The numbers of activations' curves, which llama.cpp's files have in their metadata, layer by layer."""
+    found: dict[str, list[float]] = {}
+    for key in sorted(key for key in tensors if f".{CURVE}." in key):
+        found.setdefault(f"xielu.{key.rpartition('.')[2]}", []).append(float(tensors[key]))
+    return found
 
 
 def _of_granite(block: str, part: str, values: Any) -> dict[str, Any]:

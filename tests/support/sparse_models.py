@@ -440,7 +440,7 @@ def write_as_gguf(
     }
     sizes |= keys
     told = {f"{architecture}.{key}": value for key, value in sizes.items() if value is not None}
-    metadata = {"general.architecture": architecture} | told
+    metadata = {"general.architecture": architecture} | told | described_models.curves(tensors)
     written: dict[str, tuple[tuple[int, ...], array[float] | Blocks]] = {}
     for key, values in _stacked(described_models.joined(_gguf_names(name, tensors))).items():
         dims = tuple(reversed(values.shape))

@@ -58,6 +58,8 @@ pub enum Activation {
     BareGelu,
     /// GELU without a gate, in its tanh form.
     BareGeluTanh,
+    /// Apertus: xIELU without a gate, whose curve each layer has among its weights.
+    Xielu,
     /// gpt-oss: what the gate lets through is one more than `up`, and both have limits.
     ClampedSwiglu {
         /// Factor inside the sigmoid.
@@ -70,7 +72,10 @@ pub enum Activation {
 impl Activation {
     /// Whether a second matrix gives what it is multiplied by.
     pub(crate) fn has_gate(self) -> bool {
-        !matches!(self, Self::ReluSquared | Self::BareGelu | Self::BareGeluTanh)
+        !matches!(
+            self,
+            Self::ReluSquared | Self::BareGelu | Self::BareGeluTanh | Self::Xielu
+        )
     }
 }
 

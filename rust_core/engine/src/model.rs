@@ -6,6 +6,7 @@
 mod adapted;
 mod assistant;
 mod attention;
+mod curve;
 mod expert_tensors;
 mod gemma4;
 mod latent;
@@ -34,6 +35,7 @@ use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 pub(crate) use self::adapted::{RowOrder, adapted_place, row_order};
 pub use self::assistant::{AssistantWeights, ClusterWeights, load_assistant, open_assistant};
+pub use self::curve::Curve;
 pub use self::gemma4::{PerLayer, PerLayerInputs, SeparateExperts};
 pub use self::latent::LatentWeights;
 pub use self::layers::{Attention, FeedForward, Gated, Layer, Linear, Mixer, Shared, Weights};

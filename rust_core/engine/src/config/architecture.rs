@@ -76,6 +76,8 @@ pub enum Architecture {
     Glm4,
     /// Arcee's AFM: insides without a gate.
     Arcee,
+    /// Apertus: insides without a gate, of a curve that each layer has learned; attention with norms on each head.
+    Apertus,
     /// Granite 3 with experts, and one that all tokens share, or without that.
     GraniteMoe,
     /// dots.llm1: experts by corrected sigmoids, attention with norms on each head.
@@ -118,7 +120,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -159,6 +161,7 @@ impl Architecture {
             "deepseek2" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite" => Some(Self::Deepseek2),
             "glm4" => Some(Self::Glm4),
             "arcee" => Some(Self::Arcee),
+            "apertus" => Some(Self::Apertus),
             "granitemoe" | "granitemoeshared" => Some(Self::GraniteMoe),
             "dots1" => Some(Self::Dots1),
             "minimax_m2" | "minimax-m2" => Some(Self::MiniMaxM2),
@@ -217,6 +220,7 @@ impl Architecture {
             Self::Deepseek2 => "deepseek2",
             Self::Glm4 => "glm4",
             Self::Arcee => "arcee",
+            Self::Apertus => "apertus",
             Self::GraniteMoe => "granitemoe",
             Self::Dots1 => "dots1",
             Self::MiniMaxM2 => "minimax-m2",

@@ -8,7 +8,7 @@ const HALF: f64 = 0.5;
 const QUARTER: f64 = 0.25;
 
 /// Families that are not supported, by their names in both kinds of files, and the nearest that is.
-const NEAREST: [(&str, &str); 16] = [
+const NEAREST: [(&str, &str); 15] = [
     ("zamba zamba2 plamo2 jamba", "granitehybrid"),
     ("mamba mamba2 falcon_mamba", "nemotron_h"),
     ("phimoe dbrx grok jetmoe arctic", "llama"),
@@ -29,7 +29,6 @@ const NEAREST: [(&str, &str); 16] = [
         "gptneox",
     ),
     ("olmo_hybrid flex_olmo", "olmo2"),
-    ("apertus", "arcee"),
     ("qwen qwen4_exp qwen4exp qwen3_vl_moe", "qwen3moe"),
 ];
 
@@ -161,6 +160,7 @@ impl Architecture {
                 | Self::Gemma4
                 | Self::Glm4
                 | Self::Arcee
+                | Self::Apertus
                 | Self::Dots1
                 | Self::MiniMaxM2
                 | Self::MiniCpm

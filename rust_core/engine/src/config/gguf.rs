@@ -238,6 +238,7 @@ impl ModelConfig {
                 Architecture::NemotronH | Architecture::Arcee | Architecture::Nemotron => Activation::ReluSquared,
                 Architecture::StarCoder2 | Architecture::Phi2 => Activation::BareGeluTanh,
                 Architecture::GptNeoX => Activation::BareGelu,
+                Architecture::Apertus => Activation::Xielu,
                 _ if is_gemma => Activation::GeluTanh,
                 _ => Activation::Silu,
             },

@@ -320,7 +320,7 @@ fn default_epsilon(name: &str) -> f64 {
         | "solar_open"
         | "minicpm3"
         | nemotron::NAME => 1e-5,
-        "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | "arcee" | MINISTRAL3 => 1e-5,
+        "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | "arcee" | "apertus" | MINISTRAL3 => 1e-5,
         "glm4" => 1.5625e-7,
         _ if Architecture::from_name(name).is_some_and(Architecture::has_layer_norms) => 1e-5,
         _ => 1e-6,
@@ -434,7 +434,7 @@ impl JsonConfig<'_> {
 
     fn num_kv_heads(&self, name: &str, num_heads: usize) -> Result<usize, ModelFileError> {
         // These have as many as query heads when nothing is said; the others' defaults are single models' numbers.
-        const AS_MANY: [&str; 20] = [
+        const AS_MANY: [&str; 21] = [
             "llama",
             "phi3",
             "olmo2",
@@ -447,6 +447,7 @@ impl JsonConfig<'_> {
             "granitemoe",
             "granitemoeshared",
             "arcee",
+            "apertus",
             "dots1",
             "cohere",
             "phi",
@@ -528,7 +529,7 @@ impl JsonConfig<'_> {
                 let limit = number("swiglu_limit", GPT_OSS_LIMIT);
                 Ok(Activation::ClampedSwiglu { alpha, limit })
             }
-            Some(name) if families::has_bare_activation(architecture) => families::bare_activation(name),
+            Some(name) if families::has_bare_activation(architecture) => families::bare_activation(name, architecture),
             Some("silu") => Ok(Activation::Silu),
             Some("gelu") if architecture == Architecture::Gemma => Ok(Activation::GeluTanh),
             Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),

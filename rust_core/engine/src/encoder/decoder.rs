@@ -130,7 +130,7 @@ impl Decoder<'_> {
     }
 
     /// The feed-forward block of the thread's input, into its output.
-    fn feed_forward(&self, Gated { gate, up, down }: &Gated, own: &mut Own) {
+    fn feed_forward(&self, Gated { gate, up, down, curve }: &Gated, own: &mut Own) {
         let (isa, model) = (self.isa, &self.config.model);
         let ffn = model.ffn_size;
         let num_numbers = own.input.tokens() * ffn;
@@ -146,6 +146,7 @@ impl Decoder<'_> {
             Activation::Silu => elementwise::silu_mul(isa, inner, gate),
             Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, inner, gate),
             Activation::ReluSquared => elementwise::relu_squared(isa, inner),
+            Activation::Xielu => curve.iter().for_each(|curve| curve.bend(isa, inner)),
             Activation::BareGelu => elementwise::gelu(isa, inner),
             Activation::BareGeluTanh => elementwise::gelu_tanh(isa, inner),
             Activation::ClampedSwiglu { .. } => unreachable!("only experts have it"),

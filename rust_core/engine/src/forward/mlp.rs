@@ -10,7 +10,7 @@ use super::experts::Routed;
 use super::{Part, Pass};
 use crate::adapters::Projection;
 use crate::config::Activation;
-use crate::model::Gated;
+use crate::model::{Curve, Gated};
 use crate::workspace::{Own, Patch};
 
 impl Part<'_> {
@@ -50,7 +50,7 @@ impl Part<'_> {
                     elementwise::scale(isa, gate, weight);
                     elementwise::scale(isa, up, weight);
                 }
-                self.activate(up, gate);
+                self.activate(up, gate, gated.curve.as_ref());
             }
             if let Some(layer) = layer {
                 self.probe_neurons(layer, rows.clone(), &mut up);
@@ -59,8 +59,8 @@ impl Part<'_> {
         }
     }
 
-    /// Multiplies `up` by what the gate's activation lets through.
-    pub(super) fn activate(&self, up: &mut [f32], gate: &[f32]) {
+    /// Multiplies `up` by what the gate's activation lets through, or gives it the layer's curve.
+    pub(super) fn activate(&self, up: &mut [f32], gate: &[f32], curve: Option<&Curve>) {
         let Pass { config, isa, .. } = *self.pass;
         match config.activation {
             Activation::Silu => elementwise::silu_mul(isa, up, gate),
@@ -68,6 +68,7 @@ impl Part<'_> {
             Activation::BareGelu => elementwise::gelu(isa, up),
             Activation::BareGeluTanh => elementwise::gelu_tanh(isa, up),
             Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, up, gate),
+            Activation::Xielu => curve.into_iter().for_each(|curve| curve.bend(isa, up)),
             Activation::ClampedSwiglu { alpha, limit } => elementwise::clamped_swiglu(isa, up, gate, alpha, limit),
         }
     }

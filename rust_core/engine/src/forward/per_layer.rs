@@ -157,7 +157,7 @@ impl Part<'_> {
             for row in rows.clone() {
                 let vectors = space.per_layer.vectors.shared_row(row);
                 passed.row(row).copy_from_slice(&vectors[of_layer.clone()]);
-                self.activate(passed.row(row), gate.row(row));
+                self.activate(passed.row(row), gate.row(row), None);
             }
             let inside = &space.per_layer.inside;
             inside.write_tile(isa, rows, columns, passed.origin(), passed.stride());

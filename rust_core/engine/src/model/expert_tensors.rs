@@ -18,7 +18,9 @@ impl Loader<'_> {
         }
         if !config.has_experts(layer) {
             let place = |part| self.names.layer(layer, part, config);
-            return self.gated(&place, config.dense_size_of(layer)).map(FeedForward::Dense);
+            let gated = self.gated(&place, config.dense_size_of(layer))?;
+            let curve = self.curve(layer)?;
+            return Ok(FeedForward::Dense(Gated { curve, ..gated }));
         }
         let Experts { num_experts, .. } = config.experts.unwrap_or_else(|| unreachable!("a layer with experts"));
         let correction = self.names.correction(layer, config);
@@ -106,6 +108,7 @@ impl Loader<'_> {
             gate: gate.transpose()?,
             up: self.linear(&place(Part::Up), size, hidden)?,
             down: self.linear(&place(Part::Down), hidden, size)?,
+            curve: None,
         })
     }
 

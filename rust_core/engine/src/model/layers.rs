@@ -2,7 +2,7 @@
 
 use pyagent_kernels::pack::PackedMatrix;
 
-use super::{LatentWeights, MtpWeights, Norm, PerLayer, PerLayerInputs, RecurrentWeights, SeparateExperts};
+use super::{Curve, LatentWeights, MtpWeights, Norm, PerLayer, PerLayerInputs, RecurrentWeights, SeparateExperts};
 
 /// A matrix and its optional bias.
 pub struct Linear {
@@ -108,6 +108,8 @@ pub struct Gated {
     pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
+    /// Apertus: its activation's curve.
+    pub curve: Option<Curve>,
 }
 
 impl Gated {

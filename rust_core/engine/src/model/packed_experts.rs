@@ -76,6 +76,7 @@ impl<'a> PackedExperts<'a> {
                 gate: Some(linear(gate_up, &gate)?),
                 up: linear(gate_up, &up)?,
                 down: linear(down, &all)?,
+                curve: None,
             })
         };
         let experts = (0..self.num_experts).map(expert).collect();

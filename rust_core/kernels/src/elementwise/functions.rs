@@ -47,6 +47,15 @@ pub(crate) fn clamped_swiglu<L: Lanes>(up: L, gate: L, alpha: L, limit: L) -> L 
     up.add(limit.all(1.0)).mul(gate.mul(sigmoid(gate.mul(alpha))))
 }
 
+/// `above x^2 + slope x` where `x` is above zero, else `below (e^min(x, least) - 1 - x) + slope x`.
+#[inline(always)]
+pub(crate) fn xielu<L: Lanes>(x: L, above: L, below: L, slope: L, least: L) -> L {
+    let zero = x.all(0.0);
+    let risen = x.mul(x).mul(above);
+    let sunk = exp(least.min(x)).sub(x.all(1.0)).sub(x).mul(below);
+    slope.fma(x, zero.select_less(x, risen, sunk))
+}
+
 /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, by way of `(1 + tanh u) / 2 = sigmoid(2 u)`.
 #[inline(always)]
 pub(crate) fn gelu_tanh<L: Lanes>(x: L) -> L {

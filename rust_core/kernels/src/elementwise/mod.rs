@@ -85,6 +85,12 @@ elementwise! {
 }
 
 elementwise! {
+    /// `x = xielu(x)` (Huang and Schlag 2024, arXiv 2411.13010): `above x^2 + slope x` above zero, else
+    /// `below (e^min(x, least) - 1 - x) + slope x`.
+    xielu(x, ; above, below, slope, least) = functions::xielu(x, above, below, slope, least)
+}
+
+elementwise! {
     /// `x = 1 / (1 + e^-x)`.
     sigmoid(x, ;) = functions::sigmoid(x)
 }

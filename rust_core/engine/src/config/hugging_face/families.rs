@@ -8,10 +8,11 @@ use crate::config::{Activation, Architecture, invalid, minicpm};
 use crate::weights::ModelFileError;
 
 /// Families whose layers see everything.
-pub(super) const WITHOUT_WINDOWS: [&str; 14] = [
+pub(super) const WITHOUT_WINDOWS: [&str; 15] = [
     "gemma",
     "glm4",
     "arcee",
+    "apertus",
     "granitemoe",
     "granitemoeshared",
     "minimax_m2",
@@ -94,12 +95,14 @@ pub(super) fn has_bare_activation(architecture: Architecture) -> bool {
             | Architecture::StarCoder2
             | Architecture::Phi2
             | Architecture::GptNeoX
+            | Architecture::Apertus
     )
 }
 
 /// The activation of insides without a gate.
-pub(super) fn bare_activation(name: &str) -> Result<Activation, ModelFileError> {
+pub(super) fn bare_activation(name: &str, architecture: Architecture) -> Result<Activation, ModelFileError> {
     match name {
+        "xielu" if architecture == Architecture::Apertus => Ok(Activation::Xielu),
         "relu2" => Ok(Activation::ReluSquared),
         "gelu" => Ok(Activation::BareGelu),
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::BareGeluTanh),

@@ -20,6 +20,7 @@ const BETA_SLOW: f64 = 1.0;
 const BASE: f64 = 10_000.0;
 const GEMMA3_BASE: f64 = 1_000_000.0;
 const SMOLLM3_BASE: f64 = 2_000_000.0;
+const APERTUS_BASE: f64 = 12_000_000.0;
 const LFM2_BASE: f64 = 1_000_000.0;
 const MIXTRAL_BASE: f64 = 1_000_000.0;
 const SOLAR_BASE: f64 = 1_000_000.0;
@@ -43,6 +44,7 @@ impl JsonConfig<'_> {
         let default = match architecture {
             Architecture::Gemma3 => GEMMA3_BASE,
             Architecture::SmolLm3 => SMOLLM3_BASE,
+            Architecture::Apertus => APERTUS_BASE,
             _ if architecture.has_short_convolutions() => LFM2_BASE,
             Architecture::GptOss => GPT_OSS_BASE,
             Architecture::Ernie45 | Architecture::Ernie45Moe => OLMO3_BASE,

@@ -18,6 +18,8 @@ pub(super) fn family_part(part: Part, architecture: Architecture) -> &'static st
         (Architecture::Glm4, Part::PostFfnNorm) => "post_mlp_layernorm.weight",
         (Architecture::Afmoe, Part::FfnNorm) => "pre_mlp_layernorm.weight",
         (Architecture::Afmoe, Part::PostFfnNorm) => "post_mlp_layernorm.weight",
+        (Architecture::Apertus, Part::AttentionNorm) => "attention_layernorm.weight",
+        (Architecture::Apertus, Part::FfnNorm) => "feedforward_layernorm.weight",
         (Architecture::StarCoder2, Part::Up) => "mlp.c_fc",
         (Architecture::StarCoder2, Part::Down) => "mlp.c_proj",
         (Architecture::Phi2, Part::AttentionOutput) => "self_attn.dense",
