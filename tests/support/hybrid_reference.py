@@ -109,6 +109,21 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": _ROPE,
         },
     ),
+    "lfm3": (
+        "lfm3",
+        {
+            **_SHAPE,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "intermediate_size": 96,
+            "sliding_window": 40,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
     "qwen3_5": ("qwen3_5_text", {**QWEN35_SHAPE, "tie_word_embeddings": True}),
     "qwen3_5-three-values-a-key": (
         "qwen3_5_text",

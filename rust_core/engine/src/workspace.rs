@@ -229,15 +229,6 @@ fn waiting_kv_size(config: &ModelConfig) -> usize {
     }
 }
 
-/// Gates of a token's heads.
-fn gate_size(config: &ModelConfig) -> usize {
-    if config.architecture.has_gated_attention() {
-        config.query_size()
-    } else {
-        0
-    }
-}
-
 /// Values of a row of the stream that experts beside a dense block need twice; 0 where there are none.
 fn separate_size(config: &ModelConfig) -> usize {
     if config.has_separate_experts() {
@@ -378,7 +369,7 @@ impl Workspace {
             query: Rows::new(config.query_size()),
             key: Rows::new(waiting_kv_size(config)),
             value: Rows::new(waiting_kv_size(config)),
-            gate: Rows::new(gate_size(config)),
+            gate: Rows::new(config.num_gates()),
             mixed: Rows::new(mixed_size(config)),
             kept: Rows::new(mixed_size(config)),
             delta: Rows::new(config.hidden_size),

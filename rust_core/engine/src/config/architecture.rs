@@ -34,6 +34,8 @@ pub enum Architecture {
     Lfm2,
     /// LFM2 with experts.
     Lfm2Moe,
+    /// LFM3: longer convolutions, windows, norms after each block too, and attention whose heads have a gate each.
+    Lfm3,
     /// Qwen 3.5: gated delta nets, and attention with norms on each head whose output has a gate.
     Qwen35,
     /// Qwen 3.5 with experts, and one that all tokens share.
@@ -120,7 +122,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -140,6 +142,7 @@ impl Architecture {
             "olmoe" => Some(Self::OlMoe),
             "lfm2" => Some(Self::Lfm2),
             "lfm2moe" | "lfm2_moe" => Some(Self::Lfm2Moe),
+            "lfm3" => Some(Self::Lfm3),
             "qwen35" | "qwen3_5_text" => Some(Self::Qwen35),
             "qwen35moe" | "qwen3_5_moe_text" => Some(Self::Qwen35Moe),
             "qwen3next" | "qwen3_next" => Some(Self::Qwen3Next),
@@ -199,6 +202,7 @@ impl Architecture {
             Self::OlMoe => "olmoe",
             Self::Lfm2 => "lfm2",
             Self::Lfm2Moe => "lfm2moe",
+            Self::Lfm3 => "lfm3",
             Self::Qwen35 => "qwen35",
             Self::Qwen35Moe => "qwen35moe",
             Self::Qwen3Next => "qwen3next",
@@ -282,7 +286,7 @@ impl Architecture {
 
     /// Whether what heads attended to is multiplied by a gate of its own.
     pub fn has_gated_attention(self) -> bool {
-        self.has_delta_nets() || self == Self::Afmoe
+        self.has_delta_nets() || matches!(self, Self::Afmoe | Self::Lfm3)
     }
 
     /// Whether a part of each head may be rotated alone.

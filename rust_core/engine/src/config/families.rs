@@ -64,17 +64,20 @@ impl Architecture {
 
     /// Whether blocks' outputs are normalised too.
     pub(crate) fn has_output_norms(self) -> bool {
-        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Gemma4 | Self::Afmoe) || !self.has_input_norms()
+        matches!(
+            self,
+            Self::Gemma2 | Self::Gemma3 | Self::Gemma4 | Self::Afmoe | Self::Lfm3
+        ) || !self.has_input_norms()
     }
 
     /// Whether a file that lacks norms of blocks' outputs is damaged.
     pub(crate) fn needs_output_norms(self) -> bool {
-        matches!(self, Self::Glm4 | Self::Afmoe)
+        matches!(self, Self::Glm4 | Self::Afmoe | Self::Lfm3)
     }
 
     /// Whether a file that lacks norms of queries and keys is damaged.
     pub(crate) fn needs_head_norms(self) -> bool {
-        self.has_delta_nets() || matches!(self, Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe)
+        self.has_delta_nets() || matches!(self, Self::Lfm3 | Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe)
     }
 
     /// Whether attention and the feed-forward block lie beside each other; `None` where the file says.
@@ -112,7 +115,12 @@ impl Architecture {
 
     /// Whether the gates of what heads attended to are a matrix of their own, not in turns with queries.
     pub(crate) fn are_gates_apart(self) -> bool {
-        self == Self::Afmoe
+        matches!(self, Self::Afmoe | Self::Lfm3)
+    }
+
+    /// Whether each head has one gate, not one for each of its numbers.
+    pub(crate) fn are_gates_of_heads(self) -> bool {
+        self == Self::Lfm3
     }
 
     /// Whether neighbours turn together in GGUF files, by how llama.cpp's converter writes or arranges them.
@@ -171,6 +179,15 @@ impl Architecture {
 }
 
 impl ModelConfig {
+    /// Gates of what a token's heads attended to; 0 where the family has none.
+    pub(crate) fn num_gates(&self) -> usize {
+        match self.architecture {
+            architecture if architecture.are_gates_of_heads() => self.num_heads,
+            architecture if architecture.has_gated_attention() => self.query_size(),
+            _ => 0,
+        }
+    }
+
     /// Whether one norm is read by a layer's attention and its feed-forward block.
     pub(crate) fn shares_norm(&self) -> bool {
         self.is_parallel && self.architecture != Architecture::GptNeoX

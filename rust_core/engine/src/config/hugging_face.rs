@@ -8,6 +8,7 @@ mod hunyuan;
 mod hybrid;
 mod kinds;
 mod latent;
+mod lfm3;
 mod llama4;
 mod nemotron;
 mod pictures;
@@ -72,6 +73,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("rope_interleaved", "false"),
     ("tf_legacy_loss", "false"),
     ("tie_encoder_decoder", "false"),
+    ("use_attention_gate", "true"),
     ("use_bfloat16", "false"),
     ("use_bidirectional_attention", "false"),
     ("use_expert_bias", "true"),
@@ -79,6 +81,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("use_mrope", "false"),
     ("use_parallel_block", "true"),
     ("use_qk_norm", "false"),
+    ("use_sandwich_norm", "true"),
 ];
 
 /// What is read of Gemma 2 besides.
@@ -126,6 +129,7 @@ impl ModelConfig {
             Architecture::Gemma2 => CAPS,
             Architecture::Gemma4 => gemma4::FIELDS,
             Architecture::Phi3 => PARTLY_ROTARY,
+            Architecture::Lfm3 => lfm3::FIELDS,
             _ if architecture.has_short_convolutions() => hybrid::LFM2,
             _ if architecture.has_delta_nets() => hybrid::QWEN35,
             Architecture::GraniteHybrid => hybrid::GRANITE,
@@ -145,7 +149,7 @@ impl ModelConfig {
         let is_granite = architecture.is_granite();
         let experts = json.experts(name)?;
         let is_gemma4 = architecture == Architecture::Gemma4;
-        let has_local_rope = is_gemma4 || architecture == Architecture::Gemma3 || name == "olmo3";
+        let has_local_rope = is_gemma4 || matches!(architecture, Architecture::Gemma3 | Architecture::Lfm3) || name == "olmo3";
         let is_gemma = architecture.is_gemma();
         let hidden_size = json.size("hidden_size")?;
         let num_heads = json.size("num_attention_heads")?;
@@ -155,7 +159,7 @@ impl ModelConfig {
             _ if is_gemma || architecture.has_delta_nets() => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
             Architecture::GptOss => GPT_OSS_HEAD_DIM,
-            Architecture::SeedOss | Architecture::Llama4 | Architecture::Afmoe => SEED_OSS_HEAD_DIM,
+            Architecture::SeedOss | Architecture::Llama4 | Architecture::Afmoe | Architecture::Lfm3 => SEED_OSS_HEAD_DIM,
             _ => hidden_size / num_heads.max(1),
         };
         let head_dim = match &latent {
@@ -184,6 +188,7 @@ impl ModelConfig {
         let gemma4 = json.gemma4(architecture, (head_dim, num_kv_heads), &sliding_layers)?;
         let (rope_base, rope_scaling) = match &gemma4 {
             Some(gemma4) => json.gemma4_rope(gemma4.global_head_dim)?,
+            None if architecture == Architecture::Lfm3 => json.lfm3_rope(head_dim)?,
             None => json.global_rope(architecture)?,
         };
         let (local_rope_base, local_rope_scaling) = if has_local_rope {
@@ -293,10 +298,10 @@ impl ModelConfig {
     }
 }
 
-/// Whether the family has recurrent layers, and so no windows.
+/// Whether the family has recurrent layers and no windows.
 fn is_recurrent(name: &str) -> bool {
     let architecture = Architecture::from_name(name);
-    architecture.is_some_and(Architecture::is_hybrid)
+    architecture.is_some_and(Architecture::is_hybrid) && name != lfm3::NAME
 }
 
 /// The epsilon of a family's norms where the file does not say.
@@ -312,6 +317,7 @@ fn default_epsilon(name: &str) -> f64 {
         | "glm4_moe_lite"
         | "lfm2"
         | "lfm2_moe"
+        | lfm3::NAME
         | llama4::NAME
         | "bamba"
         | "falcon_h1"
@@ -496,7 +502,7 @@ impl JsonConfig<'_> {
     fn norm_epsilon(&self, name: &str) -> f64 {
         let keys: &[&str] = match name {
             nemotron::NAME => &["layer_norm_epsilon", "norm_eps"],
-            _ if name.starts_with("lfm2") => &["norm_eps"],
+            _ if name.starts_with("lfm") => &["norm_eps"],
             "cohere" | "cohere2" | "phi" | "gpt_neox" => &["layer_norm_eps"],
             "stablelm" => &["layer_norm_eps", "norm_eps"],
             "starcoder2" => &["norm_epsilon"],

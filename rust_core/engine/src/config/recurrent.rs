@@ -1,4 +1,4 @@
-//! What a hybrid's layers without attention are: short convolutions (LFM2), gated delta nets (Qwen 3.5), or Mamba-2's
+//! What a hybrid's layers without attention are: short convolutions (LFM2, LFM3), gated delta nets (Qwen 3.5), or Mamba-2's
 //! state spaces (Granite 4, Nemotron-H, Bamba, Falcon-H1).
 
 use pyagent_kernels::recurrent::{CELL_CHANNELS, MOST_TAPS};
@@ -9,7 +9,7 @@ use crate::weights::ModelFileError;
 impl Architecture {
     /// Whether its recurrent layers are short convolutions.
     pub(crate) fn has_short_convolutions(self) -> bool {
-        matches!(self, Self::Lfm2 | Self::Lfm2Moe)
+        matches!(self, Self::Lfm2 | Self::Lfm2Moe | Self::Lfm3)
     }
 
     /// Whether its recurrent layers are gated delta nets.
@@ -34,7 +34,7 @@ impl Architecture {
 /// The kind of all of a model's recurrent layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recurrent {
-    /// LFM2: a gated convolution of each channel of the stream.
+    /// LFM2, LFM3: a gated convolution of each channel of the stream.
     ShortConvolution {
         /// Tokens that it covers.
         taps: usize,

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, CHUNK_TOKENS, KvLayout};
 use pyagent_kernels::elementwise;
+use pyagent_kernels::isa::Isa;
 use pyagent_kernels::pack::BLOCK_COLS;
 
 use super::{Part, Pass, Role, Segment, latent, part};
@@ -192,7 +193,11 @@ impl Part<'_> {
             // SAFETY: the projections are over, and nobody writes gates in this stage.
             let gates = unsafe { space.gate.shared_row(row) };
             let columns = heads.columns();
-            elementwise::sigmoid_mul(isa, heads.row(row), &gates[columns]);
+            if config.architecture.are_gates_of_heads() {
+                gate_heads(isa, heads.row(row), config.head_dim, &gates[columns.start / config.head_dim..]);
+            } else {
+                elementwise::sigmoid_mul(isa, heads.row(row), &gates[columns]);
+            }
         }
         // SAFETY: these columns of the input are this piece's.
         unsafe {
@@ -267,6 +272,15 @@ impl Part<'_> {
             .chunks
             .base()
             .wrapping_add((rows_before + chunks_before * rows) * row_len)
+    }
+}
+
+/// Multiplies what each head gave by its gate.
+fn gate_heads(isa: Isa, heads: &mut [f32], head_dim: usize, gates: &[f32]) {
+    for (head, gate) in heads.chunks_exact_mut(head_dim).zip(gates) {
+        let mut gate = [*gate];
+        elementwise::sigmoid(isa, &mut gate);
+        elementwise::scale(isa, head, gate[0]);
     }
 }
 

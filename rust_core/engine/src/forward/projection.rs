@@ -8,7 +8,7 @@ use pyagent_kernels::elementwise;
 use super::{Part, Pass};
 use crate::adapters::Projection;
 use crate::config::QueryGrowth;
-use crate::model::{Attention, Mixer};
+use crate::model::{Attention, Linear, Mixer};
 use crate::workspace::{Own, Patch};
 
 impl Part<'_> {
@@ -37,8 +37,7 @@ impl Part<'_> {
             );
             let mut query = space.query.patch(rows.clone(), columns(heads.clone()));
             if let Some(gate) = &layer.gate {
-                let mut gates = space.gate.patch(rows.clone(), columns(heads));
-                self.multiply_columns(gate, &self.stream.hidden_input, None, &mut gates);
+                self.gate_heads(gate, rows.clone(), heads, head_dim);
             }
             self.multiply_columns(&layer.query, &self.stream.hidden_input, None, &mut query);
             self.adapt(index, Projection::Query, &mut query, 0);
@@ -68,6 +67,24 @@ impl Part<'_> {
                 self.normalise_values(layer.value_norm.as_deref(), &mut value);
                 self.store_heads(index, key, value);
             }
+        }
+    }
+
+    /// Gates of some heads; where each has one, the piece with the first head computes those of all.
+    ///
+    /// # Safety
+    /// As [`Self::project`].
+    unsafe fn gate_heads(&self, gate: &Linear, rows: Range<usize>, heads: Range<usize>, head_dim: usize) {
+        let Pass { config, space, .. } = *self.pass;
+        let columns = match config.architecture.are_gates_of_heads() {
+            true if heads.contains(&0) => 0..config.num_heads,
+            true => return,
+            false => heads.start * head_dim..heads.end * head_dim,
+        };
+        // SAFETY: no other piece has these columns.
+        unsafe {
+            let mut gates = space.gate.patch(rows, columns);
+            self.multiply_columns(gate, &self.stream.hidden_input, None, &mut gates);
         }
     }
 

@@ -20,7 +20,7 @@ impl Loader<'_> {
                 query,
                 None,
                 None,
-                Some(self.linear(&self.gates(layer), query_size, hidden)?),
+                Some(self.linear(&self.gates(layer), config.num_gates(), hidden)?),
             )
         } else if architecture.has_gated_attention() {
             let [query, gate] = self.interleaved_heads(&name(Part::Query))?;
@@ -61,7 +61,7 @@ impl Loader<'_> {
             let architecture = config.architecture;
             let gates = 1 + usize::from(architecture.has_gated_attention() && !architecture.are_gates_apart());
             if architecture.are_gates_apart() {
-                self.check(&self.gates(layer), config.query_size(), hidden)?;
+                self.check(&self.gates(layer), config.num_gates(), hidden)?;
             }
             let in_turn = 3 * config.query_size();
             let [query, key, value] = if self.names.are_heads_in_turn(config) {

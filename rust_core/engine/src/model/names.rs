@@ -7,7 +7,7 @@ mod mtp;
 use std::ops::Range;
 
 use self::families::family_part;
-use self::hybrid::{bamba_part, gate_up_rows, gguf_part_of, granite_part, lfm2_part, mamba_rows, nemotron_part};
+use self::hybrid::{bamba_part, gate_up_rows, gguf_part_of, granite_part, lfm2_part, lfm3_part, mamba_rows, nemotron_part};
 use crate::config::{Architecture, ModelConfig, Rating, invalid};
 use crate::quantised::{Matrices, Matrix};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
@@ -239,6 +239,7 @@ impl Names {
             }
             (Self::HuggingFace(..), fused) => {
                 let own = || match config.architecture {
+                    Architecture::Lfm3 => lfm3_part(part),
                     architecture if architecture.has_short_convolutions() => lfm2_part(part),
                     Architecture::GraniteHybrid => granite_part(part),
                     Architecture::NemotronH => nemotron_part(part),

@@ -1,7 +1,7 @@
 //! What the largest step takes: by allocating its buffers, or from a model's shape alone.
 
 use super::{
-    SCORED_ROWS, Workspace, beside_sizes, gate_size, num_rope_tables, own_tile_len, separate_size, waiting_kv_size,
+    SCORED_ROWS, Workspace, beside_sizes, num_rope_tables, own_tile_len, separate_size, waiting_kv_size,
 };
 use crate::config::ModelConfig;
 use crate::forward::{
@@ -59,7 +59,7 @@ impl LargestStep {
         let separate = separate_size(config) as u128;
         let stream = |rows: u128| rows * hidden * 4 + 2 * input(rows, hidden) + 2 * input(rows, separate);
         let deltas = tokens.max(num_delta_rows(config, FEW_ROWS) as u128);
-        let mixed = gate_size(config) + mixed_size(config);
+        let mixed = config.num_gates() + mixed_size(config);
         let projected = query + 2 * waiting_kv_size(config) as u128 + mixed as u128;
         let vectors = (config.num_layers * config.per_layer_size()) as u128;
         let kept = num_kept_rows(config, self.most_drafts()) as u128 * mixed_size(config) as u128;

@@ -108,6 +108,15 @@ impl JsonConfig<'_> {
     /// Base and scaling of layers that see everything: of a head's frequencies the first turn, as many as its share is; the
     /// others stand still.
     pub(super) fn gemma4_rope(&self, head_dim: usize) -> Result<(f64, RopeScaling), ModelFileError> {
+        self.proportional_rope(head_dim, GLOBAL_SHARE)
+    }
+
+    /// The same of a family whose share is this where the file does not say.
+    pub(super) fn proportional_rope(
+        &self,
+        head_dim: usize,
+        default_share: f64,
+    ) -> Result<(f64, RopeScaling), ModelFileError> {
         if head_dim > MOST_HEAD_DIM {
             return Err(invalid(format!(
                 "head size of global layers: {head_dim}; expected {MOST_HEAD_DIM} at most"
@@ -116,7 +125,7 @@ impl JsonConfig<'_> {
         let parameters = self.object("rope_parameters").and_then(|all| all.get("full_attention"));
         let of_family = Map::from_iter([
             ("rope_type".to_owned(), "proportional".into()),
-            ("partial_rotary_factor".to_owned(), GLOBAL_SHARE.into()),
+            ("partial_rotary_factor".to_owned(), default_share.into()),
         ]);
         let parameters = parameters.and_then(Value::as_object).unwrap_or(&of_family);
         refuse_unknown(
@@ -143,7 +152,7 @@ impl JsonConfig<'_> {
             }
             kind => Err(invalid(format!(
                 "config.json: the rope scaling '{}' with 'partial_rotary_factor' {share} and 'factor' {factor} is not \
-                 implemented for layers of Gemma 4 that see everything; expected proportional, a share of 0 to 1",
+                 implemented for layers that see everything; expected proportional, a share of 0 to 1",
                 kind.unwrap_or("default")
             ))),
         }

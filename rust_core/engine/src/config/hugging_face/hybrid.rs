@@ -43,6 +43,7 @@ impl JsonConfig<'_> {
         num_layers: usize,
     ) -> Result<(Option<Recurrent>, Vec<bool>), ModelFileError> {
         match architecture {
+            Architecture::Lfm3 => self.lfm3_convolutions(num_layers),
             _ if architecture.has_short_convolutions() => {
                 self.check_lfm2()?;
                 let taps = self.optional_size("conv_L_cache")?.unwrap_or(LFM2_TAPS);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, MINISTRAL3, families, gemma4, is_recurrent, latent, llama4};
+use super::{JsonConfig, MINISTRAL3, families, gemma4, is_recurrent, latent, lfm3, llama4};
 use crate::config::{invalid, periodic};
 use crate::weights::ModelFileError;
 
@@ -43,6 +43,7 @@ impl JsonConfig<'_> {
             },
             "dots1" => self.dots_window(),
             "afmoe" => self.afmoe_window(),
+            lfm3::NAME => self.lfm3_window(),
             "qwen3_moe" | "qwen2_moe" if self.truth("use_sliding_window") == Some(true) => Err(invalid(format!(
                 "config.json: 'use_sliding_window' is not implemented for {name}"
             ))),
@@ -65,6 +66,7 @@ impl JsonConfig<'_> {
             "starcoder2" => periodic(num_layers, 0),
             "cohere2" => periodic(num_layers, self.cohere_period()?),
             llama4::NAME => return self.chunked_layers(rotary_layers),
+            lfm3::NAME => return self.lfm3_windows(num_layers),
             "qwen3_moe" | "qwen2_moe" => vec![false; num_layers],
             _ if has_none(name) => vec![false; num_layers],
             "gpt_oss" => periodic(num_layers, GPT_OSS_PERIOD),

@@ -108,6 +108,16 @@ pub(super) fn lfm2_part(part: Part) -> &'static str {
     }
 }
 
+/// LFM3's names.
+pub(super) fn lfm3_part(part: Part) -> &'static str {
+    match part {
+        Part::PostAttentionNorm => "post_operator_norm.weight",
+        Part::PostFfnNorm => "post_ffn_norm.weight",
+        Part::QueryNorm | Part::KeyNorm | Part::AttentionOutput => hugging_face_part(part, Architecture::Lfm3),
+        part => lfm2_part(part),
+    }
+}
+
 /// Nemotron-H's names elsewhere: a layer has one norm, and one block.
 pub(super) fn nemotron_part(part: Part) -> &'static str {
     match part {
