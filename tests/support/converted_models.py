@@ -109,6 +109,10 @@ _OLMO3 = {
     kind: rope | ({"attention_factor": 0.1 * math.log(8) + 1} if "factor" in rope else {})
     for kind, rope in sparse_models.CONFIGS["olmo3"]["rope_parameters"].items()
 }
+_MELLUM = {  # llama.cpp has one base for both kinds of layers
+    kind: rope | {"rope_theta": 500_000.0} | ({"attention_factor": 0.1 * math.log(8) + 1} if "factor" in rope else {})
+    for kind, rope in sparse_models.CONFIGS["mellum"]["rope_parameters"].items()
+}
 _GROWTH = "its files do not say how queries grow, and it does not know"
 _MISTRAL4 = sparse_models.CONFIGS["mistral4"]["rope_parameters"] | {"llama_4_scaling_beta": 0.1}
 _PLAIN = {"rope_type": "default", "rope_theta": 150_000.0}
@@ -170,6 +174,7 @@ FAMILIES: dict[str, Family] = {
     "glm4": _sparse("glm4", "glm4"),
     "arcee": _sparse("arcee", "llama-bpe", mlp_bias=False),
     "apertus": _sparse("apertus", "tekken", head_dim=16),
+    "mellum": _sparse("mellum", "mellum2", head_dim=16, rope_parameters=_MELLUM),
     "internlm3": _sparse("internlm3", SENTENCEPIECE),
     "granitemoe": _sparse("granitemoe", "refact"),
     "granitemoeshared": _sparse("granitemoeshared", "refact"),

@@ -28,6 +28,8 @@ pub enum Architecture {
     SmolLm3,
     /// Qwen3 with experts.
     Qwen3Moe,
+    /// Mellum 2: as Qwen3 with experts, with windows.
+    Mellum,
     /// OLMoE: experts, and norms as OLMo 2's of queries and keys, but before blocks.
     OlMoe,
     /// LFM2: short convolutions, and attention with norms on each head.
@@ -122,7 +124,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -139,6 +141,7 @@ impl Architecture {
             "olmo2" | "olmo3" => Some(Self::Olmo2),
             "smollm3" => Some(Self::SmolLm3),
             "qwen3moe" | "qwen3_moe" => Some(Self::Qwen3Moe),
+            "mellum" => Some(Self::Mellum),
             "olmoe" => Some(Self::OlMoe),
             "lfm2" => Some(Self::Lfm2),
             "lfm2moe" | "lfm2_moe" => Some(Self::Lfm2Moe),
@@ -199,6 +202,7 @@ impl Architecture {
             Self::Olmo2 => "olmo2",
             Self::SmolLm3 => "smollm3",
             Self::Qwen3Moe => "qwen3moe",
+            Self::Mellum => "mellum",
             Self::OlMoe => "olmoe",
             Self::Lfm2 => "lfm2",
             Self::Lfm2Moe => "lfm2moe",

@@ -169,6 +169,8 @@ impl Architecture {
                 | Self::Glm4
                 | Self::Arcee
                 | Self::Apertus
+                | Self::Lfm3
+                | Self::Mellum
                 | Self::Dots1
                 | Self::MiniMaxM2
                 | Self::MiniCpm

@@ -149,7 +149,10 @@ impl ModelConfig {
         let is_granite = architecture.is_granite();
         let experts = json.experts(name)?;
         let is_gemma4 = architecture == Architecture::Gemma4;
-        let has_local_rope = is_gemma4 || matches!(architecture, Architecture::Gemma3 | Architecture::Lfm3) || name == "olmo3";
+        let has_local_rope = is_gemma4 || matches!(
+            architecture,
+            Architecture::Gemma3 | Architecture::Lfm3 | Architecture::Mellum
+        ) || name == "olmo3";
         let is_gemma = architecture.is_gemma();
         let hidden_size = json.size("hidden_size")?;
         let num_heads = json.size("num_attention_heads")?;

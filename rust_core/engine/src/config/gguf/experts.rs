@@ -80,6 +80,7 @@ impl Keys<'_> {
             }
             Architecture::Llama
             | Architecture::Qwen3Moe
+            | Architecture::Mellum
             | Architecture::OlMoe
             | Architecture::GptOss
             | Architecture::MiniMaxM2 => {}

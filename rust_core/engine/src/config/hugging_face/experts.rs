@@ -28,7 +28,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 26] = [
+const FAMILIES: [Family; 27] = [
     Family {
         name: llama4::NAME,
         count: "num_local_experts",
@@ -60,6 +60,14 @@ const FAMILIES: [Family; 26] = [
         size: "moe_intermediate_size",
         more: "norm_topk_prob",
         is_renormalised: false,
+    },
+    Family {
+        name: "mellum",
+        count: "num_experts num_local_experts",
+        used: "num_experts_per_tok",
+        size: "moe_intermediate_size",
+        more: "norm_topk_prob mlp_layer_types num_nextn_predict_layers num_mtp_layers mtp_layer_types mtp_mlp_layer_types",
+        is_renormalised: true,
     },
     Family {
         name: "olmoe",
@@ -382,7 +390,7 @@ impl JsonConfig<'_> {
             }
             "dots1" | "solar_open" | latent::MISTRAL4 => self.leading_dense_layers(0, layers.len())?,
             "exaone_moe" => self.leading_dense_layers(1, layers.len())?,
-            "deepseek_v2" => self.leading_dense_layers(0, layers.len())?,
+            "deepseek_v2" | "mellum" => self.leading_dense_layers(0, layers.len())?,
             "deepseek_v3" => self.leading_dense_layers(3, layers.len())?,
             "glm4_moe_lite" => self.leading_dense_layers(1, layers.len())?,
             llama4::NAME => self.layers_without_experts(layers.len())?,

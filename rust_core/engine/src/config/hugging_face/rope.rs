@@ -25,7 +25,7 @@ const LFM2_BASE: f64 = 1_000_000.0;
 const MIXTRAL_BASE: f64 = 1_000_000.0;
 const SOLAR_BASE: f64 = 1_000_000.0;
 const GPT_OSS_BASE: f64 = 150_000.0;
-/// OLMo 3's and ERNIE 4.5's.
+/// OLMo 3's, ERNIE 4.5's and Mellum's.
 const OLMO3_BASE: f64 = 500_000.0;
 /// The share of GLM-4.5's and Bamba's heads that is rotated.
 const HALF: f64 = 0.5;
@@ -47,7 +47,7 @@ impl JsonConfig<'_> {
             Architecture::Apertus => APERTUS_BASE,
             _ if architecture.has_short_convolutions() => LFM2_BASE,
             Architecture::GptOss => GPT_OSS_BASE,
-            Architecture::Ernie45 | Architecture::Ernie45Moe => OLMO3_BASE,
+            Architecture::Ernie45 | Architecture::Ernie45Moe | Architecture::Mellum => OLMO3_BASE,
             _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
             Architecture::GptNeoX => self.number("rotary_emb_base").unwrap_or(BASE),
             _ if self.text("model_type") == Some("olmo3") => OLMO3_BASE,

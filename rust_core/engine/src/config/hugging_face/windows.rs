@@ -26,6 +26,7 @@ const GEMMA2_PERIOD: usize = 2;
 const GEMMA3_PERIOD: usize = 6;
 const GPT_OSS_PERIOD: usize = 2;
 const GPT_OSS_WINDOW: usize = 128;
+const MELLUM_WINDOW: usize = 1024;
 /// The periods of EXAONE 4's and OLMo 3's layers that see everything.
 const EXAONE4_PERIOD: usize = 4;
 
@@ -44,6 +45,7 @@ impl JsonConfig<'_> {
             "dots1" => self.dots_window(),
             "afmoe" => self.afmoe_window(),
             lfm3::NAME => self.lfm3_window(),
+            "mellum" if !is_said => Ok(Some(MELLUM_WINDOW)),
             "qwen3_moe" | "qwen2_moe" if self.truth("use_sliding_window") == Some(true) => Err(invalid(format!(
                 "config.json: 'use_sliding_window' is not implemented for {name}"
             ))),
@@ -67,7 +69,7 @@ impl JsonConfig<'_> {
             "cohere2" => periodic(num_layers, self.cohere_period()?),
             llama4::NAME => return self.chunked_layers(rotary_layers),
             lfm3::NAME => return self.lfm3_windows(num_layers),
-            "qwen3_moe" | "qwen2_moe" => vec![false; num_layers],
+            "qwen3_moe" | "qwen2_moe" | "mellum" => vec![false; num_layers],
             _ if has_none(name) => vec![false; num_layers],
             "gpt_oss" => periodic(num_layers, GPT_OSS_PERIOD),
             "olmo3" => periodic(num_layers, EXAONE4_PERIOD),
@@ -114,6 +116,7 @@ impl JsonConfig<'_> {
                 | "afmoe"
                 | "cohere2"
                 | "dots1"
+                | "mellum"
         );
         match layers {
             Some(layers) if is_free || layers == by_family || self.sliding_window(name)?.is_none() => Ok(layers),
