@@ -175,6 +175,7 @@ FAMILIES: dict[str, Family] = {
     "arcee": _sparse("arcee", "llama-bpe", mlp_bias=False),
     "apertus": _sparse("apertus", "tekken", head_dim=16),
     "mellum": _sparse("mellum", "mellum2", head_dim=16, rope_parameters=_MELLUM),
+    "youtu": _sparse("youtu", "youtu"),
     "internlm3": _sparse("internlm3", SENTENCEPIECE),
     "granitemoe": _sparse("granitemoe", "refact"),
     "granitemoeshared": _sparse("granitemoeshared", "refact"),

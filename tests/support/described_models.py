@@ -134,6 +134,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.5,
     },
     "solar_open": {**_WIDE, **_GROUPED, "n_routed_experts": 8, "n_shared_experts": 1},
+    "youtu": {**_LATENT, "tie_word_embeddings": True},
     "minicpm3": {**_LATENT, "scale_emb": 5, "scale_depth": 1.1, "dim_model_base": 32, "tie_word_embeddings": False},
     "minicpm3, as published": {**_LATENT, "q_lora_rank": 32},
     "mistral4": {

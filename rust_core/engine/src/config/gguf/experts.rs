@@ -28,6 +28,8 @@ const OF_SHARED: &[&str] = &[
 /// The keys that are read of a family's experts.
 pub(super) fn keys(architecture: Architecture, has_experts: bool) -> &'static [&'static [&'static str]] {
     match architecture {
+        // Files of Youtu-LLM, which has none, tell of them all the same.
+        Architecture::Deepseek2 if !has_experts => &[OF_EXPERTS, OF_SHARED],
         _ if !has_experts => &[],
         Architecture::GptOss | Architecture::MiniMaxM2 => &[OF_EXPERTS, OF_ROUTERS],
         _ if has_shared(architecture) => &[OF_EXPERTS, OF_ROUTERS, OF_SHARED],
@@ -75,7 +77,9 @@ impl Keys<'_> {
     pub(super) fn experts(&self, architecture: Architecture) -> Result<Option<Experts>, ModelFileError> {
         let count = self.optional_size("expert_count")?.unwrap_or(0);
         match architecture {
-            Architecture::Llama | Architecture::GraniteHybrid | Architecture::NemotronH if count == 0 => {
+            Architecture::Llama | Architecture::GraniteHybrid | Architecture::NemotronH | Architecture::Deepseek2
+                if count == 0 =>
+            {
                 return Ok(None);
             }
             Architecture::Llama

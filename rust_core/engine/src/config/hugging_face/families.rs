@@ -60,6 +60,10 @@ pub(super) fn fields(architecture: Architecture) -> &'static str {
         }
         Architecture::ExaoneMoe => "sliding_window_pattern",
         Architecture::MiniCpm => OF_MINICPM,
+        Architecture::Deepseek2 => {
+            "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim rope_interleave \
+             embedding_initializer_range"
+        }
         Architecture::MiniCpm3 => {
             "scale_emb scale_depth dim_model_base kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim \
              qk_head_dim v_head_dim"

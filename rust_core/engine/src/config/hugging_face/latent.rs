@@ -1,4 +1,4 @@
-//! Latent attention in a `config.json`: DeepSeek-V2 and V3, GLM-4.7-Flash.
+//! Latent attention in a `config.json`: DeepSeek-V2 and V3, GLM-4.7-Flash, Youtu-LLM.
 
 use serde_json::Value;
 
@@ -8,7 +8,14 @@ use crate::config::{Architecture, Experts, Latent, Rating, invalid};
 use crate::weights::ModelFileError;
 
 /// The families that have it.
-pub(super) const FAMILIES: [&str; 5] = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", MISTRAL4];
+pub(super) const FAMILIES: [&str; 6] = [
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "youtu",
+    "minicpm3",
+    MISTRAL4,
+];
 
 /// Mistral Small 4's name.
 pub(super) const MISTRAL4: &str = "mistral4";

@@ -27,6 +27,7 @@ from pyagent.infrastructure.engine.tokens.word_patterns import (
     QWEN35,
     SEED,
     TEKKEN,
+    YOUTU,
 )
 
 # Token types of GGUF.
@@ -48,9 +49,10 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "afmoe": AFMOE,
     "stablelm2": (QWEN,),
     "kimi-k2": (KIMI,),
+    "youtu": YOUTU,
 }
 # A whole word that is a token stays as it is, before any merging.
-_TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken"})
+_TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken", "youtu"})
 # These begin each text with the token for it where the file does not say.
 _BEGINS_TEXTS = frozenset({"llama-bpe", "llama3", "lfm2", "tekken"})
 # Gemma has a token for up to so many line breaks.

@@ -30,6 +30,12 @@ _REST_WITH_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 O200K = rf"{_cased(_UPPER, _LOWER)}|{_REST_WITH_SLASHES}"
 TEKKEN = rf"{_cased(_UPPER, _LOWER, after='', digits='')}|{_REST_WITH_SLASHES}"
 """Of Mistral's: digits stand alone."""
+YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c"
+    "\u3001-\u303f\ufe30-\ufe4f]+|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    rf"{_cased(_UPPER, _LOWER, digits='')}|{_REST_WITH_SLASHES}",
+)
+"""Of Youtu-LLM: Korean, full-width marks, Bopomofo and Chinese or Japanese stand alone, then GPT-4o's words."""
 KIMI = rf"{_HAN}+|{_cased(f'[{_UPPER}&&[^{_HAN}]]', f'[{_LOWER}&&[^{_HAN}]]')}|{_REST}"
 SEED = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ASCII_MARKS = r"[!-/:-~&&[^A-Za-z]]"
