@@ -193,7 +193,7 @@ FAMILIES: dict[str, Family] = {
     "olmo": _sparse("olmo", "olmo"),
     "gpt_neox": _sparse("gpt_neox", "olmo")._replace(published={"rotary_pct": 0.25}),
     "afmoe": _sparse("afmoe", "afmoe")._replace(published={"route_norm": True}),
-    "exaone_moe": _sparse("exaone_moe", "exaone4")._replace(published={"scoring_func": "sigmoid"}),
+    "exaone_moe": _sparse("exaone_moe", "exaone-moe")._replace(published={"scoring_func": "sigmoid"}),
     "solar_open": _sparse("solar_open", "solar-open")._replace(published={"partial_rotary_factor": 1.0}),
     "minicpm3": _sparse("minicpm3, as published", SENTENCEPIECE),
     "mistral4": _sparse("mistral4", "tekken", rope_parameters=_MISTRAL4)._replace(

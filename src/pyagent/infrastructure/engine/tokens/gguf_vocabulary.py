@@ -21,6 +21,7 @@ from pyagent.infrastructure.engine.tokens.word_patterns import (
     AFMOE,
     CL100K,
     DEEPSEEK_V3,
+    EXAONE_MOE,
     KIMI,
     O200K,
     QWEN,
@@ -50,6 +51,7 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "stablelm2": (QWEN,),
     "kimi-k2": (KIMI,),
     "youtu": YOUTU,
+    "exaone-moe": (EXAONE_MOE,),
 }
 # A whole word that is a token stays as it is, before any merging.
 _TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken", "youtu"})

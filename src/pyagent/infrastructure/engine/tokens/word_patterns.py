@@ -38,6 +38,11 @@ YOUTU = (
 """Of Youtu-LLM: Korean, full-width marks, Bopomofo and Chinese or Japanese stand alone, then GPT-4o's words."""
 KIMI = rf"{_HAN}+|{_cased(f'[{_UPPER}&&[^{_HAN}]]', f'[{_LOWER}&&[^{_HAN}]]')}|{_REST}"
 SEED = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+EXAONE_MOE = (
+    rf"{_CONTRACTIONS}|{_BEFORE_WORD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|"
+    r"\s*[\r\n]|\s+(?!\S)|\s+"
+)
+"""Of EXAONE with experts: words with single spaces between them are one, as its tokens go over them."""
 _ASCII_MARKS = r"[!-/:-~&&[^A-Za-z]]"
 DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
