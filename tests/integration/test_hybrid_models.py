@@ -16,6 +16,7 @@ from support.gguf_writer import Tensors
 from support.hybrid_model import hybrid_tensors, write_hybrid
 from support.kv_sequences import Memory
 from support.native import alone, assert_idle, at_once, chat, mixed_requests, options, run, running
+from support.tiny_lfm3 import write_hybrid_of
 from support.tiny_model import vocabulary
 
 from pyagent import _rust
@@ -26,8 +27,8 @@ from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
 NUM_TOKENS = len(vocabulary()[0])
-FAMILIES = ("lfm2", "qwen35", "granitehybrid", "nemotron_h")
-LITTLE = {"lfm2": 20, "qwen35": 66, "granitehybrid": 66, "nemotron_h": 66}
+FAMILIES = ("lfm2", "lfm3", "qwen35", "granitehybrid", "nemotron_h")
+LITTLE = {"lfm2": 20, "lfm3": 40, "qwen35": 66, "granitehybrid": 66, "nemotron_h": 66}
 """Memory for one long sequence and a bit, in blocks of the tiny model: states of delta nets take more."""
 FORMATS: dict[str, Callable[[int], EngineOptions]] = {
     "two threads": lambda _: options(threads=2),
@@ -40,7 +41,7 @@ FORMATS: dict[str, Callable[[int], EngineOptions]] = {
 @pytest.fixture(scope="module", params=FAMILIES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small hybrid model."""
-    return write_hybrid(tmp_path_factory.mktemp("hybrid") / f"{request.param}.gguf", request.param)
+    return write_hybrid_of(request.param, tmp_path_factory.mktemp("hybrid"))
 
 
 def random_tokens(seed: int, count: int) -> list[int]:
@@ -51,9 +52,10 @@ def random_tokens(seed: int, count: int) -> list[int]:
 def test_states_are_a_group_of_pages(path: Path) -> None:
     """Beside the layers with attention, recurrent layers' states are a group whose blocks keep checkpoints."""
     groups = _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 22).info()["kv_groups"]
-    assert [kind for kind, _, _ in groups] == ["full", "state"]
-    (_, _, of_keys), (_, every, of_states) = groups
-    assert every == -(-2 * of_states // of_keys)
+    windows = ["window"] if path.stem == "lfm3" else []
+    assert [kind for kind, _, _ in groups] == [*windows, "full", "state"]
+    *of_keys, (_, every, of_states) = groups
+    assert every == -(-2 * of_states // sum(pages for _, _, pages in of_keys))
     assert groups == list(_rust.describe_model(path)["kv_groups"])
 
 

@@ -77,7 +77,11 @@ impl Architecture {
 
     /// Whether a file that lacks norms of queries and keys is damaged.
     pub(crate) fn needs_head_norms(self) -> bool {
-        self.has_delta_nets() || matches!(self, Self::Lfm3 | Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe)
+        self.has_delta_nets()
+            || matches!(
+                self,
+                Self::Lfm3 | Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe
+            )
     }
 
     /// Whether attention and the feed-forward block lie beside each other; `None` where the file says.

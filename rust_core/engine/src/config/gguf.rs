@@ -222,7 +222,8 @@ impl ModelConfig {
             rope_base,
             local_rope_base: keys.number_or("rope.freq_base_swa", if has_local_rope { 10_000.0 } else { rope_base })?,
             // OLMo 3's and Mellum's layers with windows see no stretched context.
-            local_rope_scaling: if has_local_rope || matches!(architecture, Architecture::Olmo2 | Architecture::Mellum) {
+            local_rope_scaling: if has_local_rope || matches!(architecture, Architecture::Olmo2 | Architecture::Mellum)
+            {
                 RopeScaling::None
             } else {
                 rope_scaling.clone()

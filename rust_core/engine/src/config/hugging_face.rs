@@ -149,10 +149,12 @@ impl ModelConfig {
         let is_granite = architecture.is_granite();
         let experts = json.experts(name)?;
         let is_gemma4 = architecture == Architecture::Gemma4;
-        let has_local_rope = is_gemma4 || matches!(
-            architecture,
-            Architecture::Gemma3 | Architecture::Lfm3 | Architecture::Mellum
-        ) || name == "olmo3";
+        let has_local_rope = is_gemma4
+            || matches!(
+                architecture,
+                Architecture::Gemma3 | Architecture::Lfm3 | Architecture::Mellum
+            )
+            || name == "olmo3";
         let is_gemma = architecture.is_gemma();
         let hidden_size = json.size("hidden_size")?;
         let num_heads = json.size("num_attention_heads")?;
@@ -162,7 +164,9 @@ impl ModelConfig {
             _ if is_gemma || architecture.has_delta_nets() => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
             Architecture::GptOss => GPT_OSS_HEAD_DIM,
-            Architecture::SeedOss | Architecture::Llama4 | Architecture::Afmoe | Architecture::Lfm3 => SEED_OSS_HEAD_DIM,
+            Architecture::SeedOss | Architecture::Llama4 | Architecture::Afmoe | Architecture::Lfm3 => {
+                SEED_OSS_HEAD_DIM
+            }
             _ => hidden_size / num_heads.max(1),
         };
         let head_dim = match &latent {

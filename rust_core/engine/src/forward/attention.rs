@@ -194,7 +194,12 @@ impl Part<'_> {
             let gates = unsafe { space.gate.shared_row(row) };
             let columns = heads.columns();
             if config.architecture.are_gates_of_heads() {
-                gate_heads(isa, heads.row(row), config.head_dim, &gates[columns.start / config.head_dim..]);
+                gate_heads(
+                    isa,
+                    heads.row(row),
+                    config.head_dim,
+                    &gates[columns.start / config.head_dim..],
+                );
             } else {
                 elementwise::sigmoid_mul(isa, heads.row(row), &gates[columns]);
             }

@@ -7,7 +7,9 @@ mod mtp;
 use std::ops::Range;
 
 use self::families::family_part;
-use self::hybrid::{bamba_part, gate_up_rows, gguf_part_of, granite_part, lfm2_part, lfm3_part, mamba_rows, nemotron_part};
+use self::hybrid::{
+    bamba_part, gate_up_rows, gguf_part_of, granite_part, lfm2_part, lfm3_part, mamba_rows, nemotron_part,
+};
 use crate::config::{Architecture, ModelConfig, Rating, invalid};
 use crate::quantised::{Matrices, Matrix};
 use crate::weights::{ModelFile, ModelFileError, TensorView};

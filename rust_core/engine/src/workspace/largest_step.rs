@@ -1,8 +1,6 @@
 //! What the largest step takes: by allocating its buffers, or from a model's shape alone.
 
-use super::{
-    SCORED_ROWS, Workspace, beside_sizes, num_rope_tables, own_tile_len, separate_size, waiting_kv_size,
-};
+use super::{SCORED_ROWS, Workspace, beside_sizes, num_rope_tables, own_tile_len, separate_size, waiting_kv_size};
 use crate::config::ModelConfig;
 use crate::forward::{
     FEW_ROWS, latent_sizes, mixed_size, most_piece_state, most_slots, most_split_rows, mtp_sizes, num_delta_rows,

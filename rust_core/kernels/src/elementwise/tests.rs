@@ -66,12 +66,24 @@ fn gated_activations_equal_their_formulas() {
     let up: Vec<f32> = gate.iter().rev().copied().collect();
     let mut clamped = up.clone();
     clamped_swiglu(Isa::best(), &mut clamped, &gate, 1.702, 7.0);
+    let mut bent = gate.clone();
+    xielu(Isa::best(), &mut bent, 0.8, 1.1, 0.5, -1e-6);
     silu_mul(Isa::best(), &mut silu, &gate);
     gelu_tanh_mul(Isa::best(), &mut gelu, &gate);
     for (i, x) in gate.iter().map(|x| f64::from(*x)).enumerate() {
         let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
         for (got, expected) in [
             (silu[i], x / (1.0 + (-x).exp())),
+            (bent[i], {
+                let [above, below] = [0.8_f32, 1.1].map(f64::from);
+                let least = x.min(f64::from(-1e-6_f32));
+                let curve = if x > 0.0 {
+                    above * x * x
+                } else {
+                    below * (least.exp_m1() - x)
+                };
+                curve + 0.5 * x
+            }),
             (gelu[i], x / 2.0 * (1.0 + inner.tanh())),
             (clamped[i], {
                 let (alpha, x) = (f64::from(1.702_f32), x.min(7.0));
@@ -506,6 +518,7 @@ proptest! {
             in_place(&|row| silu_mul(isa, row, &y));
             in_place(&|row| gelu_tanh_mul(isa, row, &y));
             in_place(&|row| clamped_swiglu(isa, row, &y, 1.702, 0.5));
+            in_place(&|row| xielu(isa, row, 0.8, 1.1, 0.5, -0.1));
             in_place(&|row| mul(isa, row, &y));
             in_place(&|row| add(isa, row, &y));
             in_place(&|row| scale(isa, row, 0.3));

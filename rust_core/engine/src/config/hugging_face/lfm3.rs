@@ -86,7 +86,11 @@ impl JsonConfig<'_> {
     }
 
     fn lfm3_layers(&self, kind: Kind, num_layers: usize) -> Result<Vec<bool>, ModelFileError> {
-        Ok(self.lfm3_kinds(num_layers)?.into_iter().map(|own| own == kind).collect())
+        Ok(self
+            .lfm3_kinds(num_layers)?
+            .into_iter()
+            .map(|own| own == kind)
+            .collect())
     }
 
     /// Base and scaling of layers that see everything.
