@@ -61,6 +61,7 @@ LAYER: dict[str, Shapes] = {
     "phi2": {**_JOINED, **_BARE},
     "gptneox": {**_JOINED, **_NORM, **_BARE},
     "command-r": {**_ATTENTION, **_BARE, "ffn_gate.weight": (HIDDEN, FFN)},
+    "apertus": {**_ATTENTION, **_NORM, **_BARE},
 }
 _EXPERTS: dict[str, object] = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FFN}
 _ROTARY: dict[str, object] = {"rope__dimension_count": 16}
@@ -73,7 +74,10 @@ _KEYS: dict[str, dict[str, object]] = {
     "phi2": _ROTARY,
     "gptneox": _ROTARY,
     "command-r": {"logit_scale": 0.5},
+    "apertus": {"attention__layer_norm_rms_epsilon": 1e-5},
 }
+CURVES = {f"xielu.{name}": [value] * LAYERS for name, value in (("alpha_p", 0.2), ("alpha_n", -0.9), ("beta", 0.5))}
+CURVES |= {"xielu.eps": [-1e-6] * LAYERS}
 
 
 def tensors(family: str) -> Shapes:
@@ -94,6 +98,7 @@ def write(path: Path, family: str, shapes: Shapes, **changes: object) -> Path:
         "embedding_length": HIDDEN,
         "feed_forward_length": FFN,
     }
+    curves = {key: changes.pop(key, value) for key, value in (CURVES if family == "apertus" else {}).items()}
     told = {f"{family}__{key}": value for key, value in {**keys, **sizes, **_KEYS[family], **changes}.items()}
     rng = random.Random(3)
     values: dict[str, Any] = {}
@@ -102,7 +107,8 @@ def write(path: Path, family: str, shapes: Shapes, **changes: object) -> Path:
         for size in dims:
             count *= size
         values[name] = (dims, array("f", (rng.uniform(-0.2, 0.2) for _ in range(count))))
-    return write_gguf(path, metadata(family, **told), values)
+    told_whole = {key: value for key, value in curves.items() if value is not None}
+    return write_gguf(path, metadata(family, **told) | told_whole, values)
 
 
 def said_of(path: Path) -> str:
@@ -112,6 +118,29 @@ def said_of(path: Path) -> str:
     text = str(caught.value)
     assert "\n" not in text
     return text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("xielu.alpha_n", None, "xielu.alpha_n"),
+        ("xielu.beta", [0.5], "'xielu.beta' has 1 values; expected 2, one for each layer"),
+        ("xielu.alpha_p", [0.2, math.inf], "the curve of layer 1's activation has numbers that are not finite"),
+        ("xielu.eps", "no number", "xielu.eps"),
+    ],
+)
+def test_a_curve_that_is_not_whole_is_refused(key: str, value: object, expected: str, tmp_path: Path) -> None:
+    """Of Apertus's activation in a GGUF file: a number that is missing, of one layer alone, infinite, or none."""
+    assert expected in said_of(write(tmp_path / "m.gguf", "apertus", tensors("apertus"), **{key: value}))
+
+
+def test_a_curve_may_be_one_for_all_layers(tmp_path: Path) -> None:
+    """A single number stands for each layer's, as llama.cpp reads it."""
+    each = engine_logits(write(tmp_path / "each.gguf", "apertus", tensors("apertus")), TOKENS)
+    one = write(tmp_path / "one.gguf", "apertus", tensors("apertus"), **{"xielu.alpha_p": 0.2, "xielu.beta": 0.5})
+    assert engine_logits(one, TOKENS) == each
+    other = write(tmp_path / "other.gguf", "apertus", tensors("apertus"), **{"xielu.alpha_p": 0.3})
+    assert engine_logits(other, TOKENS) != each
 
 
 @pytest.mark.parametrize("family", LAYER)

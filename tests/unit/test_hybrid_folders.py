@@ -69,6 +69,7 @@ _LLAMA4 = {
 }
 
 
+_LFM3 = {**_COMMON, "model_type": "lfm3", "layer_types": ["conv", "sliding_attention"], "head_dim": 32}
 _QWEN35 = {
     **_COMMON,
     "model_type": "qwen3_5_text",
@@ -235,3 +236,24 @@ def test_lfm2_folders_with_experts_are_refused_by_name(
 ) -> None:
     """A router that is not implemented, more experts than there are, and tensors that are not there."""
     assert expected in said_of(tmp_path, {**_LFM2, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.0.conv.in_proj.weight"),
+        (
+            {"layer_types": ["conv", "full"]},
+            "'layer_types' must have conv, sliding_attention or full_attention for each",
+        ),
+        ({"layer_types": ["conv"]}, "'layer_types' must have conv, sliding_attention or full_attention for each of 2"),
+        ({"layer_types": ["conv", "conv"]}, "2 of 2 layers are recurrent; expected at least one with attention"),
+        ({"sliding_window": 0}, "the window of some layers is 0 positions wide"),
+        ({"use_attention_gate": False}, "'use_attention_gate' is not implemented"),
+        ({"use_sandwich_norm": False}, "'use_sandwich_norm' is not implemented"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}}, "rope scaling 'yarn'"),
+    ],
+)
+def test_lfm3_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Kinds of layers that are not there, or not of all; heads without gates, blocks without norms after them."""
+    assert expected in said_of(tmp_path, _LFM3 | changes)
