@@ -50,7 +50,8 @@ def list_models(config: Config = None, as_json: AsJson = False) -> None:
             | _capabilities(source.task)
             for name, source in absent.items()
         ]
-        typer.echo(json.dumps({"folder": str(store.folder), "models": rows, "known": known}))
+        begun = [{"name": name, "size_bytes": size} for name, size in store.begun().items()]
+        typer.echo(json.dumps({"folder": str(store.folder), "models": rows, "known": known, "begun": begun}))
         return
     lines = [
         (model.manifest.name, format_bytes(model.size_bytes), model.manifest.licence, str(model.path)) for model in here
@@ -58,6 +59,10 @@ def list_models(config: Config = None, as_json: AsJson = False) -> None:
     lines += [
         (name, format_bytes(source.size_bytes), source.licence, f"not here; pyagent models pull {name}")
         for name, source in absent.items()
+    ]
+    lines += [
+        (name, format_bytes(size), "begun", f"pyagent models pull {name} goes on, pyagent models rm {name} deletes it")
+        for name, size in store.begun().items()
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -200,9 +205,9 @@ def _capabilities(task: ModelTask | None) -> dict[str, list[str]]:
 
 @app.command("rm")
 def remove(name: str, config: Config = None) -> None:
-    """Delete a model from the store."""
-    removed = _store(config).remove(name)
-    typer.echo(f"deleted {name}: {format_bytes(removed.size_bytes)} are free again")
+    """Delete a model from the store, or what a fetch of it that broke off left."""
+    num_bytes = _store(config).remove(name)
+    typer.echo(f"deleted {name}: {format_bytes(num_bytes)} are free again")
 
 
 def _store(config: Path | None, watch: Watcher | None = None) -> ModelStore:
