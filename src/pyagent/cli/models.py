@@ -151,7 +151,7 @@ def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: 
         ("architecture", f"{about.architecture}, {about.num_layers} layers; an encoder: it {does} and answers nothing"),
         *gives,
         ("quantisation", about.quantization),
-        ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
+        ("parameters", _counted(about.num_parameters)),
         ("vocabulary", f"{about.vocab_size:,} tokens"),
         ("memory", format_bytes(memory)),
         ("licence", about.licence),
@@ -175,7 +175,7 @@ def _show_assistant(name: str, path: Path, about: AssistantDescription, *, as_js
             f"a Gemma 4 of hidden size {about.backbone_size:,}, where it is named: engine.speculative.model",
         ),
         ("quantisation", about.quantization),
-        ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
+        ("parameters", _counted(about.num_parameters)),
         ("vocabulary", f"{about.vocab_size:,} tokens{part}"),
         ("memory", f"{format_bytes(about.weight_bytes)}, and no KV"),
         ("licence", about.licence),
@@ -194,6 +194,10 @@ def _what_it_gives(about: EncoderDescription) -> tuple[str, list[tuple[str, str]
         return "ranks documents", [("ranks", f"a query and a document {texts} together")]
     shown = ", ".join(printable(label) for label in about.labels[:8]) + (", ..." if len(about.labels) > 8 else "")
     return "classifies texts", [("classifies", f"texts {texts}"), ("labels", f"{len(about.labels)}: {shown}")]
+
+
+def _counted(number: int) -> str:
+    return f"{number / 1e6:,.0f} million" if number >= 1_000_000 else f"{number:,}"
 
 
 _CAPABILITIES = {"embed": "embeddings", "rank": "rerank", "classify": "classify"}
@@ -291,7 +295,7 @@ def _card(
     return [
         ("architecture", f"{about.architecture}, {about.num_layers} layers{head}"),
         ("quantisation", about.quantization),
-        ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
+        ("parameters", _counted(about.num_parameters)),
         ("vocabulary", f"{about.vocab_size:,} tokens"),
         ("context", f"{about.context_length:,} tokens"),
         ("memory", "; ".join([*needs, f"{about.kv_bytes_per_token:,} bytes of KV a token"])),
