@@ -8,9 +8,12 @@ import signal
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from support.command_line import pyagent, server_started, started
 from support.waiting import wait_until
+
+from pyagent.cli.bench import Round, drafts_line
 
 
 def _wait_until_found(env: dict[str, str], count: int) -> None:
@@ -75,3 +78,18 @@ def test_bench_measures_prefill_and_decode(as_json: bool, environment: dict[str,
     rounds = json.loads(done.stdout)
     assert len(rounds) == 2
     assert all(each["prompt_tokens"] > 20 and each["prefill_tokens_per_second"] > 0 for each in rounds)
+    assert all(0 <= each["accepted_tokens"] <= each["draft_tokens"] for each in rounds)
+
+
+def test_bench_tells_what_drafts_gave() -> None:
+    """Tokens that took no step of their own, of all rounds; no line where none was proposed."""
+
+    def measured(drafts: int, right: int) -> Round:
+        rates = {"prefill_tokens_per_second": 1.0, "decode_tokens_per_second": None, "ttft_seconds": 0.1}
+        counts = {"prompt_tokens": 9, "output_tokens": 1_000, "draft_tokens": drafts, "accepted_tokens": right}
+        return msgspec.convert({"backend": "native:m", **rates, **counts}, Round)
+
+    assert (
+        drafts_line([measured(900, 400), measured(300, 100)]) == "drafts   500 of 1,200 accepted, 25% of the tokens\n"
+    )
+    assert drafts_line([measured(0, 0)]) == ""

@@ -12,7 +12,7 @@ from support.tiny_encoder import write_encoder
 from support.tiny_model import vocabulary, write_tiny_model
 
 from pyagent.core.config import load_settings
-from pyagent.infrastructure.engine.plugin import draft_faults
+from pyagent.infrastructure.engine.setting_faults import draft_faults, unknown_models
 
 
 def drafted_by(draft: object, environment: dict[str, str]) -> dict[str, str]:
@@ -49,16 +49,23 @@ def test_a_server_answers_without_its_draft_model(
 def test_what_can_be_known_is_said_at_the_start(
     tmp_path: Path, tiny_model_path: Path, environment: dict[str, str]
 ) -> None:
-    """No such file: one line as the server starts, which takes requests; and one of `pyagent doctor`."""
-    env = drafted_by(tmp_path / "missing.gguf", environment)
-    process, url = server_started("--model", str(tiny_model_path), env=env)
+    """No such file, no such model to draft for: a line each as the server starts, and one of `pyagent doctor`."""
+    config = tmp_path / "pyagent.toml"
+    drafts = f'{{ "{tiny_model_path}" = "missing.gguf", "smolm2:135m" = "smollm2:135m" }}'
+    speculative = f'speculative = {{ method = "draft_model", model = {drafts} }}'
+    config.write_text(f'[engine]\nmodels = ["{tiny_model_path}"]\n{speculative}\n')
+    process, url = server_started("--config", str(config), env=environment)
     assert httpx.get(f"{url}/ready", timeout=60).status_code == 200
     process.terminate()
     _, errors = process.communicate(timeout=60)
-    (line,) = [line for line in errors.splitlines() if "answers go on without a draft model" in line]
+    (line,) = [line for line in errors.splitlines() if "without a draft model" in line]
     assert re.search(r"engine\.speculative\.model: .*missing\.gguf does not exist", line)
-    found = pyagent("doctor", "--model", str(tiny_model_path), env=env)
-    assert "correct engine.speculative.model" in found.stdout
+    told = "engine.speculative.model: there is no model 'smolm2:135m'; did you mean 'smollm2:135m'?"
+    (line,) = [line for line in errors.splitlines() if "there is no model" in line]
+    assert f"{told}; what is set for it is not used" in line
+    found = pyagent("doctor", "--config", str(config), env=environment).stdout
+    assert "correct engine.speculative.model" in found
+    assert told in found
 
 
 def test_names_and_files_that_are_wrong_are_known_before_loading(tmp_path: Path, tiny_model_path: Path) -> None:
@@ -96,3 +103,25 @@ def test_a_model_file_that_is_not_there_is_said_at_the_start(tmp_path: Path, env
     process.terminate()
     process.communicate(timeout=60)
     assert re.search(r"native:absent cannot answer: model file .*absent\.gguf does not exist; give the path", line)
+
+
+def test_keys_of_tables_by_model_may_be_any_way_to_name_one(tmp_path: Path, tiny_model_path: Path) -> None:
+    """Names of the store, of files that are served, their paths, other files and repositories; nothing else."""
+    path = str(tiny_model_path)
+
+    def unknown(**tables: object) -> list[str]:
+        chosen = {"engine.models": [path], "paths.models": str(tmp_path), "engine.speculative.method": "draft_model"}
+        chosen |= {f"engine.{table.replace('__', '.')}": value for table, value in tables.items()}
+        return unknown_models(load_settings(overrides=chosen).settings)
+
+    other = tmp_path / "other.gguf"
+    other.write_bytes(tiny_model_path.read_bytes())
+    good = ["smollm2:135m", tiny_model_path.stem, path, "other", str(other), "hf:owner/name"]
+    assert unknown(speculative__model=dict.fromkeys(good, path), chat_templates=dict.fromkeys(good, "chatml")) == []
+    assert unknown(speculative__model=path, adapters={"pirate": path, f"{path}:poet": path}) == []
+    assert unknown(adapters={"othr:poet": path, "othr:pirate": path, "poet": path}) == [
+        "engine.adapters: there is no model 'othr'; did you mean 'other'?"
+    ]
+    (fault,) = unknown(chat_templates={str(tmp_path / "gone.gguf"): "chatml"})
+    assert "gone.gguf'; " in fault
+    assert unknown(speculative__method="suffix", speculative__model={"x": path}) == []

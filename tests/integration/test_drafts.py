@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -216,6 +217,15 @@ def test_prediction_over_http_is_counted(smollm2_path: Path, process: bool) -> N
             metrics = (await http.get("/metrics")).text
             accepted = next(line for line in metrics.splitlines() if line.startswith(f"{PREFIX}_accepted_tokens_total"))
             assert float(accepted.split()[-1]) >= details["accepted_prediction_tokens"]
+            told = re.findall(
+                rf'^{PREFIX}_accepted_tokens_per_source_total{{.*source="(.*)"}} (.*)$', metrics, re.MULTILINE
+            )
+            assert float(dict(told)["predicted"]) > 10
+            assert sum(float(number) for _, number in told) == float(accepted.split()[-1])
+            for seconds in ("verify_seconds_total", "saved_seconds"):
+                assert float(
+                    re.findall(rf"^pyagent_engine_spec_decode_{seconds}{{.*}} (.*)$", metrics, re.MULTILINE)[0]
+                )
             assert 'account="drafts:' in metrics
             for wrong in (
                 "text",

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,7 @@ import pytest
 from support.tiny_model import split_tiny_model, write_tiny_model
 
 from pyagent.core.errors import ModelError
+from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.models.describe import describe_model
 from pyagent.infrastructure.models.store import ModelStore
 
@@ -38,6 +40,9 @@ class Hub:
     files: dict[str, bytes]
     digests: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     paths: list[str] = field(default_factory=list[str])
+    broken: set[str] = field(default_factory=set[str])
+    slow: set[str] = field(default_factory=set[str])
+    refusal: tuple[int, str] | None = None
     url: str = ""
 
     def entry(self, name: str) -> dict[str, object]:
@@ -52,7 +57,8 @@ class Hub:
 
     def info(self) -> bytes:
         siblings = [self.entry(name) for name in self.files]
-        return json.dumps({"id": REPOSITORY, "modelId": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode()
+        told = {"id": REPOSITORY, "modelId": REPOSITORY, "sha": COMMIT, "cardData": {"license": "apache-2.0"}}
+        return json.dumps({**told, "siblings": siblings}).encode()
 
     def tree(self) -> bytes:
         entries = [{"type": "file", "path": name, "oid": "0", "size": len(data)} for name, data in self.files.items()]
@@ -65,20 +71,28 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             path = self.path.partition("?")[0]
             hub.paths.append(path)
             status, body = 404, b"{}"
-            if re.fullmatch(rf"/api/models/{REPOSITORY}/tree/.+", path):
+            if hub.refusal is not None:
+                status = hub.refusal[0]
+            elif re.fullmatch(rf"/api/models/{REPOSITORY}/tree/.+", path):
                 status, body = 200, hub.tree()
             elif path.startswith(f"/api/models/{REPOSITORY}"):
                 status, body = 200, hub.info()
             elif path.startswith(start := f"/{REPOSITORY}/resolve/{COMMIT}/") and path.removeprefix(start) in hub.files:
-                status, body = 200, hub.files[path.removeprefix(start)]
+                name = path.removeprefix(start)
+                status, body = (404, b"") if name in hub.broken else (200, hub.files[name])
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Content-Type", "application/json" if path.startswith("/api") else "binary/octet-stream")
             self.send_header("X-Repo-Commit", COMMIT)
+            if hub.refusal is not None:
+                self.send_header("X-Error-Code", hub.refusal[1])
             self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                self.wfile.write(body[: len(body) // 2])
+                if path.rpartition("/")[2] in hub.slow:
+                    time.sleep(0.6)
+                self.wfile.write(body[len(body) // 2 :])
 
         do_HEAD = do_GET
 
@@ -105,6 +119,11 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 def pull(hub: Hub, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     """`pyagent models pull NAME`, with this hub and a store of its own."""
+    return models(hub, folder, "pull", name)
+
+
+def models(hub: Hub, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`pyagent models ...`, likewise."""
     own = {name: value for name, value in os.environ.items() if name in {"PATH", "PYTHONPATH"}}
     places = {name: str(folder / name.lower()) for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME")}
     return subprocess.run(
@@ -113,8 +132,7 @@ def pull(hub: Hub, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
             "-c",
             "import sys; from pyagent.cli.main import main; sys.exit(main())",
             "models",
-            "pull",
-            name,
+            *arguments,
         ],
         env=own
         | places
@@ -219,4 +237,83 @@ def test_name_that_is_no_repository_is_refused_unasked(hub: Hub, tmp_path: Path,
     assert done.returncode == 1
     assert "expected hf:OWNER/NAME" in done.stderr
     assert hub.paths == []
+    assert stored(tmp_path) == []
+
+
+def test_folder_of_the_hub_has_its_weights_once_and_its_vocabulary(hub: Hub, tmp_path: Path) -> None:
+    """What lies there for other programs stays there; size and licence are told, and the bar is ours alone."""
+    shards = {f"model-0000{place}-of-00002.safetensors": b"weights" * 9_000 * place for place in (1, 2)}
+    told = {"weight_map": {str(place): name for place, name in enumerate(shards)}}
+    hub.files = {**shards, "config.json": b"{}", "model.safetensors.index.json": json.dumps(told).encode()}
+    hub.files |= {"tokenizer.model": b"pieces", "1_Pooling/config.json": b"{}", "chat_template.jinja": b""}
+    hub.slow = {"model-00001-of-00002.safetensors"}
+    wanted, size = set(hub.files), sum(map(len, hub.files.values()))
+    hub.files |= {"consolidated.safetensors": b"again" * 999, "original/model.safetensors": b"again" * 999}
+    hub.files |= {"onnx/config.json": b"{}", "metal/model.bin": b"x"}
+    done = pull(hub, tmp_path, "hf:owner/tiny")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"fetching hf:owner/tiny, {format_bytes(size)}, from Hugging Face into ")
+    assert re.search(rf"^hf:owner/tiny: [\d.]+ kB of {format_bytes(size)}$", done.stderr, re.MULTILINE)
+    assert "%|" not in done.stderr
+    (model,) = ModelStore(tmp_path / "models").list()
+    assert set(model.manifest.files) == wanted
+    assert model.manifest.licence == "apache-2.0"
+    assert not [path for path in hub.paths if "resolve" in path and path.partition(COMMIT)[2][1:] not in wanted]
+
+
+def test_fetch_that_broke_off_goes_on_with_the_files_that_are_whole(hub: Hub, tmp_path: Path) -> None:
+    """What came whole stays, is listed as begun, and is not fetched again, unless the hub has another file since."""
+    hub.broken = {"model.safetensors"}
+    first = pull(hub, tmp_path, "hf:owner/tiny")
+    assert first.returncode == 1
+    assert "hf:owner/tiny cannot be fetched from Hugging Face" in first.stderr
+    assert "config.json" in {file.name for file in (tmp_path / "models").rglob("*")}
+    listed = models(hub, tmp_path, "list")
+    assert re.search(r"hf:owner/tiny +[\d,]+ bytes +begun +pyagent models pull hf:owner/tiny goes on", listed.stdout)
+    (tmp_path / "models" / ".partial-hf%3aowner%2ftiny" / "stray.safetensors").write_bytes(b"of another commit")
+    hub.broken, hub.paths = set(), []
+    assert pull(hub, tmp_path, "hf:owner/tiny").returncode == 0
+    fetched = [path for path in hub.paths if "/resolve/" in path]
+    assert {path.rpartition("/")[2] for path in fetched} == {"model.safetensors"}
+    store = ModelStore(tmp_path / "models")
+    store.check("hf:owner/tiny")
+    assert sorted(file.name for file in store.list()[0].path.iterdir()) == [
+        "config.json",
+        "model.json",
+        "model.safetensors",
+    ]
+    assert store.begun() == {}
+
+
+def test_what_a_fetch_left_can_be_deleted(tmp_path: Path) -> None:
+    """`models rm` takes what has begun as well as what is whole."""
+    store = ModelStore(tmp_path)
+    begun = tmp_path / ".partial-hf%3aowner%2ftiny"
+    begun.mkdir()
+    (begun / "config.json").write_bytes(b"{}")
+    assert store.begun() == {"hf:owner/tiny": 2}
+    assert store.list() == []
+    assert store.remove("hf:owner/tiny") == 2
+    assert not begun.exists()
+    with pytest.raises(ModelError, match="is not in the store"):
+        store.remove("hf:owner/tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal", "told"),
+    [
+        ("hf:owner/tiny/TINY.gguf", None, "there is no TINY.gguf in the repository; did you mean tiny.gguf?"),
+        ("hf:owner/tiny", (404, "RepoNotFound"), "there is no repository owner/tiny, or it is private"),
+        ("hf:owner/tiny", (403, "GatedRepo"), "owner/tiny is gated; accept its terms on its page"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_a_line(
+    hub: Hub, tmp_path: Path, name: str, refusal: tuple[int, str] | None, told: str
+) -> None:
+    """A file that is not there, no such repository, one whose terms are to be accepted: each with what to do."""
+    hub.refusal = refusal
+    done = pull(hub, tmp_path, name)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert told in line
     assert stored(tmp_path) == []

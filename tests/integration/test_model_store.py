@@ -167,7 +167,7 @@ def test_remove_deletes_and_names_what_is_there(store: ModelStore) -> None:
     stored = store.pull("tiny:1")
     with pytest.raises(ModelError, match="tiny:2 is not in the store; there are: tiny:1"):
         store.remove("tiny:2")
-    assert store.remove("tiny:1") == stored
+    assert store.remove("tiny:1") == stored.size_bytes
     assert store.list() == []
     assert entries(store) == []
 

@@ -89,6 +89,7 @@ def test_show_reads_a_files_card(environment: dict[str, str], tmp_path: Path) ->
     assert lines["licence"] == "apache-2.0"
     value = json.loads(models(environment, "show", str(path), "--json").out)
     assert value["quantization"] == "F32"
+    assert lines["parameters"] == f"{value['num_parameters']:,}" == "103,360"
     assert lines["fits"].startswith("yes, ")
     assert value["fits"].keys() == {"bf16", "f16", "int8"}
     assert value["memory_bytes"] == {"512": value["weight_bytes"] + 512 * value["kv_bytes_per_token"]}

@@ -18,6 +18,7 @@ from pyagent.infrastructure.engine.drafts.step_seconds import Balance, StepSecon
 from pyagent.infrastructure.engine.drafts.texts import SharedTexts, TextMemory
 from pyagent.infrastructure.engine.request import Request
 from pyagent.infrastructure.engine.scheduler.step_plan import Plan
+from pyagent.infrastructure.engine.stats import DraftCounts
 
 Machine = Callable[[int], float]
 
@@ -47,8 +48,14 @@ def copies(count: int) -> list[int]:
     return (page * (count // 200 + 1))[:count]
 
 
-def gain(texts: Sequence[list[int]], machine: Machine, jitter: float = 0.0, num_prompt: int = 50) -> float:
-    """How much quicker answers that write these texts together are with drafts than without."""
+def gain(
+    texts: Sequence[list[int]],
+    machine: Machine,
+    jitter: float = 0.0,
+    num_prompt: int = 50,
+    tell: Callable[[DraftCounts, float], None] = lambda counts, saved: None,
+) -> float:
+    """How much quicker answers that write these texts together are with drafts than without; tells what was counted."""
     requests = [request_for(text[:num_prompt], len(text) - num_prompt, number) for number, text in enumerate(texts)]
     speculation = Speculation(DraftOptions(), 64, lambda _, count: count)
     draw = random.Random(9)
@@ -77,6 +84,7 @@ def gain(texts: Sequence[list[int]], machine: Machine, jitter: float = 0.0, num_
         spent += seconds / (1 + jitter / 2)
         speculation.note(plan, output, seconds)
         running = {one: text for one, text in running.items() if len(one.tokens) < len(text)}
+    tell(speculation.counts, plain - spent)
     return plain / spent
 
 
@@ -99,6 +107,24 @@ def test_text_that_repeats_is_quicker() -> None:
     assert gain([copies(900), noise(900), copies(700)], reading_bound) > 1.2
     assert gain([copies(1_500)], compute_bound) > 0.98
     assert 2 < gain([copies(1_500)], odd) < 4.1
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "least"),
+    [(copies(1_500), reading_bound, 5.0), (noise(1_500), odd, -0.2)],
+    ids=["copy", "noise"],
+)
+def test_what_drafts_save_is_counted(text: list[int], machine: Machine, least: float) -> None:
+    """Seconds saved are those that plain steps would have taken more, gained or lost; tokens are counted by source."""
+
+    def tell(counts: DraftCounts, saved: float) -> None:
+        assert counts.saved_seconds == pytest.approx(saved, abs=1e-9)
+        assert counts.saved_seconds > least
+        assert counts.verify_seconds > 0
+        assert counts.drafted_from == {"own": counts.num_draft_tokens}
+        assert counts.accepted_from == {"own": counts.num_accepted_tokens}
+
+    gain([text], machine, tell=tell)
 
 
 def test_text_that_stops_repeating_keeps_what_was_won() -> None:

@@ -6,6 +6,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,10 @@ _WORDS = (
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, measured by the client. Rates are None where there were too few tokens to measure."""
+    """One request, measured by the client. Rates are None where there were too few tokens to measure.
+
+    Of `draft_tokens`, which speculative decoding proposed and verified, `accepted_tokens` are in the answer.
+    """
 
     backend: str
     prompt_tokens: int
@@ -36,6 +40,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     ttft_seconds: float
     prefill_tokens_per_second: float | None
     decode_tokens_per_second: float | None
+    draft_tokens: int
+    accepted_tokens: int
 
 
 @app.command()
@@ -74,6 +80,17 @@ def bench(
     sys.stdout.write(f"{last.backend}, median of {len(measured)}\n")
     sys.stdout.write(f"prefill  {prefill}  ({last.prompt_tokens:,} tokens, TTFT {ttft:.3f} s)\n")
     sys.stdout.write(f"decode   {decode}  ({last.output_tokens:,} tokens)\n")
+    sys.stdout.write(drafts_line(measured))
+
+
+def drafts_line(measured: Sequence[Round]) -> str:
+    """Return a line of what speculative decoding gave; nothing where it verified no draft."""
+    num_drafts, num_right, num_output = (
+        sum(getattr(each, name) for each in measured) for name in ("draft_tokens", "accepted_tokens", "output_tokens")
+    )
+    if not num_drafts:
+        return ""
+    return f"drafts   {num_right:,} of {num_drafts:,} accepted, {num_right / max(1, num_output):.0%} of the tokens\n"
 
 
 def _rate(rates: list[float | None]) -> str:
@@ -101,6 +118,7 @@ async def _measured(backend: BackendChain, num_words: int, max_tokens: int) -> R
     seconds = (first or time.perf_counter()) - began
     num_prompt = usage.prompt_tokens if usage else 0
     num_output = usage.completion_tokens if usage else 0
+    num_right, num_wrong = (usage.accepted_prediction_tokens, usage.rejected_prediction_tokens) if usage else (0, 0)
     decode = (last - first) if first and last and last > first else None
     return Round(
         backend=name,
@@ -109,4 +127,6 @@ async def _measured(backend: BackendChain, num_words: int, max_tokens: int) -> R
         ttft_seconds=seconds,
         prefill_tokens_per_second=num_prompt / seconds if num_prompt else None,
         decode_tokens_per_second=(num_output - 1) / decode if decode and num_output > 1 else None,
+        draft_tokens=num_right + num_wrong,
+        accepted_tokens=num_right,
     )

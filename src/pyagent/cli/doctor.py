@@ -75,7 +75,7 @@ def doctor(chain: Chain = None, model: Model = None, as_json: AsJson = False, co
     host = _look_at_plugins(report, settings)
     options = _look_at_runners(report, settings, host)
     _look_at_models(report, settings, options)
-    _look_at_draft_model(report, settings)
+    _look_at_named_models(report, settings)
     asyncio.run(_look_at_backends(report, settings, host))
     asyncio.run(_look_at_cluster(report, settings))
     _look_at_runs(report, settings)
@@ -202,11 +202,13 @@ def _look_at_models(report: _Report, settings: Settings, options: EngineOptions 
             report.add("models", name, "not there", is_well=False, advice=f"pyagent models pull {name}")
 
 
-def _look_at_draft_model(report: _Report, settings: Settings) -> None:
-    from pyagent.infrastructure.engine.plugin import draft_faults
+def _look_at_named_models(report: _Report, settings: Settings) -> None:
+    from pyagent.infrastructure.engine.setting_faults import draft_faults, unknown_models
 
     for fault in draft_faults(settings):
         report.add("models", "draft model", fault, is_well=False, advice="correct engine.speculative.model")
+    for fault in unknown_models(settings):
+        report.add("models", "settings", fault, is_well=False, advice="correct the name")
 
 
 def _fault_in_model(store: ModelStore, name: str, path: Path, options: EngineOptions | None) -> PyAgentError | None:

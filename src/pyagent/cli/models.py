@@ -50,7 +50,8 @@ def list_models(config: Config = None, as_json: AsJson = False) -> None:
             | _capabilities(source.task)
             for name, source in absent.items()
         ]
-        typer.echo(json.dumps({"folder": str(store.folder), "models": rows, "known": known}))
+        begun = [{"name": name, "size_bytes": size} for name, size in store.begun().items()]
+        typer.echo(json.dumps({"folder": str(store.folder), "models": rows, "known": known, "begun": begun}))
         return
     lines = [
         (model.manifest.name, format_bytes(model.size_bytes), model.manifest.licence, str(model.path)) for model in here
@@ -58,6 +59,10 @@ def list_models(config: Config = None, as_json: AsJson = False) -> None:
     lines += [
         (name, format_bytes(source.size_bytes), source.licence, f"not here; pyagent models pull {name}")
         for name, source in absent.items()
+    ]
+    lines += [
+        (name, format_bytes(size), "begun", f"pyagent models pull {name} goes on, pyagent models rm {name} deletes it")
+        for name, size in store.begun().items()
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -146,7 +151,7 @@ def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: 
         ("architecture", f"{about.architecture}, {about.num_layers} layers; an encoder: it {does} and answers nothing"),
         *gives,
         ("quantisation", about.quantization),
-        ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
+        ("parameters", _counted(about.num_parameters)),
         ("vocabulary", f"{about.vocab_size:,} tokens"),
         ("memory", format_bytes(memory)),
         ("licence", about.licence),
@@ -170,7 +175,7 @@ def _show_assistant(name: str, path: Path, about: AssistantDescription, *, as_js
             f"a Gemma 4 of hidden size {about.backbone_size:,}, where it is named: engine.speculative.model",
         ),
         ("quantisation", about.quantization),
-        ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
+        ("parameters", _counted(about.num_parameters)),
         ("vocabulary", f"{about.vocab_size:,} tokens{part}"),
         ("memory", f"{format_bytes(about.weight_bytes)}, and no KV"),
         ("licence", about.licence),
@@ -191,6 +196,10 @@ def _what_it_gives(about: EncoderDescription) -> tuple[str, list[tuple[str, str]
     return "classifies texts", [("classifies", f"texts {texts}"), ("labels", f"{len(about.labels)}: {shown}")]
 
 
+def _counted(number: int) -> str:
+    return f"{number / 1e6:,.0f} million" if number >= 1_000_000 else f"{number:,}"
+
+
 _CAPABILITIES = {"embed": "embeddings", "rank": "rerank", "classify": "classify"}
 
 
@@ -200,9 +209,9 @@ def _capabilities(task: ModelTask | None) -> dict[str, list[str]]:
 
 @app.command("rm")
 def remove(name: str, config: Config = None) -> None:
-    """Delete a model from the store."""
-    removed = _store(config).remove(name)
-    typer.echo(f"deleted {name}: {format_bytes(removed.size_bytes)} are free again")
+    """Delete a model from the store, or what a fetch of it that broke off left."""
+    num_bytes = _store(config).remove(name)
+    typer.echo(f"deleted {name}: {format_bytes(num_bytes)} are free again")
 
 
 def _store(config: Path | None, watch: Watcher | None = None) -> ModelStore:
@@ -286,7 +295,7 @@ def _card(
     return [
         ("architecture", f"{about.architecture}, {about.num_layers} layers{head}"),
         ("quantisation", about.quantization),
-        ("parameters", f"{about.num_parameters / 1e6:,.0f} million"),
+        ("parameters", _counted(about.num_parameters)),
         ("vocabulary", f"{about.vocab_size:,} tokens"),
         ("context", f"{about.context_length:,} tokens"),
         ("memory", "; ".join([*needs, f"{about.kv_bytes_per_token:,} bytes of KV a token"])),

@@ -6,7 +6,6 @@ The links of one host share one engine: one ledger, one set of threads, each mod
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,13 +19,13 @@ from pyagent.core.errors import ConfigError
 from pyagent.core.hooks import Parts, hookimpl
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.settings import Settings
-from pyagent.infrastructure.models.names import by_model_name, configured_names, place_of
+from pyagent.infrastructure.engine.setting_faults import draft_faults, missing_adapters, unknown_models
+from pyagent.infrastructure.models.names import by_model_name, configured_names
 
 if TYPE_CHECKING:
     from pyagent.core.dialects.dialect import Dialect
     from pyagent.core.runners.kv_connector import KvConnectorFactory
     from pyagent.core.runners.rank_executor import RankExecutor
-    from pyagent.core.settings.engine_tables import Speculative
     from pyagent.core.tokenizers import TokenizerFactory, TokenizerOptions
     from pyagent.infrastructure.engine.client import EngineClient, LocalEngine
     from pyagent.infrastructure.engine.drafts.options import DraftOptions
@@ -70,9 +69,7 @@ class _Links:
         key = (settings.engine, settings.paths.models)
         if self._shared is not None and self._shared[0] == key and not self._shared[1].is_closed:
             return self._shared[1].share()
-        _warn_of_missing(settings.engine.adapters)
-        for fault in draft_faults(settings):
-            logger.warning("%s; answers go on without a draft model", fault)
+        _warn(settings)
         num_copies = _num_copies(settings)
         engine: LocalEngine | ProcessEngine
         if settings.engine.process or num_copies * settings.engine.num_ranks > 1:
@@ -96,28 +93,14 @@ def _check_adapters(adapters: Mapping[str, str], models: Sequence[str]) -> None:
             raise ConfigError(text, key="engine.adapters")
 
 
-def _warn_of_missing(adapters: Mapping[str, str]) -> None:
-    for name, path in adapters.items():
-        if not os.path.exists(place_of(path)):
-            logger.warning(
-                "engine.adapters: there is nothing at %s; requests for %r are refused until there is", path, name
-            )
-
-
-def draft_faults(settings: Settings) -> list[str]:
-    """Return what can be told of `engine.speculative.model` before anything is loaded: names and files that are wrong.
-
-    Loading tells the rest: whether the vocabularies are the same, and whether there is room.
-    """
-    from pyagent.infrastructure.engine.models.draft_loading import fault_of_draft
-    from pyagent.infrastructure.models.store import ModelStore
-
-    speculative = settings.engine.speculative
-    if speculative.method != "draft_model":
-        return []
-    store = ModelStore.of(settings)
-    drafts = dict.fromkeys(store.named.get(draft, draft) for draft in speculative.model.values())
-    return [fault for draft in drafts if (fault := fault_of_draft(draft, store))]
+def _warn(settings: Settings) -> None:
+    """Log what of the settings leads nowhere."""
+    for fault in missing_adapters(settings):
+        logger.warning("%s", fault)
+    for fault in draft_faults(settings):
+        logger.warning("%s; answers go on without a draft model", fault)
+    for fault in unknown_models(settings):
+        logger.warning("%s; what is set for it is not used", fault)
 
 
 def _num_copies(settings: Settings) -> int:
@@ -234,7 +217,7 @@ def options_of(settings: Settings, parts: Parts) -> EngineOptions:
         logits=pick_logits(engine.logits_processors, parts.logits_processors(), engine.logits_processor_seconds),
         kv_connector=_kv_connector(engine.kv_connector, parts),
         takes_kv_connector=engine.kv_connector == "auto",
-        drafts=_drafts(engine.speculative, configured_names(settings)),
+        drafts=_drafts(settings, configured_names(settings)),
         adapters=_adapters(settings),
     )
 
@@ -243,9 +226,10 @@ def _adapters(settings: Settings) -> dict[str, str]:
     return by_model_name(settings.engine.adapters, configured_names(settings))
 
 
-def _drafts(speculative: Speculative, names: Mapping[str, str]) -> DraftOptions | None:
+def _drafts(settings: Settings, names: Mapping[str, str]) -> DraftOptions | None:
     from pyagent.infrastructure.engine.drafts.options import DraftOptions
 
+    speculative = settings.engine.speculative
     if speculative.method == "off":
         return None
     if speculative.method == "draft_model" and not speculative.model:
@@ -258,6 +242,7 @@ def _drafts(speculative: Speculative, names: Mapping[str, str]) -> DraftOptions 
         most_bytes=speculative.memory,
         uses_mtp=speculative.mtp,
         models={model: names.get(draft, draft) for model, draft in by_model_name(speculative.model, names).items()},
+        faults_told=frozenset(draft_faults(settings)),
     )
 
 

@@ -1,23 +1,33 @@
 """Models of Hugging Face's hub: fetched by `huggingface_hub` with the user's settings, and compared with its checksums.
 
-The hub's API gives each file's digest for one commit; the files are fetched from that commit and hashed. Nothing here
-decides where a model is stored.
+The hub's API gives each file's size and digest for one commit; the files are fetched from that commit and hashed. A
+fetch that broke off goes on with the files that are whole. Nothing here decides where a model is stored.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import importlib.util
 import shutil
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
 from pyagent.core.errors import ModelError
-from pyagent.infrastructure.models.split_files import set_of
+from pyagent.core.one_line import printable
+from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.models.hub_files import INDEX, folder_files, gguf_files, has_weights, other_files
+from pyagent.infrastructure.models.sources import Progress, folder_bytes
 
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _BLOCK_BYTES = 1 << 20
+_LOOK_SECONDS = 0.2
+_MAX_LICENCE_CHARS = 60
+_RECORDS = ".cache"
+"""The folder in which the package keeps what it knows of the files, and those that are not whole."""
 
 
 class _File(Protocol):
@@ -30,6 +40,7 @@ class _File(Protocol):
 class _Info(Protocol):
     sha: str | None
     siblings: Sequence[_File] | None
+    card_data: object
 
 
 class _Hub(Protocol):
@@ -44,13 +55,22 @@ class _Hub(Protocol):
     ) -> str: ...
 
 
-def fetch_from_hub(repository: str, folder: Path, name: str) -> tuple[Path, dict[str, str]]:
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model that was fetched: its file or folder, the SHA-256 of each file by its path, its licence where told."""
+
+    path: Path
+    digests: dict[str, str]
+    licence: str
+
+
+def fetch_from_hub(repository: str, folder: Path, name: str, progress: Progress) -> HubModel:
     """Put a repository's model into `folder`: `owner/name` for safetensors, `owner/name/file.gguf`.
 
-    Of a split GGUF model any file is named, and all are fetched.
+    Of a split GGUF model any file is named, and all are fetched. What is whole in the folder already, of an earlier
+    try, is not fetched again. `progress` is called in a thread of its own.
 
-    Return the model's file or folder, and the SHA-256 of each file by its path in `folder`. Raises `ModelError` when
-    the model cannot be fetched, or a file's digest is not the hub's.
+    Raises `ModelError` when the model cannot be fetched, or a file's digest is not the hub's: then the folder is empty.
     """
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ModelError(
@@ -62,27 +82,128 @@ def fetch_from_hub(repository: str, folder: Path, name: str) -> tuple[Path, dict
     if len(pieces) < 2 or not all(pieces) or ".." in repository.split("/"):
         raise ModelError(f"{name}: expected hf:OWNER/NAME or hf:OWNER/NAME/FILE.gguf", model=name)
     repo_id, file_name = "/".join(pieces[:2]), pieces[2] if len(pieces) == 3 else ""
-    hub = cast("_Hub", huggingface_hub)
     try:
-        info = hub.model_info(repo_id, files_metadata=True)
-        if file_name:
-            for each in _files_of(file_name, [file.rfilename for file in info.siblings or ()]):
-                hub.hf_hub_download(repo_id, each, revision=info.sha, local_dir=folder)
-            path = folder / file_name
-        else:
-            path = Path(hub.snapshot_download(repo_id, revision=info.sha, allow_patterns=_PATTERNS, local_dir=folder))
+        with _without_bars():
+            found = _Repository.look(cast("_Hub", huggingface_hub), repo_id)
+            found.fetch(found.wanted(name, file_name, folder), folder, progress)
+    except ModelError:
+        raise
     except Exception as error:
-        raise ModelError(f"{name} cannot be fetched from Hugging Face: {error}", model=name) from error
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the package's records of the download
-    if not file_name and not any(path.glob("*.safetensors")):
-        raise ModelError(f"{name} has no safetensors files; name a GGUF file of it: {name}/FILE.gguf", model=name)
-    return path, _checked(folder, {file.rfilename: file for file in info.siblings or ()}, name)
+        text = f"{name} cannot be fetched from Hugging Face: {_reason(error, repo_id)}"
+        raise ModelError(text, model=name) from error
+    shutil.rmtree(folder / _RECORDS, ignore_errors=True)
+    return HubModel(folder / file_name, _checked(folder, found.files, name), found.licence)
 
 
-def _files_of(file_name: str, there: Sequence[str]) -> list[str]:
-    """Return the files of a model: of a split one (`NAME-00001-of-00003.gguf`) all that are there."""
-    wanted = set_of(file_name)
-    return [name for name in there if set_of(name) == wanted] if wanted else [file_name]
+def has_whole_files(folder: Path) -> bool:
+    """Whether a fetch that broke off left files here that the next one goes on with."""
+    return any(path.is_file() for path in folder.rglob("*") if path.relative_to(folder).parts[0] != _RECORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    """A repository at one commit: its files, and the licence that its card names."""
+
+    hub: _Hub
+    id: str
+    commit: str | None
+    files: dict[str, _File]
+    licence: str
+
+    @classmethod
+    def look(cls, hub: _Hub, repo_id: str) -> _Repository:
+        info = hub.model_info(repo_id, files_metadata=True)
+        files = {file.rfilename: file for file in info.siblings or ()}
+        return cls(hub, repo_id, info.sha, files, _licence(info))
+
+    def wanted(self, name: str, file_name: str, folder: Path) -> list[str]:
+        """Return the files of a model. Raises `ModelError` where the repository has no such model."""
+        if file_name:
+            if wanted := gguf_files(file_name, self.files):
+                return wanted
+            hint = other_files(file_name, self.files)
+            raise ModelError(f"{name}: there is no {file_name} in the repository; {hint}", model=name)
+        index = None
+        if INDEX in self.files:
+            index = Path(self.hub.hf_hub_download(self.id, INDEX, revision=self.commit, local_dir=folder)).read_bytes()
+        wanted = folder_files(self.files, index)
+        if has_weights(wanted):
+            return wanted
+        hint = f"name a GGUF file of it: {name}/FILE.gguf; {other_files('', self.files)}"
+        raise ModelError(f"{name} has no safetensors files; {hint}", model=name)
+
+    def fetch(self, names: Sequence[str], folder: Path, progress: Progress) -> None:
+        """Fetch what of these files is not whole in the folder. Raises `ModelError` where the disk has no room."""
+        _clear(folder, names)
+        total = sum(self.files[name].size or 0 for name in names)
+        missing, free = total - folder_bytes(folder), shutil.disk_usage(folder).free
+        if missing > free:
+            text = f"{self.id} takes {format_bytes(missing)}, and {format_bytes(free)} are free in {folder.parent}"
+            raise ModelError(f"{text}; make room, or set paths.models to another disk", model=self.id)
+        with _watched(folder, total, progress):
+            patterns = [glob.escape(name) for name in names]
+            self.hub.snapshot_download(self.id, revision=self.commit, allow_patterns=patterns, local_dir=folder)
+
+
+def _clear(folder: Path, wanted: Sequence[str]) -> None:
+    """Delete what a fetch that broke off left and this one does not want: pieces of files, files of another commit."""
+    for path in folder.rglob("*"):
+        relative = path.relative_to(folder)
+        is_wanted = relative.as_posix() in wanted or (relative.parts[0] == _RECORDS and path.suffix != ".incomplete")
+        if path.is_file() and not is_wanted:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def _watched(folder: Path, total: int, progress: Progress) -> Generator[None]:
+    """Tell how many bytes of `total` are in the folder while the block runs."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while True:
+            progress(min(folder_bytes(folder), total), total)
+            if is_over.wait(_LOOK_SECONDS):
+                return
+
+    thread = threading.Thread(target=watch, name="pyagent-fetch-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+    progress(total, total)
+
+
+@contextlib.contextmanager
+def _without_bars() -> Generator[None]:
+    """Have the package draw no bars of its own while the block runs."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    were_disabled = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_disabled:
+            enable_progress_bars()
+
+
+def _reason(error: Exception, repo_id: str) -> str:
+    """Return in one line why a fetch failed."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return f"{repo_id} is gated; accept its terms on its page, and set HF_TOKEN to a token of your account"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"there is no repository {repo_id}, or it is private; check its name, or set HF_TOKEN to a token"
+    return " ".join(str(error).split())
+
+
+def _licence(info: _Info) -> str:
+    """Return what the repository's card says; `unknown` where it says nothing."""
+    told = getattr(info.card_data, "license", None)
+    return printable(told)[:_MAX_LICENCE_CHARS] if isinstance(told, str) and told.strip() else "unknown"
 
 
 def _checked(folder: Path, name_to_file: Mapping[str, _File], name: str) -> dict[str, str]:
@@ -94,6 +215,7 @@ def _checked(folder: Path, name_to_file: Mapping[str, _File], name: str) -> dict
         file = name_to_file.get(relative)
         expected = (file.lfs or {}).get("sha256") or file.blob_id if file is not None else None
         if expected not in {None, digest, blob_id}:
+            shutil.rmtree(folder)
             raise ModelError(
                 f"{relative} of {name} has checksum {digest[:12]}…, expected {str(expected)[:12]}…; it was damaged or "
                 "changed on its way and was thrown away; try again",

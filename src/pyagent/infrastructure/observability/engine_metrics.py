@@ -154,6 +154,7 @@ def _drafts(drafts: Mapping[_Engine, DraftCounts]) -> Iterator[Metric]:
         ),
         ("spec_decode_draft_model_tokens", "Tokens that a draft model wrote, verified or not.", "num_model_tokens"),
         ("spec_decode_draft_model_seconds", "Seconds that a draft model computed for.", "model_seconds"),
+        ("spec_decode_verify_seconds", "Seconds of engine steps that verified draft tokens.", "verify_seconds"),
     ):
         yield _counter(name, text, ("model", "engine"), [(key, getattr(one, field)) for key, one in drafts.items()])
     yield _counter(
@@ -161,6 +162,22 @@ def _drafts(drafts: Mapping[_Engine, DraftCounts]) -> Iterator[Metric]:
         "Draft tokens accepted, by their position in the sequence of drafts, counted from 0.",
         ("model", "engine", "position"),
         [row for key, one in drafts.items() for row in _rows(one.accepted_at, *key)],
+    )
+    for name, text, field in (
+        ("spec_decode_num_draft_tokens_per_source", "Draft tokens verified, by what proposed them.", "drafted_from"),
+        (
+            "spec_decode_num_accepted_tokens_per_source",
+            "Draft tokens accepted, by what proposed them.",
+            "accepted_from",
+        ),
+    ):
+        rows = [row for key, one in drafts.items() for row in _rows(getattr(one, field), *key)]
+        yield _counter(name, text, ("model", "engine", "source"), rows)
+    yield _gauge(
+        "spec_decode_saved_seconds",
+        "Seconds that draft tokens saved, by the measured time of steps without any; below 0 they cost time.",
+        ("model", "engine"),
+        [(key, one.saved_seconds) for key, one in drafts.items()],
     )
 
 

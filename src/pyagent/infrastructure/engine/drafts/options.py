@@ -19,7 +19,7 @@ class DraftOptions:
     A request has `num_speculative_tokens` in a step at most; `prompt_lookup_min` of its last tokens are found again at
     least. The texts take `most_bytes`. A model's own head drafts where it has one, unless `uses_mtp` is False or a
     draft model does. `models` are draft models by the models that they draft for, the one under ""
-    for all others.
+    for all others. `faults_told` is what was wrong with them before any was loaded.
     """
 
     method: DraftMethod = "suffix"
@@ -28,6 +28,7 @@ class DraftOptions:
     most_bytes: int = 32 << 20
     uses_mtp: bool = True
     models: Mapping[str, str] = field(default_factory=dict[str, str])
+    faults_told: frozenset[str] = frozenset()
 
     def of(self, runner: ModelRunner) -> DraftOptions | None:
         """Return them with no more drafts of a request than a runner verifies; None where it verifies none."""

@@ -48,7 +48,7 @@ class RequestDrafts:
     """What is known for a request's drafts: its texts, its record, and what was proposed last.
 
     Without `text` there was no memory for it, or the request has ended: nothing is proposed. Of its drafts
-    `num_drafted` were verified, `num_accepted` of them right.
+    `num_drafted` were verified, `num_accepted` of them right; `source` is where the last ones verified were from.
     """
 
     text: OwnText | None
@@ -56,6 +56,7 @@ class RequestDrafts:
     predicted: tuple[int, ...] = ()
     num_drafted: int = 0
     num_accepted: int = 0
+    source: str = ""
     _expected: list[Proposal] = field(default_factory=list[Proposal], init=False)
     _num_then: int = field(default=0, init=False)
     _num_as_predicted: int = field(default=0, init=False)

@@ -101,7 +101,8 @@ class Speculation:
             after = follow(request, tokens) if request.has_mask else []
             tokens = tokens[: len(after)] if request.has_mask else tokens
             num_drafts = self._reserve(request, len(tokens)) if tokens else 0
-            if num_drafts:
+            if num_drafts and request.drafts is not None and proposal is not None:
+                request.drafts.source = proposal.source
                 yield row, Ahead(tokens[:num_drafts], after[:num_drafts])
 
     def _propose(self, request: Request) -> Proposal | None:
@@ -165,8 +166,8 @@ class Speculation:
         for row, num_drafts in drafts.items():
             num_right = len(output.more.get(row, ()))
             num_accepted += num_right
-            self.counts.note(num_drafts, num_right)
             if (of_request := plan.sampled[row].drafts) is not None:
+                self.counts.note(num_drafts, num_right, of_request.source)
                 of_request.num_drafted += num_drafts
                 of_request.num_accepted += num_right
         self._book(plan.num_decoding, seconds, num_accepted, has_drafts=bool(drafts))
@@ -183,10 +184,11 @@ class Speculation:
             self._balance.note(seconds, plain, num_requests, num_accepted)
         else:
             self._balance.earn(seconds)
+        if has_drafts:
+            self.counts.note_step(seconds, plain * (num_requests + num_accepted) / num_requests)
         if self.model is not None:
             self.model.note(seconds, plain, num_requests, num_accepted)
-            made = self.model.model
-            self.counts.num_model_tokens, self.counts.model_seconds = made.num_tokens, made.busy_seconds
+            self.counts.note_model(self.model.model.num_tokens, self.model.model.busy_seconds)
 
     def end(self, request: Request) -> None:
         """Forget a request's texts; keep its answer for later ones, where it came to its end."""

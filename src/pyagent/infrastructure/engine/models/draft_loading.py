@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,9 +38,13 @@ _HOW = f"name another, or say for which models it drafts: {DRAFT_KEY} = {{MODEL 
 
 @dataclass(slots=True)
 class DraftFault:
-    """Why a model goes on without the draft model that the settings name; no text while nothing stands in the way."""
+    """Why a model goes on without the draft model that the settings name; no text while nothing stands in the way.
+
+    What was `told` as the server started is not warned of again.
+    """
 
     target: str
+    told: Collection[str] = ()
     text: str = ""
 
     @contextlib.contextmanager
@@ -50,7 +54,8 @@ class DraftFault:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, the model itself can answer
             self.text = str(error) or type(error).__name__
-            logger.warning("%s goes on without a draft model: %s", self.target, self.text)
+            level = logging.INFO if self.text in self.told else logging.WARNING
+            logger.log(level, "%s goes on without a draft model: %s", self.target, self.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class ModelPool:
         options, times = self._options.of_model(entry.name), LoadTimes()
         with times.phase("look"):
             factory, needs = options.runner_for(path)
-            draft, fault = None, DraftFault(entry.name)
+            draft, fault = None, DraftFault(entry.name, () if options.drafts is None else options.drafts.faults_told)
             with fault.noted():
                 draft = find_drafter(entry.name, options, self._locate)
         with self._loads:
