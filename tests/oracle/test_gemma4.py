@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from oracle.test_adapters import ALL, adapted, our_logits
-from support.gemma4_models import CONFIGS, gemma4_as_gguf, random_gemma4
+from support.gemma4_models import CONFIGS, gemma4_as_gguf, random_gemma4, scale_weights
 from support.logit_sequences import TOKENS, Sequences, expect_same, reference_logits
 
 from pyagent import _rust
@@ -55,6 +55,50 @@ def test_text_by_a_gemma_4_of_pictures_and_sound_agrees_with_transformers(tmp_pa
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0].numpy()
     assert np.abs(Sequences(tmp_path).logits((0, tokens)) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+_OF_OTHERS = {"vocab_size_per_layer_input", "hidden_size_per_layer_input"}
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_text_by_gemma_4_12b_agrees_with_transformers(is_whole: bool, tmp_path: Path) -> None:
+    """Its configuration has names and defaults of its own: the text part of a whole checkpoint, and saved alone."""
+    import numpy as np
+    import torch
+    from transformers import (
+        Gemma4UnifiedConfig,
+        Gemma4UnifiedForCausalLM,
+        Gemma4UnifiedForConditionalGeneration,
+        Gemma4UnifiedTextConfig,
+    )
+
+    torch.manual_seed(5)
+    text = {key: value for key, value in CONFIGS["31B"].items() if key not in _OF_OTHERS}
+    vision = {"mm_embed_dim": 64, "output_proj_dims": 64, "mm_posemb_size": 8, "patch_size": 4}
+    if is_whole:
+        config = Gemma4UnifiedConfig(text_config=text, vision_config=vision, audio_config=None)
+        model = Gemma4UnifiedForConditionalGeneration(config).eval()
+    else:
+        model = Gemma4UnifiedForCausalLM(Gemma4UnifiedTextConfig(**text)).eval()
+    scale_weights(model)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == ("gemma4_unified" if is_whole else "gemma4_unified_text")
+    tokens = TOKENS[:60]
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    assert np.abs(Sequences(tmp_path).logits((0, tokens)) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_gemma_4_12bs_window_is_wider_where_nothing_is_said(tmp_path: Path) -> None:
+    """The other forms' default is half as wide."""
+    random_gemma4("31B", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["sliding_window"]
+    for name, window in (("gemma4_text", 512), ("gemma4_unified_text", 1024)):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": name}))
+        groups = _rust.describe_model(tmp_path, "f32")["kv_groups"]
+        assert ("window", window) in [kind[:2] for kind in groups]
 
 
 @pytest.mark.parametrize("name", ["31B", "E2B"])

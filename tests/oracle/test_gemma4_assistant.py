@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,17 @@ def test_drafts_agree_with_transformers(form: str, has_clusters: bool, starts: l
             pair = (np.sort(ours), np.sort(theirs)[-64:]) if has_clusters else (ours, theirs)
             assert np.abs(pair[0] - pair[1]).max() < 1e-4, position
         assert found == expected, position
+
+
+def test_gemma_4_12bs_assistant_is_called_otherwise(tmp_path: Path) -> None:
+    """Its names and its text part's: the same drafts."""
+    reference = Assisted("31B", tmp_path)
+    path = tmp_path / "assistant" / "config.json"
+    config = json.loads(path.read_text())
+    config["model_type"] = "gemma4_unified_assistant"
+    config["text_config"]["model_type"] = "gemma4_unified_text"
+    del config["text_config"]["hidden_size_per_layer_input"]
+    path.write_text(json.dumps(config))
+    tokens, drafting = [token % 256 for token in TOKENS], Drafting(tmp_path)
+    drafting.step(tokens[:30])
+    assert drafting.draft(tokens[30])[0] == reference.draft(tokens[:31])[0]

@@ -10,8 +10,8 @@ use super::{Architecture, ModelConfig, invalid};
 use crate::gguf::GgufFile;
 use crate::weights::ModelFileError;
 
-/// What `config.json` and GGUF files call the family.
-const NAME: &str = "gemma4_assistant";
+/// What `config.json` calls the family, and that of Gemma 4 12B; and what GGUF files do.
+const NAMES: [&str; 2] = ["gemma4_assistant", "gemma4_unified_assistant"];
 pub(crate) const GGUF_NAME: &str = "gemma4-assistant";
 /// What is read of it.
 const FIELDS: &str = "model_type text_config backbone_hidden_size use_ordered_embeddings num_centroids \
@@ -44,7 +44,10 @@ pub struct AssistantConfig {
 
 /// Whether a `config.json` is an assistant's.
 pub(crate) fn is_assistant(config: &Map<String, Value>) -> bool {
-    config.get("model_type").and_then(Value::as_str) == Some(NAME)
+    config
+        .get("model_type")
+        .and_then(Value::as_str)
+        .is_some_and(|name| NAMES.contains(&name))
 }
 
 /// Why an assistant is not loaded as a model.

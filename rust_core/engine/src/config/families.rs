@@ -14,7 +14,7 @@ const NEAREST: [(&str, &str); 15] = [
     ("phimoe dbrx grok jetmoe arctic", "llama"),
     ("minicpm4 minicpmv4_6", "minicpm"),
     ("mistral_large4 kimi_linear kimi-linear longcat_flash", "deepseek2"),
-    ("gemma3n gemma4_unified gemma4_unified_text", "gemma4"),
+    ("gemma3n", "gemma4"),
     (
         "deepseek bailingmoe bailingmoe2 bailing_moe bailing_moe_v2 bailing_hybrid",
         "dots1",

@@ -31,9 +31,18 @@ const GLOBAL_SHARE: f64 = 0.25;
 /// What divides a frequency that is not to turn, as in GGUF files.
 const STANDING: f32 = 1e30;
 
+/// Gemma 4 12B, whose pictures and sound have no towers: its name, and its text part's. Its defaults are others.
+const UNIFIED: &str = "gemma4_unified";
+const UNIFIED_TEXT: &str = "gemma4_unified_text";
+const UNIFIED_WINDOW: usize = 1024;
+
 /// The configuration of the text part of a model of pictures and sound; `None` for other models.
 pub(super) fn text_part(config: &Map<String, Value>) -> Result<Option<Map<String, Value>>, ModelFileError> {
-    if config.get("model_type").and_then(Value::as_str) != Some(Architecture::Gemma4.name()) {
+    let name = config.get("model_type").and_then(Value::as_str);
+    if name == Some(UNIFIED_TEXT) {
+        return Ok(Some(of_unified(config.clone())));
+    }
+    if name != Some(UNIFIED) && name != Some(Architecture::Gemma4.name()) {
         return Ok(None);
     }
     let Some(text) = config.get("text_config").and_then(Value::as_object) else {
@@ -44,7 +53,16 @@ pub(super) fn text_part(config: &Map<String, Value>) -> Result<Option<Map<String
     all.retain(|name, _| is_of_text(name));
     all.extend(text.iter().map(|(name, value)| (name.clone(), value.clone())));
     all.insert("model_type".to_owned(), NAME.into());
-    Ok(Some(all))
+    Ok(Some(if name == Some(UNIFIED) { of_unified(all) } else { all }))
+}
+
+/// What Gemma 4 12B leaves out.
+fn of_unified(mut text: Map<String, Value>) -> Map<String, Value> {
+    text.insert("model_type".to_owned(), NAME.into());
+    for (key, value) in [("sliding_window", UNIFIED_WINDOW), ("hidden_size_per_layer_input", 0)] {
+        text.entry(key).or_insert_with(|| value.into());
+    }
+    text
 }
 
 impl JsonConfig<'_> {
