@@ -29,7 +29,7 @@ class Spelled:
 
     def __init__(self, end_ids: Sequence[int]) -> None:
         self.end_ids = frozenset(end_ids)
-        self.vocab_size = 250
+        self.vocab_size, self.suppressed_ids = 250, ()
 
     def words_as_tokens(self, words: Sequence[str]) -> list[list[int]]:
         raise NotImplementedError

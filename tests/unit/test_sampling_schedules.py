@@ -25,6 +25,7 @@ class Words:
     """A vocabulary in which each letter is a token."""
 
     vocab_size = SIZE
+    suppressed_ids = ()
 
     def words_as_tokens(self, words: Any) -> list[list[int]]:
         return [[ord(letter) - ord("a") for letter in word] for word in words]

@@ -21,6 +21,7 @@ _AS_THEY_ARE = (
     *("mirostat", "mirostat_tau", "mirostat_eta", "no_repeat_ngram_size", "dry_base", "dry_allowed_length"),
 )
 _EXCLUDING = ("logit_bias", "no_repeat_ngram_size", "bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids")
+_LEAST_BIAS = -100.0
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty", "penalty_decay")
 
 
@@ -47,6 +48,11 @@ class Vocabulary(Protocol):
     @property
     def vocab_size(self) -> int:
         """Token ids end here."""
+        ...
+
+    @property
+    def suppressed_ids(self) -> Collection[int]:
+        """Tokens that the model is not to write, unless a request says otherwise."""
         ...
 
     def words_as_tokens(self, words: Sequence[str]) -> list[list[int]]:
@@ -88,7 +94,7 @@ def make_sampler(
             **_penalties(params),
             **_schedules(params),
             **(find_tokens(params, vocabulary) if token_lists is None else token_lists),
-            logit_bias=list(params.logit_bias.items()),
+            logit_bias=list(_biases(params, vocabulary).items()),
             seed=seed,
             num_logprobs=0 if params.top_logprobs is None else max(1, params.top_logprobs),
             has_entropy=params.return_entropy,
@@ -98,6 +104,12 @@ def make_sampler(
     if prompt_tokens and sampler.reads_prompt:
         sampler.observe_prompt(prompt_tokens)
     return sampler
+
+
+def _biases(params: SamplingParams, vocabulary: Vocabulary) -> dict[int, float]:
+    """What is added to logits: the least there is to those of suppressed tokens, where the request says nothing."""
+    suppressed = (token for token in vocabulary.suppressed_ids if token < vocabulary.vocab_size)
+    return {**dict.fromkeys(suppressed, _LEAST_BIAS), **params.logit_bias}
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:

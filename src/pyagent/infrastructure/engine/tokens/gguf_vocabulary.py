@@ -107,8 +107,16 @@ class GgufReader:
             num_tokens=len(cast("_rust.Texts", metadata["tokenizer.ggml.tokens"])),
             begin_id=begin_id if adds_begin and isinstance(begin_id, int) else None,
             end_ids=[token for token in declared if isinstance(token, int)],
+            suppressed_ids=_suppressed(metadata),
             cuts_words=metadata["tokenizer.ggml.model"] == "gpt2",
         )
+
+
+def _suppressed(metadata: Mapping[str, object]) -> list[int]:
+    """Return the tokens that are never to be written."""
+    found = metadata.get("tokenizer.ggml.suppress_tokens")
+    ids = cast("Sequence[object]", found) if isinstance(found, Sequence) and not isinstance(found, str) else ()
+    return [one for one in ids if isinstance(one, int) and one >= 0]
 
 
 def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:

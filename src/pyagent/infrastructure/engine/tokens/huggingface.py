@@ -30,9 +30,12 @@ class HuggingFaceTokenizer:
         num_tokens: int | None = None,
         begin_id: int | None = None,
         end_ids: Collection[int] = (),
+        suppressed_ids: Collection[int] = (),
         cuts_words: bool = False,
     ) -> None:
         """`cuts_words` says that it encodes what stands before a word and from its space on apart.
+
+        `suppressed_ids` are tokens that the model is not to write, by its files.
 
         `family` is the built-in chat template that goes with it, where its file says so; a reader sets it.
 
@@ -42,6 +45,7 @@ class HuggingFaceTokenizer:
         self.num_tokens = inner.get_vocab_size() if num_tokens is None else num_tokens
         self.begin_id = begin_id
         self.end_ids = frozenset(end_ids)
+        self.suppressed_ids = frozenset(suppressed_ids)
         self.cuts_words = cuts_words
         self.family = ""
         self.added: dict[int, AddedToken] = inner.get_added_tokens_decoder()

@@ -38,6 +38,13 @@ class ModelFolder:
         ids = cast("list[object]", found) if isinstance(found, list) else [found]
         return [one for one in ids if isinstance(one, int)]
 
+    @property
+    def suppressed_ids(self) -> list[int]:
+        """The tokens that are never to be written, such as those that stand for a picture in a prompt."""
+        found = self.settings.get("suppress_tokens")
+        ids = cast("list[object]", found) if isinstance(found, list) else []
+        return [one for one in ids if isinstance(one, int) and one >= 0]
+
     def begin_id(self, usual: int | None) -> int | None:
         """Return the token before a plain text: `usual` where the folder does not say whether there is one."""
         adds_begin, begin_id = self.about.get("add_bos_token"), self.settings.get("bos_token_id")

@@ -67,6 +67,7 @@ class ModelTokenizer:
         # Where the library cuts a text is known; of another tokenizer nothing is.
         is_known = isinstance(tokenizer, HuggingFaceTokenizer)
         self._cuts = _cuts(self.added.values()) if is_known else None
+        self.suppressed_ids = tokenizer.suppressed_ids if is_known else frozenset[int]()
         self._cuts_words = (
             is_known
             and tokenizer.cuts_words

@@ -36,7 +36,9 @@ class HuggingFaceReader:
         file, folder = path / "tokenizer.json", ModelFolder(path)
         inner = read_tokenizer(file)
         num_tokens = 1 + max(inner.get_vocab().values(), default=-1)  # ids may have holes
-        made = HuggingFaceTokenizer(inner, str(path), num_tokens=num_tokens, end_ids=folder.end_ids)
+        made = HuggingFaceTokenizer(
+            inner, str(path), num_tokens=num_tokens, end_ids=folder.end_ids, suppressed_ids=folder.suppressed_ids
+        )
         made.begin_id = folder.begin_id(made.first_token())
         return made
 
