@@ -126,6 +126,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_shared_experts": 2,
         "sliding_window": 24,
     },
+    "glm4_moe, as Ling": {
+        **_WIDE,
+        **_GROUPED,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+    },
     "granite, as MiniCPM": {
         **_SHAPE,
         "embedding_multiplier": 3.0,
@@ -166,6 +174,7 @@ SLOW_FOLDERS = {
     *("gemma", "arcee", "internlm3", "granitemoe", "dots1", "cohere", "stablelm", "stablelm, parallel"),
     *("nemotron", "olmo", "gpt_neox, in turn", "solar_open", "minicpm3, as published"),
     "granite, as MiniCPM",
+    "glm4_moe, as Ling",
 }
 SLOW_FILES = {
     *("gemma", "glm4", "granitemoe", "minimax_m2", "cohere", "starcoder2", "stablelm", "olmo", "gpt_neox", "arcee"),
@@ -288,6 +297,16 @@ KEYS: dict[str, tuple[str, dict[str, object]]] = {
         "glm4moe",
         {**_GROUPS, "expert_shared_count": 1, "leading_dense_block_count": 0, "rope.freq_base": 1_000_000.0},
     ),
+    "glm4_moe, as Ling": (
+        "bailingmoe2",
+        {
+            **_GROUPS,
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": 32,
+            "leading_dense_block_count": 1,
+            "rope.dimension_count": 16,
+        },
+    ),
     "granite, as MiniCPM": (
         "minicpm",
         {
@@ -385,7 +404,7 @@ def as_llama_cpp_has_it(name: str, block: str, part: str, end: str, values: Any)
     if part == "attention.query_key_value":
         heads = values.reshape(4, 3, 16, -1).transpose(0, 1)
         return {f"{block}.attn_qkv.{end}": heads.reshape(values.shape)}
-    if name == "phi" and last in {"q_proj", "k_proj", "v_proj"}:
+    if name in {"phi", "glm4_moe, as Ling"} and last in {"q_proj", "k_proj", "v_proj"}:
         return {f"{block}.attn_qkv.{end} {'qkv'.index(last[0])}": values}
     if name in _REARRANGED and last in {"q_proj", "k_proj"}:
         size = CONFIGS[name].get("head_dim", 16)
@@ -411,7 +430,7 @@ def _of_granite(block: str, part: str, values: Any) -> dict[str, Any]:
 
 
 def joined(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Phi-2's queries, keys and values in one matrix, as its first files have them."""
+    """Queries, keys and values in one matrix, as Phi-2's first files and Ling's have them."""
     import torch
 
     found = {key: values for key, values in tensors.items() if "attn_qkv." not in key or " " not in key}

@@ -84,6 +84,8 @@ pub enum Architecture {
     Apertus,
     /// Granite 3 with experts, and one that all tokens share, or without that.
     GraniteMoe,
+    /// Ling 2.0 and Ring 2.0: experts by corrected sigmoids in groups, attention with norms on each head, half of it rotated.
+    BailingMoe2,
     /// dots.llm1: experts by corrected sigmoids, attention with norms on each head.
     Dots1,
     /// MiniMax-M2: experts by corrected sigmoids, queries and keys normalised over all heads, a part of each head rotated.
@@ -124,7 +126,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -169,6 +171,7 @@ impl Architecture {
             "arcee" => Some(Self::Arcee),
             "apertus" => Some(Self::Apertus),
             "granitemoe" | "granitemoeshared" => Some(Self::GraniteMoe),
+            "bailingmoe2" => Some(Self::BailingMoe2),
             "dots1" => Some(Self::Dots1),
             "minimax_m2" | "minimax-m2" => Some(Self::MiniMaxM2),
             "cohere" | "command-r" => Some(Self::Cohere),
@@ -230,6 +233,7 @@ impl Architecture {
             Self::Arcee => "arcee",
             Self::Apertus => "apertus",
             Self::GraniteMoe => "granitemoe",
+            Self::BailingMoe2 => "bailingmoe2",
             Self::Dots1 => "dots1",
             Self::MiniMaxM2 => "minimax-m2",
             Self::Cohere => "command-r",

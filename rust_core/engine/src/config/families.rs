@@ -2,22 +2,23 @@
 
 use super::{Architecture, ModelConfig};
 
-/// The share of a head that is rotated where a file does not say: GLM-4's, MiniMax-M2's, Phi-2's and Nemotron's.
+/// The share of a head that is rotated where a file does not say: GLM-4's, MiniMax-M2's, Ling's, Phi-2's and Nemotron's.
 const HALF: f64 = 0.5;
 /// `StableLM`'s and GPT-NeoX's.
 const QUARTER: f64 = 0.25;
 
 /// Families that are not supported, by their names in both kinds of files, and the nearest that is.
-const NEAREST: [(&str, &str); 15] = [
+const NEAREST: [(&str, &str); 16] = [
     ("zamba zamba2 plamo2 jamba", "granitehybrid"),
     ("mamba mamba2 falcon_mamba", "nemotron_h"),
     ("phimoe dbrx grok jetmoe arctic", "llama"),
     ("minicpm4 minicpmv4_6", "minicpm"),
     ("mistral_large4 kimi_linear kimi-linear longcat_flash", "deepseek2"),
     ("gemma3n", "gemma4"),
+    ("deepseek", "dots1"),
     (
-        "deepseek bailingmoe bailingmoe2 bailing_moe bailing_moe_v2 bailing_hybrid",
-        "dots1",
+        "bailingmoe bailingmoe3 bailing_moe bailing_moe_v2 bailing_hybrid",
+        "bailingmoe2",
     ),
     ("minimax minimax-01 minimax-m3 minimax_m3_vl", "minimax-m2"),
     ("cohere2moe cohere2_moe", "cohere2"),
@@ -80,7 +81,7 @@ impl Architecture {
         self.has_delta_nets()
             || matches!(
                 self,
-                Self::Lfm3 | Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe
+                Self::Lfm3 | Self::BailingMoe2 | Self::Dots1 | Self::MiniMaxM2 | Self::Afmoe | Self::ExaoneMoe
             )
     }
 
@@ -106,7 +107,7 @@ impl Architecture {
     /// The share of a head that is rotated, of families of which a part may be, where the file does not say.
     pub(crate) fn rotary_share(self) -> Option<f64> {
         match self {
-            Self::Glm4 | Self::MiniMaxM2 | Self::Phi2 | Self::Nemotron => Some(HALF),
+            Self::Glm4 | Self::MiniMaxM2 | Self::BailingMoe2 | Self::Phi2 | Self::Nemotron => Some(HALF),
             Self::StableLm | Self::GptNeoX => Some(QUARTER),
             _ => None,
         }
@@ -175,6 +176,7 @@ impl Architecture {
                 | Self::Apertus
                 | Self::Lfm3
                 | Self::Mellum
+                | Self::BailingMoe2
                 | Self::Dots1
                 | Self::MiniMaxM2
                 | Self::MiniCpm

@@ -280,7 +280,9 @@ impl Names {
     /// What the correction of a layer's ratings is called, where the family has one.
     pub(super) fn correction(&self, layer: usize, config: &ModelConfig) -> Option<String> {
         let hugging_face = match config.architecture {
-            Architecture::Glm4Moe | Architecture::Dots1 => "mlp.gate.e_score_correction_bias",
+            Architecture::Glm4Moe | Architecture::Dots1 | Architecture::BailingMoe2 => {
+                "mlp.gate.e_score_correction_bias"
+            }
             Architecture::ExaoneMoe => "mlp.e_score_correction_bias",
             Architecture::Afmoe => "mlp.expert_bias",
             Architecture::MiniMaxM2 => "block_sparse_moe.e_score_correction_bias",

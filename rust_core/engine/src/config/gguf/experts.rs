@@ -52,6 +52,7 @@ fn has_shared(architecture: Architecture) -> bool {
             | Architecture::NemotronH
             | Architecture::Llama4
             | Architecture::GraniteMoe
+            | Architecture::BailingMoe2
             | Architecture::Dots1
             | Architecture::Afmoe
             | Architecture::ExaoneMoe
@@ -116,6 +117,7 @@ impl Keys<'_> {
             | Architecture::Lfm2Moe
             | Architecture::NemotronH
             | Architecture::Llama4
+            | Architecture::BailingMoe2
             | Architecture::Dots1
             | Architecture::MiniMaxM2
             | Architecture::Afmoe

@@ -48,8 +48,10 @@ impl Keys<'_> {
 
     /// Whether queries, keys and values of a layer are one matrix.
     pub(super) fn is_qkv_joined(&self, architecture: Architecture) -> bool {
-        matches!(architecture, Architecture::Phi2 | Architecture::GptNeoX)
-            && self.file.find_tensor("blk.0.attn_qkv.weight").is_some()
+        matches!(
+            architecture,
+            Architecture::Phi2 | Architecture::GptNeoX | Architecture::BailingMoe2
+        ) && self.file.find_tensor("blk.0.attn_qkv.weight").is_some()
     }
 
     /// The epsilon of norms.

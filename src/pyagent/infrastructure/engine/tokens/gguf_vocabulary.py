@@ -19,6 +19,7 @@ from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.word_patterns import (
     AFMOE,
+    BAILING,
     CL100K,
     DEEPSEEK_V3,
     EXAONE_MOE,
@@ -51,6 +52,7 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "stablelm2": (QWEN,),
     "kimi-k2": (KIMI,),
     "youtu": YOUTU,
+    "bailingmoe2": (BAILING,),
     "exaone-moe": (EXAONE_MOE,),
 }
 # A whole word that is a token stays as it is, before any merging.
@@ -74,6 +76,7 @@ _SAME_WORDS = {
     **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "exaone4", "mellum", "trillion"), "gpt-2"),
     **dict.fromkeys(("granite-docling", "roberta-bpe", "modern-bert"), "gpt-2"),
     "hunyuan-dense": "deepseek-v3",
+    **dict.fromkeys(("bailingmoe", "llada-moe"), "bailingmoe2"),
     "glm5": "glm4",
 }
 """Further names that llama.cpp has for vocabularies, and which of the others cut as they do, as its loader says."""
