@@ -455,7 +455,7 @@ def test_empty_conversation_is_refused(tokenizer: ModelTokenizer, messages: list
         ({"tokenizer__ggml__model": "bert"}, "tokenizer 'bert' is not supported; supported are gpt2, llama and gemma4"),
         (
             {"tokenizer__ggml__pre": "klingon"},
-            "pre-tokenizer 'klingon' is not supported; supported are a.x-4.0, afmoe, chatglm-bpe",
+            "pre-tokenizer 'klingon' is not supported; supported are a.x-4.0, afmoe, bailingmoe",
         ),
         ({"tokenizer__ggml__token_type": [1, 2]}, "325 tokens but 2 token types"),
         ({"tokenizer__ggml__merges": ["ab"]}, 'merge 0, "ab", is not two tokens with a space between'),
