@@ -21,7 +21,7 @@ from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import FunctionCall, FunctionDefinition, Message, TextPart, Tool, ToolCall
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.tokens import tokenizer as tokenizer_module
-from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_TOKENIZERS, build_tokenizer
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_TOKENIZERS, GgufReader, build_tokenizer
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.segment_cache import SegmentCache
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
@@ -278,6 +278,15 @@ def test_prompts_cut_between_words_are_those_encoded_whole(pre: str, data: st.Da
         assert [tokenizer.encode_text(text) for _ in range(2)] == [whole if text else []] * 2
 
 
+def test_a_vocabulary_whose_words_have_spaces_in_them_is_not_cut_there(tmp_path: Path) -> None:
+    """EXAONE's with experts has tokens of several words: its texts are read whole."""
+    for pre, cuts_words in (("smollm", True), ("exaone-moe", False)):
+        path = write_tiny_model(tmp_path / f"{pre}.gguf", tokenizer__ggml__pre=pre)
+        assert GgufReader().load(path).cuts_words == cuts_words
+    cut = build_tokenizer({**metadata(), "tokenizer.ggml.pre": "exaone-moe"}, "m").pre_tokenizer
+    assert [word for word, _ in cut.pre_tokenize_str("in the user 1")] == ["in\u0120the\u0120user", "\u0120", "1"]
+
+
 @pytest.mark.parametrize(("pre", "same"), [("dbrx", "llama-bpe"), ("refact", "smollm")])
 def test_granite_cuts_words_as_the_families_its_vocabularies_come_from(pre: str, same: str) -> None:
     """Granite 4's vocabulary has Llama 3's words, of three digits at most, Granite 3's StarCoder's, of one."""
@@ -296,6 +305,9 @@ def test_granite_cuts_words_as_the_families_its_vocabularies_come_from(pre: str,
         ("deepseek-v3", "It|'s| caMelCase|,| x|123|y|!\n|/|中文|a"),
         ("deepseek-r1-qwen", "It|'s| caMelCase|,| x|1|2|3|y|!\n|/中文a"),
         ("exaone4", "It|'s| caMelCase|,| x|123|y|!|\n|/|中文a"),
+        ("youtu", "It's| ca|Mel|Case|,| x|1|2|3|y|!\n/|中文|a"),
+        ("bailingmoe2", "It|'s| caMelCase|,| x|1|2|3|y|!\n|/中文a"),
+        ("exaone-moe", "It|'s| caMelCase|,| x|1|2|3|y|!\n|/中文a"),
         ("glm4", "It|'s| caMelCase|,| x|123|y|!\n|/中文a"),
     ],
 )

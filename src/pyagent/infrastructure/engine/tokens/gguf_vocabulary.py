@@ -59,6 +59,8 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
 _TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken", "youtu"})
 # These begin each text with the token for it where the file does not say.
 _BEGINS_TEXTS = frozenset({"llama-bpe", "llama3", "lfm2", "tekken"})
+# Words with a space between them are one.
+_JOINS_WORDS = frozenset({"exaone-moe"})
 # Gemma has a token for up to so many line breaks.
 _MOST_BREAKS = 32
 # Refact's, which Granite 3 has, are StarCoder's and SmolLM's.
@@ -111,7 +113,7 @@ class GgufReader:
             begin_id=begin_id if adds_begin and isinstance(begin_id, int) else None,
             end_ids=[token for token in declared if isinstance(token, int)],
             suppressed_ids=_suppressed(metadata),
-            cuts_words=metadata["tokenizer.ggml.model"] == "gpt2",
+            cuts_words=metadata["tokenizer.ggml.model"] == "gpt2" and _words_of(metadata) not in _JOINS_WORDS,
         )
 
 

@@ -39,7 +39,7 @@ _END_TOKENS = (
 _PART_CHARS = 1024
 _KEPT_CHARS = 500_000
 _MAX_KEPT_CHARS = 32_768
-# No byte-level tokenizer that a GGUF file can name looks across the border of a word and the space before the next.
+# No byte-level tokenizer of which it is said looks across the border of a word and the space before the next.
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 _LETTER_SPACE = re.compile(r"[A-Za-z] ")
 # With more control tokens (Gemma has 6,000) looking for them would take longer than it saves.
