@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.folder_tokenizer import write_model_folder
 from support.reference_decoder import write_family
 from support.tiny_assistant import (
     CLUSTERS,
@@ -117,6 +118,17 @@ def test_show_says_for_which_models_an_assistant_drafts(environment: dict[str, s
     assert ran.code != 0
     assert "'backbone_hidden_size' is 0; expected 1 to" in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_show_says_what_beside_text_a_model_does_not_read(environment: dict[str, str], tmp_path: Path) -> None:
+    """A checkpoint of pictures answers text: its card says so, for people and programs."""
+    folder = write_model_folder(tmp_path / "seeing", "gemma3")
+    text = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 16}}
+    (folder / "config.json").write_text(json.dumps(whole))
+    lines = dict(line.split(maxsplit=1) for line in models(environment, "show", str(folder)).out.splitlines())
+    assert lines["not"] == "read      pictures"
+    assert json.loads(models(environment, "show", str(folder), "--json").out)["not_read"] == ["pictures"]
 
 
 def test_show_says_what_of_a_model_fits(environment: dict[str, str], tmp_path: Path) -> None:

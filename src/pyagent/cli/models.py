@@ -98,7 +98,12 @@ def show(
 
     from pyagent.cli.model_adapters import adapter_cards
     from pyagent.core.errors import ModelError
-    from pyagent.infrastructure.models.describe import describe_assistant, describe_encoder, describe_model
+    from pyagent.infrastructure.models.describe import (
+        describe_assistant,
+        describe_encoder,
+        describe_model,
+        inputs_left_aside,
+    )
     from pyagent.infrastructure.models.names import is_path
 
     store = _store(config)
@@ -120,11 +125,11 @@ def show(
     options = options.of_model(name)
     total_bytes, fits, refusal = _fits(path, options, config)
     template, abilities = _chat(path, options)
-    adapters = adapter_cards(name, config)
+    adapters, left_aside = adapter_cards(name, config), inputs_left_aside(path)
     if as_json:
         source = found.manifest.source if found else "file"
         described = {"name": name, "path": str(path), "source": source, **msgspec.to_builtins(about)}
-        described |= {"capabilities": abilities}
+        described |= {"capabilities": abilities, "not_read": left_aside}
         described |= {"memory_bytes": {str(key): value for key, value in memory.items()}}
         described |= {"engine_bytes": total_bytes, "fits": {fit.kv_dtype: _fit_as_json(fit) for fit in fits}}
         described |= {"refused": refusal, "adapters": msgspec.to_builtins(adapters)}
@@ -133,6 +138,7 @@ def show(
     card = _card(about, path, memory, template, abilities)
     card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit)) for fit in fits]
     card[6:6] = [("fits", f"no: {refusal}")] if refusal else []
+    card[-2:-2] = [("not read", ", ".join(left_aside))] if left_aside else []
     card += [("" if place else "adapters", one.line()) for place, one in enumerate(adapters)]
     for key, value in card:
         typer.echo(f"{key:<13} {printable(str(value))}")  # a file's own words are in it

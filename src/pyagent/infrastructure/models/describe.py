@@ -13,6 +13,7 @@ import msgspec
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.messages import ModelTask
+from pyagent.infrastructure.engine.tokens.model_folder import read_json
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,3 +198,12 @@ def _quantised(path: Path) -> tuple[str, int] | None:
     layer = shape.hidden_size * (2 * queries + 2 * keys + ffn)
     embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.is_output_tied else 2)
     return f"{', '.join(kind):.80}", shape.num_layers * layer + embeddings
+
+
+_BESIDE_TEXT = {"vision_config": "pictures", "audio_config": "sound"}
+
+
+def inputs_left_aside(path: Path) -> list[str]:
+    """Return what a folder's `config.json` says that the model reads beside text, and the engine does not."""
+    config = read_json(path / "config.json")
+    return [name for key, name in _BESIDE_TEXT.items() if config.get(key)]
