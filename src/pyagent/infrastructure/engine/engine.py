@@ -243,7 +243,7 @@ class Engine:
 
     def _launch_ahead(self, ahead: InFlightStep) -> InFlightStep | None:
         """Launch a step whose input tokens only the device knows, if the runner can and nothing else must know them."""
-        if self._steps is None or not self._steps.launches_ahead or self.scheduler.has_processors:
+        if self._steps is None or not self._steps.launches_ahead or self.scheduler.needs.has_processors:
             return None
         ahead.started, ahead.future = time.perf_counter(), self._steps.start(ahead.plan.batch)
         return ahead
@@ -257,9 +257,9 @@ class Engine:
             self._start(ahead.plan, planning, self._add_drafts(ahead.plan))
 
     def _start(self, plan: Plan, planning: float, faults: dict[int, str]) -> None:
-        if self._logits is not None and self.scheduler.has_processors:
+        if self._logits is not None and self.scheduler.needs.has_processors:
             plan.process_logits(self._logits.process)
-        if self.scheduler.has_probes:
+        if self.scheduler.needs.has_probes:
             plan.probe_tokens()
         started = time.perf_counter()  # before its thread has it
         future = None if self._steps is None else self._steps.start(plan.batch)
@@ -268,7 +268,7 @@ class Engine:
     def _add_drafts(self, plan: Plan) -> dict[int, str]:
         """Give the batch its drafts and masks; return the reasons of grammars that failed, by row."""
         drafts = {} if self.speculation is None else self.speculation.choose(plan)
-        faults = self._add_masks(plan, drafts) if self.scheduler.has_masks else {}
+        faults = self._add_masks(plan, drafts) if self.scheduler.needs.has_masks else {}
         plan.add_drafts({row: ahead.tokens for row, ahead in drafts.items()})
         return faults
 

@@ -30,14 +30,14 @@ from pyagent.infrastructure.engine.scheduler.preemption import choose_preemption
 from pyagent.infrastructure.engine.scheduler.prefill_budget import StepCosts
 from pyagent.infrastructure.engine.scheduler.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.scheduler.shared_prefill import PendingPrefixes
+from pyagent.infrastructure.engine.scheduler.step_needs import StepNeeds
 from pyagent.infrastructure.engine.scheduler.step_plan import Chunk, Plan
+from pyagent.infrastructure.engine.scheduler.step_size import StepSize
 
 logger = logging.getLogger(__name__)
 
 _MAX_LOOKED_AT = 64
 """Waiting requests considered when looking for one that need not wait for a shared prefix."""
-_CALM_STEPS = 256
-"""After so many steps for which there was memory they may grow again."""
 _MAX_PREEMPTIONS = 4
 """A request preempted this often is preempted no more while others can be."""
 
@@ -66,19 +66,13 @@ class Scheduler:
         self.failed: list[tuple[Request, str]] = []
         """Requests that cannot go on, with the reason; the engine ends them and clears the list."""
         self._pending_prefixes = PendingPrefixes()
-        self._max_running = self.limits.most_running
-        self._most_tokens = self.limits.max_num_batched_tokens
-        """Tokens of a step now: fewer for a while after one for which the runner lacked memory."""
-        self._num_calm = 0  # steps since that changed
+        self._most = StepSize(self.limits)
         self.num_preemptions = Counter[str]()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; ended requests stay until their deadline
         self._swapped: set[int] = set()
         self._preemptors: list[Request] = []
         """Waiting requests for which others were preempted in this step."""
-        self._num_masked = 0  # of running requests
-        self._num_processed = 0  # running requests with logits processors
-        self._num_probed = 0  # running requests whose tokens' activations are told
-        self._num_searching = 0  # running beams
+        self.needs = StepNeeds()
         self.end_ids: frozenset[int] = frozenset()
         """End-of-sequence tokens of any request so far."""
         self._long: tuple[Request | None, int] = (None, 0)  # one not short enough last time, and its tokens
@@ -115,21 +109,6 @@ class Scheduler:
             for answer in (request, *request.followers):
                 heappush(self._deadlines, (request.deadline, answer.id, answer))
         self.queues.add(request, self._clock())
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether some token may not be sampled for a running request."""
-        return self._num_masked > 0
-
-    @property
-    def has_processors(self) -> bool:
-        """Whether a running request has logits processors."""
-        return self._num_processed > 0
-
-    @property
-    def has_probes(self) -> bool:
-        """Whether a running request asks for its tokens' activations."""
-        return self._num_probed > 0
 
     def overdue(self) -> list[Request]:
         """Return the requests whose deadline has passed since the last call."""
@@ -174,7 +153,7 @@ class Scheduler:
         None when a request waits or prefills, when what is sampled decides what comes next, or when memory is short.
         """
         others = self.prefilling or self.parked or self.queues.num_waiting or self.runner.num_lookahead_tokens
-        if others or not self.decode_batch.requests or self._num_masked or self._num_searching:
+        if others or not self.decode_batch.requests or self.needs.has_masks or self.needs.has_beams:
             return None
         for request in self.decode_batch.need_memory():
             if not self.admission.reserve(request, self.decode_batch.num_tokens(request)):
@@ -203,17 +182,14 @@ class Scheduler:
         Drop from `output.more` what comes after an end-of-sequence token or exceeds `max_tokens`. Return the requests
         that are over: ended meanwhile, by an end-of-sequence token, or by the last of several tokens.
         """
-        if self._most_tokens < self.limits.max_num_batched_tokens:
-            self._num_calm += 1
-            if self._num_calm == _CALM_STEPS:
-                self._allow_tokens(self._most_tokens + 1 + self._most_tokens // 8)
+        self._most.note_step()
         for chunk in plan.chunks:
             request = chunk.request
             request.num_prefilled = chunk.end
             if request.id not in self.prefilling:
                 self._pending_prefixes.discard(request)
         tokens = output.tokens
-        if not (plan.has_ended or self._num_searching or output.more) and self.end_ids.isdisjoint(tokens):
+        if not (plan.has_ended or self.needs.has_beams or output.more) and self.end_ids.isdisjoint(tokens):
             for log, token in zip(plan.logs, tokens, strict=True):
                 log.append(token)
             return set()
@@ -234,17 +210,12 @@ class Scheduler:
         """
         if plan.num_tokens == 1:
             return False
-        self._allow_tokens(plan.num_tokens // 2)
+        self._most.shrink(plan.num_tokens)
         now = self._clock()
         for request in plan.requests():
             if request.status is not Status.FINISHED:
                 self._preempt(request, now, is_memory_short=False)
         return True
-
-    def _allow_tokens(self, num_tokens: int) -> None:
-        self._num_calm = 0
-        self._most_tokens = min(num_tokens, self.limits.max_num_batched_tokens)
-        self._max_running = min(self.limits.most_running, num_tokens)
 
     def _accept(self, request: Request, more: list[int], over: set[Request]) -> list[int]:
         """Append further tokens to a request's log; return those that count, an end-of-sequence token as the last."""
@@ -295,7 +266,7 @@ class Scheduler:
         """Preempt running requests for waiting ones where a queue's policy asks for it; return those waiting ones."""
         if self.queues.num_waiting == 0 or self._may_admit() or not self.queues.preempting():
             return []
-        is_full = self.num_running >= self._max_running
+        is_full = self.num_running >= self._most.num_running
         running = [*self.decode_batch.requests, *self.prefilling.values()]
         found = choose_preemptions(
             self.queues,
@@ -378,7 +349,7 @@ class Scheduler:
     def fork_beam(self, parent: Request, child: Request) -> None:
         """Fork a beam from another; when that cannot be, the child is recomputed."""
         now = self._clock()
-        can_run = parent.id in self.parked and self.num_running < self._max_running
+        can_run = parent.id in self.parked and self.num_running < self._most.num_running
         if not can_run or not self.runner.fork(parent.id, child.id):
             return
         self.queues.add(child, now)
@@ -415,7 +386,7 @@ class Scheduler:
     # -- prompts ------------------------------------------------------------------------------------------------------
 
     def _plan_prompts(self, plan: Plan, now: float) -> None:
-        budget = self.costs.prefill_budget(self._most_tokens - plan.num_decoding, plan.num_decoding)
+        budget = self.costs.prefill_budget(self._most.num_tokens - plan.num_decoding, plan.num_decoding)
         self._fork_followers(now)
         under_way = list(self.prefilling.values())
         if under_way:
@@ -445,7 +416,7 @@ class Scheduler:
     def _fork(self, request: Request, follower: Request, now: float) -> None:
         """Fork a parallel sample from the request that computed the prompt; enqueue it when there is no room."""
         is_first = request.num_prefilled == request.num_prompt_tokens - 1 > 0
-        if not is_first or self.num_running >= self._max_running or not self.runner.fork(request.id, follower.id):
+        if not is_first or self.num_running >= self._most.num_running or not self.runner.fork(request.id, follower.id):
             self._wait(follower, now)
             return
         self.queues.add(follower, now)
@@ -508,7 +479,7 @@ class Scheduler:
 
     def _may_admit(self) -> bool:
         """Return whether a request waits, a place is free, and memory has grown since admission last failed for it."""
-        if self.queues.num_waiting == 0 or self.num_running >= self._max_running:
+        if self.queues.num_waiting == 0 or self.num_running >= self._most.num_running:
             return False
         return self._shut_at is None or self.num_running == 0 or self.admission.spare_pages > self._shut_at
 
@@ -569,10 +540,7 @@ class Scheduler:
         """Give a request a place and KV memory, and let it prefill."""
         self.admission.hold(request)
         self.end_ids |= request.end_ids
-        self._num_masked += request.has_mask
-        self._num_processed += bool(request.processors)
-        self._num_probed += request.activations is not None
-        self._num_searching += request.search is not None
+        self.needs.add(request)
         self.prefilling[request.id] = request
 
     # -- leaving ------------------------------------------------------------------------------------------------------
@@ -585,10 +553,7 @@ class Scheduler:
             return False
         self._pending_prefixes.discard(request)
         self.admission.drop(request)
-        self._num_masked -= request.has_mask
-        self._num_processed -= bool(request.processors)
-        self._num_probed -= request.activations is not None
-        self._num_searching -= request.search is not None
+        self.needs.remove(request)
         return True
 
     def _fail(self, request: Request, reason: str) -> None:
