@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "a matrix of another size": (lambda folder: change_config(folder, intermediate_size=96), "expected [96, 64]"),
     "a tensor too many": (add_tensor, "model.extra.weight"),
     "an unknown family": (lambda folder: change_config(folder, model_type="clip"), "clip"),
-    "a family without words": (lambda folder: change_config(folder, model_type="arcee"), "arcee"),
+    "a family without words": (lambda folder: change_config(folder, model_type="bamba"), "bamba"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
     "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "not valid JSON"),
     "words cut at spaces": (

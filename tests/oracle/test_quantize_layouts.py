@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from oracle.test_mtp_heads import Drafting
 from support.converted_models import random_family
-from support.laid_out_folders import LAID_OUT, add_head, in_mxfp4, with_words, write_seeing
+from support.laid_out_folders import DESCRIBED, LAID_OUT, SLOW, add_head, in_mxfp4, with_words, write_seeing
 from support.logit_sequences import Sequences
 from support.mtp_reference import Head
 from support.quantizing import quantized, refusal
@@ -35,7 +35,10 @@ def expect_same_logits(folder: Path, file: Path, tolerance: float = 1e-5) -> Non
     assert np.abs(got - expected).max() < tolerance * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", LAID_OUT)
+SOON_OR_SLOW = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in DESCRIBED]
+
+
+@pytest.mark.parametrize("name", [*LAID_OUT, *SOON_OR_SLOW])
 def test_a_laid_out_folder_as_gguf_is_the_same_model(name: str, tmp_path: Path) -> None:
     """In F32: rows in turn, heads in tiles, experts stacked, parts turned, decays with their sign."""
     folder = written(name, tmp_path / "model")

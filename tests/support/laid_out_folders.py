@@ -9,6 +9,12 @@ from typing import Any
 
 from support.converted_models import FAMILIES, VOCABULARY, write_tokenizer
 
+DESCRIBED = (
+    *("ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama4_text", "falcon_h1"),
+    *("glm4", "cohere", "cohere2", "starcoder2", "gemma", "arcee", "internlm3", "granitemoe", "granitemoeshared"),
+    *("dots1", "minimax_m2", "phi", "stablelm", "stablelm, parallel", "nemotron", "olmo", "gpt_neox", "afmoe"),
+    *("exaone_moe", "solar_open"),
+)
 LAID_OUT = (
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4, 31B", "gemma4, E2B", "gemma4, 26B-A4B", "gpt_oss"),
     *("lfm2", "lfm2_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3"),
@@ -16,6 +22,11 @@ LAID_OUT = (
     *("nemotron_h", "nemotron_h, experts"),
 )
 """Of `FAMILIES`, what it calls them."""
+SLOW = {
+    *("ernie4_5", "cohere2", "gemma", "arcee", "internlm3", "granitemoe", "dots1", "stablelm", "exaone_moe"),
+    "solar_open",
+}
+"""Read back where there is time: what they have of their own, the others have too."""
 _BYTES, _MERGED = "gpt-2", "gemma4"
 
 

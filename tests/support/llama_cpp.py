@@ -54,7 +54,8 @@ def convert(
             changed.setattr(model, "no_mtp", not has_mtp)
         if hasattr(model, "module_paths"):  # of all models that it converts
             changed.setattr(model, "module_paths", [])
-        if words == "hunyuan":  # whose published tokenizer is code of the model's own
+        # Hunyuan's published tokenizer is code of the model's own; other folders have bytes in place of pieces.
+        if words in {"hunyuan", "gpt-2"}:
             changed.setattr(model, "set_vocab", package.TextModel._set_vocab_gpt2)
         gguf = importlib.import_module("gguf")
         model(folder, gguf.LlamaFileType[FILE_TYPES[file_type]], path, hparams=hparams, **options).write()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -122,7 +122,7 @@ def frequency_factors(config: Config, head_dim: int) -> dict[str, array[float]]:
     factors = array("f")
     for pair in range(head_dim // 2):
         turns = original / (2 * math.pi * base ** (2 * pair / head_dim))
-        share = min(1.0, max(0.0, (turns - low) / (high - low)))
+        share = min(1.0, max(0.0, (turns - low) / (high - low))) if high != low else float(turns >= high)
         factors.append(1 / ((1 - share) / factor + share))
     return {"rope_freqs.weight": factors}
 
@@ -134,9 +134,14 @@ def original_context(config: Config) -> int | None:
     return _size(config, key, _size(scaling, key, 0)) or None
 
 
-def refuse_changed(path: Path, before: ModelConfig, after: ModelConfig) -> None:
-    """Raise `ModelError` where a model read back is another: GGUF has no key for something in `config.json`."""
+def refuse_changed(path: Path, before: ModelConfig, after: ModelConfig, in_weights: Collection[str] = ()) -> None:
+    """Raise `ModelError` where a model read back is another: GGUF has no key for something in `config.json`.
+
+    `in_weights` are settings that the file has in its weights.
+    """
     for name, is_same in _COMPARED.items():
+        if name in in_weights:
+            continue
         one, other = getattr(before, name), getattr(after, name)
         if name == "dense_layers" and not before.num_experts:
             continue  # which have a block and no experts, where none has any

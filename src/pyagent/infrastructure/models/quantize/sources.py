@@ -185,7 +185,8 @@ class LaidOutSource:
         self.file_bytes = header["file_bytes"]
         made = [*family.tensors(self._stored, config, model)]
         self._stored.check(made, ["lm_head.weight"] if model.is_output_tied else [])
-        self._computed = family.computed(config, model)
+        self._computed = {**frequency_factors(config, model.head_dim), **family.computed(config, model)}
+        self._short, self._in_weights = original_context(config), family.in_weights
         self._to_made = {tensor.name: tensor for tensor in made}
         self._to_kind = {name: kind for name, _, kind, _ in header["tensors"]}
         self._reader = Reader(self._stored, _rust.TensorFile(path).read_floats)
@@ -206,7 +207,7 @@ class LaidOutSource:
 
     def check(self, written: Path) -> None:
         """Compare the two as the engine reads them."""
-        _compare(self.path, written, (None,))
+        _compare(self.path, written, (None, self._short), self._in_weights)
 
     def _in_mxfp4(self, model: ModelConfig) -> Sequence[Mxfp4]:
         """Return experts that are MXFP4 already, told of or not; raise `ModelError` for other weights of few bits."""
@@ -236,14 +237,16 @@ def _refuse_quantised_folder(path: Path) -> NoReturn:
     raise ModelError(text, model=str(path))
 
 
-def _compare(path: Path, written: Path, lengths: Sequence[int | None]) -> None:
+def _compare(
+    path: Path, written: Path, lengths: Sequence[int | None], in_weights: frozenset[str] = frozenset()
+) -> None:
     """Raise `ModelError` where a file is read as another model than a folder, for texts of some length."""
     for most in lengths:
         try:
             before, after = (_rust.ModelFile(one, most).config for one in (path, written))
         except _rust.ModelFileError as error:
             raise ModelError(f"{path}: cannot be written as GGUF: {error}", model=str(path)) from error
-        refuse_changed(path, before, after)
+        refuse_changed(path, before, after, in_weights)
 
 
 def refuse_quantised(source: Source, base: str) -> None:

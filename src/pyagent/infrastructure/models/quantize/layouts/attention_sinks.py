@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, uint32
-from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends
-from pyagent.infrastructure.models.quantize.layouts.stored import Columns, Made, Spread, Stored
+from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends, linear, turned
+from pyagent.infrastructure.models.quantize.layouts.stored import Made, Spread, Stored
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
@@ -97,9 +97,7 @@ def _attention(stored: Stored, block: str, begin: str, model: ModelConfig) -> It
     hidden, queries, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     sizes = {"q": (hidden, queries), "k": (hidden, kv), "v": (hidden, kv), "o": (queries, hidden)}
     for name, dims in sizes.items():
-        gguf = f"{block}attn_{'output' if name == 'o' else name}"
-        yield stored.whole(f"{gguf}.weight", f"{begin}{name}_proj.weight", dims)
-        yield stored.whole(f"{gguf}.bias", f"{begin}{name}_proj.bias", dims[1:])
+        yield from linear(stored, f"{block}attn_{'output' if name == 'o' else name}", f"{begin}{name}_proj", dims)
     yield stored.whole(f"{block}attn_sinks.weight", f"{begin}sinks", [model.num_heads])
 
 
@@ -113,10 +111,8 @@ def _experts(stored: Stored, block: str, begin: str, model: ModelConfig) -> Iter
     if not stored.has(f"{begin}down_proj"):
         return
     for offset, gguf in enumerate(("gate", "up")):
-        columns = [Columns(name, expert * hidden, hidden, offset, inside, 2) for expert in range(num)]
-        yield Made(f"{block}ffn_{gguf}_exps.weight", [hidden, inside, num], columns)
-    columns = [Columns(f"{begin}down_proj", expert * inside, inside, 0, hidden, 1) for expert in range(num)]
-    yield Made(f"{block}ffn_down_exps.weight", [inside, hidden, num], columns)
+        yield turned(f"{block}ffn_{gguf}_exps.weight", name, hidden, (offset, inside, 2), num)
+    yield turned(f"{block}ffn_down_exps.weight", f"{begin}down_proj", inside, (0, hidden, 1), num)
 
 
 def _every(rows: bytearray, size: int, offset: int, step: int) -> bytes:

@@ -10,6 +10,8 @@ from pyagent.infrastructure.models.quantize.gguf_file import Metadata
 from pyagent.infrastructure.models.quantize.layouts import (
     attention_sinks,
     delta_nets,
+    described,
+    falcon_h1,
     gemma4,
     grouped_heads,
     latent_attention,
@@ -35,6 +37,8 @@ class Family(NamedTuple):
     keys: Callable[[Config, ModelConfig], Metadata]
     tensors: Callable[[Stored, Config, ModelConfig], Iterator[Made]]
     computed: Callable[[Config, ModelConfig], dict[str, array[float]]] = _none_computed
+    in_weights: frozenset[str] = frozenset()
+    """What the engine reads of a folder that a file has in its weights."""
 
 
 def _called(name: str) -> Callable[[ModelConfig], str]:
@@ -43,6 +47,10 @@ def _called(name: str) -> Callable[[ModelConfig], str]:
 
 def _delta_nets(name: str) -> Family:
     return Family(_called(name), delta_nets.keys, delta_nets.tensors)
+
+
+def _described(family: described.Described) -> Family:
+    return Family(_called(family.name), family.all_keys, family.tensors)
 
 
 _LATENT = Family(_called("deepseek2"), latent_attention.keys, latent_attention.tensors)
@@ -55,11 +63,16 @@ LAID_OUT: Mapping[str, Family] = {
     "lfm2": Family(_called("lfm2"), short_convolutions.keys, short_convolutions.tensors),
     "lfm2_moe": Family(_called("lfm2moe"), short_convolutions.keys, short_convolutions.tensors),
     "glm4_moe": Family(_called("glm4moe"), grouped_heads.keys, grouped_heads.tensors),
+    "solar_open": Family(_called("glm4moe"), grouped_heads.keys, grouped_heads.tensors),
     "glm4_moe_lite": _LATENT,
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "granitemoehybrid": Family(state_spaces.granite_name, state_spaces.granite_keys, state_spaces.granite_tensors),
     "nemotron_h": Family(state_spaces.nemotron_name, state_spaces.nemotron_keys, state_spaces.nemotron_tensors),
+    "granitemoe": Family(state_spaces.granite_name, state_spaces.granite_keys, state_spaces.granite_tensors),
+    "granitemoeshared": Family(state_spaces.granite_name, state_spaces.granite_keys, state_spaces.granite_tensors),
+    "falcon_h1": Family(_called("falcon-h1"), falcon_h1.keys, falcon_h1.tensors, in_weights=falcon_h1.IN_WEIGHTS),
+    **{name: _described(family) for name, family in described.DESCRIBED.items()},
 }
 """Text halves of models with pictures have `_text` behind their names."""
 

@@ -51,7 +51,7 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
         found["rope.scaling.yarn_log_multiplier"] = float32(0.1 * weight)
     if heads := size_of(config, "num_nextn_predict_layers"):
         found["nextn_predict_layers"] = uint32(heads)
-    return found | (experts_keys(config, model) if model.num_experts else {})
+    return found | (experts_keys(model) if model.num_experts else {})
 
 
 def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
@@ -76,7 +76,7 @@ def _layer(stored: Stored, layer: int, config: Config, model: ModelConfig) -> It
     yield stored.whole(f"{block}attn_norm.weight", f"{begin}input_layernorm.weight", [hidden])
     yield from _attention(stored, f"{block}attn_", f"{begin}self_attn.", _latent(config), model)
     yield stored.whole(f"{block}ffn_norm.weight", f"{begin}post_attention_layernorm.weight", [hidden])
-    yield from feed_forward(stored, layer, f"{begin}mlp.", config, model)
+    yield from feed_forward(stored, layer, f"{begin}mlp.", model)
 
 
 def _attention(stored: Stored, block: str, begin: str, latent: _Latent, model: ModelConfig) -> Iterator[Made]:

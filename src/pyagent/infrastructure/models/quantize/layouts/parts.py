@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pyagent.infrastructure.models.quantize.layouts.stored import Change, Made, Stored
+from pyagent.infrastructure.models.quantize.layouts.stored import Change, Columns, Made, Runs, Stored, ordered
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
@@ -38,6 +38,18 @@ def ends(
         yield stored.whole("output.weight", "lm_head.weight", [hidden, model.vocab_size])
 
 
+def linear(  # noqa: PLR0913 - where it lies, and what it is
+    stored: Stored, gguf: str, own: str, dims: Sequence[int], *, runs: Runs | None = None, change: Change | None = None
+) -> Iterator[Made]:
+    """Yield a matrix or a norm, and its bias where there is one; `runs` are the rows in another order."""
+    order = None if runs is None else [*runs]
+    weight, bias = f"{own}.weight", f"{own}.bias"
+    whole = stored.whole(f"{gguf}.weight", weight, dims, change)
+    yield whole if order is None else stored.cut(whole.name, weight, order, dims)
+    if stored.has(bias):
+        yield stored.whole(f"{gguf}.bias", bias, dims[-1:], None if order is None else ordered(order, dims[-1]))
+
+
 def gated(stored: Stored, block: str, begin: str, size: tuple[int, int], end: str = "") -> Iterator[Made]:
     """Yield a feed-forward block's gate, up and down; `size` is the width of the stream and inside."""
     for name, dims in {"gate": size, "up": size, "down": size[::-1]}.items():
@@ -62,6 +74,16 @@ def experts(stored: Stored, block: str, begin: str, dims: Mapping[str, Sequence[
         runs = [((2 * number + place) * rows, rows) for number in range(num)]
         yield stored.cut(f"{block}{name}_exps.weight", packed, runs, [*sizes, num])
     yield stored.whole(f"{block}ffn_down_exps.weight", f"{begin}down_proj", [*down, num])
+
+
+def turned(gguf: str, name: str, rows: int, columns: tuple[int, int, int], num: int) -> Made:
+    """Return all experts' matrices, of which a folder has so many rows each, turned.
+
+    `columns` are the first, how many, and every which of the folder's are the rows here.
+    """
+    first, count, step = columns
+    parts = [Columns(name, expert * rows, rows, first, count, step) for expert in range(num)]
+    return Made(gguf, [rows, count, num], parts)
 
 
 def paired(heads: int, head_dim: int) -> list[tuple[int, int]]:

@@ -6,18 +6,17 @@ Heads that draft are layers of these behind the others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, boolean, float32, uint32
-from pyagent.infrastructure.models.quantize.layouts.parts import experts, gated, size_of
+from pyagent.infrastructure.models.quantize.layouts.parts import experts, gated, turned
 from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
 
-Config = Mapping[str, object]
-
-_SOFTMAX, _SIGMOID = 1, 2
+_RATINGS: Mapping[str, int] = {"Softmax": 1, "Sigmoid": 2}
+"""llama.cpp's numbers."""
 _OF_HEAD: Mapping[str, str] = {
     "enorm": "enorm",
     "hnorm": "hnorm",
@@ -28,40 +27,76 @@ _TABLES_OF_HEAD: Mapping[str, str] = {"embed_tokens": "embed_tokens", "shared_he
 """And the embedding and output matrix, where they are not the decoder's."""
 
 
-def experts_keys(config: Config, model: ModelConfig) -> Metadata:
+class Names(NamedTuple):
+    """What folders of a family call what rates experts, the correction of ratings, and the expert that all share."""
+
+    router: str = "gate"
+    correction: str = "gate.e_score_correction_bias"
+    shared: str = "shared_experts"
+    matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    are_turned: bool = False
+    """Whether all experts of a layer lie in two tensors, gates before ups, with their columns as rows."""
+
+
+USUAL = Names()
+"""DeepSeek's and GLM's."""
+
+
+def experts_keys(model: ModelConfig) -> Metadata:
     """Return what files say of experts."""
-    rating = _SIGMOID if "Sigmoid" in cast("str", model.experts) else _SOFTMAX
+    told = _told(model)
+    shared, groups = int(told["shared_size"]), int(told["num_groups"])
     found: Metadata = {
-        "leading_dense_block_count": uint32(sum(model.dense_layers)),
+        "expert_used_count": uint32(int(told["num_used"])),
         "expert_feed_forward_length": uint32(model.ffn_size),
-        "expert_shared_count": uint32(size_of(config, "n_shared_experts")),
-        "expert_weights_norm": boolean(config.get("norm_topk_prob") is True),
-        "expert_gating_func": uint32(rating),
+        "expert_weights_norm": boolean(told["is_renormalised"] == "true"),
+        "expert_weights_scale": float32(float(told["weight_scale"])),
+        "expert_gating_func": uint32(_RATINGS[told["rating"]]),
     }
-    if isinstance(factor := config.get("routed_scaling_factor"), int | float):
-        found["expert_weights_scale"] = float32(factor)
-    for key, name in {"expert_group_count": "n_group", "expert_group_used_count": "topk_group"}.items():
-        if number := size_of(config, name):
-            found[key] = uint32(number)
+    if any(model.dense_layers):
+        found["leading_dense_block_count"] = uint32(model.dense_layers.index(False))
+    if shared:
+        found["expert_shared_count"] = uint32(shared // model.ffn_size)
+        found["expert_shared_feed_forward_length"] = uint32(shared)
+    if groups > 1:
+        found["expert_group_count"] = uint32(groups)
+        found["expert_group_used_count"] = uint32(int(told["num_used_groups"]))
     return found
 
 
-def feed_forward(stored: Stored, layer: int, begin: str, config: Config, model: ModelConfig) -> Iterator[Made]:
+def _told(model: ModelConfig) -> Mapping[str, str]:
+    """Return what the engine says of experts: `Experts { num_experts: 8, ... }`."""
+    fields = cast("str", model.experts).partition("{")[2].strip(" }").split(", ")
+    return dict(cast("tuple[str, str]", tuple(field.split(": "))) for field in fields)
+
+
+def feed_forward(stored: Stored, layer: int, begin: str, model: ModelConfig, names: Names = USUAL) -> Iterator[Made]:
     """Yield a layer's block, or its experts; a head that drafts has some."""
-    block, hidden = f"blk.{layer}.", model.hidden_size
-    is_dense = layer < model.num_layers and (not model.num_experts or model.dense_layers[layer])
-    if is_dense:
-        yield from gated(stored, f"{block}ffn_", begin, (hidden, size_of(config, "intermediate_size")))
+    block, hidden, num = f"blk.{layer}.", model.hidden_size, model.num_experts
+    if layer < model.num_layers and (not num or model.dense_layers[layer]):
+        inside = int(_told(model)["dense_size"]) if num else model.ffn_size
+        yield from gated(stored, f"{block}ffn_", begin, (hidden, inside))
         return
-    num, size = model.num_experts, (hidden, model.ffn_size)
-    yield stored.whole(f"{block}ffn_gate_inp.weight", f"{begin}gate.weight", [hidden, num])
-    if stored.has(correction := f"{begin}gate.e_score_correction_bias"):
-        yield stored.whole(f"{block}exp_probs_b.bias", correction, [num])
-    dims = {"gate_proj": size, "up_proj": size, "down_proj": size[::-1]}
-    yield from experts(stored, block, f"{begin}experts.", dims, num)
-    if shared := size_of(config, "n_shared_experts"):
-        size = (hidden, shared * model.ffn_size)
-        yield from gated(stored, f"{block}ffn_", f"{begin}shared_experts.", size, "_shexp")
+    yield stored.whole(f"{block}ffn_gate_inp.weight", f"{begin}{names.router}.weight", [hidden, num])
+    if stored.has(correction := f"{begin}{names.correction}"):
+        dims = [num, *(1 for _ in stored.dims(correction)[1:])]  # ERNIE's is a row of a matrix
+        yield stored.whole(f"{block}exp_probs_b.bias", correction, dims)
+    size = (hidden, model.ffn_size)
+    if names.are_turned:
+        yield from _turned(stored, block, f"{begin}experts.", size, num)
+    else:
+        dims = dict(zip(names.matrices, (size, size, size[::-1]), strict=True))
+        yield from experts(stored, block, f"{begin}experts.", dims, num)
+    if shared := int(_told(model)["shared_size"]):
+        yield from gated(stored, f"{block}ffn_", f"{begin}{names.shared}.", (hidden, shared), "_shexp")
+
+
+def _turned(stored: Stored, block: str, begin: str, size: tuple[int, int], num: int) -> Iterator[Made]:
+    hidden, inside = size
+    for place, name in enumerate(("gate", "up")):
+        columns = (place * inside, inside, 1)
+        yield turned(f"{block}ffn_{name}_exps.weight", f"{begin}gate_up_proj", hidden, columns, num)
+    yield turned(f"{block}ffn_down_exps.weight", f"{begin}down_proj", inside, (0, hidden, 1), num)
 
 
 def head(stored: Stored, layer: int, model: ModelConfig) -> Iterator[Made]:

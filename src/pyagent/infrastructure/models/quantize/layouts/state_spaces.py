@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, boolean, float32, int32s, uint32
-from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends, number_of, paired, size_of
-from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored, ordered
+from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends, linear, number_of, paired, size_of
+from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored
 
 if TYPE_CHECKING:
     from pyagent._rust import ModelConfig
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 Config = Mapping[str, object]
 
 
-class _Space(NamedTuple):
-    """The shape of a state space: heads, channels of a head, groups, a state's size, and what a convolution covers."""
+class Space(NamedTuple):
+    """A state space: heads, channels of a head, groups, a state's size, what a convolution covers, a norm or none."""
 
     heads: int
     head_size: int
     groups: int
     state_size: int
     taps: int
+    is_normalised: bool = True
 
     @property
     def inner(self) -> int:
@@ -37,20 +38,21 @@ class _Space(NamedTuple):
         return self.inner + 2 * self.groups * self.state_size
 
 
-def _granite_space(config: Config) -> _Space:
+def _granite_space(config: Config) -> Space:
     heads = size_of(config, "mamba_n_heads", 128)
     inner = size_of(config, "hidden_size") * size_of(config, "mamba_expand", 2)
     groups, states = size_of(config, "mamba_n_groups", 1), size_of(config, "mamba_d_state", 256)
-    return _Space(heads, inner // max(1, heads), groups, states, size_of(config, "mamba_d_conv", 4))
+    return Space(heads, inner // max(1, heads), groups, states, size_of(config, "mamba_d_conv", 4))
 
 
-def _nemotron_space(config: Config) -> _Space:
+def _nemotron_space(config: Config) -> Space:
     heads, head_size = size_of(config, "mamba_num_heads", 128), size_of(config, "mamba_head_dim", 64)
     groups, states = size_of(config, "n_groups", 8), size_of(config, "ssm_state_size", 128)
-    return _Space(heads, head_size, groups, states, size_of(config, "conv_kernel", 4))
+    return Space(heads, head_size, groups, states, size_of(config, "conv_kernel", 4))
 
 
-def _space_keys(space: _Space) -> Metadata:
+def space_keys(space: Space) -> Metadata:
+    """Return what files say of a state space."""
     return {
         "ssm.conv_kernel": uint32(space.taps),
         "ssm.state_size": uint32(space.state_size),
@@ -83,8 +85,9 @@ def granite_keys(config: Config, model: ModelConfig) -> Metadata:
     }
     found: Metadata = {key: float32(number_of(config, name)) for key, name in names.items()}
     found["rope.scaling.finetuned"] = boolean(has_positions)
-    found["attention.head_count_kv"] = int32s(_heads_of_layers(model))
-    found |= _space_keys(_granite_space(config))
+    if config.get("model_type") == "granitemoehybrid":
+        found["attention.head_count_kv"] = int32s(_heads_of_layers(model))
+        found |= space_keys(_granite_space(config))
     if not model.num_experts:
         found |= {key: uint32(0) for key in ("expert_count", "expert_used_count")}
         found["feed_forward_length"] = uint32(model.ffn_size)
@@ -101,7 +104,7 @@ def nemotron_keys(config: Config, model: ModelConfig) -> Metadata:
         "attention.head_count_kv": int32s(_heads_of_layers(model)),
         "attention.layer_norm_epsilon": float32(model.norm_epsilon),
         "rope.scaling.finetuned": boolean(False),
-        **(_space_keys(_nemotron_space(config)) if any(model.recurrent_layers) else {}),
+        **(space_keys(_nemotron_space(config)) if any(model.recurrent_layers) else {}),
     }
     if not model.num_experts:
         return found
@@ -129,7 +132,7 @@ def granite_tensors(stored: Stored, config: Config, model: ModelConfig) -> Itera
         block, begin = f"blk.{layer}.", f"{stored.begin}layers.{layer}."
         yield stored.whole(f"{block}attn_norm.weight", f"{begin}input_layernorm.weight", [hidden])
         if is_recurrent:
-            yield from _mixer(stored, block, f"{begin}mamba.", _granite_space(config), hidden)
+            yield from mixer(stored, block, f"{begin}mamba.", _granite_space(config), hidden)
         else:
             yield from _attention(stored, block, f"{begin}self_attn.", model)
         yield stored.whole(f"{block}ffn_norm.weight", f"{begin}post_attention_layernorm.weight", [hidden])
@@ -168,7 +171,7 @@ def nemotron_tensors(stored: Stored, config: Config, model: ModelConfig) -> Iter
         yield stored.whole(f"{block}attn_norm.weight", f"{begin}norm.weight", [hidden])
         begin = f"{begin}mixer."
         if is_recurrent:
-            yield from _mixer(stored, block, begin, _nemotron_space(config), hidden)
+            yield from mixer(stored, block, begin, _nemotron_space(config), hidden)
         elif model.blocks[layer] == "Mixer":
             yield from _attention(stored, block, begin, model)
         else:
@@ -193,9 +196,7 @@ def _nemotron_block(stored: Stored, block: str, begin: str, config: Config, mode
 
 def _bare(stored: Stored, block: str, end: str, begin: str, size: tuple[int, int]) -> Iterator[Made]:
     for name, dims in {"up": size, "down": size[::-1]}.items():
-        yield stored.whole(f"{block}ffn_{name}{end}.weight", f"{begin}{name}_proj.weight", dims)
-        if stored.has(bias := f"{begin}{name}_proj.bias"):
-            yield stored.whole(f"{block}ffn_{name}{end}.bias", bias, dims[1:])
+        yield from linear(stored, f"{block}ffn_{name}{end}", f"{begin}{name}_proj", dims)
 
 
 def _attention(stored: Stored, block: str, begin: str, model: ModelConfig) -> Iterator[Made]:
@@ -203,17 +204,14 @@ def _attention(stored: Stored, block: str, begin: str, model: ModelConfig) -> It
     hidden, queries = model.hidden_size, model.num_heads * model.head_dim
     heads = {"q": model.num_heads, "k": model.num_kv_heads, "v": model.num_kv_heads}
     for name, num in heads.items():
-        rows = num * model.head_dim
-        runs = [(0, rows)] if name == "v" else paired(num, model.head_dim)
-        yield stored.cut(f"{block}attn_{name}.weight", f"{begin}{name}_proj.weight", runs, [hidden, rows])
-        if stored.has(bias := f"{begin}{name}_proj.bias"):
-            yield stored.whole(f"{block}attn_{name}.bias", bias, [rows], ordered(runs, rows))
-    yield stored.whole(f"{block}attn_output.weight", f"{begin}o_proj.weight", [queries, hidden])
-    if stored.has(bias := f"{begin}o_proj.bias"):
-        yield stored.whole(f"{block}attn_output.bias", bias, [hidden])
+        runs = None if name == "v" else paired(num, model.head_dim)
+        yield from linear(
+            stored, f"{block}attn_{name}", f"{begin}{name}_proj", [hidden, num * model.head_dim], runs=runs
+        )
+    yield from linear(stored, f"{block}attn_output", f"{begin}o_proj", [queries, hidden])
 
 
-def _mixer(stored: Stored, block: str, begin: str, space: _Space, hidden: int) -> Iterator[Made]:
+def mixer(stored: Stored, block: str, begin: str, space: Space, hidden: int) -> Iterator[Made]:
     """Yield a state space's: the decays with their sign, the norm by group."""
     inner, rows = space.inner, space.inner + space.channels + space.heads
     yield stored.whole(f"{block}ssm_in.weight", f"{begin}in_proj.weight", [hidden, rows])
@@ -223,8 +221,9 @@ def _mixer(stored: Stored, block: str, begin: str, space: _Space, hidden: int) -
     yield stored.whole(f"{block}ssm_dt.bias", f"{begin}dt_bias", [space.heads])
     yield _turned(stored.whole(f"{block}ssm_a", f"{begin}A_log", [space.heads], _decays), [1, space.heads])
     yield _turned(stored.whole(f"{block}ssm_d", f"{begin}D", [space.heads]), [1, space.heads])
-    norm = stored.whole(f"{block}ssm_norm.weight", f"{begin}norm.weight", [inner])
-    yield _turned(norm, [inner // space.groups, space.groups])
+    if space.is_normalised:
+        norm = stored.whole(f"{block}ssm_norm.weight", f"{begin}norm.weight", [inner])
+        yield _turned(norm, [inner // space.groups, space.groups])
     yield stored.whole(f"{block}ssm_out.weight", f"{begin}out_proj.weight", [inner, hidden])
 
 

@@ -17,9 +17,12 @@ Change: TypeAlias = "Callable[[array[float]], None]"
 Runs = Iterable[tuple[int, int]]
 """The first of so many neighbours, and how many, in the order that they are to have."""
 
-_BEGINS = ("model.language_model.", "model.", "", "language_model.model.", "backbone.")
-_EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
-_OTHER_SENSES = ("visual.", "vision_tower.", "embed_vision.", "embed_audio.", "audio_tower.", "multi_modal_projector.")
+_BEGINS = ("model.language_model.", "model.", "", "language_model.model.", "backbone.", "gpt_neox.")
+_EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight")
+_OTHER_SENSES = (
+    *("visual.", "vision_tower.", "vision_model.", "embed_vision.", "embed_audio.", "audio_tower."),
+    "multi_modal_projector.",
+)
 """What the names of pictures' and sounds' halves begin with, after `model.`."""
 
 _COMPUTED = ("rotary_emb.inv_freq", "self_attn.masked_bias")
@@ -27,11 +30,12 @@ _COMPUTED = ("rotary_emb.inv_freq", "self_attn.masked_bias")
 
 
 class Rows(NamedTuple):
-    """Neighbouring rows of a stored tensor."""
+    """Neighbouring rows of a stored tensor, multiplied by factors in turn, each rounded to 32 bits."""
 
     name: str
     first: int
     num: int
+    factors: Sequence[float] = ()
 
 
 class Columns(NamedTuple):
@@ -185,6 +189,8 @@ class Reader(NamedTuple):
     def _read_part(self, part: Part, first_row: int, out: memoryview) -> None:
         if isinstance(part, Rows):
             self.read_floats(part.name, part.first + first_row, out.cast("B"))
+            for factor in array("f", part.factors):
+                out[:] = array("f", [factor * value for value in out])
         elif isinstance(part, Spread):
             whole = array("f", bytes(8 * len(out)))
             self.read_floats(part.name, part.first + first_row, memoryview(whole).cast("B"))
@@ -193,12 +199,18 @@ class Reader(NamedTuple):
             self._read_columns(part, first_row, out)
 
     def _read_columns(self, part: Columns, first: int, out: memoryview) -> None:
-        cols = self.stored.dims(part.name)[0]
-        block = array("f", bytes(4 * cols * part.num_rows))
-        self.read_floats(part.name, part.first_row, memoryview(block).cast("B"))
-        for row in range(len(out) // part.num_rows):
-            column = part.first + part.step * (first + row)
-            out[row * part.num_rows : (row + 1) * part.num_rows] = block[column::cols]
+        cols, num = self.stored.dims(part.name)[0], len(out) // part.num_rows
+        start = part.first + part.step * first
+        line = array("f", bytes(4 * cols))
+        for row in range(part.num_rows):
+            self.read_floats(part.name, part.first_row + row, memoryview(line).cast("B"))
+            out[row :: part.num_rows] = line[start : start + part.step * num : part.step]
+
+
+def scaled(tensor: Made, *factors: float) -> Made:
+    """Return a tensor of whole rows with other numbers: multiplied by each factor in turn."""
+    others = [factor for factor in factors if factor != 1]
+    return tensor._replace(parts=[part._replace(factors=others) for part in tensor.parts if isinstance(part, Rows)])
 
 
 def plus_one(values: array[float]) -> None:
