@@ -37,6 +37,11 @@ impl Stages for Bert<'_> {
             scale: (head_dim as f32).powf(-0.5),
             before: reach,
             behind: reach,
+            bias: self
+                .weights
+                .distances
+                .as_ref()
+                .map_or(std::ptr::null(), |distances| distances.of_head(head)),
         }
     }
 
@@ -65,6 +70,7 @@ impl Stages for Bert<'_> {
             // SAFETY: these columns of the tile's rows.
             unsafe { multiply_into(self.isa, linear, &own.input, out, memory.projected.width) };
         }
+        self.normalise_queries_and_keys(layer, memory, rows.clone());
         if let Some(tables) = &self.weights.rope {
             let table = &tables[usize::from(self.config.reach(layer).is_some())];
             for row in rows {
@@ -107,6 +113,25 @@ impl Bert<'_> {
         }
     }
 
+    /// Normalises the queries and the keys of a tile, of layers that do, each over all heads.
+    fn normalise_queries_and_keys(&self, layer: usize, memory: &Memory, rows: Range<usize>) {
+        let EncoderLayer {
+            query_norm: Some(query),
+            key_norm: Some(key),
+            ..
+        } = &self.weights.layers[layer]
+        else {
+            return;
+        };
+        let width = self.hidden_size();
+        // SAFETY: the tile's rows, which are written.
+        let projected = unsafe { memory.projected.rows(rows) };
+        for row in projected.chunks_exact_mut(3 * width) {
+            self.normalise(&mut row[..width], query);
+            self.normalise(&mut row[width..2 * width], key);
+        }
+    }
+
     /// What follows attention: its output matrix, and the feed-forward block, each added, with norms after or before.
     fn finish_layer(&self, layer: &EncoderLayer, hidden: &mut [f32], context: &[f32], own: &mut Own) {
         let (isa, hidden_size) = (self.isa, self.hidden_size());
@@ -118,12 +143,21 @@ impl Bert<'_> {
             multiply(isa, &layer.attention_output, &own.context_input, out, hidden_size);
         }
         let after = |norm| if is_pre_norm { None } else { norm };
+        if layer.second_norm.is_some() {
+            own.gate[..hidden.len()].copy_from_slice(hidden);
+        }
         self.add_block(
             &layer.attention_output,
             after(layer.attention_norm.as_ref()),
             hidden,
             &own.out,
         );
+        if let Some(norm) = &layer.second_norm {
+            elementwise::add(isa, hidden, &own.gate[..hidden.len()]);
+            hidden
+                .chunks_exact_mut(hidden_size)
+                .for_each(|row| self.normalise(row, norm));
+        }
         self.fill_input(Some(&layer.ffn_norm), hidden, own);
         self.feed_forward(layer, own);
         self.add_block(&layer.down, after(Some(&layer.ffn_norm)), hidden, &own.out);

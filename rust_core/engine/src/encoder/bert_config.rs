@@ -3,6 +3,7 @@
 use pyagent_kernels::elementwise::{RopeScaling, RopeTable};
 
 use super::config::MOST_POSITIONS;
+use super::distances::DistanceKind;
 use crate::config::invalid;
 use crate::weights::{ModelFileError, clipped};
 
@@ -19,6 +20,14 @@ pub enum EncoderArchitecture {
     NomicBert,
     /// GTE (Zhang et al. 2024, arXiv 2407.19669): the same with biases.
     Gte,
+    /// jina-embeddings-v2 (Günther et al. 2023, arXiv 2310.19923): BERT with a gate, whose scores fall with distance (ALiBi).
+    JinaBert,
+    /// That of code: the gate is the second half of its matrix, and the stream is added and normalised twice after attention.
+    JinaCodeBert,
+    /// MPNet (Song et al. 2020, arXiv 2004.09297): RoBERTa whose scores a table of distances adds to.
+    Mpnet,
+    /// DistilBERT (Sanh et al. 2019, arXiv 1910.01108): BERT without token types.
+    DistilBert,
 }
 
 impl EncoderArchitecture {
@@ -30,6 +39,8 @@ impl EncoderArchitecture {
             "modernbert" => Some(Self::ModernBert),
             "nomic_bert" => Some(Self::NomicBert),
             "gte" => Some(Self::Gte),
+            "mpnet" => Some(Self::Mpnet),
+            "distilbert" => Some(Self::DistilBert),
             _ => None,
         }
     }
@@ -40,6 +51,7 @@ impl EncoderArchitecture {
             "bert" => Some(Self::Bert),
             "modern-bert" => Some(Self::ModernBert),
             "nomic-bert" => Some(Self::NomicBert),
+            "jina-bert-v2" => Some(Self::JinaBert),
             _ => None,
         }
     }
@@ -52,7 +64,15 @@ impl EncoderArchitecture {
             Self::ModernBert => "modernbert",
             Self::NomicBert => "nomic_bert",
             Self::Gte => "gte",
+            Self::JinaBert | Self::JinaCodeBert => "jina-bert-v2",
+            Self::Mpnet => "mpnet",
+            Self::DistilBert => "distilbert",
         }
+    }
+
+    /// Whether positions begin after the padding token's id, at which padding itself stands.
+    pub(super) fn counts_from_padding(self) -> bool {
+        matches!(self, Self::Roberta | Self::Mpnet)
     }
 }
 
@@ -100,6 +120,8 @@ pub enum Positions {
         /// The same where it sees neighbours alone.
         local_base: f64,
     },
+    /// Scores of attention fall with distance, in each head at another rate (ALiBi, Press et al. 2021, arXiv 2108.12409).
+    Alibi,
 }
 
 /// Which matrices and norms add something.
@@ -157,6 +179,8 @@ pub struct BertConfig {
     pub reach: Vec<Option<usize>>,
     /// What adds something.
     pub biases: Biases,
+    /// Whether queries and keys are normalised, over all heads together.
+    pub has_query_key_norms: bool,
 }
 
 impl BertConfig {
@@ -164,6 +188,20 @@ impl BertConfig {
     pub(super) fn kind_of(&self, is_second: bool) -> usize {
         // RoBERTa's table of types has one row, or another that no tokenizer names.
         usize::from(is_second && self.num_types > 1 && self.architecture != EncoderArchitecture::Roberta)
+    }
+
+    /// Whether the stream is added and normalised once more after attention.
+    pub(super) fn is_added_twice(&self) -> bool {
+        self.architecture == EncoderArchitecture::JinaCodeBert
+    }
+
+    /// What is added to scores by distance.
+    pub(super) fn distance_kind(&self) -> Option<DistanceKind> {
+        match (self.positions, self.architecture) {
+            (Positions::Alibi, _) => Some(DistanceKind::Alibi),
+            (_, EncoderArchitecture::Mpnet) => Some(DistanceKind::Buckets),
+            _ => None,
+        }
     }
 
     /// How many tokens before and behind itself a token sees.
@@ -196,7 +234,7 @@ impl BertConfig {
     pub(super) fn limits(&self) -> impl Iterator<Item = (&'static str, usize, usize, usize)> {
         let rows = match self.positions {
             Positions::Table { num_rows, .. } => num_rows,
-            Positions::Rotary { .. } => 1,
+            Positions::Rotary { .. } | Positions::Alibi => 1,
         };
         [
             ("attention heads", self.num_heads, 1, 4_096),

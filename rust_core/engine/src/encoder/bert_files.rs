@@ -1,10 +1,13 @@
 //! What BERT's families say of their layers in `config.json`.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::bert_config::{BertConfig, Biases, EncoderActivation, EncoderArchitecture, Positions};
+use super::bert_names::PREFIXES;
 use super::config::{EncoderConfig, Layers, MOST_TEXT_TOKENS};
+use super::distances::NUM_BUCKETS;
 use super::head::{Head, InnerActivation};
+use super::own_words::without_own_words;
 use super::steps::Steps;
 use crate::config::hugging_face::{IRRELEVANT, JsonConfig, refuse_unknown};
 use crate::config::invalid;
@@ -20,6 +23,10 @@ const READ_OF_MODERN_BERT: &str = "hidden_activation norm_eps norm_bias attentio
     classifier_activation layer_norm_eps";
 /// Those of BERT with rotary positions.
 const READ_OF_ROTARY: &str = "rope_parameters rope_theta head_dim";
+/// Those of jina-embeddings-v2.
+const READ_OF_JINA: &str = "feed_forward_type emb_pooler";
+/// MPNet's.
+const READ_OF_MPNET: &str = "relative_attention_num_buckets";
 
 /// What changes no number of the layers: training, and what heads are read from elsewhere.
 const OTHER_TASKS: &str = "attention_probs_dropout_prob hidden_dropout_prob classifier_dropout directionality output_past \
@@ -28,47 +35,30 @@ const OTHER_TASKS: &str = "attention_probs_dropout_prob hidden_dropout_prob clas
     attention_dropout embedding_dropout mlp_dropout decoder_bias deterministic_flash_attn initializer_cutoff_factor \
     sparse_pred_ignore_index sparse_prediction repad_logits_with_grad reference_compile position_ids";
 
-/// Nomic's own names in `config.json`, and what transformers calls the same.
-const NOMIC_NAMES: [(&str, &str); 7] = [
-    ("n_embd", "hidden_size"),
-    ("n_head", "num_attention_heads"),
-    ("n_inner", "intermediate_size"),
-    ("n_layer", "num_hidden_layers"),
-    ("n_positions", "max_position_embeddings"),
-    ("layer_norm_epsilon", "layer_norm_eps"),
-    ("rotary_emb_base", "rope_theta"),
-];
-/// What Nomic's own configurations say, where it is what is implemented.
-const NOMIC_NEUTRAL: &str = r#"{"activation_function": "swiglu", "causal": false, "mlp_fc1_bias": false,
-    "mlp_fc2_bias": false, "qkv_proj_bias": false, "parallel_block": false, "prenorm": false, "rotary_emb_fraction": 1.0,
-    "rotary_emb_interleaved": false, "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true,
-    "use_rms_norm": false, "rotary_emb_scale_base": null, "rotary_scaling_factor": null}"#;
-/// What of them changes no number of the layers.
-const NOMIC_OTHER: &str = "attn_pdrop dense_seq_output fused_bias_fc fused_dropout_add_ln last_layer_subset \
-    max_trained_positions pad_vocab_size_multiple parallel_block_tied_norm reorder_and_upcast_attn summary_activation \
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj use_flash_attn use_xentropy";
-
 /// Reads a folder.
 pub(super) fn bert_of_folder(
     folder: &SafetensorsFolder,
     architecture: EncoderArchitecture,
 ) -> Result<EncoderConfig, ModelFileError> {
-    let fields = match architecture {
-        EncoderArchitecture::NomicBert => without_own_names(folder.config())?,
-        _ => folder.config().clone(),
-    };
+    let fields = without_own_words(folder.config(), architecture)?;
+    let architecture = variant_of(folder, architecture, &JsonConfig(&fields, None))?;
     let own = match architecture {
         EncoderArchitecture::ModernBert => READ_OF_MODERN_BERT,
         EncoderArchitecture::NomicBert | EncoderArchitecture::Gte => READ_OF_ROTARY,
-        EncoderArchitecture::Bert | EncoderArchitecture::Roberta => "",
+        EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert => READ_OF_JINA,
+        EncoderArchitecture::Mpnet => READ_OF_MPNET,
+        EncoderArchitecture::Bert | EncoderArchitecture::Roberta | EncoderArchitecture::DistilBert => "",
     };
     refuse_unknown(&fields, &[READ, own, OTHER_TASKS, IRRELEVANT], "")?;
     let json = JsonConfig(&fields, None);
     let num_layers = json.size("num_hidden_layers")?;
-    let layers = layers_of(&json, architecture, num_layers)?;
+    let layers = BertConfig {
+        has_query_key_norms: has_tensor(folder, "encoder.layer.0.attention.self.layer_norm_q"),
+        ..layers_of(&json, architecture, num_layers)?
+    };
     let most = match layers.positions {
         Positions::Table { num_rows, first } => num_rows.saturating_sub(first),
-        Positions::Rotary { .. } => json.size("max_position_embeddings")?.min(MOST_TEXT_TOKENS),
+        Positions::Rotary { .. } | Positions::Alibi => json.size("max_position_embeddings")?.min(MOST_TEXT_TOKENS),
     };
     let steps = Steps::of(folder.path())?;
     Ok(EncoderConfig {
@@ -86,8 +76,41 @@ pub(super) fn bert_of_folder(
     })
 }
 
-/// What is peculiar to ModernBERT's head.
+/// Whether a folder has a matrix or norm, whatever its name begins with.
+fn has_tensor(folder: &SafetensorsFolder, name: &str) -> bool {
+    let is_there = |prefix: &str| matches!(folder.find_tensor(&format!("{prefix}{name}.weight")), Ok(Some(_)));
+    PREFIXES.into_iter().any(is_there)
+}
+
+/// The family, by more than its name: jina-embeddings-v2 is called BERT, and has two forms, which its tensors tell apart.
+fn variant_of(
+    folder: &SafetensorsFolder,
+    architecture: EncoderArchitecture,
+    json: &JsonConfig<'_>,
+) -> Result<EncoderArchitecture, ModelFileError> {
+    if architecture != EncoderArchitecture::Bert || json.text("position_embedding_type") != Some("alibi") {
+        return Ok(architecture);
+    }
+    for (key, expected) in [("feed_forward_type", "geglu"), ("emb_pooler", "mean")] {
+        if let Some(found) = json.0.get(key).filter(|found| !found.is_null() && *found != expected) {
+            let found = clipped(&found.to_string());
+            return Err(invalid(format!(
+                "config.json: '{key}' is {found}, which is not implemented; expected \"{expected}\""
+            )));
+        }
+    }
+    Ok(match has_tensor(folder, "encoder.layer.0.mlp.up_gated_layer") {
+        true => EncoderArchitecture::JinaCodeBert,
+        false => EncoderArchitecture::JinaBert,
+    })
+}
+
+/// What is peculiar to the heads of ModernBERT and DistilBERT.
 fn head_of(json: &JsonConfig<'_>, architecture: EncoderArchitecture, head: Head) -> Result<Head, ModelFileError> {
+    if architecture == EncoderArchitecture::DistilBert {
+        let inner = InnerActivation::Relu;
+        return Ok(Head { inner, ..head });
+    }
     if architecture != EncoderArchitecture::ModernBert {
         return Ok(head);
     }
@@ -127,7 +150,7 @@ fn layers_of(
         num_heads: json.size("num_attention_heads")?,
         ffn_size: json.size("intermediate_size")?,
         positions: Positions::Table { num_rows: 0, first: 0 },
-        pad_id: pad_id.unwrap_or(usize::from(architecture == EncoderArchitecture::Roberta)),
+        pad_id: pad_id.unwrap_or(usize::from(architecture.counts_from_padding())),
         num_types: json.optional_size("type_vocab_size")?.unwrap_or(2),
         norm_epsilon: json.number("layer_norm_eps").unwrap_or(1e-12) as f32,
         activation: activation("hidden_act", "gelu")?,
@@ -135,8 +158,24 @@ fn layers_of(
         is_pre_norm: false,
         reach: Vec::new(),
         biases: Biases::ALL,
+        has_query_key_norms: false,
     };
     match architecture {
+        EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert => Ok(BertConfig {
+            positions: Positions::Alibi,
+            activation: EncoderActivation::Gelu,
+            is_gated: true,
+            biases: Biases {
+                up: false,
+                ..Biases::ALL
+            },
+            ..layers
+        }),
+        EncoderArchitecture::Mpnet | EncoderArchitecture::DistilBert => Ok(BertConfig {
+            positions: table_of(json, &layers)?,
+            num_types: 0,
+            ..layers
+        }),
         EncoderArchitecture::Bert | EncoderArchitecture::Roberta => {
             if let Some(kind) = json.text("position_embedding_type").filter(|kind| *kind != "absolute") {
                 let kind = clipped(kind);
@@ -144,10 +183,7 @@ fn layers_of(
                     "config.json: 'position_embedding_type' is '{kind}', which is not implemented; expected absolute"
                 )));
             }
-            let is_roberta = architecture == EncoderArchitecture::Roberta;
-            let first = if is_roberta { layers.pad_id.saturating_add(1) } else { 0 };
-            let num_rows = json.size("max_position_embeddings")?;
-            let positions = Positions::Table { num_rows, first };
+            let positions = table_of(json, &layers)?;
             Ok(BertConfig { positions, ..layers })
         }
         EncoderArchitecture::NomicBert => Ok(BertConfig {
@@ -188,6 +224,27 @@ fn layers_of(
             })
         }
     }
+}
+
+/// Positions that are rows of a table, in some families behind the padding token's.
+fn table_of(json: &JsonConfig<'_>, layers: &BertConfig) -> Result<Positions, ModelFileError> {
+    if let Some(count) = json
+        .optional_size("relative_attention_num_buckets")?
+        .filter(|count| *count != NUM_BUCKETS)
+    {
+        return Err(invalid(format!(
+            "config.json: 'relative_attention_num_buckets' is {count}, which is not implemented; expected {NUM_BUCKETS}"
+        )));
+    }
+    let counts_from_padding = layers.architecture.counts_from_padding();
+    Ok(Positions::Table {
+        num_rows: json.size("max_position_embeddings")?,
+        first: if counts_from_padding {
+            layers.pad_id.saturating_add(1)
+        } else {
+            0
+        },
+    })
 }
 
 /// The rotary positions of a table of parameters, of which nothing is stretched.
@@ -256,30 +313,4 @@ fn modern_reach(json: &JsonConfig<'_>, num_layers: usize) -> Result<Vec<Option<u
         )),
     };
     kinds.iter().map(reach).collect()
-}
-
-/// A configuration of Nomic's under transformers' names. What says nothing new is left out.
-fn without_own_names(config: &Map<String, Value>) -> Result<Map<String, Value>, ModelFileError> {
-    let neutral: Map<String, Value> = serde_json::from_str(NOMIC_NEUTRAL).expect("it is JSON");
-    let mut fields = Map::new();
-    for (name, value) in config {
-        if NOMIC_OTHER.split_whitespace().any(|other| other == name) {
-            continue;
-        }
-        match neutral.get(name) {
-            Some(expected) if expected == value || value.is_null() => {}
-            Some(_) => {
-                return Err(invalid(format!(
-                    "config.json: '{name}' is {}, which is not implemented",
-                    clipped(&value.to_string())
-                )));
-            }
-            None => {
-                let own = NOMIC_NAMES.iter().find(|(own, _)| own == name);
-                let name = own.map_or(name.as_str(), |(_, theirs)| theirs);
-                fields.insert(name.to_owned(), value.clone());
-            }
-        }
-    }
-    Ok(fields)
 }

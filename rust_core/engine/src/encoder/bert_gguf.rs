@@ -2,7 +2,7 @@
 
 use super::bert_config::{BertConfig, Biases, EncoderActivation, EncoderArchitecture, Positions};
 use super::config::{EncoderConfig, Layers, MOST_TEXT_TOKENS, unsupported};
-use super::gguf::Keys;
+use super::gguf::{HEAD_DENSE, Keys};
 use crate::config::invalid;
 use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
 use crate::weights::{ModelFile, ModelFileError, clipped};
@@ -14,6 +14,18 @@ const MODERN_PERIOD: usize = 3;
 pub(super) fn bert_of_gguf(file: &GgufFile) -> Result<EncoderConfig, ModelFileError> {
     let keys = Keys::of(file)?;
     let architecture = EncoderArchitecture::from_gguf(keys.name).ok_or_else(|| unsupported(keys.name))?;
+    let architecture = match architecture {
+        EncoderArchitecture::JinaBert if keys.has_tensor("blk.0.attn_norm_2.weight") => {
+            EncoderArchitecture::JinaCodeBert
+        }
+        other => other,
+    };
+    if architecture.name() == "jina-bert-v2" && keys.has_tensor(&format!("{HEAD_DENSE}.weight")) {
+        return Err(invalid(format!(
+            "the file has labels ('{HEAD_DENSE}.weight') without the layer before them: llama.cpp's converter leaves out \
+             the pooler, and the numbers would be others; take the model's folder"
+        )));
+    }
     let scaling = keys.key("rope.scaling.type");
     if file.find(&scaling).is_some() && file.metadata_str(&scaling)? != "none" {
         return Err(invalid(format!(
@@ -23,7 +35,7 @@ pub(super) fn bert_of_gguf(file: &GgufFile) -> Result<EncoderConfig, ModelFileEr
     let num_layers = keys.size("block_count")?;
     let layers = layers_of(&keys, architecture, num_layers)?;
     let most = keys.size("context_length")?;
-    let is_computed = matches!(layers.positions, Positions::Rotary { .. });
+    let is_computed = !matches!(layers.positions, Positions::Table { .. });
     let embedding = file.find_tensor("token_embd.weight");
     Ok(EncoderConfig {
         vocab_size: embedding.map_or(0, |tensor| tensor.rows()),
@@ -78,8 +90,18 @@ fn layers_of(
         is_pre_norm: false,
         reach: Vec::new(),
         biases: Biases::ALL,
+        has_query_key_norms: keys.has_tensor("blk.0.attn_q_norm.weight"),
     };
     match architecture {
+        EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert => Ok(BertConfig {
+            positions: Positions::Alibi,
+            is_gated: true,
+            biases: Biases {
+                up: false,
+                ..Biases::ALL
+            },
+            ..bert
+        }),
         EncoderArchitecture::NomicBert => {
             let base = keys.number_or("rope.freq_base", 1_000.0)?;
             Ok(BertConfig {

@@ -4,116 +4,11 @@ use std::ops::Range;
 
 use super::bert_config::{BertConfig, EncoderArchitecture, Positions};
 use super::config::{EncoderConfig, Layers};
+use super::distances::{DistanceKind, NUM_BUCKETS};
 use super::gguf::{HEAD_DENSE, HEAD_NORM, LABELS};
 use super::head::Head;
+use super::layer_names::{PARTS, Part, layer_names};
 use crate::weights::ModelFile;
-
-/// A part of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    Query,
-    Key,
-    Value,
-    AttentionOutput,
-    AttentionNorm,
-    Gate,
-    Up,
-    Down,
-    FfnNorm,
-}
-
-const PARTS: [Part; 9] = [
-    Part::Query,
-    Part::Key,
-    Part::Value,
-    Part::AttentionOutput,
-    Part::AttentionNorm,
-    Part::Gate,
-    Part::Up,
-    Part::Down,
-    Part::FfnNorm,
-];
-
-/// The names of a layer's tensors, in the order of the parts. A number behind one says which share of its rows it is.
-type LayerNames = [&'static str; 9];
-
-const BERT: LayerNames = [
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-];
-const MODERN_BERT: LayerNames = [
-    "attn.Wqkv 0",
-    "attn.Wqkv 1",
-    "attn.Wqkv 2",
-    "attn.Wo",
-    "attn_norm",
-    "mlp.Wi 0",
-    "mlp.Wi 1",
-    "mlp.Wo",
-    "mlp_norm",
-];
-const NOMIC_BERT: LayerNames = [
-    "attn.Wqkv 0",
-    "attn.Wqkv 1",
-    "attn.Wqkv 2",
-    "attn.out_proj",
-    "norm1",
-    "mlp.fc12",
-    "mlp.fc11",
-    "mlp.fc2",
-    "norm2",
-];
-const GTE: LayerNames = [
-    "attention.qkv_proj 0",
-    "attention.qkv_proj 1",
-    "attention.qkv_proj 2",
-    "attention.o_proj",
-    "attn_ln",
-    "mlp.up_gate_proj 1",
-    "mlp.up_gate_proj 0",
-    "mlp.down_proj",
-    "mlp_ln",
-];
-const GGUF: LayerNames = [
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "attn_output_norm",
-    "",
-    "ffn_up",
-    "ffn_down",
-    "layer_output_norm",
-];
-const GGUF_NOMIC_BERT: LayerNames = [
-    "attn_qkv 0",
-    "attn_qkv 1",
-    "attn_qkv 2",
-    "attn_output",
-    "attn_output_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-    "layer_output_norm",
-];
-const GGUF_MODERN_BERT: LayerNames = [
-    "attn_qkv 0",
-    "attn_qkv 1",
-    "attn_qkv 2",
-    "attn_output",
-    "attn_norm",
-    "ffn_up 0",
-    "ffn_up 1",
-    "ffn_down",
-    "ffn_norm",
-];
 
 /// A tensor of the layers: its name, which of its rows, its columns, and of a matrix or norm whether something is added.
 #[derive(Clone, Debug, PartialEq)]
@@ -141,24 +36,39 @@ impl Place {
     }
 }
 
+/// What names of tensors begin with in models that were saved with a head.
+pub(super) const PREFIXES: [&str; 8] = [
+    "",
+    "bert.",
+    "roberta.",
+    "model.",
+    "nomic_bert.",
+    "gte.",
+    "mpnet.",
+    "distilbert.",
+];
+
 /// What a file calls tensors.
 pub(super) struct Names<'a> {
     config: &'a BertConfig,
     hidden: usize,
     is_gguf: bool,
+    /// Whether a GGUF file has gates in a matrix of their own.
+    is_gate_apart: bool,
     prefix: &'static str,
 }
 
 impl<'a> Names<'a> {
-    /// Models saved with a head of another task have a prefix.
+    /// Finds what names begin with.
     pub(super) fn of(file: &ModelFile, config: &'a BertConfig, hidden: usize) -> Self {
         let mut names = Self {
             config,
             hidden,
             is_gguf: matches!(file, ModelFile::Gguf(_)),
+            is_gate_apart: matches!(file.find_tensor("blk.0.ffn_gate.weight"), Ok(Some(_))),
             prefix: "",
         };
-        for prefix in ["", "bert.", "roberta.", "model.", "nomic_bert.", "gte."] {
+        for prefix in PREFIXES {
             names.prefix = prefix;
             if matches!(file.find_tensor(&format!("{}.weight", names.words())), Ok(Some(_))) {
                 return names;
@@ -191,6 +101,11 @@ impl<'a> Names<'a> {
         self.top("embeddings.token_type_embeddings", "token_types")
     }
 
+    /// The table of what is added to scores by distance.
+    pub(super) fn distances(&self) -> String {
+        self.top("encoder.relative_attention_bias", "")
+    }
+
     pub(super) fn embedding_norm(&self) -> Place {
         let name = match self.config.architecture {
             EncoderArchitecture::ModernBert => "embeddings.norm",
@@ -219,24 +134,24 @@ impl<'a> Names<'a> {
 
     /// A part of a layer; `None` for what the layer has not.
     pub(super) fn part(&self, layer: usize, part: Part) -> Option<Place> {
-        let (names, layers) = match (self.config.architecture, self.is_gguf) {
-            (EncoderArchitecture::NomicBert, true) => (GGUF_NOMIC_BERT, "blk"),
-            (EncoderArchitecture::ModernBert, true) => (GGUF_MODERN_BERT, "blk"),
-            (_, true) => (GGUF, "blk"),
-            (EncoderArchitecture::ModernBert, _) => (MODERN_BERT, "layers"),
-            (EncoderArchitecture::NomicBert, _) => (NOMIC_BERT, "encoder.layers"),
-            (EncoderArchitecture::Gte, _) => (GTE, "encoder.layer"),
-            (EncoderArchitecture::Bert | EncoderArchitecture::Roberta, _) => (BERT, "encoder.layer"),
+        let (names, layers) = layer_names(self.config.architecture, self.is_gguf, self.is_gate_apart);
+        let name = names.get(part as usize).copied().unwrap_or_default();
+        let is_there = match part {
+            Part::AttentionNorm => self.config.has_attention_norm(layer),
+            Part::QueryNorm | Part::KeyNorm => self.config.has_query_key_norms,
+            Part::SecondNorm => self.config.is_added_twice(),
+            _ => true,
         };
-        let name = names[part as usize];
-        if name.is_empty() || (part == Part::AttentionNorm && !self.config.has_attention_norm(layer)) {
+        if name.is_empty() || !is_there {
             return None;
         }
         let (name, share) = name.split_once(' ').unwrap_or((name, ""));
         let name = self.top(&format!("{layers}.{layer}.{name}"), &format!("blk.{layer}.{name}"));
         let (hidden, ffn, biases) = (self.hidden, self.config.ffn_size, self.config.biases);
         let (rows, cols, shares, has_bias) = match part {
-            Part::AttentionNorm | Part::FfnNorm => return Some(self.norm(name)),
+            Part::AttentionNorm | Part::FfnNorm | Part::QueryNorm | Part::KeyNorm | Part::SecondNorm => {
+                return Some(self.norm(name));
+            }
             Part::Query | Part::Key | Part::Value => (hidden, hidden, 3, biases.attention),
             Part::AttentionOutput => (hidden, hidden, 1, biases.attention),
             Part::Gate | Part::Up => (ffn, hidden, 2, biases.up),
@@ -259,6 +174,13 @@ impl<'a> Names<'a> {
         let mut all = vec![(format!("{}.weight", self.words()), config.vocab_size, hidden)];
         if let Positions::Table { num_rows, .. } = self.config.positions {
             all.push((format!("{}.weight", self.positions()), num_rows, hidden));
+        }
+        if self.config.distance_kind() == Some(DistanceKind::Buckets) {
+            all.push((
+                format!("{}.weight", self.distances()),
+                NUM_BUCKETS,
+                self.config.num_heads,
+            ));
         }
         if self.config.num_types > 0 {
             all.push((format!("{}.weight", self.types()), self.config.num_types, hidden));
@@ -302,8 +224,13 @@ impl HeadNames {
         let (dense, norm, labels) = match &config.layers {
             Layers::Decoder(_) => (None, None, "score"),
             Layers::Bert(bert) => match bert.architecture {
-                EncoderArchitecture::Bert => (Some("bert.pooler.dense"), None, "classifier"),
-                EncoderArchitecture::Roberta => (Some("classifier.dense"), None, "classifier.out_proj"),
+                EncoderArchitecture::Bert | EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert => {
+                    (Some("bert.pooler.dense"), None, "classifier")
+                }
+                EncoderArchitecture::Roberta | EncoderArchitecture::Mpnet => {
+                    (Some("classifier.dense"), None, "classifier.out_proj")
+                }
+                EncoderArchitecture::DistilBert => (Some("pre_classifier"), None, "classifier"),
                 EncoderArchitecture::NomicBert => (Some("nomic_bert.pooler.dense"), None, "classifier"),
                 EncoderArchitecture::Gte => (Some("gte.pooler.dense"), None, "classifier"),
                 EncoderArchitecture::ModernBert => (Some("head.dense"), Some("head.norm"), "classifier"),

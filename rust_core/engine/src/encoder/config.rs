@@ -22,8 +22,8 @@ use crate::safetensors::{CONFIG_NAME, SafetensorsFolder, read_object};
 use crate::weights::{ModelFile, ModelFileError, clipped};
 
 /// The names of every encoder that can be run, for messages.
-pub const SUPPORTED_ENCODERS: &str =
-    "bert, roberta, xlm-roberta, modernbert, nomic_bert, gte, and decoders that the engine runs";
+pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta, mpnet, distilbert, jina-bert-v2, modernbert, nomic_bert, gte, and decoders that the \
+     engine runs";
 
 /// Tokens of a text at most where positions are computed: memory for one text is reserved whole.
 pub(super) const MOST_TEXT_TOKENS: usize = 8_192;

@@ -35,6 +35,7 @@ impl Stages for Decoder<'_> {
             scale: model.attention_scale,
             before,
             behind: if *is_causal { 0 } else { before },
+            bias: std::ptr::null(),
         }
     }
 

@@ -15,9 +15,10 @@ use pyagent_kernels::thread_pool::{Piece, ThreadPool};
 
 use super::EncoderError;
 use super::bert::{self, Bert};
-use super::bert_config::{BertConfig, EncoderArchitecture, Positions};
+use super::bert_config::{BertConfig, Positions};
 use super::config::{EncoderConfig, Layers};
 use super::decoder::Decoder;
+use super::distances::Distances;
 use super::head::{InnerActivation, activate};
 use super::pooling::{normalise, pool};
 use super::steps::Pooling;
@@ -119,11 +120,11 @@ impl Batch {
 fn bert_places<'a>(tokens: &'a [u32], bert: &'a BertConfig) -> impl Iterator<Item = Place> + 'a {
     let mut next = match bert.positions {
         Positions::Table { first, .. } => first,
-        Positions::Rotary { .. } => 0,
+        Positions::Rotary { .. } | Positions::Alibi => 0,
     };
     tokens.iter().map(move |marked| {
         let token = (marked & !MARKS) as usize;
-        let is_padding = bert.architecture == EncoderArchitecture::Roberta && token == bert.pad_id;
+        let is_padding = bert.architecture.counts_from_padding() && token == bert.pad_id;
         let position = if is_padding { bert.pad_id } else { next };
         next += usize::from(!is_padding);
         Place {
@@ -224,7 +225,13 @@ impl Workspace {
         let out = TILE_TOKENS * widths.hidden.max(widths.ffn) * 8;
         let attention = whole_scratch_len(config.max_tokens.min(most_tokens), config.head_dim()) * 4;
         let shared = most_tokens * (widths.hidden + widths.projected + widths.context) * 4;
-        shared + threads * (inputs + out + attention)
+        let distances = match &config.layers {
+            Layers::Bert(bert) if bert.distance_kind().is_some() => {
+                Distances::bytes(bert.num_heads, config.max_tokens.min(most_tokens))
+            }
+            _ => 0,
+        };
+        shared + distances + threads * (inputs + out + attention)
     }
 }
 
@@ -274,6 +281,8 @@ pub(super) struct AttentionHead {
     pub(super) scale: f32,
     pub(super) before: usize,
     pub(super) behind: usize,
+    /// What is added to scores by distance, from that of distance 0; null for nothing.
+    pub(super) bias: *const f32,
 }
 
 /// The layers of an encoder, a stage at a time.
@@ -403,6 +412,7 @@ impl Pass<'_> {
             before: head.before,
             behind: head.behind,
             scale: head.scale,
+            bias: head.bias,
             query: first.wrapping_add(index * head_dim),
             key: first.wrapping_add(head.key),
             value: first.wrapping_add(head.value),
@@ -448,6 +458,7 @@ impl Pass<'_> {
             unsafe { multiply(isa, dense, &own.input, inner.as_mut_ptr(), hidden) };
             add_bias(isa, dense, inner);
             match head.inner {
+                InnerActivation::Relu => inner.iter_mut().filter(|x| **x < 0.0).for_each(|x| *x = 0.0),
                 InnerActivation::Tanh => inner.iter_mut().for_each(|x| *x = f64::from(*x).tanh() as f32),
                 InnerActivation::Of(activation) => bert::activate(isa, activation, inner),
             }

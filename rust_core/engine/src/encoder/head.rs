@@ -27,6 +27,8 @@ pub enum LabelActivation {
 pub enum InnerActivation {
     /// tanh.
     Tanh,
+    /// What is less than 0 becomes 0.
+    Relu,
     /// An encoder's own.
     Of(EncoderActivation),
 }

@@ -7,8 +7,10 @@ use pyagent_kernels::thread_pool::ThreadPool;
 
 use super::bert_config::{BertConfig, Positions};
 use super::bert_gguf::refuse_unread;
-use super::bert_names::{HeadNames, Names, Part, Place};
+use super::bert_names::{HeadNames, Names, Place};
 use super::config::{EncoderConfig, Layers};
+use super::distances::{DistanceKind, Distances, NUM_BUCKETS};
+use super::layer_names::Part;
 use super::steps::{DensePlace, DenseStep, LabelWords};
 use crate::config::invalid;
 use crate::model::{self, Linear, Weights, pack, vector};
@@ -46,6 +48,10 @@ pub(super) struct EncoderLayer {
     pub(super) up: Linear,
     pub(super) down: Linear,
     pub(super) ffn_norm: Norm,
+    pub(super) query_norm: Option<Norm>,
+    pub(super) key_norm: Option<Norm>,
+    /// What follows when the stream is added a second time after attention.
+    pub(super) second_norm: Option<Norm>,
 }
 
 impl EncoderLayer {
@@ -105,6 +111,7 @@ pub(super) struct BertWeights {
     pub(super) layers: Vec<EncoderLayer>,
     pub(super) final_norm: Option<Norm>,
     pub(super) rope: Option<[RopeTable; 2]>,
+    pub(super) distances: Option<Distances>,
 }
 
 impl EncoderWeights {
@@ -126,11 +133,13 @@ impl EncoderWeights {
     /// Has the angles of so many positions.
     pub(super) fn reach(&mut self, num_positions: usize) -> Result<(), RopeError> {
         match &mut self.layers {
-            LayerWeights::Bert(bert) => bert
-                .rope
-                .iter_mut()
-                .flatten()
-                .try_for_each(|rope| rope.grow_to(num_positions)),
+            LayerWeights::Bert(bert) => {
+                if let Some(distances) = &mut bert.distances {
+                    distances.grow_to(num_positions);
+                }
+                let mut tables = bert.rope.iter_mut().flatten();
+                tables.try_for_each(|rope| rope.grow_to(num_positions))
+            }
             LayerWeights::Decoder(decoder) => decoder.rope.iter_mut().try_for_each(|rope| rope.grow_to(num_positions)),
         }
     }
@@ -364,6 +373,9 @@ fn load_bert(
             up: need(Part::Up)?,
             down: need(Part::Down)?,
             ffn_norm: norm(Part::FfnNorm).expect("every family has it")?,
+            query_norm: norm(Part::QueryNorm).transpose()?,
+            key_norm: norm(Part::KeyNorm).transpose()?,
+            second_norm: norm(Part::SecondNorm).transpose()?,
         })
     });
     let rows = |name: String, rows| table(file, &format!("{name}.weight"), rows, hidden);
@@ -379,14 +391,28 @@ fn load_bert(
         words: rows(names.words(), config.vocab_size)?,
         positions: match bert.positions {
             Positions::Table { num_rows, .. } => Some(rows(names.positions(), num_rows)?),
-            Positions::Rotary { .. } => None,
+            Positions::Rotary { .. } | Positions::Alibi => None,
         },
         types: types.transpose()?,
         embedding_norm: norm(names.embedding_norm())?,
         layers: layers.collect::<Result<_, ModelFileError>>()?,
         final_norm: names.final_norm().map(norm).transpose()?,
         rope: bert.rope_tables(hidden, config.max_tokens)?,
+        distances: distances(file, &names, bert)?,
     })
+}
+
+/// What is added to scores by distance, if anything.
+fn distances(file: &ModelFile, names: &Names<'_>, bert: &BertConfig) -> Result<Option<Distances>, ModelFileError> {
+    let table = match bert.distance_kind() {
+        None => return Ok(None),
+        Some(DistanceKind::Alibi) => None,
+        Some(DistanceKind::Buckets) => {
+            let name = format!("{}.weight", names.distances());
+            Some(vector(&file.tensor(&name)?, NUM_BUCKETS * bert.num_heads)?)
+        }
+    };
+    Ok(Some(Distances::new(bert.num_heads, table)))
 }
 
 /// Loads a matrix, or the share of one that is this part's.

@@ -36,6 +36,9 @@ pub struct WholeArgs {
     pub behind: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// What is added to a score by how far its key lies behind the query, from the number of distance 0; null for nothing.
+    /// There are [`distance_row_len`] numbers, `num_tokens - 1` of them before it.
+    pub bias: *const f32,
     /// The first token's queries of this head.
     pub query: *const f32,
     /// Likewise its keys.
@@ -75,10 +78,16 @@ pub const fn whole_scratch_len(num_tokens: usize, head_dim: usize) -> usize {
     padded * (head_dim + ROWS) + num_tokens * head_dim.next_multiple_of(LANES)
 }
 
+/// Numbers of a row that tells by distance what is added to scores of texts of so many tokens: a vector of keys may end past
+/// the last token.
+pub const fn distance_row_len(num_tokens: usize) -> usize {
+    2 * num_tokens + LANES
+}
+
 /// Writes each token's attention over the tokens of its text that it sees, of one head.
 ///
 /// # Safety
-/// The pointers reach `num_tokens` rows of `head_dim` numbers at their strides; nobody writes what is read, or uses what is
+/// The pointers reach `num_tokens` rows of `head_dim` numbers at their strides, and `bias` the numbers it names; nobody writes what is read, or uses what is
 /// written, meanwhile.
 pub unsafe fn attend_whole(isa: Isa, args: &WholeArgs, scratch: &mut WholeScratch) {
     #[inline(always)]
@@ -123,7 +132,7 @@ unsafe fn attend<L: Lanes>(args: &WholeArgs, scratch: &mut WholeScratch) {
                 std::array::from_fn(|row| args.query.add((first + row).min(tokens - 1) * args.stride));
             let num_rows = ROWS.min(tokens - first);
             let any = args.seen(first).start..args.seen(first + num_rows - 1).end;
-            scores_of::<L>(args, &query, keys, scores, any.clone(), padded);
+            scores_of::<L>(args, &query, keys, scores, any.clone(), (first, padded));
             let mut factors = [0.0; ROWS];
             for (row, factor) in factors.iter_mut().enumerate() {
                 let seen = args.seen((first + row).min(tokens - 1));
@@ -149,7 +158,7 @@ unsafe fn scores_of<L: Lanes>(
     keys: *const f32,
     scores: *mut f32,
     seen: std::ops::Range<usize>,
-    padded: usize,
+    (first, padded): (usize, usize),
 ) {
     // SAFETY: the caller's promises.
     unsafe {
@@ -163,7 +172,12 @@ unsafe fn scores_of<L: Lanes>(
                 }
             }
             for (row, sum) in sums.into_iter().enumerate() {
-                sum.mul(scale).store(scores.add(row * padded + start));
+                let mut score = sum.mul(scale);
+                if !args.bias.is_null() {
+                    let token = (first + row).min(args.num_tokens - 1);
+                    score = score.add(L::load(args.bias.offset(start as isize - token as isize)));
+                }
+                score.store(scores.add(row * padded + start));
             }
         }
     }
@@ -257,6 +271,7 @@ mod tests {
         dims: usize,
         (num_heads, head): (usize, usize),
         (before, behind, num_keys): (usize, usize, usize),
+        bias: Option<&[f32]>,
     ) -> Vec<f32> {
         let width = num_heads * dims;
         let [query, key, value] = [1, 2, 3].map(|seed| numbers(tokens * width, seed));
@@ -268,6 +283,7 @@ mod tests {
             before,
             behind,
             scale: (dims as f32).powf(-0.5),
+            bias: bias.map_or(std::ptr::null(), |row| row[tokens - 1..].as_ptr()),
             query: query[head * dims..].as_ptr(),
             key: key[head * dims..].as_ptr(),
             value: value[head * dims..].as_ptr(),
@@ -281,7 +297,8 @@ mod tests {
     }
 
     /// Equal to the formula in double precision, over lengths and widths that fill registers and those that do not, whole,
-    /// causal, in windows and with tokens behind that are not seen, and the same bits on every instruction set.
+    /// causal, in windows, with tokens behind that are not seen and with numbers added by distance, and the same bits on every
+    /// instruction set.
     #[test]
     fn whole_attention_equals_its_formula_on_every_set() {
         const ALL: usize = usize::MAX;
@@ -295,7 +312,7 @@ mod tests {
             (ALL, ALL, 4),
             (2, 3, 7),
         ];
-        for ((tokens, dims), mask) in [
+        for (((tokens, dims), mask), is_biased) in [
             (1, 32),
             (2, 16),
             (5, 64),
@@ -308,15 +325,18 @@ mod tests {
         ]
         .into_iter()
         .flat_map(|shape| masks.map(|mask| (shape, mask)))
+        .flat_map(|shape| [false, true].map(|is_biased| (shape, is_biased)))
         {
+            let row = numbers(distance_row_len(tokens), 4);
+            let bias = is_biased.then_some(&row[..]);
             let num_keys = tokens - tokens * mask.2 / 10;
             let mask = (mask.0, mask.1, num_keys);
             for head in [0, 2] {
                 let width = num_heads * dims;
                 let [query, key, value] = [1, 2, 3].map(|seed| numbers(tokens * width, seed));
-                let got = attended(Isa::best(), tokens, dims, (num_heads, head), mask);
+                let got = attended(Isa::best(), tokens, dims, (num_heads, head), mask, bias);
                 for isa in Isa::available() {
-                    let other = attended(isa, tokens, dims, (num_heads, head), mask);
+                    let other = attended(isa, tokens, dims, (num_heads, head), mask, bias);
                     assert!(
                         got.iter().zip(&other).all(|(a, b)| a.to_bits() == b.to_bits()),
                         "{}",
@@ -335,7 +355,12 @@ mod tests {
                         .iter()
                         .map(|&other| {
                             let dot: f64 = (0..dims).map(|d| at(&query, token, d) * at(&key, other, d)).sum();
-                            dot / (dims as f64).sqrt()
+                            let added = if is_biased {
+                                row[tokens - 1 + other - token]
+                            } else {
+                                0.0
+                            };
+                            dot / (dims as f64).sqrt() + f64::from(added)
                         })
                         .collect();
                     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
