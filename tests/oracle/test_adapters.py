@@ -34,21 +34,30 @@ SHAPE = (
 TOKENS = [(7 * place + place * place) % 250 for place in range(40)]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("llama", {"r": 8, "target_modules": ALL}),
-    "alphas": ("qwen2", {"r": 5, "target_modules": ["q_proj", "v_proj", "down_proj"], "lora_alpha": 3}),
+    "alphas": ("dense behind experts", {"r": 5, "target_modules": ["q_proj", "v_proj", "1.mlp.down_proj"]}),
     "rslora": ("qwen3", {"r": 6, "target_modules": ALL, "use_rslora": True, "rank_pattern": {"k_proj": 3}}),
-    "dora": ("qwen2", {"r": 4, "target_modules": ALL, "lora_alpha": 9, "use_dora": True}),
+    "dora": ("biases", {"r": 4, "target_modules": ALL, "lora_alpha": 9, "use_dora": True}),
     "gemma": ("gemma3", {"r": 4, "target_modules": ALL, "use_dora": True}),
 }
-CASES["alphas"][1]["alpha_pattern"] = {"layers.1.self_attn.q_proj": 11}
+CASES["alphas"][1].update(lora_alpha=3, alpha_pattern={"layers.1.self_attn.q_proj": 11})
 
 
-def granite() -> Any:
-    """A configuration of Granite's, whose factors are not 1."""
-    from transformers import GraniteConfig
+def config_of(family: str) -> Any:
+    """A tiny configuration: Granite's, whose factors are not 1, with biases everywhere, or with experts in some layers."""
+    from transformers import GraniteConfig, LlamaConfig, Qwen3MoeConfig
 
     shape = {name: getattr(tiny_configs()["llama"], name) for name in SHAPE}
     factors = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4}
-    return GraniteConfig(**shape, **factors, logits_scaling=3.0, tie_word_embeddings=False)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]}
+    match family:
+        case "granite":
+            return GraniteConfig(**shape, **factors, logits_scaling=3.0, tie_word_embeddings=False)
+        case "biases":
+            return LlamaConfig(**shape, attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
+        case "dense behind experts":
+            return Qwen3MoeConfig(**shape, **experts, tie_word_embeddings=False)
+        case _:
+            return tiny_configs()[family]
 
 
 def model_of(family: str, folder: Path) -> Any:
@@ -57,8 +66,7 @@ def model_of(family: str, folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(7)
-    config = granite() if family == "granite" else tiny_configs()[family]
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(config_of(family), dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or "bias" in name:

@@ -57,6 +57,7 @@ def test_hybrids_agree_with_transformers_at_500_positions(family: str, tmp_path:
         "granitemoehybrid",
         "granitemoehybrid-attention",
         "falcon_h1",
+        "falcon_h1-normalised",
         "nemotron_h-experts",
         "nemotron_h-dense",
     ],
@@ -65,7 +66,8 @@ def test_gguf_files_under_the_names_of_llama_cpp_give_the_same_logits(family: st
     """The same weights as llama.cpp's converter arranges them: value heads in tiles, decays with their sign."""
     import torch
 
-    reference = reference_model(family)
+    # Falcon's files have its factors in both matrices, which are therefore two.
+    reference = reference_model(family, **({"tie_word_embeddings": False} if "falcon" in family else {}))
     path = write_hybrid_as_gguf(tmp_path / "model.gguf", reference)
     draw = random.Random(2)
     tokens = [draw.randrange(250) for _ in range(100)]

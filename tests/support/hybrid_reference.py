@@ -200,14 +200,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def reference_model(family: str) -> Any:
-    """Return transformers' model of random weights in float32."""
+def reference_model(family: str, **changes: Any) -> Any:
+    """Return transformers' model of random weights in float32, its configuration with `changes`."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(7)
     kind, shape = CONFIGS[family]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(shape | changes)), dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
             if "expert_bias" in name or "correction_bias" in name:

@@ -24,13 +24,13 @@ FIRST, SECOND = 11, 12
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, and two adapters for it, the second of DoRA and for a part of its matrices."""
+    """A tiny model, and two adapters for it, the second of DoRA, wider and for a part of its matrices."""
     folder = tmp_path_factory.mktemp("adapters")
     write_tiny_model(folder / "tiny.gguf")
     write_adapter(folder / "first", 1)
-    some = ("self_attn.q_proj", "mlp.down_proj")
+    some = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")
     write_adapter(
-        folder / "second", given=tensors(2, rank=3, matrices=some, is_dora=True), config={"use_dora": True, "r": 3}
+        folder / "second", given=tensors(2, rank=20, matrices=some, is_dora=True), config={"use_dora": True, "r": 20}
     )
     return folder
 
@@ -156,6 +156,8 @@ def test_what_it_takes_is_said_before_it_is_loaded(folder: Path) -> None:
     sizes = [4 * (16 * cols + 4 * -(-rows // 16) * 16) for rows, cols in SHAPES.values()]
     assert (opened.bytes, opened.rank, opened.num_modules) == (2 * sum(sizes), 4, 14)
     assert opened.step_bytes(512) > opened.step_bytes(64) > 64 * 3 * 16 * 4
+    wider = _rust.AdapterFile.open(model, folder / "second")
+    assert wider.step_bytes(64) - opened.step_bytes(64) == 64 * 3 * 16 * 4, "rank 20: sixteen more numbers of three"
 
 
 def changed(**changes: Tensor | None) -> dict[str, Tensor]:

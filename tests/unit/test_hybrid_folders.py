@@ -31,6 +31,15 @@ _GRANITE = {
     "mamba_d_state": 16,
     "hidden_act": "silu",
 }
+_FALCON = {
+    **_COMMON,
+    "model_type": "falcon_h1",
+    "hidden_act": "silu",
+    "mamba_d_ssm": None,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+}
 _LFM2 = {
     **_COMMON,
     "model_type": "lfm2_moe",
@@ -150,6 +159,21 @@ def said_of(folder: Path, config: dict[str, object]) -> str:
 def test_granite_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
     """Fields that are not implemented, shapes that no kernel computes, and tensors that are not there."""
     assert expected in said_of(tmp_path, {**_GRANITE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.0.mamba.in_proj.weight"),
+        ({"mamba_expand": 3}, "'mamba_n_heads' 4 times 'mamba_d_head' 32 must be 'mamba_d_ssm', 192"),
+        ({"mamba_d_ssm": 64}, "'mamba_n_heads' 4 times 'mamba_d_head' 32 must be 'mamba_d_ssm', 64"),
+        ({"mamba_rms_norm": True}, "'mamba_norm_before_gate' must be false where 'mamba_rms_norm' is true"),
+        ({"mlp_bias": True}, "'mlp_bias' must be false for falcon_h1"),
+    ],
+)
+def test_falcon_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """What is left to a default is twice as wide as the stream; the first is right but for its tensors."""
+    assert expected in said_of(tmp_path, {**_FALCON, **changes})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from typing import Any
@@ -102,6 +103,23 @@ def test_xtc_leaves_the_least_likely_of_the_top() -> None:
     found = _rust.SamplerState(**sampling).distribution(logits)
     expected = Sampler(**sampling).shares(logits)
     assert dict(found) == pytest.approx({token: share for token, share in enumerate(expected) if share}, rel=1e-4)
+
+
+def test_a_dynamic_temperature_is_never_below_nothing() -> None:
+    """A range wider than the temperature begins at 0, and a row without doubt is certain there."""
+    logits = row(50, 1.0, 5)
+    shares = Sampler().shares(logits)
+    relative = -sum(share * math.log(share) for share in shares) / math.log(len(shares))
+    found = _rust.SamplerState(temperature=0.5, dynatemp_range=1.0).distribution(logits)
+    expected = Sampler(temperature=1.5 * relative).shares(logits)
+    assert dict(found) == pytest.approx(dict(enumerate(expected)), rel=1e-4)
+    certain = _rust.SamplerState(temperature=0.5, dynatemp_range=0.5).distribution([200.0, 0.0])
+    assert certain[0] == (0, 1.0)
+
+
+def test_of_equals_the_lower_id_is_first_whatever_the_sign_of_nothing() -> None:
+    """0 and -0 are one number, as where tokens are ranked by themselves."""
+    assert _rust.SamplerState().distribution([-0.0, 0.0, -0.0]) == [(token, pytest.approx(1 / 3)) for token in range(3)]
 
 
 @pytest.mark.parametrize(

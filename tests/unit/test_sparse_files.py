@@ -16,6 +16,7 @@ from support.tiny_sparse import (
     HEADS,
     HIDDEN,
     OPENAI_CONFIG,
+    USED,
     Shape,
     Values,
     sparse_tensors,
@@ -206,3 +207,37 @@ def test_exponents_of_any_value_are_loaded(tmp_path: Path) -> None:
     blocks = "model.layers.2.mlp.experts.down_proj_scales"
     folder = write_openai_folder(tmp_path / "m", **{blocks: ("U8", (6, 64, 3), bytes([0, 255, 1]) * 384)})
     assert len(engine_logits(folder, TOKENS[:3])) == 3
+
+
+def routed(family: str, row: list[float]) -> dict[str, tuple[Shape, Values]]:
+    """Tensors of a model whose routers rate all experts alike: each has this row."""
+    tensors = sparse_tensors(family)
+    routers = [name for name in tensors if name.endswith("ffn_gate_inp.weight")]
+    return tensors | {name: ((HIDDEN, EXPERTS), array("f", row * EXPERTS)) for name in routers}
+
+
+def logits_of(path: Path, family: str, tensors: dict[str, tuple[Shape, Values]]) -> list[list[float]]:
+    return engine_logits(write_sparse(path, family, tensors), TOKENS[:8])
+
+
+def test_of_experts_that_are_rated_alike_the_first_are_taken(tmp_path: Path) -> None:
+    """What the last ones have in them changes nothing."""
+    tensors = routed("qwen2moe", [0.0] * HIDDEN)
+    taken = logits_of(tmp_path / "m.gguf", "qwen2moe", tensors)
+    for name, (shape, values) in tensors.items():
+        if "_exps." in name:
+            last = (EXPERTS - USED) * (len(values) // EXPERTS)
+            tensors[name] = (shape, array("f", [*values[:-last], *([9.0] * last)]))
+    assert logits_of(tmp_path / "other.gguf", "qwen2moe", tensors) == taken
+
+
+def test_experts_that_are_all_rated_nothing_give_nothing(tmp_path: Path) -> None:
+    """Sigmoids of very low ratings are 0, and so is their sum, by which they are divided."""
+    logits = logits_of(tmp_path / "m.gguf", "glm4moe", routed("glm4moe", [1e4] * HIDDEN))
+    assert all(math.isfinite(value) for row in logits for value in row)
+
+
+def test_ratings_that_are_no_numbers_are_not_hidden(tmp_path: Path) -> None:
+    """Of a router whose ratings overflow no expert can be chosen: the answer ends, and is not made without experts."""
+    logits = logits_of(tmp_path / "m.gguf", "qwen2moe", routed("qwen2moe", [3e38] * HIDDEN))
+    assert all(math.isnan(value) for row in logits for value in row)
