@@ -19,7 +19,6 @@ from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.word_patterns import (
     AFMOE,
-    BAILING,
     CL100K,
     DEEPSEEK_V3,
     EXAONE_MOE,
@@ -52,7 +51,6 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "stablelm2": (QWEN,),
     "kimi-k2": (KIMI,),
     "youtu": YOUTU,
-    "bailingmoe2": (BAILING,),
     "exaone-moe": (EXAONE_MOE,),
 }
 # A whole word that is a token stays as it is, before any merging.
@@ -73,12 +71,11 @@ _SAME_WORDS = {
     **dict.fromkeys(("smaug-bpe", "chatglm-bpe"), "dbrx"),
     **dict.fromkeys(("kanana2", "talkie", "minimax-m2"), "gpt-4o"),
     **dict.fromkeys(("deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), "qwen2"),
-    **dict.fromkeys(("hunyuan", "solar-open", "grok-2"), "stablelm2"),
+    **dict.fromkeys(("hunyuan", "solar-open", "grok-2", "bailingmoe", "bailingmoe2", "llada-moe"), "stablelm2"),
     **dict.fromkeys(("starcoder", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), "smollm"),
     **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "exaone4", "mellum", "trillion"), "gpt-2"),
     **dict.fromkeys(("granite-docling", "roberta-bpe", "modern-bert"), "gpt-2"),
     "hunyuan-dense": "deepseek-v3",
-    **dict.fromkeys(("bailingmoe", "llada-moe"), "bailingmoe2"),
     "glm5": "glm4",
 }
 """Further names that llama.cpp has for vocabularies, and which of the others cut as they do, as its loader says."""

@@ -38,11 +38,6 @@ YOUTU = (
 """Of Youtu-LLM: Korean, full-width marks, Bopomofo and Chinese or Japanese stand alone, then GPT-4o's words."""
 KIMI = rf"{_HAN}+|{_cased(f'[{_UPPER}&&[^{_HAN}]]', f'[{_LOWER}&&[^{_HAN}]]')}|{_REST}"
 SEED = rf"{_CONTRACTIONS}|{_BEFORE_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
-BAILING = (
-    rf"'(?i:[sdmt]|ll|ve|re)|{_BEFORE_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|"
-    r"\s*[\r\n]|\s+(?!\S)|\s+"
-)
-"""Of Ling: Qwen's, but for a line break, which ends a word by itself."""
 EXAONE_MOE = (
     rf"{_CONTRACTIONS}|{_BEFORE_WORD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|"
     r"\s*[\r\n]|\s+(?!\S)|\s+"

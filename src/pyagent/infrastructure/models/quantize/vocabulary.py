@@ -34,6 +34,8 @@ _PRE_TOKENIZERS = (
     "stablelm2",
     "kimi-k2",
     "afmoe",
+    "youtu",
+    "exaone-moe",
 )
 _TEXTS, _SCORES = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"}, "tokenizer.ggml.scores"
 _VISIBLE = frozenset(f"<{name}>" for name in ("|channel", "channel|", "|tool_call", "tool_call|", '|"|')) | {
