@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -29,7 +30,7 @@ from support.wheels import build_wheel
 from pyagent.cli.startup import fetch_first_model, terminal_progress
 from pyagent.core.config import load_settings
 from pyagent.core.errors import ModelError
-from pyagent.infrastructure.models.store import Fetch
+from pyagent.infrastructure.models.store import Fetch, ModelStore
 
 COMMAND = [sys.executable, "-c", "from pyagent.cli.main import main; main()", "models"]
 
@@ -321,3 +322,36 @@ def test_names_that_lead_nowhere_are_refused_in_a_line(name: str, environment: d
     assert ran.err.startswith("error: model")
     assert ran.err.count("\n") == 1
     assert models({**environment, "PYAGENT_ENGINE__MODELS": json.dumps([name])}, "list").code == 0
+
+
+def test_models_are_compared_with_their_checksums(environment: dict[str, str], tmp_path: Path) -> None:
+    """A damaged one is named, and the others are compared all the same; a file of the user's has nothing to compare."""
+    store = ModelStore(tmp_path / "models")
+    for name in ("hf:owner/a", "hf:owner/b"):
+        folder = store.folder / name.replace(":", "%3a").replace("/", "%2f")
+        folder.mkdir(parents=True)
+        (folder / "m.gguf").write_bytes(b"weights")
+        digest = hashlib.sha256(b"weights").hexdigest()
+        (folder / "model.json").write_text(
+            json.dumps({"name": name, "file": "m.gguf", "source": "Hugging Face", "sha256": digest})
+        )
+    write_tiny_model(store.folder / "own.gguf")
+    settings = environment | {"PYAGENT_PATHS__MODELS": str(store.folder)}
+    ran = models(settings, "check")
+    assert ran.code == 0
+    assert [line.split(maxsplit=1) for line in ran.out.splitlines()] == [
+        ["hf:owner/a", "as it was fetched"],
+        ["hf:owner/b", "as it was fetched"],
+        ["own", "a file of yours, without a checksum"],
+    ]
+    (folder / "m.gguf").write_bytes(b"weight?")
+    ran = models(settings, "check", "--json")
+    assert ran.code == 1
+    told = {one["name"]: one for one in json.loads(ran.out)}
+    assert {name: one["is_whole"] for name, one in told.items()} == {
+        "hf:owner/a": True,
+        "hf:owner/b": False,
+        "own": None,
+    }
+    assert "m.gguf is damaged: its checksum is " in told["hf:owner/b"]["fault"]
+    assert "is not in the store" in models(settings, "check", "hf:owner/c").err

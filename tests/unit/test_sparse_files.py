@@ -89,6 +89,18 @@ def zeros(*shape: int) -> tuple[Shape, Values]:
     return shape, array("f", [0.0]) * math.prod(shape)
 
 
+@pytest.mark.parametrize(("family", "has_own"), [("gpt-oss", True), ("qwen2moe", True), ("glm4moe", False)])
+def test_an_output_matrix_that_got_lost_is_missed(family: str, has_own: bool, tmp_path: Path) -> None:
+    """Each file of such a family has one, as llama.cpp says too; of the others the embedding is the output matrix."""
+    tensors = sparse_tensors(family)
+    del tensors["output.weight"]
+    path = write_sparse(tmp_path / "m.gguf", family, tensors)
+    if has_own:
+        assert "there is no tensor 'output.weight'" in said_of(path)
+    else:
+        load(path)
+
+
 @pytest.mark.parametrize(
     ("family", "name", "values", "said"),
     [

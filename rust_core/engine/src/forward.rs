@@ -29,6 +29,7 @@ pub(crate) use adapters::most_adapter_bytes;
 pub use assistant::{AssistantBuffers, AssistantPass, AssistantStage, Role};
 pub(crate) use attention::most_split_rows;
 pub(crate) use drafts::num_kept_rows;
+pub use experts::ExpertLoads;
 pub(crate) use experts::{Routing, most_slots};
 pub(crate) use latent::{LatentBuffers, latent_sizes};
 pub(crate) use mtp::{MtpBuffers, keep_records, mtp_sizes};

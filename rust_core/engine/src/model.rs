@@ -142,6 +142,7 @@ fn scaling_by_tensors(
 pub fn is_output_tied(file: &ModelFile, config: &ModelConfig) -> Result<bool, ModelFileError> {
     match config.is_output_tied {
         Some(is_tied) => Ok(is_tied),
+        None if matches!(file, ModelFile::Gguf(_)) && config.architecture.has_own_output() => Ok(false),
         None => {
             let name = Names::of(file).output();
             let ends = ["weight", "qweight", "weight_packed"];

@@ -17,7 +17,7 @@ use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
 use crate::adapters::{Adapter, AdapterFile};
 use crate::config::ModelConfig;
-use crate::forward::{Pass, Plan, Probed, Segment, Target, most_adapter_bytes, write_norms};
+use crate::forward::{ExpertLoads, Pass, Plan, Probed, Segment, Target, most_adapter_bytes, write_norms};
 use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
 use crate::logit_lens;
 use crate::model::{self, Weights};
@@ -260,6 +260,11 @@ impl CpuModel {
     pub fn largest_step_bytes(&self, step: LargestStep) -> usize {
         let threads = self.pool.num_threads();
         LargestStep { threads, ..step }.bytes(&self.config, &self.weights)
+    }
+
+    /// How many tokens its experts have had; goes on being counted.
+    pub fn expert_loads(&self) -> Arc<ExpertLoads> {
+        Arc::clone(&self.space.routing.loads)
     }
 
     /// Of these, what is held now, without what samplers hold.

@@ -22,6 +22,7 @@ pub(crate) const CONFIG_NAME: &str = "config.json";
 const ADAPTER_CONFIG_NAME: &str = "adapter_config.json";
 const ADAPTER_NAME: &str = "adapter_model.safetensors";
 const INDEX_NAME: &str = "model.safetensors.index.json";
+const WHOLE_NAME: &str = "model.safetensors";
 
 /// Element types that are read, for messages.
 const SUPPORTED: &str = "F32, F16, BF16";
@@ -50,7 +51,8 @@ impl SafetensorsFolder {
     /// Reads `config.json`, maps the safetensors files and checks their headers.
     ///
     /// With a `model.safetensors.index.json` the files are those it names, and each tensor must be where it says;
-    /// without one they are all `*.safetensors` of the folder. As with GGUF, files must not be changed in place.
+    /// without one there is `model.safetensors`, beside which others may lie for other programs, or they are all
+    /// `*.safetensors` of the folder. As with GGUF, files must not be changed in place.
     pub fn open(path: &Path) -> Result<Self, ModelFileError> {
         let config = read_object(&path.join(CONFIG_NAME))?;
         let index = path.join(INDEX_NAME);
@@ -223,6 +225,9 @@ fn find_files(folder: &Path) -> Result<BTreeSet<String>, ModelFileError> {
     if names.is_empty() {
         let got = "a folder with config.json and no *.safetensors".to_owned();
         return Err(ModelFileError::NotAModel { got });
+    }
+    if names.contains(WHOLE_NAME) {
+        names.retain(|name| name == WHOLE_NAME);
     }
     Ok(names)
 }

@@ -88,6 +88,25 @@ fn shards_are_joined() {
     }
 }
 
+/// Beside `model.safetensors` other programs' copies of the weights may lie; an index goes before it.
+#[test]
+fn other_programs_weights_are_left_aside() {
+    let index = br#"{"weight_map": {"a": "x-1.safetensors"}}"#;
+    let files: [(&str, &[u8]); 3] = [
+        ("model.safetensors", &one_tensor("whole")),
+        ("consolidated.safetensors", &one_tensor("b")),
+        ("x-1.safetensors", &one_tensor("a")),
+    ];
+    let names = |folder: &tempfile::TempDir| -> Vec<String> {
+        let model = ModelFile::open(folder.path()).unwrap();
+        model.tensors().map(|tensor| tensor.name.to_owned()).collect()
+    };
+    assert_eq!(names(&folder_with(&files)), ["whole"]);
+    assert_eq!(names(&folder_with(&files[1..])), ["a", "b"]);
+    let indexed = [&files[..], &[("model.safetensors.index.json", index)]].concat();
+    assert_eq!(names(&folder_with(&indexed)), ["a"]);
+}
+
 /// An index that leads out of the folder, to other tensors, or to no file is refused.
 #[test]
 fn a_wrong_index_is_refused() {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyagent_engine::config::ModelConfig;
-use pyagent_engine::forward::{Neuron, Probe, Probed};
+use pyagent_engine::forward::{ExpertLoads, Neuron, Probe, Probed};
 use pyagent_engine::kv::{KvMemory, KvPages, SwappedPages};
 use pyagent_engine::prompt_scores;
 use pyagent_engine::runner::{self, EngineError, LoadOptions};
@@ -116,6 +116,7 @@ impl SwapHandle {
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct CpuModel {
     inner: Mutex<runner::CpuModel>,
+    expert_loads: Arc<ExpertLoads>,
     swap_dir: Option<PathBuf>,
 }
 
@@ -205,6 +206,7 @@ impl CpuModel {
             .detach(|| runner::CpuModel::load(&path, &options))
             .map_err(|error| engine_error(&error))?;
         Ok(Self {
+            expert_loads: model.expert_loads(),
             inner: Mutex::new(model),
             swap_dir,
         })
@@ -427,6 +429,11 @@ impl CpuModel {
     /// Forgets an adapter; whether there was one. Sequences that still name it are not computed any more.
     fn remove_adapter(&self, py: Python<'_>, adapter_id: u64) -> PyResult<bool> {
         Ok(self.lock_attached(py)?.remove_adapter(adapter_id))
+    }
+
+    /// Of each layer, how many tokens each expert has had; no layers in a model without experts. Waits for no step.
+    fn expert_loads(&self) -> Vec<Vec<u64>> {
+        self.expert_loads.layers()
     }
 
     /// Seconds that the threads spent on the last step; the rest of its time is bookkeeping.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pyagent.cli.model_check import check
+from pyagent.cli.model_experts import experts
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.quantize import quantize
 from pyagent.cli.startup import read_settings, terminal_progress
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, help="List, fetch, inspect and quantise models.", no_args_is_help=True)
 app.command()(quantize)
+app.command()(experts)
+app.command()(check)
 
 _CONTEXTS = (2_048, 8_192, 32_768, 131_072)
 _KV_DTYPES: tuple[KvDtype, ...] = ("bf16", "f16", "int8", "fp8")

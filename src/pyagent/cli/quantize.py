@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import msgspec
 import typer
 
+from pyagent.cli.one_model import ask_alone, local_path, sample_text
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import write_json
-from pyagent.cli.startup import read_settings
 from pyagent.core.errors import ModelError, PyAgentError, RequestError
 from pyagent.core.one_line import printable
 from pyagent.core.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from pyagent.core.chain.chain import Chain
     from pyagent.core.text_score import PositionScores
     from pyagent.infrastructure.models.quantize.quantizing import Progress, Quantized
 
-_TEXT_FILE = Path(__file__).parent / "demo_text.txt"
-_TEXT_CHARS = 8_000
-"""Of the text in the wheel: about 1,600 tokens, seconds of a small model."""
 _MOST_TEXTS = 64
 """Lines of it that are embedded."""
-_T = TypeVar("_T")
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +78,8 @@ def quantize(
     from pyagent.infrastructure.models.split_files import stem_of
 
     chosen = _known_type(type_name)
-    sample = "" if no_report else _sample(text)
-    path = _locate(source, config)
+    sample = "" if no_report else sample_text(text)
+    path = local_path(source, config)
     target = output or Path(f"{stem_of(path.resolve().name)}-{chosen}.gguf")
     made = _write(path, target, chosen, overwrites=force)
     quality = _compare(path, target, sample, config) if sample else None
@@ -104,33 +98,6 @@ def _known_type(name: str) -> str:
         known = f"there are {', '.join(TYPE_TO_BASE)}"
         raise RequestError(f"--type: {name[:40]!r} cannot be written; {known}", param="type")
     return chosen
-
-
-def _sample(file: Path | None) -> str:
-    """Return the text to score."""
-    try:
-        text = (file or _TEXT_FILE).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{file} is not UTF-8 text: {error.reason}", param="text") from error
-    except OSError as error:
-        raise RequestError(f"{file} cannot be read: {error.strerror}", param="text") from error
-    if not text.strip():
-        raise RequestError(f"{file}: there is no text to score", param="text")
-    return text if file else text[:_TEXT_CHARS]
-
-
-def _locate(source: str, config: Path | None) -> Path:
-    """Return the path of a model that is here; nothing is fetched."""
-    from pyagent.infrastructure.models.names import is_path
-    from pyagent.infrastructure.models.store import ModelStore
-
-    if not is_path(source) and os.path.exists(source):
-        return Path(source)
-    store = ModelStore.of(read_settings(config))
-    if not is_path(source) and store.find(source) is None:
-        store.look(source)  # an unknown name says so itself
-        raise ModelError(f"{source} is not here yet; fetch it first: pyagent models pull {source}", model=source)
-    return store.locate(source)
 
 
 def _write(path: Path, target: Path, chosen: str, *, overwrites: bool) -> Quantized:
@@ -211,31 +178,13 @@ def _vectors(path: Path, texts: Sequence[str], config: Path | None) -> list[list
     from pyagent.core.messages import EmbedRequest
 
     asked = EmbedRequest(model="", input=list(texts), truncate=True)
-    return _asked(path, config, lambda chain: chain.embed(asked)).vectors
+    return ask_alone(path, config, lambda chain: chain.embed(asked)).vectors
 
 
 def _scores(path: Path, text: str, config: Path | None) -> PositionScores:
     from pyagent.core.text_score import score_positions
 
-    return _asked(path, config, lambda chain: score_positions(chain, text))
-
-
-def _asked(path: Path, config: Path | None, ask: Callable[[Chain], Awaitable[_T]]) -> _T:
-    """Return what a chain of this model alone answers."""
-    import asyncio
-
-    from pyagent.assembly import make_chain, make_host
-
-    settings = read_settings(config, model=str(path.absolute()))
-
-    async def answered() -> _T:
-        made = make_chain(settings, make_host(settings))
-        try:
-            return await ask(made)
-        finally:
-            await made.close()
-
-    return asyncio.run(answered())
+    return ask_alone(path, config, lambda chain: score_positions(chain, text))
 
 
 def _card(made: Quantized, quality: Quality | Nearness | None) -> list[tuple[str, str]]:

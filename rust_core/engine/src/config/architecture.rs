@@ -287,6 +287,25 @@ impl Architecture {
         matches!(self, Self::Olmo2 | Self::OlMoe | Self::MiniMaxM2)
     }
 
+    /// Whether each of its GGUF files has an output matrix of its own: one without has lost it, as llama.cpp says too.
+    pub(crate) fn has_own_output(self) -> bool {
+        matches!(
+            self,
+            Self::Olmo2
+                | Self::OlMoe
+                | Self::GptOss
+                | Self::Qwen2Moe
+                | Self::Dots1
+                | Self::MiniMaxM2
+                | Self::Phi2
+                | Self::StableLm
+                | Self::Nemotron
+                | Self::GptNeoX
+                | Self::ExaoneMoe
+                | Self::Apertus
+        )
+    }
+
     /// Whether files may have a head that drafts, of a kind that is known.
     pub(crate) fn may_have_mtp(self) -> bool {
         self.has_delta_nets() || matches!(self, Self::Glm4Moe | Self::Deepseek2)

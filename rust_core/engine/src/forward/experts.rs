@@ -6,11 +6,12 @@
 //! comes after them.
 
 mod choice;
+mod loads;
 mod separate;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use pyagent_kernels::elementwise;
 use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
@@ -19,6 +20,8 @@ use super::{GATE_BLOCKS, MOST_GROUPS, PIECES_PER_THREAD, PRODUCT_TILE, Part, Pas
 use crate::config::ModelConfig;
 use crate::model::{FeedForward, Gated, Shared};
 use crate::workspace::{Own, Patch, Rows};
+
+pub use loads::ExpertLoads;
 
 /// Groups of an output's columns in a piece at most: its tile is as wide as a gate's.
 const OUTPUT_GROUPS: usize = GATE_BLOCKS * BLOCK_COLS / ROWS_PER_GROUP;
@@ -48,6 +51,8 @@ pub struct Routing {
     pub weights: Rows,
     /// How much of the shared expert each token gets, where that is weighed.
     pub shared: Rows,
+    /// How many tokens each expert has had.
+    pub loads: Arc<ExpertLoads>,
     slots: RwLock<Slots>,
 }
 
@@ -81,6 +86,7 @@ impl Routing {
             shared: Rows::new(usize::from(
                 config.experts.is_some_and(|experts| experts.is_shared_gated),
             )),
+            loads: Arc::new(ExpertLoads::new(config)),
             slots: RwLock::default(),
         }
     }
@@ -102,14 +108,15 @@ impl Routing {
     pub fn bytes(&mut self) -> usize {
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
         let runs = slots.runs.capacity() * size_of::<Run>();
-        self.weights.bytes() + self.shared.bytes() + slots.tokens.capacity() * size_of::<u32>() + runs
+        let slots = slots.tokens.capacity() * size_of::<u32>() + runs;
+        self.weights.bytes() + self.shared.bytes() + self.loads.bytes() + slots
     }
 
-    /// Puts the first `num_tokens` tokens in order of their experts.
+    /// Puts the first `num_tokens` tokens in order of a layer's experts, and counts them.
     ///
     /// # Safety
     /// Their weights are complete, and nobody writes them.
-    unsafe fn order(&self, num_tokens: usize) {
+    unsafe fn order(&self, layer: usize, num_tokens: usize) {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let Slots { tokens, runs } = &mut *slots;
         tokens.clear();
@@ -119,6 +126,7 @@ impl Routing {
             // SAFETY: as the caller's.
             let has_it = |token: &usize| unsafe { self.weights.shared_row(*token)[expert] != 0.0 };
             tokens.extend((0..num_tokens).filter(has_it).map(|token| token as u32));
+            self.loads.note(layer, expert, tokens.len() - first);
             let starts = (first..tokens.len()).step_by(PRODUCT_TILE);
             runs.extend(starts.map(|start| Run {
                 expert,
@@ -220,7 +228,7 @@ impl Part<'_> {
             }
             if num_done.fetch_add(1, Ordering::AcqRel) + 1 == tiles.len() {
                 num_done.store(0, Ordering::Relaxed);
-                routing.order(self.plan.num_rows());
+                routing.order(layer, self.plan.num_rows());
             }
         }
     }

@@ -65,10 +65,12 @@ impl LargestStep {
         let saved = most_piece_state(config) as u128;
         let rows = rows + threads * 4 * (hidden + separate + 2 * tile + saved);
         let slots = most_slots(config, self.tokens) as u128;
-        // Of a token, its experts' weights; of a slot, its token and at most a run.
-        let of_experts = config
-            .experts
-            .map_or(0, |experts| 4 * tokens * (experts.num_experts as u128 + 1) + 64 * slots);
+        // Of a token, its experts' weights; of a slot, its token and at most a run; of a layer, its experts' loads.
+        let num_layers = config.all_layers().len() as u128;
+        let of_experts = config.experts.map_or(0, |experts| {
+            let num_experts = experts.num_experts as u128;
+            4 * tokens * (num_experts + 1) + 64 * slots + 8 * num_layers * num_experts
+        });
         let beside: [usize; 2] = beside_sizes(config).into();
         let beside = beside.map(|size| input(tokens, size as u128)).iter().sum::<u128>();
         let per_layer = match config.per_layer_size() {

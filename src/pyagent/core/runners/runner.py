@@ -292,6 +292,15 @@ class AttendingRunner(Protocol):
         ...
 
 
+@runtime_checkable
+class RoutingRunner(Protocol):
+    """A runner that counts the tokens of a mixture's experts."""
+
+    def expert_loads(self) -> list[list[int]]:
+        """Return how many tokens each expert of each layer has had; no layers without experts. Any thread; cheap."""
+        ...
+
+
 class ModelRunner(Runner, Protocol):
     """A runner as the parts around the loop see it: loading, the ledger of memory, the prompt cache."""
 

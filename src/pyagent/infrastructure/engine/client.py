@@ -35,11 +35,19 @@ from pyagent.core.messages import (
     TokenEmbedResult,
 )
 from pyagent.core.prompt_cache import CacheQuery, CacheQueryResult
-from pyagent.core.runners.runner import AttendingRunner, CompileStats, CompilingRunner, DividedRunner, RankStats
+from pyagent.core.runners.runner import (
+    AttendingRunner,
+    CompileStats,
+    CompilingRunner,
+    DividedRunner,
+    RankStats,
+    RoutingRunner,
+)
 from pyagent.core.structured_output.form_size import is_short
 from pyagent.core.token_estimate import estimated_request_tokens
 from pyagent.core.withdrawal import Withdrawal
 from pyagent.infrastructure.engine.encoders.pooling import Pooling
+from pyagent.infrastructure.engine.expert_loads import ExpertLoad, expert_loads
 from pyagent.infrastructure.engine.grammar import CANNOT_ENFORCE
 from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
 from pyagent.infrastructure.engine.lifecycle import GRACE_SECONDS, Arrivals, LifeCycle, Shared, State
@@ -76,9 +84,10 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     requests, with prompts of `num_arriving_tokens`, are in no model's queue yet: they wait for a load, for KV from
     elsewhere, or for a process. `ranks` says how the processes are that a model is divided among, `attention` which
     backend computes attention where a runner has several, `compilation` what was compiled and captured. `garbage` tells
-    of the process's garbage collections, `adapters` of each model's, by their names. `num_waves` counts the times in
-    which processes of it had something to do. Of an engine with several `copies` each is told, too; then counts and
-    bytes are those of all, percentiles and rates those of the slowest.
+    of the process's garbage collections, `adapters` of each model's, by their names, `experts` of each mixture's
+    layers. `num_waves` counts the times in which processes of it had something to do. Of an engine with several
+    `copies` each is told, too; then counts and bytes are those of all, percentiles and rates those of the slowest, and
+    `experts` are told of the copies alone.
     """
 
     state: str
@@ -101,6 +110,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     compilation: dict[str, CompileStats] = {}
     faults: dict[str, str] = {}
     draft_models: dict[str, str] = {}
+    experts: dict[str, list[ExpertLoad]] = {}
     load_seconds: dict[str, dict[str, float]] = {}
     garbage: GarbageStats = GarbageStats()
     num_waves: int = 0
@@ -375,6 +385,7 @@ class LocalEngine(Shared):
                 name: stats for name, model in self.models.loaded().items() if (stats := _compilation(model.runner))
             },
             garbage=self.garbage.stats,
+            experts={name: loads for name, model in self.models.loaded().items() if (loads := _experts(model.runner))},
             draft_models={
                 name: model.draft_fault.text
                 for name, model in self.models.loaded().items()
@@ -505,6 +516,10 @@ def _ranks(runner: ModelRunner) -> list[RankStats]:
 
 def _compilation(runner: ModelRunner) -> CompileStats | None:
     return runner.compile_stats() if isinstance(runner, CompilingRunner) else None
+
+
+def _experts(runner: ModelRunner) -> list[ExpertLoad]:
+    return expert_loads(runner.expert_loads()) if isinstance(runner, RoutingRunner) else []
 
 
 async def within(deadline: float | None, waiting: Awaitable[_T], name: str) -> _T:

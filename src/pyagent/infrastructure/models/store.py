@@ -155,15 +155,19 @@ class ModelStore:
             took = time.monotonic() - start
             self._next_look = start + 10 * took if took > _LONG_SECONDS else 0.0
 
-    def check(self, name: str) -> None:
-        """Raise `ModelError` when a model in the store is no longer what was fetched; read all of it."""
+    def check(self, name: str) -> bool:
+        """Compare a model's files with the checksums they had when they were fetched, and read all of them.
+
+        False where there are none: the model is not in the store, or a file of the user's. Raises `ModelError`.
+        """
         found = self.find(name)
         if found is None:
-            return
+            return False
         if found.manifest.sha256 and not found.manifest.files:
             _check_file(found.path, found.manifest.sha256, name)
         for file, digest in found.manifest.files.items():
             _check_file(self.folder / _folder_name(name) / file, digest, name)
+        return bool(found.manifest.sha256 or found.manifest.files)
 
     def locate(self, name: str) -> Path:
         """Return the file or folder to load for a name or path, fetched first when it is a known name.

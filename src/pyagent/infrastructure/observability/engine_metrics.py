@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from pyagent.core.runners.runner import CompileStats, RankStats
     from pyagent.infrastructure.engine.client import EngineState
+    from pyagent.infrastructure.engine.expert_loads import ExpertLoad
     from pyagent.infrastructure.engine.memory.garbage import GarbageStats
     from pyagent.infrastructure.engine.stats import DraftCounts, EngineStats, KvMoveStats
 
@@ -67,6 +68,7 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     yield from _ranks({(model, copy): ranks for copy, state in copies for model, ranks in state.ranks.items()})
     yield from _compilation({(model, copy): of for copy, state in copies for model, of in state.compilation.items()})
     yield from _adapters(copies)
+    yield from _experts({(model, copy): loads for copy, state in copies for model, loads in state.experts.items()})
     yield from _kv_moves({(model, copy): moved for copy, state in copies for model, moved in state.kv_moves.items()})
 
 
@@ -231,6 +233,19 @@ def _adapters(copies: Sequence[tuple[str, EngineState]]) -> Iterator[Metric]:
     ):
         rows = [(key, getattr(stats, field)) for key, stats in of_all.items()]
         yield metric(name, text, ("model", "engine", "adapter"), rows)
+
+
+def _experts(loads: Mapping[_Engine, Sequence[ExpertLoad]]) -> Iterator[Metric]:
+    for name, text, field in (
+        (
+            "expert_imbalance",
+            "Tokens of a layer's busiest expert over the mean of its experts, since the model was loaded.",
+            "imbalance",
+        ),
+        ("experts_unused", "Experts of a layer that no token has had since the model was loaded.", "num_unused"),
+    ):
+        rows = [((*key, str(one.layer)), getattr(one, field)) for key, each in loads.items() for one in each]
+        yield _gauge(name, text, ("model", "engine", "layer"), rows)
 
 
 def _kv_moves(moved: Mapping[_Engine, KvMoveStats]) -> Iterator[Metric]:

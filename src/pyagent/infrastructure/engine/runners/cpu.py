@@ -164,6 +164,11 @@ class CpuRunner(PagedRunner):
         """Put layers into pages."""
         self.model.write_layers(pages, first_layer, num_layers, data)
 
+    def expert_loads(self) -> list[list[int]]:
+        """Return how many tokens each expert of each layer has had; no layers without experts. Any thread."""
+        model = vars(self).get("model")
+        return [] if model is None else model.expert_loads()
+
     def step_bytes(self, step: LargestStep) -> int:
         """Return the bytes that steps up to the largest take beside weights and KV memory."""
         return self.model.step_bytes(step.num_tokens, step.num_outputs, step.num_positions or self.context_length)

@@ -1,0 +1,63 @@
+"""`pyagent models check`: whether the models in the store are still what was fetched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from pyagent.cli.options import AsJson, Config
+from pyagent.cli.output import write_json
+from pyagent.cli.startup import read_settings
+from pyagent.core.errors import ModelError
+from pyagent.core.one_line import printable
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.models.store import ModelStore
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """A model whose files were compared with their checksums: `is_whole` is None where there are none."""
+
+    name: str
+    is_whole: bool | None
+    fault: str = ""
+
+    @property
+    def said(self) -> str:
+        """What people read of it."""
+        if self.is_whole is None:
+            return "a file of yours, without a checksum"
+        return self.fault or "as it was fetched"
+
+
+def check(
+    name: Annotated[str | None, typer.Argument(help="A model in the store; all of them unless given.")] = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare models with the checksums that they had when they were fetched; reads their files whole."""
+    from pyagent.infrastructure.models.store import ModelStore
+
+    store = ModelStore.of(read_settings(config))
+    names = [model.manifest.name for model in store.list()] if name is None else [name]
+    if name is not None and store.find(name) is None:
+        store.look(name)  # an unknown name says so itself
+        raise ModelError(f"{name} is not in the store; pyagent models list says what is", model=name)
+    checked: list[Checked] = []
+    for each in names:
+        checked.append(_checked(store, each))
+        if not as_json:
+            typer.echo(f"{each:<{max(map(len, names))}}  {printable(checked[-1].said)}")
+    if as_json:
+        write_json(checked)
+    if any(one.fault for one in checked):
+        raise typer.Exit(1)
+
+
+def _checked(store: ModelStore, name: str) -> Checked:
+    try:
+        return Checked(name=name, is_whole=store.check(name) or None)
+    except ModelError as error:
+        return Checked(name=name, is_whole=False, fault=str(error))
