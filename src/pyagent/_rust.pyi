@@ -59,6 +59,7 @@ class EncoderShape(TypedDict):
     num_outputs: int
     ranks_by_words: bool
     ranks_by_tokens: bool
+    tasks: list[tuple[str, str]]
     file_bytes: int
     weight_bytes: int
     workspace_bytes: int
@@ -74,6 +75,7 @@ class EncoderInfo(TypedDict):
     num_outputs: int
     ranks_by_words: bool
     ranks_by_tokens: bool
+    tasks: list[tuple[str, str]]
     weight_bytes: int
     load_seconds: float
 

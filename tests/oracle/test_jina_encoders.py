@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import jina_v3
 from support.jina_bert import CONFIG, FORMS, tensors_of, texts, write_jina, write_jina_ranker
 
 from pyagent import _rust
@@ -109,3 +110,68 @@ def test_a_ranker_equals_its_description(tmp_path: Path) -> None:
     wanted = torch.sigmoid(linear(torch.tanh(linear(first, "bert.pooler.dense")), "classifier"))[:, 0]
     assert (found - wanted).abs().max() < 1e-5
     assert wanted.std() > 1e-3
+
+
+def adapted(task: int | None) -> dict[str, Any]:
+    """The weights of transformers' model for one task: `W + alpha / rank * B A`, of tables `A B`."""
+    import torch
+
+    raw = {
+        name.removeprefix("roberta."): torch.tensor(values).view(shape)
+        for name, (shape, values) in jina_v3.tensors_of(jina_v3.CONFIG).items()
+    }
+    scale = jina_v3.CONFIG["lora_alpha"] / jina_v3.CONFIG["lora_rank"]
+
+    def weight(name: str) -> Any:
+        whole = raw[f"{name}.parametrizations.weight.original"].double()
+        if task is not None:
+            a, b = (raw[f"{name}.parametrizations.weight.0.lora_{which}"][task].double() for which in "AB")
+            whole = whole + scale * (a @ b if "embeddings" in name else b @ a)
+        return whole
+
+    found = {
+        f"{name}.weight": weight(name) for name in ("embeddings.word_embeddings", "embeddings.token_type_embeddings")
+    }
+    norms = {"emb_ln": "embeddings.LayerNorm"}
+    for layer in range(jina_v3.CONFIG["num_hidden_layers"]):
+        old, new = f"encoder.layers.{layer}.", f"layers.{layer}."
+        norms |= {f"{old}norm1": f"{new}post_attention_layernorm", f"{old}norm2": f"{new}post_mlp_layernorm"}
+        parts = [f"{new}self_attn.{letter}_proj" for letter in "qkv"]
+        for part, rows in zip(parts, weight(f"{old}mixer.Wqkv").chunk(3), strict=True):
+            found[f"{part}.weight"] = rows
+        for part, rows in zip(parts, raw[f"{old}mixer.Wqkv.bias"].chunk(3), strict=True):
+            found[f"{part}.bias"] = rows
+        for own, theirs in (("mixer.out_proj", "self_attn.o_proj"), ("mlp.fc1", "mlp.fc1"), ("mlp.fc2", "mlp.fc2")):
+            found |= {f"{new}{theirs}.weight": weight(old + own), f"{new}{theirs}.bias": raw[f"{old}{own}.bias"]}
+    for own, theirs in norms.items():
+        found |= {f"{theirs}.{end}": raw[f"{own}.{end}"] for end in ("weight", "bias")}
+    return found
+
+
+def test_tasks_of_jina_v3_equal_merged_weights(tmp_path: Path) -> None:
+    """Each task, and none, mixed in one batch: transformers' vectors in float64 with the task's weights, within 1e-5."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    path = jina_v3.write_jina_v3(tmp_path / "m")
+    (path / "sentence_bert_config.json").unlink()
+    ours = _rust.EncoderModel.load(path, threads=2)
+    assert [name for name, _ in ours.info()["tasks"]] == jina_v3.TASKS
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    shape = {name: jina_v3.CONFIG[name] for name in names}
+    config = AutoConfig.for_model("jina_embeddings_v3", max_position_embeddings=258, **shape)
+    config._attn_implementation = "eager"
+    asked = [(number % 4, tokens) for number, tokens in enumerate(texts(1, 9, 17, 40, 70, 256, 33, 5))]
+    found = torch.tensor(array("f", ours.compute([jina_v3.of_task(tokens, task) for task, tokens in asked]))).view(
+        8, -1
+    )
+    for task in range(4):
+        theirs = AutoModel.from_config(config, add_pooling_layer=False).double().eval()
+        theirs.load_state_dict(adapted(task - 1 if task else None))
+        for (of, tokens), row in zip(asked, found, strict=True):
+            if of == task:
+                with torch.inference_mode():
+                    rows = theirs(torch.tensor([tokens])).last_hidden_state[0].mean(0)
+                assert (row - torch.nn.functional.normalize(rows, dim=0)).abs().max() < 1e-5
+    alone = b"".join(ours.compute([jina_v3.of_task(tokens, task)]) for task, tokens in asked)
+    assert torch.equal(torch.tensor(array("f", alone)).view(8, -1), found)

@@ -17,6 +17,7 @@ SHAPE: dict[str, Any] = {"vocab_size": 90, "max_position_embeddings": 200, "init
 BERT = SHAPE | {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
 KINDS: dict[str, dict[str, Any]] = {
     "mpnet": BERT | {"pad_token_id": 1},
+    "jina_embeddings_v3": BERT | {"pad_token_id": 1},
     "distilbert": SHAPE | {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80, "pad_token_id": 0},
     "distilbert, sinusoids": SHAPE
     | {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80, "pad_token_id": 0, "sinusoidal_pos_embds": True},
@@ -65,7 +66,9 @@ def test_more_encoders_equal_transformers(kind: str, tmp_path: Path) -> None:
     assert (together - torch.nn.functional.normalize(torch.stack(rows), dim=1)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("kind", "num_labels"), [("mpnet", 1), ("distilbert", 1), ("distilbert", 3)])
+@pytest.mark.parametrize(
+    ("kind", "num_labels"), [("mpnet", 1), ("jina_embeddings_v3", 1), ("distilbert", 1), ("distilbert", 3)]
+)
 def test_more_encoders_rank_and_classify_as_transformers_do(kind: str, num_labels: int, tmp_path: Path) -> None:
     """One label ranks, several classify: each number within 1e-5."""
     import torch

@@ -19,6 +19,7 @@ mod layer_names;
 mod own_words;
 mod pooling;
 mod steps;
+mod tasks;
 mod weights;
 
 use std::path::Path;
@@ -31,10 +32,11 @@ use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 pub use self::bert_config::{BertConfig, Biases, EncoderActivation, EncoderArchitecture, Positions};
 pub use self::config::{DecoderConfig, EncoderConfig, Layers, task_of};
 use self::forward::{Batch, Gives, Pass, Workspace};
-pub use self::forward::{SECOND_TEXT, UNSEEN};
+pub use self::forward::{SECOND_TEXT, TASK_SHIFT, UNSEEN};
 pub use self::head::{Head, InnerActivation, LabelActivation};
 pub use self::pooling::late_score;
 pub use self::steps::{DensePlace, DenseStep, LabelWords, Pooling};
+pub use self::tasks::{Task, Tasks};
 use self::weights::EncoderWeights;
 use crate::config::invalid;
 use crate::weights::{ModelFile, ModelFileError};
@@ -145,7 +147,7 @@ impl Encoder {
 
     /// Returns what the texts give, one after another: vectors of length 1, or a number for each label. A text is its
     /// tokens, special ones included; those of a pair's second text have [`SECOND_TEXT`] set, those at its end that no
-    /// token sees [`UNSEEN`].
+    /// token sees [`UNSEEN`]. In its first token a text of a task has the task's number from 1 on, at [`TASK_SHIFT`].
     pub fn compute(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>, EncoderError> {
         self.run(texts, Gives::Texts)
     }

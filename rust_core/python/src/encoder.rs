@@ -36,6 +36,9 @@ fn shape<'py>(py: Python<'py>, config: &EncoderConfig) -> PyResult<Bound<'py, Py
     let words = config.head.as_ref().and_then(|head| head.words);
     about.set_item("ranks_by_words", words.is_some())?;
     about.set_item("ranks_by_tokens", config.is_late)?;
+    let tasks = config.tasks.iter().flat_map(|tasks| &tasks.all);
+    let tasks: Vec<(&str, &str)> = tasks.map(|task| (&*task.name, &*task.instruction)).collect();
+    about.set_item("tasks", tasks)?;
     Ok(about)
 }
 
@@ -140,7 +143,8 @@ impl EncoderModel {
 
     /// Returns what the texts give as native 32-bit floats, one after another: vectors of length 1, or of a model with
     /// labels a number for each. A text is its tokens, special ones included; a token of a pair's second text has bit 31
-    /// set, one at the text's end that no token sees bit 30. The GIL is free meanwhile. Raises `ValueError` for a text that
+    /// set, one at the text's end that no token sees bit 30; the first one of a text of a task has the task's number, from 1
+    /// on, from bit 26 on. The GIL is free meanwhile. Raises `ValueError` for a text that
     /// cannot be computed.
     fn compute<'py>(&self, py: Python<'py>, texts: Vec<Vec<u32>>) -> PyResult<Bound<'py, PyBytes>> {
         self.computed(py, |encoder| encoder.compute(&texts))

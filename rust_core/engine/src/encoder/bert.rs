@@ -9,7 +9,8 @@ use pyagent_kernels::isa::Isa;
 use pyagent_kernels::elementwise::RopeStyle;
 
 use super::bert_config::{BertConfig, EncoderActivation};
-use super::forward::{AttentionHead, Batch, Memory, Own, Stages, add_bias, fill, multiply, multiply_into};
+use super::forward::{AttentionHead, Batch, Memory, Own, Place, Stages, add_bias, fill, multiply, multiply_into};
+use super::layer_names::Part;
 use super::weights::{BertWeights, EncoderLayer, Norm};
 use crate::model::Linear;
 
@@ -53,7 +54,8 @@ impl Stages for Bert<'_> {
         } else {
             // SAFETY: by contract; attention is over.
             let context = unsafe { memory.context.rows(rows.clone()) };
-            self.finish_layer(&self.weights.layers[layer - 1], hidden, context, own);
+            let tokens = &self.batch.tokens[rows.clone()];
+            self.finish_layer(&self.weights.layers[layer - 1], tokens, hidden, context, own);
         }
         if layer == self.num_layers {
             if let Some(norm) = &self.weights.final_norm {
@@ -65,10 +67,17 @@ impl Stages for Bert<'_> {
         }
         let EncoderLayer { query, key, value, .. } = &self.weights.layers[layer];
         self.fill_input(self.weights.layers[layer].attention_norm.as_ref(), hidden, own);
-        for (part, linear) in [query, key, value].into_iter().enumerate() {
-            let out = memory.projected.at(rows.start).wrapping_add(part * self.hidden_size());
+        let parts = [(Part::Query, query), (Part::Key, key), (Part::Value, value)];
+        for (index, (part, linear)) in parts.into_iter().enumerate() {
+            let out = memory.projected.at(rows.start).wrapping_add(index * self.hidden_size());
+            let stride = memory.projected.width;
             // SAFETY: these columns of the tile's rows.
-            unsafe { multiply_into(self.isa, linear, &own.input, out, memory.projected.width) };
+            unsafe { multiply_into(self.isa, linear, &own.input, out, stride) };
+            if let Some(tasks) = &self.weights.layers[layer].tasks {
+                let tokens = &self.batch.tokens[rows.clone()];
+                // SAFETY: as above.
+                unsafe { tasks.add(self.isa, part, tokens, &own.input, out, stride, &mut own.low) };
+            }
         }
         self.normalise_queries_and_keys(layer, memory, rows.clone());
         if let Some(tables) = &self.weights.rope {
@@ -95,15 +104,22 @@ impl Bert<'_> {
             positions,
             types,
             embedding_norm,
+            task_tables,
             ..
         } = self.weights;
         let width = self.hidden_size();
-        let mut row = vec![0.0; width];
+        let (mut row, mut low) = (vec![0.0; width], Vec::new());
         let tokens = &self.batch.tokens[rows];
         for (place, out) in tokens.iter().zip(hidden.chunks_exact_mut(width)) {
             words.row(place.token, out);
             if let Some(types) = types {
                 elementwise::add(self.isa, out, &types[place.kind * width..][..width]);
+            }
+            if let Some((of_words, of_types)) = task_tables {
+                of_words.add(self.isa, place.task, place.token, out, &mut low);
+                if let Some(of_types) = of_types {
+                    of_types.add(self.isa, place.task, place.kind, out, &mut low);
+                }
             }
             if let Some(positions) = positions {
                 positions.row(place.position, &mut row);
@@ -133,7 +149,7 @@ impl Bert<'_> {
     }
 
     /// What follows attention: its output matrix, and the feed-forward block, each added, with norms after or before.
-    fn finish_layer(&self, layer: &EncoderLayer, hidden: &mut [f32], context: &[f32], own: &mut Own) {
+    fn finish_layer(&self, layer: &EncoderLayer, tokens: &[Place], hidden: &mut [f32], context: &[f32], own: &mut Own) {
         let (isa, hidden_size) = (self.isa, self.hidden_size());
         let is_pre_norm = self.config.is_pre_norm;
         fill(isa, &own.context_input, context);
@@ -141,6 +157,18 @@ impl Bert<'_> {
         unsafe {
             let out = own.out.as_mut_ptr();
             multiply(isa, &layer.attention_output, &own.context_input, out, hidden_size);
+            if let Some(tasks) = &layer.tasks {
+                let input = &own.context_input;
+                tasks.add(
+                    isa,
+                    Part::AttentionOutput,
+                    tokens,
+                    input,
+                    out,
+                    hidden_size,
+                    &mut own.low,
+                );
+            }
         }
         let after = |norm| if is_pre_norm { None } else { norm };
         if layer.second_norm.is_some() {
@@ -159,17 +187,23 @@ impl Bert<'_> {
                 .for_each(|row| self.normalise(row, norm));
         }
         self.fill_input(Some(&layer.ffn_norm), hidden, own);
-        self.feed_forward(layer, own);
+        self.feed_forward(layer, tokens, own);
         self.add_block(&layer.down, after(Some(&layer.ffn_norm)), hidden, &own.out);
     }
 
     /// The feed-forward block of the thread's input, into its output, without the last bias. What is made of a row's inner
     /// numbers is made while they are in the nearest cache.
-    fn feed_forward(&self, layer: &EncoderLayer, own: &mut Own) {
+    fn feed_forward(&self, layer: &EncoderLayer, tokens: &[Place], own: &mut Own) {
         let (isa, ffn_size) = (self.isa, self.config.ffn_size);
         let num_numbers = own.input.tokens() * ffn_size;
         // SAFETY: the thread's own memory, which has room for the tile.
-        unsafe { multiply(isa, &layer.up, &own.input, own.out.as_mut_ptr(), ffn_size) };
+        unsafe {
+            let out = own.out.as_mut_ptr();
+            multiply(isa, &layer.up, &own.input, out, ffn_size);
+            if let Some(tasks) = &layer.tasks {
+                tasks.add(isa, Part::Up, tokens, &own.input, out, ffn_size, &mut own.low);
+            }
+        };
         if let Some(gate) = &layer.gate {
             // SAFETY: as above.
             unsafe { multiply(isa, gate, &own.input, own.gate.as_mut_ptr(), ffn_size) };
@@ -189,13 +223,11 @@ impl Bert<'_> {
         }
         // SAFETY: as above; the input was copied.
         unsafe {
-            multiply(
-                isa,
-                &layer.down,
-                &own.ffn_input,
-                own.out.as_mut_ptr(),
-                self.hidden_size(),
-            )
+            let (out, stride) = (own.out.as_mut_ptr(), self.hidden_size());
+            multiply(isa, &layer.down, &own.ffn_input, out, stride);
+            if let Some(tasks) = &layer.tasks {
+                tasks.add(isa, Part::Down, tokens, &own.ffn_input, out, stride, &mut own.low);
+            }
         };
     }
 

@@ -24,6 +24,8 @@ pub enum EncoderArchitecture {
     JinaBert,
     /// That of code: the gate is the second half of its matrix, and the stream is added and normalised twice after attention.
     JinaCodeBert,
+    /// jina-embeddings-v3 (Sturua et al. 2024, arXiv 2409.10173): BERT with rotary positions, and tasks.
+    JinaBertV3,
     /// MPNet (Song et al. 2020, arXiv 2004.09297): RoBERTa whose scores a table of distances adds to.
     Mpnet,
     /// DistilBERT (Sanh et al. 2019, arXiv 1910.01108): BERT without token types.
@@ -41,6 +43,7 @@ impl EncoderArchitecture {
             "gte" => Some(Self::Gte),
             "mpnet" => Some(Self::Mpnet),
             "distilbert" => Some(Self::DistilBert),
+            "jina_embeddings_v3" => Some(Self::JinaBertV3),
             _ => None,
         }
     }
@@ -52,6 +55,7 @@ impl EncoderArchitecture {
             "modern-bert" => Some(Self::ModernBert),
             "nomic-bert" => Some(Self::NomicBert),
             "jina-bert-v2" => Some(Self::JinaBert),
+            "jina-bert-v3" => Some(Self::JinaBertV3),
             _ => None,
         }
     }
@@ -65,6 +69,7 @@ impl EncoderArchitecture {
             Self::NomicBert => "nomic_bert",
             Self::Gte => "gte",
             Self::JinaBert | Self::JinaCodeBert => "jina-bert-v2",
+            Self::JinaBertV3 => "jina-bert-v3",
             Self::Mpnet => "mpnet",
             Self::DistilBert => "distilbert",
         }

@@ -9,6 +9,7 @@ use super::distances::NUM_BUCKETS;
 use super::head::{Head, InnerActivation};
 use super::own_words::without_own_words;
 use super::steps::Steps;
+use super::tasks::Tasks;
 use crate::config::hugging_face::{IRRELEVANT, JsonConfig, refuse_unknown};
 use crate::config::invalid;
 use crate::safetensors::SafetensorsFolder;
@@ -25,6 +26,9 @@ const READ_OF_MODERN_BERT: &str = "hidden_activation norm_eps norm_bias attentio
 const READ_OF_ROTARY: &str = "rope_parameters rope_theta head_dim";
 /// Those of jina-embeddings-v2.
 const READ_OF_JINA: &str = "feed_forward_type emb_pooler";
+/// Those of jina-embeddings-v3.
+const READ_OF_JINA_V3: &str = "rope_theta rope_parameters head_dim lora_adaptations lora_rank lora_alpha lora_dropout_p \
+    lora_main_params_trainable load_trained_adapters task_instructions matryoshka_dimensions use_flash_attn use_reentrant";
 /// MPNet's.
 const READ_OF_MPNET: &str = "relative_attention_num_buckets";
 
@@ -46,6 +50,7 @@ pub(super) fn bert_of_folder(
         EncoderArchitecture::ModernBert => READ_OF_MODERN_BERT,
         EncoderArchitecture::NomicBert | EncoderArchitecture::Gte => READ_OF_ROTARY,
         EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert => READ_OF_JINA,
+        EncoderArchitecture::JinaBertV3 => READ_OF_JINA_V3,
         EncoderArchitecture::Mpnet => READ_OF_MPNET,
         EncoderArchitecture::Bert | EncoderArchitecture::Roberta | EncoderArchitecture::DistilBert => "",
     };
@@ -73,6 +78,10 @@ pub(super) fn bert_of_folder(
             .map(|head| head_of(&json, architecture, head))
             .transpose()?,
         is_late: steps.is_late,
+        tasks: match architecture {
+            EncoderArchitecture::JinaBertV3 => Tasks::of(&fields)?,
+            _ => None,
+        },
     })
 }
 
@@ -88,6 +97,9 @@ fn variant_of(
     architecture: EncoderArchitecture,
     json: &JsonConfig<'_>,
 ) -> Result<EncoderArchitecture, ModelFileError> {
+    if architecture == EncoderArchitecture::Roberta && json.text("position_embedding_type") == Some("rotary") {
+        return Ok(EncoderArchitecture::JinaBertV3);
+    }
     if architecture != EncoderArchitecture::Bert || json.text("position_embedding_type") != Some("alibi") {
         return Ok(architecture);
     }
@@ -169,6 +181,12 @@ fn layers_of(
                 up: false,
                 ..Biases::ALL
             },
+            ..layers
+        }),
+        EncoderArchitecture::JinaBertV3 => Ok(BertConfig {
+            positions: rotary(json, 20_000.0)?,
+            num_types: json.optional_size("type_vocab_size")?.unwrap_or(1),
+            norm_epsilon: json.number("layer_norm_eps").unwrap_or(1e-5) as f32,
             ..layers
         }),
         EncoderArchitecture::Mpnet | EncoderArchitecture::DistilBert => Ok(BertConfig {

@@ -45,6 +45,7 @@ pub(super) fn bert_of_gguf(file: &GgufFile) -> Result<EncoderConfig, ModelFileEr
         pooling: keys.pooling()?,
         dense: Vec::new(),
         is_late: false,
+        tasks: None,
         max_tokens: if is_computed { most.min(MOST_TEXT_TOKENS) } else { most },
         head: keys.head(architecture)?,
     })
@@ -102,6 +103,11 @@ fn layers_of(
             },
             ..bert
         }),
+        EncoderArchitecture::JinaBertV3 => {
+            let base = keys.number_or("rope.freq_base", 10_000.0)?;
+            let positions = Positions::Rotary { base, local_base: base };
+            Ok(BertConfig { positions, ..bert })
+        }
         EncoderArchitecture::NomicBert => {
             let base = keys.number_or("rope.freq_base", 1_000.0)?;
             Ok(BertConfig {

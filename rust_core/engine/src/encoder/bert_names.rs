@@ -22,6 +22,8 @@ pub(super) struct Place {
     pub(super) cols: usize,
     pub(super) has_bias: bool,
     is_norm: bool,
+    /// The name of the matrix, or of a norm's factors.
+    pub(super) weight: String,
 }
 
 impl Place {
@@ -55,6 +57,8 @@ pub(super) struct Names<'a> {
     is_gguf: bool,
     /// Whether a GGUF file has gates in a matrix of their own.
     is_gate_apart: bool,
+    /// Whether matrices and tables have names that leave room for what is added to them.
+    is_parametrized: bool,
     prefix: &'static str,
 }
 
@@ -66,15 +70,19 @@ impl<'a> Names<'a> {
             hidden,
             is_gguf: matches!(file, ModelFile::Gguf(_)),
             is_gate_apart: matches!(file.find_tensor("blk.0.ffn_gate.weight"), Ok(Some(_))),
+            is_parametrized: false,
             prefix: "",
         };
         for prefix in PREFIXES {
             names.prefix = prefix;
-            if matches!(file.find_tensor(&format!("{}.weight", names.words())), Ok(Some(_))) {
-                return names;
+            for is_parametrized in [false, true] {
+                names.is_parametrized = is_parametrized;
+                if matches!(file.find_tensor(&names.weight(&names.words())), Ok(Some(_))) {
+                    return names;
+                }
             }
         }
-        names.prefix = "";
+        (names.prefix, names.is_parametrized) = ("", false);
         names
     }
 
@@ -83,6 +91,15 @@ impl<'a> Names<'a> {
             gguf.to_owned()
         } else {
             format!("{}{hugging_face}", self.prefix)
+        }
+    }
+
+    /// The whole name of a matrix or table.
+    pub(super) fn weight(&self, name: &str) -> String {
+        if self.is_parametrized {
+            format!("{name}.parametrizations.weight.original")
+        } else {
+            format!("{name}.weight")
         }
     }
 
@@ -109,7 +126,7 @@ impl<'a> Names<'a> {
     pub(super) fn embedding_norm(&self) -> Place {
         let name = match self.config.architecture {
             EncoderArchitecture::ModernBert => "embeddings.norm",
-            EncoderArchitecture::NomicBert => "emb_ln",
+            EncoderArchitecture::NomicBert | EncoderArchitecture::JinaBertV3 => "emb_ln",
             _ => "embeddings.LayerNorm",
         };
         self.norm(self.top(name, "token_embd_norm"))
@@ -123,6 +140,7 @@ impl<'a> Names<'a> {
 
     fn norm(&self, name: String) -> Place {
         Place {
+            weight: format!("{name}.weight"),
             name,
             rows: 0..1,
             num_rows: 1,
@@ -159,6 +177,7 @@ impl<'a> Names<'a> {
         };
         let (index, shares) = share.parse().map_or((0, 1), |index: usize| (index, shares));
         Some(Place {
+            weight: self.weight(&name),
             name,
             rows: index * rows..(index + 1) * rows,
             num_rows: shares * rows,
@@ -171,9 +190,9 @@ impl<'a> Names<'a> {
     /// Every tensor with its rows and columns, once for each share of it.
     pub(super) fn all(&self, config: &EncoderConfig) -> Vec<(String, usize, usize)> {
         let hidden = self.hidden;
-        let mut all = vec![(format!("{}.weight", self.words()), config.vocab_size, hidden)];
+        let mut all = vec![(self.weight(&self.words()), config.vocab_size, hidden)];
         if let Positions::Table { num_rows, .. } = self.config.positions {
-            all.push((format!("{}.weight", self.positions()), num_rows, hidden));
+            all.push((self.weight(&self.positions()), num_rows, hidden));
         }
         if self.config.distance_kind() == Some(DistanceKind::Buckets) {
             all.push((
@@ -183,13 +202,21 @@ impl<'a> Names<'a> {
             ));
         }
         if self.config.num_types > 0 {
-            all.push((format!("{}.weight", self.types()), self.config.num_types, hidden));
+            all.push((self.weight(&self.types()), self.config.num_types, hidden));
+        }
+        for (name, rows) in [(self.words(), config.vocab_size), (self.types(), self.config.num_types)] {
+            if let Some(tasks) = config.tasks.as_ref().filter(|_| rows > 0) {
+                all.extend(tasks.of_table(&name, rows, hidden));
+            }
         }
         let parts =
             (0..config.num_layers).flat_map(|layer| PARTS.iter().filter_map(move |part| self.part(layer, *part)));
         let norms = [self.embedding_norm()].into_iter().chain(self.final_norm());
         for place in norms.chain(parts).filter(|place| place.rows.start == 0) {
-            all.push((format!("{}.weight", place.name), place.num_rows, place.cols));
+            if let Some(tasks) = config.tasks.as_ref().filter(|_| !place.is_norm) {
+                all.extend(tasks.of_matrix(&place));
+            }
+            all.push((place.weight.clone(), place.num_rows, place.cols));
             if place.has_bias {
                 all.push((format!("{}.bias", place.name), 1, place.num_biases()));
             }
@@ -227,7 +254,7 @@ impl HeadNames {
                 EncoderArchitecture::Bert | EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert => {
                     (Some("bert.pooler.dense"), None, "classifier")
                 }
-                EncoderArchitecture::Roberta | EncoderArchitecture::Mpnet => {
+                EncoderArchitecture::Roberta | EncoderArchitecture::Mpnet | EncoderArchitecture::JinaBertV3 => {
                     (Some("classifier.dense"), None, "classifier.out_proj")
                 }
                 EncoderArchitecture::DistilBert => (Some("pre_classifier"), None, "classifier"),

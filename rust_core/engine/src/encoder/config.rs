@@ -11,9 +11,11 @@ use serde_json::Value;
 use super::bert_config::{BertConfig, EncoderArchitecture};
 use super::bert_files::bert_of_folder;
 use super::bert_gguf::bert_of_gguf;
+use super::forward::TASK_SHIFT;
 use super::gguf::{decoder_of_gguf, task_of_gguf};
 use super::head::Head;
 use super::steps::{DenseStep, LabelWords, MODULES, Pooling, Steps, is_late};
+use super::tasks::Tasks;
 use crate::config::hugging_face::JsonConfig;
 use crate::config::{Architecture, Blocks, ModelConfig, invalid};
 use crate::gguf::GgufFile;
@@ -22,7 +24,7 @@ use crate::safetensors::{CONFIG_NAME, SafetensorsFolder, read_object};
 use crate::weights::{ModelFile, ModelFileError, clipped};
 
 /// The names of every encoder that can be run, for messages.
-pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta, mpnet, distilbert, jina-bert-v2, modernbert, nomic_bert, gte, and decoders that the \
+pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta, mpnet, distilbert, jina-bert-v2, jina-bert-v3, modernbert, nomic_bert, gte, and decoders that the \
      engine runs";
 
 /// Tokens of a text at most where positions are computed: memory for one text is reserved whole.
@@ -52,6 +54,8 @@ pub struct EncoderConfig {
     pub head: Option<Head>,
     /// Whether a text is its tokens' vectors, which rank by late interaction.
     pub is_late: bool,
+    /// Tasks that texts may be of.
+    pub tasks: Option<Tasks>,
 }
 
 /// What the layers of an encoder are.
@@ -132,8 +136,9 @@ impl EncoderConfig {
 
     /// Refuses shapes no real model has, before anything is multiplied or allocated.
     fn check(self) -> Result<Self, ModelFileError> {
+        let most_words = if self.tasks.is_some() { 1 << TASK_SHIFT } else { 1 << 28 };
         let mut limits = vec![
-            ("vocabulary", self.vocab_size, 1, 1 << 28),
+            ("vocabulary", self.vocab_size, 1, most_words),
             ("hidden size", self.hidden_size, 1, 1 << 16),
             ("layers", self.num_layers, 1, 1_000),
             ("longest text", self.max_tokens, 1, MOST_POSITIONS),
@@ -240,6 +245,7 @@ fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelF
         max_tokens: steps.max_tokens.map_or(most, |tokens| tokens.min(most)),
         head,
         is_late: steps.is_late,
+        tasks: None,
     })
 }
 

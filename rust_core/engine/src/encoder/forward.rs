@@ -4,6 +4,7 @@
 //! core's caches. Attention is a stage between them, a piece for each text and head. Every row of every product is one
 //! chain of operations (see `pyagent_kernels::matmul`), so neither tiles nor threads show in a result.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -36,6 +37,9 @@ pub const SECOND_TEXT: u32 = 1 << 31;
 /// What is set in tokens at the end of a text that see it and that no token sees: those that expand a query.
 pub const UNSEEN: u32 = 1 << 30;
 
+/// From which bit on the first token of a text has the number of its task, in models that have tasks.
+pub const TASK_SHIFT: u32 = 26;
+
 const MARKS: u32 = SECOND_TEXT | UNSEEN;
 
 /// A token, its position, and its type: 1 in the second text of a pair.
@@ -43,6 +47,8 @@ pub(super) struct Place {
     pub(super) token: usize,
     pub(super) position: usize,
     pub(super) kind: usize,
+    /// The task of its text, from 1 on; 0 for none.
+    pub(super) task: usize,
 }
 
 /// Texts in a row: their tokens, each with its place, and where each text is.
@@ -77,6 +83,7 @@ impl Batch {
                     "tokens that are not seen stand before ones that are".to_owned(),
                 ));
             }
+            let (task, tokens) = split_task(tokens, config).map_err(refused)?;
             let mut ids = tokens.iter().map(|token| token & !MARKS);
             if let Some(token) = ids.find(|token| *token as usize >= config.vocab_size) {
                 return Err(refused(format!(
@@ -86,13 +93,14 @@ impl Batch {
             }
             let start = batch.tokens.len();
             match &config.layers {
-                Layers::Bert(bert) => batch.tokens.extend(bert_places(tokens, bert)),
+                Layers::Bert(bert) => batch.tokens.extend(bert_places(&tokens, bert, task)),
                 Layers::Decoder(_) => batch
                     .tokens
                     .extend(tokens.iter().enumerate().map(|(position, token)| Place {
                         token: (token & !MARKS) as usize,
                         position,
                         kind: 0,
+                        task,
                     })),
             }
             batch.texts.push(start..batch.tokens.len());
@@ -116,8 +124,23 @@ impl Batch {
     }
 }
 
+/// The number of a text's task, and its tokens without it.
+fn split_task<'a>(tokens: &'a [u32], config: &EncoderConfig) -> Result<(usize, Cow<'a, [u32]>), String> {
+    let Some(tasks) = &config.tasks else {
+        return Ok((0, tokens.into()));
+    };
+    let ids = (1 << TASK_SHIFT) - 1;
+    let task = ((tokens[0] & !MARKS) >> TASK_SHIFT) as usize;
+    if task > tasks.all.len() {
+        return Err(format!("it is of task {task}; the model has {}", tasks.all.len()));
+    }
+    let mut tokens = tokens.to_vec();
+    tokens[0] &= ids | MARKS;
+    Ok((task, tokens.into()))
+}
+
 /// A text's tokens in BERT's families, where RoBERTa's positions stand still at padding.
-fn bert_places<'a>(tokens: &'a [u32], bert: &'a BertConfig) -> impl Iterator<Item = Place> + 'a {
+fn bert_places<'a>(tokens: &'a [u32], bert: &'a BertConfig, task: usize) -> impl Iterator<Item = Place> + 'a {
     let mut next = match bert.positions {
         Positions::Table { first, .. } => first,
         Positions::Rotary { .. } | Positions::Alibi => 0,
@@ -131,6 +154,7 @@ fn bert_places<'a>(tokens: &'a [u32], bert: &'a BertConfig) -> impl Iterator<Ite
             token,
             position,
             kind: bert.kind_of(marked & SECOND_TEXT != 0),
+            task,
         }
     })
 }
@@ -186,6 +210,8 @@ pub(super) struct Own {
     pub(super) ffn_input: Activations,
     pub(super) out: Vec<f32>,
     pub(super) gate: Vec<f32>,
+    /// The numbers between the matrices of what a task adds.
+    pub(super) low: Vec<f32>,
     attention: WholeScratch,
 }
 
@@ -214,7 +240,7 @@ impl Workspace {
             projected: vec![0.0; most_tokens * widths.projected],
             context: vec![0.0; most_tokens * widths.context],
             own: (0..threads).map(|_| Mutex::default()).collect(),
-            forms: (last.0 || layers.0, last.1 || layers.1),
+            forms: (last.0 || layers.0, last.1 || layers.1 || config.tasks.is_some()),
         }
     }
 

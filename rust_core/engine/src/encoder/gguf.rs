@@ -205,6 +205,7 @@ pub(super) fn decoder_of_gguf(file: &ModelFile, gguf: &GgufFile) -> Result<Encod
         max_tokens: most,
         head,
         is_late: false,
+        tasks: None,
     })
 }
 

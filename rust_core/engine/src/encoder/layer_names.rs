@@ -34,6 +34,17 @@ pub(super) const PARTS: [Part; 12] = [
     Part::SecondNorm,
 ];
 
+/// Those that are matrices.
+pub(super) const MATRICES: [Part; 7] = [
+    Part::Query,
+    Part::Key,
+    Part::Value,
+    Part::AttentionOutput,
+    Part::Gate,
+    Part::Up,
+    Part::Down,
+];
+
 /// The names of a layer's tensors, in the order of the parts; those that end a list may be left out. A number behind one says
 /// which share of its rows it is.
 pub(super) type LayerNames = &'static [&'static str];
@@ -142,6 +153,28 @@ const JINA_CODE_BERT: LayerNames = &[
     "attention.self.layer_norm_k",
     "layer_norm_1",
 ];
+const JINA_BERT_V3: LayerNames = &[
+    "mixer.Wqkv 0",
+    "mixer.Wqkv 1",
+    "mixer.Wqkv 2",
+    "mixer.out_proj",
+    "norm1",
+    "",
+    "mlp.fc1",
+    "mlp.fc2",
+    "norm2",
+];
+const GGUF_JINA_BERT_V3: LayerNames = &[
+    "attn_qkv 0",
+    "attn_qkv 1",
+    "attn_qkv 2",
+    "attn_output",
+    "attn_output_norm",
+    "",
+    "ffn_up",
+    "ffn_down",
+    "layer_output_norm",
+];
 const MPNET: LayerNames = &[
     "attention.attn.q",
     "attention.attn.k",
@@ -219,6 +252,7 @@ pub(super) fn layer_names(
         (EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert, true) if is_gate_apart => {
             (GGUF_JINA_SPLIT, "blk")
         }
+        (EncoderArchitecture::JinaBertV3, true) => (GGUF_JINA_BERT_V3, "blk"),
         (EncoderArchitecture::JinaBert, true) => (GGUF_JINA_BERT, "blk"),
         (EncoderArchitecture::JinaCodeBert, true) => (GGUF_JINA_CODE_BERT, "blk"),
         (_, true) => (GGUF, "blk"),
@@ -227,6 +261,7 @@ pub(super) fn layer_names(
         (EncoderArchitecture::Gte, _) => (GTE, "encoder.layer"),
         (EncoderArchitecture::JinaBert, _) => (JINA_BERT, "encoder.layer"),
         (EncoderArchitecture::JinaCodeBert, _) => (JINA_CODE_BERT, "encoder.layer"),
+        (EncoderArchitecture::JinaBertV3, _) => (JINA_BERT_V3, "encoder.layers"),
         (EncoderArchitecture::Mpnet, _) => (MPNET, "encoder.layer"),
         (EncoderArchitecture::DistilBert, _) => (DISTIL_BERT, "transformer.layer"),
         (EncoderArchitecture::Bert | EncoderArchitecture::Roberta, _) => (BERT, "encoder.layer"),

@@ -48,6 +48,12 @@ const DISTIL: OwnWords = OwnWords {
     other: "sinusoidal_pos_embds qa_dropout seq_classif_dropout tie_weights_",
 };
 
+const JINA_V3: OwnWords = OwnWords {
+    names: &[("rotary_emb_base", "rope_theta")],
+    neutral: r#"{"truncate_dim": null, "emb_pooler": null}"#,
+    other: "",
+};
+
 /// A configuration under transformers' names. What says nothing new is left out, and what is not implemented refused.
 pub(super) fn without_own_words(
     config: &Map<String, Value>,
@@ -56,6 +62,7 @@ pub(super) fn without_own_words(
     let words = match architecture {
         EncoderArchitecture::NomicBert => NOMIC,
         EncoderArchitecture::DistilBert => DISTIL,
+        EncoderArchitecture::Roberta if config.contains_key("rotary_emb_base") => JINA_V3,
         _ => return Ok(config.clone()),
     };
     let neutral: Map<String, Value> = serde_json::from_str(words.neutral).expect("it is JSON");

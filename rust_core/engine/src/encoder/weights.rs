@@ -12,6 +12,7 @@ use super::config::{EncoderConfig, Layers};
 use super::distances::{DistanceKind, Distances, NUM_BUCKETS};
 use super::layer_names::Part;
 use super::steps::{DensePlace, DenseStep, LabelWords};
+use super::tasks::{LayerTasks, TaskTable};
 use crate::config::invalid;
 use crate::model::{self, Linear, Weights, pack, vector};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
@@ -30,6 +31,11 @@ pub(super) struct Table {
 }
 
 impl Table {
+    /// Bytes held.
+    pub(super) fn num_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Writes a row's numbers.
     pub(super) fn row(&self, row: usize, out: &mut [f32]) {
         let bytes = &self.bytes[row * self.row_bytes..(row + 1) * self.row_bytes];
@@ -52,6 +58,8 @@ pub(super) struct EncoderLayer {
     pub(super) key_norm: Option<Norm>,
     /// What follows when the stream is added a second time after attention.
     pub(super) second_norm: Option<Norm>,
+    /// What is added for texts of a task.
+    pub(super) tasks: Option<LayerTasks>,
 }
 
 impl EncoderLayer {
@@ -112,6 +120,8 @@ pub(super) struct BertWeights {
     pub(super) final_norm: Option<Norm>,
     pub(super) rope: Option<[RopeTable; 2]>,
     pub(super) distances: Option<Distances>,
+    /// What is added to rows of `words`, and of `types`, for texts of a task.
+    pub(super) task_tables: Option<(TaskTable, Option<TaskTable>)>,
 }
 
 impl EncoderWeights {
@@ -154,7 +164,14 @@ impl BertWeights {
 
     fn bytes(&self) -> usize {
         let packed: usize = self.matrices().map(PackedMatrix::bytes).sum();
-        packed + self.words.bytes.len() + self.positions.as_ref().map_or(0, |table| table.bytes.len())
+        let tables = self.positions.iter().chain([&self.words]).map(Table::num_bytes);
+        let of_layers = self.layers.iter().filter_map(|layer| layer.tasks.as_ref());
+        let of_tables = self
+            .task_tables
+            .iter()
+            .flat_map(|(words, types)| types.iter().chain([words]));
+        let tasks = of_layers.map(LayerTasks::bytes).chain(of_tables.map(TaskTable::bytes));
+        packed + tables.chain(tasks).sum::<usize>()
     }
 }
 
@@ -351,6 +368,7 @@ fn load_bert(
 ) -> Result<BertWeights, ModelFileError> {
     let hidden = config.hidden_size;
     let names = Names::of(file, bert, hidden);
+    let tasks = config.tasks.as_ref();
     let norm = |place: Place| {
         let added = |name: String| vector(&file.tensor(&name)?, place.cols);
         let bias = place.has_bias.then(|| added(format!("{}.bias", place.name)));
@@ -376,9 +394,17 @@ fn load_bert(
             query_norm: norm(Part::QueryNorm).transpose()?,
             key_norm: norm(Part::KeyNorm).transpose()?,
             second_norm: norm(Part::SecondNorm).transpose()?,
+            tasks: tasks
+                .map(|tasks| LayerTasks::load(file, &names, tasks, layer))
+                .transpose()?,
         })
     });
-    let rows = |name: String, rows| table(file, &format!("{name}.weight"), rows, hidden);
+    let rows = |name: String, rows| table(file, &names.weight(&name), rows, hidden);
+    let added = |tasks, name: String, rows| TaskTable::load(file, &name, tasks, (rows, hidden));
+    let task_tables = tasks.map(|tasks| {
+        let types = (bert.num_types > 0).then(|| added(tasks, names.types(), bert.num_types));
+        Ok::<_, ModelFileError>((added(tasks, names.words(), config.vocab_size)?, types.transpose()?))
+    });
     let types = (bert.num_types > 0).then(|| {
         let (table, mut rows) = (rows(names.types(), bert.num_types)?, Vec::new());
         rows.resize(bert.num_types * hidden, 0.0);
@@ -399,6 +425,7 @@ fn load_bert(
         final_norm: names.final_norm().map(norm).transpose()?,
         rope: bert.rope_tables(hidden, config.max_tokens)?,
         distances: distances(file, &names, bert)?,
+        task_tables: task_tables.transpose()?,
     })
 }
 
@@ -418,7 +445,7 @@ fn distances(file: &ModelFile, names: &Names<'_>, bert: &BertConfig) -> Result<O
 /// Loads a matrix, or the share of one that is this part's.
 fn share(file: &ModelFile, pool: &ThreadPool, place: &Place) -> Result<Linear, ModelFileError> {
     let Place { name, rows, cols, .. } = place;
-    let whole = file.tensor(&format!("{name}.weight"))?;
+    let whole = file.tensor(&place.weight)?;
     expect(&whole, place.num_rows, *cols)?;
     let part = whole.part(rows).expect("rows of a whole that has them");
     let bias = place.has_bias.then(|| {
@@ -431,7 +458,8 @@ fn share(file: &ModelFile, pool: &ThreadPool, place: &Place) -> Result<Linear, M
     })
 }
 
-fn table(file: &ModelFile, name: &str, rows: usize, cols: usize) -> Result<Table, ModelFileError> {
+/// Loads rows that are looked up.
+pub(super) fn table(file: &ModelFile, name: &str, rows: usize, cols: usize) -> Result<Table, ModelFileError> {
     let tensor = file.tensor(name)?;
     expect(&tensor, rows, cols)?;
     let bytes = tensor.bytes.to_vec();
