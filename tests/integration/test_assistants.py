@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from array import array
 from pathlib import Path
 
 import pytest
 from support.draft_models import eagerly_drafted, with_draft_model
 from support.drafts import same_answers
+from support.gguf_writer import Blocks
 from support.kv_sequences import Memory
 from support.native import at_once, chat, options, run, running
+from support.quantised_model import random_blocks
 from support.requests_of_all_kinds import requests_of_all_kinds, told
 from support.tiny_assistant import (
     NUM_TOKENS,
@@ -20,6 +23,7 @@ from support.tiny_assistant import (
     write_right_assistant,
     write_target,
 )
+from support.tiny_gemma4 import HIDDEN
 
 from pyagent import _rust
 from pyagent.core.messages import ChatRequest
@@ -296,6 +300,23 @@ def test_an_assistant_may_have_an_output_matrix_of_its_own(folder: Path, tmp_pat
         memory.model.attach_assistant(write_assistant(tmp_path / "lacking", untied, tensors))
 
 
+def test_an_exit_may_be_quantised_beside_a_plain_embedding(folder: Path, tmp_path: Path) -> None:
+    """The first draft has the same bits; what goes on from it is that of the numbers in the blocks, but for rounding."""
+    (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
+    (tmp_path / "assistant").symlink_to(folder / "assistant")
+    memory, found = Assisted(tmp_path), list[list[bytes]]()
+    blocks = random_blocks("Q8_0", HIDDEN, HIDDEN, 5)
+    for values in (array("f", _rust.dequantise("Q8_0", blocks)), Blocks(8, blocks)):
+        tensors = assistant_tensors(hidden=HIDDEN) | {"post_projection.weight": ((HIDDEN, HIDDEN), values)}
+        path = write_assistant_gguf(tmp_path / "assistant.gguf", tensors, embedding_length=HIDDEN)
+        memory.model.attach_assistant(path)
+        found.append(memory.cold(random_tokens(4, 30), 2))
+    (first, plain), (same, quantised) = found
+    assert same == first
+    assert array("f", quantised) == pytest.approx(array("f", plain), abs=0.05)
+    assert quantised != plain
+
+
 def test_an_assistant_drafts_within_its_own_context(folder: Path, tmp_path: Path) -> None:
     """Its context may be shorter than the model's: from there on a row is refused."""
     (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
@@ -312,7 +333,7 @@ def test_an_assistant_drafts_within_its_own_context(folder: Path, tmp_path: Path
     assert "there is no draft after position 21 in a context of 21" in errors[0]
 
 
-def test_memory_of_an_assistant_is_in_the_account(folder: Path) -> None:
+def test_memory_of_an_assistant_is_in_the_account(folder: Path, tmp_path: Path) -> None:
     """Its weights and passes are told before it is loaded, and held as a draft model's; closed, it is forgotten."""
     memory = Assisted(folder, threads=2)
     before = memory.model.info()["workspace_bytes"]
@@ -327,6 +348,13 @@ def test_memory_of_an_assistant_is_in_the_account(folder: Path) -> None:
     assert before < plain < memory.model.info()["workspace_bytes"] <= plain + about["workspace_bytes"]
     assert about["weight_bytes"] >= memory.model.info()["assistant_weight_bytes"] > 0
     assert _rust.describe_assistant(folder / "model.gguf") is None
+    tensors = assistant_tensors(has_clusters=True)
+    matrices = [shape for shape, _ in tensors.values() if len(shape) == 2]
+    clustered = write_assistant(tmp_path / "clustered", assistant_config(has_clusters=True), tensors)
+    memory.model.attach_assistant(clustered)
+    in_groups = sum(4 * -(-rows // 16) * 16 * columns for rows, columns in matrices)
+    assert memory.model.info()["assistant_weight_bytes"] == in_groups + 4 * NUM_TOKENS, "and the order of tokens"
+    memory.model.attach_assistant(folder / "assistant")
 
     async def work() -> None:
         async with eagerly_drafted(folder / "model.gguf", folder / "assistant") as (backend, eager):

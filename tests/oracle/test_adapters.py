@@ -43,19 +43,20 @@ CASES["alphas"][1].update(lora_alpha=3, alpha_pattern={"layers.1.self_attn.q_pro
 
 
 def config_of(family: str) -> Any:
-    """A tiny configuration: Granite's with its factors, with biases everywhere, or with experts in some layers."""
-    from transformers import GraniteConfig, LlamaConfig, Qwen3MoeConfig
+    """A tiny configuration: Granite's, whose factors are not 1, with biases everywhere, or with experts in some layers."""
+    from transformers import GraniteConfig, LlamaConfig, Qwen2MoeConfig
 
     shape = {name: getattr(tiny_configs()["llama"], name) for name in SHAPE}
     factors = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]}
+    experts["shared_expert_intermediate_size"] = 32
     match family:
         case "granite":
             return GraniteConfig(**shape, **factors, logits_scaling=3.0, tie_word_embeddings=False)
         case "biases":
             return LlamaConfig(**shape, attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
         case "dense behind experts":
-            return Qwen3MoeConfig(**shape, **experts, tie_word_embeddings=False)
+            return Qwen2MoeConfig(**shape, **experts, tie_word_embeddings=False)
         case _:
             return tiny_configs()[family]
 

@@ -9,7 +9,7 @@ import struct
 from array import array
 from pathlib import Path
 
-from support.gguf_writer import write_gguf
+from support.gguf_writer import Blocks, write_gguf
 from support.tiny_gemma4 import GLOBAL_HEAD_DIM, HEAD_DIM, HIDDEN, WINDOW, Tensors, gemma4_tensors, write_gemma4
 from support.tiny_model import metadata, vocabulary
 
@@ -19,7 +19,7 @@ CLUSTERS, CHOSEN = 21, 5
 OWN_HIDDEN, OWN_FFN, OWN_HEADS = 48, 80, 2
 LAYERS = ("sliding_attention", "sliding_attention", "full_attention")
 
-Written = dict[str, tuple[tuple[int, ...], "array[float] | array[int]"]]
+Written = dict[str, tuple[tuple[int, ...], "array[float] | array[int] | Blocks"]]
 """Tensors with their shapes, the contiguous dimension last."""
 
 
@@ -91,8 +91,8 @@ def assistant_config(form: str = "E2B", *, has_clusters: bool = False) -> dict[s
     }
 
 
-def assistant_tensors(*, has_clusters: bool = False, seed: int = 3) -> Written:
-    """Random tensors of an assistant."""
+def assistant_tensors(*, has_clusters: bool = False, seed: int = 3, hidden: int = OWN_HIDDEN) -> Written:
+    """Random tensors of an assistant whose stream is so wide."""
     draw, tensors = random.Random(seed), Written()
 
     def matrix(name: str, rows: int, columns: int) -> None:
@@ -102,24 +102,24 @@ def assistant_tensors(*, has_clusters: bool = False, seed: int = 3) -> Written:
     def norm(name: str, size: int) -> None:
         tensors[f"{name}.weight"] = ((size,), array("f", (draw.gauss(0.9, 0.1) for _ in range(size))))
 
-    matrix("model.embed_tokens", NUM_TOKENS, OWN_HIDDEN)
-    norm("model.norm", OWN_HIDDEN)
-    matrix("pre_projection", OWN_HIDDEN, 2 * HIDDEN)
-    matrix("post_projection", HIDDEN, OWN_HIDDEN)
+    matrix("model.embed_tokens", NUM_TOKENS, hidden)
+    norm("model.norm", hidden)
+    matrix("pre_projection", hidden, 2 * HIDDEN)
+    matrix("post_projection", HIDDEN, hidden)
     for layer, kind in enumerate(LAYERS):
         start = f"model.layers.{layer}"
         head_dim = HEAD_DIM if kind == "sliding_attention" else GLOBAL_HEAD_DIM
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            norm(f"{start}.{name}_layernorm", OWN_HIDDEN)
+            norm(f"{start}.{name}_layernorm", hidden)
         norm(f"{start}.self_attn.q_norm", head_dim)
-        matrix(f"{start}.self_attn.q_proj", OWN_HEADS * head_dim, OWN_HIDDEN)
-        matrix(f"{start}.self_attn.o_proj", OWN_HIDDEN, OWN_HEADS * head_dim)
-        matrix(f"{start}.mlp.gate_proj", OWN_FFN, OWN_HIDDEN)
-        matrix(f"{start}.mlp.up_proj", OWN_FFN, OWN_HIDDEN)
-        matrix(f"{start}.mlp.down_proj", OWN_HIDDEN, OWN_FFN)
+        matrix(f"{start}.self_attn.q_proj", OWN_HEADS * head_dim, hidden)
+        matrix(f"{start}.self_attn.o_proj", hidden, OWN_HEADS * head_dim)
+        matrix(f"{start}.mlp.gate_proj", OWN_FFN, hidden)
+        matrix(f"{start}.mlp.up_proj", OWN_FFN, hidden)
+        matrix(f"{start}.mlp.down_proj", hidden, OWN_FFN)
         tensors[f"{start}.layer_scalar"] = ((1,), array("f", [0.8]))
     if has_clusters:
-        matrix("masked_embedding.centroids", CLUSTERS, OWN_HIDDEN)
+        matrix("masked_embedding.centroids", CLUSTERS, hidden)
         order = list(range(NUM_TOKENS))
         draw.shuffle(order)
         tensors["masked_embedding.token_ordering"] = ((NUM_TOKENS,), array("q", order))
@@ -133,6 +133,7 @@ def write_assistant(folder: Path, config: dict[str, object] | None = None, tenso
     header: dict[str, object] = {}
     data = b""
     for name, (shape, values) in tensors.items():
+        assert isinstance(values, array), "GGUF files alone have blocks"
         kind = {"q": "I64", "i": "I32"}.get(values.typecode, "F32")
         start, data = len(data), data + values.tobytes()
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, len(data)]}
@@ -171,7 +172,7 @@ def write_assistant_gguf(path: Path, tensors: Written, **changes: object) -> Pat
         parts = name.split(".", 3)
         own = _WHOLE.get(name) or (f"blk.{parts[2]}.{_PARTS[parts[3]]}" if parts[1] == "layers" else None)
         if own is not None:
-            named[own] = (tuple(reversed(shape)), array("f", values))
+            named[own] = (tuple(reversed(shape)), values if isinstance(values, Blocks) else array("f", values))
     turning = GLOBAL_HEAD_DIM // 8
     divisors = array("f", [1.0] * turning + [1e30] * (GLOBAL_HEAD_DIM // 2 - turning))
     is_sliding = [kind == "sliding_attention" for kind in LAYERS]
