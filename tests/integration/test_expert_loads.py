@@ -88,7 +88,7 @@ def test_counts_are_whole_whatever_the_threads(tmp_path: Path) -> None:
     pool = _rust.BlockPool(model.info()["num_pages"], groups=model.info()["kv_groups"])
     tokens = [(7 * place + place * place) % 250 for place in range(96)]
     pool.add(1, tokens)
-    assert pool.reserve(1, len(tokens))
+    pool.reserve(1, len(tokens))
     for start, length in ((0, 64), (64, 31), (95, 1)):
         model.execute(pool, [1], [length], tokens[start : start + length])
     loads = model.expert_loads()

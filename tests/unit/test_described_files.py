@@ -82,6 +82,8 @@ CURVES |= {"xielu.eps": [-1e-6] * LAYERS}
 
 def tensors(family: str) -> Shapes:
     found: Shapes = {"token_embd.weight": (HIDDEN, NUM_TOKENS), "output_norm.weight": (HIDDEN,)}
+    if family in {"minimax-m2", "phi2", "gptneox", "apertus"}:
+        found["output.weight"] = (HIDDEN, NUM_TOKENS)
     return found | {f"blk.{layer}.{name}": dims for layer in range(LAYERS) for name, dims in LAYER[family].items()}
 
 
