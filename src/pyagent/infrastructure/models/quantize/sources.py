@@ -15,7 +15,6 @@ from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.one_line import printable
 from pyagent.infrastructure.engine.tokens.model_folder import read_json
-from pyagent.infrastructure.models.quantize import encoder_source
 from pyagent.infrastructure.models.quantize.architecture import (
     Config,
     architecture_metadata,
@@ -25,6 +24,8 @@ from pyagent.infrastructure.models.quantize.architecture import (
     refuse_family,
     text_half,
 )
+from pyagent.infrastructure.models.quantize.encoder_families import ENCODER_FAMILIES
+from pyagent.infrastructure.models.quantize.encoder_source import EncoderSource
 from pyagent.infrastructure.models.quantize.folder_tensors import NONE_KEPT, FolderTensors, Kept, SourceTensor
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, read_metadata
 from pyagent.infrastructure.models.quantize.layouts import attention_sinks
@@ -120,8 +121,8 @@ class GgufSource:
 
 def _folder_source(path: Path) -> Source:
     config = read_json(path / "config.json")
-    if config.get("model_type") == encoder_source.FAMILY:
-        return encoder_source.EncoderSource(path, config)
+    if config.get("model_type") in ENCODER_FAMILIES:
+        return EncoderSource(path, config)
     told = text_half(config)
     family = laid_out(told)
     return FolderSource(path, told) if family is None else LaidOutSource(path, told, family)
@@ -136,7 +137,7 @@ class FolderSource:
         """`config` is what its `config.json` says of the half that reads and writes text."""
         self.path = path
         if config:  # first: what the engine says of a family it lacks is not about files to write
-            refuse_family(path, config)
+            refuse_family(path, config, [*ENCODER_FAMILIES])
         self._file = _unquantised(path)
         self._model = self._file.config
         self._short = original_context(config)
@@ -184,7 +185,8 @@ class LaidOutSource:
         self.num_layers, self.num_experts = model.num_layers, model.num_experts
         self.file_bytes = header["file_bytes"]
         made = [*family.tensors(self._stored, config, model)]
-        self._stored.check(made, ["lm_head.weight"] if model.is_output_tied else [])
+        left_out = [name for name, *_ in header["tensors"] if family.left_out and name.startswith(family.left_out)]
+        self._stored.check(made, [*left_out, *(["lm_head.weight"] if model.is_output_tied else [])])
         self._computed = {**frequency_factors(config, model.head_dim), **family.computed(config, model)}
         self._short, self._in_weights = original_context(config), family.in_weights
         self._to_made = {tensor.name: tensor for tensor in made}

@@ -39,6 +39,8 @@ class Family(NamedTuple):
     computed: Callable[[Config, ModelConfig], dict[str, array[float]]] = _none_computed
     in_weights: frozenset[str] = frozenset()
     """What the engine reads of a folder that a file has in its weights."""
+    left_out: tuple[str, ...] = ()
+    """What names of heads that draft begin with, for which files have no place."""
 
 
 def _called(name: str) -> Callable[[ModelConfig], str]:
@@ -50,7 +52,7 @@ def _delta_nets(name: str) -> Family:
 
 
 def _described(family: described.Described) -> Family:
-    return Family(_called(family.name), family.all_keys, family.tensors)
+    return Family(_called(family.name), family.all_keys, family.tensors, left_out=("model.mtp_", "mtp."))
 
 
 _LATENT = Family(_called("deepseek2"), latent_attention.keys, latent_attention.tensors)
@@ -67,6 +69,8 @@ LAID_OUT: Mapping[str, Family] = {
     "glm4_moe_lite": _LATENT,
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
+    "mistral4": Family(_called("mistral4"), latent_attention.mistral4_keys, latent_attention.mistral4_tensors),
+    "minicpm3": Family(_called("minicpm3"), latent_attention.minicpm3_keys, latent_attention.minicpm3_tensors),
     "granitemoehybrid": Family(state_spaces.granite_name, state_spaces.granite_keys, state_spaces.granite_tensors),
     "nemotron_h": Family(state_spaces.nemotron_name, state_spaces.nemotron_keys, state_spaces.nemotron_tensors),
     "granitemoe": Family(state_spaces.granite_name, state_spaces.granite_keys, state_spaces.granite_tensors),
