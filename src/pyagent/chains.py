@@ -149,12 +149,16 @@ class Chain:
         found = await classify_by(self.backend, ClassifyRequest(model=model, input=list(texts), truncate=truncate))
         return [dict(zip(found.labels, row, strict=True)) for row in found.scores]
 
-    async def embed(self, texts: Sequence[str], model: str = "", *, truncate: bool = False) -> list[list[float]]:
+    async def embed(
+        self, texts: Sequence[str], model: str = "", *, truncate: bool = False, task: str = ""
+    ) -> list[list[float]]:
         """Return a vector for each text, from the first link that embeds. Raises `RequestError` when none does.
 
-        With `truncate` the embedded engine cuts a text longer than its model takes, and refuses it without.
+        With `truncate` the embedded engine cuts a text longer than its model takes, and refuses it without. `task` is
+        one of the model's, where it has tasks.
         """
-        return (await self.backend.embed(EmbedRequest(input=list(texts), model=model, truncate=truncate))).vectors
+        asked = EmbedRequest(input=list(texts), model=model, truncate=truncate, task=task)
+        return (await self.backend.embed(asked)).vectors
 
     async def token_embed(
         self, texts: Sequence[str], model: str = "", *, is_query: bool = False, truncate: bool = False

@@ -105,9 +105,11 @@ class SyncChain:
         """Return each text's labels with their probabilities, as `Chain.classify` does."""
         return self._loop.run(self._chain.classify(texts, model, truncate=truncate))
 
-    def embed(self, texts: Sequence[str], model: str = "", *, truncate: bool = False) -> list[list[float]]:
+    def embed(
+        self, texts: Sequence[str], model: str = "", *, truncate: bool = False, task: str = ""
+    ) -> list[list[float]]:
         """Return a vector for each text, as `Chain.embed` does."""
-        return self._loop.run(self._chain.embed(texts, model, truncate=truncate))
+        return self._loop.run(self._chain.embed(texts, model, truncate=truncate, task=task))
 
     def token_embed(
         self, texts: Sequence[str], model: str = "", *, is_query: bool = False, truncate: bool = False

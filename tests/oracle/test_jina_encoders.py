@@ -149,7 +149,7 @@ def adapted(task: int | None) -> dict[str, Any]:
 
 
 def test_tasks_of_jina_v3_equal_merged_weights(tmp_path: Path) -> None:
-    """Each task, and none, mixed in one batch: transformers' vectors with the task's weights, within 1e-5."""
+    """Each task, and none, mixed in one batch: transformers' vectors with the task's weights in float64, to 1e-5."""
     import torch
     from transformers import AutoConfig, AutoModel
 

@@ -18,6 +18,9 @@ BERT = SHAPE | {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads"
 KINDS: dict[str, dict[str, Any]] = {
     "mpnet": BERT | {"pad_token_id": 1},
     "jina_embeddings_v3": BERT | {"pad_token_id": 1},
+    "eurobert": BERT
+    | {"hidden_size": 64, "mask_token_id": 3}
+    | {"num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     "distilbert": SHAPE | {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80, "pad_token_id": 0},
     "distilbert, sinusoids": SHAPE
     | {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80, "pad_token_id": 0, "sinusoidal_pos_embds": True},

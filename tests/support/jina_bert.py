@@ -71,7 +71,7 @@ def tensors_of(form: str, config: dict[str, Any], seed: int = 3) -> Tensors:
     return tensors
 
 
-def write_jina(folder: Path, form: str, **changes: object) -> Path:
+def write_jina(folder: Path, form: str, **changes: Any) -> Path:
     """Write a model into a folder of its own; return it."""
     config = CONFIG | changes
     return write_encoder(folder, tensors=tensors_of(form, config), **config)

@@ -82,7 +82,7 @@ def tensors_of(config: dict[str, Any]) -> Tensors:
     return tensors
 
 
-def write_jina_v3(folder: Path, **changes: object) -> Path:
+def write_jina_v3(folder: Path, **changes: Any) -> Path:
     """Write a model into a folder of its own, with changes to its configuration; return it."""
     config = CONFIG | changes
     return write_encoder(folder, tensors=tensors_of(CONFIG), **config)

@@ -12,6 +12,7 @@ mod bert_names;
 mod config;
 mod decoder;
 mod distances;
+mod experts;
 mod forward;
 mod gguf;
 mod head;
@@ -31,6 +32,7 @@ use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
 pub use self::bert_config::{BertConfig, Biases, EncoderActivation, EncoderArchitecture, Positions};
 pub use self::config::{DecoderConfig, EncoderConfig, Layers, task_of};
+pub use self::experts::EncoderExperts;
 use self::forward::{Batch, Gives, Pass, Workspace};
 pub use self::forward::{SECOND_TEXT, TASK_SHIFT, UNSEEN};
 pub use self::head::{Head, InnerActivation, LabelActivation};

@@ -418,10 +418,12 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Texts to embed; those of different tenants are never sent in one call (`Origin.tenant`).
 
     With `truncate` a text longer than the model takes is cut, and refused without; servers of others do as they do.
+    `task` names one of the model's, where it has tasks, such as `retrieval.query`.
     """
 
     model: str
     input: list[str]
+    task: str = ""
     tenant: str = ""
     private: bool = False
     truncate: bool = False

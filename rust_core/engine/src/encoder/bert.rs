@@ -11,8 +11,8 @@ use pyagent_kernels::elementwise::RopeStyle;
 use super::bert_config::{BertConfig, EncoderActivation};
 use super::forward::{AttentionHead, Batch, Memory, Own, Place, Stages, add_bias, fill, multiply, multiply_into};
 use super::layer_names::Part;
-use super::weights::{BertWeights, EncoderLayer, Norm};
-use crate::model::Linear;
+use super::tasks::LayerTasks;
+use super::weights::{BertWeights, DenseBlock, EncoderLayer, FeedForward, Norm};
 
 /// The layers, over a batch.
 pub(super) struct Bert<'a> {
@@ -175,7 +175,7 @@ impl Bert<'_> {
             own.gate[..hidden.len()].copy_from_slice(hidden);
         }
         self.add_block(
-            &layer.attention_output,
+            layer.attention_output.bias.as_deref(),
             after(layer.attention_norm.as_ref()),
             hidden,
             &own.out,
@@ -187,20 +187,28 @@ impl Bert<'_> {
                 .for_each(|row| self.normalise(row, norm));
         }
         self.fill_input(Some(&layer.ffn_norm), hidden, own);
-        self.feed_forward(layer, tokens, own);
-        self.add_block(&layer.down, after(Some(&layer.ffn_norm)), hidden, &own.out);
+        match &layer.feed_forward {
+            FeedForward::Dense(block) => self.feed_forward(block, layer.tasks.as_ref(), tokens, own),
+            FeedForward::Experts(experts) => experts.compute(isa, own, (hidden_size, self.config.ffn_size)),
+        }
+        self.add_block(
+            layer.feed_forward.bias(),
+            after(Some(&layer.ffn_norm)),
+            hidden,
+            &own.out,
+        );
     }
 
     /// The feed-forward block of the thread's input, into its output, without the last bias. What is made of a row's inner
     /// numbers is made while they are in the nearest cache.
-    fn feed_forward(&self, layer: &EncoderLayer, tokens: &[Place], own: &mut Own) {
+    fn feed_forward(&self, layer: &DenseBlock, tasks: Option<&LayerTasks>, tokens: &[Place], own: &mut Own) {
         let (isa, ffn_size) = (self.isa, self.config.ffn_size);
         let num_numbers = own.input.tokens() * ffn_size;
         // SAFETY: the thread's own memory, which has room for the tile.
         unsafe {
             let out = own.out.as_mut_ptr();
             multiply(isa, &layer.up, &own.input, out, ffn_size);
-            if let Some(tasks) = &layer.tasks {
+            if let Some(tasks) = tasks {
                 tasks.add(isa, Part::Up, tokens, &own.input, out, ffn_size, &mut own.low);
             }
         };
@@ -225,17 +233,19 @@ impl Bert<'_> {
         unsafe {
             let (out, stride) = (own.out.as_mut_ptr(), self.hidden_size());
             multiply(isa, &layer.down, &own.ffn_input, out, stride);
-            if let Some(tasks) = &layer.tasks {
+            if let Some(tasks) = tasks {
                 tasks.add(isa, Part::Down, tokens, &own.ffn_input, out, stride, &mut own.low);
             }
         };
     }
 
     /// Adds a block's output and bias to the stream, and normalises it where a norm follows.
-    fn add_block(&self, linear: &Linear, norm: Option<&Norm>, hidden: &mut [f32], out: &[f32]) {
+    fn add_block(&self, bias: Option<&[f32]>, norm: Option<&Norm>, hidden: &mut [f32], out: &[f32]) {
         let width = self.hidden_size();
         for (hidden, out) in hidden.chunks_exact_mut(width).zip(out.chunks_exact(width)) {
-            add_bias(self.isa, linear, hidden);
+            if let Some(bias) = bias {
+                elementwise::add(self.isa, hidden, bias);
+            }
             elementwise::add(self.isa, hidden, out);
             if let Some(norm) = norm {
                 self.normalise(hidden, norm);

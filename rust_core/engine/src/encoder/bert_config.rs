@@ -4,6 +4,7 @@ use pyagent_kernels::elementwise::{RopeScaling, RopeTable};
 
 use super::config::MOST_POSITIONS;
 use super::distances::DistanceKind;
+use super::experts::{EncoderExperts, MOST_EXPERTS};
 use crate::config::invalid;
 use crate::weights::{ModelFileError, clipped};
 
@@ -18,6 +19,9 @@ pub enum EncoderArchitecture {
     ModernBert,
     /// nomic-embed-text (Nussbaum et al. 2024, arXiv 2402.01613): BERT with rotary positions and a gate.
     NomicBert,
+    /// nomic-embed-text-v2-moe (Nussbaum and Duderstadt 2025, arXiv 2502.07972): the same with biases, without a gate, and with
+    /// experts in every second layer.
+    NomicBertMoe,
     /// GTE (Zhang et al. 2024, arXiv 2407.19669): the same with biases.
     Gte,
     /// jina-embeddings-v2 (Günther et al. 2023, arXiv 2310.19923): BERT with a gate, whose scores fall with distance (ALiBi).
@@ -54,6 +58,7 @@ impl EncoderArchitecture {
             "bert" => Some(Self::Bert),
             "modern-bert" => Some(Self::ModernBert),
             "nomic-bert" => Some(Self::NomicBert),
+            "nomic-bert-moe" => Some(Self::NomicBertMoe),
             "jina-bert-v2" => Some(Self::JinaBert),
             "jina-bert-v3" => Some(Self::JinaBertV3),
             _ => None,
@@ -66,7 +71,7 @@ impl EncoderArchitecture {
             Self::Bert => "bert",
             Self::Roberta => "roberta",
             Self::ModernBert => "modernbert",
-            Self::NomicBert => "nomic_bert",
+            Self::NomicBert | Self::NomicBertMoe => "nomic_bert",
             Self::Gte => "gte",
             Self::JinaBert | Self::JinaCodeBert => "jina-bert-v2",
             Self::JinaBertV3 => "jina-bert-v3",
@@ -186,6 +191,8 @@ pub struct BertConfig {
     pub biases: Biases,
     /// Whether queries and keys are normalised, over all heads together.
     pub has_query_key_norms: bool,
+    /// Experts of its feed-forward blocks.
+    pub experts: Option<EncoderExperts>,
 }
 
 impl BertConfig {
@@ -198,6 +205,11 @@ impl BertConfig {
     /// Whether the stream is added and normalised once more after attention.
     pub(super) fn is_added_twice(&self) -> bool {
         self.architecture == EncoderArchitecture::JinaCodeBert
+    }
+
+    /// The experts of a layer that has any.
+    pub(super) fn experts_of(&self, layer: usize) -> Option<EncoderExperts> {
+        self.experts.filter(|experts| layer % experts.period == 1)
     }
 
     /// What is added to scores by distance.
@@ -237,6 +249,10 @@ impl BertConfig {
 
     /// What its sizes may be.
     pub(super) fn limits(&self) -> impl Iterator<Item = (&'static str, usize, usize, usize)> {
+        let experts = self
+            .experts
+            .map(|experts| (experts.count, experts.used, experts.period));
+        let (count, used, period) = experts.unwrap_or((1, 1, 1));
         let rows = match self.positions {
             Positions::Table { num_rows, .. } => num_rows,
             Positions::Rotary { .. } | Positions::Alibi => 1,
@@ -246,6 +262,9 @@ impl BertConfig {
             ("feed-forward size", self.ffn_size, 1, 1 << 20),
             ("table of positions", rows, 1, MOST_POSITIONS),
             ("table of token types", self.num_types, 0, 1 << 16),
+            ("experts of a layer", count, 1, MOST_EXPERTS),
+            ("experts of a token", used, 1, count),
+            ("period of layers with experts", period, 1, 1_000),
         ]
         .into_iter()
     }

@@ -6,8 +6,9 @@ use super::bert_config::{BertConfig, Biases, EncoderActivation, EncoderArchitect
 use super::bert_names::PREFIXES;
 use super::config::{EncoderConfig, Layers, MOST_TEXT_TOKENS};
 use super::distances::NUM_BUCKETS;
+use super::experts::EncoderExperts;
 use super::head::{Head, InnerActivation};
-use super::own_words::without_own_words;
+use super::own_words::{has_experts, without_own_words};
 use super::steps::Steps;
 use super::tasks::Tasks;
 use crate::config::hugging_face::{IRRELEVANT, JsonConfig, refuse_unknown};
@@ -24,6 +25,8 @@ const READ_OF_MODERN_BERT: &str = "hidden_activation norm_eps norm_bias attentio
     classifier_activation layer_norm_eps";
 /// Those of BERT with rotary positions.
 const READ_OF_ROTARY: &str = "rope_parameters rope_theta head_dim";
+/// Those of nomic-embed-text-v2-moe.
+const READ_OF_NOMIC_MOE: &str = "rope_parameters rope_theta head_dim num_experts moe_top_k moe_every_n_layers";
 /// Those of jina-embeddings-v2.
 const READ_OF_JINA: &str = "feed_forward_type emb_pooler";
 /// Those of jina-embeddings-v3.
@@ -49,6 +52,7 @@ pub(super) fn bert_of_folder(
     let own = match architecture {
         EncoderArchitecture::ModernBert => READ_OF_MODERN_BERT,
         EncoderArchitecture::NomicBert | EncoderArchitecture::Gte => READ_OF_ROTARY,
+        EncoderArchitecture::NomicBertMoe => READ_OF_NOMIC_MOE,
         EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert => READ_OF_JINA,
         EncoderArchitecture::JinaBertV3 => READ_OF_JINA_V3,
         EncoderArchitecture::Mpnet => READ_OF_MPNET,
@@ -97,6 +101,9 @@ fn variant_of(
     architecture: EncoderArchitecture,
     json: &JsonConfig<'_>,
 ) -> Result<EncoderArchitecture, ModelFileError> {
+    if architecture == EncoderArchitecture::NomicBert && has_experts(json.0) {
+        return Ok(EncoderArchitecture::NomicBertMoe);
+    }
     if architecture == EncoderArchitecture::Roberta && json.text("position_embedding_type") == Some("rotary") {
         return Ok(EncoderArchitecture::JinaBertV3);
     }
@@ -171,6 +178,7 @@ fn layers_of(
         reach: Vec::new(),
         biases: Biases::ALL,
         has_query_key_norms: false,
+        experts: None,
     };
     match architecture {
         EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert => Ok(BertConfig {
@@ -204,6 +212,16 @@ fn layers_of(
             let positions = table_of(json, &layers)?;
             Ok(BertConfig { positions, ..layers })
         }
+        EncoderArchitecture::NomicBertMoe => Ok(BertConfig {
+            positions: rotary(json, 10_000.0)?,
+            num_types: json.optional_size("type_vocab_size")?.unwrap_or(1),
+            experts: Some(EncoderExperts {
+                count: json.size("num_experts")?,
+                used: json.size("moe_top_k")?,
+                period: json.size("moe_every_n_layers")?,
+            }),
+            ..layers
+        }),
         EncoderArchitecture::NomicBert => Ok(BertConfig {
             positions: rotary(json, 1_000.0)?,
             activation: activation("hidden_act", "silu")?,

@@ -2,6 +2,7 @@
 
 use super::bert_config::{BertConfig, Biases, EncoderActivation, EncoderArchitecture, Positions};
 use super::config::{EncoderConfig, Layers, MOST_TEXT_TOKENS, unsupported};
+use super::experts::EncoderExperts;
 use super::gguf::{HEAD_DENSE, Keys};
 use crate::config::invalid;
 use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
@@ -92,6 +93,7 @@ fn layers_of(
         reach: Vec::new(),
         biases: Biases::ALL,
         has_query_key_norms: keys.has_tensor("blk.0.attn_q_norm.weight"),
+        experts: None,
     };
     match architecture {
         EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert => Ok(BertConfig {
@@ -107,6 +109,18 @@ fn layers_of(
             let base = keys.number_or("rope.freq_base", 10_000.0)?;
             let positions = Positions::Rotary { base, local_base: base };
             Ok(BertConfig { positions, ..bert })
+        }
+        EncoderArchitecture::NomicBertMoe => {
+            let base = keys.number_or("rope.freq_base", 10_000.0)?;
+            Ok(BertConfig {
+                positions: Positions::Rotary { base, local_base: base },
+                experts: Some(EncoderExperts {
+                    count: keys.size("expert_count")?,
+                    used: keys.size("expert_used_count")?,
+                    period: keys.size("moe_every_n_layers")?,
+                }),
+                ..bert
+            })
         }
         EncoderArchitecture::NomicBert => {
             let base = keys.number_or("rope.freq_base", 1_000.0)?;

@@ -126,7 +126,9 @@ impl<'a> Names<'a> {
     pub(super) fn embedding_norm(&self) -> Place {
         let name = match self.config.architecture {
             EncoderArchitecture::ModernBert => "embeddings.norm",
-            EncoderArchitecture::NomicBert | EncoderArchitecture::JinaBertV3 => "emb_ln",
+            EncoderArchitecture::NomicBert | EncoderArchitecture::NomicBertMoe | EncoderArchitecture::JinaBertV3 => {
+                "emb_ln"
+            }
             _ => "embeddings.LayerNorm",
         };
         self.norm(self.top(name, "token_embd_norm"))
@@ -158,6 +160,7 @@ impl<'a> Names<'a> {
             Part::AttentionNorm => self.config.has_attention_norm(layer),
             Part::QueryNorm | Part::KeyNorm => self.config.has_query_key_norms,
             Part::SecondNorm => self.config.is_added_twice(),
+            Part::Gate | Part::Up | Part::Down => self.config.experts_of(layer).is_none(),
             _ => true,
         };
         if name.is_empty() || !is_there {
@@ -187,6 +190,24 @@ impl<'a> Names<'a> {
         })
     }
 
+    /// The names of a layer's experts.
+    pub(super) fn experts(&self, layer: usize) -> ExpertNames {
+        let name = |hugging_face: &str, gguf: &str| {
+            self.top(
+                &format!("encoder.layers.{layer}.mlp.{hugging_face}"),
+                &format!("blk.{layer}.{gguf}"),
+            )
+        };
+        ExpertNames {
+            router: name("router.layer.weight", "ffn_gate_inp.weight"),
+            up: name("experts.mlp.w1", "ffn_up_exps.weight"),
+            down: name("experts.mlp.w2", "ffn_down_exps.weight"),
+            is_down_turned: !self.is_gguf,
+            // llama.cpp's converter leaves it out.
+            bias: (!self.is_gguf).then(|| name("experts.bias", "")),
+        }
+    }
+
     /// Every tensor with its rows and columns, once for each share of it.
     pub(super) fn all(&self, config: &EncoderConfig) -> Vec<(String, usize, usize)> {
         let hidden = self.hidden;
@@ -209,6 +230,20 @@ impl<'a> Names<'a> {
                 all.extend(tasks.of_table(&name, rows, hidden));
             }
         }
+        for layer in 0..config.num_layers {
+            if let Some(experts) = self.config.experts_of(layer) {
+                let (names, ffn) = (self.experts(layer), self.config.ffn_size);
+                let (rows, cols) = if names.is_down_turned {
+                    (ffn, hidden)
+                } else {
+                    (hidden, ffn)
+                };
+                all.push((names.router, experts.count, hidden));
+                all.push((names.up, experts.count * ffn, hidden));
+                all.push((names.down, experts.count * rows, cols));
+                all.extend(names.bias.map(|bias| (bias, 1, hidden)));
+            }
+        }
         let parts =
             (0..config.num_layers).flat_map(|layer| PARTS.iter().filter_map(move |part| self.part(layer, *part)));
         let norms = [self.embedding_norm()].into_iter().chain(self.final_norm());
@@ -223,6 +258,16 @@ impl<'a> Names<'a> {
         }
         all
     }
+}
+
+/// The tensors of a layer's experts.
+pub(super) struct ExpertNames {
+    pub(super) router: String,
+    pub(super) up: String,
+    pub(super) down: String,
+    /// Whether each expert's last matrix has a row for each of its inputs.
+    pub(super) is_down_turned: bool,
+    pub(super) bias: Option<String>,
 }
 
 /// The tensors of a head.
@@ -258,7 +303,9 @@ impl HeadNames {
                     (Some("classifier.dense"), None, "classifier.out_proj")
                 }
                 EncoderArchitecture::DistilBert => (Some("pre_classifier"), None, "classifier"),
-                EncoderArchitecture::NomicBert => (Some("nomic_bert.pooler.dense"), None, "classifier"),
+                EncoderArchitecture::NomicBert | EncoderArchitecture::NomicBertMoe => {
+                    (Some("nomic_bert.pooler.dense"), None, "classifier")
+                }
                 EncoderArchitecture::Gte => (Some("gte.pooler.dense"), None, "classifier"),
                 EncoderArchitecture::ModernBert => (Some("head.dense"), Some("head.norm"), "classifier"),
             },

@@ -24,8 +24,11 @@ use crate::safetensors::{CONFIG_NAME, SafetensorsFolder, read_object};
 use crate::weights::{ModelFile, ModelFileError, clipped};
 
 /// The names of every encoder that can be run, for messages.
-pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta, mpnet, distilbert, jina-bert-v2, jina-bert-v3, modernbert, nomic_bert, gte, and decoders that the \
+pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta, mpnet, distilbert, jina-bert-v2, jina-bert-v3, eurobert, modernbert, nomic_bert, gte, and decoders that the \
      engine runs";
+
+/// EuroBERT (Boizard et al. 2025, arXiv 2503.05500): Llama's layers, whose tokens see the whole text.
+const EURO_BERT: &str = "eurobert";
 
 /// Tokens of a text at most where positions are computed: memory for one text is reserved whole.
 pub(super) const MOST_TEXT_TOKENS: usize = 8_192;
@@ -129,7 +132,7 @@ impl EncoderConfig {
         let name = json.text("model_type").unwrap_or("(no model_type)");
         match EncoderArchitecture::from_name(name) {
             Some(architecture) => bert_of_folder(folder, architecture),
-            None if Architecture::from_name(name).is_some() => decoder_of_folder(folder),
+            None if name == EURO_BERT || Architecture::from_name(name).is_some() => decoder_of_folder(folder),
             None => Err(unsupported(name)),
         }
     }
@@ -218,10 +221,20 @@ fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelF
         None => Head::of(folder.config())?,
     };
     let mut fields = folder.config().clone();
+    let is_euro_bert = JsonConfig(&fields, None).text("model_type") == Some(EURO_BERT);
+    if is_euro_bert {
+        if head.is_some() {
+            return Err(invalid(
+                "config.json: a EuroBERT with labels is not implemented; expected one that embeds".to_owned(),
+            ));
+        }
+        fields.insert("model_type".to_owned(), "llama".into());
+        fields.remove("classifier_pooling");
+    }
     for other in ["sentence_transformers", "sbert_ce_default_activation_function"] {
         fields.remove(other);
     }
-    let is_causal = fields.remove("use_bidirectional_attention") != Some(Value::Bool(true));
+    let is_causal = fields.remove("use_bidirectional_attention") != Some(Value::Bool(true)) && !is_euro_bert;
     let mut model = ModelConfig::from_hugging_face(&fields, None)?;
     if !is_causal {
         // Half of the window lies behind a token, its own position in both halves.
@@ -258,7 +271,7 @@ pub fn task_of(path: &Path) -> &'static str {
             return OTHER;
         };
         let name = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        let is_decoder = EncoderArchitecture::from_name(name).is_none();
+        let is_decoder = EncoderArchitecture::from_name(name).is_none() && name != EURO_BERT;
         return match Head::of(&config) {
             _ if is_decoder && Architecture::from_name(name).is_none() => OTHER,
             Ok(Some(head)) if head.labels.len() == 1 => "rank",

@@ -248,7 +248,7 @@ impl Workspace {
     pub(super) fn bytes_of(config: &EncoderConfig, threads: usize, most_tokens: usize) -> usize {
         let widths = Widths::of(config);
         let inputs = (TILE_TOKENS + 16) * (widths.hidden + widths.context + widths.ffn + 64) * 8;
-        let out = TILE_TOKENS * widths.hidden.max(widths.ffn) * 8;
+        let out = TILE_TOKENS * (widths.hidden.max(widths.ffn) * 8 + widths.hidden * 4);
         let attention = whole_scratch_len(config.max_tokens.min(most_tokens), config.head_dim()) * 4;
         let shared = most_tokens * (widths.hidden + widths.projected + widths.context) * 4;
         let distances = match &config.layers {

@@ -82,6 +82,17 @@ const NOMIC_BERT: LayerNames = &[
     "mlp.fc2",
     "norm2",
 ];
+const NOMIC_BERT_MOE: LayerNames = &[
+    "attn.Wqkv 0",
+    "attn.Wqkv 1",
+    "attn.Wqkv 2",
+    "attn.out_proj",
+    "norm1",
+    "",
+    "mlp.fc1",
+    "mlp.fc2",
+    "norm2",
+];
 const GTE: LayerNames = &[
     "attention.qkv_proj 0",
     "attention.qkv_proj 1",
@@ -164,6 +175,7 @@ const JINA_BERT_V3: LayerNames = &[
     "mlp.fc2",
     "norm2",
 ];
+/// And of nomic-embed-text-v2-moe.
 const GGUF_JINA_BERT_V3: LayerNames = &[
     "attn_qkv 0",
     "attn_qkv 1",
@@ -252,12 +264,13 @@ pub(super) fn layer_names(
         (EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert, true) if is_gate_apart => {
             (GGUF_JINA_SPLIT, "blk")
         }
-        (EncoderArchitecture::JinaBertV3, true) => (GGUF_JINA_BERT_V3, "blk"),
+        (EncoderArchitecture::JinaBertV3 | EncoderArchitecture::NomicBertMoe, true) => (GGUF_JINA_BERT_V3, "blk"),
         (EncoderArchitecture::JinaBert, true) => (GGUF_JINA_BERT, "blk"),
         (EncoderArchitecture::JinaCodeBert, true) => (GGUF_JINA_CODE_BERT, "blk"),
         (_, true) => (GGUF, "blk"),
         (EncoderArchitecture::ModernBert, _) => (MODERN_BERT, "layers"),
         (EncoderArchitecture::NomicBert, _) => (NOMIC_BERT, "encoder.layers"),
+        (EncoderArchitecture::NomicBertMoe, _) => (NOMIC_BERT_MOE, "encoder.layers"),
         (EncoderArchitecture::Gte, _) => (GTE, "encoder.layer"),
         (EncoderArchitecture::JinaBert, _) => (JINA_BERT, "encoder.layer"),
         (EncoderArchitecture::JinaCodeBert, _) => (JINA_CODE_BERT, "encoder.layer"),

@@ -59,7 +59,10 @@ impl Tasks {
         }
         let json = JsonConfig(config, None);
         let rank = json.optional_size("lora_rank")?.unwrap_or(4);
-        let alpha = json.number("lora_alpha").unwrap_or(1.0);
+        let alpha = match config.get("lora_alpha") {
+            None | Some(Value::Null) => 1.0,
+            Some(alpha) => alpha.as_f64().unwrap_or(f64::NAN),
+        };
         if !(1..=MOST_RANK).contains(&rank) || !alpha.is_finite() {
             return Err(invalid(format!(
                 "config.json: 'lora_rank' is {rank} and 'lora_alpha' {alpha}; expected 1 to {MOST_RANK}, and a number"

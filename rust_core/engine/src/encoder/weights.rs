@@ -10,6 +10,7 @@ use super::bert_gguf::refuse_unread;
 use super::bert_names::{HeadNames, Names, Place};
 use super::config::{EncoderConfig, Layers};
 use super::distances::{DistanceKind, Distances, NUM_BUCKETS};
+use super::experts::Experts;
 use super::layer_names::Part;
 use super::steps::{DensePlace, DenseStep, LabelWords};
 use super::tasks::{LayerTasks, TaskTable};
@@ -50,9 +51,7 @@ pub(super) struct EncoderLayer {
     pub(super) value: Linear,
     pub(super) attention_output: Linear,
     pub(super) attention_norm: Option<Norm>,
-    pub(super) gate: Option<Linear>,
-    pub(super) up: Linear,
-    pub(super) down: Linear,
+    pub(super) feed_forward: FeedForward,
     pub(super) ffn_norm: Norm,
     pub(super) query_norm: Option<Norm>,
     pub(super) key_norm: Option<Norm>,
@@ -62,17 +61,44 @@ pub(super) struct EncoderLayer {
     pub(super) tasks: Option<LayerTasks>,
 }
 
+/// What follows attention.
+pub(super) enum FeedForward {
+    Dense(Box<DenseBlock>),
+    Experts(Box<Experts>),
+}
+
+/// A block that every token goes through.
+pub(super) struct DenseBlock {
+    pub(super) gate: Option<Linear>,
+    pub(super) up: Linear,
+    pub(super) down: Linear,
+}
+
+impl FeedForward {
+    /// What is added at last.
+    pub(super) fn bias(&self) -> Option<&[f32]> {
+        match self {
+            Self::Dense(block) => block.down.bias.as_deref(),
+            Self::Experts(experts) => experts.bias.as_deref(),
+        }
+    }
+
+    fn matrices(&self) -> Box<dyn Iterator<Item = &PackedMatrix> + '_> {
+        match self {
+            Self::Dense(block) => {
+                let linears = [&block.up, &block.down].into_iter().chain(&block.gate);
+                Box::new(linears.map(|linear| &linear.weight))
+            }
+            Self::Experts(experts) => Box::new(experts.matrices()),
+        }
+    }
+}
+
 impl EncoderLayer {
-    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let own = [
-            &self.query,
-            &self.key,
-            &self.value,
-            &self.attention_output,
-            &self.up,
-            &self.down,
-        ];
-        own.into_iter().chain(&self.gate)
+    fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        let own = [&self.query, &self.key, &self.value, &self.attention_output];
+        let own = own.into_iter().map(|linear| &linear.weight);
+        own.chain(self.feed_forward.matrices())
     }
 }
 
@@ -158,8 +184,7 @@ impl EncoderWeights {
 impl BertWeights {
     /// The layers' matrices.
     pub(super) fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
-        let linears = self.layers.iter().flat_map(EncoderLayer::linears);
-        linears.map(|linear| &linear.weight)
+        self.layers.iter().flat_map(EncoderLayer::matrices)
     }
 
     fn bytes(&self) -> usize {
@@ -387,9 +412,17 @@ fn load_bert(
             value: need(Part::Value)?,
             attention_output: need(Part::AttentionOutput)?,
             attention_norm: norm(Part::AttentionNorm).transpose()?,
-            gate: find(Part::Gate).transpose()?,
-            up: need(Part::Up)?,
-            down: need(Part::Down)?,
+            feed_forward: match bert.experts_of(layer) {
+                Some(experts) => {
+                    let (names, sizes) = (names.experts(layer), (hidden, bert.ffn_size));
+                    FeedForward::Experts(Box::new(Experts::load(file, &names, experts, sizes, pool)?))
+                }
+                None => FeedForward::Dense(Box::new(DenseBlock {
+                    gate: find(Part::Gate).transpose()?,
+                    up: need(Part::Up)?,
+                    down: need(Part::Down)?,
+                })),
+            },
             ffn_norm: norm(Part::FfnNorm).expect("every family has it")?,
             query_norm: norm(Part::QueryNorm).transpose()?,
             key_norm: norm(Part::KeyNorm).transpose()?,

@@ -218,6 +218,8 @@ class OpenAIBackend:
         """One vector a text, from the model named, the link's, or the first that the server lists."""
         model = await self._pick_model(ChatRequest(model=request.model))
         body: dict[str, object] = {"model": model, "input": request.input, "encoding_format": "float"}
+        if request.task:
+            body["task"] = request.task
         if not request.input:
             return EmbedResult(vectors=[], model=model)
         found = await self._posted("embeddings", body, f"does not embed with {model!r}", "an embedding model")

@@ -60,6 +60,11 @@ class LoadedEncoder:
         """The labels of a model that ranks or classifies."""
         return self.model.info()["labels"] or ()
 
+    @property
+    def tasks(self) -> Sequence[tuple[str, str]]:
+        """The tasks that texts may be of, each with what is put before them."""
+        return self.model.info()["tasks"]
+
     def rows(self, packed: bytes) -> list[list[float]]:
         """Return what the texts gave, a row for each: its vector, or a number for each label."""
         numbers, width = array("f", packed).tolist(), self.width

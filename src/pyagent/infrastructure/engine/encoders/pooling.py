@@ -21,6 +21,7 @@ from pyagent.core.messages import (
     TokenEmbedResult,
     Usage,
 )
+from pyagent.infrastructure.engine.encoders.tasks import PASSAGE, QUERY, of_task
 from pyagent.infrastructure.engine.models.answer_grammars import at_once
 
 if TYPE_CHECKING:
@@ -72,7 +73,10 @@ class Pooling:
         async with self._encoders.using(request.model) as encoder:
             if request.input:
                 _check_task(encoder, "embed")
-            rows, usage = await self._numbers(encoder, request.input, truncates=request.truncate)
+            encode = partial(encoder.tokens.encode, truncates=request.truncate)
+            if request.task:
+                encode = of_task(encode, encoder.tasks, request.task, encoder.name)
+            rows, usage = await self._encoded(encoder, encode, request.input)
             return EmbedResult(vectors=rows, model=request.model, usage=usage)
 
     async def rank(self, request: RankRequest) -> RankResult:
@@ -163,17 +167,23 @@ class Pooling:
         return found, Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
 
     async def _cosines(self, encoder: LoadedEncoder, request: RankRequest) -> tuple[list[float], Usage]:
-        """Each text is computed once; a query is never cut."""
+        """Each text is computed once, of a model with tasks once for each; a query is never cut."""
         queries = {query: number for number, (query, _) in reversed([*enumerate(request.pairs)])}
-        documents = {text: number for number, (_, text) in reversed([*enumerate(request.pairs)]) if text not in queries}
-        encode_query = encoder.tokens.for_queries().encode
+        documents = {text: number for number, (_, text) in reversed([*enumerate(request.pairs)])}
+        encode_query: Encode[str] = encoder.tokens.for_queries().encode
+        encode: Encode[str] = partial(encoder.tokens.encode, truncates=request.truncate)
+        if {QUERY, PASSAGE} <= {name for name, _ in encoder.tasks}:
+            encode_query = of_task(encode_query, encoder.tasks, QUERY, encoder.name)
+            encode = of_task(encode, encoder.tasks, PASSAGE, encoder.name)
+        else:
+            documents = {text: number for text, number in documents.items() if text not in queries}
         asked, of_queries = await self._encoded(encoder, encode_query, list(queries), list(queries.values()))
-        encode = partial(encoder.tokens.encode, truncates=request.truncate)
         read, of_documents = await self._encoded(encoder, encode, list(documents), list(documents.values()))
-        rows = dict(zip([*queries, *documents], [*asked, *read], strict=True))
+        query_rows = dict(zip(queries, asked, strict=True))
+        rows = query_rows | dict(zip(documents, read, strict=True))
         num_tokens = of_queries.prompt_tokens + of_documents.prompt_tokens
         usage = Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
-        return [_dot(rows[query], rows[document]) for query, document in request.pairs], usage
+        return [_dot(query_rows[query], rows[document]) for query, document in request.pairs], usage
 
     async def _numbers(
         self, encoder: LoadedEncoder, texts: Sequence[Text], *, truncates: bool

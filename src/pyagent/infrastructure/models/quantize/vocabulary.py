@@ -34,7 +34,6 @@ _PRE_TOKENIZERS = (
     "stablelm2",
     "kimi-k2",
     "afmoe",
-    "youtu",
     "exaone-moe",
 )
 _TEXTS, _SCORES = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"}, "tokenizer.ggml.scores"

@@ -22,6 +22,7 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None
     private: bool | None = None  # not OpenAI's
     truncate: bool = False  # not OpenAI's
+    task: str | None = None  # not OpenAI's; Jina's
 
     @property
     def texts(self) -> list[str]:

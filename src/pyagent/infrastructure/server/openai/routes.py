@@ -31,7 +31,11 @@ async def embeddings(service: Service, request: Request) -> Response:
     """POST /v1/embeddings."""
     parsed = await service.read(request, read_embeddings)
     asked = EmbedRequest(
-        model=parsed.model_asked, input=parsed.texts, private=bool(parsed.private), truncate=parsed.truncate
+        model=parsed.model_asked,
+        input=parsed.texts,
+        task=parsed.task or "",
+        private=bool(parsed.private),
+        truncate=parsed.truncate,
     )
     found = await service.embed(request, asked)
     return json_response(embeddings_body(parsed, found))
