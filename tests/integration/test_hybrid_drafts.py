@@ -26,9 +26,9 @@ NUM_TOKENS = len(vocabulary()[0])
 MOST_DRAFTS = 16
 
 
-@pytest.fixture(scope="module", params=["lfm2", "lfm3", "qwen35", "granitehybrid"])
+@pytest.fixture(scope="module", params=["lfm2", "lfm3", "qwen35", "granitehybrid", "jamba"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model with short convolutions, with windows beside them, gated delta nets, or Mamba-2's state spaces."""
+    """A small model with short convolutions, windows beside them, gated delta nets, or state spaces of both kinds."""
     return write_hybrid_of(request.param, tmp_path_factory.mktemp("hybrid"))
 
 

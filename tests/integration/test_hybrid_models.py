@@ -27,8 +27,8 @@ from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
 NUM_TOKENS = len(vocabulary()[0])
-FAMILIES = ("lfm2", "lfm3", "qwen35", "granitehybrid", "nemotron_h")
-LITTLE = {"lfm2": 20, "lfm3": 40, "qwen35": 66, "granitehybrid": 66, "nemotron_h": 66}
+FAMILIES = ("lfm2", "lfm3", "qwen35", "granitehybrid", "jamba", "nemotron_h")
+LITTLE = {"lfm2": 20, "lfm3": 40, "qwen35": 66, "granitehybrid": 66, "jamba": 66, "nemotron_h": 66}
 """Memory for one long sequence and a bit, in blocks of the tiny model: states of delta nets take more."""
 FORMATS: dict[str, Callable[[int], EngineOptions]] = {
     "two threads": lambda _: options(threads=2),
@@ -149,7 +149,9 @@ def test_preempted_answers_are_unchanged(path: Path, kind: str) -> None:
     """Four long answers in memory for less: requests yield, and their texts are the same."""
 
     async def work() -> None:
-        max_tokens, blocks = {"lfm2": (300, LITTLE["lfm2"]), "qwen35": (900, 92)}.get(path.stem, (450, 92))
+        max_tokens, blocks = {"lfm2": (300, LITTLE["lfm2"]), "qwen35": (900, 92), "jamba": (900, 92)}.get(
+            path.stem, (450, 92)
+        )
         sampling: dict[str, object] = {"ignore_eos": True, "max_tokens": max_tokens, "frequency_penalty": 1}
         seeded = [chat(f"{seed} the", seed=seed, **sampling) for seed in range(4)]
         texts = await alone(path, seeded)
@@ -263,6 +265,14 @@ def changed(architecture: str, change: Callable[[dict[str, object]], object]) ->
             {"granitehybrid.attention.head_count_kv": [0, 0, 0, 0]},
             "key/value heads is 0",
         ),
+        ("jamba", lambda t: t.pop("blk.0.ssm_x.weight"), {}, "blk.0.ssm_x.weight"),
+        ("jamba", lambda t: t.pop("blk.3.ssm_dt.bias"), {}, "blk.3.ssm_dt.bias"),
+        ("jamba", lambda t: t.pop("blk.1.ssm_b_norm.weight"), {}, "blk.1.ssm_b_norm.weight"),
+        ("jamba", lambda t: t.pop("blk.1.ffn_gate_inp.weight"), {}, "blk.1.ffn_gate.weight"),
+        ("jamba", lambda t: None, {"jamba.ssm.state_size": 8}, "ssm_x.weight' is 44 x 128; expected 28 x 128"),
+        ("jamba", lambda t: None, {"jamba.ssm.inner_size": 96}, "ssm_in.weight' is 256 x 64; expected 192 x 64"),
+        ("jamba", lambda t: None, {"jamba.ssm.time_step_rank": 0}, "step rank is 0; expected 1 to"),
+        ("jamba", lambda t: None, {"jamba.attention.head_count_kv": [0, 0, 0, 0]}, "key/value heads is 0"),
         ("nemotron_h", lambda t: t.pop("blk.0.ssm_d"), {}, "blk.0.ssm_d"),
         ("nemotron_h", lambda t: t.pop("blk.1.ffn_up_exps.weight"), {}, "blk.1.ffn_up_exps.weight"),
         ("nemotron_h", lambda t: t.pop("blk.1.exp_probs_b.bias"), {}, "blk.1.exp_probs_b.bias"),

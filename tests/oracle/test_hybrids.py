@@ -56,6 +56,8 @@ def test_hybrids_agree_with_transformers_at_500_positions(family: str, tmp_path:
         "qwen3_next",
         "granitemoehybrid",
         "granitemoehybrid-attention",
+        "jamba",
+        "jamba-dense",
         "falcon_h1",
         "falcon_h1-normalised",
         "nemotron_h-experts",

@@ -168,6 +168,8 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": _granite("granitemoehybrid"),
     "granitemoehybrid, attention": _granite("granitemoehybrid-attention"),
     "granitemoehybrid, dense": _granite("granitemoehybrid-dense", position_embedding_type="nope", mamba_conv_bias=True),
+    "jamba": _hybrid("jamba", SENTENCEPIECE),
+    "jamba, dense": _hybrid("jamba-dense", SENTENCEPIECE, mamba_expand=2, mamba_conv_bias=True),
     "nemotron_h": _nemotron("nemotron_h-dense"),
     "nemotron_h, experts": _nemotron("nemotron_h-experts"),
     "gemma": _sparse("gemma", SENTENCEPIECE),

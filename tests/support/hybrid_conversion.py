@@ -17,6 +17,7 @@ KINDS = {
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
     "granitemoehybrid": "granitehybrid",
+    "jamba": "jamba",
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
 }
@@ -38,6 +39,11 @@ _COMMON = {
     "mixer.shared_experts.up_proj": "ffn_up_shexp",
     "mixer.shared_experts.down_proj": "ffn_down_shexp",
     "norm": "attn_norm",
+    "mamba.b_layernorm": "ssm_b_norm",
+    "mamba.c_layernorm": "ssm_c_norm",
+    "mamba.dt_layernorm": "ssm_dt_norm",
+    "mamba.dt_proj": "ssm_dt",
+    "mamba.x_proj": "ssm_x",
     "mamba.in_proj": "ssm_in",
     "mamba.conv1d": "ssm_conv1d",
     "mamba.norm": "ssm_norm",
@@ -59,6 +65,7 @@ _COMMON = {
     "feed_forward.w3": "ffn_up",
     "feed_forward.w2": "ffn_down",
     "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.router": "ffn_gate_inp",
     "feed_forward.gate_proj": "ffn_gate",
     "feed_forward.up_proj": "ffn_up",
     "feed_forward.down_proj": "ffn_down",
@@ -120,6 +127,8 @@ def _metadata(config: Any) -> dict[str, object]:
     base = "lfm2" if kind.startswith("lfm2") else "qwen35"
     if kind == "granitehybrid":
         return _granite_metadata(config)
+    if kind == "jamba":
+        return _jamba_metadata(config)
     if kind == "falcon-h1":
         return _falcon_metadata(config)
     if kind == "nemotron_h":
@@ -175,6 +184,23 @@ def _granite_metadata(config: Any) -> dict[str, object]:
     written = hybrid_metadata("granitehybrid", **{f"granitehybrid.{key}": value for key, value in entries.items()})
     written = {key.replace("granitehybrid.", "granite.", 1): value for key, value in written.items()}
     return written | {"general.architecture": "granite", "granite.feed_forward_length": config.shared_intermediate_size}
+
+
+def _jamba_metadata(config: Any) -> dict[str, object]:
+    entries: dict[str, object] = {
+        "attention.head_count_kv": [
+            config.num_key_value_heads * (kind == "attention") for kind in config.layers_block_type
+        ],
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "expert_count": config.num_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "feed_forward_length": config.intermediate_size,
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.inner_size": config.mamba_expand * config.hidden_size,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.time_step_rank": config.mamba_dt_rank,
+    }
+    return hybrid_metadata("jamba", **{f"jamba.{key}": value for key, value in entries.items()})
 
 
 def _nemotron_metadata(config: Any) -> dict[str, object]:
@@ -272,6 +298,8 @@ def _tensors(model: Any, behind: dict[str, Any], names: dict[str, str]) -> Any:
             values = _tiled(name, values, config) if kind.startswith("qwen35") else values
         if kind == "nemotron_h":
             values = _of_space(name, values, config.n_groups)
+        if kind == "jamba" and name.endswith("A_log"):
+            values = -values.exp()
         if kind == "granitehybrid":
             values = _of_granite(name, values, config)
         if kind == "falcon-h1":
@@ -312,7 +340,7 @@ def _parts(name: str, values: Any, config: Any, names: dict[str, str]) -> Iterat
     elif end == "dt_bias":
         yield f"{block}.ssm_dt.bias", values
     elif part == "pre_ff_layernorm":
-        yield f"{block}.ffn_norm", values
+        yield f"{block}.ffn_norm{'.weight' if config.model_type == 'jamba' else ''}", values
     elif part.endswith("in_proj_qkvz"):
         yield from _of_key_heads(block, values, config)
     else:

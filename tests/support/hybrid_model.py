@@ -1,5 +1,5 @@
-"""Small hybrid models of random weights as GGUF files, in LFM2's, Qwen 3.5's, Granite 4's and Nemotron 3's shapes, with
-the tiny vocabulary."""
+"""Small hybrid models of random weights as GGUF files, in LFM2's, Qwen 3.5's, Granite 4's, Jamba's and Nemotron 3's
+shapes, with the tiny vocabulary."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ HEAD_DIM = 32
 NUM_HEADS = 2
 NUM_KV_HEADS = 1
 KEY_HEADS, VALUE_HEADS, KEY_SIZE, VALUE_SIZE = 2, 4, 16, 32
-TAPS = {"lfm2": 3, "qwen35": 4, "granitehybrid": 4, "nemotron_h": 4}
+TAPS = {"lfm2": 3, "qwen35": 4, "granitehybrid": 4, "jamba": 4, "nemotron_h": 4}
+STEP_RANK = 12
 SPACE_HEADS, SPACE_GROUPS, STATE_SIZE, INNER = 4, 2, 16, 128
 EXPERTS, USED = 6, 2
 _LAYERS = {
     "lfm2": [True, True, False, True],
     "qwen35": [True, True, True, False],
     "granitehybrid": [True, True, False, True],
+    "jamba": [True, True, False, True],
     "nemotron_h": [True, False, False, True, True, False],
 }
 """Of each layer, whether it is recurrent."""
 _EXPERT_LAYERS = (1, 5)
-"""Of Nemotron 3, those that have experts alone."""
+"""Of Nemotron 3, those that have experts alone; of Jamba, those that have some."""
 
 Written = dict[str, tuple[tuple[int, ...], "array[float] | Blocks"]]
 
@@ -65,6 +67,16 @@ def hybrid_metadata(architecture: str, **changes: object) -> dict[str, object]:
         }
     elif architecture == "nemotron_h":
         sizes |= _nemotron_sizes()
+    elif architecture == "jamba":
+        sizes |= {
+            "attention.head_count_kv": [0 if is_recurrent else NUM_KV_HEADS for is_recurrent in layers],
+            "expert_count": EXPERTS,
+            "expert_used_count": USED,
+            "ssm.conv_kernel": TAPS["jamba"],
+            "ssm.inner_size": INNER,
+            "ssm.state_size": STATE_SIZE,
+            "ssm.time_step_rank": STEP_RANK,
+        }
     else:
         sizes |= {
             "attention.key_length": HEAD_DIM,
@@ -144,8 +156,13 @@ def hybrid_tensors(architecture: str, seed: int = 7) -> Written:
             tensors.matrix(f"{block}.shortconv.out_proj", HIDDEN, HIDDEN)
         elif architecture == "qwen35":
             _delta_net(tensors, block)
+        elif architecture == "jamba":
+            _channels(tensors, block)
         else:
             _state_space(tensors, block)
+        if architecture == "jamba" and layer in _EXPERT_LAYERS:
+            _experts(tensors, block, inside=FFN)
+            continue
         end = "_shexp" if architecture == "granitehybrid" else ""
         for name, columns, rows in (("gate", HIDDEN, FFN), ("up", HIDDEN, FFN), ("down", FFN, HIDDEN)):
             tensors.matrix(f"{block}.ffn_{name}{end}", columns, rows)
@@ -208,7 +225,7 @@ def _attention(tensors: _Tensors, block: str, architecture: str) -> None:
     tensors.matrix(f"{block}.attn_k", HIDDEN, NUM_KV_HEADS * HEAD_DIM)
     tensors.matrix(f"{block}.attn_v", HIDDEN, NUM_KV_HEADS * HEAD_DIM)
     tensors.matrix(f"{block}.attn_output", NUM_HEADS * HEAD_DIM, HIDDEN)
-    for name in () if architecture in ("granitehybrid", "nemotron_h") else ("q", "k"):
+    for name in () if architecture in ("granitehybrid", "jamba", "nemotron_h") else ("q", "k"):
         tensors.vector(f"{block}.attn_{name}_norm.weight", HEAD_DIM, 1.0)
 
 
@@ -237,8 +254,24 @@ def _state_space(tensors: _Tensors, block: str) -> None:
     tensors.matrix(f"{block}.ssm_out", INNER, HIDDEN)
 
 
-def _experts(tensors: _Tensors, block: str, names: tuple[str, ...] = ("gate", "up", "down")) -> None:
-    inside = FFN // 3
+def _channels(tensors: _Tensors, block: str) -> None:
+    tensors.matrix(f"{block}.ssm_in", HIDDEN, 2 * INNER)
+    tensors.matrix(f"{block}.ssm_conv1d", TAPS["jamba"], INNER)
+    tensors.vector(f"{block}.ssm_conv1d.bias", INNER, 0.0)
+    tensors.matrix(f"{block}.ssm_x", INNER, STEP_RANK + 2 * STATE_SIZE)
+    for name, size in (("dt", STEP_RANK), ("b", STATE_SIZE), ("c", STATE_SIZE)):
+        tensors.vector(f"{block}.ssm_{name}_norm.weight", size, 1.0)
+    tensors.matrix(f"{block}.ssm_dt", STEP_RANK, INNER)
+    tensors.vector(f"{block}.ssm_dt.bias", INNER, -2.0)
+    tensors.vector(f"{block}.ssm_a", STATE_SIZE * INNER, -0.6, 0.1)
+    tensors.written[f"{block}.ssm_a"] = ((STATE_SIZE, INNER), tensors.written[f"{block}.ssm_a"][1])
+    tensors.vector(f"{block}.ssm_d", INNER, 1.0)
+    tensors.matrix(f"{block}.ssm_out", INNER, HIDDEN)
+
+
+def _experts(
+    tensors: _Tensors, block: str, names: tuple[str, ...] = ("gate", "up", "down"), inside: int = FFN // 3
+) -> None:
     tensors.matrix(f"{block}.ffn_gate_inp", HIDDEN, EXPERTS)
     for name in names:
         columns, rows = (inside, HIDDEN) if name == "down" else (HIDDEN, inside)

@@ -55,6 +55,15 @@ _GRANITE = {
     "mamba_d_state": 16,
 }
 _DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"}
+_JAMBA = {
+    **_SHAPE,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "attn_layer_period": 4,
+    "attn_layer_offset": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+}
 _NEMOTRON = {
     **_SHAPE,
     "head_dim": 32,
@@ -183,6 +192,21 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1-normalised": (
         "falcon_h1",
         {**_FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
+    ),
+    "jamba": ("jamba", _JAMBA),
+    "jamba-dense": (
+        "jamba",
+        {
+            **_JAMBA,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "mamba_d_state": 12,
+            "mamba_d_conv": 3,
+            "mamba_dt_rank": 48,
+            "mamba_expand": 3,
+            "mamba_conv_bias": False,
+            "tie_word_embeddings": True,
+        },
     ),
     "nemotron_h": ("nemotron_h", _NEMOTRON),
     "nemotron_h-experts": ("nemotron_h", {**_NEMOTRON, "hybrid_override_pattern": "ME*EME"}),

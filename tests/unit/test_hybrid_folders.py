@@ -78,6 +78,15 @@ _LLAMA4 = {
 }
 
 
+_JAMBA = {
+    **_COMMON,
+    "model_type": "jamba",
+    "hidden_act": "silu",
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "num_experts": 1,
+    "num_experts_per_tok": 1,
+}
 _LFM3 = {**_COMMON, "model_type": "lfm3", "layer_types": ["conv", "sliding_attention"], "head_dim": 32}
 _QWEN35 = {
     **_COMMON,
@@ -260,6 +269,30 @@ def test_lfm2_folders_with_experts_are_refused_by_name(
 ) -> None:
     """A router that is not implemented, more experts than there are, and tensors that are not there."""
     assert expected in said_of(tmp_path, {**_LFM2, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.0.mamba.in_proj.weight"),
+        ({"attn_layer_period": 0}, "'attn_layer_offset' 1 must be below 'attn_layer_period' 0"),
+        ({"attn_layer_period": 8, "attn_layer_offset": 4}, "2 of 2 layers are recurrent; expected at least one with"),
+        ({"num_experts": 4, "num_experts_per_tok": 2}, "model.layers.1.feed_forward.router.weight"),
+        ({"num_experts": 4, "expert_layer_offset": 2}, "'expert_layer_offset' 2 must be below 'expert_layer_period' 2"),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "experts of a token are 5; expected 1 to 4"),
+        ({"mamba_expand": 0}, "channels is 0; expected 16 to"),
+        ({"mamba_d_state": 1025}, "state size is 1025; expected 1 to 1024"),
+        ({"mamba_d_conv": 9}, "taps of the convolution is 9; expected 2 to 8"),
+        ({"mamba_dt_rank": "all"}, "'mamba_dt_rank' must be a whole number, got a text"),
+        ({"mamba_dt_rank": 0}, "step rank is 0; expected 1 to"),
+        ({"mamba_proj_bias": True}, "'mamba_proj_bias' is not implemented"),
+        ({"mamba_inner_layernorms": False}, "'mamba_inner_layernorms' is not implemented"),
+        ({"sliding_window": 64}, "'sliding_window' is not implemented for jamba"),
+    ],
+)
+def test_jamba_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Periods that no layer has, shapes that no kernel computes, and tensors that are not there."""
+    assert expected in said_of(tmp_path, _JAMBA | changes)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ pub use self::gemma4::Gemma4;
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
 pub use self::latent::Latent;
 pub use self::layers::Blocks;
-pub use self::recurrent::{DeltaNet, Mamba2, Recurrent};
+pub use self::recurrent::{DeltaNet, Mamba1, Mamba2, Recurrent};
 use pyagent_kernels::attention::{KvLayout, KvType};
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle, RopeTable};
 use pyagent_kernels::pack::ROWS_PER_GROUP;

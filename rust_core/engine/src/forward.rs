@@ -8,6 +8,7 @@
 mod adapters;
 mod assistant;
 mod attention;
+mod channels;
 mod drafts;
 mod experts;
 mod latent;
@@ -28,6 +29,7 @@ use std::ops::Range;
 pub(crate) use adapters::most_adapter_bytes;
 pub use assistant::{AssistantBuffers, AssistantPass, AssistantStage, Role};
 pub(crate) use attention::most_split_rows;
+pub(crate) use channels::{ChannelBuffers, channel_sizes};
 pub(crate) use drafts::num_kept_rows;
 pub use experts::ExpertLoads;
 pub(crate) use experts::{Routing, most_slots};
@@ -188,6 +190,7 @@ impl Pass<'_> {
             | Stage::Stream(_)
             | Stage::NormaliseHeads(_)
             | Stage::Compress(_)
+            | Stage::Settle(_)
             | Stage::NormaliseScan(_)
             | Stage::TakeKept(_)
             | Stage::KeepOutputs
@@ -228,6 +231,7 @@ impl Pass<'_> {
             }
             Stage::Vectors => return per_layer::vectors_tiling(plan, config),
             Stage::GateVectors(_) => return per_layer::gate_tiling(plan, config),
+            Stage::Select(_) => return channels::selecting_tiling(plan, config),
             Stage::Absorb(_) => return latent::absorb_tiling(plan, config),
             Stage::Expand(_) => return latent::expand_tiling(plan, config),
             Stage::Route(_) => return experts::router_tiling(plan, config),
@@ -303,6 +307,8 @@ impl Pass<'_> {
                 Stage::KeepDrafts(layer) => part.keep_draft(layer, piece.index),
                 Stage::TakeKept(layer) => part.take_kept(layer, piece.index),
                 Stage::Convolve(layer) => part.convolve(layer, piece.index, own),
+                Stage::Select(layer) => part.select(layer, ranges(stage)),
+                Stage::Settle(layer) => part.settle(layer, piece.index),
                 Stage::Scan(layer) => part.scan(layer, piece.index, own),
                 Stage::NormaliseScan(layer) => part.normalise_scan(layer, piece.index),
                 Stage::NormaliseHeads(layer) => part.normalise_heads(layer, piece.index),

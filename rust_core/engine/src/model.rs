@@ -6,6 +6,7 @@
 mod adapted;
 mod assistant;
 mod attention;
+mod channels;
 mod curve;
 mod expert_tensors;
 mod gemma4;
@@ -35,6 +36,7 @@ use crate::weights::{ModelFile, ModelFileError, TensorView};
 
 pub(crate) use self::adapted::{RowOrder, adapted_place, row_order};
 pub use self::assistant::{AssistantWeights, ClusterWeights, load_assistant, open_assistant};
+pub use self::channels::ChannelWeights;
 pub use self::curve::Curve;
 pub use self::gemma4::{PerLayer, PerLayerInputs, SeparateExperts};
 pub use self::latent::LatentWeights;

@@ -16,8 +16,8 @@ use pyagent_kernels::matmul::Activations;
 pub use self::largest_step::LargestStep;
 use crate::config::{Experts, ModelConfig};
 use crate::forward::{
-    LatentBuffers, MtpBuffers, PerLayerBuffers, Routing, mixed_size, most_piece_columns, most_piece_rows,
-    most_piece_state, most_slots, mtp_sizes, num_delta_rows, num_kept_rows, num_streams, output_size,
+    ChannelBuffers, LatentBuffers, MtpBuffers, PerLayerBuffers, Routing, mixed_size, most_piece_columns,
+    most_piece_rows, most_piece_state, most_slots, mtp_sizes, num_delta_rows, num_kept_rows, num_streams, output_size,
 };
 use crate::model::{Gated, Layer, Mixer, Weights};
 
@@ -318,6 +318,7 @@ pub struct Workspace {
     /// Insides of the expert that all tokens share.
     pub shared_input: Activations,
     pub routing: Routing,
+    pub channels: ChannelBuffers,
     pub latent: LatentBuffers,
     pub per_layer: PerLayerBuffers,
     pub mtp: MtpBuffers,
@@ -383,6 +384,7 @@ impl Workspace {
             dense_input: Activations::new(),
             shared_input: Activations::new(),
             routing: Routing::new(config),
+            channels: ChannelBuffers::new(config, weights),
             latent: LatentBuffers::new(weights),
             per_layer: PerLayerBuffers::new(config, weights),
             mtp: MtpBuffers::new(config, weights),
@@ -451,6 +453,7 @@ impl Workspace {
         for (input, size) in self.heads_inputs.iter_mut().zip(config.heads_sizes()) {
             resize(input, tokens, size, self.heads_forms);
         }
+        self.channels.reserve(config, tokens);
         self.latent.reserve(config, tokens);
         self.per_layer.reserve(config, tokens);
         let mixer_columns = output_size(config);
@@ -520,7 +523,11 @@ impl Workspace {
         ]
         .map(Activations::bytes);
         let heads = self.heads_inputs.iter().map(Activations::bytes).sum::<usize>();
-        let more = self.latent.bytes() + self.per_layer.bytes() + self.mtp.bytes() + self.routing.bytes();
+        let more = self.channels.bytes()
+            + self.latent.bytes()
+            + self.per_layer.bytes()
+            + self.mtp.bytes()
+            + self.routing.bytes();
         let inputs = heads + more + insides.iter().sum::<usize>();
         let rows = projected.into_iter().chain(rows).sum::<usize>();
         streams.sum::<usize>() + own.sum::<usize>() + rows + inputs

@@ -199,7 +199,7 @@ impl ModelConfig {
                 _ => keys.ffn_size(architecture)?,
             },
             experts,
-            dense_layers: keys.dense_layers(experts.is_some(), num_layers)?,
+            dense_layers: keys.dense_layers(architecture, experts.is_some(), num_layers)?,
             blocks: keys.blocks(architecture, num_layers)?,
             is_parallel: keys.is_parallel(architecture)?,
             is_qkv_joined: keys.is_qkv_joined(architecture),
@@ -216,7 +216,9 @@ impl ModelConfig {
                 Some(_) if architecture.rotates_windows_alone() => sliding_layers.clone(),
                 _ if is_granite => vec![keys.has_positions()?; sliding_layers.len()],
                 _ if architecture == Architecture::Llama4 => periodic(num_layers, llama4::PERIOD),
-                _ if architecture == Architecture::NemotronH => vec![false; sliding_layers.len()],
+                _ if matches!(architecture, Architecture::NemotronH | Architecture::Jamba) => {
+                    vec![false; sliding_layers.len()]
+                }
                 _ => architecture.rotary_layers(num_layers),
             },
             rope_base,

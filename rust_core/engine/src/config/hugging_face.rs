@@ -6,6 +6,7 @@ mod families;
 mod gemma4;
 mod hunyuan;
 mod hybrid;
+mod jamba;
 mod kinds;
 mod latent;
 mod lfm3;
@@ -61,6 +62,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("is_decoder", "false"),
     ("is_encoder_decoder", "false"),
     ("lm_head_bias", "false"),
+    ("mamba_inner_layernorms", "true"),
     ("mamba_proj_bias", "false"),
     ("mlp_only_layers", "[]"),
     ("moe_layer_freq", "1"),
@@ -136,6 +138,7 @@ impl ModelConfig {
             Architecture::NemotronH => nemotron::FIELDS,
             Architecture::Bamba => hybrid::BAMBA,
             Architecture::FalconH1 => falcon_h1::FIELDS,
+            Architecture::Jamba => jamba::FIELDS,
             Architecture::Llama4 => llama4::FIELDS,
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::HunyuanDense | Architecture::HunyuanMoe => hunyuan::FIELDS,

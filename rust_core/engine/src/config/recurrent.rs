@@ -1,5 +1,5 @@
-//! What a hybrid's layers without attention are: short convolutions (LFM2, LFM3), gated delta nets (Qwen 3.5), or Mamba-2's
-//! state spaces (Granite 4, Nemotron-H, Bamba, Falcon-H1).
+//! What a hybrid's layers without attention are: short convolutions (LFM2, LFM3), gated delta nets (Qwen 3.5), Mamba's
+//! state spaces (Jamba), or Mamba-2's (Granite 4, Nemotron-H, Bamba, Falcon-H1).
 
 use pyagent_kernels::recurrent::{CELL_CHANNELS, MOST_TAPS};
 
@@ -27,7 +27,7 @@ impl Architecture {
 
     /// Whether it may have recurrent layers.
     pub(crate) fn is_hybrid(self) -> bool {
-        self.has_short_convolutions() || self.has_delta_nets() || self.has_state_spaces()
+        self.has_short_convolutions() || self.has_delta_nets() || self.has_state_spaces() || self == Self::Jamba
     }
 }
 
@@ -41,6 +41,8 @@ pub enum Recurrent {
     },
     /// Qwen 3.5: a convolution of queries, keys and values, then the gated delta rule.
     DeltaNet(DeltaNet),
+    /// Jamba: a convolution of channels, each of which then has a selective state space of its own.
+    Mamba1(Mamba1),
     /// Granite 4, Nemotron-H, Bamba: a convolution of channels and of what they are written and read along, then a selective state space.
     Mamba2(Mamba2),
 }
@@ -60,6 +62,19 @@ pub struct DeltaNet {
     pub value_size: usize,
     /// Whether a key head's value heads lie apart, as in GGUF files: one of every key head, then the next of each.
     pub is_tiled: bool,
+}
+
+/// The shape of a state space of Mamba (Gu and Dao 2023, arXiv 2312.00752).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mamba1 {
+    /// Tokens that the convolution covers.
+    pub taps: usize,
+    /// Channels: each has a step of its own.
+    pub inner_size: usize,
+    /// Numbers of a channel's state, of what a token writes along, and of what it reads along.
+    pub state_size: usize,
+    /// Numbers that all channels' steps are made of.
+    pub step_rank: usize,
 }
 
 /// The shape of a state space of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060).
@@ -90,6 +105,13 @@ impl Recurrent {
             Self::DeltaNet(net) => Self::DeltaNet(DeltaNet { is_tiled: false, ..net }),
             other => other,
         }
+    }
+}
+
+impl Mamba1 {
+    /// Numbers that are selected for a token: compressed steps, then what it writes along, then what it reads along.
+    pub fn selected_size(&self) -> usize {
+        self.step_rank + 2 * self.state_size
     }
 }
 
@@ -156,6 +178,7 @@ impl Recurrent {
         match self {
             Self::ShortConvolution { taps } => *taps,
             Self::DeltaNet(net) => net.taps,
+            Self::Mamba1(shape) => shape.taps,
             Self::Mamba2(space) => space.taps,
         }
     }
@@ -165,13 +188,14 @@ impl Recurrent {
         match self {
             Self::ShortConvolution { .. } => hidden_size,
             Self::DeltaNet(net) => 2 * net.keys_size() + net.values_size(),
+            Self::Mamba1(shape) => shape.inner_size,
             Self::Mamba2(space) => space.num_channels(),
         }
     }
 
     /// Rows of the matrices that a layer multiplies its input by: of short convolutions the two gates and what is
-    /// convolved, in one; of delta nets what is convolved, the output's gate, rates and decays; of Mamba-2 what is
-    /// convolved, the output's gate and steps.
+    /// convolved, in one; of delta nets what is convolved, the output's gate, rates and decays; of Mamba what is
+    /// convolved and the output's gate; of Mamba-2 steps besides.
     pub fn projections(&self, hidden_size: usize) -> Vec<usize> {
         match self {
             Self::ShortConvolution { .. } => vec![3 * hidden_size],
@@ -181,6 +205,7 @@ impl Recurrent {
                 net.num_value_heads,
                 net.num_value_heads,
             ],
+            Self::Mamba1(shape) => vec![shape.inner_size; 2],
             Self::Mamba2(space) => vec![space.num_channels(), space.inner_size(), space.num_heads],
         }
     }
@@ -201,6 +226,7 @@ impl Recurrent {
         match self {
             Self::ShortConvolution { .. } => hidden_size,
             Self::DeltaNet(net) => net.values_size(),
+            Self::Mamba1(shape) => shape.inner_size,
             Self::Mamba2(space) => space.inner_size(),
         }
     }
@@ -212,6 +238,10 @@ impl Recurrent {
             Self::DeltaNet(net) => (
                 net.values_size() / CELL_CHANNELS,
                 pyagent_kernels::recurrent::matrix_len(net.key_size),
+            ),
+            Self::Mamba1(shape) => (
+                shape.inner_size / CELL_CHANNELS,
+                pyagent_kernels::recurrent::matrix_len(shape.state_size),
             ),
             Self::Mamba2(space) => (
                 space.inner_size() / CELL_CHANNELS,
@@ -230,6 +260,11 @@ impl Recurrent {
                 ("value heads", net.num_value_heads, 1, 1_024, net.num_key_heads.max(1)),
                 ("key head size", net.key_size, 16, 1_024, CELL_CHANNELS),
                 ("value head size", net.value_size, 32, 1_024, 2 * CELL_CHANNELS),
+            ]),
+            Self::Mamba1(shape) => limits.extend([
+                ("channels", shape.inner_size, 16, 1 << 20, CELL_CHANNELS),
+                ("state size", shape.state_size, 1, 1_024, 1),
+                ("step rank", shape.step_rank, 1, 1 << 20, 1),
             ]),
             Self::Mamba2(space) => {
                 space.check()?;

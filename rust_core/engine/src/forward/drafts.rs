@@ -72,11 +72,8 @@ impl Pass<'_> {
     /// The stages that bring states past the accepted drafts of a plan: of each recurrent layer, those that change it.
     pub(crate) fn acceptance_stages(&self, plan: &Plan<'_>) -> (Vec<Stage>, Vec<usize>) {
         let layers = (0..self.config.num_layers).filter(|&layer| self.config.recurrent(layer).is_some());
-        let stages = layers.flat_map(|layer| {
-            let scan = self.scans(layer).then_some(Stage::Scan(layer));
-            [Some(Stage::TakeKept(layer)), Some(Stage::Convolve(layer)), scan]
-        });
-        self.counted(plan, stages.flatten().collect())
+        let stages = layers.flat_map(|layer| [Stage::TakeKept(layer)].into_iter().chain(self.state_stages(layer)));
+        self.counted(plan, stages.collect())
     }
 }
 

@@ -28,7 +28,7 @@ const L2_EPSILON: f32 = 1e-6;
 pub(super) fn most_columns(config: &ModelConfig) -> usize {
     match &config.recurrent {
         None => 0,
-        Some(Recurrent::ShortConvolution { .. }) => MOST_BLOCKS * BLOCK_COLS,
+        Some(Recurrent::ShortConvolution { .. } | Recurrent::Mamba1(_)) => MOST_BLOCKS * BLOCK_COLS,
         Some(Recurrent::Mamba2(_)) => 0,
         Some(Recurrent::DeltaNet(net)) => (2 * net.key_size).max(net.value_size),
     }
@@ -54,7 +54,7 @@ pub(super) fn projection_tiling(plan: &Plan<'_>, config: &ModelConfig) -> Tiling
 }
 
 /// Parts that a sequence's channels are cut into.
-fn num_channel_parts(plan: &Plan<'_>, config: &ModelConfig) -> usize {
+pub(super) fn num_channel_parts(plan: &Plan<'_>, config: &ModelConfig) -> usize {
     let channels = config
         .recurrent
         .map_or(0, |recurrent| recurrent.num_channels(config.hidden_size));
@@ -73,6 +73,7 @@ pub(super) fn num_scan_pieces(plan: &Plan<'_>, config: &ModelConfig) -> usize {
     let of_sequence = match &config.recurrent {
         Some(Recurrent::DeltaNet(net)) => net.num_key_heads,
         Some(Recurrent::Mamba2(space)) => space.num_heads,
+        Some(Recurrent::Mamba1(_)) => num_channel_parts(plan, config),
         _ => 0,
     };
     plan.segments.len() * of_sequence
@@ -91,7 +92,7 @@ impl Pass<'_> {
         let is_latent = self.config.latent.is_some();
         let is_space = matches!(recurrent, Some(Recurrent::Mamba2(_)));
         let has_drafts = plan.num_drafts() > 0;
-        let stages = [
+        let before = [
             Some(Stage::Project(layer)),
             (attention && is_norm_wide).then_some(Stage::NormaliseHeads(layer)),
             is_latent.then_some(Stage::Compress(layer)),
@@ -99,17 +100,23 @@ impl Pass<'_> {
             attention.then_some(Stage::Attend(layer)),
             is_latent.then_some(Stage::Expand(layer)),
             (!attention && has_drafts).then_some(Stage::KeepDrafts(layer)),
-            (!attention).then_some(Stage::Convolve(layer)),
-            self.scans(layer).then_some(Stage::Scan(layer)),
-            is_space.then_some(Stage::NormaliseScan(layer)),
         ];
-        stages.into_iter().flatten()
+        let norm = is_space.then_some(Stage::NormaliseScan(layer));
+        before.into_iter().flatten().chain(self.state_stages(layer)).chain(norm)
     }
 
-    /// Whether a layer has a delta rule, or a state space.
-    pub(super) fn scans(&self, layer: usize) -> bool {
+    /// The stages that bring a recurrent layer's states past tokens; none where it has attention.
+    pub(super) fn state_stages(&self, layer: usize) -> impl Iterator<Item = Stage> + use<> {
         let recurrent = self.config.recurrent(layer);
-        matches!(recurrent, Some(Recurrent::DeltaNet(_) | Recurrent::Mamba2(_)))
+        let selects = matches!(recurrent, Some(Recurrent::Mamba1(_)));
+        let scans = !matches!(recurrent, None | Some(Recurrent::ShortConvolution { .. }));
+        let stages = [
+            recurrent.map(|_| Stage::Convolve(layer)),
+            selects.then_some(Stage::Select(layer)),
+            selects.then_some(Stage::Settle(layer)),
+            scans.then_some(Stage::Scan(layer)),
+        ];
+        stages.into_iter().flatten()
     }
 }
 
@@ -181,9 +188,7 @@ impl Part<'_> {
         let Some(sequence) = self.sequence(layer, piece / num_parts) else {
             return;
         };
-        let channels = sequence.recurrent.num_channels(config.hidden_size);
-        let blocks = part(channels.div_ceil(BLOCK_COLS), num_parts, piece % num_parts);
-        let channels = blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(channels);
+        let channels = self.channels_of(&sequence, num_parts, piece);
         let cells = channels.start / CELL_CHANNELS..channels.end / CELL_CHANNELS;
         let [len, _] = sequence.states.cell_lens;
         let histories = sequence.states.layer(layer).histories[cells].iter().copied();
@@ -195,6 +200,13 @@ impl Part<'_> {
             });
         }
         own.saved = saved;
+    }
+
+    /// The channels of a piece.
+    pub(super) fn channels_of(&self, sequence: &Sequence<'_>, num_parts: usize, piece: usize) -> Range<usize> {
+        let channels = sequence.recurrent.num_channels(self.pass.config.hidden_size);
+        let blocks = part(channels.div_ceil(BLOCK_COLS), num_parts, piece % num_parts);
+        blocks.start * BLOCK_COLS..(blocks.end * BLOCK_COLS).min(channels)
     }
 
     unsafe fn convolve_tile(
@@ -235,6 +247,14 @@ impl Part<'_> {
             // SAFETY: by contract.
             unsafe { convolve(isa, &work) };
         }
+        if let Recurrent::Mamba1(_) = sequence.recurrent {
+            let (rows, channels) = (rows.clone(), channels.clone());
+            // SAFETY: likewise; convolved channels lie first in a row.
+            unsafe {
+                let convolved = &space.channels.convolved;
+                convolved.write_tile(isa, rows, channels, space.mixed.base(), width);
+            }
+        }
         if let Some(out) = out {
             // SAFETY: these columns of these rows are this piece's.
             unsafe {
@@ -245,13 +265,15 @@ impl Part<'_> {
         }
     }
 
-    /// The gated delta rule of a key head's value heads, normalised and gated; or a head of a state space.
+    /// The gated delta rule of a key head's value heads, normalised and gated; or a head, or some channels, of a state space.
     ///
     /// # Safety
     /// The layer's convolution is over; the piece's heads and their states are this thread's in this stage.
     pub(super) unsafe fn scan(&self, layer: usize, piece: usize, own: &mut Own) {
         let net = match self.pass.config.recurrent {
             Some(Recurrent::DeltaNet(net)) => net,
+            // SAFETY: by contract.
+            Some(Recurrent::Mamba1(_)) => return unsafe { self.scan_channels(layer, piece, own) },
             // SAFETY: by contract.
             Some(Recurrent::Mamba2(space)) => return unsafe { self.scan_space(layer, &space, piece, own) },
             _ => return,

@@ -32,6 +32,10 @@ pub enum Stage {
     TakeKept(usize),
     /// A recurrent layer's convolution.
     Convolve(usize),
+    /// What Mamba selects of what was convolved: compressed steps, and what tokens write and read their states along.
+    Select(usize),
+    /// The norms of that, and its hand-over.
+    Settle(usize),
     /// A recurrent layer's delta rule, or state space.
     Scan(usize),
     /// The norm of a state space's outputs, whose groups several heads have.

@@ -77,11 +77,13 @@ impl Mixer {
 
     /// The matrices that come after these.
     fn inner(&self) -> impl Iterator<Item = &PackedMatrix> {
-        let latent = match self {
-            Self::Latent(latent) => Some(latent.inner()),
-            _ => None,
+        let (latent, channels) = match self {
+            Self::Latent(latent) => (Some(latent.inner()), None),
+            Self::Recurrent(recurrent) => (None, recurrent.channels.as_ref()),
+            _ => (None, None),
         };
-        latent.into_iter().flatten()
+        let channels = channels.map(|channels| [&channels.select.weight, &channels.steps.weight]);
+        latent.into_iter().flatten().chain(channels.into_iter().flatten())
     }
 }
 

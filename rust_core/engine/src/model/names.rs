@@ -191,7 +191,7 @@ impl Names {
             _ if architecture.has_short_convolutions() => {
                 self.of_decoder("token_embd_norm.weight", "embedding_norm.weight")
             }
-            Architecture::Bamba | Architecture::FalconH1 | Architecture::Phi2 => {
+            Architecture::Bamba | Architecture::FalconH1 | Architecture::Jamba | Architecture::Phi2 => {
                 self.of_decoder("output_norm.weight", "final_layernorm.weight")
             }
             Architecture::GptNeoX => self.of_decoder("output_norm.weight", "final_layer_norm.weight"),
@@ -245,7 +245,7 @@ impl Names {
                     architecture if architecture.has_short_convolutions() => lfm2_part(part),
                     Architecture::GraniteHybrid => granite_part(part),
                     Architecture::NemotronH => nemotron_part(part),
-                    Architecture::Bamba | Architecture::FalconH1 => bamba_part(part),
+                    Architecture::Bamba | Architecture::FalconH1 | Architecture::Jamba => bamba_part(part),
                     architecture => family_part(part, architecture),
                 };
                 let name = fused.map_or_else(own, |(_, name, _)| name);
@@ -265,7 +265,7 @@ impl Names {
         let hugging_face = match config.architecture {
             Architecture::Llama | Architecture::MiniMaxM2 => "block_sparse_moe.gate",
             Architecture::GptOss => "mlp.router",
-            Architecture::Llama4 => "feed_forward.router",
+            Architecture::Llama4 | Architecture::Jamba => "feed_forward.router",
             Architecture::HunyuanMoe => "mlp.gate.wg",
             Architecture::GraniteHybrid | Architecture::GraniteMoe => "block_sparse_moe.router.layer",
             Architecture::Lfm2Moe => "feed_forward.gate",
@@ -374,6 +374,7 @@ impl Names {
         let (block, [gate, up, down]) = match config.architecture {
             Architecture::Llama | Architecture::MiniMaxM2 => ("block_sparse_moe", ["w1", "w3", "w2"]),
             Architecture::Lfm2Moe => ("feed_forward", ["w1", "w3", "w2"]),
+            Architecture::Jamba => ("feed_forward", ["gate_proj", "up_proj", "down_proj"]),
             Architecture::NemotronH => ("mixer", ["(none)", "up_proj", "down_proj"]),
             _ => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
         };
@@ -472,7 +473,7 @@ fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'stat
         (Architecture::GraniteHybrid, Part::Gate | Part::Up) if !is_gguf => {
             return gate_up_rows(part, config.ffn_size).map(|rows| ("", granite_part(part), rows));
         }
-        (Architecture::GraniteHybrid | Architecture::Bamba | Architecture::FalconH1, _) => {
+        (Architecture::GraniteHybrid | Architecture::Bamba | Architecture::FalconH1 | Architecture::Jamba, _) => {
             return mamba_rows(part, config).map(|rows| ("ssm_in", "mamba.in_proj", rows));
         }
         (Architecture::NemotronH, _) => {

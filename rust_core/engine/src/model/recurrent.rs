@@ -1,9 +1,10 @@
 //! Recurrent layers' weights, and matrices whose rows are two in turn.
 
 use pyagent_kernels::pack::PackedMatrix;
+use pyagent_kernels::recurrent::CELL_CHANNELS;
 
 use super::names::{Part, Place};
-use super::{Linear, Loader, expect, pack, vector};
+use super::{ChannelWeights, Linear, Loader, expect, pack, vector};
 use crate::config::{DeltaNet, ModelConfig, Recurrent, invalid};
 use crate::quantised::Matrix;
 use crate::weights::{ModelFile, ModelFileError, TensorView};
@@ -18,6 +19,8 @@ pub struct RecurrentWeights {
     pub convolution_bias: Option<Vec<f32>>,
     /// Of what changes matrices.
     pub scan: Option<ScanWeights>,
+    /// Of Mamba.
+    pub channels: Option<ChannelWeights>,
 }
 
 /// What a gated delta net, or a state space, has besides.
@@ -37,6 +40,7 @@ fn inputs(recurrent: &Recurrent) -> &'static [Part] {
     match recurrent {
         Recurrent::ShortConvolution { .. } => &[Part::MixerInput],
         Recurrent::DeltaNet(_) => &[Part::MixerInput, Part::MixerGate, Part::MixerRate, Part::MixerDecay],
+        Recurrent::Mamba1(_) => &[Part::MixerInput, Part::MixerGate],
         Recurrent::Mamba2(_) => &[Part::MixerInput, Part::MixerGate, Part::MixerDecay],
     }
 }
@@ -61,13 +65,17 @@ impl Loader<'_> {
             convolution: self.convolution(&format!("{name}.weight"), (channels, recurrent.taps()), recurrent)?,
             convolution_bias: bias.map(|tensor| vector(&tensor, channels)).transpose()?,
             scan: self.scan(layer, recurrent)?,
+            channels: match recurrent {
+                Recurrent::Mamba1(shape) => Some(self.channels(layer, shape)?),
+                _ => None,
+            },
         })
     }
 
     /// Safetensors have the logarithm of the decay's size, GGUF files what it is with its sign.
     fn scan(&self, layer: usize, recurrent: &Recurrent) -> Result<Option<ScanWeights>, ModelFileError> {
         let (num_heads, norm_size) = match recurrent {
-            Recurrent::ShortConvolution { .. } => return Ok(None),
+            Recurrent::ShortConvolution { .. } | Recurrent::Mamba1(_) => return Ok(None),
             Recurrent::DeltaNet(net) => (net.num_value_heads, net.value_size),
             Recurrent::Mamba2(space) => (space.num_heads, space.inner_size()),
         };
@@ -109,10 +117,7 @@ impl Loader<'_> {
         }
         let mut weights = vector(&tensor, channels * taps)?;
         self.multiply_channels(&mut weights, taps, recurrent);
-        let cells = weights.chunks_exact(16 * taps);
-        Ok(cells
-            .flat_map(|cell| (0..taps).flat_map(move |tap| (0..16).map(move |channel| cell[channel * taps + tap])))
-            .collect())
+        Ok(by_cells(&weights, taps))
     }
 
     /// Multiplies what a state space's channels are convolved with by the factors on these, where there are any: the sums
@@ -137,14 +142,13 @@ impl Loader<'_> {
             let Some(recurrent) = config.recurrent(layer) else {
                 continue;
             };
-            if let Recurrent::Mamba2(space) = recurrent {
+            if let Recurrent::Mamba1(_) | Recurrent::Mamba2(_) = recurrent {
                 let mut all = self.place(layer, Part::MixerInput);
                 all.rows = None;
-                self.check(
-                    &all,
-                    space.inner_size() + space.num_channels() + space.num_heads,
-                    hidden,
-                )?;
+                self.check(&all, recurrent.projections(hidden).iter().sum(), hidden)?;
+            }
+            if let Recurrent::Mamba1(shape) = recurrent {
+                self.check_channels(layer, shape)?;
             }
             for (part, rows) in inputs(recurrent).iter().copied().zip(recurrent.projections(hidden)) {
                 if self.of_key_heads(layer, part, recurrent)?.is_none() {
@@ -202,6 +206,16 @@ impl Loader<'_> {
         };
         pack(self.file, self.pool, &part, rows, self.config.hidden_size)
     }
+}
+
+/// So many numbers of each channel, by cells of sixteen channels: [channels / 16, numbers, 16].
+pub(super) fn by_cells(values: &[f32], numbers: usize) -> Vec<f32> {
+    let cells = values.chunks_exact(CELL_CHANNELS * numbers);
+    let of_cell = |cell: &[f32]| -> Vec<f32> {
+        let at = |place: usize| cell[place % CELL_CHANNELS * numbers + place / CELL_CHANNELS];
+        (0..cell.len()).map(at).collect()
+    };
+    cells.flat_map(of_cell).collect()
 }
 
 /// Some rows of a tensor in which a key head's lie together.

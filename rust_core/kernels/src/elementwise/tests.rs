@@ -43,6 +43,22 @@ fn exp_is_within_two_ulps() {
     );
 }
 
+/// The softplus is within 4 units in the last place over the whole range, and right at its ends.
+#[test]
+fn softplus_is_within_four_ulps() {
+    let worst = (0..1_000_000)
+        .map(|i| -87.0 + i as f32 * (175.0 / 1_000_000.0))
+        .fold(0.0_f64, |worst, x| {
+            let exact = f64::from(x.max(0.0)) + (-f64::from(x.abs())).exp().ln_1p();
+            worst.max(ulps(at!(softplus, x), exact))
+        });
+    println!("softplus: {worst} ulp");
+    assert!(worst < 4.0, "{worst} ulp");
+    let ends = [f32::NEG_INFINITY, -200.0, 200.0, f32::INFINITY].map(|x| at!(softplus, x));
+    assert_eq!(ends, [0.0, 0.0, 200.0, f32::INFINITY]);
+    assert!(at!(softplus, f32::NAN).is_nan());
+}
+
 /// The hyperbolic tangent is within 2 units in the last place, odd, and 1 at infinity.
 #[test]
 fn tanh_is_within_two_ulps() {

@@ -8,7 +8,7 @@ use crate::isa::Isa;
 use crate::lanes::{LANES, Lanes, load_part, run_on, store_part};
 
 /// Sums of a reduction over keys that are added up apart: dimension `i` belongs to sum `i % 4`.
-const SUMS: usize = 4;
+pub(super) const SUMS: usize = 4;
 
 /// Sixteen columns of a head's state over tokens of one sequence. Pointers are to the first token's.
 #[derive(Clone, Copy, Debug)]

@@ -6,12 +6,14 @@
 //! so that a text's state has the same bits whether its tokens come at once, in chunks or one by one, on every
 //! instruction set.
 
+mod channels;
 mod convolution;
 mod delta;
 mod selective;
 #[cfg(test)]
 mod tests;
 
+pub use channels::{ChannelScan, scan_channels};
 pub use convolution::{Convolution, MOST_TAPS, convolve, history_len};
 pub use delta::{DeltaRule, l2_normalise, matrix_len, scan};
 pub use selective::{SelectiveScan, selective_scan};

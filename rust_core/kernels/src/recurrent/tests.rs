@@ -4,7 +4,7 @@ use super::*;
 use crate::isa::Isa;
 
 /// Numbers of -1 to 1, from a seed.
-fn numbers(count: usize, seed: u32) -> Vec<f32> {
+pub(super) fn numbers(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
     (0..count)
         .map(|_| {
@@ -83,7 +83,7 @@ impl Conv {
     }
 }
 
-fn expect_near(got: &[f32], expected: &[f64], tolerance: f64) {
+pub(super) fn expect_near(got: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len());
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert!(

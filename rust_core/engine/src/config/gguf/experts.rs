@@ -30,6 +30,8 @@ pub(super) fn keys(architecture: Architecture, has_experts: bool) -> &'static [&
     match architecture {
         // Files of Youtu-LLM, which has none, tell of them all the same.
         Architecture::Deepseek2 if !has_experts => &[OF_EXPERTS, OF_SHARED],
+        // Files of a Jamba without experts say that it has one.
+        Architecture::Jamba => &[OF_EXPERTS],
         _ if !has_experts => &[],
         Architecture::GptOss | Architecture::MiniMaxM2 => &[OF_EXPERTS, OF_ROUTERS],
         _ if has_shared(architecture) => &[OF_EXPERTS, OF_ROUTERS, OF_SHARED],
@@ -83,7 +85,9 @@ impl Keys<'_> {
             {
                 return Ok(None);
             }
+            Architecture::Jamba if count <= 1 => return Ok(None),
             Architecture::Llama
+            | Architecture::Jamba
             | Architecture::Qwen3Moe
             | Architecture::Mellum
             | Architecture::OlMoe
@@ -95,13 +99,20 @@ impl Keys<'_> {
         let mut experts = Experts::of(count, self.size("expert_used_count")?);
         experts.is_renormalised = !matches!(
             architecture,
-            Architecture::OlMoe | Architecture::Qwen2Moe | Architecture::Deepseek2 | Architecture::Llama4
+            Architecture::OlMoe
+                | Architecture::Qwen2Moe
+                | Architecture::Deepseek2
+                | Architecture::Llama4
+                | Architecture::Jamba
         );
         if keys(architecture, true).contains(&OF_ROUTERS) {
             self.read_router(architecture, &mut experts)?;
         }
         if has_shared(architecture) {
             self.read_shared(architecture, &mut experts)?;
+        }
+        if architecture == Architecture::Jamba {
+            experts.dense_size = self.size("feed_forward_length")?;
         }
         Ok(Some(experts))
     }
@@ -187,11 +198,21 @@ impl Keys<'_> {
         Ok(self.optional_size("interleave_moe_layer_step")?.unwrap_or(1).max(1))
     }
 
-    /// Which layers of a mixture have no experts.
-    pub(super) fn dense_layers(&self, has_experts: bool, num_layers: usize) -> Result<Vec<bool>, ModelFileError> {
+    /// Which layers of a mixture have no experts: Jamba's files do not say, but that those have no router.
+    pub(super) fn dense_layers(
+        &self,
+        architecture: Architecture,
+        has_experts: bool,
+        num_layers: usize,
+    ) -> Result<Vec<bool>, ModelFileError> {
         let num_layers = num_layers.min(MOST_LAYERS);
         if !has_experts {
             return Ok(vec![false; num_layers]);
+        }
+        if architecture == Architecture::Jamba {
+            let router = |layer| format!("blk.{layer}.ffn_gate_inp.weight");
+            let layers = (0..num_layers).map(|layer| self.file.find_tensor(&router(layer)).is_none());
+            return Ok(layers.collect());
         }
         let (first, step) = (self.first_expert_layer()?, self.expert_layer_step()?);
         let is_dense = |layer: usize| layer < first || !(layer + 1).is_multiple_of(step);

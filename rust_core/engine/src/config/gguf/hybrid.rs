@@ -1,8 +1,8 @@
 //! Recurrent layers in a GGUF's metadata: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's and
-//! Nemotron-H's Mamba-2.
+//! Nemotron-H's Mamba-2, Jamba's Mamba.
 
 use super::{Keys, families, gemma4, latent, nemotron, number};
-use crate::config::{Architecture, DeltaNet, Mamba2, Recurrent, invalid, periodic};
+use crate::config::{Architecture, DeltaNet, Mamba1, Mamba2, Recurrent, invalid, periodic};
 use crate::gguf::{MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
@@ -36,6 +36,14 @@ const GRANITE: [&str; 11] = [
     "ssm.time_step_rank",
 ];
 
+/// What is read of Jamba besides.
+const JAMBA: [&str; 4] = [
+    "ssm.conv_kernel",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+];
+
 /// The layers between those with attention, where the file does not say.
 const QWEN35_INTERVAL: usize = 4;
 
@@ -47,6 +55,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         // Files of Granite 4 of attention alone have a hybrid's keys too.
         _ if architecture.is_granite() => &GRANITE,
         Architecture::NemotronH | Architecture::FalconH1 => &nemotron::KEYS,
+        Architecture::Jamba => &JAMBA,
         Architecture::Deepseek2 | Architecture::MiniCpm3 => &latent::KEYS,
         Architecture::Mistral4 => &latent::OF_MISTRAL4,
         Architecture::MiniCpm => &families::OF_MINICPM,
@@ -104,6 +113,11 @@ impl Keys<'_> {
                 let layers = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
                 Ok((Some(Recurrent::Mamba2(self.mamba2()?)), layers))
             }
+            Architecture::Jamba => {
+                let layers: Vec<bool> = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
+                let mamba = layers.contains(&true).then(|| self.mamba1().map(Recurrent::Mamba1));
+                Ok((mamba.transpose()?, layers))
+            }
             Architecture::FalconH1 => {
                 let mut space = self.mamba2()?;
                 space.is_normalised = self.file.find_tensor("blk.0.ssm_norm.weight").is_some();
@@ -126,6 +140,15 @@ impl Keys<'_> {
             .unwrap_or(Some(1.0))
             .map(|truth| truth != 0.0)
             .ok_or_else(|| invalid(format!("'{key}' must be a truth")))
+    }
+
+    fn mamba1(&self) -> Result<Mamba1, ModelFileError> {
+        Ok(Mamba1 {
+            taps: self.size("ssm.conv_kernel")?,
+            inner_size: self.size("ssm.inner_size")?,
+            state_size: self.size("ssm.state_size")?,
+            step_rank: self.size("ssm.time_step_rank")?,
+        })
     }
 
     fn mamba2(&self) -> Result<Mamba2, ModelFileError> {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::nemotron::Kind;
-use super::{JsonConfig, gemma4, latent, llama4, nemotron};
+use super::{JsonConfig, gemma4, jamba, latent, llama4, nemotron};
 use crate::config::{Experts, MOST_LAYERS, Rating, invalid};
 use crate::weights::ModelFileError;
 
@@ -28,7 +28,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 27] = [
+const FAMILIES: [Family; 28] = [
     Family {
         name: llama4::NAME,
         count: "num_local_experts",
@@ -44,6 +44,14 @@ const FAMILIES: [Family; 27] = [
         size: "moe_intermediate_size",
         more: "norm_topk_prob n_group topk_group routed_scaling_factor n_shared_experts moe_shared_expert_intermediate_size",
         is_renormalised: true,
+    },
+    Family {
+        name: jamba::NAME,
+        count: "num_experts num_local_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: jamba::OF_EXPERTS,
+        is_renormalised: false,
     },
     Family {
         name: "mixtral",
@@ -253,6 +261,9 @@ impl JsonConfig<'_> {
         if name == GRANITE && self.optional_size(family.count)?.unwrap_or(0) == 0 {
             return Ok(None);
         }
+        if name == jamba::NAME && self.first_size(family.count)? <= 1 {
+            return Ok(None);
+        }
         if name == gemma4::NAME && self.truth("enable_moe_block") != Some(true) {
             return Ok(None);
         }
@@ -394,6 +405,7 @@ impl JsonConfig<'_> {
             "deepseek_v3" => self.leading_dense_layers(3, layers.len())?,
             "glm4_moe_lite" => self.leading_dense_layers(1, layers.len())?,
             llama4::NAME => self.layers_without_experts(layers.len())?,
+            jamba::NAME => self.jamba_dense_layers(layers.len())?,
             nemotron::NAME => self.kinds()?.iter().map(|kind| *kind == Kind::Dense).collect(),
             "lfm2_moe" => {
                 let first = self.optional_size("num_dense_layers")?.unwrap_or(2);

@@ -96,6 +96,7 @@ impl JsonConfig<'_> {
                 let space = Recurrent::Mamba2(self.mamba2_of_falcon()?);
                 Ok((Some(space), crate::config::periodic(num_layers, 2)))
             }
+            Architecture::Jamba => self.jamba_recurrent(num_layers),
             Architecture::NemotronH => {
                 self.check_nemotron()?;
                 let layers: Vec<bool> = self.kinds()?.iter().map(|kind| *kind == Kind::Mamba).collect();
@@ -126,11 +127,11 @@ impl JsonConfig<'_> {
         Ok(said.unwrap_or(by_family))
     }
 
-    /// Whether layers with attention may have rotary positions: Granite 4's only where the file says so.
+    /// Whether layers with attention may have rotary positions: Granite 4's only where the file says so, Jamba's have none.
     pub(super) fn has_positions(&self, architecture: Architecture) -> Result<bool, ModelFileError> {
         match architecture {
             Architecture::GraniteHybrid => {}
-            architecture => return Ok(architecture != Architecture::NemotronH),
+            architecture => return Ok(!matches!(architecture, Architecture::NemotronH | Architecture::Jamba)),
         }
         match self.text("position_embedding_type") {
             Some("rope") => Ok(true),

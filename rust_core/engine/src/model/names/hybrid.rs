@@ -65,10 +65,19 @@ pub(super) fn gate_up_rows(part: Part, size: usize) -> Option<Range<usize>> {
     }
 }
 
-/// Mamba-2's part of a matrix that has its gate, then what is convolved, then its steps.
+/// A part of the matrix of a layer's input: Mamba-2's has its gate, then what is convolved, then its steps; Mamba's what is
+/// convolved, then its gate.
 pub(super) fn mamba_rows(part: Part, config: &ModelConfig) -> Option<Range<usize>> {
-    let Some(Recurrent::Mamba2(space)) = &config.recurrent else {
-        return None;
+    let space = match &config.recurrent {
+        Some(Recurrent::Mamba2(space)) => space,
+        Some(Recurrent::Mamba1(shape)) => {
+            return match part {
+                Part::MixerInput => Some(0..shape.inner_size),
+                Part::MixerGate => Some(shape.inner_size..2 * shape.inner_size),
+                _ => None,
+            };
+        }
+        _ => return None,
     };
     let (inner, channels) = (space.inner_size(), space.num_channels());
     match part {
@@ -138,7 +147,7 @@ pub(super) fn nemotron_part(part: Part) -> &'static str {
     }
 }
 
-/// Bamba's names.
+/// Bamba's, Falcon-H1's and Jamba's names.
 pub(super) fn bamba_part(part: Part) -> &'static str {
     match part {
         Part::FfnNorm => "pre_ff_layernorm.weight",
