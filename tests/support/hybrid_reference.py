@@ -192,7 +192,9 @@ def reference_model(family: str, **changes: Any) -> Any:
 
     torch.manual_seed(7)
     kind, shape = CONFIGS[family]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(shape | changes)), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **(shape | changes)), dtype=torch.float32
+    ).eval()
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
             if "expert_bias" in name or "correction_bias" in name:
