@@ -301,7 +301,7 @@ def test_an_assistant_may_have_an_output_matrix_of_its_own(folder: Path, tmp_pat
 
 
 def test_an_exit_may_be_quantised_beside_a_plain_embedding(folder: Path, tmp_path: Path) -> None:
-    """The first draft has the same bits; later ones go on from the numbers in the blocks, but for rounding."""
+    """The first draft has the same bits; what goes on from it is that of the blocks' numbers, but for rounding."""
     (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
     (tmp_path / "assistant").symlink_to(folder / "assistant")
     memory, found = Assisted(tmp_path), list[list[bytes]]()

@@ -157,6 +157,53 @@ def test_drafts_after_any_history_are_those_of_a_cold_text(headed: Path, tmp_pat
         assert logits == cold(memory, log[:-1], log[-1]), len(log)
 
 
+def test_right_drafts_of_several_sequences_leave_records_of_each(headed: Path) -> None:
+    """Verified in one step, of two sequences: what is drafted after each is a cold text's."""
+    memory = Memory(headed, threads=2)
+    logs = {sequence: random_tokens(sequence, 20 + 9 * sequence) for sequence in (1, 2)}
+
+    def step(num_drafts: int) -> dict[int, list[int]]:
+        for sequence, log in logs.items():
+            memory.pool.reserve(sequence, len(log) - num_drafts)
+            memory.pool.reserve(sequence, len(log))
+        tokens = {sequence: log[memory.pool.num_tokens(sequence) :] for sequence, log in logs.items()}
+        lengths = [len(one) for one in tokens.values()]
+        samplers = [_rust.SamplerState(temperature=0.0) for _ in logs]
+        drafts = dict.fromkeys(range(len(logs)), num_drafts) if num_drafts else {}
+        sampled, _, errors, more, _ = memory.model.execute(
+            memory.pool,
+            [*logs],
+            lengths,
+            [*tokens[1], *tokens[2]],
+            samplers,
+            [0, 0],
+            num_outputs=[num_drafts + 1] * 2,
+            num_drafts=drafts,
+        )
+        assert not errors
+        return {at + 1: [sampled[at], *(token for token, _ in more.get(at, ()))] for at in range(2)}
+
+    prompts = {sequence: list(log) for sequence, log in logs.items()}
+    for sequence, log in logs.items():
+        memory.pool.add(sequence, log)
+    for _ in range(6):
+        for sequence, sampled in step(0).items():
+            logs[sequence] += sampled
+    for sequence, prompt in prompts.items():
+        memory.pool.release(sequence)
+        memory.pool.clear_index()
+        memory.pool.add(sequence, prompt)
+        memory.compute((sequence, prompt[:-1]))
+    logs = {sequence: log[: len(prompts[sequence]) + 5] for sequence, log in logs.items()}
+    for sequence, sampled in step(5).items():
+        assert len(sampled) == 6
+        logs[sequence].append(sampled[-1])
+    found = {sequence: chain(memory, sequence, log[-1]) for sequence, log in logs.items()}
+    for sequence, log in logs.items():
+        memory.pool.release(sequence)
+        assert found[sequence] == cold(memory, log[:-1], log[-1])
+
+
 @pytest.mark.parametrize(("end", "cached", "cached_with_states"), [(270, 269, 256), (273, 272, 256), (300, 298, 288)])
 def test_a_prefix_that_ends_within_what_one_step_computed_has_its_record(
     headed: Path, end: int, cached: int, cached_with_states: int
@@ -312,6 +359,13 @@ def test_drafts_that_cannot_be_are_refused_by_row(path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 sequences, and columns of \[1, 2, 1\]"):
         memory.model.draft(memory.pool, [1], [5], [0, 0], [None])
     assert memory.model.draft(memory.pool, [], [], [], []) == ([], {})
+    short = Memory(write_mtp(path.parent / "short.gguf", qwen35__context_length=20))
+    short.pool.add(1, tokens)
+    short.compute((1, tokens[:19]))
+    assert not short.model.draft(short.pool, [1], [5], [0], [None])[1]
+    short.compute((1, tokens[19:20]))
+    short.pool.reserve(1, 21)
+    assert "no draft after position 20 in a context of 20" in short.model.draft(short.pool, [1], [5], [0], [None])[1][0]
     without = Memory(write_hybrid(path.parent / "bare.gguf", "qwen35"))
     without.pool.add(1, tokens)
     without.compute((1, tokens[:20]))
@@ -358,6 +412,9 @@ def test_a_head_with_an_embedding_of_its_own_is_left_alone_where_its_family_has_
     tensors = mtp_tensors()
     own = tensors | {"blk.4.nextn.embed_tokens.weight": tensors["token_embd.weight"]}
     assert not Memory(write_mtp(tmp_path / "own.gguf", own)).model.info()["has_mtp"]
+    second = {name.replace(HEAD, "blk.5."): one for name, one in tensors.items() if name.startswith(HEAD)}
+    two = write_mtp(tmp_path / "two.gguf", tensors | second, qwen35__block_count=6, qwen35__nextn_predict_layers=2)
+    assert not Memory(two).model.info()["has_mtp"]
     with_copies = dict(headed_tensors("glm4moe"))
     without = {name: one for name, one in with_copies.items() if "embed_tokens" not in name and "head_head" not in name}
     assert len(without) == len(with_copies) - 2

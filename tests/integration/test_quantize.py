@@ -27,9 +27,10 @@ from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import TokenizerOptions
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import SUPPORTED_PRE_TOKENIZERS
 from pyagent.infrastructure.engine.tokens.loading import load_parts
-from pyagent.infrastructure.models.quantize.gguf_file import read_metadata
+from pyagent.infrastructure.models.quantize.gguf_file import int32s, read_metadata
 from pyagent.infrastructure.models.quantize.mixture import Mixture, is_matrix
 from pyagent.infrastructure.models.quantize.quantizing import quantize_model
+from pyagent.infrastructure.models.quantize.vocabulary import vocabulary_metadata
 
 TOKENS = [5, 80, 11, 200, 45, 7, 7, 64, 1, 90, 33, 150, 8, 21, 260, 3, 77, 41, 19, 2]
 FAMILIES = (
@@ -258,6 +259,18 @@ def test_sentencepiece_bpe_becomes_scores(adds_space: bool, tmp_path: Path) -> N
     for text in ("the hand and then", " and  the", "ätna\n"):
         assert after.encode(text) == before.encode(text)
     assert _rust.read_model_header(tmp_path / "made.gguf")["metadata"]["tokenizer.ggml.add_space_prefix"] is adds_space
+
+
+def test_what_calls_a_tool_is_text_in_files_of_gemma_4(tmp_path: Path) -> None:
+    """Of the tokens that a tokenizer.json calls special, chats read those that mark thoughts, calls and results."""
+    read = ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|tool_response>", "<tool_response|>"]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", *read, "<|turn>", "<turn|>"]
+    words = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "th"]
+    kinds = [*[3] * len(special), *[6] * 256, *[1] * 4]
+    changes = {"tokens": words, "token_type": kinds, "merges": ["t h"], "model": "gemma4"}
+    write_tokenizer(tmp_path, **{f"tokenizer__ggml__{key}": value for key, value in changes.items()})
+    found = vocabulary_metadata(tmp_path, len(words), has_merges=True)["tokenizer.ggml.token_type"]
+    assert found == int32s([4 if word in read else kind for word, kind in zip(words, kinds, strict=True)])
 
 
 def test_quantised_weights_are_not_quantised_again(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ CASES["alphas"][1].update(lora_alpha=3, alpha_pattern={"layers.1.self_attn.q_pro
 
 
 def config_of(family: str) -> Any:
-    """A tiny configuration: Granite's with its factors, with biases everywhere, or with experts in some layers."""
+    """A tiny configuration: with factors that are not 1, with biases everywhere, with experts in some layers."""
     from transformers import GraniteConfig, LlamaConfig, Qwen2MoeConfig
 
     shape = {name: getattr(tiny_configs()["llama"], name) for name in SHAPE}

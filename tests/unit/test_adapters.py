@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 from array import array
+from operator import add, mul
 from pathlib import Path
 
 import pytest
 from support import quantised_model
 from support.quantised_model import write_quantised_model
 from support.tiny_adapter import SHAPES, Tensor, tensors, write_adapter, write_gguf_adapter
+from support.tiny_gemma4 import gemma4_tensors, write_gemma4
 from support.tiny_model import write_tiny_model
 from support.tiny_sparse import write_sparse
 
@@ -132,6 +135,27 @@ def test_a_gguf_adapter_is_the_same_as_pefts(folder: Path, tmp_path: Path) -> No
     _rust.AdapterFile.open(model, write_gguf_adapter(tmp_path / "a.gguf", tensors(1))).load(model, 13)
     peft, gguf = logits(model, [(FIRST, TOKENS), (13, TOKENS)])
     assert gguf == peft
+
+
+def test_an_adapter_of_a_wider_layer_is_its_product_added_to_the_weights(tmp_path: Path) -> None:
+    """The last layers of Gemma 4 E2B are wider inside: one of them computes with the adapter as with merged weights."""
+    whole, name, draw = gemma4_tensors("E2B"), "blk.8.ffn_down.weight", random.Random(4)
+    (cols, rows), weights = whole[name]
+    a, b = (array("f", (draw.gauss(0, 0.2) for _ in range(4 * count))) for count in (cols, rows))
+    down = "base_model.model.model.layers.8.mlp.down_proj"
+    given: dict[str, Tensor] = {f"{down}.lora_A.weight": ((4, cols), a), f"{down}.lora_B.weight": ((rows, 4), b)}
+    columns = [a[col::cols] for col in range(cols)]
+    products = (2 * sum(map(mul, b[4 * row : 4 * row + 4], column)) for row in range(rows) for column in columns)
+    merged = array("f", map(add, weights, products))
+    files = [
+        write_gemma4(tmp_path / f"{at}.gguf", "E2B", one)
+        for at, one in enumerate((whole, whole | {name: ((cols, rows), merged)}))
+    ]
+    models = [_rust.CpuModel.load(file, threads=1, kv_bytes=1 << 22, kv_type="f32") for file in files]
+    _rust.AdapterFile.open(models[0], write_adapter(tmp_path / "adapter", given=given)).load(models[0], FIRST)
+    (bare, found), (expected,) = logits(models[0], [(0, TOKENS), (FIRST, TOKENS)]), logits(models[1], [(0, TOKENS)])
+    assert array("f", b"".join(found)) == pytest.approx(array("f", b"".join(expected)), abs=1e-3)
+    assert array("f", b"".join(bare)) != pytest.approx(array("f", b"".join(expected)), abs=0.05)
 
 
 def test_a_sequence_whose_adapter_is_gone_is_left_out(folder: Path) -> None:

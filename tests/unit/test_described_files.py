@@ -326,6 +326,7 @@ def test_a_head_excuses_no_other_layer(tmp_path: Path) -> None:
 
 
 _ONE_WINDOW = ["full_attention", "sliding_attention"]
+_EXPERTS_OF_FOLDERS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 @pytest.mark.parametrize(
@@ -347,6 +348,14 @@ _ONE_WINDOW = ["full_attention", "sliding_attention"]
         ({"model_type": "cohere2", "sliding_window": 24}, {"windows": [24, 24], "rotates": [True, True]}),
         ({"model_type": "dots1", "sliding_window": 24}, {"windows": [None, None]}),
         ({"model_type": "dots1", "sliding_window": 24, "layer_types": _ONE_WINDOW}, {"windows": [None, 24]}),
+        ({"model_type": "minicpm"}, {"residual_scale": 1.4 / math.sqrt(2), "logit_divisor": 64 / 256}),
+        (
+            {"model_type": "minicpm", "scale_depth": None, "dim_model_base": None},
+            {"residual_scale": 1.0, "logit_divisor": 1.0},
+        ),
+        ({"model_type": "exaone_moe", **_EXPERTS_OF_FOLDERS}, {"weight_scale": 2.5}),
+        ({"model_type": "glm4_moe", **_EXPERTS_OF_FOLDERS}, {"weight_scale": 1.0}),
+        ({"model_type": "hunyuan_v1_dense", "use_mixed_mlp_moe": False, "moe_layer_num_skipped": 2}, {"base": 1e4}),
     ],
 )
 def test_what_published_files_leave_out_or_call_otherwise_is_read(
@@ -365,9 +374,52 @@ def test_what_published_files_leave_out_or_call_otherwise_is_read(
         "base": frequencies[1] ** -len(frequencies),
         "windows": about.windows,
         "rotates": about.rotary_layers,
+        "residual_scale": about.residual_scale,
+        "logit_divisor": about.logit_divisor,
+        "weight_scale": float((about.experts or "weight_scale: nan,").partition("weight_scale: ")[2].partition(",")[0]),
     }
     for name, value in expected.items():
         assert found[name] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), name
+
+
+_LATENT_KEYS: dict[str, object] = {
+    "attention__kv_lora_rank": 32,
+    "attention__q_lora_rank": 32,
+    "attention__key_length": 48,
+    "rope__dimension_count": 16,
+}
+_GROWING: dict[str, object] = {
+    **_LATENT_KEYS,
+    **_EXPERTS,
+    "attention__head_count_kv": 1,
+    "attention__value_length": 32,
+    "attention__key_length_mla": 48,
+    "attention__value_length_mla": 16,
+    "attention__temperature_scale": 0.3,
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 8.0,
+    "rope__scaling__original_context_length": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "told"),
+    [
+        ("minicpm3", _LATENT_KEYS, "value_dims: 16 }"),
+        ("minicpm3", {**_LATENT_KEYS, "attention__value_length": 32}, "value_dims: 32 }"),
+        ("mistral4", _GROWING, "original: 64,"),
+        ("mistral4", {**_GROWING, "attention__temperature_length": 32}, "original: 32,"),
+    ],
+)
+def test_what_gguf_files_may_leave_out_is_read_where_it_is_there(
+    family: str, keys: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    """How wide values are, and from which position on queries grow."""
+    sizes = {"attention__head_count": 4, "attention__head_count_kv": 4, "embedding_length": 64, "block_count": 1}
+    named = {f"{family}__{key}": value for key, value in {**sizes, "feed_forward_length": FFN, **keys}.items()}
+    embedding: dict[str, Any] = {"token_embd.weight": ((64, NUM_TOKENS), array("f", [0.0] * (64 * NUM_TOKENS)))}
+    about = _rust.ModelFile(write_gguf(tmp_path / "m.gguf", metadata(family, **named), embedding)).config
+    assert told in f"{about.latent} {about.query_growth}"
 
 
 def test_decoders_with_layer_norms_do_not_embed(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def write(folder: Path, config: dict[str, object], *names: str) -> Path:
         (_QWEN35, ["mtp.fc.weight", "mtp.embed_tokens.weight"], False),
         (_QWEN35, ["mtp.fc.weight", "mtp.layers.1.mlp.up_proj.weight"], False),
         (_LFM2, ["mtp.fc.weight"], False),
+        (_LFM2, ["model.layers.2.eh_proj.weight"], False),
     ],
 )
 def test_heads_of_the_known_kind_alone_draft(
