@@ -66,12 +66,12 @@ def test_quantize_speaks_to_people(folder: Path) -> None:
         (("smollm2:135m", "--no-report"), "models pull"),
         (("./tiny", "--text", "absent.txt"), "absent.txt cannot be read"),
         (("./tiny", "--no-report", "--output", "no/such/folder.gguf"), "cannot be written"),
-        (("./encoder", "--no-report"), "'roberta' cannot be written as GGUF; families that can: llama"),
+        (("./encoder", "--no-report"), "'electra' cannot be written as GGUF; families that can: llama"),
     ],
 )
 def test_quantize_refuses_in_a_line(arguments: tuple[str, ...], named: str, folder: Path) -> None:
     """A wrong type, model, text or place is one line, and leaves no file."""
-    write_encoder(folder.parent / "encoder", model_type="roberta")
+    write_encoder(folder.parent / "encoder", model_type="electra")
     before = sorted(file.name for file in folder.parent.iterdir() if file.name != "home")
     ran = quantize(folder, *arguments)
     assert ran.returncode == 1

@@ -279,7 +279,7 @@ def matrices_of(family: str) -> Shapes:
             "are rotated",
         ),
         ({"model_type": "nemotron", "partial_rotary_factor": 1.5, "hidden_act": "relu2"}, "are rotated"),
-        ({"model_type": "jamba"}, "the nearest that is supported is granitehybrid"),
+        ({"model_type": "zamba2"}, "the nearest that is supported is granitehybrid"),
     ],
 )
 def test_what_a_config_asks_for_and_is_not_there_is_refused_by_name(
