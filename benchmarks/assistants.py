@@ -61,7 +61,7 @@ def main() -> None:
         # Of the table of per-layer embeddings a row is read.
         looked_up = VOCAB * 256 * arguments.layers
         read = info["weight_bytes"] * (1 - looked_up / num_numbers(path))
-        print(f"by counting bytes, a draft is {info['assistant_weight_bytes'] / read:.3f} of a step")
+        print(f"by counting bytes, a draft is {info['drafter_weight_bytes'] / read:.3f} of a step")
         report(compare(drafted, plain), f"{arguments.kind}, {arguments.threads} threads", "an assistant")
 
 

@@ -28,9 +28,11 @@ MOST = 3
 class Sequence:
     """A model with one sequence, which masks have sample what is wanted."""
 
-    def __init__(self, path: Path, threads: int, *, mtp: bool, assistant: Path | None = None) -> None:
-        self.model = _rust.CpuModel.load(path, threads=threads, kv_bytes=1 << 29, mtp=mtp)
-        self.model.attach_assistant(assistant)
+    def __init__(
+        self, path: Path, threads: int, *, mtp: bool, assistant: Path | None = None, head: Path | None = None
+    ) -> None:
+        self.model = _rust.CpuModel.load(path, threads=threads, kv_bytes=1 << 29, mtp=mtp, head=head)
+        self.model.attach_drafter(head or assistant)
         info = self.model.info()
         self.vocab = info["vocab_size"]
         self.pool = _rust.BlockPool(info["num_pages"], groups=info["kv_groups"])

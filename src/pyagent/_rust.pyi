@@ -8,7 +8,7 @@ from typing import TypedDict, final
 from typing_extensions import Buffer
 
 from pyagent.core.eviction import EvictionPolicy
-from pyagent.core.messages import ModelTask
+from pyagent.core.messages import DrafterKind, ModelTask
 
 __version__: str
 
@@ -35,7 +35,7 @@ class CpuModelInfo(TypedDict):
     hidden_size: int
     num_experts: int
     weight_bytes: int
-    assistant_weight_bytes: int
+    drafter_weight_bytes: int
     workspace_bytes: int
     num_pages: int
     page_bytes: int
@@ -363,6 +363,7 @@ class CpuModel:
         swap_dir: str | PathLike[str] | None = None,
         most_positions: int | None = None,
         mtp: bool = True,
+        head: str | PathLike[str] | None = None,
     ) -> CpuModel: ...
     def execute(
         self,
@@ -388,7 +389,7 @@ class CpuModel:
         dict[int, list[tuple[int, _Likelihood | None]]],
         dict[int, list[_Probed]],
     ]: ...
-    def attach_assistant(self, path: str | PathLike[str] | None) -> None: ...
+    def attach_drafter(self, path: str | PathLike[str] | None) -> None: ...
     def draft(
         self,
         pool: BlockPool,
@@ -582,25 +583,37 @@ class ModelShape(TypedDict):
     kv_groups: list[tuple[str, int, int]]
     page_bytes: int
 
-class AssistantShape(TypedDict):
+class DrafterShape(TypedDict):
+    kind: DrafterKind
     backbone_size: int
     num_layers: int
     hidden_size: int
     vocab_size: int
+    num_drafted: int
     num_clusters: int
     weight_bytes: int
     workspace_bytes: int
 
-def describe_assistant(
-    path: str | PathLike[str], num_threads: int = 1, num_rows: int = 1, num_positions: int = 1
-) -> AssistantShape | None: ...
+def describe_drafter(
+    path: str | PathLike[str],
+    num_threads: int = 1,
+    num_rows: int = 1,
+    num_positions: int = 1,
+    num_tokens: int = 1,
+) -> DrafterShape | None: ...
 def model_task(path: str | PathLike[str]) -> ModelTask: ...
 def late_score(query: bytes, document: bytes, width: int) -> float: ...
 def describe_adapter(path: str | PathLike[str]) -> AdapterAbout: ...
 def describe_encoder(
     path: str | PathLike[str], *, threads: int = 1, most_tokens: int = 1024
 ) -> EncoderShape | None: ...
-def describe_model(path: str | PathLike[str], kv_type: str = "bf16", *, mtp: bool = True) -> ModelShape: ...
+def describe_model(
+    path: str | PathLike[str],
+    kv_type: str = "bf16",
+    *,
+    mtp: bool = True,
+    head: str | PathLike[str] | None = None,
+) -> ModelShape: ...
 def most_step_bytes(
     path: str | PathLike[str],
     num_threads: int,

@@ -24,7 +24,7 @@ from support.tiny_model import metadata, write_tiny_model
 from pyagent import _rust
 from pyagent.core.errors import CapacityError, ConfigError
 from pyagent.infrastructure.engine.memory.ledger import Ledger
-from pyagent.infrastructure.engine.models.assistant_loading import FoundAssistant
+from pyagent.infrastructure.engine.models.drafter_loading import FoundDrafter
 from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
 
@@ -127,9 +127,9 @@ def test_what_does_not_fit_is_refused_by_name(
     write_assistant(tmp_path, assistant_config() | config, tensors)
     memory = Memory(folder / "model.gguf")
     with pytest.raises(_rust.ModelFileError) as caught:
-        memory.model.attach_assistant(tmp_path)
+        memory.model.attach_drafter(tmp_path)
     assert text in str(caught.value)
-    assert memory.model.info()["assistant_weight_bytes"] == 0
+    assert memory.model.info()["drafter_weight_bytes"] == 0
 
 
 def test_models_of_other_kinds_are_refused_on_both_sides(folder: Path, tmp_path: Path) -> None:
@@ -138,10 +138,10 @@ def test_models_of_other_kinds_are_refused_on_both_sides(folder: Path, tmp_path:
         _rust.CpuModel.load(folder / "assistant", threads=1, kv_bytes=1 << 20)
     llama = Memory(write_tiny_model(tmp_path / "llama.gguf"))
     with pytest.raises(_rust.ModelFileError, match="models of Gemma 4; the model is llama"):
-        llama.model.attach_assistant(folder / "assistant")
+        llama.model.attach_drafter(folder / "assistant")
     for path in (folder / "model.gguf", folder, tmp_path / "nothing"):
         with pytest.raises(_rust.ModelFileError):
-            llama.model.attach_assistant(path)
+            llama.model.attach_drafter(path)
 
 
 def written_tokenizer(folder: Path, *swapped: int) -> Path:
@@ -167,7 +167,7 @@ def test_a_model_goes_on_without_an_assistant_that_does_not_fit(folder: Path, tm
                 model: Any = await backend.load()
                 assert text in model.draft_fault.text
                 assert bool(text) == bool(model.draft_fault.text)
-                weights = model.runner.model.info()["assistant_weight_bytes"]
+                weights = model.runner.model.info()["drafter_weight_bytes"]
                 accounts = backend.engine.models.accounts()  # type: ignore[attr-defined]
                 assert accounts.get("draft_weights:tiny", 0) == weights
                 assert bool(text) == (weights == 0)
@@ -177,7 +177,7 @@ def test_a_model_goes_on_without_an_assistant_that_does_not_fit(folder: Path, tm
 
 def test_an_assistant_that_lacks_room_is_left_out(folder: Path) -> None:
     """Where a byte is missing: it says what the assistant needs and what there is."""
-    found = FoundAssistant("it", "tiny", folder / "assistant", 1000, 500)
+    found = FoundDrafter("it", "tiny", folder / "assistant", 1000, 500)
     assert found.fitted(options(), 1500) is found
     with pytest.raises(ConfigError, match=r"it needs 1\.5 kB to draft for tiny, which leaves 1\.5 kB"):
         found.fitted(options(), 1499)
@@ -186,7 +186,7 @@ def test_an_assistant_that_lacks_room_is_left_out(folder: Path) -> None:
 def test_what_is_reserved_for_an_assistant_that_is_not_attached_is_given_back(folder: Path) -> None:
     """Where nothing can draft for the model, as it is run; and where the weights do not fit, it is detached again."""
     ledger = Ledger(1500)
-    found = FoundAssistant("it", "tiny", folder / "assistant", 1000, 500)
+    found = FoundDrafter("it", "tiny", folder / "assistant", 1000, 500)
     memory = found.reserve(ledger.reserve, lambda _: None)
     assert ledger.free_bytes == 0
     assert found.load(object(), options(), memory) is None  # type: ignore[arg-type]
@@ -194,4 +194,4 @@ def test_what_is_reserved_for_an_assistant_that_is_not_attached_is_given_back(fo
     runner = CpuRunner(folder / "model.gguf", options(threads=1).runner)
     with pytest.raises(CapacityError):
         found.load(runner, options(), found.reserve(ledger.reserve, lambda _: None))
-    assert runner.model.info()["assistant_weight_bytes"] == 0
+    assert runner.model.info()["drafter_weight_bytes"] == 0

@@ -52,7 +52,7 @@ class Assisted(Memory):
 
     def __init__(self, folder: Path, swap_dir: Path | None = None, *, threads: int = 1) -> None:
         super().__init__(folder / "model.gguf", swap_dir, threads=threads)
-        self.model.attach_assistant(folder / "assistant")
+        self.model.attach_drafter(folder / "assistant")
 
     def sample(
         self, *segments: tuple[int, list[int]], num_drafts: dict[int, int] | None = None
@@ -203,17 +203,17 @@ def test_gguf_files_under_the_names_of_llama_cpp_have_the_same_assistant(folder:
         name: one for name, one in assistant_tensors(has_clusters=True).items() if name.startswith("masked_embedding")
     }
     path = write_assistant_gguf(tmp_path / "assistant.gguf", tensors)
-    memory.model.attach_assistant(path)
+    memory.model.attach_drafter(path)
     assert memory.cold(log) == expected
     with pytest.raises(_rust.ModelFileError, match="an assistant of Gemma 4 answers nothing by itself; name it"):
         _rust.CpuModel.load(path, threads=1, kv_bytes=1 << 20)
     wrong = {name: one for name, one in tensors.items() if name != "pre_projection.weight"}
     with pytest.raises(_rust.ModelFileError, match=r'"nextn.pre_projection.weight" is missing'):
-        memory.model.attach_assistant(write_assistant_gguf(path, wrong))
+        memory.model.attach_drafter(write_assistant_gguf(path, wrong))
     with pytest.raises(_rust.ModelFileError, match=r"models of hidden size 65; the model has 64"):
-        memory.model.attach_assistant(write_assistant_gguf(path, tensors, embedding_length_out=65))
+        memory.model.attach_drafter(write_assistant_gguf(path, tensors, embedding_length_out=65))
     with pytest.raises(_rust.ModelFileError, match=r"'gemma4-assistant.embedding_length_out' is not 1 to 1048576"):
-        memory.model.attach_assistant(write_assistant_gguf(path, tensors, embedding_length_out=1 << 31))
+        memory.model.attach_drafter(write_assistant_gguf(path, tensors, embedding_length_out=1 << 31))
 
 
 async def same(folder: Path, asked: list[ChatRequest], chosen: EngineOptions, warm_up: list[ChatRequest]) -> None:
@@ -280,8 +280,8 @@ def test_drafts_that_cannot_be_are_refused_by_row(folder: Path) -> None:
     assert memory.draft([2, 1], [5, 5])[1] is None
     memory.compute((1, tokens[20:21]))  # a step that samples nothing
     assert memory.draft([1, 1], [5, 5], [None, 0]) == [None, None]
-    memory.model.attach_assistant(None)
-    assert memory.model.info()["assistant_weight_bytes"] == 0
+    memory.model.attach_drafter(None)
+    assert memory.model.info()["drafter_weight_bytes"] == 0
     assert "no head" in memory.model.draft(memory.pool, [1], [5], [0], [None])[1][0]
 
 
@@ -294,10 +294,10 @@ def test_an_assistant_may_have_an_output_matrix_of_its_own(folder: Path, tmp_pat
     memory = Assisted(tmp_path)
     expected = memory.cold(log)
     untied = assistant_config() | {"tie_word_embeddings": False}
-    memory.model.attach_assistant(write_assistant(tmp_path / "untied", untied, tensors | {"lm_head.weight": output}))
+    memory.model.attach_drafter(write_assistant(tmp_path / "untied", untied, tensors | {"lm_head.weight": output}))
     assert memory.cold(log) == expected
     with pytest.raises(_rust.ModelFileError, match=r'"lm_head.weight" is missing'):
-        memory.model.attach_assistant(write_assistant(tmp_path / "lacking", untied, tensors))
+        memory.model.attach_drafter(write_assistant(tmp_path / "lacking", untied, tensors))
 
 
 def test_an_exit_may_be_quantised_beside_a_plain_embedding(folder: Path, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_an_exit_may_be_quantised_beside_a_plain_embedding(folder: Path, tmp_pat
     for values in (array("f", _rust.dequantise("Q8_0", blocks)), Blocks(8, blocks)):
         tensors = assistant_tensors(hidden=HIDDEN) | {"post_projection.weight": ((HIDDEN, HIDDEN), values)}
         path = write_assistant_gguf(tmp_path / "assistant.gguf", tensors, embedding_length=HIDDEN)
-        memory.model.attach_assistant(path)
+        memory.model.attach_drafter(path)
         found.append(memory.cold(random_tokens(4, 30), 2))
     (first, plain), (same, quantised) = found
     assert same == first
@@ -343,32 +343,32 @@ def test_memory_of_an_assistant_is_in_the_account(folder: Path, tmp_path: Path) 
     memory.sample(*((sequence, log[:-1]) for sequence in range(3)))
     plain = memory.model.info()["workspace_bytes"]
     memory.draft([0, 1, 2], [5, 6, 7])
-    about = _rust.describe_assistant(folder / "assistant", 2, 3, 200)
+    about = _rust.describe_drafter(folder / "assistant", 2, 3, 200)
     assert about is not None
     assert before < plain < memory.model.info()["workspace_bytes"] <= plain + about["workspace_bytes"]
-    assert about["weight_bytes"] >= memory.model.info()["assistant_weight_bytes"] > 0
-    assert _rust.describe_assistant(folder / "model.gguf") is None
+    assert about["weight_bytes"] >= memory.model.info()["drafter_weight_bytes"] > 0
+    assert _rust.describe_drafter(folder / "model.gguf") is None
     tensors = assistant_tensors(has_clusters=True)
     matrices = [shape for shape, _ in tensors.values() if len(shape) == 2]
     clustered = write_assistant(tmp_path / "clustered", assistant_config(has_clusters=True), tensors)
-    memory.model.attach_assistant(clustered)
+    memory.model.attach_drafter(clustered)
     in_groups = sum(4 * -(-rows // 16) * 16 * columns for rows, columns in matrices)
-    assert memory.model.info()["assistant_weight_bytes"] == in_groups + 4 * NUM_TOKENS, "and the order of tokens"
-    memory.model.attach_assistant(folder / "assistant")
+    assert memory.model.info()["drafter_weight_bytes"] == in_groups + 4 * NUM_TOKENS, "and the order of tokens"
+    memory.model.attach_drafter(folder / "assistant")
 
     async def work() -> None:
         async with eagerly_drafted(folder / "model.gguf", folder / "assistant") as (backend, eager):
             await at_once(backend, [chat("on", max_tokens=20, ignore_eos=True)])
             pool = backend.engine.models  # type: ignore[attr-defined]
-            assert pool.accounts()["draft_weights:tiny"] == memory.model.info()["assistant_weight_bytes"]
+            assert pool.accounts()["draft_weights:tiny"] == memory.model.info()["drafter_weight_bytes"]
             assert pool.accounts()["draft_workspace:tiny"] > 0
             info = eager.model.model.runner.info  # type: ignore[union-attr]
-            weights = memory.model.info()["assistant_weight_bytes"]
+            weights = memory.model.info()["drafter_weight_bytes"]
             assert eager.model.model.weight_ratio == weights / info.weight_bytes  # type: ignore[union-attr]
             assert "draft_kv:tiny" not in pool.accounts()
             pool.loaded()["tiny"].drop_kv()
             pool.unload("tiny")
             assert not any("tiny" in account for account in pool.accounts())
-            assert eager.model.model.runner.attach_assistant(None) == 0  # type: ignore[union-attr]
+            assert eager.model.model.runner.attach_drafter(None) == 0  # type: ignore[union-attr]
 
     run(work())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support import tiny_eagle
 from support.folder_tokenizer import write_model_folder
 from support.reference_decoder import write_family
 from support.tiny_assistant import (
@@ -23,6 +24,7 @@ from support.tiny_assistant import (
     assistant_tensors,
     write_assistant,
 )
+from support.tiny_eagle import head_config, write_head
 from support.tiny_gemma4 import HIDDEN
 from support.tiny_model import write_tiny_model
 from support.wheels import build_wheel
@@ -130,6 +132,25 @@ def test_show_says_what_beside_text_a_model_does_not_read(environment: dict[str,
     lines = dict(line.split(maxsplit=1) for line in models(environment, "show", str(folder)).out.splitlines())
     assert lines["not"] == "read      pictures"
     assert json.loads(models(environment, "show", str(folder), "--json").out)["not_read"] == ["pictures"]
+
+
+def test_show_says_for_which_models_a_head_drafts(environment: dict[str, str], tmp_path: Path) -> None:
+    """Its card, for people and programs; what is wrong with a damaged one in a line."""
+    folder = write_head(tmp_path / "head")
+    ran = models(environment, "show", str(folder))
+    lines = dict(line.split(maxsplit=1) for line in ran.out.splitlines())
+    assert lines["architecture"] == "EAGLE-3, one layer; a head: it drafts and answers nothing"
+    assert lines["drafts"] == "for    a model of hidden size 64, where it is named: engine.speculative.model"
+    assert lines["vocabulary"] == f"{tiny_eagle.NUM_TOKENS} tokens, of which it drafts 96"
+    assert lines["memory"].endswith(", and a layer of KV in the model's pages")
+    value = json.loads(models(environment, "show", str(folder), "--json").out)
+    sizes = [value[key] for key in ("kind", "hidden_size", "backbone_size", "num_layers", "num_drafted")]
+    assert sizes == ["head", 64, 64, 1, 96]
+    write_head(folder, head_config(draft_vocab_size=0))
+    ran = models(environment, "show", str(folder))
+    assert ran.code != 0
+    assert "'draft_vocab_size' is 0; expected 1 to" in ran.err
+    assert "Traceback" not in ran.err
 
 
 def test_show_says_what_of_a_model_fits(environment: dict[str, str], tmp_path: Path) -> None:

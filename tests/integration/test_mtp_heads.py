@@ -31,7 +31,7 @@ from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 NUM_TOKENS = len(vocabulary()[0])
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, "eagle3"])
 def headed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of random weights with a head, which is usually wrong; of each family."""
     return write_headed(tmp_path_factory.mktemp("headed") / f"{request.param}.gguf", request.param)
@@ -426,6 +426,7 @@ def test_a_head_with_an_embedding_of_its_own_is_left_alone_where_its_family_has_
     assert logits[0] == logits[1]
 
 
+@pytest.mark.parametrize("headed", FAMILIES, indirect=True)
 def test_memory_of_a_head_is_in_the_account(headed: Path) -> None:
     """What a head's steps take is in what all steps take at most, as told before it is loaded."""
     step = LargestStep(64, 17, 512)

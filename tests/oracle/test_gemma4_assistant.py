@@ -21,7 +21,7 @@ class Drafting:
 
     def __init__(self, folder: Path) -> None:
         self.model = _rust.CpuModel.load(folder / "model", threads=2, kv_bytes=1 << 24, kv_type="f32")
-        self.model.attach_assistant(folder / "assistant")
+        self.model.attach_drafter(folder / "assistant")
         info = self.model.info()
         self.pool = _rust.BlockPool(info["num_pages"], groups=info["kv_groups"])
         self.sampler = _rust.SamplerState(temperature=0.0)

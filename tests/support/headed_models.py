@@ -1,4 +1,7 @@
-"""Small models of random weights with a head that drafts further tokens, of each family whose heads are known."""
+"""Small models of random weights with a head that drafts further tokens, of each family whose heads are known.
+
+That of `eagle3` is a folder of its own; the others' are in the models' files.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from pathlib import Path
 
 from support.gguf_writer import Tensors
 from support.hybrid_model import hybrid_tensors, mtp_tensors, write_hybrid, write_mtp
+from support.kv_sequences import head_of
+from support.tiny_eagle import write_head, write_target
 from support.tiny_sparse import LAYERS, sparse_head, sparse_tensors, write_sparse
 
 FAMILIES = ("qwen35", "glm4moe", "deepseek2")
@@ -19,7 +24,10 @@ def headed_tensors(family: str) -> Tensors:
 
 
 def write_headed(path: Path, family: str, tensors: Tensors | None = None) -> Path:
-    """Write a model with a head; return `path`."""
+    """Write a model with a head, which may be a folder beside it; return `path`."""
+    if family == "eagle3":
+        write_head(head_of(path))
+        return write_target(path)
     tensors = headed_tensors(family) if tensors is None else tensors
     if family == "qwen35":
         return write_mtp(path, tensors)
@@ -28,6 +36,8 @@ def write_headed(path: Path, family: str, tensors: Tensors | None = None) -> Pat
 
 def write_headless(path: Path, family: str) -> Path:
     """Write the same model without its head; return `path`."""
+    if family == "eagle3":
+        return write_target(path)
     if family == "qwen35":
         return write_hybrid(path, family, 7, hybrid_tensors(family))
     return write_sparse(path, family)

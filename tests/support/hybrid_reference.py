@@ -254,10 +254,11 @@ def reference_model(family: str, **changes: Any) -> Any:
 
 
 class Runner:
-    """A model and a pool."""
+    """A model and a pool; a head of EAGLE-3 is attached where there is one."""
 
-    def __init__(self, path: Path) -> None:
-        self.model = _rust.CpuModel.load(path, threads=2, kv_bytes=1 << 25, kv_type="f32")
+    def __init__(self, path: Path, head: Path | None = None) -> None:
+        self.model = _rust.CpuModel.load(path, threads=2, kv_bytes=1 << 25, kv_type="f32", head=head)
+        self.model.attach_drafter(head)
         self.vocab_size = self.model.info()["vocab_size"]
         self.pool = _rust.BlockPool(self.model.info()["num_pages"], groups=self.model.info()["kv_groups"])
         self._known: set[int] = set()

@@ -7,11 +7,19 @@ from pathlib import Path
 from pyagent import _rust
 
 
+def head_of(path: Path) -> Path:
+    """Return where the head of a model's file would be, in a folder of its own."""
+    return path.with_suffix(".head")
+
+
 class Memory:
-    """A model and its pool, as a runner has them."""
+    """A model and its pool, as a runner has them; a head of EAGLE-3 that lies beside the model is attached."""
 
     def __init__(self, path: Path, swap_dir: Path | None = None, *, threads: int = 1) -> None:
-        self.model = _rust.CpuModel.load(path, threads=threads, kv_bytes=8 << 20, swap_dir=swap_dir)
+        found = head_of(path)
+        head = found if found.is_dir() else None
+        self.model = _rust.CpuModel.load(path, threads=threads, kv_bytes=8 << 20, swap_dir=swap_dir, head=head)
+        self.model.attach_drafter(head)
         info = self.model.info()
         self.pool = _rust.BlockPool(info["num_pages"], groups=info["kv_groups"])
 

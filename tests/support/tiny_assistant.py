@@ -128,18 +128,23 @@ def assistant_tensors(*, has_clusters: bool = False, seed: int = 3, hidden: int 
 
 def write_assistant(folder: Path, config: dict[str, object] | None = None, tensors: Written | None = None) -> Path:
     """Write an assistant's folder, of random weights and for E2B's form if nothing else is said; returns `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = assistant_tensors() if tensors is None else tensors
+    return write_folder(folder, assistant_config() if config is None else config, tensors)
+
+
+def write_folder(folder: Path, config: dict[str, object], tensors: Written) -> Path:
+    """Write a folder of safetensors, of 32-bit floats and of whole numbers; returns `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
     header: dict[str, object] = {}
     data = b""
     for name, (shape, values) in tensors.items():
         assert isinstance(values, array), "GGUF files alone have blocks"
-        kind = {"q": "I64", "i": "I32"}.get(values.typecode, "F32")
+        kind = {"q": "I64", "i": "I32", "b": "BOOL"}.get(values.typecode, "F32")
         start, data = len(data), data + values.tobytes()
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, len(data)]}
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-    (folder / "config.json").write_text(json.dumps(assistant_config() if config is None else config))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

@@ -92,6 +92,11 @@ def write_tiny_model(
     return write_gguf(path, entries, _tensors(entries, architecture, seed, is_damaged, damaged_token))
 
 
+def tiny_tensors(**changes: object) -> dict[str, tuple[tuple[int, ...], array[float]]]:
+    """Return the tensors of the model, whose metadata has such changes."""
+    return _tensors(metadata(**changes), "llama", 7)
+
+
 def split_tiny_model(folder: Path, count: int = 3) -> list[Path]:
     """Write the model split over several files, as llama.cpp's gguf-split names and numbers them."""
     entries = metadata()

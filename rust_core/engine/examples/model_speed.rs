@@ -29,6 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         kv_bytes: 4 << 30,
         most_positions: None,
         has_mtp: true,
+        head: None,
     };
     let mut model = CpuModel::load(Path::new(&path), &options)?;
     println!(

@@ -14,6 +14,7 @@
 
 mod architecture;
 pub(crate) mod assistant;
+pub(crate) mod eagle;
 pub(crate) mod experts;
 mod falcon_h1;
 mod families;
@@ -29,6 +30,7 @@ mod recurrent;
 use self::architecture::unsupported;
 pub use self::architecture::{Architecture, SUPPORTED_ARCHITECTURES};
 pub use self::assistant::{AssistantConfig, Clusters};
+pub use self::eagle::{EagleConfig, FeatureNorm};
 pub use self::experts::{Experts, Rating};
 pub use self::falcon_h1::Multipliers;
 pub use self::gemma4::Gemma4;
@@ -187,6 +189,8 @@ pub struct ModelConfig {
     /// Whether there is a head that drafts further tokens: a layer behind those of the decoder, which every list of layers
     /// has too.
     pub has_mtp: bool,
+    /// Whether the head's attention reads a token beside the output before it; otherwise a matrix makes one of both.
+    pub reads_both: bool,
 }
 
 impl ModelConfig {

@@ -10,6 +10,7 @@ mod assistant;
 mod attention;
 mod channels;
 mod drafts;
+mod eagle;
 mod experts;
 mod latent;
 mod mlp;
@@ -31,6 +32,7 @@ pub use assistant::{AssistantBuffers, AssistantPass, AssistantStage, Role};
 pub(crate) use attention::most_split_rows;
 pub(crate) use channels::{ChannelBuffers, channel_sizes};
 pub(crate) use drafts::num_kept_rows;
+pub use eagle::{HeadPass, Taps};
 pub use experts::ExpertLoads;
 pub(crate) use experts::{Routing, most_slots};
 pub(crate) use latent::{LatentBuffers, latent_sizes};
@@ -101,16 +103,20 @@ pub(crate) fn most_piece_columns(config: &ModelConfig) -> usize {
         .max(latent::most_columns(config))
 }
 
-/// How many residual streams a batch of `rows` tokens keeps: one per thread for a few, else one for all.
-pub(crate) fn num_streams(rows: usize, threads: usize) -> usize {
-    if is_few(rows) { threads } else { 1 }
+/// How many residual streams of a decoder a batch of `rows` tokens keeps: one per thread for a few, else one for all.
+pub(crate) fn num_streams(config: &ModelConfig, rows: usize, threads: usize) -> usize {
+    match config.num_layers {
+        0 => 0, // a head has one of its own
+        _ if is_few(rows) => threads,
+        _ => 1,
+    }
 }
 
 /// Rows that the outputs of a batch's blocks take: where each thread adds them up for itself, they are all kept, as one
 /// that was away needs those of the blocks it missed.
 pub(crate) fn num_delta_rows(config: &ModelConfig, rows: usize) -> usize {
     if is_few(rows) {
-        config.blocks_per_layer() * config.num_layers * rows
+        (config.blocks_per_layer() * config.num_layers).max(1) * rows
     } else {
         rows
     }
@@ -159,7 +165,8 @@ impl Pass<'_> {
             let (first, second) = (first.chain(stream(attention + 1)), second.chain(stream(ffn + 1)));
             let first = first.filter(move |_| self.config.has_mixer(layer));
             let second = second.filter(move |_| self.config.has_ffn(layer));
-            first.chain(second).chain(third.flatten())
+            let taps = self.tap_stages(layer + 1);
+            first.chain(second).chain(third.flatten()).chain(taps)
         };
         let layers = (0..self.config.num_layers).flat_map(layer);
         let vectors = self
@@ -167,7 +174,8 @@ impl Pass<'_> {
             .per_layer
             .iter()
             .flat_map(|_| [Stage::LookUp, Stage::Vectors]);
-        let stages = vectors.chain(self.entry_stage()).chain(stream(0)).chain(layers);
+        let stages = vectors.chain(self.entry_stage()).chain(stream(0));
+        let stages = stages.chain(self.tap_stages(0)).chain(layers);
         let has_logits = |stage: &Stage| !(self.has_clusters() && matches!(stage, Stage::Output));
         let stages = stages.chain(output_stages(is_shared).filter(has_logits));
         let stages = stages.chain(self.exit_stages()).chain(self.mtp_stages());
@@ -193,7 +201,9 @@ impl Pass<'_> {
             | Stage::Settle(_)
             | Stage::NormaliseScan(_)
             | Stage::TakeKept(_)
+            | Stage::Tap(_)
             | Stage::KeepOutputs
+            | Stage::FuseInput
             | Stage::MtpInput
             | Stage::MtpStream(_)
             | Stage::MtpOutput => plan.num_rows(),
@@ -284,6 +294,7 @@ impl Pass<'_> {
                 }
                 Stage::GateVectors(layer) => part.catch_up(own, self.config.blocks_per_layer() * layer + 2),
                 Stage::Output | Stage::KeepOutputs => part.catch_up(own, self.num_blocks()),
+                Stage::Tap(place) => part.catch_up(own, self.blocks_before_tap(place)),
                 Stage::Assistant(stage) if stage.is_after_layers() => part.catch_up(own, self.num_blocks()),
                 _ => {}
             }
@@ -330,7 +341,10 @@ impl Pass<'_> {
                 },
                 Stage::OutputNorm => part.normalise_output(piece.index, &mut own.row),
                 Stage::Output => part.output(ranges(stage)),
+                Stage::Tap(place) => part.tap(place, piece.index),
                 Stage::KeepOutputs => part.keep_output(piece.index),
+                Stage::FuseInput => part.fuse_input(piece.index),
+                Stage::Fuse => part.fuse(ranges(stage)),
                 Stage::MtpInput => part.join_input(piece.index, own),
                 Stage::MtpJoin => part.join(ranges(stage)),
                 Stage::MtpStream(place) => part.advance_mtp(place, piece.index, &mut own.row),
@@ -473,9 +487,9 @@ impl Part<'_> {
     }
 
     fn embed(&self, row: usize, residual: &mut [f32]) {
-        let Pass { config, weights, .. } = self.pass;
+        let config = self.pass.config;
         let (token, ..) = self.plan.rows[row];
-        weights.embedding.row(token as usize, residual);
+        self.pass.embedding().row(token as usize, residual);
         if config.embedding_scale != 1.0 {
             elementwise::scale(self.pass.isa, residual, config.embedding_scale);
         }

@@ -66,6 +66,8 @@ pub struct KvPages {
     pub layer_bytes: usize,
     /// Of each group of keys and values, how a layer's part of a page is laid out.
     layouts: Vec<KvLayout>,
+    /// That of a head of another file, whose layer is the last, where it is another than its group's.
+    head_layout: Option<KvLayout>,
     /// Of each layer, where it lies; none of one without attention.
     places: Vec<Option<Place>>,
     /// Of recurrent layers, where their states lie.
@@ -81,9 +83,15 @@ type Kind = (Option<usize>, KvLayout);
 impl KvPages {
     /// The groups of a model whose keys and values are numbers of this type.
     pub fn of(config: &ModelConfig, dtype: KvType) -> Self {
+        Self::with_head(config, None, dtype)
+    }
+
+    /// The same where a `head` of another file drafts for the model: its layer comes after all others.
+    pub fn with_head(config: &ModelConfig, head: Option<&ModelConfig>, dtype: KvType) -> Self {
         let has_own = |&layer: &usize| config.has_attention(layer) && config.kv_source(layer).is_none();
         let kind = |layer| (config.window(layer), config.kv_layout(layer, dtype));
-        let kinds: Vec<Kind> = config.all_layers().filter(has_own).map(kind).collect();
+        let of_head = head.map(|head| (None, head.kv_layout(head.num_layers, dtype)));
+        let kinds: Vec<Kind> = config.all_layers().filter(has_own).map(kind).chain(of_head).collect();
         let mut pages = Self::new(&kinds);
         let mut own = std::mem::take(&mut pages.places).into_iter().flatten();
         for layer in config.all_layers() {
@@ -93,7 +101,17 @@ impl KvPages {
             };
             pages.places.push(place);
         }
-        pages.add_record(config);
+        pages.places.extend(head.map(|_| own.next()));
+        if head.is_some() {
+            pages.join_head();
+        }
+        let record = match head {
+            Some(head) => Some((pages.places.len() - 1, head.hidden_size)),
+            None => config.mtp_layer().map(|layer| (layer, config.hidden_size)),
+        };
+        if let Some((layer, len)) = record {
+            pages.add_record(layer, len);
+        }
         let per_block = pages.pages_per_block();
         if let Some((states, page_bytes)) = StatePages::of(config, pages.page_bytes, per_block) {
             pages.groups.push(KvGroup {
@@ -104,6 +122,26 @@ impl KvPages {
             (pages.states, pages.page_bytes) = (Some(states), page_bytes);
         }
         pages
+    }
+
+    /// Has the last layer, of a head of another shape than the layers that see everything, lie with these: one group sees
+    /// everything. It has pages of its own there.
+    fn join_head(&mut self) {
+        let last = self.groups.len() - 1;
+        let Some(group) = self.groups[..last].iter().position(|group| group.window.is_none()) else {
+            return;
+        };
+        let (Some(Some(place)), Some(layout)) = (self.places.last_mut(), self.layouts.last()) else {
+            return;
+        };
+        if place.group != last {
+            return;
+        }
+        self.head_layout = Some(*layout);
+        (place.group, place.page_in_block) = (group, self.groups[group].pages_per_block);
+        self.groups[group].pages_per_block += 1;
+        self.groups.pop();
+        self.layouts.pop();
     }
 
     /// The groups of layers of these kinds.
@@ -149,6 +187,7 @@ impl KvPages {
             layers_per_page,
             layer_bytes: page_bytes / layers_per_page,
             layouts: kinds.iter().map(|((_, layout), _)| *layout).collect(),
+            head_layout: None,
             places: in_group.into_iter().map(place).map(Some).collect(),
             states: None,
             record: None,
@@ -161,7 +200,10 @@ impl KvPages {
     /// # Panics
     /// When there is no such layer with attention.
     pub fn layout(&self, layer: usize) -> &KvLayout {
-        &self.layouts[self.place(layer).group]
+        match &self.head_layout {
+            Some(layout) if layer + 1 == self.places.len() => layout,
+            _ => &self.layouts[self.place(layer).group],
+        }
     }
 
     fn place(&self, layer: usize) -> Place {

@@ -2,6 +2,7 @@
 
 mod accepted;
 mod assistant;
+mod eagle;
 mod mtp;
 
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ use crate::model::{self, Weights};
 use crate::weights::ModelFileError;
 use crate::workspace::{LargestStep, SCORED_ROWS, Workspace, num_rope_tables};
 
+pub use eagle::head_shape;
 pub use mtp::DraftedRow;
 
 /// What can go wrong while loading or running a model.
@@ -84,6 +86,8 @@ pub struct LoadOptions {
     pub most_positions: Option<usize>,
     /// Whether a head that drafts further tokens is loaded, where the file has one.
     pub has_mtp: bool,
+    /// The folder of a head that is to be attached: pages have room for what it keeps in them.
+    pub head: Option<PathBuf>,
 }
 
 /// A row of logits to sample from, and one after each token that is proposed to follow.
@@ -144,6 +148,8 @@ pub struct CpuModel {
     /// Rows of the last pass of a head, if no batch came after it.
     num_drafted: usize,
     assistant: Option<Box<assistant::Assistant>>,
+    /// A head of a file of its own.
+    head: Option<Box<eagle::Eagle>>,
     scores: Vec<Result<TokenScore, SampleError>>,
     /// Of each layer, how long each neuron's column of the down matrix is; found when it is first asked for.
     write_norms: Vec<Vec<f32>>,
@@ -161,9 +167,17 @@ impl CpuModel {
         if !options.has_mtp {
             config = config.without_mtp();
         }
+        let head = options
+            .head
+            .as_deref()
+            .map(|path| head_shape(path, &config))
+            .transpose()?;
+        if head.is_some() {
+            config = config.without_mtp();
+        }
         let pool = ThreadPool::shared(options.threads);
         let weights = model::load(&file, &config, &pool)?;
-        let pages = KvPages::of(&config, options.kv_type);
+        let pages = KvPages::with_head(&config, head.as_ref(), options.kv_type);
         let least = pages.least_pages();
         let num_pages = (options.kv_bytes / pages.page_bytes()).clamp(least, NO_PAGE as usize);
         let kv = KvMemory::new(pages, num_pages)?;
@@ -184,6 +198,7 @@ impl CpuModel {
             draft_rows: Vec::new(),
             num_drafted: 0,
             assistant: None,
+            head: None,
             scores: Vec::new(),
             write_norms: Vec::new(),
             probed: Vec::new(),
@@ -269,11 +284,10 @@ impl CpuModel {
 
     /// Of these, what is held now, without what samplers hold.
     pub fn workspace_bytes(&mut self) -> usize {
-        let of_assistant = self
-            .assistant
-            .as_mut()
-            .map_or(0, |assistant| assistant.workspace_bytes());
-        rope_bytes(&self.rope) + self.space.bytes() + of_assistant
+        let assistant = self.assistant.as_mut();
+        let of_assistant = assistant.map_or(0, |assistant| assistant.workspace_bytes());
+        let of_head = self.head.as_mut().map_or(0, |head| head.workspace_bytes());
+        rope_bytes(&self.rope) + self.space.bytes() + of_assistant + of_head
     }
 
     /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
@@ -312,6 +326,9 @@ impl CpuModel {
         if let Some(assistant) = &mut self.assistant {
             assistant.begin(num_outputs);
         }
+        if let Some(head) = &mut self.head {
+            head.begin(plan.num_rows());
+        }
         let pass = Pass {
             config: &self.config,
             weights: &self.weights,
@@ -319,7 +336,7 @@ impl CpuModel {
             space: &self.space,
             rope: &self.rope,
             write_norms: if wants_neurons { &self.write_norms } else { &[] },
-            role: assistant::role(self.assistant.as_deref()),
+            role: mtp::role(self.assistant.as_deref(), self.head.as_deref()),
             isa: self.isa,
         };
         let start = Instant::now();
@@ -337,8 +354,10 @@ impl CpuModel {
             let read = unsafe { logit_lens::look(&self.pool, &pass, &mut plan, num_outputs)? };
             self.probed = plan.take_probed(read);
         }
+        let draft_rows = plan.draft_rows();
+        self.store_for_head(segments)?;
         self.compute_seconds = start.elapsed().as_secs_f64();
-        (self.num_outputs, self.draft_rows) = (num_outputs, plan.draft_rows());
+        (self.num_outputs, self.draft_rows) = (num_outputs, draft_rows);
         Ok(self.num_outputs)
     }
 
@@ -378,7 +397,7 @@ impl CpuModel {
             space: &self.space,
             rope: &self.rope,
             write_norms: &[],
-            role: assistant::role(self.assistant.as_deref()),
+            role: mtp::role(self.assistant.as_deref(), self.head.as_deref()),
             isa: self.isa,
         }
     }
@@ -388,7 +407,10 @@ impl CpuModel {
         if let Some(logits) = self.assistant.as_mut().and_then(|assistant| assistant.logits()) {
             return logits;
         }
-        let rows = self.num_outputs;
+        let (rows, num_drafted) = (self.num_outputs, self.num_drafted);
+        if let Some(head) = self.head.as_mut().filter(|_| num_drafted > 0) {
+            return head.space.logits.first(num_drafted);
+        }
         self.space.logits.first(rows)
     }
 

@@ -418,7 +418,7 @@ impl Workspace {
     /// Makes room for a batch of `tokens` tokens of which `outputs` give logits.
     /// `split_rows` counts query tokens times chunks of their context, where these are computed apart.
     pub fn prepare(&mut self, config: &ModelConfig, tokens: usize, outputs: usize, split_rows: usize) {
-        let streams = num_streams(tokens, self.streams.len());
+        let streams = num_streams(config, tokens, self.streams.len());
         let is_adapted = self.low.width() > 0;
         let resize = |input: &mut Activations, rows: usize, cols: usize, forms: Forms| {
             input.resize(rows, cols, forms.is_quantised, forms.is_dense || is_adapted);
@@ -464,6 +464,16 @@ impl Workspace {
         resize(&mut self.dense_input, tokens, dense, self.dense_forms);
         resize(&mut self.shared_input, tokens, shared, self.shared_forms);
         self.routing.reserve(config, tokens);
+    }
+
+    /// Makes room for storing a head's keys and values of so many tokens, and for nothing else.
+    pub fn prepare_storing(&mut self, config: &ModelConfig, tokens: usize) {
+        for own in &mut self.own {
+            own.get_mut()
+                .unwrap_or_else(PoisonError::into_inner)
+                .reserve(config, tokens);
+        }
+        self.mtp.reserve(config, tokens);
     }
 
     /// Makes room for so many rows of numbers that adapters hand to products, of which each has `width`; 0 is for steps

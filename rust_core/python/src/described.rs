@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use pyagent_engine::kv::KvPages;
+use pyagent_engine::runner::head_shape;
 use pyagent_engine::workspace::LargestStep;
 use pyagent_kernels::attention::BLOCK_TOKENS;
 use pyo3::prelude::*;
@@ -10,18 +11,26 @@ use pyo3::types::PyDict;
 
 use crate::engine::{ModelFileError, kv_groups, parse_kv_type};
 
-/// What a model is and would take, from its header alone: architecture, sizes, bytes of weights and of KV a token.
+/// What a model is and would take, from its header alone: architecture, sizes, bytes of weights and of KV a token. With the
+/// folder of a `head`, pages have room for that; `ModelFileError` where it is for another model.
 #[pyfunction]
-#[pyo3(signature = (path, kv_type = "bf16", *, mtp = true))]
-pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str, mtp: bool) -> PyResult<Bound<'py, PyDict>> {
+#[pyo3(signature = (path, kv_type = "bf16", *, mtp = true, head = None))]
+pub fn describe_model<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    kv_type: &str,
+    mtp: bool,
+    head: Option<PathBuf>,
+) -> PyResult<Bound<'py, PyDict>> {
     let kv_type = parse_kv_type(kv_type)?;
     let described = py.detach(|| {
         let (file, config) = pyagent_engine::model::open_stored(&path, None)?;
+        let head = head.as_deref().map(|head| head_shape(head, &config)).transpose()?;
         // What the CPU runner does not take, others may: its tensors as they are.
         let weight_bytes = pyagent_engine::quantised::packed_bytes(&file).unwrap_or(file.file_bytes() as usize);
-        Ok::<_, pyagent_engine::weights::ModelFileError>((config, weight_bytes))
+        Ok::<_, pyagent_engine::weights::ModelFileError>((config, weight_bytes, head))
     });
-    let (config, weight_bytes) = described.map_err(|error| ModelFileError::new_err(error.to_string()))?;
+    let (config, weight_bytes, head) = described.map_err(|error| ModelFileError::new_err(error.to_string()))?;
     let about = PyDict::new(py);
     about.set_item("architecture", config.architecture.name())?;
     about.set_item("vocab_size", config.vocab_size)?;
@@ -29,8 +38,12 @@ pub fn describe_model<'py>(py: Python<'py>, path: PathBuf, kv_type: &str, mtp: b
     about.set_item("num_layers", config.num_file_layers())?;
     about.set_item("has_mtp", config.has_mtp)?;
     about.set_item("weight_bytes", weight_bytes)?;
-    let config = if mtp { config } else { config.without_mtp() };
-    let pages = KvPages::of(&config, kv_type);
+    let config = if mtp && head.is_none() {
+        config
+    } else {
+        config.without_mtp()
+    };
+    let pages = KvPages::with_head(&config, head.as_ref(), kv_type);
     about.set_item("kv_bytes_per_token", pages.block_bytes() / BLOCK_TOKENS)?;
     about.set_item("kv_groups", kv_groups(&pages))?;
     about.set_item("page_bytes", pages.page_bytes())?;

@@ -176,10 +176,10 @@ pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, Likelihood>, HashMap<usiz
 
 #[pymethods]
 impl CpuModel {
-    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`; texts have `most_positions`. Without `mtp`, a head that drafts further tokens is left alone.
+    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`; texts have `most_positions`. Without `mtp`, a head that drafts further tokens is left alone; with the folder of a `head`, pages have room for that, and it is to be attached.
     #[staticmethod]
     #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "bf16", isa = None, swap_dir = None, most_positions = None,
-        mtp = true))]
+        mtp = true, head = None))]
     #[expect(clippy::too_many_arguments, reason = "one keyword for each option")]
     fn load(
         py: Python<'_>,
@@ -191,6 +191,7 @@ impl CpuModel {
         swap_dir: Option<PathBuf>,
         most_positions: Option<usize>,
         mtp: bool,
+        head: Option<PathBuf>,
     ) -> PyResult<Self> {
         let kv_type = parse_kv_type(kv_type)?;
         let isa = isa.map(parse_isa).transpose()?;
@@ -201,6 +202,7 @@ impl CpuModel {
             kv_bytes,
             most_positions,
             has_mtp: mtp,
+            head,
         };
         let model = py
             .detach(|| runner::CpuModel::load(&path, &options))
@@ -305,11 +307,11 @@ impl CpuModel {
         ))
     }
 
-    /// Attaches an assistant's folder, in the place of one that was attached before, or frees it. Raises `ModelFileError`
-    /// where it is damaged, or for another model.
+    /// Attaches the folder of an assistant, or of a head that the model was loaded with room for, in the place of what was
+    /// attached before, or frees it. Raises `ModelFileError` where it is damaged, or for another model.
     #[pyo3(signature = (path))]
-    fn attach_assistant(&self, py: Python<'_>, path: Option<PathBuf>) -> PyResult<()> {
-        py.detach(|| self.lock().map(|mut model| model.attach_assistant(path.as_deref())))?
+    fn attach_drafter(&self, py: Python<'_>, path: Option<PathBuf>) -> PyResult<()> {
+        py.detach(|| self.lock().map(|mut model| model.attach_drafter(path.as_deref())))?
             .map_err(|error| engine_error(&error))
     }
 
@@ -472,7 +474,7 @@ impl CpuModel {
         info.set_item("hidden_size", config.hidden_size)?;
         info.set_item("num_experts", config.experts.map_or(0, |experts| experts.num_experts))?;
         info.set_item("weight_bytes", model.weight_bytes())?;
-        info.set_item("assistant_weight_bytes", model.assistant_weight_bytes())?;
+        info.set_item("drafter_weight_bytes", model.drafter_weight_bytes())?;
         info.set_item("workspace_bytes", workspace_bytes)?;
         info.set_item("num_pages", model.kv().num_pages)?;
         info.set_item("page_bytes", model.kv().pages.page_bytes())?;

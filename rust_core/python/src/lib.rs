@@ -1,9 +1,9 @@
 //! `pyagent._rust`: converts arguments, releases the GIL, calls the pure crates, converts back.
 
 mod adapters;
-mod assistant;
 mod cache;
 mod described;
+mod drafter;
 mod drafting;
 mod encoder;
 mod engine;
@@ -31,7 +31,7 @@ mod _rust {
     use crate::adapters::{AdapterFile, describe_adapter};
 
     #[pymodule_export]
-    use crate::assistant::describe_assistant;
+    use crate::drafter::describe_drafter;
 
     #[pymodule_export]
     use crate::cache::{BlockPool, CachedPrefix, OutOfBlocks, PoolStats};

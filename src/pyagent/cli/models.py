@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyagent.core.runners.factory import KvDtype
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
     from pyagent.infrastructure.engine.options import EngineOptions
-    from pyagent.infrastructure.models.describe import AssistantDescription, EncoderDescription, ModelDescription
+    from pyagent.infrastructure.models.describe import DrafterDescription, EncoderDescription, ModelDescription
     from pyagent.infrastructure.models.store import ModelStore, Watcher
 
 app = typer.Typer(add_completion=False, help="List, fetch, inspect and quantise models.", no_args_is_help=True)
@@ -103,7 +103,7 @@ def show(
     from pyagent.cli.model_adapters import adapter_cards
     from pyagent.core.errors import ModelError
     from pyagent.infrastructure.models.describe import (
-        describe_assistant,
+        describe_drafter,
         describe_encoder,
         describe_model,
         inputs_left_aside,
@@ -120,8 +120,8 @@ def show(
     if (encoder := describe_encoder(path, licence)) is not None:
         _show_encoder(name, path, encoder, as_json=as_json)
         return
-    if (assistant := describe_assistant(path, licence)) is not None:
-        _show_assistant(name, path, assistant, as_json=as_json)
+    if (drafter := describe_drafter(path, licence)) is not None:
+        _show_drafter(name, path, drafter, as_json=as_json)
         return
     about = describe_model(path, licence)
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
@@ -171,23 +171,29 @@ def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: 
         typer.echo(f"{key:<13} {value}")
 
 
-def _show_assistant(name: str, path: Path, about: AssistantDescription, *, as_json: bool) -> None:
+def _show_drafter(name: str, path: Path, about: DrafterDescription, *, as_json: bool) -> None:
     import msgspec
 
     if as_json:
         typer.echo(json.dumps({"name": name, "path": str(path), "capabilities": [], **msgspec.to_builtins(about)}))
         return
     part = f", in {about.num_clusters:,} clusters" if about.num_clusters else ""
+    if about.num_drafted < about.vocab_size:
+        part = f", of which it drafts {about.num_drafted:,}"
+    if about.kind == "head":
+        kind, target, kv = "EAGLE-3, one layer; a head", "a model", "a layer of KV in the model's pages"
+    else:
+        kind, target, kv = f"gemma4_assistant, {about.num_layers} layers; an assistant", "a Gemma 4", "no KV"
     card = [
-        ("architecture", f"gemma4_assistant, {about.num_layers} layers; an assistant: it drafts and answers nothing"),
+        ("architecture", f"{kind}: it drafts and answers nothing"),
         (
             "drafts for",
-            f"a Gemma 4 of hidden size {about.backbone_size:,}, where it is named: engine.speculative.model",
+            f"{target} of hidden size {about.backbone_size:,}, where it is named: engine.speculative.model",
         ),
         ("quantisation", about.quantization),
         ("parameters", _counted(about.num_parameters)),
         ("vocabulary", f"{about.vocab_size:,} tokens{part}"),
-        ("memory", f"{format_bytes(about.weight_bytes)}, and no KV"),
+        ("memory", f"{format_bytes(about.weight_bytes)}, and {kv}"),
         ("licence", about.licence),
         ("file", f"{path} ({format_bytes(about.file_bytes)})"),
     ]

@@ -384,6 +384,9 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 ModelTask = Literal["generate", "embed", "rank", "classify"]
 """What a model is for: answers, vectors of texts, relevances of documents to a query, or labels of texts."""
 
+DrafterKind = Literal["assistant", "head"]
+"""What drafts from a folder of its own: with the model's keys and values, or with a layer of its own (EAGLE-3)."""
+
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A model that a backend offers. `reads_images` is None where that is unknown before an image is sent.

@@ -278,6 +278,7 @@ impl ModelConfig {
             multipliers: None,
             is_output_tied: None,
             has_mtp: false,
+            reads_both: false,
         };
         config.check()
     }

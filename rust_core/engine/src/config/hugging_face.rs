@@ -20,8 +20,11 @@ mod windows;
 use pyagent_kernels::elementwise::RopeStyle;
 use serde_json::{Map, Value};
 
-use super::assistant::{is_assistant, no_model};
-use super::{Activation, Architecture, ModelConfig, QueryGrowth, invalid, minicpm, periodic, unsupported};
+use super::assistant::is_assistant;
+use super::eagle::is_eagle;
+use super::{
+    Activation, Architecture, ModelConfig, QueryGrowth, assistant, eagle, invalid, minicpm, periodic, unsupported,
+};
 use crate::weights::ModelFileError;
 
 pub(super) use gemma4::OF_PICTURES;
@@ -113,7 +116,10 @@ impl ModelConfig {
         most_positions: Option<usize>,
     ) -> Result<Self, ModelFileError> {
         if is_assistant(config) {
-            return Err(no_model());
+            return Err(assistant::no_model());
+        }
+        if is_eagle(config) {
+            return Err(eagle::no_model());
         }
         let text = match gemma4::text_part(config)? {
             None => qwen_vl::text_half(config)?
@@ -303,6 +309,7 @@ impl ModelConfig {
             multipliers: json.multipliers(architecture)?,
             is_output_tied: json.is_output_tied(architecture),
             has_mtp: false,
+            reads_both: false,
         };
         config.check()
     }

@@ -39,6 +39,19 @@ impl ModelConfig {
         self
     }
 
+    /// Makes a decoder of one layer a head without a decoder, whose attention reads a token beside the output before it.
+    #[must_use]
+    pub(crate) fn into_head(mut self) -> Self {
+        (self.num_layers, self.has_mtp, self.reads_both) = (0, true, true);
+        self
+    }
+
+    /// Numbers that a layer's attention reads of a token.
+    pub(crate) fn attention_input_size(&self, layer: usize) -> usize {
+        let num_parts = 1 + usize::from(self.reads_both && self.is_mtp(layer));
+        num_parts * self.hidden_size
+    }
+
     /// The head's layer, if there is one.
     pub fn mtp_layer(&self) -> Option<usize> {
         self.has_mtp.then_some(self.num_layers)

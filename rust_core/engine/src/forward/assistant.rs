@@ -10,12 +10,12 @@ use pyagent_kernels::attention::BLOCK_TOKENS;
 use pyagent_kernels::matmul::{self, Activations};
 use pyagent_kernels::pack::ROWS_PER_GROUP;
 
-use super::{MOST_GROUPS, Part, Pass, Plan, Segment, Stage, Tiling};
+use super::{HeadPass, MOST_GROUPS, Part, Pass, Plan, Segment, Stage, Taps, Tiling};
 use crate::config::AssistantConfig;
 use crate::model::{AssistantWeights, ClusterWeights};
 use crate::workspace::{Forms, Rows};
 
-/// What a pass has to do with an assistant.
+/// What a pass has to do with what drafts from another file.
 #[derive(Clone, Copy)]
 pub enum Role<'a> {
     /// Nothing.
@@ -24,6 +24,10 @@ pub enum Role<'a> {
     Drafted(&'a Rows),
     /// It is the assistant's.
     Assistant(&'a AssistantPass<'a>),
+    /// It is of a model that a head of another file drafts for: places of its stream are kept for that here.
+    Tapped(&'a Taps),
+    /// It is such a head's.
+    Head(&'a HeadPass<'a>),
 }
 
 /// What an assistant's pass has beside a decoder's.
@@ -110,6 +114,7 @@ impl Pass<'_> {
     pub(super) fn kv_layer(&self, layer: usize) -> usize {
         match self.role {
             Role::Assistant(assistant) => assistant.layers[layer],
+            Role::Head(head) => head.layer,
             _ => layer,
         }
     }
@@ -152,7 +157,7 @@ impl Pass<'_> {
     pub(super) fn exit_stages(&self) -> impl Iterator<Item = Stage> + use<> {
         use AssistantStage::{Choose, Keep, Leave, Rate, Score};
         let stages: &[AssistantStage] = match self.role {
-            Role::None => &[],
+            Role::None | Role::Tapped(_) | Role::Head(_) => &[],
             Role::Drafted(_) => &[Keep],
             Role::Assistant(_) if self.has_clusters() => &[Rate, Choose, Score, Leave],
             Role::Assistant(_) => &[Leave],
@@ -199,7 +204,7 @@ impl Part<'_> {
                     let ranges = self.pass.assistant_tiling(self.plan, stage).ranges(piece);
                     self.multiply_for_assistant(assistant, stage, ranges);
                 }
-                (Role::None, _) => {}
+                _ => {}
             }
         }
     }

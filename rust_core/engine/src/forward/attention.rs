@@ -250,7 +250,7 @@ impl Part<'_> {
     fn seen(&self, index: usize, segment: &Segment<'_>) -> Option<usize> {
         let config = self.pass.config;
         match self.pass.role {
-            _ if config.is_mtp(index) => Some(segment.first_position),
+            _ if config.is_mtp(index) => Some(self.pass.seen_by_head(segment)),
             Role::Assistant(_) => self.pass.seen_by_assistant(index, segment),
             _ => config.window(index),
         }
@@ -296,7 +296,7 @@ fn unit_width(config: &ModelConfig, layer: usize) -> usize {
 
 /// A layer with heads of each shape.
 fn kinds(config: &ModelConfig) -> impl Iterator<Item = usize> + Clone {
-    let last = config.num_layers - 1; // of Gemma 4, one that sees everything
+    let last = config.all_layers().end - 1; // of Gemma 4, one that sees everything
     let first = (0..last).find(|layer| config.head_kind(*layer) != config.head_kind(last));
     first.into_iter().chain([last])
 }

@@ -1,5 +1,6 @@
 //! A head that drafts further tokens (MTP, DeepSeek-V3, arXiv 2412.19437, section 2.2): a layer behind the decoder's, whose input
-//! at a position is made of that position's token and of the decoder's output for the token before.
+//! at a position is made of that position's token and of the decoder's output for the token before. That of a file of its own
+//! ([`super::eagle`]) is computed as if it were behind a decoder without layers, and has something else for that output.
 //!
 //! Its keys and values at a position depend on the tokens up to that position alone, as all others do; position 0 has none,
 //! and no token sees it. A step of the decoder stores them for its tokens, and needs nothing else of the layer for that.
@@ -11,36 +12,54 @@ use std::sync::Arc;
 
 use pyagent_kernels::attention::BLOCK_TOKENS;
 use pyagent_kernels::matmul::Activations;
-use pyagent_kernels::pack::ROWS_PER_GROUP;
+use pyagent_kernels::pack::{PackedMatrix, ROWS_PER_GROUP};
 
 use super::{Part, Pass, Plan, Segment, Stage};
 use crate::config::ModelConfig;
 use crate::kv::KvMemory;
-use crate::model::{MtpWeights, Weights};
+use crate::model::{HeadEntry, MtpWeights, Weights};
 use crate::workspace::{Forms, Own, Rows, Stream};
 
 /// What the head's stages hand to each other.
 pub struct MtpBuffers {
     /// The head's own stream, beside the decoder's.
     pub stream: Stream,
-    /// The decoder's output for each token of a step.
+    /// The decoder's output for each token of a step, or what stands for it.
     pub output: Rows,
     /// The head's output for each token of a pass that drafts.
     pub drafted: Rows,
     /// A token's embedding, and the output for the token before.
     pub joined: Activations,
+    /// What the matrix reads that makes what stands for the decoder's output.
+    pub fused: Activations,
     forms: Forms,
+    fused_forms: Forms,
+    fused_size: usize,
 }
 
 impl MtpBuffers {
     /// Empty buffers.
     pub fn new(config: &ModelConfig, weights: &Weights) -> Self {
+        let head = weights.mtp.as_ref();
+        let fusion = head.and_then(|head| match &head.entry {
+            HeadEntry::Fused(fusion) => Some(&fusion.matrix.weight),
+            HeadEntry::Joined(_) => None,
+        });
+        let inputs = weights.layers.iter().skip(config.num_layers);
+        let inputs = inputs.flat_map(|layer| layer.mixer.inputs());
+        let readers: Vec<_> = match fusion {
+            Some(_) => inputs.map(|linear| &linear.weight).collect(),
+            None => head.map(MtpWeights::entry_matrix).into_iter().collect(),
+        };
         Self {
             stream: Stream::new(config),
             output: Rows::new(config.hidden_size),
             drafted: Rows::new(config.hidden_size),
             joined: Activations::new(),
-            forms: Forms::of(weights.mtp.iter().map(|mtp| &mtp.join.weight)),
+            fused: Activations::new(),
+            forms: Forms::of(readers),
+            fused_forms: Forms::of(fusion),
+            fused_size: fusion.map_or(0, PackedMatrix::cols),
         }
     }
 
@@ -51,6 +70,8 @@ impl MtpBuffers {
             let columns = 2 * config.hidden_size;
             self.joined
                 .resize(tokens, columns, self.forms.is_quantised, self.forms.is_dense);
+            let Forms { is_quantised, is_dense } = self.fused_forms;
+            self.fused.resize(tokens, self.fused_size, is_quantised, is_dense);
         }
     }
 
@@ -63,7 +84,8 @@ impl MtpBuffers {
 
     /// Bytes held.
     pub fn bytes(&mut self) -> usize {
-        self.stream.bytes() + self.output.bytes() + self.drafted.bytes() + self.joined.bytes()
+        let inputs = self.joined.bytes() + self.fused.bytes();
+        self.stream.bytes() + self.output.bytes() + self.drafted.bytes() + inputs
     }
 }
 
@@ -120,6 +142,7 @@ impl Stage {
     /// Whether it is one of the head's, which has a stream of its own.
     pub(super) fn is_of_mtp(self, config: &ModelConfig, plan: &Plan<'_>) -> bool {
         match self {
+            Self::FuseInput | Self::Fuse => true,
             Self::MtpInput | Self::MtpJoin | Self::MtpStream(_) | Self::MtpOutput | Self::KeepRecords => true,
             Self::Project(layer) | Self::Compress(layer) => config.is_mtp(layer),
             _ => plan.is_drafting(),
@@ -132,17 +155,33 @@ impl Pass<'_> {
     pub(super) fn mtp_stages(&self) -> impl Iterator<Item = Stage> + use<> {
         let is_latent = self.config.latent.is_some();
         let stages = self.config.mtp_layer().map(|layer| {
-            [
-                Some(Stage::KeepOutputs),
-                Some(Stage::MtpInput),
-                Some(Stage::MtpJoin),
-                Some(Stage::MtpStream(0)),
+            let outputs: &[Stage] = match self.mtp().entry {
+                HeadEntry::Joined(_) => &[Stage::KeepOutputs],
+                HeadEntry::Fused(_) => &[Stage::FuseInput, Stage::Fuse],
+            };
+            let stored = [
                 Some(Stage::Project(layer)),
                 is_latent.then_some(Stage::Compress(layer)),
                 Some(Stage::KeepRecords),
-            ]
+            ];
+            let outputs = outputs.iter().copied().chain(self.entry_stages());
+            outputs.chain(stored.into_iter().flatten())
         });
-        stages.into_iter().flatten().flatten()
+        stages.into_iter().flatten()
+    }
+
+    /// The stages of a step of a decoder that store keys and values of a head of another file.
+    pub(crate) fn storing_stages(&self, plan: &Plan<'_>) -> (Vec<Stage>, Vec<usize>) {
+        self.counted(plan, self.mtp_stages().collect())
+    }
+
+    /// The stages before the head's layer.
+    fn entry_stages(&self) -> impl Iterator<Item = Stage> + use<> {
+        let stages: &[Stage] = match self.mtp().entry {
+            HeadEntry::Joined(_) => &[Stage::MtpInput, Stage::MtpJoin, Stage::MtpStream(0)],
+            HeadEntry::Fused(_) => &[Stage::MtpInput],
+        };
+        stages.iter().copied()
     }
 
     /// The stages of a pass that drafts.
@@ -150,8 +189,8 @@ impl Pass<'_> {
         let layer = self.config.num_layers;
         let block = self.config.blocks_per_layer() * layer;
         let route = self.config.has_experts(layer).then_some(Stage::Route(layer));
-        let stages = [Stage::MtpInput, Stage::MtpJoin, Stage::MtpStream(0)].into_iter();
-        let stages = stages
+        let stages = self
+            .entry_stages()
             .chain(self.mixer_stages(plan, layer, false))
             .chain([Stage::Block(block), Stage::MtpStream(1)])
             .chain(route)
@@ -169,7 +208,7 @@ impl Pass<'_> {
         self.config.is_mtp(layer) && !plan.is_drafting()
     }
 
-    fn mtp(&self) -> &MtpWeights {
+    pub(super) fn mtp(&self) -> &MtpWeights {
         self.weights.mtp.as_ref().expect("a model with a head that drafts")
     }
 }
@@ -237,6 +276,14 @@ impl Part<'_> {
             }
             mtp.stream_norm.apply(isa, values, epsilon, &mut pair[hidden..]);
             space.mtp.joined.write_row(isa, row, pair);
+            if let (HeadEntry::Fused(fusion), true) = (&mtp.entry, self.plan.is_drafting()) {
+                let start = if fusion.is_residual_normalised {
+                    &pair[hidden..]
+                } else {
+                    values
+                };
+                self.stream.residual.row(row).copy_from_slice(start);
+            }
         }
     }
 
@@ -246,11 +293,14 @@ impl Part<'_> {
     /// The input is complete, and these columns of these rows are this piece's.
     pub(super) unsafe fn join(&self, (rows, groups): (Range<usize>, Range<usize>)) {
         let Pass { config, space, .. } = *self.pass;
+        let HeadEntry::Joined(join) = &self.pass.mtp().entry else {
+            return;
+        };
         let columns = groups.start * ROWS_PER_GROUP..(groups.end * ROWS_PER_GROUP).min(config.hidden_size);
         // SAFETY: by contract.
         unsafe {
             let mut out = self.stream.residual.patch(rows, columns);
-            self.multiply_columns(&self.pass.mtp().join, &space.mtp.joined, None, &mut out);
+            self.multiply_columns(join, &space.mtp.joined, None, &mut out);
         }
     }
 
@@ -289,6 +339,11 @@ impl Part<'_> {
                 .output_norm
                 .apply(isa, residual, config.norm_epsilon, output);
             self.stream.output_input.write_row(isa, row, output);
+            if let HeadEntry::Fused(fusion) = &self.pass.mtp().entry
+                && !fusion.hands_on_normalised
+            {
+                output.copy_from_slice(residual);
+            }
         }
     }
 

@@ -113,7 +113,7 @@ impl<'a> Plan<'a> {
             });
             plan.runs = runs.collect();
         }
-        if pages.states.is_some() || config.has_mtp {
+        if pages.states.is_some() || pages.record_group().is_some() {
             plan.drafts = DraftRows::verified(segments);
         }
         for (index, segment) in segments.iter().enumerate() {

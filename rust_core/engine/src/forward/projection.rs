@@ -22,6 +22,7 @@ impl Part<'_> {
         own: &mut Own,
     ) {
         let Pass { config, space, .. } = *self.pass;
+        let input = self.attention_input(index);
         let head_dim = config.head_dim_of(index);
         let columns = |heads: Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let (heads, kv_heads) = self.heads_of_units(index, units);
@@ -39,7 +40,7 @@ impl Part<'_> {
             if let Some(gate) = &layer.gate {
                 self.gate_heads(gate, rows.clone(), heads, head_dim);
             }
-            self.multiply_columns(&layer.query, &self.stream.hidden_input, None, &mut query);
+            self.multiply_columns(&layer.query, input, None, &mut query);
             self.adapt(index, Projection::Query, &mut query, 0);
             let is_norm_wide = config.architecture.is_qk_norm_wide();
             let (mut key, mut value) = if is_norm_wide {
@@ -53,11 +54,11 @@ impl Part<'_> {
                 (key, Patch::own(&mut own.second, rows, columns(kv_heads)))
             };
             let Some(key_matrix) = &layer.key else { return };
-            self.multiply_columns(key_matrix, &self.stream.hidden_input, None, &mut key);
+            self.multiply_columns(key_matrix, input, None, &mut key);
             self.adapt(index, Projection::Key, &mut key, 0);
             match &layer.value {
                 Some(matrix) => {
-                    self.multiply_columns(matrix, &self.stream.hidden_input, None, &mut value);
+                    self.multiply_columns(matrix, input, None, &mut value);
                     self.adapt(index, Projection::Value, &mut value, 0);
                 }
                 None => key.rows().for_each(|row| value.row(row).copy_from_slice(key.row(row))),
@@ -160,18 +161,18 @@ impl Part<'_> {
         if kv_heads.is_empty() {
             return; // the row's block may have no page yet
         }
-        let kv = self.pass.kv;
+        let (kv, layer) = (self.pass.kv, self.pass.kv_layer(index));
         for row in rows {
             // SAFETY: records are written in a stage of their own.
             if unsafe { self.has_slot(index, row) } {
                 continue;
             }
             let (_, segment, position) = self.plan.rows[row];
-            let blocks = kv.layer(index, self.plan.segments[segment].tables);
+            let blocks = kv.layer(layer, self.plan.segments[segment].tables);
             // SAFETY: the table covers the position by contract.
             let block = unsafe { blocks.block(position / BLOCK_TOKENS) };
             for kv_head in kv_heads.clone() {
-                work(kv.pages.layout(index), row, block, position % BLOCK_TOKENS, kv_head);
+                work(kv.pages.layout(layer), row, block, position % BLOCK_TOKENS, kv_head);
             }
         }
     }

@@ -54,8 +54,14 @@ pub enum Stage {
     Output,
     /// What adapters of the batch make of a layer's input, before the product that it is added to.
     Adapt(usize, Site),
+    /// One of the places of the stream that a head of another file reads.
+    Tap(usize),
     /// The decoder's outputs, for a head that drafts.
     KeepOutputs,
+    /// What stands for them is made of such places: these, normalised.
+    FuseInput,
+    /// The matrix that makes it.
+    Fuse,
     /// The head's input.
     MtpInput,
     /// The matrix that makes one of both parts of it.

@@ -31,17 +31,27 @@ fn record_bytes(len: usize) -> usize {
 }
 
 impl KvPages {
-    /// Makes room for records, if the model has a head that drafts.
-    pub(super) fn add_record(&mut self, config: &ModelConfig) {
-        let Some(layer) = config.mtp_layer().map(|layer| self.place(layer)) else {
-            return;
-        };
-        let offset = self.page_bytes.next_multiple_of(ALIGNMENT);
-        let len = config.hidden_size;
+    /// Makes room for records of so many numbers each, behind the layer of a head that drafts, which is the last of its page.
+    pub(super) fn add_record(&mut self, layer: usize, len: usize) {
+        let block_bytes = self.layout(layer).block_bytes();
+        let layer = self.place(layer);
+        let offset = ((layer.layer_in_page + 1) * block_bytes).next_multiple_of(ALIGNMENT);
         self.record = Some(RecordPlace { layer, offset, len });
-        self.page_bytes = (offset + record_bytes(len)).next_multiple_of(ALIGNMENT);
+        let end = offset + record_bytes(len);
+        self.page_bytes = self.page_bytes.max(end).next_multiple_of(ALIGNMENT);
         // A page moves as a whole: its record goes with it.
         (self.layers_per_page, self.layer_bytes) = (1, self.page_bytes);
+    }
+
+    /// Whether there is room for such a head of another file, in this layer.
+    pub(crate) fn has_head(&self, layer: usize, head: &ModelConfig) -> bool {
+        let place = self.places.get(layer).copied().flatten();
+        place.zip(self.record).is_some_and(|(place, record)| {
+            let layout = self.layout(layer);
+            record.layer == place
+                && record.len == head.hidden_size
+                && *layout == head.kv_layout(head.num_layers, layout.dtype)
+        })
     }
 
     /// The group in whose pages records lie, if there are any.

@@ -11,7 +11,7 @@ use super::{Linear, Loader, Weights, is_output_tied, lost, pack, unread, with_te
 use crate::config::assistant::{GGUF_NAME, is_assistant};
 use crate::config::{AssistantConfig, ModelConfig, invalid};
 use crate::quantised::Matrices;
-use crate::weights::{ModelFile, ModelFileError, StoredTensor, TensorView};
+use crate::weights::{ModelFile, ModelFileError, StoredTensor, TensorView, clipped};
 
 /// An assistant's weights.
 pub struct AssistantWeights {
@@ -212,25 +212,29 @@ impl Loader<'_> {
     }
 }
 
-/// The tokens of a list that has each once.
-fn token_ids(tensor: &StoredTensor<'_>, count: usize) -> Result<Vec<u32>, ModelFileError> {
+/// The numbers of a list of whole ones.
+pub(super) fn whole_numbers(tensor: &StoredTensor<'_>) -> Result<Vec<i64>, ModelFileError> {
     let wide = tensor
         .bytes
         .as_chunks()
         .0
         .iter()
         .map(|bytes| i64::from_le_bytes(*bytes));
-    let narrow = tensor
-        .bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|bytes| i64::from(i32::from_le_bytes(*bytes)));
-    let ids: Vec<i64> = match tensor.kind {
-        "I64" => wide.collect(),
-        "I32" => narrow.collect(),
-        kind => return Err(invalid(format!("tensor '{ORDERING}' is {kind}; expected I64 or I32"))),
-    };
+    let narrow = tensor.bytes.as_chunks().0.iter();
+    let narrow = narrow.map(|bytes| i64::from(i32::from_le_bytes(*bytes)));
+    match tensor.kind {
+        "I64" => Ok(wide.collect()),
+        "I32" => Ok(narrow.collect()),
+        kind => Err(invalid(format!(
+            "tensor '{}' is {kind}; expected I64 or I32",
+            clipped(tensor.name)
+        ))),
+    }
+}
+
+/// The tokens of a list that has each once.
+fn token_ids(tensor: &StoredTensor<'_>, count: usize) -> Result<Vec<u32>, ModelFileError> {
+    let ids = whole_numbers(tensor)?;
     let mut is_there = vec![false; count];
     let tokens: Option<Vec<u32>> = ids
         .iter()

@@ -7,7 +7,7 @@ use crate::weights::ModelFileError;
 impl Loader<'_> {
     /// A layer's attention, and its output matrix.
     pub(super) fn attention(&self, layer: usize) -> Result<(Attention, Linear), ModelFileError> {
-        let (config, hidden) = (self.config, self.config.hidden_size);
+        let (config, hidden) = (self.config, self.config.attention_input_size(layer));
         let name = |part: Part| self.names.layer(layer, part, config);
         let (query_norm, key_norm) = config.qk_norm_sizes(layer);
         let query_size = config.query_size_of(layer);
@@ -45,18 +45,19 @@ impl Loader<'_> {
             key_norm: self.qk_norm(layer, Part::KeyNorm, key_norm)?,
             value_norm: config.gemma4.map(|_| vec![1.0; key_norm]),
         };
-        let output = self.linear(&name(Part::AttentionOutput), hidden, query_size)?;
+        let output = self.linear(&name(Part::AttentionOutput), config.hidden_size, query_size)?;
         Ok((attention, output))
     }
 
     /// Refuses attention whose matrices are missing, or of other sizes, before any memory is taken for weights. Latent
     /// attention and Gemma 4's are checked for themselves.
     pub(super) fn check_attention(&self) -> Result<(), ModelFileError> {
-        let (config, hidden) = (self.config, self.config.hidden_size);
+        let config = self.config;
         let is_plain =
             |&layer: &usize| config.has_attention(layer) && config.latent.is_none() && config.gemma4.is_none();
         self.check_head_norms(is_plain)?;
         for layer in config.all_layers().filter(is_plain) {
+            let hidden = config.attention_input_size(layer);
             self.check_joined(&self.names.layer(layer, Part::Value, config))?;
             let architecture = config.architecture;
             let gates = 1 + usize::from(architecture.has_gated_attention() && !architecture.are_gates_apart());
@@ -73,7 +74,7 @@ impl Loader<'_> {
                 (Part::Query, query, hidden),
                 (Part::Key, key, hidden),
                 (Part::Value, value, hidden),
-                (Part::AttentionOutput, hidden, config.query_size()),
+                (Part::AttentionOutput, config.hidden_size, config.query_size()),
             ] {
                 self.check(&self.names.layer(layer, part, config), rows, cols)?;
             }

@@ -216,7 +216,7 @@ impl Weights {
         let mtp = self.mtp.as_ref();
         self.matrices().map(PackedMatrix::bytes).sum::<usize>()
             + self.embedding.bytes()
-            + mtp.map_or(0, |mtp| mtp.join.weight.bytes())
+            + mtp.map_or(0, |mtp| mtp.entry_matrix().bytes())
             + per_layer.map_or(0, |inputs| inputs.table.bytes() + inputs.projection.weight.bytes())
             + self.output.as_ref().map_or(0, PackedMatrix::bytes)
     }

@@ -1,5 +1,7 @@
 //! A head that drafts further tokens: what it has besides its layer, which lies behind the decoder's.
 
+use pyagent_kernels::pack::PackedMatrix;
+
 use super::names::Names;
 use super::{Linear, Loader, Norm};
 use crate::config::ModelConfig;
@@ -11,10 +13,40 @@ pub struct MtpWeights {
     pub token_norm: Norm,
     /// The norm of the decoder's output for the token before.
     pub stream_norm: Norm,
-    /// Makes one of both, [hidden, 2 x hidden]: the embedding comes first.
-    pub join: Linear,
-    /// The norm before the output matrix, which is the decoder's.
+    /// What becomes of both.
+    pub entry: HeadEntry,
+    /// The norm before the output matrix, which is the decoder's where the head is in its file.
     pub output_norm: Norm,
+}
+
+/// How a head's layer begins with a token's embedding and the output for the token before.
+pub enum HeadEntry {
+    /// With what a matrix makes of both, [hidden, 2 x hidden]: the embedding comes first.
+    Joined(Linear),
+    /// Its attention reads both, beside each other; what stands for the decoder's output is made of places of its stream.
+    Fused(Fusion),
+}
+
+/// What makes of places of a decoder's stream what a head goes on from (EAGLE-3).
+pub struct Fusion {
+    /// Norms of what it is made of, one part after the other.
+    pub norms: Vec<Vec<f32>>,
+    /// Makes it of all places, [hidden, places x the decoder's hidden].
+    pub matrix: Linear,
+    /// Whether the head's stream begins with the norm of it.
+    pub is_residual_normalised: bool,
+    /// Whether a further draft goes on from the head's output after its last norm.
+    pub hands_on_normalised: bool,
+}
+
+impl MtpWeights {
+    /// The matrix that lies before the head's layer.
+    pub(crate) fn entry_matrix(&self) -> &PackedMatrix {
+        match &self.entry {
+            HeadEntry::Joined(join) => &join.weight,
+            HeadEntry::Fused(fusion) => &fusion.matrix.weight,
+        }
+    }
 }
 
 /// A model's configuration with its head, if the file has one, or a part of one.
@@ -45,7 +77,7 @@ impl Loader<'_> {
         Ok(Some(MtpWeights {
             token_norm: self.stream_norm(&names.token_norm)?,
             stream_norm: self.stream_norm(&names.stream_norm)?,
-            join: self.linear(&names.join, hidden, 2 * hidden)?,
+            entry: HeadEntry::Joined(self.linear(&names.join, hidden, 2 * hidden)?),
             output_norm: self.stream_norm(&names.output_norm)?,
         }))
     }

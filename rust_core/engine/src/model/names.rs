@@ -143,8 +143,9 @@ fn too_few_rows(name: &str, found: usize, rows: &Range<usize>) -> ModelFileError
 /// How a file spells its tensors' names.
 pub(super) enum Names {
     Gguf,
-    /// With what the decoder's names begin with, and which layer is that of a head that drafts.
-    HuggingFace(&'static str, Option<usize>),
+    /// With what the decoder's names begin with; and where a head that drafts has its own, which layer that is and what its
+    /// names begin with.
+    HuggingFace(&'static str, Option<(usize, &'static str)>),
 }
 
 /// What the decoder's names begin with, unless it was saved without what gives logits.

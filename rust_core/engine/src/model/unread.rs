@@ -66,17 +66,30 @@ pub(super) fn refuse_uncounted(file: &ModelFile, names: &Names, config: &ModelCo
 
 /// Refuses tensors that were not read, when all that are known were.
 pub(super) fn refuse_unread(file: &ModelFile, names: &Names, config: &ModelConfig) -> Result<(), ModelFileError> {
+    refuse_others(file, config.architecture.name(), |name| is_left(name, names, config))
+}
+
+/// The same for a head of another model: all of its tensors are its own.
+pub(super) fn refuse_unread_of_head(file: &ModelFile) -> Result<(), ModelFileError> {
+    refuse_others(file, "heads of EAGLE-3", changes_nothing)
+}
+
+fn refuse_others(file: &ModelFile, what: &str, is_left: impl Fn(&str) -> bool) -> Result<(), ModelFileError> {
     let is_quantised = quantization(file).is_some();
-    let is_known = |name: &str| is_left(name, names, config) || (is_quantised && is_companion(name));
+    let is_known = |name: &str| is_left(name) || (is_quantised && is_companion(name));
     match file.unasked().find(|name| !is_known(name)) {
         None => Ok(()),
         Some(name) => Err(invalid(format!(
-            "there is a tensor '{}', which is not implemented for {}, and leaving it out would change the model's answers; \
-             use another model or another engine",
+            "there is a tensor '{}', which is not implemented for {what}, and leaving it out would change the model's \
+             answers; use another model or another engine",
             clipped(name),
-            config.architecture.name()
         ))),
     }
+}
+
+/// Whether a tensor changes no number, whatever it is of.
+fn changes_nothing(name: &str) -> bool {
+    ENDS.iter().any(|end| name.ends_with(end))
 }
 
 /// Whether a tensor is for something else than answers, or changes no number of them.
@@ -93,7 +106,7 @@ fn is_left(name: &str, names: &Names, config: &ModelConfig) -> bool {
     is_beside
         || is_drafting
         || is_among(WHOLE, name)
-        || ENDS.iter().any(|end| name.ends_with(end))
+        || changes_nothing(name)
         || (shares_keys && parts.any(|part| is_among(OF_KEYS_AND_VALUES, part)))
 }
 

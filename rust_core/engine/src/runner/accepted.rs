@@ -17,7 +17,8 @@ impl CpuModel {
     pub fn accept(&mut self, segments: &[Segment<'_>], first_drafts: &[usize]) -> Result<(), EngineError> {
         assert_eq!(segments.len(), first_drafts.len(), "a number for each segment");
         let has_states = self.kv.pages.states.is_some();
-        if segments.is_empty() || !(has_states || self.config.has_mtp) {
+        let has_head = self.config.has_mtp || self.head.is_some();
+        if segments.is_empty() || !(has_states || has_head) {
             return Ok(());
         }
         let ends = segments
@@ -34,7 +35,7 @@ impl CpuModel {
         if has_states {
             self.accept_states(segments, first_drafts)?;
         }
-        if self.config.has_mtp {
+        if has_head {
             self.accept_records(segments, first_drafts);
         }
         self.compute_seconds += start.elapsed().as_secs_f64();
@@ -56,18 +57,13 @@ impl CpuModel {
     }
 
     fn accept_records(&mut self, segments: &[Segment<'_>], first_drafts: &[usize]) {
+        let own = self.head.as_ref().map_or(&self.space, |head| &head.space);
         for (segment, &first) in segments.iter().zip(first_drafts) {
             let rows = self.draft_rows[first..first + segment.tokens.len()].iter().copied();
             // SAFETY: `check_all` saw that the segments' pages exist; the model is this caller's alone, and the rows are
             // those of the last batch, whose outputs are kept.
             unsafe {
-                keep_records(
-                    &self.kv,
-                    &self.space.mtp.output,
-                    segment.tables,
-                    segment.first_position,
-                    rows,
-                );
+                keep_records(&self.kv, &own.mtp.output, segment.tables, segment.first_position, rows);
             }
         }
     }

@@ -35,18 +35,13 @@ pub(super) struct Assistant {
 }
 
 /// Opens an assistant; an error where the folder holds another model.
-pub(super) fn open(path: &Path) -> Result<(crate::weights::ModelFile, AssistantConfig), ModelFileError> {
-    let other = || invalid("it is no assistant of Gemma 4".to_owned()).in_file(path);
+fn open(path: &Path) -> Result<(crate::weights::ModelFile, AssistantConfig), ModelFileError> {
+    let other = || invalid("it is neither an assistant of Gemma 4 nor a head of EAGLE-3".to_owned()).in_file(path);
     model::open_assistant(path)?.ok_or_else(other)
 }
 
-/// What steps of a model have to do with its assistant.
-pub(super) fn role(assistant: Option<&Assistant>) -> Role<'_> {
-    assistant.map_or(Role::None, |assistant| Role::Drafted(&assistant.outputs))
-}
-
 impl Assistant {
-    fn load(path: &Path, target: &ModelConfig, pool: &ThreadPool) -> Result<Self, EngineError> {
+    pub(super) fn load(path: &Path, target: &ModelConfig, pool: &ThreadPool) -> Result<Self, EngineError> {
         let (file, mut config) = open(path)?;
         let layers = config.layers_in(target).map_err(|error| error.in_file(path))?;
         let weights = model::load_assistant(&file, &config, pool)?;
@@ -66,6 +61,16 @@ impl Assistant {
             places: Vec::new(),
             num_drafted: 0,
         })
+    }
+
+    /// What steps of its model have to do with it.
+    pub(super) fn role(&self) -> Role<'_> {
+        Role::Drafted(&self.outputs)
+    }
+
+    /// Bytes held by its weights.
+    pub(super) fn weight_bytes(&self) -> usize {
+        self.weights.bytes()
     }
 
     /// Makes room for the outputs of a batch, and forgets those of the last.
@@ -122,21 +127,9 @@ impl AssistantConfig {
 }
 
 impl CpuModel {
-    /// Attaches an assistant, in the place of one that was attached before, or none. An error where it is for another model.
-    pub fn attach_assistant(&mut self, path: Option<&Path>) -> Result<(), EngineError> {
-        let assistant = path.map(|path| Assistant::load(path, &self.config, &self.pool));
-        self.assistant = assistant.transpose()?.map(Box::new);
-        Ok(())
-    }
-
-    /// Whether it has one.
+    /// Whether it has an assistant.
     pub fn has_assistant(&self) -> bool {
         self.assistant.is_some()
-    }
-
-    /// Bytes held by its weights; 0 without one.
-    pub fn assistant_weight_bytes(&self) -> usize {
-        self.assistant.as_ref().map_or(0, |assistant| assistant.weights.bytes())
     }
 
     /// Notes that a row of the last batch's logits has the output for a sequence's last known token, for its assistant.

@@ -1,13 +1,17 @@
-//! Drafting by a model's own head, or by its assistant, between two steps.
+//! Drafting by a model's own head, or by what is attached to it from a file of its own, between two steps.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use pyagent_kernels::sampling::{SampleError, Scorer};
 use pyagent_kernels::thread_pool::ThreadPool;
 
+use super::assistant::Assistant;
+use super::eagle::Eagle;
 use super::{CpuModel, EngineError};
-use crate::forward::{Pass, Plan, Stage};
+use crate::forward::{Pass, Plan, Role, Stage};
+use crate::model;
 use crate::workspace::num_rope_tables;
 
 /// A sequence's next token to draft after.
@@ -30,6 +34,28 @@ pub struct DraftedRow<'a> {
 pub type Likeliest = (u32, f32);
 
 impl CpuModel {
+    /// Attaches an assistant, or a head of a file of its own, in the place of one that was attached before; or none. An error
+    /// where it is for another model; the one before stays then.
+    pub fn attach_drafter(&mut self, path: Option<&Path>) -> Result<(), EngineError> {
+        let (mut assistant, mut head) = (None, None);
+        if let Some(path) = path {
+            match model::open_eagle(path)? {
+                Some(opened) => head = Some(Eagle::load(opened, &self.config, &self.kv.pages, &self.pool)?),
+                None => assistant = Some(Assistant::load(path, &self.config, &self.pool)?),
+            }
+        }
+        (self.assistant, self.head) = (assistant.map(Box::new), head.map(Box::new));
+        (self.num_outputs, self.num_drafted) = (0, 0);
+        self.draft_rows.clear();
+        Ok(())
+    }
+
+    /// Bytes held by the weights of what is attached; 0 without.
+    pub fn drafter_weight_bytes(&self) -> usize {
+        let of_assistant = self.assistant.as_ref().map_or(0, |assistant| assistant.weight_bytes());
+        of_assistant + self.head.as_ref().map_or(0, |head| head.weight_bytes())
+    }
+
     /// The token that the head, or the assistant, finds likeliest after each row's, with its log-probability; none where an
     /// assistant does not know the output for the token before. On an error nothing was computed.
     pub fn draft(
@@ -61,22 +87,45 @@ impl CpuModel {
             return Ok(Vec::new());
         }
         self.draft_rows.clear();
+        let mut head = self.head.take();
+        let drafted = self.pass_of_head(head.as_deref_mut(), rows);
+        let is_own = head.is_none();
+        self.head = head;
+        let likeliest = drafted?;
+        (self.num_outputs, self.num_drafted) = (if is_own { rows.len() } else { 0 }, rows.len());
+        Ok(likeliest)
+    }
+
+    /// A pass of the model's own head, or of one of another file, which has its own configuration and buffers.
+    fn pass_of_head(
+        &mut self,
+        mut head: Option<&mut Eagle>,
+        rows: &[DraftedRow<'_>],
+    ) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
         let last = rows.iter().map(|row| row.position + 1).max().unwrap_or(0);
-        for table in &mut self.rope[..num_rope_tables(&self.config)] {
+        let (config, space, rope) = match &mut head {
+            Some(head) => head.parts(),
+            None => (&*self.config, &mut self.space, &mut self.rope),
+        };
+        for table in &mut rope[..num_rope_tables(config)] {
             table.grow_to(last)?;
         }
         let segments: Vec<_> = rows.iter().map(DraftedRow::segment).collect();
         let threads = self.pool.num_threads();
-        let mut plan = Plan::new(&segments, &self.config, &self.kv.pages, &self.adapters, threads);
+        let mut plan = Plan::new(&segments, config, &self.kv.pages, &self.adapters, threads);
         plan.draft(rows.iter().map(|row| row.before).collect());
-        self.space.prepare_adapters((0, 0));
-        self.space
-            .prepare(&self.config, rows.len(), rows.len(), plan.num_split_rows());
-        self.space.mtp.reserve_drafts(&self.config, rows.len());
-        let pass = self.pass();
-        let likeliest = run_and_score(&self.pool, &pass, &plan, pass.drafting_stages(&plan))?;
-        (self.num_outputs, self.num_drafted) = (rows.len(), rows.len());
-        Ok(likeliest)
+        space.prepare_adapters((0, 0));
+        space.prepare(config, rows.len(), rows.len(), plan.num_split_rows());
+        space.mtp.reserve_drafts(config, rows.len());
+        let Some(head) = head else {
+            let pass = self.pass();
+            return run_and_score(&self.pool, &pass, &plan, pass.drafting_stages(&plan));
+        };
+        let role = head.role(&self.weights);
+        let pass = head.pass(&role, &self.kv, self.isa);
+        let found = run_and_score(&self.pool, &pass, &plan, pass.drafting_stages(&plan))?;
+        let told = |(place, logprob)| (head.token_at(place), logprob);
+        Ok(found.into_iter().map(|likeliest| likeliest.map(told)).collect())
     }
 
     fn check_row(&mut self, row: &DraftedRow<'_>) -> Result<(), String> {
@@ -100,11 +149,23 @@ impl CpuModel {
         if self.assistant.is_some() {
             return self.check_assisted(row);
         }
+        if !self.config.has_mtp && self.head.is_none() {
+            return Err("the model has no head that drafts".to_owned());
+        }
         let num_before = self.num_drafted;
         if let Some(before) = before.filter(|before| *before >= num_before) {
             return Err(format!("row {before} of {num_before} was not drafted"));
         }
         self.kv.check_drafted(tables, position, &mut self.checked)
+    }
+}
+
+/// What steps have to do with what is attached.
+pub(super) fn role<'a>(assistant: Option<&'a Assistant>, head: Option<&'a Eagle>) -> Role<'a> {
+    match (assistant, head) {
+        (Some(assistant), _) => assistant.role(),
+        (None, Some(head)) => Role::Tapped(&head.taps),
+        (None, None) => Role::None,
     }
 }
 

@@ -40,13 +40,12 @@ impl LargestStep {
     /// The same from a model's shape alone, and at least as much, as inputs are counted in both forms. The shape may
     /// come from a damaged file: nothing is allocated, and no number is too large.
     pub fn most_bytes(&self, config: &ModelConfig) -> usize {
-        let [tokens, threads, hidden, query, ffn, tile] = [
+        let [tokens, threads, hidden, query, ffn] = [
             self.tokens,
             self.threads,
             config.hidden_size,
             config.query_size(),
             config.ffn_size,
-            own_tile_len(config, self.tokens),
         ]
         .map(|number| number as u128);
         // Of each form a block or a cache line more than the columns, and a tile of rows more.
@@ -62,8 +61,7 @@ impl LargestStep {
         let vectors = (config.num_layers * config.per_layer_size()) as u128;
         let kept = num_kept_rows(config, self.most_drafts()) as u128 * mixed_size(config) as u128;
         let rows = 4 * (tokens * (projected + vectors) + deltas * (hidden + separate) + kept);
-        let saved = most_piece_state(config) as u128;
-        let rows = rows + threads * 4 * (hidden + separate + 2 * tile + saved);
+        let rows = rows + self.thread_bytes(config);
         let slots = most_slots(config, self.tokens) as u128;
         // Of a token, its experts' weights; of a slot, its token and at most a run; of a layer, its experts' loads.
         let num_layers = config.all_layers().len() as u128;
@@ -97,6 +95,13 @@ impl LargestStep {
         let chunks = chunks * (config.value_dim() as u128 + 48) * 4;
         let bytes = rows + chunks + inputs + streams + logits + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes that all threads have to themselves at most, without what a head needs.
+    pub(crate) fn thread_bytes(&self, config: &ModelConfig) -> u128 {
+        let numbers = [config.hidden_size, separate_size(config), most_piece_state(config)];
+        let tiles = 2 * own_tile_len(config, self.tokens) as u128;
+        4 * self.threads as u128 * (numbers.iter().map(|number| *number as u128).sum::<u128>() + tiles)
     }
 
     /// Drafts that a step verifies at most: each has logits, as the token before the first has.

@@ -41,7 +41,8 @@ class RunnerOptions:
     `when_lost` with the reason, from any thread, when one of them ends or is at a step for `hang_seconds`, and raises
     `RunnerLostError` in what needs them from then on. `rank_executor` starts such processes (None: the runner itself).
     Of a GPU's memory the engine may take `gpu_memory_utilization`. Without `mtp`, a head that drafts
-    further tokens is left alone. `architectures` are plugins' by name, of models that
+    further tokens is left alone; with the folder of a `head`, KV pages have room for that, and it is to be attached
+    (`DraftingRunner.attach_drafter`). `architectures` are plugins' by name, of models that
     a runner itself does not know.
     """
 
@@ -64,6 +65,7 @@ class RunnerOptions:
     eviction: EvictionPolicyFactory = _least_recently_used
     prefix_hash: PrefixHash = "siphash"
     mtp: bool = True
+    head: Path | None = None
     architectures: Mapping[str, BroughtArchitecture] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

@@ -155,7 +155,10 @@ class PendingStep(Protocol):
 
 @runtime_checkable
 class DraftingRunner(Protocol):
-    """A runner whose model may have a head that drafts further tokens, or an assistant. Steps keep both up to date."""
+    """A runner whose model may have a head that drafts further tokens, or something attached that does.
+
+    Steps keep them up to date.
+    """
 
     @property
     def has_mtp(self) -> bool:
@@ -172,10 +175,10 @@ class DraftingRunner(Protocol):
         """Positions the model was made for."""
         ...
 
-    def attach_assistant(self, path: Path | None) -> int:
-        """Load an assistant, which drafts from now on, or free it with None; return the bytes of its weights.
+    def attach_drafter(self, path: Path | None) -> int:
+        """Load an assistant or a head, which drafts from now on, or free it with None; return the bytes of its weights.
 
-        Raises `ModelError` where it is damaged, or for another model.
+        Raises `ModelError` where it is damaged, for another model, or a head that pages have no room for.
         """
         ...
 

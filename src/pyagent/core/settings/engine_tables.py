@@ -46,7 +46,7 @@ class Speculative(Section, frozen=True):
             DRAFT_MODELS,
             "The draft model, with `draft_model`: its name, or a table of models and what drafts for each. Its "
             "vocabulary must be its target's, such as that of a smaller model of the same family; or Gemma 4's "
-            "assistant. A model goes on without one that cannot be used.",
+            "assistant, or a head of EAGLE-3. A model goes on without one that cannot be used.",
         ),
     ] = {}
     mtp: Annotated[

@@ -101,6 +101,8 @@ class Engine:
         runner, reserve = self.runner, self.scheduler.reserve_drafts
         if model is None and drafts.uses_mtp and isinstance(runner, DraftingRunner) and runner.has_mtp:
             model = MtpHead(runner, limits.most_running, reserve)
+        if isinstance(model, MtpHead) and model.reserve is None:
+            model.reserve = reserve
         return Speculation(drafts, most_rows, reserve, memory, model)
 
     def submit(self, request: Request) -> None:

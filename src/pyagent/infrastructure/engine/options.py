@@ -100,6 +100,10 @@ class EngineOptions:
         has_mtp = self.drafts is not None and self.drafts.has_mtp(name)
         return replace(self, tokenizer=self.tokenizer.of_model(name), runner=replace(self.runner, mtp=has_mtp))
 
+    def with_head(self, head: Path | None) -> EngineOptions:
+        """Return the options of a model whose pages have room for the head in a folder, or for none."""
+        return replace(self, runner=replace(self.runner, head=head))
+
     @property
     def largest_step(self) -> LargestStep:
         """Bounds of every step of a model."""

@@ -12,7 +12,7 @@ import msgspec
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
-from pyagent.core.messages import ModelTask
+from pyagent.core.messages import DrafterKind, ModelTask
 from pyagent.infrastructure.engine.tokens.model_folder import read_json
 
 
@@ -70,18 +70,21 @@ class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
     licence: str
 
 
-class AssistantDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The card of an assistant, which drafts for a model whose stream is `backbone_size` wide and answers nothing.
+class DrafterDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """The card of an `assistant` or a `head`, which drafts for a model whose stream is `backbone_size` wide.
 
-    Where `num_clusters` is not 0, a draft looks at a part of the vocabulary.
+    It answers nothing. Of the vocabulary it drafts `num_drafted` tokens; where `num_clusters` is not 0, a draft looks
+    at a part of them.
     """
 
+    kind: DrafterKind
     backbone_size: int
     quantization: str
     num_parameters: int
     hidden_size: int
     num_layers: int
     vocab_size: int
+    num_drafted: int
     num_clusters: int
     file_bytes: int
     weight_bytes: int
@@ -106,23 +109,28 @@ def describe_encoder(path: Path, licence: str = "unknown") -> EncoderDescription
     return EncoderDescription(quantization=kind, num_parameters=number, licence=licence, task=task_of(path), **about)
 
 
-def describe_assistant(path: Path, licence: str = "unknown") -> AssistantDescription | None:
-    """Read an assistant's header; None for another model. Raises `ModelError` saying why the files cannot be run."""
+def describe_drafter(path: Path, licence: str = "unknown") -> DrafterDescription | None:
+    """Read the header of an assistant or a head; None for another model.
+
+    Raises `ModelError` saying why the files cannot be run.
+    """
     try:
-        about = _rust.describe_assistant(path)
+        about = _rust.describe_drafter(path)
         if about is None:
             return None
         header = _rust.read_model_header(path, arrays=False)
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
     elements = _count_elements(header)
-    return AssistantDescription(
+    return DrafterDescription(
+        kind=about["kind"],
         backbone_size=about["backbone_size"],
         quantization=elements.most_common(1)[0][0],
         num_parameters=elements.total(),
         hidden_size=about["hidden_size"],
         num_layers=about["num_layers"],
         vocab_size=about["vocab_size"],
+        num_drafted=about["num_drafted"],
         num_clusters=about["num_clusters"],
         file_bytes=header["file_bytes"],
         weight_bytes=about["weight_bytes"],
@@ -147,15 +155,15 @@ def kv_bytes(kv_groups: Sequence[tuple[str, int, int]], page_bytes: int, num_tok
 
 
 def describe_model(
-    path: Path, licence: str = "unknown", kv_type: str = "bf16", *, mtp: bool = True
+    path: Path, licence: str = "unknown", kv_type: str = "bf16", *, mtp: bool = True, head: Path | None = None
 ) -> ModelDescription:
-    """Read a model's header, for KV in `kv_type` and with or without a head that drafts.
+    """Read a model's header, for KV in `kv_type`, with or without its head that drafts, or with one of another folder.
 
     Raises `ModelError` saying why the file cannot be run.
     """
     try:
         header = _rust.read_model_header(path, arrays=False)
-        shape = _rust.describe_model(path, kv_type, mtp=mtp)
+        shape = _rust.describe_model(path, kv_type, mtp=mtp, head=head)
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
     elements = _count_elements(header)

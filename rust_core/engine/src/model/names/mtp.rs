@@ -1,6 +1,6 @@
 //! What files call the tensors of a head that drafts further tokens.
 
-use super::{Names, Place};
+use super::{DECODER, Names, Place};
 use crate::config::ModelConfig;
 use crate::weights::ModelFile;
 
@@ -13,12 +13,21 @@ const OTHERS: [&str; 3] = ["mtp.layers.1.", "mtp.embed_tokens.", "mtp.lm_head."]
 const GGUF_OTHERS: [&str; 2] = ["nextn.embed_tokens.", "nextn.shared_head_head."];
 
 impl Names {
+    /// Those of the file of a head of EAGLE-3: its layer is called as trainers call it, or as one of a decoder.
+    pub(in crate::model) fn of_eagle(file: &ModelFile) -> Self {
+        let has = |begin: &str| file.tensor_names().any(|name| name.starts_with(begin));
+        let decoder = if has(DECODER) { DECODER } else { "" };
+        let layers = ["midlayer.", "model.midlayer."].into_iter().find(|begin| has(begin));
+        Self::HuggingFace(decoder, layers.map(|begin| (0, begin)))
+    }
+
     /// Those of a model's file.
     pub(in crate::model) fn of_model(file: &ModelFile, config: &ModelConfig) -> Self {
         match Self::of(file) {
             Self::HuggingFace(begin, _) => {
                 let is_apart = config.architecture.has_delta_nets();
-                Self::HuggingFace(begin, config.mtp_layer().filter(|_| is_apart))
+                let head = config.mtp_layer().filter(|_| is_apart);
+                Self::HuggingFace(begin, head.map(|layer| (layer, HEAD_LAYER)))
             }
             Self::Gguf => Self::Gguf,
         }
@@ -27,7 +36,7 @@ impl Names {
     /// What the names of a layer begin with in safetensors.
     pub(super) fn begin(&self, layer: usize) -> String {
         match self {
-            Self::HuggingFace(_, Some(mtp)) if *mtp == layer => HEAD_LAYER.to_owned(),
+            Self::HuggingFace(_, Some((head, begin))) if *head == layer => (*begin).to_owned(),
             Self::HuggingFace(decoder, _) => format!("{decoder}layers.{layer}."),
             Self::Gguf => format!("blk.{layer}."),
         }

@@ -1,7 +1,8 @@
-"""A model's own head that drafts further tokens (MTP), or its assistant: steps keep it up to date, it is never behind.
+"""A model's own head that drafts further tokens (MTP), or what is attached to it: steps keep it up to date.
 
-It is to `ModelDrafts` what a draft model is. Its drafts lie in room that is reserved for the sequences of the requests,
-and the step that verifies them writes it again. Only the engine's thread calls, between steps.
+It is to `ModelDrafts` what a draft model is, and never behind. Its drafts lie in room that is reserved for the
+sequences of the requests, and the step that verifies them writes it again. Only the engine's thread calls, between
+steps.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ class MtpHead:
         self,
         runner: DraftingRunner,
         most_rows: int,
-        reserve: Callable[[Request, int], int],
+        reserve: Callable[[Request, int], int] | None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """A pass has `most_rows` at most; `reserve` makes room for drafts of a request, and returns for how many."""
+        """A pass has `most_rows` at most; `reserve` makes room for drafts of a request, and returns for how many.
+
+        Without, it drafts nothing until the engine has said how.
+        """
         self.runner = runner
         self.weight_ratio = _COST
         self.clock = clock
@@ -46,7 +50,7 @@ class MtpHead:
         self.busy_seconds = 0.0
         """What it has computed for."""
         self._most_rows = most_rows
-        self._reserve = reserve
+        self.reserve = reserve
         self._refused: set[int] = set()
 
     def num_behind(self, request: Request) -> int:
@@ -79,7 +83,7 @@ class MtpHead:
         drafting: list[Drafting] = []
         for request, wanted in asked[: self._most_rows]:
             most = min(wanted, self.runner.context_length - len(request.tokens))
-            most = self._reserve(request, most) if most > 0 and self.can_follow(request) else 0
+            most = self._reserved(request, most) if most > 0 and self.can_follow(request) else 0
             if most > 0:
                 drafting.append(Drafting(request, most))
         rows, before = drafting, list[int | None]([None] * len(drafting))
@@ -93,6 +97,9 @@ class MtpHead:
     def end(self, request: Request) -> None:
         """Forget a request."""
         self._refused.discard(request.id)
+
+    def _reserved(self, request: Request, most: int) -> int:
+        return 0 if self.reserve is None else self.reserve(request, most)
 
     def _compute(self, rows: Sequence[Drafting], before: Sequence[int | None]) -> None:
         """Compute a pass, and take each row's likeliest token."""

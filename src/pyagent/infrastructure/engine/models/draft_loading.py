@@ -102,6 +102,10 @@ class FoundDraft:
     step: LargestStep
     most: Estimates = field(default_factory=lambda: Estimates(0, 0, 0, 0, 0, ()))
 
+    @property
+    def head(self) -> None:
+        """It has pages of its own."""
+
     def fitted(self, options: EngineOptions, room_bytes: int) -> FoundDraft:
         """Return it with what it takes of so many bytes. Raises `ConfigError` where they are too few."""
         most = replace(Estimates.of(self.needs, options, room_bytes), tokenizer=0)  # its target's is the same
@@ -172,7 +176,7 @@ def fault_of_draft(name: str, store: ModelStore) -> str:
         path = stored.path if stored else place_of(name) if is_path(name) else None
         if path is not None:
             _rust.read_model_header(path, arrays=False)
-            _rust.describe_assistant(path)
+            _rust.describe_drafter(path)
             _check_task(name, path)
     except ConfigError as error:
         return str(error)

@@ -24,9 +24,9 @@ from pyagent.infrastructure.engine.memory.process import heap_bytes
 from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths
 from pyagent.infrastructure.engine.models.adapter_pool import AdapterPool
 from pyagent.infrastructure.engine.models.answer_grammars import AnswerGrammars
-from pyagent.infrastructure.engine.models.assistant_loading import Loaded
 from pyagent.infrastructure.engine.models.chat_format import ChatFormat
 from pyagent.infrastructure.engine.models.draft_loading import DraftFault
+from pyagent.infrastructure.engine.models.drafter_loading import Loaded
 from pyagent.infrastructure.engine.models.input_processor import InputProcessor
 from pyagent.infrastructure.engine.models.memory_estimate import DraftMemory, ModelMemory
 from pyagent.infrastructure.engine.models.preprocessor import ContextLimit, InputPreprocessor

@@ -23,21 +23,21 @@ from pyagent import _rust
 from pyagent.core.errors import CapacityError, ConfigError, ModelError, UnsupportedError
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.encoders.encoder_pool import EncoderPool
-from pyagent.infrastructure.engine.kv_moves.fingerprint import find_weights
+from pyagent.infrastructure.engine.kv_moves.fingerprint import WeightFiles, find_weights
 from pyagent.infrastructure.engine.load_times import LoadTimes, told
 from pyagent.infrastructure.engine.memory.garbage import collect_frozen, freeze_heap
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
 from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths, split_name
-from pyagent.infrastructure.engine.models.assistant_loading import Found, Loaded, find_drafter
 from pyagent.infrastructure.engine.models.draft_loading import DraftFault
+from pyagent.infrastructure.engine.models.drafter_loading import Found, Loaded, find_drafter
 from pyagent.infrastructure.engine.models.memory_estimate import Estimates, ModelMemory
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.models.describe import task_of
 
 if TYPE_CHECKING:
-    from pyagent.core.runners.factory import DeviceMemory
+    from pyagent.core.runners.factory import DeviceMemory, ModelNeeds, RunnerFactory
     from pyagent.core.runners.runner import ModelRunner
     from pyagent.infrastructure.engine.models.loaded_model import LoadedModel
 
@@ -229,26 +229,25 @@ class ModelPool:
         path = self._locate_decoder(entry.name)
         options, times = self._options.of_model(entry.name), LoadTimes()
         with times.phase("look"):
-            factory, needs = options.runner_for(path)
             draft, fault = None, DraftFault(entry.name, () if options.drafts is None else options.drafts.faults_told)
             with fault.noted():
-                draft = find_drafter(entry.name, options, self._locate)
+                draft = find_drafter(entry.name, path, options, self._locate)
+            options, factory, needs = _chosen(path, options, None if draft is None else draft.head)
         with self._loads:
             return_large_blocks()
             process = self._count_process()
             ledger, process = (self.ledger, process) if needs.device is None else (self._ledger_of(needs.device), 0)
         most = Estimates.of(needs, options, ledger.total_bytes - process)
         _check_fit(entry.name, most, ledger.total_bytes, process, needs.device)
-        fitted: Found | None = None
-        if draft is not None:
-            beside = self._process.num_bytes + (most.least_bytes if needs.device is None else 0)
-            with fault.noted():
-                fitted = draft.fitted(options, self.ledger.total_bytes - beside)
+        fitted = self._fitted(draft, fault, options, most.least_bytes if needs.device is None else 0)
+        if fitted is None and options.runner.head is not None:  # pages need no room for it then
+            options, factory, needs = _chosen(path, options, None)
+            most = Estimates.of(needs, options, ledger.total_bytes - process)
         memory = self._reserve_for(entry, most, fitted, held, ledger)
         kv_bytes = most.take_kv(memory.kv, can_grow=needs.device is None)
         with self._loads:
             chosen = replace(options.runner, kv_bytes=kv_bytes or None)
-            files = find_weights(path)
+            files = _weights_of(path, options.runner.head)
             start = time.perf_counter()
             runner = factory.load(path, chosen, options.largest_step, memory.kv)
             times.add(runner.info.load_seconds or {"load": time.perf_counter() - start})
@@ -280,6 +279,13 @@ class ModelPool:
         text, whole = "the model %s runs on %s, loaded in %.1f s: %s", sum(times.seconds.values())
         logger.info(text, entry.name, factory.name, whole, told(times.seconds), extra={"seconds": times.seconds})
         return model
+
+    def _fitted(self, draft: Found | None, fault: DraftFault, options: EngineOptions, beside: int) -> Found | None:
+        """Return what drafts, fitted into the memory beside its model's; None, and noted, where that is too little."""
+        if draft is not None:
+            with fault.noted():
+                return draft.fitted(options, self.ledger.total_bytes - self._process.num_bytes - beside)
+        return None
 
     def _locate_decoder(self, name: str) -> Path:
         path = self._locate(name)
@@ -417,6 +423,17 @@ class ModelPool:
             reservation.release()
         with self._lock:
             self._lock.notify_all()
+
+
+def _chosen(path: Path, options: EngineOptions, head: Path | None) -> tuple[EngineOptions, RunnerFactory, ModelNeeds]:
+    """Return the options of a model that has room for a head, or for none; what runs it, and what it takes there."""
+    options = options.with_head(head)
+    return (options, *options.runner_for(path))
+
+
+def _weights_of(path: Path, head: Path | None) -> WeightFiles:
+    """Return the files that KV depends on: the model's, and those of a head whose KV lies with the model's."""
+    return find_weights(path) if head is None else (*find_weights(path), *find_weights(head))
 
 
 def _close(held: LoadedModel | ModelRunner | Loaded | None, name: str) -> None:

@@ -130,18 +130,18 @@ class CpuRunner(PagedRunner):
         num_ahead: Sequence[int],
         before: Sequence[int | None],
     ) -> DraftOutput:
-        """Draft a token for each of some sequences by the model's own head, or its assistant."""
+        """Draft a token for each of some sequences by the model's own head, or by what is attached to it."""
         return DraftOutput(*self.model.draft(self.pool, sequence_ids, tokens, num_ahead, before))
 
-    def attach_assistant(self, path: Path | None) -> int:
-        """Load an assistant of the model, or free it; return the bytes of its weights. Raises `ModelError`."""
+    def attach_drafter(self, path: Path | None) -> int:
+        """Load an assistant or a head of the model, or free it; return its weights' bytes. Raises `ModelError`."""
         if (model := vars(self).get("model")) is None:
             return 0
         try:
-            model.attach_assistant(path)
+            model.attach_drafter(path)
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error
-        return model.info()["assistant_weight_bytes"]
+        return model.info()["drafter_weight_bytes"]
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the content of KV pages: (from, to), in this order."""
@@ -202,6 +202,7 @@ def _load(path: Path, options: RunnerOptions, num_threads: int, most_positions: 
             swap_dir=tempfile.gettempdir(),
             most_positions=most_positions,
             mtp=options.mtp,
+            head=options.head,
         )
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error

@@ -45,12 +45,17 @@ class CpuRunnerFactory:
         if options.quantization == "none":
             text = "engine.quantization is none, but the cpu runner computes with weights as the file has them"
             raise ConfigError(f"{text}; set it to auto, or engine.runner to torch", key="engine.quantization")
-        about = describe_model(path, kv_type=kv_type(options), mtp=options.mtp)
+        about = describe_model(path, kv_type=kv_type(options), mtp=options.mtp, head=options.head)
         context = min(about.context_length, step.num_positions or about.context_length)
         threads = options.threads or _rust.available_cores()
         try:
             step_bytes = _rust.most_step_bytes(
-                path, threads, step.num_tokens, step.num_outputs, context, mtp=options.mtp
+                path,
+                threads,
+                step.num_tokens,
+                step.num_outputs,
+                context,
+                mtp=options.mtp and options.head is None,
             )
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error

@@ -1,6 +1,7 @@
-"""A model's assistant: a drafter that reads the model's keys and values (Gemma 4's), found, reserved and attached.
+"""What drafts for a model from a folder of its own and is attached to its runner: found, reserved and attached.
 
-It is named as a draft model is, and what stands in its way is said as for one: the model goes on without.
+It is an assistant, which reads the model's keys and values (Gemma 4's), or a head of EAGLE-3, whose own lie in the
+model's pages. It is named as a draft model is, and what stands in its way is said as for one.
 """
 
 from __future__ import annotations
@@ -29,17 +30,15 @@ if TYPE_CHECKING:
     from pyagent.core.runners.runner import ModelRunner
     from pyagent.infrastructure.engine.memory.ledger import Reclaim, Reservation
     from pyagent.infrastructure.engine.options import EngineOptions
+    from pyagent.infrastructure.engine.request import Request
     from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 logger = logging.getLogger(__name__)
 
-_MOST_POSITIONS = 1 << 30
-"""An assistant's own context bounds what it has tables for."""
-
 
 @dataclass(frozen=True, slots=True)
-class LoadedAssistant:
-    """An assistant that is attached to a model."""
+class AttachedDrafter:
+    """An assistant, or a head, that is attached to a model."""
 
     name: str
     target: str
@@ -47,6 +46,7 @@ class LoadedAssistant:
     runner: DraftingRunner
     weight_ratio: float
     """Its weights, as a part of the model's."""
+    is_head: bool = False
 
     def model_for(self, target: ModelRunner, tokenizer: ModelTokenizer, options: EngineOptions) -> MtpHead:
         """Return what drafts for the model. Raises `ConfigError` where its tokenizer, if it has one, is another."""
@@ -55,33 +55,38 @@ class LoadedAssistant:
         if (self.path / "tokenizer.json").is_file():
             own = ModelTokenizer.load(self.path, vocab_size=target.vocab_size, options=options.tokenizer)
             check_vocabulary(tokenizer, own, self.target, self.name)
-        # It stores nothing, so that it needs no room for its drafts.
-        head = MtpHead(self.runner, options.limits.most_running, lambda _, count: count)
+        head = MtpHead(self.runner, options.limits.most_running, None if self.is_head else _room_for_all)
         head.weight_ratio = self.weight_ratio
         return head
 
     def give_back(self, num_bytes: int) -> None:
-        """Do nothing: it has no KV memory."""
+        """Do nothing: it has no KV memory of its own."""
 
     def drop_kv(self) -> None:
-        """Do nothing: it has no KV memory."""
+        """Do nothing: it has no KV memory of its own."""
 
     def close(self) -> None:
         """Free its memory. Safe to call twice."""
-        self.runner.attach_assistant(None)
+        self.runner.attach_drafter(None)
 
 
 @dataclass(frozen=True, slots=True)
-class FoundAssistant:
-    """An assistant that is to be attached to `target`, and the bytes it takes."""
+class FoundDrafter:
+    """An assistant, or a head, that is to be attached to `target`, and the bytes it takes."""
 
     name: str
     target: str
     path: Path
     weights: int
     workspace: int
+    is_head: bool = False
 
-    def fitted(self, options: EngineOptions, room_bytes: int) -> FoundAssistant:
+    @property
+    def head(self) -> Path | None:
+        """Its folder, where the model's pages need room for it, which they have from when the model is loaded."""
+        return self.path if self.is_head else None
+
+    def fitted(self, options: EngineOptions, room_bytes: int) -> FoundDrafter:
         """Return it. Raises `ConfigError` where the bytes that there are do not hold it."""
         if (needed := self.weights + self.workspace) > room_bytes:
             text = f"{DRAFT_KEY}: {self.name} needs {format_bytes(needed)} to draft for {self.target}"
@@ -97,7 +102,7 @@ class FoundAssistant:
             kv=reserve("draft_kv", 0, shrink),
         )
 
-    def load(self, target: ModelRunner, options: EngineOptions, memory: DraftMemory | None) -> LoadedAssistant | None:
+    def load(self, target: ModelRunner, options: EngineOptions, memory: DraftMemory | None) -> AttachedDrafter | None:
         """Attach it; None, and nothing is reserved, for a target whose runner takes none. Raises `ConfigError`."""
         if memory is None:
             return None
@@ -106,37 +111,46 @@ class FoundAssistant:
             memory.release()
             return None
         try:
-            num_bytes = target.attach_assistant(self.path)
+            num_bytes = target.attach_drafter(self.path)
         except ModelError as error:
             raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
         try:
             memory.weights.resize(num_bytes)
         except BaseException:
-            target.attach_assistant(None)
+            target.attach_drafter(None)
             raise
         ratio = num_bytes / max(1, target.info.weight_bytes)
-        return LoadedAssistant(self.name, self.target, self.path, target, ratio)
+        return AttachedDrafter(self.name, self.target, self.path, target, ratio, self.is_head)
 
 
-Found = FoundDraft | FoundAssistant
-Loaded = LoadedDraft | LoadedAssistant
+def _room_for_all(request: Request, count: int) -> int:
+    """Return the drafts that there is room for: all, as an assistant stores nothing."""
+    return count
 
 
-def find_drafter(target: str, options: EngineOptions, locate: Callable[[str], Path]) -> Found | None:
-    """Return the draft model or assistant that the settings name for a model, fetched if need be; None without one.
+Found = FoundDraft | FoundDrafter
+Loaded = LoadedDraft | AttachedDrafter
+
+
+def find_drafter(target: str, target_path: Path, options: EngineOptions, locate: Callable[[str], Path]) -> Found | None:
+    """Return what the settings name to draft for a model, fetched if need be; None where they name nothing.
 
     Raises `ConfigError`.
     """
     name = None if options.drafts is None else options.drafts.model_for(target)
     if name is None:
         return None
+    step = options.largest_step
     try:
         path = locate(name)
         threads = options.runner.threads or _rust.available_cores()
-        positions = options.max_model_len or _MOST_POSITIONS
-        about = _rust.describe_assistant(path, threads, options.largest_step.num_outputs, positions)
+        positions = options.max_model_len or _rust.describe_model(target_path)["context_length"]
+        about = _rust.describe_drafter(path, threads, step.num_outputs, positions, step.num_tokens)
+        is_head = about is not None and about["kind"] == "head"
+        if is_head:
+            _rust.describe_model(target_path, head=path)  # whether it is for this model
     except (CapacityError, ModelError, _rust.ModelFileError) as error:
         raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
     if about is None:
         return find_draft(target, options, lambda _: path)
-    return FoundAssistant(name, target, path, about["weight_bytes"], about["workspace_bytes"])
+    return FoundDrafter(name, target, path, about["weight_bytes"], about["workspace_bytes"], is_head)
