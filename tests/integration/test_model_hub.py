@@ -43,11 +43,13 @@ class Hub:
     broken: set[str] = field(default_factory=set[str])
     slow: set[str] = field(default_factory=set[str])
     refusal: tuple[int, str] | None = None
+    claimed_size: int | None = None
     url: str = ""
 
     def entry(self, name: str) -> dict[str, object]:
         data = self.files[name]
-        entry: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": blob_id(data)}
+        size = len(data) if self.claimed_size is None else self.claimed_size
+        entry: dict[str, object] = {"rfilename": name, "size": size, "blobId": blob_id(data)}
         if name.endswith((".gguf", ".safetensors")):
             digest = self.digests.get(name, hashlib.sha256(data).hexdigest())
             entry |= {"lfs": {"sha256": digest, "size": len(data), "pointerSize": 130}} if digest else {"blobId": None}
@@ -316,4 +318,16 @@ def test_what_cannot_be_had_is_said_in_a_line(
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert told in line
+    assert stored(tmp_path) == []
+
+
+def test_a_disk_without_room_is_said_before_anything_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    """What all files take by the API and what is free; no file was asked for."""
+    hub.claimed_size = 10**18
+    done = pull(hub, tmp_path, "hf:owner/tiny/tiny.gguf")
+    assert done.returncode == 1
+    assert re.search(
+        r"owner/tiny takes [\d,.]+ .?B, and .* are free in .*/models; make room, or set paths", done.stderr
+    )
+    assert not [path for path in hub.paths if "/resolve/" in path]
     assert stored(tmp_path) == []
