@@ -111,7 +111,7 @@ def test_a_tokenizer_of_other_pieces_is_refused(tmp_path: Path) -> None:
     told |= {"normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None}
     words = {"type": "WordLevel", "vocab": {piece: row for row, piece in enumerate(PIECES)}, "unk_token": "[UNK]"}
     write_json(folder / "tokenizer.json", told | {"model": words})
-    assert "its tokenizer is WordLevel; expected WordPiece" in refusal(folder)
+    assert "its tokenizer is WordLevel; expected WordPiece, Unigram, BPE" in refusal(folder)
     pieces = words | {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
     write_json(folder / "tokenizer.json", told | {"model": pieces})
     assert "would become other tokens" in refusal(folder)

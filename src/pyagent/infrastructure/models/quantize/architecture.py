@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -44,6 +44,21 @@ FAMILIES: Mapping[str, str] = {
     "qwen3_vl": "qwen3vl",
 }
 """`model_type` to `general.architecture`. Text halves of models with pictures may have `_text` behind their names."""
+_NEAREST: Mapping[str, str] = {
+    "gemma3n": "gemma4",
+    "bamba": "granitemoehybrid",
+    "apertus": "arcee",
+    "lfm3": "lfm2",
+    "mellum": "qwen3_moe",
+    "youtu": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+    "deepseek_v32": "deepseek_v3",
+    "glm_moe_dsa": "glm4_moe",
+    "phimoe": "mixtral",
+    "gpt2": "gpt_neox",
+    "qwen3_vl_moe": "qwen3_moe",
+}
+"""Families that cannot be written, and the nearest that can."""
 _TELL_WINDOWS = frozenset({"exaone4", "olmo3"})
 """Families whose files say of each layer whether it has a window."""
 _TO_LOCAL_BASE: Mapping[str, float] = {"gemma3_text": 10_000.0, "olmo3": 0.0}
@@ -58,11 +73,12 @@ def text_half(config: Config) -> Config:
     return {**config, **text} if text else config
 
 
-def refuse_family(path: Path, config: Config) -> None:
-    """Raise `ModelError` for a family that cannot be written."""
+def refuse_family(path: Path, config: Config, encoders: Sequence[str]) -> None:
+    """Raise `ModelError` for a family that cannot be written; `encoders` are those that can besides."""
     if (family := _family(config)) not in FAMILIES:
-        known = ", ".join((*FAMILIES, *LAID_OUT, "bert"))
-        text = f"{path}: '{family:.60}' cannot be written as GGUF; families that can: {known}"
+        near = f"; the nearest that can is {_NEAREST[family]}" if family in _NEAREST else ""
+        known = ", ".join((*FAMILIES, *LAID_OUT, *encoders))
+        text = f"{path}: '{family:.60}' cannot be written as GGUF{near}; families that can: {known}"
         raise ModelError(text, model=str(path))
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 ALIGNMENT = 32
 Metadata = dict[str, bytes]
 
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_UINT8, _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 0, 4, 5, 6, 7, 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _TYPE_IDS = {
     "F32": 0,
@@ -103,6 +103,11 @@ def strings(values: Sequence[str]) -> bytes:
 def int32s(values: Sequence[int]) -> bytes:
     """Encode whole numbers."""
     return struct.pack(f"<IIQ{len(values)}i", _ARRAY, _INT32, len(values), *values)
+
+
+def uint8s(values: bytes) -> bytes:
+    """Encode bytes."""
+    return struct.pack("<IIQ", _ARRAY, _UINT8, len(values)) + values
 
 
 def float32s(values: Sequence[float]) -> bytes:

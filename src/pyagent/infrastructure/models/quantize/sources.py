@@ -15,7 +15,6 @@ from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.one_line import printable
 from pyagent.infrastructure.engine.tokens.model_folder import read_json
-from pyagent.infrastructure.models.quantize import encoder_source
 from pyagent.infrastructure.models.quantize.architecture import (
     Config,
     architecture_metadata,
@@ -25,6 +24,8 @@ from pyagent.infrastructure.models.quantize.architecture import (
     refuse_family,
     text_half,
 )
+from pyagent.infrastructure.models.quantize.encoder_families import ENCODER_FAMILIES
+from pyagent.infrastructure.models.quantize.encoder_source import EncoderSource
 from pyagent.infrastructure.models.quantize.folder_tensors import NONE_KEPT, FolderTensors, Kept, SourceTensor
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, read_metadata
 from pyagent.infrastructure.models.quantize.layouts import attention_sinks
@@ -120,8 +121,8 @@ class GgufSource:
 
 def _folder_source(path: Path) -> Source:
     config = read_json(path / "config.json")
-    if config.get("model_type") == encoder_source.FAMILY:
-        return encoder_source.EncoderSource(path, config)
+    if config.get("model_type") in ENCODER_FAMILIES:
+        return EncoderSource(path, config)
     told = text_half(config)
     family = laid_out(told)
     return FolderSource(path, told) if family is None else LaidOutSource(path, told, family)
@@ -136,7 +137,7 @@ class FolderSource:
         """`config` is what its `config.json` says of the half that reads and writes text."""
         self.path = path
         if config:  # first: what the engine says of a family it lacks is not about files to write
-            refuse_family(path, config)
+            refuse_family(path, config, [*ENCODER_FAMILIES])
         self._file = _unquantised(path)
         self._model = self._file.config
         self._short = original_context(config)

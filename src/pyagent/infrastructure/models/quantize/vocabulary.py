@@ -109,7 +109,7 @@ def _byte_level(path: Path, tokenizer: HuggingFaceTokenizer, model: Json) -> dic
     if name is None:
         text = f"{path}: its tokenizer cuts words as none of {', '.join(names)} does; it cannot be written as GGUF"
         raise ModelError(text, model=str(path))
-    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": _merges(model)}
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": merge_lines(model)}
 
 
 def _merge_line(merge: str | Sequence[str]) -> str:
@@ -159,7 +159,7 @@ def _merged(model: Json, tokens: list[str], types: list[int]) -> dict[str, objec
             types[row] = _USER_DEFINED
     return {
         "tokenizer.ggml.model": "gemma4",
-        "tokenizer.ggml.merges": _merges(model),
+        "tokenizer.ggml.merges": merge_lines(model),
         _SCORES: [_SAME_SCORE] * len(tokens),
         "tokenizer.ggml.add_space_prefix": False,
     }
@@ -169,7 +169,8 @@ def _is_byte(token: str) -> bool:
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
-def _merges(model: Json) -> list[str]:
+def merge_lines(model: Json) -> list[str]:
+    """Return what `tokenizer.json` says of merges, each as one text."""
     return [_merge_line(merge) for merge in cast("Sequence[str | Sequence[str]]", model.get("merges") or [])]
 
 

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyagent.infrastructure.engine.tokens.model_folder import object_in
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, boolean, booleans, float32, string, uint32
 from pyagent.infrastructure.models.quantize.layouts.parts import embedding, linear, paired, size_of
-from pyagent.infrastructure.models.quantize.layouts.shared_experts import Names, experts_keys, feed_forward
+from pyagent.infrastructure.models.quantize.layouts.shared_experts import (
+    Names,
+    experts_keys,
+    feed_forward,
+    routing_keys,
+)
 from pyagent.infrastructure.models.quantize.layouts.stored import Change, Made, Runs, Stored, plus_one
 
 if TYPE_CHECKING:
@@ -74,7 +79,9 @@ class Described(NamedTuple):
     def all_keys(self, config: Config, model: ModelConfig) -> Metadata:
         """Return what the family's files say besides."""
         found = {"attention.layer_norm_epsilon": float32(model.norm_epsilon)} if self.has_layer_norms else {}
-        return found | (experts_keys(model) if model.num_experts else {}) | self.keys(config, model)
+        if self.experts is not None:
+            found |= experts_keys(model) if self.experts.shared else routing_keys(model)
+        return found | self.keys(config, model)
 
     def tensors(self, stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
         """Yield the tensors in the order of the file to be."""
@@ -260,7 +267,7 @@ DESCRIBED: Mapping[str, Described] = {
     "minimax_m2": Described(
         "minimax-m2",
         _WITH_EXPERTS,
-        experts=Names(correction="e_score_correction_bias", matrices=("w1", "w3", "w2")),
+        experts=Names(correction="e_score_correction_bias", shared="", matrices=("w1", "w3", "w2")),
         block="block_sparse_moe.",
     ),
     "exaone_moe": Described("exaone-moe", _WITH_EXPERTS, _exaone, experts=Names(correction="e_score_correction_bias")),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyagent.infrastructure.engine.tokens.model_folder import object_in
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, float32, uint32
 from pyagent.infrastructure.models.quantize.layouts.parts import embedding, ends, size_of
-from pyagent.infrastructure.models.quantize.layouts.shared_experts import experts_keys, feed_forward, head
+from pyagent.infrastructure.models.quantize.layouts.shared_experts import USUAL, Names, experts_keys, feed_forward, head
 from pyagent.infrastructure.models.quantize.layouts.stored import Columns, Made, Stored
 
 if TYPE_CHECKING:
@@ -54,14 +54,48 @@ def keys(config: Config, model: ModelConfig) -> Metadata:
     return found | (experts_keys(model) if model.num_experts else {})
 
 
-def tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
+def mistral4_keys(config: Config, model: ModelConfig) -> Metadata:
+    """Return what files of Mistral Small 4 say besides: how queries grow, which llama.cpp's converter leaves out."""
+    growth = object_in(config, "rope_parameters").get("llama_4_scaling_beta")
+    grown = {"attention.temperature_scale": float32(growth)} if isinstance(growth, int | float) else {}
+    return keys(config, model) | grown
+
+
+def minicpm3_keys(config: Config, model: ModelConfig) -> Metadata:
+    """Return what files of MiniCPM 3 say besides: keys and values are those of heads."""
+    latent, heads = _latent(config), size_of(config, "num_key_value_heads", model.num_heads)
+    found = {key: value for key, value in keys(config, model).items() if not key.endswith("_mla")}
+    return found | {
+        "attention.head_count_kv": uint32(heads),
+        "attention.key_length": uint32(latent.plain + latent.rotated),
+        "attention.value_length": uint32(latent.values),
+    }
+
+
+def mistral4_tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
+    """Yield the tensors of Mistral Small 4 in the order of the file to be."""
+    yield from tensors(stored, config, model, Names(are_joined=True))
+
+
+def minicpm3_tensors(stored: Stored, config: Config, model: ModelConfig) -> Iterator[Made]:
+    """Yield the tensors of MiniCPM 3, in which the way up from a latent stays one matrix."""
+    latent, heads = _latent(config), model.num_heads
+    for tensor in tensors(stored, config, model):
+        if not tensor.name.endswith(("attn_k_b.weight", "attn_v_b.weight")):
+            yield tensor
+        elif tensor.name.endswith("attn_k_b.weight"):
+            dims = [latent.rank, heads * (latent.plain + latent.values)]
+            yield stored.whole(tensor.name.replace("k_b", "kv_b"), tensor.parts[0].name, dims)
+
+
+def tensors(stored: Stored, config: Config, model: ModelConfig, names: Names = USUAL) -> Iterator[Made]:
     """Yield the tensors in the order of the file to be."""
     stored.refuse_others(config, {"rope_interleave": True})
     yield embedding(stored, model)
     for layer in range(model.num_layers):
-        yield from _layer(stored, layer, config, model)
+        yield from _layer(stored, layer, config, model, names)
     for layer in range(model.num_layers, model.num_layers + size_of(config, "num_nextn_predict_layers")):
-        yield from _layer(stored, layer, config, model)
+        yield from _layer(stored, layer, config, model, names)
         yield from head(stored, layer, model)
     yield from ends(stored, model, "norm")
 
@@ -71,12 +105,12 @@ def _latent(config: Config) -> _Latent:
     return _Latent(*(size_of(config, name) for name in names))
 
 
-def _layer(stored: Stored, layer: int, config: Config, model: ModelConfig) -> Iterator[Made]:
+def _layer(stored: Stored, layer: int, config: Config, model: ModelConfig, names: Names) -> Iterator[Made]:
     block, begin, hidden = f"blk.{layer}.", f"{stored.begin}layers.{layer}.", model.hidden_size
     yield stored.whole(f"{block}attn_norm.weight", f"{begin}input_layernorm.weight", [hidden])
     yield from _attention(stored, f"{block}attn_", f"{begin}self_attn.", _latent(config), model)
     yield stored.whole(f"{block}ffn_norm.weight", f"{begin}post_attention_layernorm.weight", [hidden])
-    yield from feed_forward(stored, layer, f"{begin}mlp.", model)
+    yield from feed_forward(stored, layer, f"{begin}mlp.", model, names)
 
 
 def _attention(stored: Stored, block: str, begin: str, latent: _Latent, model: ModelConfig) -> Iterator[Made]:

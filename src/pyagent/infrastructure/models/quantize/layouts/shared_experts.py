@@ -34,6 +34,8 @@ class Names(NamedTuple):
     correction: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
     matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    are_joined: bool = False
+    """Whether all experts of a layer lie in two tensors in files too."""
     are_turned: bool = False
     """Whether all experts of a layer lie in two tensors, gates before ups, with their columns as rows."""
 
@@ -43,9 +45,18 @@ USUAL = Names()
 
 
 def experts_keys(model: ModelConfig) -> Metadata:
-    """Return what files say of experts."""
+    """Return what files say of experts, of families that may have layers without some, or one that all tokens share."""
+    shared = int(_told(model)["shared_size"])
+    return routing_keys(model) | {
+        "leading_dense_block_count": uint32([*model.dense_layers, False].index(False)),
+        "expert_shared_count": uint32(shared // model.ffn_size),
+        "expert_shared_feed_forward_length": uint32(shared),
+    }
+
+
+def routing_keys(model: ModelConfig) -> Metadata:
+    """Return what files say of how experts are chosen and weighed."""
     told = _told(model)
-    shared, groups = int(told["shared_size"]), int(told["num_groups"])
     found: Metadata = {
         "expert_used_count": uint32(int(told["num_used"])),
         "expert_feed_forward_length": uint32(model.ffn_size),
@@ -53,12 +64,7 @@ def experts_keys(model: ModelConfig) -> Metadata:
         "expert_weights_scale": float32(float(told["weight_scale"])),
         "expert_gating_func": uint32(_RATINGS[told["rating"]]),
     }
-    if any(model.dense_layers):
-        found["leading_dense_block_count"] = uint32(model.dense_layers.index(False))
-    if shared:
-        found["expert_shared_count"] = uint32(shared // model.ffn_size)
-        found["expert_shared_feed_forward_length"] = uint32(shared)
-    if groups > 1:
+    if (groups := int(told["num_groups"])) > 1:
         found["expert_group_count"] = uint32(groups)
         found["expert_group_used_count"] = uint32(int(told["num_used_groups"]))
     return found
@@ -82,7 +88,11 @@ def feed_forward(stored: Stored, layer: int, begin: str, model: ModelConfig, nam
         dims = [num, *(1 for _ in stored.dims(correction)[1:])]  # ERNIE's is a row of a matrix
         yield stored.whole(f"{block}exp_probs_b.bias", correction, dims)
     size = (hidden, model.ffn_size)
-    if names.are_turned:
+    if names.are_joined:
+        gates, downs = [size[0], 2 * size[1], num], [*size[::-1], num]
+        yield stored.whole(f"{block}ffn_gate_up_exps.weight", f"{begin}experts.gate_up_proj", gates)
+        yield stored.whole(f"{block}ffn_down_exps.weight", f"{begin}experts.down_proj", downs)
+    elif names.are_turned:
         yield from _turned(stored, block, f"{begin}experts.", size, num)
     else:
         dims = dict(zip(names.matrices, (size, size, size[::-1]), strict=True))
