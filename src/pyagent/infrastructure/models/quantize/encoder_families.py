@@ -61,9 +61,10 @@ def _nothing(_config: Config) -> Metadata:
 
 
 class EncoderFamily(NamedTuple):
-    """A family's name in GGUF files, and its folders' names of tensors, without `.weight` and `.bias`."""
+    """A family's names in GGUF files and here, and its folders' of tensors, without `.weight` and `.bias`."""
 
     gguf: str
+    name: str
     tables: Mapping[str, str]
     parts: Mapping[str, str]
     layers: str = "encoder.layer."
@@ -135,17 +136,20 @@ def _modern(config: Config) -> Metadata:
 
 _ROBERTA = EncoderFamily(
     "bert",
+    "roberta",
     _BERT_TABLES,
     _BERT_PARTS,
     prefixes=("", "roberta."),
     head={"classifier.dense": "cls", "classifier.out_proj": "cls.output"},
 )
 ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
-    "bert": EncoderFamily("bert", _BERT_TABLES, _BERT_PARTS, prefixes=("", "bert.")),
+    "bert": EncoderFamily("bert", "bert", _BERT_TABLES, _BERT_PARTS, prefixes=("", "bert.")),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
     "nomic_bert": EncoderFamily(
         "nomic-bert",
+        "nomic_bert",
         _NOMIC_TABLES,
         _NOMIC_PARTS,
         "encoder.layers.",
@@ -155,6 +159,7 @@ ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
     ),
     "modernbert": EncoderFamily(
         "modern-bert",
+        "modernbert",
         _MODERN_TABLES,
         _MODERN_PARTS,
         "layers.",

@@ -26,7 +26,7 @@ _SAME = ("vocab_size", "num_dimensions", "num_layers", "max_tokens", "num_output
 _PROBES: Sequence[Text] = (
     "The lighthouse of 1234567 men's boats, it's LIT.",
     "Ångström's naïve café — wasn't it?\n\t Two  spaces, 東京 и Москва 🙂 x²",
-    "[CLS] unaffable [MASK] foo_bar CamelCase",
+    "[CLS] unaffable[MASK] foo_bar CamelCase",
     ("two  texts", "of a pair"),
 )
 
@@ -44,8 +44,9 @@ class EncoderSource:
         self.path = path
         self._family = ENCODER_FAMILIES[str(config.get("model_type"))]
         about = _rust.describe_encoder(path)
-        if about is None:
-            self._refuse("it is no encoder that embeds, ranks or classifies")
+        if about is None or about["architecture"] != self._family.name:
+            kind = "no encoder that embeds, ranks or classifies" if about is None else about["architecture"]
+            self._refuse(f"it is {kind}; expected {self._family.name} by its model_type")
         self._about, self.num_layers, self.file_bytes = about, about["num_layers"], about["file_bytes"]
         self._refuse_unsaid(config)
         self._file = _rust.TensorFile(path)

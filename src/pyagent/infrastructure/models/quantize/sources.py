@@ -185,7 +185,8 @@ class LaidOutSource:
         self.num_layers, self.num_experts = model.num_layers, model.num_experts
         self.file_bytes = header["file_bytes"]
         made = [*family.tensors(self._stored, config, model)]
-        self._stored.check(made, ["lm_head.weight"] if model.is_output_tied else [])
+        left_out = [name for name, *_ in header["tensors"] if family.left_out and name.startswith(family.left_out)]
+        self._stored.check(made, [*left_out, *(["lm_head.weight"] if model.is_output_tied else [])])
         self._computed = {**frequency_factors(config, model.head_dim), **family.computed(config, model)}
         self._short, self._in_weights = original_context(config), family.in_weights
         self._to_made = {tensor.name: tensor for tensor in made}

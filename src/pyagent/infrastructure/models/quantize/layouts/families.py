@@ -39,6 +39,8 @@ class Family(NamedTuple):
     computed: Callable[[Config, ModelConfig], dict[str, array[float]]] = _none_computed
     in_weights: frozenset[str] = frozenset()
     """What the engine reads of a folder that a file has in its weights."""
+    left_out: tuple[str, ...] = ()
+    """What names of heads that draft begin with, for which files have no place."""
 
 
 def _called(name: str) -> Callable[[ModelConfig], str]:
@@ -50,7 +52,7 @@ def _delta_nets(name: str) -> Family:
 
 
 def _described(family: described.Described) -> Family:
-    return Family(_called(family.name), family.all_keys, family.tensors)
+    return Family(_called(family.name), family.all_keys, family.tensors, left_out=("model.mtp_", "mtp."))
 
 
 _LATENT = Family(_called("deepseek2"), latent_attention.keys, latent_attention.tensors)
