@@ -103,7 +103,7 @@ def test_pieces_begin_within_a_part(family: str, tmp_path: Path, monkeypatch: py
     ("family", "said"),
     [("ernie4_5", {}), ("minicpm", {"scale_emb": 3.0, "scale_depth": 1.1, "dim_model_base": 16})],
 )
-def test_a_described_folder_as_gguf_is_the_same_model(family: str, said: dict[str, float], tmp_path: Path) -> None:
+def test_a_described_folder_as_gguf_is_the_same_model(family: str, said: dict[str, Any], tmp_path: Path) -> None:
     """Pairs that are neighbours stay, MiniCPM's rows are reordered and its factors said; heads that draft are left."""
     folder, rows = tmp_path / "model", NUM_TOKENS + 3
     write_model_folder(folder, "llama", model_type=family, **said)
