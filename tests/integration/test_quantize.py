@@ -19,6 +19,7 @@ from support.full_disk import full_disk
 from support.gguf_writer import write_gguf
 from support.native import engine_logits
 from support.quantizing import quantized, refusal
+from support.reference_decoder import write_family, write_safetensors
 from support.tiny_model import CHAT_TEMPLATE, split_tiny_model, write_tiny_model
 
 from pyagent import _rust
@@ -97,6 +98,22 @@ def test_pieces_begin_within_a_part(family: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("pyagent.infrastructure.models.quantize.quantizing._PIECE_VALUES", 64 * 7)
     quantized(folder, tmp_path / "pieces.gguf", "F32")
     assert (tmp_path / "pieces.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [("ernie4_5", {}), ("minicpm", {"scale_emb": 3.0, "scale_depth": 1.1, "dim_model_base": 16})],
+)
+def test_a_described_folder_as_gguf_is_the_same_model(family: str, said: dict[str, Any], tmp_path: Path) -> None:
+    """Pairs that are neighbours stay, MiniCPM's rows are reordered and its factors said; heads that draft are left."""
+    folder, rows = tmp_path / "model", NUM_TOKENS + 3
+    write_model_folder(folder, "llama", model_type=family, **said)
+    config, tensors = write_family(folder, "llama", model_type=family, vocab_size=rows, **said)
+    write_safetensors(folder, config, tensors | {"model.mtp_emb_norm.0.weight": [[0.5, 0.25]]})
+    quantized(folder, tmp_path / "made.gguf", "F32")
+    expected, got = engine_logits(folder, TOKENS), engine_logits(tmp_path / "made.gguf", TOKENS)
+    for one, other in zip(expected, got, strict=True):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-4)
 
 
 def test_granite_keeps_its_factors(tmp_path: Path) -> None:

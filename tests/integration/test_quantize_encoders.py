@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 from support.quantizing import quantized, refusal
-from support.tiny_encoder import LONGEST, PIECES, SHAPE, write_classifier, write_encoder, write_json, write_late_encoder
+from support.tiny_encoder import (
+    LONGEST,
+    PIECES,
+    SHAPE,
+    tensors_of,
+    write_classifier,
+    write_encoder,
+    write_json,
+    write_late_encoder,
+)
 
 from pyagent import _rust
 from pyagent.cli.root import run as run_command
@@ -36,6 +45,23 @@ def test_a_written_encoder_gives_the_folders_bits(pooling: str, tmp_path: Path) 
     assert about["metadata"]["bert.context_length"] == LONGEST < SHAPE["max_position_embeddings"]
     assert {name: dims for name, dims, *_ in about["tensors"]}["position_embd.weight"] == [24, LONGEST]
     assert made.types == {"F32": len(about["tensors"])}
+
+
+@pytest.mark.parametrize("labels", [["relevant"], ["bad", "good"]])
+def test_labels_of_roberta_are_kept(labels: list[str], tmp_path: Path) -> None:
+    """A ranker or classifier in F32: the folder's numbers and labels; positions begin behind that of padding."""
+    folder = write_classifier(tmp_path / "m", labels, model_type="xlm-roberta", pad_token_id=1, type_vocab_size=1)
+    quantized(folder, tmp_path / "m.gguf", "F32")
+    assert vectors(tmp_path / "m.gguf") == vectors(folder)
+    about = _rust.describe_encoder(tmp_path / "m.gguf")
+    assert about is not None
+    assert (about["labels"], about["max_tokens"]) == (labels, SHAPE["max_position_embeddings"] - 2)
+
+
+def test_a_layers_tensor_that_would_be_lost_is_refused(tmp_path: Path) -> None:
+    """It is named."""
+    tensors = tensors_of(SHAPE) | {"encoder.layer.1.gain.weight": ([24], [1.0] * 24)}
+    assert "'encoder.layer.1.gain.weight' would be lost" in refusal(write_encoder(tmp_path / "m", tensors=tensors))
 
 
 def test_the_vocabulary_is_told_as_llama_cpp_reads_it(tmp_path: Path) -> None:

@@ -78,6 +78,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "a matrix of another size": (lambda folder: change_config(folder, intermediate_size=96), "expected [96, 64]"),
     "a tensor too many": (add_tensor, "model.extra.weight"),
     "an unknown family": (lambda folder: change_config(folder, model_type="clip"), "clip"),
+    "a relative of one that can": (
+        lambda folder: change_config(folder, model_type="gemma3n_text"),
+        "'gemma3n' cannot be written as GGUF; the nearest that can is gemma4; families that can: llama,",
+    ),
     "a family without words": (lambda folder: change_config(folder, model_type="bamba"), "bamba"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
     "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "not valid JSON"),
@@ -171,6 +175,15 @@ def test_experts_in_mxfp4_are_those_of_the_folder_or_refused(tmp_path: Path) -> 
     change_config(folder, quantization_config=None)
     quantized(folder, tmp_path / "untold.gguf", "Q8_0")
     assert (tmp_path / "untold.gguf").read_bytes() == (tmp_path / "told.gguf").read_bytes()
+
+
+def test_a_bias_that_some_layers_have_is_refused(tmp_path: Path) -> None:
+    """Of families that may have them or not: one got lost, or is too much."""
+    folder = write_model_folder(tmp_path / "model", model_type="ernie4_5")
+    config, tensors = write_family(folder, "llama", model_type="ernie4_5", vocab_size=NUM_TOKENS + 3)
+    name = "model.layers.1.self_attn.q_proj.bias"
+    write_safetensors(folder, config, tensors | {name: [[0.5] * 64]})
+    assert f"'{name}' is in some layers alone" in refusal(folder)
 
 
 def test_what_gguf_has_no_words_for_is_refused(tmp_path: Path) -> None:

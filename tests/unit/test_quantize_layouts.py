@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -11,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyagent.core.errors import ModelError
-from pyagent.infrastructure.models.quantize.layouts import attention_sinks, latent_attention
+from pyagent.infrastructure.models.quantize.architecture import frequency_factors
+from pyagent.infrastructure.models.quantize.layouts import attention_sinks, falcon_h1, latent_attention
 from pyagent.infrastructure.models.quantize.layouts.attention_sinks import Mxfp4
+from pyagent.infrastructure.models.quantize.layouts.described import DESCRIBED
 from pyagent.infrastructure.models.quantize.layouts.parts import paired
 from pyagent.infrastructure.models.quantize.layouts.stored import (
     Columns,
@@ -23,6 +27,7 @@ from pyagent.infrastructure.models.quantize.layouts.stored import (
     Stored,
     ordered,
     plus_one,
+    scaled,
 )
 
 if TYPE_CHECKING:
@@ -106,6 +111,15 @@ def test_changes_are_made_to_whole_rows() -> None:
     assert read(Made("made", [COLS, 2], rows, plus_one), 2) == [number + 1 for number in NUMBERS[: 2 * COLS]]
 
 
+@given(at_a_time=st.integers(1, ROWS), factor=st.floats(0.01, 100))
+def test_factors_are_multiplied_in_turn_and_rounded(at_a_time: int, factor: float) -> None:
+    """Each product has 32 bits, as those of llama.cpp's converter; a factor of 1 is none."""
+    tensor = scaled(Made("made", [COLS, ROWS], [Rows("matrix", 0, ROWS)]), factor, 1.0, 0.3)
+    once = array("f", [array("f", [factor])[0] * number for number in NUMBERS])
+    assert read(tensor, at_a_time) == array("f", [array("f", [0.3])[0] * number for number in once]).tolist()
+    assert scaled(tensor, 1.0).parts == [Rows("matrix", 0, ROWS, [])]
+
+
 def test_pairs_of_halves_become_neighbours() -> None:
     """Of two heads of 6 numbers: the first of each half, then the second of each."""
     assert [row for row, _ in paired(2, 6)] == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
@@ -164,6 +178,32 @@ def test_settings_without_a_key_in_the_file_are_refused() -> None:
         assert str(caught.value) == f"folder: its '{key}' cannot be written as GGUF: {said}"
     said_by_folders = {"swiglu_limit": 7.0, "swiglu_alpha": None, "rope_interleave": True}
     stored().refuse_others(said_by_folders, {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "rope_interleave": True})
+
+
+def test_llama_4_that_files_would_take_for_another_is_refused() -> None:
+    """Of 128 experts there are no norms of queries and keys, of fewer there are: no key says so."""
+    for experts, is_normalised in ((16, False), (128, True)):
+        model = cast("ModelConfig", SimpleNamespace(num_experts=experts))
+        with pytest.raises(ModelError, match=f"'use_qk_norm' cannot be written as GGUF: {is_normalised} would be read"):
+            next(DESCRIBED["llama4"].tensors(stored(), {"use_qk_norm": is_normalised}, model))
+
+
+def test_two_factors_of_one_matrix_are_refused() -> None:
+    """Falcon-H1's embedding is its output matrix, and each would have another factor."""
+    model = cast("ModelConfig", SimpleNamespace(is_output_tied=True, hidden_size=1, vocab_size=1, num_layers=0))
+    said = {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.5}
+    with pytest.raises(ModelError, match=r"'lm_head_multiplier' cannot .* are 3\.0 and 0\.5"):
+        next(falcon_h1.tensors(stored(), said, model))
+    same = dict.fromkeys(said, 0.5)
+    assert next(falcon_h1.tensors(stored(), same, model)).parts == [Rows(EMBEDDING, 0, 1, [0.5])]
+
+
+def test_waves_are_stretched_or_not_where_there_are_none_between() -> None:
+    """Llama 4's: one number of turns parts the two, and nothing is divided by 0."""
+    rope = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+    said = {"rope_parameters": rope | {"low_freq_factor": 1.0, "high_freq_factor": 1.0}}
+    turns = [64 / (2 * math.pi * 10_000.0 ** (pair / 4)) for pair in range(4)]
+    assert frequency_factors(said, 8)["rope_freqs.weight"].tolist() == [8.0 if one < 1 else 1.0 for one in turns]
 
 
 def test_a_folder_without_an_embedding_is_refused() -> None:

@@ -101,11 +101,13 @@ class Described(NamedTuple):
         return of_half if stored.has(f"{of_half}.weight") else self.output
 
     def _layer(self, stored: Stored, layer: int, config: Config, model: ModelConfig) -> Iterator[Made]:
-        begin = f"{stored.begin}layers.{layer}."
+        begin, first = (f"{stored.begin}layers.{one}." for one in (layer, 0))
         for part, name in self.parts.items():
             is_of_heads = part in _OF_HEADS
-            if is_of_heads and not stored.has(f"{stored.begin}layers.0.{name}.weight"):
+            if is_of_heads and not stored.has(f"{first}{name}.weight"):
                 continue
+            if stored.has(bias := f"{begin}{name}.bias") != stored.has(f"{first}{name}.bias"):
+                stored.refuse(f"tensor '{bias}' is in some layers alone; the folder is incomplete")
             if part == "ffn_norm" and config.get(self.shares_norm) is True:
                 continue
             dims, gguf = _dims(part, name, model), f"blk.{layer}.{part}"
@@ -154,7 +156,7 @@ def _hunyuan(config: Config, model: ModelConfig) -> Metadata:
     """Say what base Hunyuan's rotary positions have, whatever a text's length."""
     rope = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
     base, alpha = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0, rope.get("alpha")
-    if not isinstance(base, int | float) or not isinstance(alpha, int | float):
+    if not isinstance(base, int | float) or not isinstance(alpha, int | float) or alpha <= 0 or model.head_dim <= 2:
         return {}
     scaled = base * alpha ** (model.head_dim / (model.head_dim - 2))
     return {"rope.freq_base": float32(scaled), "rope.scaling.type": string("none"), "rope.scaling.factor": float32(1)}
