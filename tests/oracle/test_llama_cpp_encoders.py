@@ -106,8 +106,18 @@ def test_files_that_embed_give_transformers_vectors(name: str, peer: LlamaCpp, t
 
 
 NO_DEFAULTS = dict.fromkeys(
-    "hidden_size num_hidden_layers num_attention_heads intermediate_size layer_norm_eps max_position_embeddings "
-    "rope_parameters rope_theta hidden_act head_dim".split()
+    (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "layer_norm_eps",
+        "max_position_embeddings",
+        "rope_parameters",
+        "rope_theta",
+        "hidden_act",
+        "head_dim",
+    )
 )
 """What transformers says of Nomic's models in words that their published files have not."""
 
