@@ -130,3 +130,11 @@ def test_a_models_card_names_its_tasks(folder: Path, capsys: pytest.CaptureFixtu
     assert dict(about.tasks) == INSTRUCTIONS
     assert run_command(["models", "show", str(folder)]) == 0
     assert "tasks         retrieval.query, retrieval.passage, separation\n" in capsys.readouterr().out
+
+
+def test_memory_of_tasks_is_reserved(folder: Path) -> None:
+    """What is reserved by the header is no less than what the weights take, and little more."""
+    about = _rust.describe_encoder(folder)
+    assert about is not None
+    taken = _rust.EncoderModel.load(folder, threads=1).info()["weight_bytes"]
+    assert taken <= about["weight_bytes"] <= 1.5 * taken
