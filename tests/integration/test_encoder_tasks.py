@@ -6,6 +6,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support.encoders import native, on
 from support.jina_bert import texts
@@ -13,9 +14,14 @@ from support.jina_v3 import CONFIG, INSTRUCTIONS, TASKS, of_task, tensors_of, wr
 from support.tiny_encoder import write_safetensors
 
 from pyagent import _rust
+from pyagent.chains import Engine
+from pyagent.cli.root import run as run_command
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import EmbedRequest, RankRequest
 from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
+from pyagent.infrastructure.models.describe import describe_encoder
+from pyagent.infrastructure.server.app import create_app
+from pyagent.testing import serve
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +107,34 @@ def test_a_missing_tensor_of_a_task_is_refused(tmp_path: Path) -> None:
     write_safetensors(path, CONFIG, {other: tensor for other, tensor in tensors_of(CONFIG).items() if other != name})
     with pytest.raises(_rust.ModelFileError, match=f'tensor "{name}" is missing'):
         _rust.describe_encoder(path)
+
+
+def test_a_request_names_its_task(folder: Path) -> None:
+    """Over HTTP and in a program: the task's vectors, and a 400 that names the field for one that the model has not."""
+    expected = embedded(folder, ["a cat"], TASKS[1]).vectors
+    with serve(create_app(native(folder))) as url:
+        asked = {"model": str(folder), "input": "a cat", "task": TASKS[1]}
+        answer = httpx.post(f"{url}/v1/embeddings", json=asked)
+        assert [one["embedding"] for one in answer.json()["data"]] == expected
+        refused = httpx.post(f"{url}/v1/embeddings", json=asked | {"task": "query"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "task")
+        assert httpx.post(f"{url}/v1/embeddings", json=asked | {"task": 3}).status_code == 400
+    with Engine(str(folder)) as engine:
+        assert engine.embed(["a cat"], task=TASKS[1]) == expected
+
+
+def test_a_models_card_names_its_tasks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`models show` has them; that of another encoder has none."""
+    about = describe_encoder(folder)
+    assert about is not None
+    assert dict(about.tasks) == INSTRUCTIONS
+    assert run_command(["models", "show", str(folder)]) == 0
+    assert "tasks         retrieval.query, retrieval.passage, separation\n" in capsys.readouterr().out
+
+
+def test_memory_of_tasks_is_reserved(folder: Path) -> None:
+    """What is reserved by the header is no less than what the weights take, and little more."""
+    about = _rust.describe_encoder(folder)
+    assert about is not None
+    taken = _rust.EncoderModel.load(folder, threads=1).info()["weight_bytes"]
+    assert taken <= about["weight_bytes"] <= 1.5 * taken

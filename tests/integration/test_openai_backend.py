@@ -298,6 +298,20 @@ def test_openai_backend_embeds_in_order() -> None:
         embed(answered({"error": "no"}, "501 Not Implemented"), ["a"])
 
 
+def test_openai_backend_names_a_task() -> None:
+    """Jina's field reaches the server, and no field where none is asked for."""
+
+    async def sent(task: str) -> Any:
+        async with serving(*answered({"data": [{"index": 0, "embedding": [1.0]}]})) as wire:
+            backend = OpenAIBackend(wire.url, model="m")
+            await backend.embed(EmbedRequest(model="", input=["a"], task=task))
+            await backend.close()
+            return wire.requests[0][2]
+
+    assert asyncio.run(sent("separation"))["task"] == "separation"
+    assert "task" not in asyncio.run(sent(""))
+
+
 def test_openai_backend_asks_for_several_answers() -> None:
     """`n` answers come by index, each with its end; fewer than asked for is an error, not a silence."""
 

@@ -23,8 +23,11 @@ def rates(num_heads: int) -> list[float]:
     return exact if power == num_heads else exact + rates(2 * power)[::2][: num_heads - power]
 
 
-def last_rows(form: str, config: dict[str, Any], tokens: list[int]) -> Any:
-    """What the layers give of a text's tokens: norms follow blocks, ALiBi, a gate of GELU."""
+def last_rows(form: str, config: dict[str, Any], tokens: list[int], *, is_gate_first: bool = False) -> Any:
+    """What the layers give of a text's tokens: norms follow blocks, ALiBi, a gate of GELU.
+
+    The code model's gate is the second half of its matrix, and the first one where `is_gate_first` says so.
+    """
     import torch
 
     raw = tensors_of(form, config)
@@ -60,6 +63,7 @@ def last_rows(form: str, config: dict[str, Any], tokens: list[int]) -> Any:
         if form == "code":
             x = norm(x + attended, f"{place}layer_norm_1")
             up, gate = linear(x, f"{place}mlp.up_gated_layer").chunk(2, -1)
+            up, gate = (gate, up) if is_gate_first else (up, gate)
             down, last = "mlp.down_layer", "layer_norm_2"
         else:
             x = attended
@@ -69,11 +73,11 @@ def last_rows(form: str, config: dict[str, Any], tokens: list[int]) -> Any:
     return x
 
 
-def expected(form: str, config: dict[str, Any], tokens: list[int]) -> Any:
+def expected(form: str, config: dict[str, Any], tokens: list[int], **how: bool) -> Any:
     """A text's vector: the mean of its tokens, of length 1."""
     import torch
 
-    return torch.nn.functional.normalize(last_rows(form, config, tokens).mean(0), dim=0)
+    return torch.nn.functional.normalize(last_rows(form, config, tokens, **how).mean(0), dim=0)
 
 
 @pytest.mark.parametrize("num_heads", [3, 4])

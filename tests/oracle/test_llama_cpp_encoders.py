@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from oracle.test_encoders import write_word_ranker
-from support.converted_encoders import ENCODERS, RANKERS, Encoder, dense_steps, random_encoder
+from oracle.test_jina_encoders import expected as jina_vector
+from oracle.test_nomic_moe import expected as nomic_vector
+from support import jina_bert, nomic_moe
+from support.converted_encoders import ENCODERS, RANKERS, VOCABULARY, Encoder, dense_steps, random_encoder, write_words
 from support.llama_cpp import LlamaCpp, convert, llama_cpp
 
 from pyagent import _rust
@@ -99,6 +103,61 @@ def test_files_that_embed_give_transformers_vectors(name: str, peer: LlamaCpp, t
         if file_type == "f32" and not about.peer_differs:
             told = peer.ask(path, texts=TEXTS, documents=[])
             assert np.abs(np.array(told["vectors"]) - expected).max() < GELU_TABLE
+
+
+NO_DEFAULTS = dict.fromkeys(
+    (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "layer_norm_eps",
+        "max_position_embeddings",
+        "rope_parameters",
+        "rope_theta",
+        "hidden_act",
+        "head_dim",
+    )
+)
+"""What transformers says of Nomic's models in words that their published files have not."""
+
+
+def write_described(name: str, folder: Path) -> tuple[str, Any, Any]:
+    """Write a model that transformers has not; return how its words are cut, a text's vector, and llama.cpp's."""
+    import torch
+
+    if name == "nomic_moe":
+        nomic_moe.write_nomic_moe(folder, has_bias=False, vocab_size=VOCABULARY, n_positions=2048)
+        raw = nomic_moe.tensors_of(has_bias=False, vocab_size=VOCABULARY)
+        tensors = {name: torch.tensor(values).double().view(shape) for name, (shape, values) in raw.items()}
+        return "unigrams", partial(nomic_vector, tensors), partial(nomic_vector, tensors)
+    form = name.removeprefix("jina_v2_")
+    shape = {"vocab_size": VOCABULARY, "max_position_embeddings": 300, "architectures": ["JinaBertModel"]}
+    jina_bert.write_jina(folder, form, **shape)
+    (folder / "sentence_bert_config.json").unlink()
+    vector = partial(jina_vector, form, jina_bert.CONFIG | shape)
+    return "pieces", vector, partial(vector, is_gate_first=True)
+
+
+@pytest.mark.parametrize("name", ["jina_v2_text", "jina_v2_code", "nomic_moe"])
+def test_files_of_described_models_give_their_vectors(name: str, peer: LlamaCpp, tmp_path: Path) -> None:
+    """In F32 within 1e-5, the same tokens. llama.cpp's are near; it takes the other half for the code model's gate."""
+    import numpy as np
+
+    words, vector, peers = write_described(name, tmp_path / "m")
+    write_words(words, tmp_path / "m")
+    (tmp_path / "m" / "sentencepiece.bpe.model").unlink(missing_ok=True)  # the converter expects nomic's own size in it
+    tokens = own_tokens(tmp_path / "m", TEXTS)
+    cut = "jina-v2-en" if words == "pieces" else "default"
+    path = convert(tmp_path / "m", tmp_path / "f32.gguf", "f32", cut, NO_DEFAULTS if name == "nomic_moe" else {})
+    texts, ours = loaded(path)
+    assert texts.encode(TEXTS) == tokens
+    expected = np.stack([vector(text).numpy() for text in tokens])
+    found = rows_of(ours.compute(tokens), expected.shape[1])
+    assert np.abs(found - expected).max() < 1e-5
+    alike = [number for number, text in enumerate(TEXTS) if "  " not in text]  # it keeps spaces of XLM-RoBERTa's words
+    told = np.array(peer.ask(path, texts=[TEXTS[number] for number in alike], documents=[])["vectors"])
+    assert np.abs(told - np.stack([peers(tokens[number]).numpy() for number in alike])).max() < GELU_TABLE
 
 
 @pytest.mark.parametrize("name", RANKERS)

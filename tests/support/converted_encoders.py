@@ -40,6 +40,8 @@ _NOMIC = {
     "mlp_fc2_bias": False,
     "qkv_proj_bias": False,
 }
+_JINA_V3 = {"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"], "lora_adaptations": ["separation"]}
+_JINA_V3 |= {"position_embedding_type": "rotary", "rotary_emb_base": 20_000.0}
 _MODERN = {"layer_norm_eps": 1e-5, "global_attn_every_n_layers": 3}
 _MODERN_SHAPE = _SHAPE | {
     "local_attention": 32,
@@ -83,6 +85,7 @@ ENCODERS: dict[str, Encoder] = {
     "bert, cased": Encoder("bert", _SHAPE, "cased pieces", peer_differs="it lowers the letters of a cased model"),
     "roberta": Encoder("roberta", _SHAPE | _XLM, "roberta"),
     "xlm-roberta": Encoder("xlm-roberta", _SHAPE | _XLM, "unigrams", "cls"),
+    "jina_embeddings_v3": Encoder("jina_embeddings_v3", _SHAPE | _XLM, "unigrams", published=_JINA_V3),
     "modernbert": Encoder("modernbert", _MODERN_SHAPE, "modern", published=_MODERN),
     "nomic_bert": Encoder("nomic_bert", _SHAPE, "pieces", published=_NOMIC),
     "qwen3": Encoder("qwen3", _DECODER, "decoder", "lasttoken"),

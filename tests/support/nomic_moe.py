@@ -60,7 +60,7 @@ _GGUF = {
 }
 
 
-def tensors_of(*, has_bias: bool = True) -> Tensors:
+def tensors_of(*, has_bias: bool = True, vocab_size: int = CONFIG["vocab_size"]) -> Tensors:
     """Random tensors under the published names; experts add zeros at last where they have no bias."""
     draw = random.Random(8)
     hidden, ffn, experts = CONFIG["n_embd"], CONFIG["n_inner"], CONFIG["num_experts"]
@@ -77,7 +77,7 @@ def tensors_of(*, has_bias: bool = True) -> Tensors:
         add(f"{name}.weight", hidden, mean=1.0)
         add(f"{name}.bias", hidden)
 
-    add("embeddings.word_embeddings.weight", CONFIG["vocab_size"], hidden)
+    add("embeddings.word_embeddings.weight", vocab_size, hidden)
     add("embeddings.token_type_embeddings.weight", 1, hidden)
     norm("emb_ln")
     for layer in range(CONFIG["n_layer"]):
@@ -99,7 +99,8 @@ def tensors_of(*, has_bias: bool = True) -> Tensors:
 
 def write_nomic_moe(folder: Path, *, has_bias: bool = True, **changes: Any) -> Path:
     """Write a model into a folder of its own; return it."""
-    write_encoder(folder, tensors=tensors_of(has_bias=has_bias), **(CONFIG | changes))
+    tensors = tensors_of(has_bias=has_bias, vocab_size=(CONFIG | changes)["vocab_size"])
+    write_encoder(folder, tensors=tensors, **(CONFIG | changes))
     config = folder / "config.json"
     told = json.loads(config.read_text(encoding="utf-8"))
     own = {name: value for name, value in told.items() if name in CONFIG or name in changes}

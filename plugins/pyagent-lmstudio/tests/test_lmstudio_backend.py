@@ -208,6 +208,8 @@ def test_what_it_cannot_do_is_refused() -> None:
         assert not caught.value.retryable
         with pytest.raises(RequestError, match="does not embed"):
             run(server, lambda backend: backend.embed(EmbedRequest(model="", input=["x"])))
+        with pytest.raises(BackendError, match="knows no tasks of embedding models; leave out task"):
+            run(server, lambda backend: backend.embed(EmbedRequest(model="", input=["x"], task="separation")))
         assert server.requests == []
 
 

@@ -315,6 +315,9 @@ def test_embeddings_are_refused_rather_than_cut() -> None:
         result = embed(server, ["one two", "three"])
         assert (len(result.vectors), result.usage.prompt_tokens) == (2, 3)
         assert embed(server, []).vectors == []
+        asked = EmbedRequest(model="", input=["one"], task="retrieval.query")
+        with pytest.raises(BackendError, match="knows no tasks of embedding models; leave out task"):
+            run(server, lambda backend: backend.embed(asked))
         with pytest.raises(ContextOverflowError):
             embed(server, ["one two three four five"])
         server.capabilities = ("completion",)

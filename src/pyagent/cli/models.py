@@ -205,7 +205,9 @@ def _what_it_gives(about: EncoderDescription) -> tuple[str, list[tuple[str, str]
     texts = f"of up to {about.max_tokens:,} tokens"
     if about.labels is None:
         size = ("embeds", f"texts {texts}, as {about.num_dimensions:,} dimensions")
-        return "embeds", [size, ("pooling", f"{about.pooling}, scaled to length 1")]
+        tasks = ", ".join(printable(name) for name, _ in about.tasks)
+        named = [("tasks", tasks)] if tasks else []
+        return "embeds", [size, ("pooling", f"{about.pooling}, scaled to length 1"), *named]
     if about.task == "rank":
         return "ranks documents", [("ranks", f"a query and a document {texts} together")]
     shown = ", ".join(printable(label) for label in about.labels[:8]) + (", ..." if len(about.labels) > 8 else "")

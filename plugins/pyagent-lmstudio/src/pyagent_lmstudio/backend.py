@@ -136,7 +136,13 @@ class LMStudioBackend:
         yield last_delta(stats, model.identifier, self.name, has_calls=num_calls > 0)
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """One vector a text, by the model named, a loaded embedding model, or the first downloaded one."""
+        """One vector a text, by the model named, a loaded embedding model, or the first downloaded one.
+
+        Refuses a task.
+        """
+        if request.task:
+            text = f"{self.name} knows no tasks of embedding models; leave out task"
+            raise UnsupportedError(text, backend=self.name, fields=["task"])
         async with self._errors_mapped():
             client, _ = await self._connected()
             loaded = await _loaded(client.embedding, self._connect_seconds)

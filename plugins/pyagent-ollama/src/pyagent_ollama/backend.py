@@ -27,6 +27,7 @@ from pyagent.plugin import (
     PyAgentError,
     RequestError,
     Unsupported,
+    UnsupportedError,
     fulfil,
 )
 from pyagent_ollama.context import PromptSize, Room, room_for
@@ -166,7 +167,10 @@ class OllamaBackend:
     # -- embeddings ------------------------------------------------------------------------------------------------
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """One vector a text; a text that is too long is refused, not cut."""
+        """One vector a text; a text that is too long is refused, not cut, and so is a task."""
+        if request.task:
+            text = f"{self.name} knows no tasks of embedding models; leave out task"
+            raise UnsupportedError(text, backend=self.name, fields=["task"])
         model = await self._pick_model(request.model, "embedding")
         if not request.input:
             return EmbedResult(vectors=[], model=model)

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::bert_names::{Names, Place as Tensor};
 use super::forward::Place;
-use super::layer_names::Part;
+use super::layer_names::{MATRICES, Part};
 use super::weights::{Table, table};
 use crate::config::hugging_face::JsonConfig;
 use crate::config::invalid;
@@ -108,7 +108,17 @@ impl Tasks {
         ]
     }
 
-    /// The same of a table whose rows are looked up.
+    /// Bytes that what is added to a layer's matrices takes once loaded.
+    pub(super) fn bytes_of_layer(&self, names: &Names<'_>, layer: usize) -> usize {
+        let places = MATRICES.into_iter().filter_map(|part| names.part(layer, part));
+        let of_place = |place: Tensor| {
+            let down = self.rank.next_multiple_of(16) * place.cols * 4;
+            self.all.len() * (down + UpMatrix::bytes_of(self.rank, place.rows.len()))
+        };
+        places.map(of_place).sum()
+    }
+
+    /// The tensors of what is added to a table whose rows are looked up.
     pub(super) fn of_table(&self, name: &str, num_rows: usize, cols: usize) -> [(String, usize, usize); 2] {
         let (count, rank) = (self.all.len(), self.rank);
         [
@@ -150,7 +160,7 @@ impl LayerTasks {
         tasks: &Tasks,
         layer: usize,
     ) -> Result<Self, ModelFileError> {
-        let parts = super::layer_names::MATRICES.into_iter().filter_map(|part| {
+        let parts = MATRICES.into_iter().filter_map(|part| {
             let place = names.part(layer, part)?;
             let all = (0..tasks.all.len()).map(|task| LowRank::load(file, &place, tasks, task));
             Some(all.collect::<Result<_, _>>().map(|all| (part, all)))

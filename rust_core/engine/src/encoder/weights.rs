@@ -298,7 +298,16 @@ pub(super) fn bytes(file: &ModelFile, config: &EncoderConfig) -> Result<usize, M
     Ok(named
         + dense
         + match &config.layers {
-            Layers::Bert(_) => 0,
+            Layers::Bert(bert) => {
+                let names = Names::of(file, bert, config.hidden_size);
+                let of_layer = |layer| {
+                    config
+                        .tasks
+                        .as_ref()
+                        .map_or(0, |tasks| tasks.bytes_of_layer(&names, layer))
+                };
+                (0..config.num_layers).map(of_layer).sum()
+            }
             Layers::Decoder(_) => file.file_bytes() as usize,
         })
 }

@@ -49,7 +49,10 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The card of an encoder; one that embeds has no `labels`. `max_tokens` are those of a text, all included."""
+    """The card of an encoder; one that embeds has no `labels`. `max_tokens` are those of a text, all included.
+
+    `tasks` are those that a request may name, each with what is put before its texts.
+    """
 
     task: ModelTask
     architecture: str
@@ -64,6 +67,7 @@ class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
     num_outputs: int
     ranks_by_words: bool
     ranks_by_tokens: bool
+    tasks: list[tuple[str, str]]
     file_bytes: int
     weight_bytes: int
     workspace_bytes: int
