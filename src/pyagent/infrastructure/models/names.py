@@ -138,10 +138,11 @@ def _stack(asked: str, models: Sequence[ModelInfo]) -> ModelInfo | None:
         raise RequestError(fault, param="model", code="model_not_found")
     if fault is None:
         return None
-    adapters = asked.rpartition(":")[2]
-    first = name_to_info[asked[: len(asked) - len(adapters)] + adapters.partition(JOINT)[0]]
-    own = f"{first.id.rpartition(':')[0]}:{adapters}"
-    return msgspec.structs.replace(first, id=own, is_loaded=None, size_bytes=None, aliases=())
+    model, _, adapters = asked.rpartition(":")
+    one, _, others = adapters.partition(JOINT)
+    first = name_to_info[f"{model}:{one}"]
+    own, backend = (f"{name}{JOINT}{others}" for name in (first.id, first.backend))
+    return msgspec.structs.replace(first, id=own, backend=backend, is_loaded=None, size_bytes=None, aliases=())
 
 
 def _normal(name: str) -> str:
