@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -249,9 +250,9 @@ class ChangingRunner:
 
     def __init__(self, path: Path, num_changes: int) -> None:
         self.path, self.num_changes, self.ids = path, num_changes, set[int]()
-        self.num_bytes, self.rank = 10, 1
+        self.num_bytes, self.rank, self.is_dora = 10, 1, False
 
-    def open_adapter(self, path: Path) -> ChangingRunner:
+    def open_adapter(self, paths: Sequence[Path]) -> ChangingRunner:
         return self
 
     def step_bytes(self, num_tokens: int) -> int:
@@ -276,11 +277,11 @@ def test_a_file_that_changes_while_it_is_loaded_is_not_taken_for_either(tmp_path
         runner, ledger = ChangingRunner(path, 1), Ledger(100)
         pool = AdapterPool("tiny", runner, AdapterPaths({"one": str(path)}), ledger.reserve, 8)  # type: ignore[arg-type]
         with pytest.raises(ModelError, match="was changed while it was loaded"):
-            async with pool.using("one"):
+            async with pool.using(("one",)):
                 pass
         assert not runner.ids
         assert ledger.accounts() == {"adapters:tiny": 8}
-        async with pool.using("one") as adapter_id:
+        async with pool.using(("one",)) as adapter_id:
             assert runner.ids == {adapter_id}
             assert ledger.accounts() == {"adapter:tiny:one": 10, "adapters:tiny": 8}
         pool.release()
@@ -299,8 +300,8 @@ def test_settings_that_cannot_be_meant_are_refused(folder: Path, tmp_path: Path)
     path = str(folder / "one")
     for adapters, expected in (
         ({"135m": path}, "'135m' is how the name of the model smollm2:135m ends"),
-        ({"m:": path}, "expected a name without '/', or MODEL:NAME, got 'm:'"),
-        ({"a/b": path}, "expected a name without '/'"),
+        ({"m:": path}, "expected a name without '/' and '[+]', or MODEL:NAME, got 'm:'"),
+        ({"a/b": path}, "expected a name without '/' and"),
         ({"a": ""}, "expected a path for 'a'"),
         ({"a": 3}, "expected a path for 'a'"),
     ):
@@ -318,7 +319,7 @@ def test_a_runner_without_adapters_says_so() -> None:
         pool = AdapterPool("tiny", object(), AdapterPaths({"one": "x"}), Ledger(1).reserve, 8)  # type: ignore[arg-type]
         expected = "native:tiny runs on a runner without adapters; set engine.runner to cpu for 'one'"
         with pytest.raises(UnsupportedError, match=expected):
-            async with pool.using("one"):
+            async with pool.using(("one",)):
                 pass
 
     run(work())

@@ -161,6 +161,34 @@ def test_a_batch_mixes_the_bare_model_and_two_adapters(tmp_path: Path) -> None:
         assert np.abs(ours - expected).max() < 1e-4
 
 
+def test_several_adapters_add_up_as_in_peft(tmp_path: Path) -> None:
+    """With two adapters of other ranks, scales and matrices active at once, beside the bare model and each alone."""
+    import numpy as np
+    import torch
+    from peft import PeftModel
+
+    base = model_of("llama", tmp_path / "model")
+    with torch.no_grad():
+        plain = base(torch.tensor([TOKENS])).logits[0].numpy()
+    base, first = adapted(base, tmp_path / "first", 3, r=8, lora_alpha=12, target_modules=ALL)
+    base, second = adapted(
+        base, tmp_path / "second", 4, r=3, lora_alpha=5, use_rslora=True, target_modules=[*ATTENTION]
+    )
+    both = PeftModel.from_pretrained(base, tmp_path / "first", adapter_name="first").eval()
+    both.load_adapter(tmp_path / "second", adapter_name="second")
+    both.base_model.set_adapter(["first", "second"])
+    with torch.no_grad():
+        together = both(torch.tensor([TOKENS])).logits[0].numpy()
+    model = load(tmp_path / "model")
+    for adapter_id, names in ((5, ["first"]), (6, ["second"]), (7, ["first", "second"]), (8, ["second", "first"])):
+        _rust.AdapterFile.open(model, *(tmp_path / name for name in names)).load(model, adapter_id)
+    got = our_logits(model, [7, 0, 5, 6, 8])
+    for ours, expected in zip(got, [together, plain, first, second, together], strict=True):
+        assert np.abs(ours - expected).max() < 1e-4
+    assert min(np.abs(together - other).max() for other in (plain, first, second)) > 0.1
+    assert (our_logits(model, [7])[0] == got[0]).all()
+
+
 def as_gguf(model: Any, path: Path) -> Path:
     """Write a llama or a Granite of transformers as llama.cpp's converter does."""
     config = model.config

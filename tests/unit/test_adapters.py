@@ -328,10 +328,10 @@ def test_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
 def test_names_are_a_models_and_an_adapters() -> None:
     """`MODEL:NAME` where there is such an adapter, of all models or of that one; else the name of a model."""
     adapters = {"pirate": "a", "other:8b:poet": "b"}
-    assert split_name("smollm2:135m:pirate", adapters) == ("smollm2:135m", "pirate")
-    assert split_name("other:8b:poet", adapters) == ("other:8b", "other:8b:poet")
-    assert split_name("smollm2:135m", adapters) == ("smollm2:135m", "")
-    assert split_name("smollm2:135m:poet", adapters) == ("smollm2:135m:poet", "")
-    assert split_name(":pirate", adapters) == (":pirate", "")
+    assert split_name("smollm2:135m:pirate", adapters) == ("smollm2:135m", ("pirate",))
+    assert split_name("other:8b:poet", adapters) == ("other:8b", ("other:8b:poet",))
+    assert split_name("smollm2:135m", adapters) == ("smollm2:135m", ())
+    assert split_name("smollm2:135m:poet", adapters) == ("smollm2:135m:poet", ())
+    assert split_name(":pirate", adapters) == (":pirate", ())
     names = names_of(["smollm2:135m", "other:8b"], adapters)
     assert names == ["smollm2:135m:pirate", "other:8b:pirate", "other:8b:poet"]

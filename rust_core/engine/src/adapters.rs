@@ -9,12 +9,13 @@ mod dora;
 mod file;
 mod load;
 mod settings;
+mod stack;
 
 use pyagent_kernels::low_rank::UpMatrix;
 use pyagent_kernels::pack::PackedMatrix;
 
 pub use about::AdapterAbout;
-pub use file::AdapterFile;
+pub use stack::AdapterStack;
 
 use crate::model::{Layer, Linear, Mixer};
 

@@ -16,7 +16,7 @@ use pyagent_kernels::isa::Isa;
 use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState, Scorer, TokenScore};
 use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
-use crate::adapters::{Adapter, AdapterFile};
+use crate::adapters::{Adapter, AdapterStack};
 use crate::config::ModelConfig;
 use crate::forward::{ExpertLoads, Pass, Plan, Probed, Segment, Target, most_adapter_bytes, write_norms};
 use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
@@ -554,14 +554,14 @@ pub struct AdapterLoader {
 }
 
 impl AdapterLoader {
-    /// What an adapter's file says of itself, checked against the model.
-    pub fn open(&self, path: &Path) -> Result<AdapterFile, ModelFileError> {
-        AdapterFile::open(path, &self.config, &self.weights)
+    /// What the files of an adapter, or of several that add up, say of themselves, checked against the model.
+    pub fn open(&self, paths: &[impl AsRef<Path>]) -> Result<AdapterStack, ModelFileError> {
+        AdapterStack::open(paths, &self.config, &self.weights)
     }
 
-    /// Loads an adapter that was opened.
-    pub fn load(&self, file: &AdapterFile) -> Result<Adapter, ModelFileError> {
-        file.load(&self.weights, &self.pool)
+    /// Loads what was opened.
+    pub fn load(&self, opened: &AdapterStack) -> Result<Adapter, ModelFileError> {
+        opened.load(&self.weights, &self.pool)
     }
 
     /// Bytes that steps of so many tokens take for adapters of this rank, at most.

@@ -25,20 +25,23 @@ pub fn describe_adapter(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyD
     Ok(described)
 }
 
-/// An adapter's file, checked against a model of this machine's CPU.
+/// The files of an adapter, or of several that add up, checked against a model of this machine's CPU.
 #[pyclass(frozen, module = "pyagent._rust")]
 pub struct AdapterFile {
-    inner: adapters::AdapterFile,
+    inner: adapters::AdapterStack,
     loader: AdapterLoader,
 }
 
 #[pymethods]
 impl AdapterFile {
-    /// Opens a folder of peft's or a GGUF file, and checks it against the model. Raises `ModelFileError`.
+    /// Opens a folder of peft's or a GGUF file, and checks it against the model; with `more` of them all add up. Raises
+    /// `ModelFileError`.
     #[staticmethod]
-    fn open(py: Python<'_>, model: &CpuModel, path: PathBuf) -> PyResult<Self> {
+    #[pyo3(signature = (model, path, *more))]
+    fn open(py: Python<'_>, model: &CpuModel, path: PathBuf, more: Vec<PathBuf>) -> PyResult<Self> {
         let loader = model.lock_attached(py)?.adapter_loader();
-        let inner = py.detach(|| loader.open(&path)).map_err(|error| file_error(&error))?;
+        let paths = [vec![path], more].concat();
+        let inner = py.detach(|| loader.open(&paths)).map_err(|error| file_error(&error))?;
         Ok(Self { inner, loader })
     }
 
@@ -58,6 +61,12 @@ impl AdapterFile {
     #[getter]
     fn num_modules(&self) -> usize {
         self.inner.num_modules()
+    }
+
+    /// Whether it is a DoRA, which does not add up with others.
+    #[getter]
+    fn is_dora(&self) -> bool {
+        self.inner.is_dora()
     }
 
     /// Bytes that steps of up to so many tokens take for adapters of this rank, beside what they take without.

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use pyagent_kernels::low_rank::UpMatrix;
-use pyagent_kernels::pack::ROWS_PER_GROUP;
+use pyagent_kernels::ggml::GgmlType;
 
 use super::settings::{Settings, gguf_settings, peft_settings};
 use super::{MAX_RANK, Projection};
@@ -28,9 +27,7 @@ const DECODERS: [&str; 3] = ["model.language_model.", "language_model.model.", "
 pub struct AdapterFile {
     pub(super) file: ModelFile,
     pub(super) modules: Vec<Module>,
-    pub(super) num_layers: usize,
-    bytes: usize,
-    rank: usize,
+    pub(super) is_dora: bool,
 }
 
 /// What an adapter adds to one projection, by the names of its tensors.
@@ -43,6 +40,13 @@ pub(super) struct Module {
     pub(super) rows: Range<usize>,
     pub(super) order: Option<RowOrder>,
     pub(super) scale: f32,
+    /// Rows of `A`, and its columns.
+    pub(super) rank: usize,
+    pub(super) cols: usize,
+    /// In which type `A` is kept.
+    pub(super) kind: GgmlType,
+    /// Numbers for each output that `DoRA` takes beside the factors.
+    pub(super) num_resizing: usize,
 }
 
 /// The tensors of a module, by role.
@@ -58,21 +62,6 @@ impl AdapterFile {
     pub(crate) fn open(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<Self, ModelFileError> {
         checked(path, config, weights).map_err(|error| error.in_file(path))
     }
-
-    /// Bytes that the adapter takes when it is loaded.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// The largest rank.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// Matrices that are added to.
-    pub fn num_modules(&self) -> usize {
-        self.modules.len()
-    }
 }
 
 fn checked(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<AdapterFile, ModelFileError> {
@@ -80,7 +69,6 @@ fn checked(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<Adapt
     let is_gguf = matches!(file, ModelFile::Gguf(_));
     let mut name_to_tensors = by_module(&file, is_gguf)?;
     let (mut modules, mut used) = (Vec::new(), Vec::new());
-    let mut sizes = (0, 0);
     let layers = weights.layers.iter().take(config.num_layers).enumerate();
     for (layer, of_layer) in layers.filter(|(layer, _)| !config.is_first_half(*layer)) {
         for projection in Projection::ALL {
@@ -94,8 +82,6 @@ fn checked(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<Adapt
             let found = checked_module(&file, &name, tensors, (all_rows, size.1), &settings)?;
             settings.check_rank(&name, found.rank)?;
             let has_shift = linear.bias.is_some() && projection.adds_bias_first();
-            sizes.0 += module_bytes(found, size, tensors.magnitude.is_some(), has_shift);
-            sizes.1 = sizes.1.max(found.rank);
             modules.push(Module {
                 layer,
                 projection,
@@ -103,6 +89,14 @@ fn checked(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<Adapt
                 rows: rows.unwrap_or(0..size.0),
                 order: row_order(is_gguf, projection, config),
                 scale: settings.scale(&name, found.rank),
+                rank: found.rank,
+                cols: size.1,
+                kind: found.kind,
+                num_resizing: if settings.is_dora {
+                    1 + usize::from(has_shift)
+                } else {
+                    0
+                },
             });
             used.push(name);
         }
@@ -117,9 +111,7 @@ fn checked(path: &Path, config: &ModelConfig, weights: &Weights) -> Result<Adapt
     Ok(AdapterFile {
         file,
         modules,
-        num_layers: config.num_layers,
-        bytes: sizes.0,
-        rank: sizes.1,
+        is_dora: settings.is_dora,
     })
 }
 
@@ -221,8 +213,8 @@ fn all_rows(is_gguf: bool, layer: usize, name: &str, config: &ModelConfig) -> Op
 #[derive(Clone, Copy)]
 struct Found {
     rank: usize,
-    /// Bytes of a number of `A` as it is kept.
-    number_bytes: usize,
+    /// In which type `A` is kept.
+    kind: GgmlType,
 }
 
 /// Checks the tensors of one matrix of `size`, [out, in].
@@ -254,7 +246,7 @@ fn checked_module(
     }
     Ok(Found {
         rank,
-        number_bytes: super::load::kept_kind(&a).row_bytes(1).unwrap_or(size_of::<f32>()),
+        kind: super::load::kept_kind(&a),
     })
 }
 
@@ -272,10 +264,4 @@ fn expect_shape(tensor: &TensorView<'_>, dims: &[usize]) -> Result<(), ModelFile
         shape(tensor.dims),
         shape(dims)
     )))
-}
-
-fn module_bytes(found: Found, (rows, cols): (usize, usize), is_dora: bool, has_shift: bool) -> usize {
-    let down = found.rank.next_multiple_of(ROWS_PER_GROUP) * (cols * found.number_bytes);
-    let resizing = if is_dora { 1 + usize::from(has_shift) } else { 0 };
-    down.next_multiple_of(64) + UpMatrix::bytes_of(found.rank, rows) + resizing * rows * size_of::<f32>()
 }

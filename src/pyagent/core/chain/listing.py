@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pyagent.core.adapter_stacks import is_stack
 from pyagent.core.chain.link import Link
 from pyagent.core.messages import ModelInfo
 from pyagent.core.resilience.deadline import Clock, Deadline
@@ -44,7 +45,8 @@ class ModelLists:
         known = self._links.get(link.name)
         if known is None or known.models is None:
             return None
-        return any(model == one.id or model in one.aliases for one in known.models)
+        is_listed = any(model == one.id or model in one.aliases for one in known.models)
+        return is_listed or is_stack(model, [name for one in known.models for name in (one.id, *one.aliases)])
 
     async def models(self, links: Sequence[Link]) -> list[tuple[Link, list[ModelInfo]]]:
         """Return what each link has now, as far as they say in time; a link that fails has what it had before."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from pyagent.core.adapter_stacks import is_stack
 from pyagent.core.backends import AGENT_PREFIX, Backend
 from pyagent.core.cluster.absentees import Absentees
 from pyagent.core.cluster.adverts import IDLE, NOTHING, Load, Offer
@@ -76,7 +77,8 @@ class Standing:
         """Whether it offers a model, or an agent as `agent:NAME`."""
         if model.startswith(AGENT_PREFIX):
             return model.removeprefix(AGENT_PREFIX) in self.offer.agents
-        return any(model == one.id for one in self.offer.models)
+        ids = [one.id for one in self.offer.models]
+        return model in ids or is_stack(model, ids)
 
     def must_load(self, model: str) -> bool:
         """Whether it offers a model that is not in its memory."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 
 class OpenedAdapter(Protocol):
-    """An adapter's file, checked against the model; nothing of it is in memory yet."""
+    """An adapter's file, or those of several that add up, checked against the model; nothing is in memory yet."""
 
     @property
     def num_bytes(self) -> int:
@@ -17,6 +18,11 @@ class OpenedAdapter(Protocol):
     @property
     def rank(self) -> int:
         """Its largest rank."""
+        ...
+
+    @property
+    def is_dora(self) -> bool:
+        """Whether it resizes what others add (DoRA), so that it does not add up with them."""
         ...
 
     def step_bytes(self, num_tokens: int) -> int:
@@ -32,8 +38,8 @@ class OpenedAdapter(Protocol):
 class AdaptingRunner(Protocol):
     """A runner that computes sequences of one step with different adapters, by the `adapter_id` of their keys."""
 
-    def open_adapter(self, path: Path) -> OpenedAdapter:
-        """Open a folder or file. Any thread. Raises `ModelError` naming what is wrong with it."""
+    def open_adapter(self, paths: Sequence[Path]) -> OpenedAdapter:
+        """Open a folder or file, or several that add up. Any thread. Raises `ModelError` naming what is wrong."""
         ...
 
     def remove_adapter(self, adapter_id: int) -> None:

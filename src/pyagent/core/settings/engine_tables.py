@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal, cast, get_args
 
+from pyagent.core.adapter_stacks import JOINT
 from pyagent.core.messages import ReasoningEffort
 from pyagent.core.setting_kinds import SIZE, TABLE, TEXT, TRUTH, Kind, choice, number, read_table, whole
 from pyagent.core.settings.section import Section, Setting, settings_in
@@ -108,8 +109,9 @@ def _read_adapters(value: object) -> dict[str, str]:
     for name, path in adapters.items():
         if not isinstance(path, str) or not path:
             raise ValueError(f"expected a path for {name!r}")
-        if not name.rpartition(":")[2].strip() or "/" in name.rpartition(":")[2]:
-            raise ValueError(f"expected a name without '/', or MODEL:NAME, got {name!r}")
+        own = name.rpartition(":")[2]
+        if not own.strip() or {"/", JOINT} & set(own):
+            raise ValueError(f"expected a name without '/' and '+', or MODEL:NAME, got {name!r}")
     return cast("dict[str, str]", adapters)
 
 

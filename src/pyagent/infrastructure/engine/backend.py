@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pyagent.core.abilities import ABILITIES, Abilities, needs
+from pyagent.core.adapter_stacks import JOINT, stack_fault
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.emulation.fulfil import first_asked, fulfil
 from pyagent.core.errors import PyAgentError, RequestError, UnsupportedError
@@ -177,13 +178,13 @@ class NativeBackend:
         if asked in {"", self.name} and able:
             return able[0]
         name = self._chosen(asked)
-        if name in able:
+        if self._task_of(name) in _ANSWERING:
             return name
         text = f"{_SCHEME}{name} is an encoder, which answers nothing; name another model to chat with"
         raise UnsupportedError(text, backend=self.name, fields=["messages"])
 
     def _base(self, name: str) -> str:
-        """Return the model that a name is of, without its adapter."""
+        """Return the model that a name is of, without its adapters."""
         return split_name(name, self.engine.adapters.all)[0]
 
     def _task_of(self, name: str) -> ModelTask | None:
@@ -206,8 +207,11 @@ class NativeBackend:
         if asked in {"", self.name}:
             return self.model_names[0]
         for name in (asked, asked.removeprefix(_SCHEME)):
-            if (own := self._own_name(name)) in self.model_names:
+            fault = stack_fault(own := self._own_name(name), self.model_names)
+            if fault == "" or own in self.model_names:
                 return own
+            if fault:
+                raise RequestError(f"{self.name}: {fault}", param="model", code="model_not_found")
         hint = did_you_mean(asked, self.model_names, f"it offers {', '.join(self.model_names)} (engine.models)")
         raise RequestError(f"{self.name} does not offer model {asked!r}; {hint}", param="model", code="model_not_found")
 
@@ -292,10 +296,11 @@ class NativeBackend:
         if name in loaded:
             fault = state.draft_models.get(name)
             return True, f"loaded, and goes on without a draft model: {fault}" if fault else "loaded"
-        base, adapter = split_name(name, self.engine.adapters.all)
-        path = self.engine.adapters.all.get(adapter)
-        if path is not None and not os.path.exists(place_of(path)):
-            return False, f"cannot answer: there is nothing at {path}"
+        adapters = self.engine.adapters.all
+        base, keys = split_name(name, adapters)
+        for path in (adapters[key] for key in keys):
+            if not os.path.exists(place_of(path)):
+                return False, f"cannot answer: there is nothing at {path}"
         try:
             return True, self._look(base)
         except PyAgentError as error:
@@ -383,7 +388,8 @@ class NativeBackend:
         """Offer an adapter no longer; what runs with it ends as it began. Raises `RequestError` for one not offered."""
         adapters = self.engine.adapters.all
         named = (*(f"{model}:{name}" for model in self._adapted), self._own_name(name))
-        key = next((key for one in named if (key := split_name(one, adapters)[1])), "")
+        keys = [keys for one in named if len(keys := split_name(one, adapters)[1]) == 1]
+        key = keys[0][0] if keys else ""
         if not key:
             text = f"there is no adapter {name!r}; there are {', '.join(sorted(adapters)) or 'none'}"
             raise RequestError(text, param="lora_name", code="adapter_not_found")
@@ -396,8 +402,10 @@ class NativeBackend:
         model = model or next(iter(self._adapted), "")
         if not model:
             raise RequestError(f"{self.name} has no model that chats, to which an adapter could add", param="lora_name")
-        if not adapter.strip() or not adapter.isprintable() or set(adapter) & set("/:"):
-            text = f"expected a name without '/' and ':', or MODEL:NAME of a model that {self.name} has, got {name!r}"
+        if not adapter.strip() or not adapter.isprintable() or set(adapter) & {"/", ":", JOINT}:
+            text = (
+                f"expected a name without '/', ':' and '+', or MODEL:NAME of a model that {self.name} has, got {name!r}"
+            )
             raise RequestError(text, param="lora_name")
         return f"{model}:{adapter}"
 

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
+from pyagent.core.adapter_stacks import JOINT, stack_fault
 from pyagent.core.backends import AGENT_PREFIX, LinkSpec
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import ModelInfo
@@ -108,7 +111,8 @@ def find_model(asked: str, models: Sequence[ModelInfo]) -> ModelInfo | None:
     """Return the model that a name means; None where it means none.
 
     First come the models' own names, their links', and paths of files; then the ends of names after a `/`, in letters
-    of either case; then, as Ollama has them, names without their tag. Raises `RequestError` where several are meant.
+    of either case; then, as Ollama has them, names without their tag; last `MODEL:A+B`, of several adapters. Raises
+    `RequestError` where several models are meant, and for a faulty name of several adapters.
     """
     for model in models:
         if asked and asked in {model.id, model.backend, *model.aliases}:
@@ -123,7 +127,22 @@ def find_model(asked: str, models: Sequence[ModelInfo]) -> ModelInfo | None:
             raise _ambiguous(asked, ids)
         if ids:
             return next(model for model in named if model.id == ids[0])
-    return None
+    return _stack(asked, models) if JOINT in asked else None
+
+
+def _stack(asked: str, models: Sequence[ModelInfo]) -> ModelInfo | None:
+    """Return what is said of several adapters' model, as it is with the first of them."""
+    name_to_info = {name: info for info in reversed(models) for name in (info.id, info.backend, *info.aliases)}
+    fault = stack_fault(asked, name_to_info)
+    if fault:
+        raise RequestError(fault, param="model", code="model_not_found")
+    if fault is None:
+        return None
+    model, _, adapters = asked.rpartition(":")
+    one, _, others = adapters.partition(JOINT)
+    first = name_to_info[f"{model}:{one}"]
+    own, backend = (f"{name}{JOINT}{others}" for name in (first.id, first.backend))
+    return msgspec.structs.replace(first, id=own, backend=backend, is_loaded=None, size_bytes=None, aliases=())
 
 
 def _normal(name: str) -> str:

@@ -1,7 +1,8 @@
-"""What an adapter is known by: the content of its files, so that cached keys and values are never another's."""
+"""What adapters are known by: the content of their files, so that cached keys and values are never another's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -20,3 +21,18 @@ def adapter_id_of(path: Path) -> int:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
     return int.from_bytes(digest.digest(), "little") or 1
+
+
+def stack_id_of(paths: Sequence[Path]) -> tuple[list[Path], int]:
+    """Return adapters that add up in the order of their contents, and their id together: its own where it is one.
+
+    Sums depend on their order in the last bit: in this one neither they nor the id depend on names. Raises `OSError`.
+    """
+    ids = [adapter_id_of(path) for path in paths]
+    ordered = sorted(range(len(paths)), key=ids.__getitem__)
+    if len(ids) == 1:
+        return [*paths], ids[0]
+    digest = blake2b(digest_size=8, person=b"stack")
+    for place in ordered:
+        digest.update(ids[place].to_bytes(8, "little"))
+    return [paths[place] for place in ordered], int.from_bytes(digest.digest(), "little") or 1

@@ -1,4 +1,4 @@
-"""The names of adapters: requests name `MODEL:ADAPTER` where they name a model.
+"""The names of adapters: requests name `MODEL:ADAPTER` where they name a model, or `MODEL:A+B` for several that add up.
 
 An entry of `engine.adapters` is of every model that answers, or of one where its key is `MODEL:NAME`.
 """
@@ -8,19 +8,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
+from pyagent.core.adapter_stacks import JOINT, MAX_ADAPTERS
+
 TRIAL = "\n"
 """The end of a key under which an adapter is tried, that no request can name and no list has."""
 
 
-def split_name(name: str, adapters: Mapping[str, str]) -> tuple[str, str]:
-    """Return a model's name and the key of its adapter, empty for the bare model."""
-    model, colon, adapter = name.rpartition(":")
-    if colon and model:
-        if name in adapters:
-            return model, name
-        if adapter in adapters:
-            return model, adapter
-    return name, ""
+def split_name(name: str, adapters: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return a model's name and the keys of its adapters, in the order of their own names; none for the bare model."""
+    model, _, named = name.rpartition(":")
+    if not model or named.count(JOINT) >= MAX_ADAPTERS:
+        return name, ()
+    keys = [_key_of(model, adapter, adapters) for adapter in named.split(JOINT)]
+    if not all(keys) or len(set(keys)) < len(keys):
+        return name, ()
+    return model, tuple(sorted(keys, key=own_name))
+
+
+def _key_of(model: str, adapter: str, adapters: Mapping[str, str]) -> str:
+    """Return the key of one adapter, empty where there is none."""
+    return next((key for key in (f"{model}:{adapter}", adapter) if key in adapters), "")
+
+
+def own_name(key: str) -> str:
+    """Return an adapter's own name, without a model's."""
+    return key.rpartition(":")[2].removesuffix(TRIAL)
 
 
 def adapters_of(model: str, adapters: Mapping[str, str]) -> dict[str, str]:

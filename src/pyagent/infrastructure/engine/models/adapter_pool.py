@@ -2,6 +2,9 @@
 
 What one takes is reserved in the ledger before it is loaded. Users are counted: one in use stays, an idle one goes when
 the ledger asks, the one used longest ago first. One whose name is taken back goes when its last request ends.
+
+Several that one request names, which add up, are one entry: it is there from its first request until it goes, since
+there are more such names than can be counted for good.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,11 +21,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pyagent.core.adapter_stacks import JOINT
 from pyagent.core.errors import AdapterError, ModelError, RequestError, UnsupportedError
 from pyagent.core.runners.adapters import AdaptingRunner
 from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
-from pyagent.infrastructure.engine.models.adapter_digest import adapter_id_of
-from pyagent.infrastructure.engine.models.adapter_names import TRIAL
+from pyagent.infrastructure.engine.models.adapter_digest import stack_id_of
+from pyagent.infrastructure.engine.models.adapter_names import TRIAL, own_name
 from pyagent.infrastructure.engine.stats import AdapterStats
 from pyagent.infrastructure.models.names import place_of
 
@@ -52,9 +56,9 @@ class _Loaded:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """An adapter. `claimed_id` is its id from before it is loaded until after it is removed."""
+    """An adapter, or several that add up. `claimed_id` is its id from before it is loaded until after it is removed."""
 
-    key: str
+    keys: tuple[str, ...]
     load: SharedLoad[_Loaded]
     loaded: _Loaded | None = None
     claimed_id: int = 0
@@ -64,8 +68,8 @@ class _Entry:
 
     @property
     def name(self) -> str:
-        """The adapter's own name, without a model's."""
-        return self.key.rpartition(":")[2].removesuffix(TRIAL)
+        """The adapter's own name, without a model's; of several, `A+B`."""
+        return JOINT.join(map(own_name, self.keys))
 
     def count(self, **more: float) -> None:
         """Add to its counts."""
@@ -85,7 +89,7 @@ class AdapterPool:
         self._paths = paths
         self._reserve = reserve
         self._most_tokens = most_tokens
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[tuple[str, ...], _Entry] = {}
         self._forgotten: list[_Entry] = []  # whose requests still run
         self._workspace: Reservation | None = None
         self._is_closed = False
@@ -94,17 +98,19 @@ class AdapterPool:
         self._moving = threading.Lock()  # what is loaded is not removed for one that had the same content before
 
     @contextlib.asynccontextmanager
-    async def using(self, key: str) -> AsyncGenerator[int]:
-        """The id of an adapter, loaded when it is not, and kept as long as the block runs; 0 without one.
+    async def using(self, keys: tuple[str, ...]) -> AsyncGenerator[int]:
+        """The id of an adapter, or of several that add up, loaded when it is not, and kept as long as the block runs.
+
+        0 without any.
 
         Raises `AdapterError` for one that cannot be used with the model, `RequestError` for one that was unloaded since
         it was named, `CapacityError` when there is no room now.
         """
-        if not key:
+        if not keys:
             yield 0
             return
         started = time.perf_counter()
-        entry, coming = self._enter(key)
+        entry, coming = self._enter(keys)
         try:
             yield (await arrived(coming)).adapter_id
         finally:
@@ -112,6 +118,8 @@ class AdapterPool:
                 entry.users -= 1
                 entry.count(request_seconds=time.perf_counter() - started)
                 is_last = entry.is_forgotten and not entry.users
+                if entry.load.running is None:
+                    self._drop_idle(entry)
             if is_last:  # beside the event loop: a load may be moving in
                 threading.Thread(target=self._unload, args=(entry,), name="pyagent-adapter", daemon=True).start()
 
@@ -129,22 +137,22 @@ class AdapterPool:
                     num_running=entry.users,
                     num_bytes=0 if entry.loaded is None else entry.loaded.held.num_bytes,
                 )
-                for key, entry in self._entries.items()
-                if not key.endswith(TRIAL)
+                for entry in self._entries.values()
+                if not entry.keys[-1].endswith(TRIAL)
             }
 
     def forget(self, key: str) -> None:
-        """Take back an adapter's name: what is in memory under it goes, at once or when its last request ends. Blocks.
+        """Take back an adapter's name: what has it in memory goes, at once or when its last request ends. Blocks.
 
         A request that names it anew loads what the name is of then.
         """
         with self._lock:
-            entry = self._entries.pop(key, None)
-            if entry is None:
-                return
-            entry.is_forgotten = True
-            self._forgotten.append(entry)
-        self._unload(entry)
+            entries = [self._entries.pop(keys) for keys in [*self._entries] if key in keys]
+            for entry in entries:
+                entry.is_forgotten = True
+            self._forgotten += entries
+        for entry in entries:
+            self._unload(entry)
 
     def release(self) -> None:
         """Give the bytes of all back: the model is closed."""
@@ -160,12 +168,12 @@ class AdapterPool:
     def _all(self) -> list[_Entry]:
         return [*self._entries.values(), *self._forgotten]
 
-    def _enter(self, key: str) -> tuple[_Entry, _Loaded | Future[_Loaded]]:
+    def _enter(self, keys: tuple[str, ...]) -> tuple[_Entry, _Loaded | Future[_Loaded]]:
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self._entries.get(keys)
             if entry is None:
-                load = SharedLoad[_Loaded](f"pyagent-load-{self._model}:{key}", self._lock)
-                entry = self._entries[key] = _Entry(key, load)
+                load = SharedLoad[_Loaded](f"pyagent-load-{self._model}:{JOINT.join(keys)}", self._lock)
+                entry = self._entries[keys] = _Entry(keys, load)
             entry.users += 1
             entry.count(num_requests=1)
             if entry.loaded is not None:
@@ -185,6 +193,12 @@ class AdapterPool:
         elif entry.is_forgotten:
             self._unload(entry)
 
+    def _drop_idle(self, entry: _Entry) -> None:
+        """Count several adapters no more that are neither used nor in memory; the caller holds the lock."""
+        is_idle = not entry.users and entry.loaded is None
+        if len(entry.keys) > 1 and is_idle and self._entries.get(entry.keys) is entry:
+            del self._entries[entry.keys]
+
     def _load(self, entry: _Entry) -> _Loaded:
         started = time.perf_counter()
         try:
@@ -192,6 +206,7 @@ class AdapterPool:
         except Exception as error:
             with self._lock:
                 entry.count(num_failed_loads=1)
+                self._drop_idle(entry)
             logger.warning("the adapter %s of %s is not loaded: %s", entry.name, self._model, error)
             if isinstance(error, ModelError):
                 text = f"the adapter {entry.name!r} of native:{self._model} cannot be used: {error}"
@@ -202,50 +217,66 @@ class AdapterPool:
         return _Loaded(adapter_id, held, rank, seconds)
 
     def _read(self, entry: _Entry) -> tuple[int, Reservation, int]:
-        runner, path = self._runner, self._path_of(entry)
+        runner, paths = self._runner, [self._path_of(key) for key in entry.keys]
         if not isinstance(runner, AdaptingRunner):
-            text = f"native:{self._model} runs on a runner without adapters; set engine.runner to cpu for {entry.key!r}"
+            name = entry.name
+            text = f"native:{self._model} runs on a runner without adapters; set engine.runner to cpu for {name!r}"
             raise UnsupportedError(text, backend=f"native:{self._model}", fields=["model"])
-        runner.open_adapter(path)  # what is no adapter is not read to its end
-        adapter_id = self._id_of(path)
-        opened = runner.open_adapter(path)
+        for key, path in zip(entry.keys, paths, strict=True):  # what is no adapter is not read to its end
+            self._check(runner, key, path, is_alone=len(paths) == 1)
+        paths, adapter_id = self._identified(paths)
+        opened = runner.open_adapter(paths)
         held = self._reserve(f"adapter:{self._model}:{entry.name}", opened.num_bytes, partial(self._evict, entry))
         try:
             self._hold_workspace(opened.step_bytes(self._most_tokens))
             with self._moving:
-                self._move_in(entry, runner, opened, path, adapter_id)
+                self._move_in(entry, runner, opened, paths, adapter_id)
         except BaseException:
             held.release()
             raise
         return adapter_id, held, opened.rank
 
-    def _path_of(self, entry: _Entry) -> Path:
-        path = self._paths.all.get(entry.key)
+    def _check(self, runner: AdaptingRunner, key: str, path: Path, *, is_alone: bool) -> None:
+        """Open one adapter. Raises `ModelError`, which names it where it is one of several."""
+        try:
+            opened = runner.open_adapter([path])
+        except ModelError as error:
+            if is_alone:
+                raise
+            raise ModelError(f"{own_name(key)!r}: {error}", model=self._model) from error
+        if opened.is_dora and not is_alone:
+            text = f"{own_name(key)!r} is a DoRA, which resizes what others add and does not add up; name it alone"
+            raise ModelError(text, model=self._model)
+
+    def _path_of(self, key: str) -> Path:
+        path = self._paths.all.get(key)
         if path is None:
-            text = f"the adapter {entry.name!r} of native:{self._model} was unloaded"
+            text = f"the adapter {own_name(key)!r} of native:{self._model} was unloaded"
             raise RequestError(text, param="model", code="model_not_found")
         return place_of(path)
 
     def _move_in(
-        self, entry: _Entry, runner: AdaptingRunner, opened: OpenedAdapter, path: Path, adapter_id: int
+        self, entry: _Entry, runner: AdaptingRunner, opened: OpenedAdapter, paths: Sequence[Path], adapter_id: int
     ) -> None:
         entry.claimed_id = adapter_id
         try:
             opened.load(adapter_id)
-            if self._id_of(path) == adapter_id:
+            if self._identified(paths)[1] == adapter_id:
                 return
             runner.remove_adapter(adapter_id)
         except BaseException:
             entry.claimed_id = 0
             raise
         entry.claimed_id = 0
-        raise ModelError(f"{path} was changed while it was loaded; ask again", model=self._model)
+        shown = " or ".join(map(str, paths))
+        raise ModelError(f"{shown} was changed while it was loaded; ask again", model=self._model)
 
-    def _id_of(self, path: Path) -> int:
+    def _identified(self, paths: Sequence[Path]) -> tuple[list[Path], int]:
+        """Return the files in the order in which they are loaded, and the id of their content."""
         try:
-            return adapter_id_of(path)
+            return stack_id_of(paths)
         except OSError as error:
-            raise ModelError(f"{path} cannot be read: {error}", model=self._model) from error
+            raise ModelError(f"{' or '.join(map(str, paths))} cannot be read: {error}", model=self._model) from error
 
     def _hold_workspace(self, num_bytes: int) -> None:
         """Hold what steps take for adapters, once for all of them; it stays with the model."""
@@ -271,6 +302,7 @@ class AdapterPool:
                 if entry in self._forgotten and entry.load.running is None:
                     self._forgotten.remove(entry)
                 loaded, entry.loaded, entry.claimed_id = entry.loaded, None, 0
+                self._drop_idle(entry)
                 if loaded is None:
                     return False
                 is_shared = any(other.claimed_id == loaded.adapter_id for other in self._all())

@@ -99,8 +99,8 @@ class ModelPool:
         with self._lock:
             return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
 
-    def split_name(self, name: str) -> tuple[str, str]:
-        """Return the model that a name is of, and the key of its adapter, empty for the bare model."""
+    def split_name(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """Return the model that a name is of, and the keys of its adapters, none for the bare model."""
         return split_name(name, self.adapters.all)
 
     def name_adapter(self, key: str, path: str) -> None:

@@ -24,12 +24,14 @@ _DEFAULT_KV_BYTES = 1 << 30
 
 
 class OpenedCpuAdapter:
-    """An adapter's file, checked against a CPU runner's model."""
+    """An adapter's file, or those of several that add up, checked against a CPU runner's model."""
 
-    def __init__(self, model: _rust.CpuModel, path: Path, file: _rust.AdapterFile) -> None:
+    def __init__(self, model: _rust.CpuModel, paths: Sequence[Path]) -> None:
+        """Raise `_rust.ModelFileError` naming what is wrong with one of them."""
         self._model = model
-        self._path = path
-        self._file = file
+        self._paths = paths
+        self._file = file = _rust.AdapterFile.open(model, *paths)
+        self.is_dora = file.is_dora
         self.num_bytes = file.bytes
         self.rank = file.rank
 
@@ -42,7 +44,7 @@ class OpenedCpuAdapter:
         try:
             self._file.load(self._model, adapter_id)
         except _rust.ModelFileError as error:
-            raise ModelError(str(error), model=str(self._path)) from error
+            raise ModelError(str(error), model=str(self._paths[0])) from error
 
 
 class CpuRunner(PagedRunner):
@@ -173,12 +175,15 @@ class CpuRunner(PagedRunner):
         """Return the bytes that steps up to the largest take beside weights and KV memory."""
         return self.model.step_bytes(step.num_tokens, step.num_outputs, step.num_positions or self.context_length)
 
-    def open_adapter(self, path: Path) -> OpenedCpuAdapter:
-        """Open a folder of peft's or a GGUF file. Any thread. Raises `ModelError` naming what is wrong with it."""
+    def open_adapter(self, paths: Sequence[Path]) -> OpenedCpuAdapter:
+        """Open a folder of peft's or a GGUF file, or several that add up. Any thread.
+
+        Raises `ModelError` naming what is wrong with one.
+        """
         try:
-            return OpenedCpuAdapter(self.model, path, _rust.AdapterFile.open(self.model, path))
+            return OpenedCpuAdapter(self.model, paths)
         except _rust.ModelFileError as error:
-            raise ModelError(str(error), model=str(path)) from error
+            raise ModelError(str(error), model=str(paths[0])) from error
 
     def remove_adapter(self, adapter_id: int) -> None:
         """Forget one. Any thread. Sequences that still name it end with an error."""

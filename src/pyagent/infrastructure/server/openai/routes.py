@@ -56,7 +56,7 @@ async def show_model(service: Service, request: Request) -> Response:
     found = find_model(wanted, models)
     if found is None:
         raise unknown_model(wanted, models)
-    return json_response(model_entry(by_id(models)[found.id], service.created))
+    return json_response(model_entry(by_id(models).get(found.id, [found]), service.created))
 
 
 async def _complete(service: Service, request: Request, read: Callable[[bytes], ParsedRequest]) -> Response:
