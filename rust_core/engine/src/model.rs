@@ -344,7 +344,10 @@ impl<'a> Loader<'a> {
         if let Some(recurrent) = config.recurrent(layer) {
             let columns = recurrent.output_size(hidden);
             let output = self.linear(&name(Part::MixerOutput), hidden, columns)?;
-            return Ok((Mixer::Recurrent(self.recurrent(layer, recurrent)?), Some(output)));
+            return Ok((
+                Mixer::Recurrent(Box::new(self.recurrent(layer, recurrent)?)),
+                Some(output),
+            ));
         }
         if let Some(latent) = &config.latent {
             let (weights, output) = self.latent(layer, latent)?;

@@ -129,6 +129,6 @@ mod tests {
         distances.grow_to(3);
         assert_eq!((at(&distances, 0, 2), at(&distances, 1, -2)), (-0.125, -0.007_812_5));
         distances.grow_to(400);
-        assert_eq!((at(&distances, 0, 2), at(&distances, 1, -399)), (-0.125, -1.558_593_75));
+        assert_eq!((at(&distances, 0, 2), at(&distances, 1, -399)), (-0.125, -1.558_593_8));
     }
 }

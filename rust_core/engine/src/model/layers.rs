@@ -56,7 +56,7 @@ pub enum Mixer {
     /// Attention to latents.
     Latent(Box<LatentWeights>),
     /// A state that each token changes.
-    Recurrent(RecurrentWeights),
+    Recurrent(Box<RecurrentWeights>),
     /// Nothing, in layers that have a feed-forward block alone.
     Absent,
 }
