@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from integration.test_mtp_heads import chain, cold, swapped_out_and_in
 from support.draft_models import eagerly_drafted, with_draft_model
 from support.drafts import same_answers
-from support.kv_sequences import Memory
+from support.kv_sequences import Memory, head_of
 from support.native import at_once, chat, options, run, running
 from support.requests_of_all_kinds import requests_of_all_kinds, told
 from support.tiny_assistant import Written
@@ -105,6 +106,7 @@ CASES: list[tuple[dict[str, object], Written | None, str]] = [
     ({"hidden_size": 80, "target_hidden_size": 64}, None, "with embeddings of width 80; the model has 64"),
     ({"num_attention_heads": 8}, None, "self_attn.q_proj.weight' is 64 x 128; expected 128 x 128"),
     ({"target_hidden_size": 96}, None, "it drafts for models of hidden size 96; the model has 64"),
+    ({"target_hidden_size": 1 << 62}, None, f"'target_hidden_size' is {1 << 62}; expected 1 to 1048576"),
     ({"vocab_size": NUM_TOKENS + 1}, None, f"it drafts for models of vocabulary {NUM_TOKENS + 1}; the model has"),
     ({"draft_vocab_size": NUM_TOKENS + 1}, None, f"'draft_vocab_size' is {NUM_TOKENS + 1}; expected 1 to the"),
     ({"draft_vocab_size": 0}, None, "'draft_vocab_size' is 0; expected 1 to the"),
@@ -262,6 +264,24 @@ def test_memory_of_a_head_is_in_the_account(folder: Path) -> None:
             assert not any("tiny" in account for account in pool.accounts())
 
     run(work())
+
+
+def test_a_head_of_another_shape_drafts_the_same_warm_and_cold(tmp_path: Path) -> None:
+    """With a width, an embedding and heads of its own it has pages of its own in the model's group: bit for bit."""
+    path = write_target(tmp_path / "model.gguf")
+    config = head_config(hidden_size=96, target_hidden_size=HIDDEN, num_key_value_heads=1)
+    write_head(head_of(path), config, head_tensors(hidden=96, kv_heads=1, has_embedding=True))
+    memory, log = Memory(path, tmp_path, threads=2), [3 + place * place % 90 for place in range(75)]
+    assert [(kind, pages > 1) for kind, _, pages in memory.model.info()["kv_groups"]] == [("recorded", True)]
+    swapped = swapped_out_and_in(memory, log)
+    memory.pool.clear_index()
+    memory.pool.add(1, log)
+    for start in range(0, 70, 7):
+        memory.compute((1, log[start : min(start + 7, 74)]))
+    memory.compute((1, log[70:74]))
+    memory.model.copy_pages(memory.pool.fork(1, 3))
+    forked = chain(memory, 3, log[-1])
+    assert forked == chain(memory, 1, log[-1]) == swapped == cold(memory, log[:-1], log[-1])
 
 
 def test_a_head_sees_what_its_window_holds(tmp_path: Path) -> None:

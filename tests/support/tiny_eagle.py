@@ -54,9 +54,9 @@ def head_config(**changes: object) -> dict[str, object]:
     return {field: value for field, value in (fields | changes).items() if value is not None}
 
 
-def head_tensors(*, hidden: int = HIDDEN, has_embedding: bool = False, seed: int = 3) -> Written:
+def head_tensors(*, hidden: int = HIDDEN, kv_heads: int = KV_HEADS, has_embedding: bool = False) -> Written:
     """Random tensors of a head for a model of `HIDDEN`, under the names of trainers."""
-    draw, tensors = random.Random(seed), Written()
+    draw, tensors = random.Random(3), Written()
 
     def matrix(name: str, rows: int, columns: int) -> None:
         values = (draw.gauss(0, columns**-0.5) for _ in range(rows * columns))
@@ -70,7 +70,7 @@ def head_tensors(*, hidden: int = HIDDEN, has_embedding: bool = False, seed: int
         norm(f"midlayer.{name}")
     matrix("midlayer.self_attn.q_proj", HEADS * HEAD_DIM, 2 * hidden)
     for name in ("k", "v"):
-        matrix(f"midlayer.self_attn.{name}_proj", KV_HEADS * HEAD_DIM, 2 * hidden)
+        matrix(f"midlayer.self_attn.{name}_proj", kv_heads * HEAD_DIM, 2 * hidden)
     matrix("midlayer.self_attn.o_proj", hidden, HEADS * HEAD_DIM)
     matrix("midlayer.mlp.gate_proj", FFN, hidden)
     matrix("midlayer.mlp.up_proj", FFN, hidden)

@@ -94,7 +94,7 @@ def write_tiny_model(
 
 def tiny_tensors(**changes: object) -> dict[str, tuple[tuple[int, ...], array[float]]]:
     """Return the tensors of the model, whose metadata has such changes."""
-    return _tensors(metadata(**changes), "llama", 7)
+    return _tensors(metadata("llama", **changes), "llama", 7)
 
 
 def split_tiny_model(folder: Path, count: int = 3) -> list[Path]:

@@ -40,6 +40,8 @@ const PARALLEL: &str = "parallel_draft_step";
 pub(crate) const NUM_TAPS: usize = 3;
 const FIRST_TAP: usize = 2;
 const LAST_TAP: usize = 3;
+/// Width of the other model's stream at most.
+const MOST_WIDTH: usize = 1 << 20;
 
 /// How the three places of the stream are normalised before the matrix that joins them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +116,12 @@ impl EagleConfig {
                 head.vocab_size
             )));
         }
+        let target_size = sizes.optional_size("target_hidden_size")?.unwrap_or(head.hidden_size);
+        if !(1..=MOST_WIDTH).contains(&target_size) {
+            return Err(invalid(format!(
+                "config.json: 'target_hidden_size' is {target_size}; expected 1 to {MOST_WIDTH}"
+            )));
+        }
         let is_of_speculators = config.contains_key("transformer_layer_config");
         let hands_on_normalised = is_of_speculators && said.truth("norm_output", false)?;
         if !is_of_speculators {
@@ -121,7 +129,7 @@ impl EagleConfig {
         }
         Ok(Self {
             vocab_size,
-            target_size: sizes.optional_size("target_hidden_size")?.unwrap_or(head.hidden_size),
+            target_size,
             taps: said.taps()?,
             window: window(config)?,
             feature_norm: said.feature_norm()?,
