@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+from support.tiny_model import vocabulary
+
 from pyagent import _rust
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    """Return so many of the tiny vocabulary's tokens, none of which ends a text."""
+    draw, num_tokens = random.Random(seed), len(vocabulary()[0])
+    return [draw.randrange(3, num_tokens) for _ in range(count)]
 
 
 class Memory:
