@@ -357,8 +357,8 @@ class Engine(Section, frozen=True):
         Setting(
             ADAPTERS,
             "Adapters (LoRA, DoRA) by name, each the path of a folder that peft saved, or of a GGUF file (`./` is "
-            "beside this file). A request names `MODEL:NAME` as its model; a key `MODEL:NAME` is an adapter of that "
-            "model alone. For the `cpu` runner.",
+            "beside this file). A request names `MODEL:NAME` as its model, or `MODEL:A+B` for several that add up; a "
+            "key `MODEL:NAME` is an adapter of that model alone. For the `cpu` runner.",
         ),
     ] = {}
     stream_interval: Annotated[
