@@ -46,6 +46,21 @@ def test_a_laid_out_folder_as_gguf_is_the_same_model(name: str, tmp_path: Path) 
     expect_same_logits(folder, tmp_path / "made.gguf")
 
 
+def test_gemma_4_12b_is_written_as_its_other_forms_are(tmp_path: Path) -> None:
+    """Its config.json has names and defaults of its own: the file is the same."""
+    folder = written("gemma4, 31B", tmp_path / "model")
+    quantized(folder, tmp_path / "made.gguf", "F32")
+    config = json.loads((folder / "config.json").read_text())
+    text = {key: value for key, value in config.items() if "per_layer_input" not in key}
+    for name, changed in (
+        ("text", text | {"model_type": "gemma4_unified_text"}),
+        ("whole", {"model_type": "gemma4_unified", "text_config": text | {"model_type": "gemma4_unified_text"}}),
+    ):
+        (folder / "config.json").write_text(json.dumps(changed))
+        quantized(folder, tmp_path / f"{name}.gguf", "F32")
+        assert (tmp_path / f"{name}.gguf").read_bytes() == (tmp_path / "made.gguf").read_bytes()
+
+
 def test_heads_of_glm_and_deepseek_are_kept(tmp_path: Path) -> None:
     """A layer behind the others; where config.json tells of one and the folder has none, the file has none."""
     folder = written("deepseek_v3", tmp_path / "model")

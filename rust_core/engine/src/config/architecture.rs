@@ -310,6 +310,8 @@ impl Architecture {
                 | Self::Nemotron
                 | Self::GptNeoX
                 | Self::ExaoneMoe
+                | Self::Mellum
+                | Self::BailingMoe2
                 | Self::Apertus
         )
     }

@@ -59,6 +59,8 @@ _NEAREST: Mapping[str, str] = {
     "qwen3_vl_moe": "qwen3_moe",
 }
 """Families that cannot be written, and the nearest that can."""
+_OF_GEMMA_4_12B: dict[str, object] = {"sliding_window": 1024, "hidden_size_per_layer_input": 0}
+"""What it has where its config.json says nothing; its layers are those of Gemma 4's other forms."""
 _TELL_WINDOWS = frozenset({"exaone4", "olmo3"})
 """Families whose files say of each layer whether it has a window."""
 _TO_LOCAL_BASE: Mapping[str, float] = {"gemma3_text": 10_000.0, "olmo3": 0.0}
@@ -70,7 +72,10 @@ _MOST_FACTORS = 1 << 12
 def text_half(config: Config) -> Config:
     """Return what is said of the half of a model of several senses that reads and writes text; else all."""
     text = object_in(config, "text_config")
-    return {**config, **text} if text else config
+    half = {**config, **text} if text else config
+    if half.get("model_type") in {"gemma4_unified", "gemma4_unified_text"}:
+        return _OF_GEMMA_4_12B | half | {"model_type": "gemma4_text"}
+    return half
 
 
 def refuse_family(path: Path, config: Config, encoders: Sequence[str]) -> None:
