@@ -13,6 +13,9 @@ from support.tiny_adapter import write_adapter
 from support.tiny_model import write_tiny_model
 
 from pyagent.core.backends import collect
+from pyagent.core.chain import Chain
+from pyagent.core.cluster.adverts import Offer
+from pyagent.core.cluster.peers import Standing
 from pyagent.core.config import load_settings
 from pyagent.core.errors import AdapterError, ConfigError, RequestError
 
@@ -128,6 +131,18 @@ def test_every_api_takes_several_and_names_what_is_wrong(folder: Path) -> None:
             refused = answer(client, f"tiny:{name}")
             assert (refused.status_code, reason in refused.text) == (status, True), refused.text
         assert text(client, "tiny:one+two") == expected
+
+
+def test_a_chain_and_a_cluster_know_who_has_several(folder: Path) -> None:
+    """The link, or the node, that lists the model with each of them, and no other."""
+
+    async def work() -> None:
+        async with running(folder / "tiny.gguf", adapted(folder, "one", "two")) as backend:
+            chain, peer = Chain([backend]), Standing(offer=Offer(models=tuple(await backend.models())))
+            for name, is_there in (("tiny:two+one", True), ("tiny:one+three", False), ("tiny:one+one", False)):
+                assert (await chain.has_model(name), peer.has(name)) == (is_there, is_there)
+
+    run(work())
 
 
 def test_a_part_that_is_replaced_or_unloaded_takes_its_stacks_along(folder: Path) -> None:
