@@ -10,7 +10,7 @@ import pytest
 from support.draft_models import eagerly_drafted, with_draft_model
 from support.drafts import same_answers
 from support.gguf_writer import Blocks
-from support.kv_sequences import Memory
+from support.kv_sequences import Memory, random_tokens
 from support.native import at_once, chat, options, run, running
 from support.quantised_model import random_blocks
 from support.requests_of_all_kinds import requests_of_all_kinds, told
@@ -40,11 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_target(folder / "model.gguf")
     write_assistant(folder / "assistant")
     return folder
-
-
-def random_tokens(seed: int, count: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
 
 
 class Assisted(Memory):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import subprocess
 from pathlib import Path
 
 import pytest
 from support.command_line import COMMAND, fresh_environment
-from support.kv_sequences import Memory
+from support.kv_sequences import Memory, random_tokens
 from support.native import alone, assert_idle, at_once, engine_logits, mixed_requests, options, run, running
 from support.tiny_gemma4 import (
     EXPERTS,
@@ -17,7 +16,6 @@ from support.tiny_gemma4 import (
     GLOBAL_HEAD_DIM,
     HEAD_DIM,
     HIDDEN,
-    NUM_TOKENS,
     gemma4_tensors,
     write_gemma4,
 )
@@ -31,11 +29,6 @@ from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of each form."""
     return write_gemma4(tmp_path_factory.mktemp("gemma4") / f"{request.param}.gguf", request.param)
-
-
-def random_tokens(seed: int, count: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
 
 
 def test_layers_that_share_keys_take_no_memory_for_them(tmp_path: Path) -> None:

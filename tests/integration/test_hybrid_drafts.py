@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.draft_models import eagerly_drafted, with_draft_model
 from support.drafts import drafting, same_answers
-from support.kv_sequences import Memory
+from support.kv_sequences import Memory, random_tokens
 from support.native import at_once, chat, options, run, running
 from support.requests_of_all_kinds import requests_of_all_kinds, told
 from support.tiny_lfm3 import write_hybrid_of
@@ -30,11 +30,6 @@ MOST_DRAFTS = 16
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with short convolutions, windows beside them, gated delta nets, or state spaces of both kinds."""
     return write_hybrid_of(request.param, tmp_path_factory.mktemp("hybrid"))
-
-
-def random_tokens(seed: int, count: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
 
 
 class Greedy:

@@ -14,10 +14,9 @@ import pytest
 from support.command_line import COMMAND, fresh_environment
 from support.gguf_writer import Tensors
 from support.hybrid_model import hybrid_tensors, write_hybrid
-from support.kv_sequences import Memory
+from support.kv_sequences import Memory, random_tokens
 from support.native import alone, assert_idle, at_once, chat, mixed_requests, options, run, running
 from support.tiny_lfm3 import write_hybrid_of
-from support.tiny_model import vocabulary
 
 from pyagent import _rust
 from pyagent.core.backends import collect
@@ -26,7 +25,6 @@ from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
-NUM_TOKENS = len(vocabulary()[0])
 FAMILIES = ("lfm2", "lfm3", "qwen35", "granitehybrid", "jamba", "nemotron_h")
 LITTLE = {"lfm2": 20, "lfm3": 40, "qwen35": 66, "granitehybrid": 66, "jamba": 66, "nemotron_h": 66}
 """Memory for one long sequence and a bit, in blocks of the tiny model: states of delta nets take more."""
@@ -42,11 +40,6 @@ FORMATS: dict[str, Callable[[int], EngineOptions]] = {
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small hybrid model."""
     return write_hybrid_of(request.param, tmp_path_factory.mktemp("hybrid"))
-
-
-def random_tokens(seed: int, count: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
 
 
 def test_states_are_a_group_of_pages(path: Path) -> None:

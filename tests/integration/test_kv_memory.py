@@ -7,7 +7,8 @@ import random
 from pathlib import Path
 
 import pytest
-from support.tiny_model import TINY_GEMMA_WINDOW, vocabulary
+from support.kv_sequences import random_tokens
+from support.tiny_model import TINY_GEMMA_WINDOW
 
 from pyagent import _rust
 from pyagent.core.backends import collect
@@ -17,7 +18,6 @@ from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.scheduler.scheduler import SchedulerLimits
 
-NUM_TOKENS = len(vocabulary()[0])
 NO_PAGE = 0xFFFFFFFF
 Groups = list[tuple[str, int, int]]
 
@@ -42,11 +42,6 @@ def compute(model: _rust.CpuModel, pool: _rust.BlockPool, sequence: int, tokens:
 def pages_of_full_attention(model: _rust.CpuModel, num_tokens: int) -> int:
     """Pages that a sequence would take if every layer kept all tokens."""
     return -(-num_tokens // 16) * sum(pages for _, _, pages in model.info()["kv_groups"])
-
-
-def random_tokens(seed: int, count: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
 
 
 def test_groups_are_those_of_the_layers(tiny_gemma_path: Path, tiny_model_path: Path) -> None:

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from support.command_line import COMMAND, fresh_environment
 from support.gguf_writer import Blocks
-from support.kv_sequences import Memory
+from support.kv_sequences import Memory, random_tokens
 from support.native import engine_logits
 from support.tiny_sparse import (
     HEADS,
     LATENT,
     LAYERS,
-    NUM_TOKENS,
     PLAIN,
     ROTARY,
     VALUE,
@@ -46,11 +45,6 @@ OLDER = {
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with latent attention."""
     return write_sparse(tmp_path_factory.mktemp("latent") / "m.gguf", "deepseek2")
-
-
-def random_tokens(seed: int, count: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "int8"])

@@ -12,7 +12,7 @@ import pytest
 from support.drafts import drafting, same_answers
 from support.headed_models import FAMILIES, HEAD, headed_tensors, write_headed, write_headless
 from support.hybrid_model import mtp_tensors, right_mtp_tensors, write_hybrid, write_mtp
-from support.kv_sequences import Memory
+from support.kv_sequences import Memory, random_tokens
 from support.mtp_drafts import eagerly_headed
 from support.native import at_once, chat, options, run, running
 from support.quantizing import quantized
@@ -41,11 +41,6 @@ def headed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Qwen 3.5 of random weights with a head, which is usually wrong."""
     return write_mtp(tmp_path_factory.mktemp("mtp") / "mtp.gguf")
-
-
-def random_tokens(seed: int, count: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(3, NUM_TOKENS) for _ in range(count)]
 
 
 def chain(memory: Memory, sequence: int, token: int, length: int = 3) -> list[bytes]:

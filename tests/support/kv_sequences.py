@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+
+from support.tiny_model import vocabulary
 
 from pyagent import _rust
 
@@ -10,6 +13,12 @@ from pyagent import _rust
 def head_of(path: Path) -> Path:
     """Return where the head of a model's file would be, in a folder of its own."""
     return path.with_suffix(".head")
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    """Return so many of the tiny vocabulary's tokens, none of which ends a text."""
+    draw, num_tokens = random.Random(seed), len(vocabulary()[0])
+    return [draw.randrange(3, num_tokens) for _ in range(count)]
 
 
 class Memory:
