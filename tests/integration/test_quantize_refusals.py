@@ -175,14 +175,16 @@ def test_experts_in_mxfp4_are_those_of_the_folder_or_refused(tmp_path: Path) -> 
     change_config(folder, quantization_config=None)
     quantized(folder, tmp_path / "untold.gguf", "Q8_0")
     assert (tmp_path / "untold.gguf").read_bytes() == (tmp_path / "told.gguf").read_bytes()
-    scales = "model.layers.2.mlp.experts.down_proj_scales"
-    for changed, said in (
-        (None, f"tensor '{scales}' is missing; the folder is incomplete"),
-        (("I8", (6, 64, 3), bytes(1152)), f"tensor '{scales}' is [3, 64, 6] of I8; expected [3, 64, 6] of U8"),
-        (("U8", (6, 64, 2), bytes(768)), f"tensor '{scales}' is [2, 64, 6] of U8; expected [3, 64, 6] of U8"),
+    path, scales = folder / "model.safetensors", "model.layers.2.mlp.experts.down_proj_scales"
+    whole, told_of = path.read_bytes(), f'"{scales}": {{"dtype": "U8", "shape": [6, 64, 3]'
+    assert whole.count(told_of.encode()) == 1
+    for old, new, said in (
+        ("scales", "scalez", "is missing; the folder is incomplete"),
+        ("U8", "I8", "is [3, 64, 6] of I8; expected [3, 64, 6] of U8"),
+        ("64, 3", "32, 6", "is [6, 32, 6] of U8; expected [3, 64, 6] of U8"),
     ):
-        write_tokenizer(write_openai_folder(folder, **{scales: changed}))
-        assert said in refusal(folder)
+        path.write_bytes(whole.replace(told_of.encode(), told_of.replace(old, new).encode()))
+        assert f"tensor '{scales}' {said}" in refusal(folder)
 
 
 def test_a_bias_that_some_layers_have_is_refused(tmp_path: Path) -> None:
