@@ -26,7 +26,10 @@ NUM_TOKENS = len(vocabulary()[0])
 MOST_DRAFTS = 16
 
 
-@pytest.fixture(scope="module", params=["lfm2", "lfm3", "qwen35", "granitehybrid", "jamba"])
+@pytest.fixture(
+    scope="module",
+    params=["lfm2", "lfm3", "qwen35", "granitehybrid", "jamba", pytest.param("mamba", marks=pytest.mark.slow)],
+)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with short convolutions, windows beside them, gated delta nets, or state spaces of both kinds."""
     return write_hybrid_of(request.param, tmp_path_factory.mktemp("hybrid"))

@@ -27,8 +27,16 @@ from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
 NUM_TOKENS = len(vocabulary()[0])
-FAMILIES = ("lfm2", "lfm3", "qwen35", "granitehybrid", "jamba", "nemotron_h")
-LITTLE = {"lfm2": 20, "lfm3": 40, "qwen35": 66, "granitehybrid": 66, "jamba": 66, "nemotron_h": 66}
+FAMILIES = (
+    "lfm2",
+    "lfm3",
+    "qwen35",
+    "granitehybrid",
+    "jamba",
+    "nemotron_h",
+    pytest.param("mamba", marks=pytest.mark.slow),
+)
+LITTLE = {"lfm2": 20, "lfm3": 40, "qwen35": 66, "granitehybrid": 66, "jamba": 66, "nemotron_h": 66, "mamba": 66}
 """Memory for one long sequence and a bit, in blocks of the tiny model: states of delta nets take more."""
 FORMATS: dict[str, Callable[[int], EngineOptions]] = {
     "two threads": lambda _: options(threads=2),
@@ -55,7 +63,8 @@ def test_states_are_a_group_of_pages(path: Path) -> None:
     windows = ["window"] if path.stem == "lfm3" else []
     assert [kind for kind, _, _ in groups] == [*windows, "full", "state"]
     *of_keys, (_, every, of_states) = groups
-    assert every == -(-2 * of_states // sum(pages for _, _, pages in of_keys))
+    of_size = -(-2 * of_states // sum(pages for _, _, pages in of_keys))
+    assert every == (256 if path.stem == "mamba" else of_size)
     assert groups == list(_rust.describe_model(path)["kv_groups"])
 
 
@@ -149,9 +158,8 @@ def test_preempted_answers_are_unchanged(path: Path, kind: str) -> None:
     """Four long answers in memory for less: requests yield, and their texts are the same."""
 
     async def work() -> None:
-        max_tokens, blocks = {"lfm2": (300, LITTLE["lfm2"]), "qwen35": (900, 92), "jamba": (900, 92)}.get(
-            path.stem, (450, 92)
-        )
+        longer = dict.fromkeys(("qwen35", "jamba", "mamba"), (900, 92))
+        max_tokens, blocks = (longer | {"lfm2": (300, LITTLE["lfm2"])}).get(path.stem, (450, 92))
         sampling: dict[str, object] = {"ignore_eos": True, "max_tokens": max_tokens, "frequency_penalty": 1}
         seeded = [chat(f"{seed} the", seed=seed, **sampling) for seed in range(4)]
         texts = await alone(path, seeded)
@@ -273,6 +281,10 @@ def changed(architecture: str, change: Callable[[dict[str, object]], object]) ->
         ("jamba", lambda t: None, {"jamba.ssm.inner_size": 96}, "ssm_in.weight' is 256 x 64; expected 192 x 64"),
         ("jamba", lambda t: None, {"jamba.ssm.time_step_rank": 0}, "step rank is 0; expected 1 to"),
         ("jamba", lambda t: None, {"jamba.attention.head_count_kv": [0, 0, 0, 0]}, "key/value heads is 0"),
+        ("mamba", lambda t: t.pop("blk.2.ssm_a"), {}, "blk.2.ssm_a"),
+        ("mamba", lambda t: t.pop("blk.1.attn_norm.weight"), {}, "blk.1.attn_norm.weight"),
+        ("mamba", lambda t: None, {"mamba.ssm.conv_kernel": 5}, "ssm_conv1d.weight' is 128 x 4; expected 128 x 5"),
+        ("mamba", lambda t: None, {"mamba.block_count": 2}, "of a later layer"),
         ("nemotron_h", lambda t: t.pop("blk.0.ssm_d"), {}, "blk.0.ssm_d"),
         ("nemotron_h", lambda t: t.pop("blk.1.ffn_up_exps.weight"), {}, "blk.1.ffn_up_exps.weight"),
         ("nemotron_h", lambda t: t.pop("blk.1.exp_probs_b.bias"), {}, "blk.1.exp_probs_b.bias"),
@@ -338,9 +350,10 @@ def test_estimate_holds_what_is_loaded(path: Path) -> None:
     runner.close()
 
 
-def test_a_process_shows_a_hybrid_and_scores_by_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen35", "mamba"])
+def test_a_process_shows_a_hybrid_and_scores_by_it(family: str, tmp_path: Path) -> None:
     """`pyagent models show` and `pyagent score`, as a user runs them."""
-    path = write_hybrid(tmp_path / "hybrid.gguf", "qwen35")
+    path = write_hybrid(tmp_path / "hybrid.gguf", family)
     text = tmp_path / "text.txt"
     text.write_text("the user is here and the system is at ease\n" * 9)
 
@@ -350,7 +363,7 @@ def test_a_process_shows_a_hybrid_and_scores_by_it(tmp_path: Path) -> None:
             command, capture_output=True, text=True, check=True, env=fresh_environment(tmp_path), timeout=60
         ).stdout
 
-    assert "qwen35, 4 layers" in told("models", "show", path)
+    assert f"{family}, {'3' if family == 'mamba' else '4'} layers" in told("models", "show", path)
     scored = json.loads(told("score", text, "--model", path, "--json", "--chain", "native"))
     assert scored["num_tokens"] > 100
     assert math.isfinite(scored["perplexity"])

@@ -58,6 +58,8 @@ def test_hybrids_agree_with_transformers_at_500_positions(family: str, tmp_path:
         "granitemoehybrid-attention",
         "jamba",
         "jamba-dense",
+        "mamba",
+        "falcon_mamba",
         "falcon_h1",
         "falcon_h1-normalised",
         "nemotron_h-experts",

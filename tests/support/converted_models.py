@@ -169,6 +169,8 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid, attention": _granite("granitemoehybrid-attention"),
     "granitemoehybrid, dense": _granite("granitemoehybrid-dense", position_embedding_type="nope", mamba_conv_bias=True),
     "jamba": _hybrid("jamba", SENTENCEPIECE),
+    "mamba": _hybrid("mamba", "olmo", use_bias=False),
+    "falcon_mamba": _hybrid("falcon_mamba", "olmo", mixer_rms_eps=1e-5),
     "jamba, dense": _hybrid("jamba-dense", SENTENCEPIECE, mamba_expand=2, mamba_conv_bias=True),
     "nemotron_h": _nemotron("nemotron_h-dense"),
     "nemotron_h, experts": _nemotron("nemotron_h-experts"),

@@ -18,6 +18,8 @@ KINDS = {
     "qwen3_next": "qwen3next",
     "granitemoehybrid": "granitehybrid",
     "jamba": "jamba",
+    "mamba": "mamba",
+    "falcon_mamba": "mamba",
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
 }
@@ -27,6 +29,8 @@ _COMMON = {
     "block_sparse_moe.router": "ffn_gate_inp",
     "mixer.in_proj": "ssm_in",
     "mixer.conv1d": "ssm_conv1d",
+    "mixer.dt_proj": "ssm_dt",
+    "mixer.x_proj": "ssm_x",
     "mixer.norm": "ssm_norm",
     "mixer.out_proj": "ssm_out",
     "mixer.q_proj": "attn_q",
@@ -90,6 +94,8 @@ _COMMON = {
     "linear_attn.out_proj": "ssm_out",
 }
 _WHOLE = {
+    "backbone.embeddings.weight": "token_embd.weight",
+    "backbone.norm_f.weight": "output_norm.weight",
     "model.embeddings.weight": "token_embd.weight",
     "model.norm_f.weight": "output_norm.weight",
     "model.embed_tokens.weight": "token_embd.weight",
@@ -129,6 +135,8 @@ def _metadata(config: Any) -> dict[str, object]:
         return _granite_metadata(config)
     if kind == "jamba":
         return _jamba_metadata(config)
+    if kind == "mamba":
+        return _mamba_metadata(config)
     if kind == "falcon-h1":
         return _falcon_metadata(config)
     if kind == "nemotron_h":
@@ -201,6 +209,19 @@ def _jamba_metadata(config: Any) -> dict[str, object]:
         "ssm.time_step_rank": config.mamba_dt_rank,
     }
     return hybrid_metadata("jamba", **{f"jamba.{key}": value for key, value in entries.items()})
+
+
+def _mamba_metadata(config: Any) -> dict[str, object]:
+    entries: dict[str, object] = {
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "block_count": config.num_hidden_layers,
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.dt_b_c_rms": config.model_type == "falcon_mamba",
+        "ssm.inner_size": config.intermediate_size,
+        "ssm.state_size": config.state_size,
+        "ssm.time_step_rank": config.time_step_rank,
+    }
+    return hybrid_metadata("mamba", **{f"mamba.{key}": value for key, value in entries.items()})
 
 
 def _nemotron_metadata(config: Any) -> dict[str, object]:
@@ -298,7 +319,7 @@ def _tensors(model: Any, behind: dict[str, Any], names: dict[str, str]) -> Any:
             values = _tiled(name, values, config) if kind.startswith("qwen35") else values
         if kind == "nemotron_h":
             values = _of_space(name, values, config.n_groups)
-        if kind == "jamba" and name.endswith("A_log"):
+        if kind in ("jamba", "mamba") and name.endswith("A_log"):
             values = -values.exp()
         if kind == "granitehybrid":
             values = _of_granite(name, values, config)

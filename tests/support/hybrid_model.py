@@ -1,5 +1,5 @@
-"""Small hybrid models of random weights as GGUF files, in LFM2's, Qwen 3.5's, Granite 4's, Jamba's and Nemotron 3's
-shapes, with the tiny vocabulary."""
+"""Small hybrid models of random weights as GGUF files, in the shapes of LFM2, Qwen 3.5, Granite 4, Jamba, Mamba and
+Nemotron 3, with the tiny vocabulary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD_DIM = 32
 NUM_HEADS = 2
 NUM_KV_HEADS = 1
 KEY_HEADS, VALUE_HEADS, KEY_SIZE, VALUE_SIZE = 2, 4, 16, 32
-TAPS = {"lfm2": 3, "qwen35": 4, "granitehybrid": 4, "jamba": 4, "nemotron_h": 4}
+TAPS = {"lfm2": 3, "qwen35": 4, "granitehybrid": 4, "jamba": 4, "mamba": 4, "nemotron_h": 4}
 STEP_RANK = 12
 SPACE_HEADS, SPACE_GROUPS, STATE_SIZE, INNER = 4, 2, 16, 128
 EXPERTS, USED = 6, 2
@@ -25,6 +25,7 @@ _LAYERS = {
     "qwen35": [True, True, True, False],
     "granitehybrid": [True, True, False, True],
     "jamba": [True, True, False, True],
+    "mamba": [True, True, True],
     "nemotron_h": [True, False, False, True, True, False],
 }
 """Of each layer, whether it is recurrent."""
@@ -67,6 +68,17 @@ def hybrid_metadata(architecture: str, **changes: object) -> dict[str, object]:
         }
     elif architecture == "nemotron_h":
         sizes |= _nemotron_sizes()
+    elif architecture == "mamba":
+        sizes |= {
+            "attention.head_count": 0,
+            "attention.head_count_kv": 0,
+            "feed_forward_length": 0,
+            "ssm.conv_kernel": TAPS["mamba"],
+            "ssm.dt_b_c_rms": True,
+            "ssm.inner_size": INNER,
+            "ssm.state_size": STATE_SIZE,
+            "ssm.time_step_rank": STEP_RANK,
+        }
     elif architecture == "jamba":
         sizes |= {
             "attention.head_count_kv": [0 if is_recurrent else NUM_KV_HEADS for is_recurrent in layers],
@@ -145,6 +157,9 @@ def hybrid_tensors(architecture: str, seed: int = 7) -> Written:
         tensors.vector(f"{block}.attn_norm.weight", HIDDEN, 1.0)
         if architecture == "nemotron_h":
             _lone_block(tensors, layer, is_recurrent)
+            continue
+        if architecture == "mamba":
+            _channels(tensors, block, has_norms=False)
             continue
         norm = "post_attention_norm" if architecture == "qwen35" else "ffn_norm"
         tensors.vector(f"{block}.{norm}.weight", HIDDEN, 1.0)
@@ -254,12 +269,12 @@ def _state_space(tensors: _Tensors, block: str) -> None:
     tensors.matrix(f"{block}.ssm_out", INNER, HIDDEN)
 
 
-def _channels(tensors: _Tensors, block: str) -> None:
+def _channels(tensors: _Tensors, block: str, *, has_norms: bool = True) -> None:
     tensors.matrix(f"{block}.ssm_in", HIDDEN, 2 * INNER)
     tensors.matrix(f"{block}.ssm_conv1d", TAPS["jamba"], INNER)
     tensors.vector(f"{block}.ssm_conv1d.bias", INNER, 0.0)
     tensors.matrix(f"{block}.ssm_x", INNER, STEP_RANK + 2 * STATE_SIZE)
-    for name, size in (("dt", STEP_RANK), ("b", STATE_SIZE), ("c", STATE_SIZE)):
+    for name, size in (("dt", STEP_RANK), ("b", STATE_SIZE), ("c", STATE_SIZE)) if has_norms else ():
         tensors.vector(f"{block}.ssm_{name}_norm.weight", size, 1.0)
     tensors.matrix(f"{block}.ssm_dt", STEP_RANK, INNER)
     tensors.vector(f"{block}.ssm_dt.bias", INNER, -2.0)

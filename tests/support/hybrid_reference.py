@@ -64,6 +64,7 @@ _JAMBA = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
 }
+_ALONE = {"vocab_size": 250, "hidden_size": 64, "num_hidden_layers": 3}
 _NEMOTRON = {
     **_SHAPE,
     "head_dim": 32,
@@ -208,6 +209,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "mamba": ("mamba", {**_ALONE, "use_bias": True}),
+    "falcon_mamba": ("falcon_mamba", {**_ALONE, "time_step_rank": 12, "tie_word_embeddings": False}),
     "nemotron_h": ("nemotron_h", _NEMOTRON),
     "nemotron_h-experts": ("nemotron_h", {**_NEMOTRON, "hybrid_override_pattern": "ME*EME"}),
     "nemotron_h-dense": (

@@ -87,6 +87,13 @@ _JAMBA = {
     "num_experts": 1,
     "num_experts_per_tok": 1,
 }
+_MAMBA = {
+    "model_type": "falcon_mamba",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "hidden_act": "silu",
+}
 _LFM3 = {**_COMMON, "model_type": "lfm3", "layer_types": ["conv", "sliding_attention"], "head_dim": 32}
 _QWEN35 = {
     **_COMMON,
@@ -278,7 +285,10 @@ def test_lfm2_folders_with_experts_are_refused_by_name(
         ({}, "model.layers.0.mamba.in_proj.weight"),
         ({"attn_layer_period": 0}, "'attn_layer_offset' 1 must be below 'attn_layer_period' 0"),
         ({"attn_layer_period": 8, "attn_layer_offset": 4}, "2 of 2 layers are recurrent; expected at least one with"),
-        ({"num_experts": 4, "num_experts_per_tok": 2}, "model.layers.1.feed_forward.router.weight"),
+        (
+            {"num_experts": 4, "num_experts_per_tok": 2, "expert_layer_offset": 0},
+            "model.layers.0.feed_forward.router.weight",
+        ),
         ({"num_experts": 4, "expert_layer_offset": 2}, "'expert_layer_offset' 2 must be below 'expert_layer_period' 2"),
         ({"num_experts": 4, "num_experts_per_tok": 5}, "experts of a token are 5; expected 1 to 4"),
         ({"mamba_expand": 0}, "channels is 0; expected 16 to"),
@@ -294,6 +304,27 @@ def test_lfm2_folders_with_experts_are_refused_by_name(
 def test_jamba_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
     """Periods that no layer has, shapes that no kernel computes, and tensors that are not there."""
     assert expected in said_of(tmp_path, _JAMBA | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "layers.0.mixer.in_proj.weight"),
+        ({"intermediate_size": 100}, "channels is 100; expected 16 to 131072, a multiple of 16"),
+        ({"time_step_rank": "few"}, "'time_step_rank' must be a whole number, got a text"),
+        ({"mixer_rms_eps": 0.0}, "the epsilon of the recurrent layers' norms is not a number above 0"),
+        ({"conv_kernel": 1}, "taps of the convolution is 1; expected 2 to 8"),
+        ({"model_type": "mamba", "rms_norm": False}, "'rms_norm' is not implemented"),
+        (
+            {"model_type": "mamba2"},
+            "architecture 'mamba2' is not supported; the nearest that is supported is nemotron_h",
+        ),
+        ({"num_hidden_layers": 0}, "layers is 0; expected 1 to"),
+    ],
+)
+def test_folders_of_mamba_alone_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Shapes that no kernel computes, other norms, and tensors that are not there."""
+    assert expected in said_of(tmp_path, _MAMBA | changes)
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,9 @@ impl ModelConfig {
         let has_attention = (0..count).any(|layer| self.has_attention(layer));
         match &self.recurrent {
             None if num_recurrent == 0 && has_attention => Ok(()),
-            Some(recurrent) if has_attention => recurrent.check(self.hidden_size),
+            Some(recurrent) if has_attention || self.architecture == Architecture::Mamba => {
+                recurrent.check(self.hidden_size)
+            }
             _ => Err(invalid(format!(
                 "{num_recurrent} of {count} layers are recurrent; expected at least one with attention"
             ))),

@@ -47,6 +47,13 @@ impl KvGroup {
     }
 }
 
+/// A text's blocks are counted by pages of keys and values. Of models without attention each has one, which nobody writes.
+const UNUSED: KvGroup = KvGroup {
+    window: None,
+    pages_per_block: 1,
+    state_every: None,
+};
+
 /// Where a layer lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
@@ -111,6 +118,9 @@ impl KvPages {
         };
         if let Some((layer, len)) = record {
             pages.add_record(layer, len);
+        }
+        if pages.groups.is_empty() {
+            pages.groups.push(UNUSED);
         }
         let per_block = pages.pages_per_block();
         if let Some((states, page_bytes)) = StatePages::of(config, pages.page_bytes, per_block) {
@@ -178,7 +188,7 @@ impl KvPages {
         let is_filled = sizes.iter().all(|(_, bytes)| page_bytes.is_multiple_of(*bytes));
         let all_per_page = (0..sizes.len()).map(per_page);
         let layers_per_page = if is_filled {
-            all_per_page.fold(0, greatest_common_divisor)
+            all_per_page.fold(0, greatest_common_divisor).max(1)
         } else {
             1
         };

@@ -56,6 +56,8 @@ pub enum Architecture {
     FalconH1,
     /// Jamba: Mamba beside attention without positions, with experts in some layers, or without.
     Jamba,
+    /// Mamba and Falcon-Mamba: layers of Mamba alone.
+    Mamba,
     /// Llama 4: attention in chunks, layers without rotary positions whose queries grow, experts whose inputs are weighed.
     Llama4,
     /// gpt-oss: experts with biases and a clamped gate, and sinks in every other layer's window.
@@ -128,7 +130,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, jamba, nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -159,6 +161,7 @@ impl Architecture {
             "nemotron_h" | "nemotron_h_moe" => Some(Self::NemotronH),
             "falcon_h1" | "falcon-h1" => Some(Self::FalconH1),
             "jamba" => Some(Self::Jamba),
+            "mamba" | "falcon_mamba" => Some(Self::Mamba),
             "llama4" | "llama4_text" => Some(Self::Llama4),
             "gpt-oss" | "gpt_oss" => Some(Self::GptOss),
             "qwen2moe" | "qwen2_moe" => Some(Self::Qwen2Moe),
@@ -222,6 +225,7 @@ impl Architecture {
             Self::NemotronH => "nemotron_h",
             Self::FalconH1 => "falcon-h1",
             Self::Jamba => "jamba",
+            Self::Mamba => "mamba",
             Self::Llama4 => "llama4",
             Self::GptOss => "gpt-oss",
             Self::Qwen2Moe => "qwen2moe",

@@ -8,9 +8,8 @@ const HALF: f64 = 0.5;
 const QUARTER: f64 = 0.25;
 
 /// Families that are not supported, by their names in both kinds of files, and the nearest that is.
-const NEAREST: [(&str, &str); 17] = [
+const NEAREST: [(&str, &str); 16] = [
     ("zamba zamba2 plamo2", "granitehybrid"),
-    ("mamba falcon_mamba", "jamba"),
     ("mamba2", "nemotron_h"),
     ("phimoe dbrx grok jetmoe arctic", "llama"),
     ("minicpm4 minicpmv4_6", "minicpm"),
@@ -170,6 +169,7 @@ impl Architecture {
                 | Self::Bamba
                 | Self::FalconH1
                 | Self::Jamba
+                | Self::Mamba
                 | Self::Llama4
                 | Self::Gemma
                 | Self::Gemma4

@@ -145,7 +145,7 @@ impl ModelConfig {
         keys.refuse_unknown(has_caps, of_experts, &[hybrid::more_keys(architecture), more].concat())?;
         keys.refuse_uncounted_layers()?;
         let hidden_size = keys.size("embedding_length")?;
-        let num_heads = keys.size("attention.head_count")?;
+        let num_heads = keys.num_heads(architecture)?;
         let num_layers = keys.num_layers(architecture)?;
         let latent = keys.latent(architecture)?;
         // Files of Phi say 0 where there is none.
@@ -158,6 +158,7 @@ impl ModelConfig {
         let head_dim = match (&latent, &shapes) {
             (Some(latent), _) => latent.cached_dims(),
             (None, Some(shapes)) => shapes.head_dim,
+            (None, None) if architecture == Architecture::Mamba => ModelConfig::NO_HEADS.1,
             (None, None) => keys.head_dim(hidden_size, num_heads)?,
         };
         let rotary_dims = match &shapes {
@@ -216,7 +217,11 @@ impl ModelConfig {
                 Some(_) if architecture.rotates_windows_alone() => sliding_layers.clone(),
                 _ if is_granite => vec![keys.has_positions()?; sliding_layers.len()],
                 _ if architecture == Architecture::Llama4 => periodic(num_layers, llama4::PERIOD),
-                _ if matches!(architecture, Architecture::NemotronH | Architecture::Jamba) => {
+                _ if matches!(
+                    architecture,
+                    Architecture::NemotronH | Architecture::Jamba | Architecture::Mamba
+                ) =>
+                {
                     vec![false; sliding_layers.len()]
                 }
                 _ => architecture.rotary_layers(num_layers),

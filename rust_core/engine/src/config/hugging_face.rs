@@ -11,6 +11,7 @@ mod kinds;
 mod latent;
 mod lfm3;
 mod llama4;
+mod mamba;
 mod nemotron;
 mod pictures;
 mod qwen_vl;
@@ -75,6 +76,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("partial_rotary_factor", "1.0"),
     ("pruned_heads", "{}"),
     ("qk_layernorm", "false"),
+    ("rms_norm", "true"),
     ("rope_interleaved", "false"),
     ("tf_legacy_loss", "false"),
     ("tie_encoder_decoder", "false"),
@@ -127,6 +129,7 @@ impl ModelConfig {
                 .or_else(|| pictures::text_half(config)),
             text => text,
         };
+        let text = text.or_else(|| mamba::completed(config));
         let text = text.map_or_else(|| nemotron::counted(config), |text| Ok(Some(text)))?;
         let config = text.as_ref().unwrap_or(config);
         let json = JsonConfig(config, most_positions);
@@ -145,6 +148,7 @@ impl ModelConfig {
             Architecture::Bamba => hybrid::BAMBA,
             Architecture::FalconH1 => falcon_h1::FIELDS,
             Architecture::Jamba => jamba::FIELDS,
+            Architecture::Mamba => mamba::FIELDS,
             Architecture::Llama4 => llama4::FIELDS,
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::HunyuanDense | Architecture::HunyuanMoe => hunyuan::FIELDS,
@@ -224,6 +228,7 @@ impl ModelConfig {
             gemma4,
             ffn_size: match architecture {
                 Architecture::Lfm2 => json.lfm2_ffn_size()?,
+                Architecture::Mamba => 1, // nothing has it
                 Architecture::GraniteHybrid if experts.is_none() => json.size("shared_intermediate_size")?,
                 Architecture::Gemma4 | Architecture::NemotronH if experts.is_none() => {
                     json.size("intermediate_size")?
@@ -345,6 +350,7 @@ fn default_epsilon(name: &str) -> f64 {
         | nemotron::NAME => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | "arcee" | "apertus" | MINISTRAL3 => 1e-5,
         "glm4" => 1.5625e-7,
+        _ if name.ends_with(mamba::NAME) => 1e-5,
         _ if Architecture::from_name(name).is_some_and(Architecture::has_layer_norms) => 1e-5,
         _ => 1e-6,
     }
@@ -519,6 +525,7 @@ impl JsonConfig<'_> {
     fn norm_epsilon(&self, name: &str) -> f64 {
         let keys: &[&str] = match name {
             nemotron::NAME => &["layer_norm_epsilon", "norm_eps"],
+            _ if name.ends_with(mamba::NAME) => &["layer_norm_epsilon"],
             _ if name.starts_with("lfm") => &["norm_eps"],
             "cohere" | "cohere2" | "phi" | "gpt_neox" => &["layer_norm_eps"],
             "stablelm" => &["layer_norm_eps", "norm_eps"],

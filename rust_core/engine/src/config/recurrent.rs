@@ -1,9 +1,9 @@
 //! What a hybrid's layers without attention are: short convolutions (LFM2, LFM3), gated delta nets (Qwen 3.5), Mamba's
-//! state spaces (Jamba), or Mamba-2's (Granite 4, Nemotron-H, Bamba, Falcon-H1).
+//! state spaces (Jamba, Mamba, Falcon-Mamba), or Mamba-2's (Granite 4, Nemotron-H, Bamba, Falcon-H1).
 
 use pyagent_kernels::recurrent::{CELL_CHANNELS, MOST_TAPS};
 
-use super::{Architecture, invalid};
+use super::{Architecture, ModelConfig, invalid};
 use crate::weights::ModelFileError;
 
 impl Architecture {
@@ -27,7 +27,10 @@ impl Architecture {
 
     /// Whether it may have recurrent layers.
     pub(crate) fn is_hybrid(self) -> bool {
-        self.has_short_convolutions() || self.has_delta_nets() || self.has_state_spaces() || self == Self::Jamba
+        self.has_short_convolutions()
+            || self.has_delta_nets()
+            || self.has_state_spaces()
+            || matches!(self, Self::Jamba | Self::Mamba)
     }
 }
 
@@ -65,7 +68,7 @@ pub struct DeltaNet {
 }
 
 /// The shape of a state space of Mamba (Gu and Dao 2023, arXiv 2312.00752).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mamba1 {
     /// Tokens that the convolution covers.
     pub taps: usize,
@@ -75,6 +78,8 @@ pub struct Mamba1 {
     pub state_size: usize,
     /// Numbers that all channels' steps are made of.
     pub step_rank: usize,
+    /// The epsilon of norms of what is selected, where the family has them: Jamba's have weights, Falcon-Mamba's none.
+    pub norm_epsilon: Option<f32>,
 }
 
 /// The shape of a state space of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060).
@@ -95,6 +100,13 @@ pub struct Mamba2 {
     pub step_limits: [f64; 2],
     /// Whether outputs are normalised, group by group.
     pub is_normalised: bool,
+}
+
+impl ModelConfig {
+    /// Heads and their width of models without attention: nothing has them, and they take as little as can be.
+    pub(crate) const NO_HEADS: (usize, usize) = (1, 16);
+    /// How long the texts are of models whose files do not say: states have no positions.
+    pub(crate) const MANY_POSITIONS: usize = 1 << 20;
 }
 
 impl Recurrent {
@@ -261,11 +273,20 @@ impl Recurrent {
                 ("key head size", net.key_size, 16, 1_024, CELL_CHANNELS),
                 ("value head size", net.value_size, 32, 1_024, 2 * CELL_CHANNELS),
             ]),
-            Self::Mamba1(shape) => limits.extend([
-                ("channels", shape.inner_size, 16, 1 << 20, CELL_CHANNELS),
-                ("state size", shape.state_size, 1, 1_024, 1),
-                ("step rank", shape.step_rank, 1, 1 << 20, 1),
-            ]),
+            Self::Mamba1(shape) => {
+                if shape
+                    .norm_epsilon
+                    .is_some_and(|epsilon| !(epsilon > 0.0 && epsilon.is_finite()))
+                {
+                    let text = "the epsilon of the recurrent layers' norms is not a number above 0";
+                    return Err(invalid(text.to_owned()));
+                }
+                limits.extend([
+                    ("channels", shape.inner_size, 16, 1 << 17, CELL_CHANNELS),
+                    ("state size", shape.state_size, 1, 1_024, 1),
+                    ("step rank", shape.step_rank, 1, 1 << 20, 1),
+                ]);
+            }
             Self::Mamba2(space) => {
                 space.check()?;
                 limits.extend([

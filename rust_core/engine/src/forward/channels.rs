@@ -122,7 +122,7 @@ impl Part<'_> {
     /// # Safety
     /// All of it is there; the row is this thread's in this stage.
     pub(super) unsafe fn settle(&self, layer: usize, row: usize) {
-        let Pass { config, space, isa, .. } = *self.pass;
+        let Pass { space, isa, .. } = *self.pass;
         let Some((shape, weights)) = self.channels(layer) else {
             return;
         };
@@ -132,8 +132,9 @@ impl Part<'_> {
             let (steps, along) = selected.split_at_mut(shape.step_rank);
             let (written, read) = along.split_at_mut(shape.state_size);
             let parts = [&mut *steps, written, &mut read[..shape.state_size]];
+            let epsilon = shape.norm_epsilon.unwrap_or_default();
             for (part, norm) in parts.into_iter().zip(&weights.norms) {
-                elementwise::rms_norm_in_place(isa, part, norm, config.norm_epsilon);
+                elementwise::rms_norm_in_place(isa, part, norm, epsilon);
             }
             space.channels.steps.write_row(isa, row, steps);
         }

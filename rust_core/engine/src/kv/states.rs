@@ -10,6 +10,8 @@ use crate::config::ModelConfig;
 const MOST_PAGES: usize = 4_096;
 /// Checkpoints of a long text take this share of what its keys and values take, at most.
 const KEYS_PER_CHECKPOINT: usize = 2;
+/// Of models without keys and values, one block in so many is a checkpoint: every 4,096 tokens.
+const BLOCKS_PER_CHECKPOINT: usize = 256;
 
 /// Where a cell begins: which of a state's pages, and how many bytes into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +86,11 @@ impl StatePages {
         });
         let layers = layers.collect();
         let num_pages = end.0 + 1;
-        let every = (KEYS_PER_CHECKPOINT * num_pages).div_ceil(pages_per_block);
+        let has_keys = config.all_layers().any(|layer| config.has_attention(layer));
+        let every = match has_keys {
+            true => (KEYS_PER_CHECKPOINT * num_pages).div_ceil(pages_per_block),
+            false => BLOCKS_PER_CHECKPOINT,
+        };
         let states = Self {
             num_pages,
             every,

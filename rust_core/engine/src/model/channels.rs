@@ -3,7 +3,7 @@
 use super::names::{Part, Place};
 use super::recurrent::by_cells;
 use super::{Linear, Loader, expect_size, vector};
-use crate::config::Mamba1;
+use crate::config::{Architecture, Mamba1};
 use crate::weights::{ModelFile, ModelFileError};
 
 /// The weights of a selective state space whose channels have each a state of their own.
@@ -12,7 +12,7 @@ pub struct ChannelWeights {
     pub select: Linear,
     /// Makes steps of the compressed ones, [channels, step rank].
     pub steps: Linear,
-    /// The norms of these three parts, where the family has them.
+    /// The norms of these three parts, where the family has them: of ones in Falcon-Mamba.
     pub norms: Vec<Vec<f32>>,
     /// What stays of the state in a step of 1 as a logarithm, [channels / 16, state size, 16].
     pub log_decays: Vec<f32>,
@@ -22,18 +22,26 @@ pub struct ChannelWeights {
 
 /// The norms' names in both kinds of files.
 const NORMS: [(&str, &str); 3] = [
-    ("ssm_dt_norm.weight", "mamba.dt_layernorm.weight"),
-    ("ssm_b_norm.weight", "mamba.b_layernorm.weight"),
-    ("ssm_c_norm.weight", "mamba.c_layernorm.weight"),
+    ("ssm_dt_norm.weight", "dt_layernorm.weight"),
+    ("ssm_b_norm.weight", "b_layernorm.weight"),
+    ("ssm_c_norm.weight", "c_layernorm.weight"),
 ];
 
 impl Loader<'_> {
+    fn of_mamba(&self, layer: usize, gguf: &str, hugging_face: &str) -> Place {
+        let block = match self.config.architecture {
+            Architecture::Mamba => "mixer",
+            _ => "mamba",
+        };
+        self.names.whole(layer, gguf, &format!("{block}.{hugging_face}"))
+    }
+
     fn selecting(&self, layer: usize) -> Place {
-        self.names.whole(layer, "ssm_x", "mamba.x_proj")
+        self.of_mamba(layer, "ssm_x", "x_proj")
     }
 
     fn steps(&self, layer: usize) -> Place {
-        self.names.whole(layer, "ssm_dt", "mamba.dt_proj")
+        self.of_mamba(layer, "ssm_dt", "dt_proj")
     }
 
     pub(super) fn channels(&self, layer: usize, shape: &Mamba1) -> Result<ChannelWeights, ModelFileError> {
@@ -49,8 +57,13 @@ impl Loader<'_> {
 
     fn channel_norms(&self, layer: usize, shape: &Mamba1) -> Result<Vec<Vec<f32>>, ModelFileError> {
         let sizes = [shape.step_rank, shape.state_size, shape.state_size];
+        match (shape.norm_epsilon, self.config.architecture) {
+            (None, _) => return Ok(Vec::new()),
+            (_, Architecture::Mamba) => return Ok(sizes.map(|size| vec![1.0; size]).into()),
+            _ => {}
+        }
         let norms = NORMS.iter().zip(sizes).map(|((gguf, hugging_face), size)| {
-            let name = self.names.whole(layer, gguf, hugging_face).name;
+            let name = self.of_mamba(layer, gguf, hugging_face).name;
             vector(&self.file.tensor(&name)?, size)
         });
         norms.collect()

@@ -196,7 +196,7 @@ impl Names {
                 self.of_decoder("output_norm.weight", "final_layernorm.weight")
             }
             Architecture::GptNeoX => self.of_decoder("output_norm.weight", "final_layer_norm.weight"),
-            Architecture::NemotronH => self.of_decoder("output_norm.weight", "norm_f.weight"),
+            Architecture::NemotronH | Architecture::Mamba => self.of_decoder("output_norm.weight", "norm_f.weight"),
             _ => self.of_decoder("output_norm.weight", "norm.weight"),
         }
     }
@@ -245,7 +245,7 @@ impl Names {
                     Architecture::Lfm3 => lfm3_part(part),
                     architecture if architecture.has_short_convolutions() => lfm2_part(part),
                     Architecture::GraniteHybrid => granite_part(part),
-                    Architecture::NemotronH => nemotron_part(part),
+                    Architecture::NemotronH | Architecture::Mamba => nemotron_part(part),
                     Architecture::Bamba | Architecture::FalconH1 | Architecture::Jamba => bamba_part(part),
                     architecture => family_part(part, architecture),
                 };
@@ -477,7 +477,7 @@ fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'stat
         (Architecture::GraniteHybrid | Architecture::Bamba | Architecture::FalconH1 | Architecture::Jamba, _) => {
             return mamba_rows(part, config).map(|rows| ("ssm_in", "mamba.in_proj", rows));
         }
-        (Architecture::NemotronH, _) => {
+        (Architecture::NemotronH | Architecture::Mamba, _) => {
             return mamba_rows(part, config).map(|rows| ("ssm_in", "mixer.in_proj", rows));
         }
         _ => return None,

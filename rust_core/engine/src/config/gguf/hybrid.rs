@@ -2,7 +2,7 @@
 //! Nemotron-H's Mamba-2, Jamba's Mamba.
 
 use super::{Keys, families, gemma4, latent, nemotron, number};
-use crate::config::{Architecture, DeltaNet, Mamba1, Mamba2, Recurrent, invalid, periodic};
+use crate::config::{Architecture, DeltaNet, Mamba1, Mamba2, ModelConfig, Recurrent, invalid, periodic};
 use crate::gguf::{MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
@@ -44,6 +44,17 @@ const JAMBA: [&str; 4] = [
     "ssm.time_step_rank",
 ];
 
+/// What is read of Mamba besides: whether what is selected is normalised, as Falcon-Mamba's is.
+const MAMBA: [&str; 5] = [
+    "ssm.conv_kernel",
+    "ssm.dt_b_c_rms",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+];
+/// The epsilon of these norms, of which files say nothing.
+const FALCON_EPSILON: f32 = 1e-6;
+
 /// The layers between those with attention, where the file does not say.
 const QWEN35_INTERVAL: usize = 4;
 
@@ -56,6 +67,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         _ if architecture.is_granite() => &GRANITE,
         Architecture::NemotronH | Architecture::FalconH1 => &nemotron::KEYS,
         Architecture::Jamba => &JAMBA,
+        Architecture::Mamba => &MAMBA,
         Architecture::Deepseek2 | Architecture::MiniCpm3 => &latent::KEYS,
         Architecture::Mistral4 => &latent::OF_MISTRAL4,
         Architecture::MiniCpm => &families::OF_MINICPM,
@@ -67,9 +79,17 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
 }
 
 impl Keys<'_> {
+    /// Query heads; files of Mamba say 0.
+    pub(super) fn num_heads(&self, architecture: Architecture) -> Result<usize, ModelFileError> {
+        match architecture {
+            Architecture::Mamba => Ok(ModelConfig::NO_HEADS.0),
+            _ => self.size("attention.head_count"),
+        }
+    }
+
     /// Key-value heads of the layers with attention. LFM2's and Granite 4's files have a number for each layer, 0 where it has none.
     pub(super) fn num_kv_heads(&self, architecture: Architecture, num_heads: usize) -> Result<usize, ModelFileError> {
-        if architecture.has_latent_attention() {
+        if architecture.has_latent_attention() || architecture == Architecture::Mamba {
             return Ok(1);
         }
         let has_list = match architecture {
@@ -115,8 +135,14 @@ impl Keys<'_> {
             }
             Architecture::Jamba => {
                 let layers: Vec<bool> = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
-                let mamba = layers.contains(&true).then(|| self.mamba1().map(Recurrent::Mamba1));
+                let mamba = layers
+                    .contains(&true)
+                    .then(|| self.mamba1(architecture).map(Recurrent::Mamba1));
                 Ok((mamba.transpose()?, layers))
+            }
+            Architecture::Mamba => {
+                let layers = vec![true; num_layers.min(crate::config::MOST_LAYERS)];
+                Ok((Some(Recurrent::Mamba1(self.mamba1(architecture)?)), layers))
             }
             Architecture::FalconH1 => {
                 let mut space = self.mamba2()?;
@@ -142,12 +168,21 @@ impl Keys<'_> {
             .ok_or_else(|| invalid(format!("'{key}' must be a truth")))
     }
 
-    fn mamba1(&self) -> Result<Mamba1, ModelFileError> {
+    fn mamba1(&self, architecture: Architecture) -> Result<Mamba1, ModelFileError> {
+        let key = self.key("ssm.dt_b_c_rms");
+        let is_normalised = match self.file.find(&key).map(number) {
+            None => false,
+            Some(told) => told.ok_or_else(|| invalid(format!("'{key}' must be a truth")))? != 0.0,
+        };
         Ok(Mamba1 {
             taps: self.size("ssm.conv_kernel")?,
             inner_size: self.size("ssm.inner_size")?,
             state_size: self.size("ssm.state_size")?,
             step_rank: self.size("ssm.time_step_rank")?,
+            norm_epsilon: match architecture {
+                Architecture::Jamba => Some(self.norm_epsilon(architecture)?),
+                _ => is_normalised.then_some(FALCON_EPSILON),
+            },
         })
     }
 

@@ -87,6 +87,7 @@ pub(super) fn is_tied(architecture: Architecture) -> bool {
             | Architecture::StarCoder2
             | Architecture::MiniCpm
             | Architecture::MiniCpm3
+            | Architecture::Mamba
     )
 }
 

@@ -97,6 +97,7 @@ impl JsonConfig<'_> {
                 Ok((Some(space), crate::config::periodic(num_layers, 2)))
             }
             Architecture::Jamba => self.jamba_recurrent(num_layers),
+            Architecture::Mamba => self.mamba_alone(num_layers),
             Architecture::NemotronH => {
                 self.check_nemotron()?;
                 let layers: Vec<bool> = self.kinds()?.iter().map(|kind| *kind == Kind::Mamba).collect();
@@ -114,6 +115,7 @@ impl JsonConfig<'_> {
         match architecture {
             Architecture::NemotronH => Ok(self.kinds()?.into_iter().map(Kind::blocks).collect()),
             Architecture::FalconH1 => Ok(crate::config::layers::halves(num_layers)),
+            Architecture::Mamba => Ok(vec![Blocks::Mixer; num_layers.min(crate::config::MOST_LAYERS)]),
             _ => Ok(vec![Blocks::Both; num_layers.min(crate::config::MOST_LAYERS)]),
         }
     }
@@ -131,7 +133,12 @@ impl JsonConfig<'_> {
     pub(super) fn has_positions(&self, architecture: Architecture) -> Result<bool, ModelFileError> {
         match architecture {
             Architecture::GraniteHybrid => {}
-            architecture => return Ok(!matches!(architecture, Architecture::NemotronH | Architecture::Jamba)),
+            architecture => {
+                return Ok(!matches!(
+                    architecture,
+                    Architecture::NemotronH | Architecture::Jamba | Architecture::Mamba
+                ));
+            }
         }
         match self.text("position_embedding_type") {
             Some("rope") => Ok(true),

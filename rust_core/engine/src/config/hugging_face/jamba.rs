@@ -65,6 +65,7 @@ impl JsonConfig<'_> {
                 Some("auto") => hidden.div_ceil(COLUMNS_PER_STEP),
                 _ => size("mamba_dt_rank", hidden.div_ceil(COLUMNS_PER_STEP))?,
             },
+            norm_epsilon: Some(self.norm_epsilon(NAME) as f32),
         })
     }
 }

@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, MINISTRAL3, families, gemma4, is_recurrent, latent, lfm3, llama4};
+use super::{JsonConfig, MINISTRAL3, families, gemma4, is_recurrent, jamba, latent, lfm3, llama4};
 use crate::config::{invalid, periodic};
 use crate::weights::ModelFileError;
 
 /// Families without windows, besides those that a description makes and those with latent attention.
-const WITHOUT_WINDOWS: [&str; 11] = [
+const WITHOUT_WINDOWS: [&str; 12] = [
     "llama",
     "olmo2",
     "olmoe",
@@ -18,6 +18,7 @@ const WITHOUT_WINDOWS: [&str; 11] = [
     "hunyuan_v1_moe",
     "seed_oss",
     "granite",
+    jamba::NAME,
     "solar_open",
 ];
 const DEFAULT_WINDOW: usize = 4096;

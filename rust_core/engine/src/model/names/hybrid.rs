@@ -127,7 +127,7 @@ pub(super) fn lfm3_part(part: Part) -> &'static str {
     }
 }
 
-/// Nemotron-H's names elsewhere: a layer has one norm, and one block.
+/// Nemotron-H's and Mamba's names elsewhere: a layer has one norm, and one block.
 pub(super) fn nemotron_part(part: Part) -> &'static str {
     match part {
         Part::AttentionNorm | Part::FfnNorm => "norm.weight",
