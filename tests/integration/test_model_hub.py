@@ -21,6 +21,7 @@ from support.tiny_model import split_tiny_model, write_tiny_model
 from pyagent.core.errors import ModelError
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.models.describe import describe_model
+from pyagent.infrastructure.models.hub import fetch_from_hub
 from pyagent.infrastructure.models.store import ModelStore
 
 pytest.importorskip("huggingface_hub")
@@ -42,8 +43,10 @@ class Hub:
     paths: list[str] = field(default_factory=list[str])
     broken: set[str] = field(default_factory=set[str])
     slow: set[str] = field(default_factory=set[str])
+    unlisted: set[str] = field(default_factory=set[str])
     refusal: tuple[int, str] | None = None
     claimed_size: int | None = None
+    commit: object = COMMIT
     url: str = ""
 
     def entry(self, name: str) -> dict[str, object]:
@@ -59,11 +62,12 @@ class Hub:
 
     def info(self) -> bytes:
         siblings = [self.entry(name) for name in self.files]
-        told = {"id": REPOSITORY, "modelId": REPOSITORY, "sha": COMMIT, "cardData": {"license": "apache-2.0"}}
+        told = {"id": REPOSITORY, "modelId": REPOSITORY, "sha": self.commit, "cardData": {"license": "apache-2.0"}}
         return json.dumps({**told, "siblings": siblings}).encode()
 
     def tree(self) -> bytes:
-        entries = [{"type": "file", "path": name, "oid": "0", "size": len(data)} for name, data in self.files.items()]
+        listed = {name: data for name, data in self.files.items() if name not in self.unlisted}
+        entries = [{"type": "file", "path": name, "oid": "0", "size": len(data)} for name, data in listed.items()]
         return json.dumps(entries).encode()
 
 
@@ -240,6 +244,33 @@ def test_name_that_is_no_repository_is_refused_unasked(hub: Hub, tmp_path: Path,
     assert "expected hf:OWNER/NAME" in done.stderr
     assert hub.paths == []
     assert stored(tmp_path) == []
+
+
+@pytest.mark.parametrize("file", ["x.bin", "README.md", ".cache/x.gguf"])
+def test_file_that_is_no_model_is_refused(file: str, tmp_path: Path) -> None:
+    """Only GGUF files are models, and none where the package keeps its own notes."""
+    with pytest.raises(ModelError, match=r"expected hf:OWNER/NAME/FILE\.gguf"):
+        fetch_from_hub(f"owner/tiny/{file}", tmp_path, f"hf:owner/tiny/{file}", lambda *_: None)
+
+
+def test_hub_that_does_not_give_all_files_gives_no_model(hub: Hub, tmp_path: Path) -> None:
+    """Where its list of the commit lacks one that its API named; the next try asks for that list again."""
+    hub.unlisted = {"model.safetensors"}
+    done = pull(hub, tmp_path, "hf:owner/tiny")
+    assert done.returncode == 1
+    assert "the hub did not give model.safetensors of owner/tiny; try again later" in done.stderr
+    assert ModelStore(tmp_path / "models").list() == []
+    hub.unlisted = set()
+    assert pull(hub, tmp_path, "hf:owner/tiny").returncode == 0
+
+
+def test_commit_that_is_a_path_writes_no_file(hub: Hub, tmp_path: Path) -> None:
+    """The package names a file by the commit."""
+    hub.commit = "../../../../../written"
+    done = pull(hub, tmp_path, "hf:owner/tiny")
+    assert done.returncode == 1
+    assert "the hub names no commit of owner/tiny" in done.stderr
+    assert not [path for path in tmp_path.rglob("*.json") if path.is_file()]
 
 
 def test_folder_of_the_hub_has_its_weights_once_and_its_vocabulary(hub: Hub, tmp_path: Path) -> None:

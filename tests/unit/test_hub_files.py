@@ -28,6 +28,12 @@ def index(*names: str) -> bytes:
             id="gpt-oss",
         ),
         pytest.param(
+            ["config.json", "model.json", "group1-shard1of1.bin", "model.safetensors"],
+            None,
+            ["config.json", "model.safetensors"],
+            id="a graph beside it",
+        ),
+        pytest.param(
             ["config.json", "tekken.json", "consolidated.safetensors", "model.safetensors"],
             None,
             ["config.json", "tekken.json", "model.safetensors"],

@@ -10,11 +10,12 @@ import contextlib
 import glob
 import hashlib
 import importlib.util
+import re
 import shutil
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol, cast
 
 from pyagent.core.errors import ModelError
@@ -26,14 +27,17 @@ from pyagent.infrastructure.models.sources import Progress, folder_bytes
 _BLOCK_BYTES = 1 << 20
 _LOOK_SECONDS = 0.2
 _MAX_LICENCE_CHARS = 60
+_MAX_INDEX_BYTES = 64 << 20
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+"""The package makes names of files of it."""
 _RECORDS = ".cache"
 """The folder in which the package keeps what it knows of the files, and those that are not whole."""
 
 
 class _File(Protocol):
     rfilename: str
-    size: int | None
-    blob_id: str | None
+    size: object
+    blob_id: object
     lfs: Mapping[str, object] | None
 
 
@@ -82,6 +86,8 @@ def fetch_from_hub(repository: str, folder: Path, name: str, progress: Progress)
     if len(pieces) < 2 or not all(pieces) or ".." in repository.split("/"):
         raise ModelError(f"{name}: expected hf:OWNER/NAME or hf:OWNER/NAME/FILE.gguf", model=name)
     repo_id, file_name = "/".join(pieces[:2]), pieces[2] if len(pieces) == 3 else ""
+    if file_name and (not file_name.casefold().endswith(".gguf") or PurePosixPath(file_name).parts[0] == _RECORDS):
+        raise ModelError(f"{name}: expected hf:OWNER/NAME/FILE.gguf", model=name)
     try:
         with _without_bars():
             found = _Repository.look(cast("_Hub", huggingface_hub), repo_id)
@@ -106,13 +112,16 @@ class _Repository:
 
     hub: _Hub
     id: str
-    commit: str | None
+    commit: str
     files: dict[str, _File]
     licence: str
 
     @classmethod
     def look(cls, hub: _Hub, repo_id: str) -> _Repository:
+        """Raise `ModelError` where the hub's answer is none that files can be fetched by."""
         info = hub.model_info(repo_id, files_metadata=True)
+        if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
+            raise ModelError(f"the hub names no commit of {repo_id}, by which files are fetched", model=repo_id)
         files = {file.rfilename: file for file in info.siblings or ()}
         return cls(hub, repo_id, info.sha, files, _licence(info))
 
@@ -125,17 +134,29 @@ class _Repository:
             raise ModelError(f"{name}: there is no {file_name} in the repository; {hint}", model=name)
         index = None
         if INDEX in self.files:
-            index = Path(self.hub.hf_hub_download(self.id, INDEX, revision=self.commit, local_dir=folder)).read_bytes()
+            index = self._index(folder)
         wanted = folder_files(self.files, index)
         if has_weights(wanted):
             return wanted
         hint = f"name a GGUF file of it: {name}/FILE.gguf; {other_files('', self.files)}"
         raise ModelError(f"{name} has no safetensors files; {hint}", model=name)
 
+    def _index(self, folder: Path) -> bytes:
+        path = folder / INDEX
+        if _size(self.files[INDEX]) <= _MAX_INDEX_BYTES:
+            path = Path(self.hub.hf_hub_download(self.id, INDEX, revision=self.commit, local_dir=folder))
+            if path.stat().st_size <= _MAX_INDEX_BYTES:
+                return path.read_bytes()
+        path.unlink(missing_ok=True)
+        raise ModelError(f"{INDEX} of {self.id} is larger than {format_bytes(_MAX_INDEX_BYTES)}", model=self.id)
+
     def fetch(self, names: Sequence[str], folder: Path, progress: Progress) -> None:
-        """Fetch what of these files is not whole in the folder. Raises `ModelError` where the disk has no room."""
+        """Fetch what of these files is not whole in the folder.
+
+        Raises `ModelError` where the disk has no room, or where the hub gave not all of them.
+        """
         _clear(folder, names)
-        total = sum(self.files[name].size or 0 for name in names)
+        total = sum(_size(self.files[name]) for name in names)
         missing, free = total - folder_bytes(folder), shutil.disk_usage(folder).free
         if missing > free:
             text = f"{self.id} takes {format_bytes(missing)}, and {format_bytes(free)} are free in {folder.parent}"
@@ -143,6 +164,15 @@ class _Repository:
         with _watched(folder, total, progress):
             patterns = [glob.escape(name) for name in names]
             self.hub.snapshot_download(self.id, revision=self.commit, allow_patterns=patterns, local_dir=folder)
+        # The package says nothing of files that the hub's list of this commit lacks, and keeps that list.
+        if absent := [name for name in names if not (folder / name).is_file()]:
+            shutil.rmtree(folder / _RECORDS, ignore_errors=True)
+            raise ModelError(f"the hub did not give {absent[0]} of {self.id}; try again later", model=self.id)
+
+
+def _size(file: _File) -> int:
+    """Return a file's bytes as the hub has told them; 0 where it has not."""
+    return max(0, file.size) if isinstance(file.size, int) else 0
 
 
 def _clear(folder: Path, wanted: Sequence[str]) -> None:
@@ -214,7 +244,7 @@ def _checked(folder: Path, name_to_file: Mapping[str, _File], name: str) -> dict
         digest, blob_id = _digests(path)
         file = name_to_file.get(relative)
         expected = (file.lfs or {}).get("sha256") or file.blob_id if file is not None else None
-        if expected not in {None, digest, blob_id}:
+        if expected not in (None, digest, blob_id):
             shutil.rmtree(folder)
             raise ModelError(
                 f"{relative} of {name} has checksum {digest[:12]}…, expected {str(expected)[:12]}…; it was damaged or "

@@ -23,6 +23,8 @@ _BESIDE = ("*.json", "*.jinja", "*.tiktoken", "tiktoken.model", "tokenizer.model
 """Settings, templates and vocabularies that lie beside weights."""
 _STEP = re.compile(r"\d+_\w+/([^/]+)")
 """A file of a step that sentence-transformers has after the model, such as `1_Pooling/config.json`."""
+_OURS = "model.json"
+"""What the store keeps beside a model has this name; where a repository has such a file, it is of an exported graph."""
 _MAX_SHOWN = 8
 
 
@@ -35,7 +37,7 @@ def folder_files(there: Collection[str], index: bytes | None) -> list[str]:
 
     Without weights among them the repository has no model as a folder.
     """
-    at_top = [name for name in there if "/" not in name]
+    at_top = [name for name in there if "/" not in name and name not in {_OURS, ".", ".."}]
     weights = _indexed(index, at_top) or ([_WHOLE] if _WHOLE in at_top else _like([_WEIGHTS], at_top))
     steps = [name for name in there if (step := _STEP.fullmatch(name)) and _like(["*.json", _WEIGHTS], [step[1]])]
     return list(dict.fromkeys([*_like(_BESIDE, at_top), *weights, *steps]))
