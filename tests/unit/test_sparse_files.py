@@ -199,7 +199,7 @@ def test_folders_with_faulty_blocks_are_refused(changes: dict[str, object], said
     ("changes", "said"),
     [
         ({"rope_scaling": None}, "config.json lacks 'rope_parameters'"),
-        ({"hidden_act": "gelu"}, 'activation Some("gelu") is not supported'),
+        ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "has 'bits': null, which is not implemented"),
         ({"swiglu_beta": 2.0}, "'swiglu_beta' is not implemented"),
         ({"num_experts_per_tok": [4]}, "'num_experts_per_tok' must be a whole number, got a list"),

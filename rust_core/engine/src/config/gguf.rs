@@ -12,7 +12,7 @@ use pyagent_kernels::elementwise::{RopeScaling, RopeStyle};
 
 use super::{Activation, Architecture, ModelConfig, QueryGrowth, assistant, invalid, minicpm, periodic, unsupported};
 use crate::gguf::{GgufFile, MetadataArray, MetadataValue};
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFileError, clipped};
 
 /// What is read here of the keys that begin with the architecture's name.
 const READ: [&str; 21] = [
@@ -396,7 +396,8 @@ impl Keys<'_> {
             "linear" => Ok(RopeScaling::Linear { factor: factor()? }),
             "yarn" => self.yarn(factor()?),
             other => Err(invalid(format!(
-                "rope scaling '{other}' is not supported; expected none, linear, yarn or longrope"
+                "rope scaling '{}' is not supported; expected none, linear, yarn or longrope",
+                clipped(other)
             ))),
         }
     }

@@ -26,7 +26,7 @@ use super::eagle::is_eagle;
 use super::{
     Activation, Architecture, ModelConfig, QueryGrowth, assistant, eagle, invalid, minicpm, periodic, unsupported,
 };
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFileError, clipped};
 
 pub(super) use gemma4::OF_PICTURES;
 
@@ -564,7 +564,8 @@ impl JsonConfig<'_> {
             Some("gelu") if architecture == Architecture::Gemma => Ok(Activation::GeluTanh),
             Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
             other => Err(invalid(format!(
-                "activation {other:?} is not supported; expected silu or gelu_pytorch_tanh"
+                "activation '{}' is not supported; expected silu or gelu_pytorch_tanh",
+                clipped(other.unwrap_or("none"))
             ))),
         }
     }

@@ -68,7 +68,15 @@ impl Tasks {
                 "config.json: 'lora_rank' is {rank} and 'lora_alpha' {alpha}; expected 1 to {MOST_RANK}, and a number"
             )));
         }
-        let instructions = config.get("task_instructions").and_then(Value::as_object);
+        let instructions = match config.get("task_instructions") {
+            None | Some(Value::Null) => None,
+            Some(Value::Object(texts)) => Some(texts),
+            Some(_) => {
+                return Err(invalid(
+                    "config.json: 'task_instructions' must be a table with a text for each task".to_owned(),
+                ));
+            }
+        };
         let mut all: Vec<Task> = Vec::new();
         for name in names {
             let name = name.as_str().filter(|name| !name.is_empty());

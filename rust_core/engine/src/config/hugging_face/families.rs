@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::JsonConfig;
 use crate::config::{Activation, Architecture, invalid, minicpm};
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFileError, clipped};
 
 /// Families whose layers see everything.
 pub(super) const WITHOUT_WINDOWS: [&str; 15] = [
@@ -112,8 +112,9 @@ pub(super) fn bare_activation(name: &str, architecture: Architecture) -> Result<
         "gelu" => Ok(Activation::BareGelu),
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::BareGeluTanh),
         other => Err(invalid(format!(
-            "activation '{other}' is not supported for a block without a gate; expected relu2, gelu, gelu_new or \
-             gelu_pytorch_tanh"
+            "activation '{}' is not supported for a block without a gate; expected relu2, gelu, gelu_new or \
+             gelu_pytorch_tanh",
+            clipped(other)
         ))),
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{JsonConfig, refuse_unknown};
 use crate::config::{Architecture, Gemma4, invalid};
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFileError, clipped};
 
 /// The text part's own name.
 pub(super) const NAME: &str = "gemma4_text";
@@ -140,7 +140,11 @@ impl JsonConfig<'_> {
                 "head size of global layers: {head_dim}; expected {MOST_HEAD_DIM} at most"
             )));
         }
-        let parameters = self.object("rope_parameters").and_then(|all| all.get("full_attention"));
+        let all = self.rope_table().filter(|all| !all.is_empty());
+        if let Some(all) = all {
+            refuse_unknown(all, &["full_attention sliding_attention"], "rope_parameters.")?;
+        }
+        let parameters = all.and_then(|all| all.get("full_attention"));
         let of_family = Map::from_iter([
             ("rope_type".to_owned(), "proportional".into()),
             ("partial_rotary_factor".to_owned(), default_share.into()),
@@ -171,7 +175,7 @@ impl JsonConfig<'_> {
             kind => Err(invalid(format!(
                 "config.json: the rope scaling '{}' with 'partial_rotary_factor' {share} and 'factor' {factor} is not \
                  implemented for layers that see everything; expected proportional, a share of 0 to 1",
-                kind.unwrap_or("default")
+                clipped(kind.unwrap_or("default"))
             ))),
         }
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::JsonConfig;
 use super::nemotron::Kind;
 use crate::config::{Architecture, Blocks, DeltaNet, Mamba2, Recurrent, invalid};
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFileError, clipped};
 
 /// What is read of LFM2 besides, and what its files say of training and of sizes that are the hidden size.
 pub(super) const LFM2: &str = "conv_L_cache conv_bias norm_eps full_attn_idxs tie_embedding block_ff_dim \
@@ -144,7 +144,8 @@ impl JsonConfig<'_> {
             Some("rope") => Ok(true),
             None | Some("nope") => Ok(false),
             Some(other) => Err(invalid(format!(
-                "config.json: 'position_embedding_type' '{other}' is not implemented; expected rope or nope"
+                "config.json: 'position_embedding_type' '{}' is not implemented; expected rope or nope",
+                clipped(other)
             ))),
         }
     }

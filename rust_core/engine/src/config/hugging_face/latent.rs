@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::JsonConfig;
 use crate::config::latent::sharpened;
 use crate::config::{Architecture, Experts, Latent, Rating, invalid};
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFileError, clipped};
 
 /// The families that have it.
 pub(super) const FAMILIES: [&str; 6] = [
@@ -121,7 +121,8 @@ impl JsonConfig<'_> {
             None | Some(Value::Null) => Ok(()),
             Some(value) if value.as_str().is_some_and(|text| expected.contains(&text)) => Ok(()),
             Some(value) => Err(invalid(format!(
-                "config.json: '{key}' {value} is not implemented here; expected {}",
+                "config.json: '{key}' {} is not implemented here; expected {}",
+                clipped(&value.to_string()),
                 expected.join(" or ")
             ))),
         }

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 
 use crate::config::invalid;
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFileError, clipped};
 
 /// What tells of pictures.
 const OF_PICTURES: &str =
@@ -145,7 +145,7 @@ fn take_sections(family: &Family, rope: &mut Map<String, Value>, num_frequencies
         .and_then(|truth| truth.as_bool())
         .unwrap_or(family.is_interleaved);
     if !(matches!(kind.as_str(), "default" | "mrope") && are_sections && is_interleaved == family.is_interleaved) {
-        let (name, turns) = (family.name, family.is_interleaved);
+        let (name, turns, kind) = (family.name, family.is_interleaved, clipped(&kind));
         return Err(invalid(format!(
             "config.json: the rope scaling '{kind}' is not implemented for {name}; expected default or mrope, \
              'mrope_section' of three numbers whose sum is {num_frequencies} and 'mrope_interleaved' {turns}"

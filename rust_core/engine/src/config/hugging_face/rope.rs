@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{JsonConfig, refuse_unknown};
 use crate::config::{Architecture, invalid};
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFileError, clipped};
 
 /// What is read of every table of rotary parameters.
 const ROPE: &str = "rope_theta rope_type type factor original_max_position_embeddings full_attention sliding_attention";
@@ -159,7 +159,8 @@ impl JsonConfig<'_> {
             "longrope" | "su" => table.longrope()?,
             other => {
                 return Err(invalid(format!(
-                    "rope scaling '{other}' is not supported; expected default, linear, dynamic, llama3, yarn or longrope"
+                    "rope scaling '{}' is not supported; expected default, linear, dynamic, llama3, yarn or longrope",
+                    clipped(other)
                 )));
             }
         };
