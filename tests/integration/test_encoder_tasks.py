@@ -89,6 +89,7 @@ def test_numbers_of_tasks_are_bounded(folder: Path) -> None:
         ({"lora_adaptations": [TASKS[0], TASKS[0]]}, "an entry that is no name, or one twice"),
         ({"lora_adaptations": [7]}, "an entry that is no name, or one twice"),
         ({"task_instructions": {"separation": "x"}}, "'task_instructions' has no text for the task 'retrieval.query'"),
+        ({"task_instructions": ["the "]}, "'task_instructions' must be a table with a text for each task"),
         ({"truncate_dim": 8}, "'truncate_dim' is 8, which is not implemented"),
         ({"lora_alpha": "many"}, "'lora_alpha' NaN; expected"),
         ({"vocab_size": (1 << 26) + 1}, "vocabulary is 67108865; expected 1 to 67108864"),

@@ -77,6 +77,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no final norm": (lambda folder: drop_tensor(folder, "model.norm.weight"), "output_norm.weight' is missing"),
     "a matrix of another size": (lambda folder: change_config(folder, intermediate_size=96), "expected [96, 64]"),
     "a tensor too many": (add_tensor, "model.extra.weight"),
+    "no family": (lambda folder: change_config(folder, model_type=["llama"]), "cannot be written as GGUF"),
     "an unknown family": (lambda folder: change_config(folder, model_type="clip"), "clip"),
     "a relative of one that can": (
         lambda folder: change_config(folder, model_type="gemma3n_text"),

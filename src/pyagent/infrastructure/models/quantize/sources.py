@@ -121,7 +121,7 @@ class GgufSource:
 
 def _folder_source(path: Path) -> Source:
     config = read_json(path / "config.json")
-    if config.get("model_type") in ENCODER_FAMILIES:
+    if str(config.get("model_type")) in ENCODER_FAMILIES:
         return EncoderSource(path, config)
     told = text_half(config)
     family = laid_out(told)
