@@ -342,9 +342,9 @@ def test_folders_of_mamba_alone_are_refused_by_name(changes: dict[str, object], 
         ({"use_sandwich_norm": False}, "'use_sandwich_norm' is not implemented"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}}, "rope scaling 'yarn'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "y" * 9_000}}}, f"rope scaling '{'y' * 120}...' with"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "'rope_parameters.rope_type' is not implement"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "'rope_parameters.rope_type' is not implement"),
-        ({"rope_parameters": {"full_attention": [5.0]}}, "'rope_parameters.full_attention' must be a table, got a list"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "'rope_parameters.rope_type' is not"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "'rope_parameters.rope_type' is not"),
+        ({"rope_parameters": {"full_attention": [5.0]}}, "'rope_parameters.full_attention' must be a table"),
     ],
 )
 def test_lfm3_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
