@@ -250,7 +250,7 @@ def test_name_that_is_no_repository_is_refused_unasked(hub: Hub, tmp_path: Path,
 def test_file_that_is_no_model_is_refused(file: str, tmp_path: Path) -> None:
     """Only GGUF files are models, and none where the package keeps its own notes."""
     with pytest.raises(ModelError, match=r"expected hf:OWNER/NAME/FILE\.gguf"):
-        fetch_from_hub(f"owner/tiny/{file}", tmp_path, f"hf:owner/tiny/{file}", lambda *_: None)
+        fetch_from_hub(f"owner/tiny/{file}", tmp_path, f"hf:owner/tiny/{file}", lambda _done, _total: None)
 
 
 def test_hub_that_does_not_give_all_files_gives_no_model(hub: Hub, tmp_path: Path) -> None:
