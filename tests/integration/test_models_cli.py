@@ -375,4 +375,8 @@ def test_models_are_compared_with_their_checksums(environment: dict[str, str], t
         "own": None,
     }
     assert "m.gguf is damaged: its checksum is " in told["hf:owner/b"]["fault"]
+    anew = "fetch the model anew: pyagent models rm hf:owner/b, then pyagent models pull hf:owner/b"
+    assert told["hf:owner/b"]["fault"].endswith(anew)
     assert "is not in the store" in models(settings, "check", "hf:owner/c").err
+    none = tmp_path / "none"
+    assert models(environment | {"PYAGENT_PATHS__MODELS": str(none)}, "check").out == f"no models in {none}\n"

@@ -52,6 +52,8 @@ def check(
             typer.echo(f"{each:<{max(map(len, names))}}  {printable(checked[-1].said)}")
     if as_json:
         write_json(checked)
+    elif not checked:
+        typer.echo(f"no models in {store.folder}")
     if any(one.fault for one in checked):
         raise typer.Exit(1)
 

@@ -31,7 +31,8 @@ def experts(
     path, sample = local_path(name, config), sample_text(text)
     loads = ask_alone(path, config, lambda chain: _loads_after(chain, sample))
     if not loads:
-        raise RequestError(f"{name} has no experts, or runs where their tokens are not counted", param="name")
+        text = f"{name} has no experts whose tokens are counted; give a mixture of experts, on the cpu runner"
+        raise RequestError(text, param="name")
     if as_json:
         write_json([msgspec.to_builtins(one) for one in loads])
         return

@@ -226,7 +226,10 @@ def _capabilities(task: ModelTask | None) -> dict[str, list[str]]:
 
 
 @app.command("rm")
-def remove(name: str, config: Config = None) -> None:
+def remove(
+    name: Annotated[str, typer.Argument(help="A model in the store, or one whose fetch broke off.")],
+    config: Config = None,
+) -> None:
     """Delete a model from the store, or what a fetch of it that broke off left."""
     num_bytes = _store(config).remove(name)
     typer.echo(f"deleted {name}: {format_bytes(num_bytes)} are free again")

@@ -351,12 +351,17 @@ class _LoggedFetch:
 
 def _check_file(path: Path, sha256: str, name: str) -> None:
     if not path.is_file():
-        raise ModelError(f"{path} is gone; delete the model and fetch it again", model=name)
+        raise ModelError(f"{path} is gone; {_fetched_anew(name)}", model=name)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != sha256:
         what = f"{path} is damaged: its checksum is {digest[:12]}…, not {sha256[:12]}…"
-        raise ModelError(f"{what}; delete it and fetch it again", model=name)
+        raise ModelError(f"{what}; {_fetched_anew(name)}", model=name)
+
+
+def _fetched_anew(name: str) -> str:
+    """Say how to: a model whose folder is there is not fetched, whatever is in it."""
+    return f"fetch the model anew: pyagent models rm {name}, then pyagent models pull {name}"
 
 
 def _checked_path(name: str) -> Path:

@@ -46,7 +46,7 @@ class EncoderSource:
         about = _rust.describe_encoder(path)
         if about is None or about["architecture"] != self._family.name:
             kind = "no encoder that embeds, ranks or classifies" if about is None else about["architecture"]
-            self._refuse(f"it is {kind}; expected {self._family.name} by its model_type")
+            self._refuse(f"it is {kind}; encoders that can be written: {', '.join(ENCODER_FAMILIES)}")
         self._about, self.num_layers, self.file_bytes = about, about["num_layers"], about["file_bytes"]
         self._refuse_unsaid(config)
         self._file = _rust.TensorFile(path)
