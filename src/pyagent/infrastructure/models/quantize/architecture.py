@@ -46,7 +46,6 @@ FAMILIES: Mapping[str, str] = {
 """`model_type` to `general.architecture`. Text halves of models with pictures may have `_text` behind their names."""
 _NEAREST: Mapping[str, str] = {
     "gemma3n": "gemma4",
-    "gemma4_unified": "gemma4",
     "bamba": "granitemoehybrid",
     "apertus": "arcee",
     "lfm3": "lfm2",
