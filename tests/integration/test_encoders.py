@@ -265,6 +265,7 @@ def _step(kind: str, path: str = "1_Pooling") -> Callable[[Path], object]:
         (_config(vocab_size=1 << 30), "vocabulary is"),
         (_config(vocab_size=1_000), "word_embeddings"),
         (_config(num_hidden_layers=900), "encoder.layer.2"),
+        (_config(num_hidden_layers=1), "tensors of layer 1; config.json counts 1 layers"),
         (_config(hidden_act="relu"), "activation 'relu'"),
         (_config(position_embedding_type="relative_key"), "relative_key"),
         (_config(rope_theta=1.0), "rope_theta"),

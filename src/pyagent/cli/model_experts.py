@@ -31,8 +31,8 @@ def experts(
     path, sample = local_path(name, config), sample_text(text)
     loads = ask_alone(path, config, lambda chain: _loads_after(chain, sample))
     if not loads:
-        text = f"{name} has no experts whose tokens are counted; give a mixture of experts, on the cpu runner"
-        raise RequestError(text, param="name")
+        what = f"{name} has no experts whose tokens are counted; give a mixture of experts, on the cpu runner"
+        raise RequestError(what, param="name")
     if as_json:
         write_json([msgspec.to_builtins(one) for one in loads])
         return

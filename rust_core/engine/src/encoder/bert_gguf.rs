@@ -52,11 +52,16 @@ pub(super) fn bert_of_gguf(file: &GgufFile) -> Result<EncoderConfig, ModelFileEr
     })
 }
 
-/// Refuses a file's tensors of layers, and of its head, that were not read when all that are known were: a model without
-/// them gives other numbers, which would not show it.
-pub(super) fn refuse_unread(file: &ModelFile, has_head: bool) -> Result<(), ModelFileError> {
-    if !matches!(file, ModelFile::Gguf(_)) {
-        return Ok(());
+/// Refuses a GGUF file's tensors of layers, and of its head, that were not read when all that are known were, and a folder's of
+/// layers that its configuration does not count: a model without them gives other numbers, which would not show it.
+pub(super) fn refuse_unread(file: &ModelFile, num_layers: usize, has_head: bool) -> Result<(), ModelFileError> {
+    if matches!(file, ModelFile::Safetensors(_)) {
+        return match file.unasked().filter_map(layer_of).find(|&layer| layer >= num_layers) {
+            None => Ok(()),
+            Some(layer) => Err(invalid(format!(
+                "there are tensors of layer {layer}; config.json counts {num_layers} layers"
+            ))),
+        };
     }
     let is_of_model = |name: &&str| name.starts_with("blk.") || (has_head && name.starts_with("cls."));
     match file.unasked().find(is_of_model) {
@@ -67,6 +72,12 @@ pub(super) fn refuse_unread(file: &ModelFile, has_head: bool) -> Result<(), Mode
             clipped(name)
         ))),
     }
+}
+
+/// The layer that a folder's tensor is of, by its name.
+fn layer_of(name: &str) -> Option<usize> {
+    let mut parts = name.split('.').skip_while(|part| !matches!(*part, "layer" | "layers"));
+    parts.nth(1)?.parse().ok()
 }
 
 fn layers_of(

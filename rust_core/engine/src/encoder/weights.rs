@@ -346,7 +346,7 @@ pub(super) fn load(
     let layers = match &config.layers {
         Layers::Bert(bert) => {
             let weights = load_bert(file, config, bert, pool)?;
-            refuse_unread(file, config.head.is_some())?;
+            refuse_unread(file, config.num_layers, config.head.is_some())?;
             LayerWeights::Bert(Box::new(weights))
         }
         Layers::Decoder(decoder) => LayerWeights::Decoder(Box::new(DecoderWeights {
