@@ -73,7 +73,7 @@ def text_half(config: Config) -> Config:
     """Return what is said of the half of a model of several senses that reads and writes text; else all."""
     text = object_in(config, "text_config")
     half: Config = {**config, **text} if text else config
-    if half.get("model_type") in {"gemma4_unified", "gemma4_unified_text"}:
+    if str(half.get("model_type")) in {"gemma4_unified", "gemma4_unified_text"}:
         return {**_OF_GEMMA_4_12B, **half, "model_type": "gemma4_text"}
     return half
 
