@@ -264,7 +264,9 @@ def make_agents(settings: Settings, host: PluginHost) -> dict[str, Agent]:
 def make_embedder(settings: Settings, host: PluginHost) -> Backend | None:
     """Return the backend that embeds what is searched; None when search goes by words alone."""
     entry = settings.search.embedder.strip()
-    if entry == "auto":
+    if entry == "auto" and "native" not in host.backends():
+        entry = "off"
+    elif entry == "auto":
         from pyagent.infrastructure.models.store import ModelStore
 
         store = ModelStore.of(settings)

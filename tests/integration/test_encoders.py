@@ -485,7 +485,7 @@ def test_commands_know_an_encoder(
 
 
 def test_search_takes_the_embedder_that_is_in_the_store(tmp_path: Path) -> None:
-    """`auto` is the store's model that embeds; without one, or with `off`, there is none."""
+    """`auto` is the store's model that embeds; without one, without the engine, or with `off`, there is none."""
     paths = Paths(models=tmp_path / "models", data=tmp_path / "data")
     settings = Settings(paths=paths)
     host = PluginHost.discover(settings.plugins)
@@ -498,3 +498,4 @@ def test_search_takes_the_embedder_that_is_in_the_store(tmp_path: Path) -> None:
     asyncio.run(found.close())
     off = Settings(paths=paths, search=Search(embedder="off"))
     assert make_embedder(off, host) is None
+    assert make_embedder(settings, PluginHost()) is None

@@ -67,7 +67,7 @@ FAULTS = (
     Fault(
         "logit-bias-is-ignored",
         f"{_ENGINE}/sampling/sampler.py",
-        "logit_bias=list(params.logit_bias.items())",
+        "logit_bias=list(_biases(params, vocabulary).items())",
         "logit_bias=[]",
         f"{_DRAWS} -k bias",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import typing
@@ -98,8 +99,15 @@ sys.argv = ["pyagent", "serve", "--model", {str(tmp_path / "m.gguf")!r}, "--port
 from pyagent.cli.main import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "[]"
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=os.environ | {"PYAGENT_PATHS__MODELS": str(tmp_path)},
+    )
+    assert said.stdout.splitlines()[-1] == "[]"
 
 
 def test_settings_in_force_are_logged_with_their_origin(

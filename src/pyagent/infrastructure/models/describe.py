@@ -13,7 +13,6 @@ import msgspec
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.messages import DrafterKind, ModelTask
-from pyagent.infrastructure.engine.tokens.model_folder import read_json
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,5 +216,7 @@ _BESIDE_TEXT = {"vision_config": "pictures", "audio_config": "sound"}
 
 def inputs_left_aside(path: Path) -> list[str]:
     """Return what a folder's `config.json` says that the model reads beside text, and the engine does not."""
+    from pyagent.infrastructure.engine.tokens.model_folder import read_json
+
     config = read_json(path / "config.json")
     return [name for key, name in _BESIDE_TEXT.items() if config.get(key)]
