@@ -7,13 +7,17 @@ from array import array
 from pathlib import Path
 
 import pytest
-from support.draft_models import eagerly_drafted, with_draft_model
-from support.drafts import same_answers
+from support.draft_models import (
+    eagerly_drafted,
+    has_no_draft_refused,
+    same_while_preempted,
+    same_with_head,
+)
 from support.gguf_writer import Blocks
 from support.kv_sequences import Memory, random_tokens
-from support.native import at_once, chat, options, run, running
+from support.native import at_once, chat, options, run
 from support.quantised_model import random_blocks
-from support.requests_of_all_kinds import requests_of_all_kinds, told
+from support.requests_of_all_kinds import requests_of_all_kinds
 from support.tiny_assistant import (
     NUM_TOKENS,
     assistant_config,
@@ -26,9 +30,6 @@ from support.tiny_assistant import (
 from support.tiny_gemma4 import HIDDEN
 
 from pyagent import _rust
-from pyagent.core.messages import ChatRequest
-from pyagent.infrastructure.engine.drafts.mtp_head import MtpHead
-from pyagent.infrastructure.engine.options import EngineOptions
 
 Drafted = list[tuple[int, float] | None]
 
@@ -211,45 +212,20 @@ def test_gguf_files_under_the_names_of_llama_cpp_have_the_same_assistant(folder:
         memory.model.attach_drafter(write_assistant_gguf(path, tensors, embedding_length_out=1 << 31))
 
 
-async def same(folder: Path, asked: list[ChatRequest], chosen: EngineOptions, warm_up: list[ChatRequest]) -> None:
-    path = folder / "model.gguf"
-    eager = await same_answers(path, asked, eagerly_drafted(path, folder / "assistant", chosen), warm_up)
-    assert eager.counts.num_draft_tokens > eager.counts.num_accepted_tokens
-    assert eager.model is not None
-    assert isinstance(eager.model.model, MtpHead)
-    assert eager.model.model.num_tokens > 100
-
-
 def test_answers_of_every_kind_are_the_same(folder: Path) -> None:
     """In a batch of all of them, with log probabilities, forms, penalties and several answers of one prompt."""
-    run(same(folder, requests_of_all_kinds(), options(threads=2, blocks=4096), []))
+    run(same_with_head(folder, "assistant", requests_of_all_kinds(), options(threads=2, blocks=4096)))
 
 
 def test_answers_are_the_same_while_requests_are_preempted(folder: Path) -> None:
     """With memory for one answer and a bit: requests yield, swapped or computed again, in the middle of drafts."""
-    short = [chat("the", max_tokens=1)] * 4  # so that short answers are expected
-    asked = [chat(f"{seed} the", max_tokens=120, seed=seed, ignore_eos=True, temperature=0.4) for seed in range(4)]
-    run(same(folder, asked, options(blocks=30, max_num_batched_tokens=40), short))
+    run(same_while_preempted(folder, "assistant", 30))
 
 
 def test_an_assistant_that_is_right_has_no_draft_refused(tmp_path: Path) -> None:
     """Of a model whose tokens follow from the one before alone: all drafts are accepted; and it is asked of itself."""
     path = write_target(tmp_path / "model.gguf", is_repeating=True)
-    assistant = write_right_assistant(tmp_path / "assistant")
-    asked = [chat(f"{seed} the", max_tokens=60, ignore_eos=True, temperature=0.0) for seed in range(3)]
-
-    async def work() -> None:
-        async with running(path) as backend:
-            expected = [told(answer) for answer in await at_once(backend, asked)]
-        async with eagerly_drafted(path, assistant, copies=0.0) as (backend, eager):
-            assert [told(answer) for answer in await at_once(backend, asked)] == expected
-        assert eager.counts.num_accepted_tokens == eager.counts.num_draft_tokens > 60
-        async with with_draft_model(path, assistant) as backend:
-            await at_once(backend, [chat("a the", max_tokens=200, ignore_eos=True, temperature=1.5, seed=3)])
-            model = await backend.load()
-            assert model.engine.speculation.model.model.num_tokens > 0  # type: ignore[attr-defined]
-
-    run(work())
+    run(has_no_draft_refused(path, write_right_assistant(tmp_path / "assistant")))
 
 
 def test_drafts_that_cannot_be_are_refused_by_row(folder: Path) -> None:

@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 from integration.test_mtp_heads import chain, cold, swapped_out_and_in
-from support.draft_models import eagerly_drafted, with_draft_model
-from support.drafts import same_answers
+from support.draft_models import (
+    has_no_draft_refused,
+    same_while_preempted,
+    same_with_head,
+    with_draft_model,
+)
 from support.kv_sequences import Memory, head_of
-from support.native import at_once, chat, options, run, running
-from support.requests_of_all_kinds import requests_of_all_kinds, told
+from support.native import at_once, chat, options, run
+from support.requests_of_all_kinds import requests_of_all_kinds
 from support.tiny_assistant import Written
 from support.tiny_eagle import (
     HIDDEN,
@@ -31,9 +35,6 @@ from support.tiny_eagle import (
 from support.tiny_model import metadata, vocabulary
 
 from pyagent import _rust
-from pyagent.core.messages import ChatRequest
-from pyagent.infrastructure.engine.drafts.mtp_head import MtpHead
-from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
 
 
@@ -46,45 +47,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def same(folder: Path, asked: list[ChatRequest], chosen: EngineOptions, warm_up: list[ChatRequest]) -> None:
-    path = folder / "model.gguf"
-    eager = await same_answers(path, asked, eagerly_drafted(path, folder / "model.head", chosen), warm_up)
-    assert eager.counts.num_draft_tokens > eager.counts.num_accepted_tokens
-    assert eager.model is not None
-    assert isinstance(eager.model.model, MtpHead)
-    assert eager.model.model.num_tokens > 100
-
-
 def test_answers_of_every_kind_are_the_same(folder: Path) -> None:
     """In a batch of all of them, with log probabilities, forms, penalties and several answers of one prompt."""
-    run(same(folder, requests_of_all_kinds(), options(threads=2, blocks=4096), []))
+    run(same_with_head(folder, "model.head", requests_of_all_kinds(), options(threads=2, blocks=4096)))
 
 
 def test_answers_are_the_same_while_requests_are_preempted(folder: Path) -> None:
     """With memory for one answer and a bit: requests yield, swapped or computed again, in the middle of drafts."""
-    short = [chat("the", max_tokens=1)] * 4  # so that short answers are expected
-    asked = [chat(f"{seed} the", max_tokens=120, seed=seed, ignore_eos=True, temperature=0.4) for seed in range(4)]
-    run(same(folder, asked, options(blocks=60, max_num_batched_tokens=40), short))
+    run(same_while_preempted(folder, "model.head", 60))
 
 
 def test_a_head_that_is_right_has_no_draft_refused(tmp_path: Path) -> None:
     """Of a model whose tokens follow from the one before alone: all drafts are accepted; and it is asked of itself."""
     path = write_target(tmp_path / "model.gguf", is_repeating=True)
-    head = write_right_head(tmp_path / "head")
-    asked = [chat(f"{seed} the", max_tokens=60, ignore_eos=True, temperature=0.0) for seed in range(3)]
-
-    async def work() -> None:
-        async with running(path) as backend:
-            expected = [told(answer) for answer in await at_once(backend, asked)]
-        async with eagerly_drafted(path, head, copies=0.0) as (backend, eager):
-            assert [told(answer) for answer in await at_once(backend, asked)] == expected
-        assert eager.counts.num_accepted_tokens == eager.counts.num_draft_tokens > 60
-        async with with_draft_model(path, head) as backend:
-            await at_once(backend, [chat("a the", max_tokens=200, ignore_eos=True, temperature=1.5, seed=3)])
-            model: Any = await backend.load()
-            assert model.engine.speculation.model.model.num_tokens > 0
-
-    run(work())
+    run(has_no_draft_refused(path, write_right_head(tmp_path / "head")))
 
 
 def load_with(path: Path, head: Path) -> None:

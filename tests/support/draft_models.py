@@ -7,13 +7,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from support.native import options
+from support.drafts import same_answers
+from support.native import at_once, chat, options, running
+from support.requests_of_all_kinds import told
 
+from pyagent.core.messages import ChatRequest
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.client import LocalEngine
 from pyagent.infrastructure.engine.drafts.draft_model import DraftModel
 from pyagent.infrastructure.engine.drafts.model_drafts import DraftRow, ModelDrafts
+from pyagent.infrastructure.engine.drafts.mtp_head import MtpHead
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
 from pyagent.infrastructure.engine.drafts.proposals import DraftedTokens, Proposal
 from pyagent.infrastructure.engine.drafts.speculation import Speculation
@@ -100,3 +105,36 @@ async def eagerly_drafted(
         drafting = engine.speculation.model.model
         engine.speculation = eager = EagerlyDrafted(engine, drafting, copies)
         yield backend, eager
+
+
+async def same_with_head(
+    folder: Path, head: str, asked: list[ChatRequest], chosen: EngineOptions, warm_up: Sequence[ChatRequest] = ()
+) -> None:
+    """Ask `model.gguf` of a folder with a head or an assistant beside it, which is wrong at times, and without."""
+    path = folder / "model.gguf"
+    eager = await same_answers(path, asked, eagerly_drafted(path, folder / head, chosen), warm_up)
+    assert eager.counts.num_draft_tokens > eager.counts.num_accepted_tokens
+    assert eager.model is not None
+    assert isinstance(eager.model.model, MtpHead)
+    assert eager.model.model.num_tokens > 100
+
+
+async def same_while_preempted(folder: Path, head: str, blocks: int) -> None:
+    """Likewise with memory for one answer and a bit."""
+    short = [chat("the", max_tokens=1)] * 4  # so that short answers are expected
+    asked = [chat(f"{seed} the", max_tokens=120, seed=seed, ignore_eos=True, temperature=0.4) for seed in range(4)]
+    await same_with_head(folder, head, asked, options(blocks=blocks, max_num_batched_tokens=40), short)
+
+
+async def has_no_draft_refused(path: Path, head: Path) -> None:
+    """Ask a model with a head or an assistant that is right: all drafts are accepted, and it is asked of itself."""
+    asked = [chat(f"{seed} the", max_tokens=60, ignore_eos=True, temperature=0.0) for seed in range(3)]
+    async with running(path) as backend:
+        expected = [told(answer) for answer in await at_once(backend, asked)]
+    async with eagerly_drafted(path, head, copies=0.0) as (backend, eager):
+        assert [told(answer) for answer in await at_once(backend, asked)] == expected
+    assert eager.counts.num_accepted_tokens == eager.counts.num_draft_tokens > 60
+    async with with_draft_model(path, head) as backend:
+        await at_once(backend, [chat("a the", max_tokens=200, ignore_eos=True, temperature=1.5, seed=3)])
+        model: Any = await backend.load()
+        assert model.engine.speculation.model.model.num_tokens > 0
