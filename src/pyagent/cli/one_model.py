@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 def sample_text(file: Path | None) -> str:
-    """Return the text to score."""
+    """Return a file's text for the model to read; without a file, that of the wheel."""
     try:
         text = (file or _TEXT_FILE).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -28,7 +28,7 @@ def sample_text(file: Path | None) -> str:
     except OSError as error:
         raise RequestError(f"{file} cannot be read: {error.strerror}", param="text") from error
     if not text.strip():
-        raise RequestError(f"{file}: there is no text to score", param="text")
+        raise RequestError(f"{file}: there is no text in it", param="text")
     return text if file else text[:_TEXT_CHARS]
 
 
