@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from support.command_line import fresh_environment, pyagent
 from support.folder_tokenizer import write_model_folder
-from support.tiny_encoder import write_encoder
+from support.tiny_adapter import write_adapter
+from support.tiny_encoder import write_late_encoder
 from support.torch_file import to_torch_file
 
 from pyagent import _rust
 from pyagent.infrastructure.engine.kv_moves.fingerprint import find_weights
+from pyagent.infrastructure.engine.models.adapter_digest import adapter_id_of
 from pyagent.infrastructure.models.describe import describe_model
 from pyagent.infrastructure.models.quantize.quantizing import planned_bytes, quantize_model
 from pyagent.infrastructure.models.store import ModelStore
@@ -41,11 +43,25 @@ def test_a_decoder_that_torch_saved_is_described_listed_and_quantised(tmp_path: 
 
 
 def test_an_encoder_that_torch_saved_embeds_the_same(tmp_path: Path) -> None:
-    """Bit for bit."""
-    folder = write_encoder(tmp_path / "m")
+    """Bit for bit, its dense step in a folder of its own too."""
+    folder = write_late_encoder(tmp_path / "m")
     texts = [[2, *range(5, 5 + length), 3] for length in (1, 7, 30)]
     expected = _rust.EncoderModel.load(folder, threads=1).compute(texts)
-    assert _rust.EncoderModel.load(to_torch_file(folder), threads=1).compute(texts) == expected
+    to_torch_file(to_torch_file(folder) / "1_Dense")
+    assert not list(folder.rglob("*.safetensors"))
+    assert _rust.EncoderModel.load(folder, threads=1).compute(texts) == expected
+
+
+def test_an_adapter_that_torch_saved_is_read(tmp_path: Path) -> None:
+    """Its card is the same, and it is known by its content; of both files the one that is read counts."""
+    folder = write_adapter(tmp_path / "a")
+    before, weights = _rust.describe_adapter(folder), (folder / "adapter_model.safetensors").read_bytes()
+    known = adapter_id_of(folder)
+    to_torch_file(folder, "adapter_model.safetensors", "adapter_model.bin")
+    assert _rust.describe_adapter(folder) == before
+    assert adapter_id_of(folder) not in {0, known}
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    assert adapter_id_of(folder) == known
 
 
 def test_show_says_what_quantising_would_give(tmp_path: Path) -> None:

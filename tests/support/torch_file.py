@@ -12,9 +12,9 @@ from pathlib import Path
 _TO_STORAGE = {"F32": b"FloatStorage", "F16": b"HalfStorage", "BF16": b"BFloat16Storage", "I64": b"LongStorage"}
 
 
-def to_torch_file(folder: Path) -> Path:
-    """Replace a folder's `model.safetensors` by a `pytorch_model.bin`."""
-    whole = (folder / "model.safetensors").read_bytes()
+def to_torch_file(folder: Path, before: str = "model.safetensors", after: str = "pytorch_model.bin") -> Path:
+    """Replace a folder's file of safetensors by one of torch's."""
+    whole = (folder / before).read_bytes()
     start = 8 + struct.unpack_from("<Q", whole)[0]
     header = json.loads(whole[8:start])
     tensors: dict[str, tuple[str, list[int], bytes]] = {}
@@ -22,8 +22,8 @@ def to_torch_file(folder: Path) -> Path:
         if name != "__metadata__":
             first, last = told["data_offsets"]
             tensors[name] = (told["dtype"], told["shape"], whole[start + first : start + last])
-    (folder / "pytorch_model.bin").write_bytes(state_dict_bytes(tensors))
-    (folder / "model.safetensors").unlink()
+    (folder / after).write_bytes(state_dict_bytes(tensors))
+    (folder / before).unlink()
     return folder
 
 

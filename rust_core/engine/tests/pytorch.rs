@@ -213,6 +213,7 @@ fn damaged_pickles_are_refused() {
         (b"\x80\x02.".to_vec(), "lacks a value"),
         (b"\x80\x02(.".to_vec(), "lacks a value"),
         (b"\x80\x02N(R.".to_vec(), "lacks a value"),
+        (b"\x80\x02ccollections\nOrderedDict\n)(R.".to_vec(), "lacks a value"),
         (b"\x80\x02t.".to_vec(), "something ends that has not begun"),
         (b"\x80\x02N(N\x86.".to_vec(), "a tuple lacks a value"),
         (b"\x80\x02NNNs.".to_vec(), "something other than a dict"),
