@@ -9,7 +9,7 @@ import pytest
 from support.command_line import fresh_environment, pyagent
 from support.folder_tokenizer import write_model_folder
 from support.tiny_adapter import write_adapter
-from support.tiny_encoder import write_late_encoder
+from support.tiny_encoder import write_encoder, write_late_encoder
 from support.torch_file import to_torch_file
 
 from pyagent import _rust
@@ -77,6 +77,9 @@ def test_show_says_what_quantising_would_give(tmp_path: Path) -> None:
     assert all(one["fits"] for one in told.values())
     assert told["Q8_0"]["needed_bytes"] - told["Q4_0"]["needed_bytes"] == planned["Q8_0"] - planned["Q4_0"]
     assert sorted(folder.iterdir()) == there
+    encoder = write_encoder(tmp_path / "encoder")
+    told = json.loads(pyagent("models", "show", str(encoder), "--json", env=environment).stdout)["quantised"]
+    assert {name: one["file_bytes"] for name, one in told.items()} == planned_bytes(encoder, tuple(planned))
 
 
 @pytest.mark.parametrize("payload", [b"cos\nsystem\n", b"cposix\nsystem\n", b"cbuiltins\nexec\n"])

@@ -168,8 +168,10 @@ def show(
 def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: bool) -> None:
     import msgspec
 
+    smaller, not_smaller = _quantised(path, about.quantization)
     if as_json:
         described = {"name": name, "path": str(path), **_capabilities(about.task), **msgspec.to_builtins(about)}
+        described |= {"quantised": {kind: {"file_bytes": size} for kind, size in smaller.items()}}
         typer.echo(json.dumps(described))
         return
     memory = about.weight_bytes + about.workspace_bytes
@@ -184,8 +186,12 @@ def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: 
         ("licence", about.licence),
         ("file", f"{path} ({format_bytes(about.file_bytes)})"),
     ]
+    for kind, size in smaller.items():
+        needs = format_bytes(size + about.workspace_bytes)
+        card.append((f"as {kind}", f"{format_bytes(size)} by `pyagent models quantize`, {needs} of memory"))
+    card += [("quantised", not_smaller)] if not_smaller else []
     for key, value in card:
-        typer.echo(f"{key:<13} {value}")
+        typer.echo(f"{key:<13} {printable(value)}")
 
 
 def _show_drafter(name: str, path: Path, about: DrafterDescription, *, as_json: bool) -> None:
