@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -151,9 +152,9 @@ def models(hub: Hub, folder: Path, *arguments: str) -> subprocess.CompletedProce
 
 
 def stored(folder: Path) -> list[str]:
-    """The models in the store, what was begun included."""
+    """The models in the store, what was begun and locks included."""
     entries = (folder / "models").iterdir() if (folder / "models").is_dir() else ()
-    return [entry.name for entry in entries if not entry.name.startswith(".lock")]
+    return [entry.name for entry in entries]
 
 
 def test_file_of_the_hub_is_stored_with_its_checksum(hub: Hub, tmp_path: Path) -> None:
@@ -208,6 +209,45 @@ def test_folder_of_the_hub_is_stored_with_the_checksum_of_each_file(hub: Hub, tm
     (model.path / "config.json").unlink()
     with pytest.raises(ModelError, match=r"config\.json is gone"):
         store.check("hf:owner/tiny")
+
+
+def test_weights_that_torch_saved_are_fetched_where_there_are_no_others(hub: Hub, tmp_path: Path) -> None:
+    """With what lies beside them for the model, checked as all files are; other JSON files and pickles stay there."""
+    del hub.files["model.safetensors"]
+    hub.files |= {"pytorch_model.bin": b"weights", "training_args.bin": b"x", "all_results.json": b"{}"}
+    done = pull(hub, tmp_path, "hf:owner/tiny")
+    assert done.returncode == 0, done.stderr
+    (model,) = ModelStore(tmp_path / "models").list()
+    assert sorted(model.manifest.files) == ["config.json", "pytorch_model.bin"]
+    assert stored(tmp_path) == ["hf%3aowner%2ftiny"]
+    del hub.files["pytorch_model.bin"]
+    assert (
+        "has no safetensors and no pytorch_model.bin; name a GGUF file"
+        in pull(hub, tmp_path / "b", "hf:owner/tiny").stderr
+    )
+
+
+def test_a_disk_that_becomes_full_is_said_and_pieces_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not whole is deleted at once; whole files stay for the next try."""
+    import huggingface_hub
+
+    hub = Hub({"config.json": b"{}", "model.safetensors": b"weights"})
+    (piece := tmp_path / ".cache" / "huggingface" / "download" / "model.incomplete").parent.mkdir(parents=True)
+
+    files = [type("File", (), {"rfilename": name, "size": 1, "lfs": None, "blob_id": None}) for name in hub.files]
+    told = type("Info", (), {"sha": COMMIT, "card_data": None, "siblings": files})
+
+    def fill(*_: object, **__: object) -> None:
+        (tmp_path / "config.json").write_bytes(b"{}")
+        piece.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda *_, **__: told)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fill)
+    with pytest.raises(ModelError, match="the disk is full; make room, or set"):
+        fetch_from_hub("owner/tiny", tmp_path, "hf:owner/tiny", lambda _done, _total: None)
+    assert (tmp_path / "config.json").exists()
+    assert not piece.exists()
 
 
 @pytest.mark.parametrize(

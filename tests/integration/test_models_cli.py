@@ -25,6 +25,7 @@ from support.tiny_assistant import (
     write_assistant,
 )
 from support.tiny_eagle import head_config, write_head
+from support.tiny_encoder import write_encoder
 from support.tiny_gemma4 import HIDDEN
 from support.tiny_model import write_tiny_model
 from support.wheels import build_wheel
@@ -183,6 +184,8 @@ def test_show_says_what_of_a_model_fits(environment: dict[str, str], tmp_path: P
         (("show", "./no.gguf"), "model file no.gguf does not exist"),
         (("pull", "smol2:135m"), "did you mean 'smollm2:135m'?"),
         (("rm", "smollm2:135m"), "smollm2:135m is not in the store; there are: none"),
+        (("show", "smollm2"), "smollm2:135m is not here yet; fetch it first: pyagent models pull smollm2:135m"),
+        (("check", "SmolLM2"), "smollm2:135m is not in the store"),
     ],
 )
 def test_mistakes_are_one_line_with_what_to_do(
@@ -194,6 +197,13 @@ def test_mistakes_are_one_line_with_what_to_do(
     assert ran.err.startswith("error: ")
     assert text in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_experts_of_a_model_that_embeds_are_refused(environment: dict[str, str], tmp_path: Path) -> None:
+    """What the command counts, and of which models."""
+    ran = models(environment, "experts", str(write_encoder(tmp_path / "m")))
+    assert ran.code == 1
+    assert "is a model to embed texts; experts are counted of models that answer" in ran.err
 
 
 def test_pull_says_what_is_fetched_and_refuses_what_is_not_pinned(environment: dict[str, str]) -> None:

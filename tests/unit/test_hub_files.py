@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyagent.infrastructure.models.hub_files import INDEX, folder_files, gguf_files, has_weights, other_files
+from pyagent.infrastructure.models.hub_files import (
+    INDEX,
+    TORCH_INDEX,
+    folder_files,
+    gguf_files,
+    has_weights,
+    index_of,
+    other_files,
+)
 
 EMBEDS = ["modules.json", "vocab.txt", "model.safetensors", "1_Pooling/config.json", "2_Dense/model.safetensors"]
 VOCABULARIES = ["qwen.tiktoken", "tokenizer.model", "tiktoken.model", "tokenizer.model.v3", "chat_template.jinja"]
@@ -57,6 +65,39 @@ def index(*names: str) -> bytes:
             [*VOCABULARIES, "awq-4bit.safetensors"],
             id="vocabularies",
         ),
+        pytest.param(
+            ["config.json", "pytorch_model.bin", "training_args.bin", "optimizer.bin", "flax_model.msgpack"],
+            None,
+            ["config.json", "pytorch_model.bin"],
+            id="torch alone",
+        ),
+        pytest.param(
+            ["config.json", "pytorch_model.bin", TORCH_INDEX, "model.safetensors"],
+            None,
+            ["config.json", "model.safetensors"],
+            id="torch beside it",
+        ),
+        pytest.param(
+            [TORCH_INDEX, "pytorch_model-1.bin", "pytorch_model-2.bin", "pytorch_model-old.bin"],
+            index("pytorch_model-1.bin", "pytorch_model-2.bin"),
+            [TORCH_INDEX, "pytorch_model-1.bin", "pytorch_model-2.bin"],
+            id="torch's index",
+        ),
+        pytest.param(
+            [
+                *("pytorch_model.bin", "2_Dense/pytorch_model.bin", "2_Dense/config.json"),
+                *("3_Dense/pytorch_model.bin", "3_Dense/model.safetensors", "2_Dense/rust_model.ot"),
+            ],
+            None,
+            ["pytorch_model.bin", "2_Dense/pytorch_model.bin", "2_Dense/config.json", "3_Dense/model.safetensors"],
+            id="torch's steps",
+        ),
+        pytest.param(
+            ["config.json", "model.safetensors", *(f"eval_{place}.json" for place in range(5000)), "1_x/a.json"],
+            None,
+            ["config.json", "model.safetensors"],
+            id="thousands of other settings",
+        ),
     ],
 )
 def test_folder_is_what_the_engine_reads(there: list[str], told: bytes | None, wanted: list[str]) -> None:
@@ -81,6 +122,13 @@ def test_nothing_is_fetched_that_was_not_listed(there: list[str], indexed: list[
     found = folder_files(there, index(*indexed, *(f"{name}.safetensors" for name in indexed)))
     assert set(found) <= set(there)
     assert not [name for name in found if ".." in name.split("/") or name.startswith("/")]
+
+
+def test_the_index_of_the_weights_that_are_read_is_looked_into() -> None:
+    """That of safetensors, or torch's where there are none."""
+    assert index_of([INDEX, TORCH_INDEX]) == INDEX
+    assert index_of([TORCH_INDEX, "pytorch_model-1.bin", "1_Dense/model.safetensors"]) == TORCH_INDEX
+    assert index_of([TORCH_INDEX, "model.safetensors"]) is None
 
 
 def test_no_weights_are_no_model() -> None:

@@ -86,6 +86,16 @@ def all_commands() -> Iterator[tuple[list[str], Any]]:
             yield from commands(real_command(name), [name])
 
 
+def test_an_option_without_its_value_points_to_the_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a command within a group too, where the parser knows no more than the option."""
+    for words in (["models", "quantize"], ["models"], ["serve"]):
+        told = [*words, "--config"] if words != ["models", "quantize"] else [*words, "./x", "--output"]
+        if words == ["models"]:
+            told = [*words, "--nonsense"]
+        assert run(told) == 2
+        assert capsys.readouterr().err.splitlines()[1] == f"pyagent {' '.join(words)} --help shows what there is"
+
+
 def test_each_option_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong number or choice of any command is refused before anything is done, in two lines of ours."""
     num_tried = 0

@@ -9,6 +9,7 @@ pub mod kv;
 mod logit_lens;
 pub mod model;
 pub mod prompt_scores;
+pub mod pytorch;
 pub mod quantised;
 pub mod runner;
 pub mod safetensors;

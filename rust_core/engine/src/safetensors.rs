@@ -1,6 +1,7 @@
-//! A folder in the layout of the Hugging Face hub: `config.json` and one or more `*.safetensors`.
+//! A folder in the layout of the Hugging Face hub: `config.json` and one or more `*.safetensors`, or in their place
+//! `pytorch_model.bin`, whose tensors lie in the file as those do ([`crate::pytorch`]).
 //!
-//! The header's format is read by the `safetensors` crate, which refuses holes, overlaps and sizes that disagree
+//! A safetensors header is read by the `safetensors` crate, which refuses holes, overlaps and sizes that disagree
 //! with dtype and shape; here its size is bounded first, its facts are put into errors, and its shapes are turned to
 //! the order of [`TensorView`]. File names in an index are hostile input too: only names in this folder are opened.
 
@@ -11,8 +12,10 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+pub(crate) use header::{MAX_DIMS, checked_dims};
 pub use header::{SafetensorsHeader, SafetensorsInfo};
 
+use crate::pytorch::StateDict;
 use crate::weights::{Asked, Mapping, ModelFileError, StoredTensor, TensorView, clipped};
 
 /// Longest `config.json` or index that is read; real ones are below 1 MiB.
@@ -20,9 +23,32 @@ const MAX_JSON_BYTES: u64 = 16 << 20;
 
 pub(crate) const CONFIG_NAME: &str = "config.json";
 const ADAPTER_CONFIG_NAME: &str = "adapter_config.json";
-const ADAPTER_NAME: &str = "adapter_model.safetensors";
-const INDEX_NAME: &str = "model.safetensors.index.json";
-const WHOLE_NAME: &str = "model.safetensors";
+/// An adapter's weights, the first one that is there.
+const ADAPTER_NAMES: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
+
+/// The names that files of weights have.
+struct Form {
+    /// Says in which files the tensors are, where it is there.
+    index: &'static str,
+    /// All of them.
+    whole: &'static str,
+    /// The beginning and the ending of every file's name.
+    ends: (&'static str, &'static str),
+}
+
+/// The forms of a folder's weights; the first one of which there are files is read.
+const FORMS: [Form; 2] = [
+    Form {
+        index: "model.safetensors.index.json",
+        whole: "model.safetensors",
+        ends: ("", ".safetensors"),
+    },
+    Form {
+        index: "pytorch_model.bin.index.json",
+        whole: "pytorch_model.bin",
+        ends: ("pytorch_model", ".bin"),
+    },
+];
 
 /// Element types that are read, for messages.
 const SUPPORTED: &str = "F32, F16, BF16";
@@ -30,7 +56,7 @@ const SUPPORTED: &str = "F32, F16, BF16";
 /// A JSON object: keys with any values.
 pub type JsonObject = serde_json::Map<String, serde_json::Value>;
 
-/// A model in safetensors files, mapped, their headers checked.
+/// A model in safetensors files or PyTorch's, mapped, their headers checked.
 #[derive(Debug)]
 pub struct SafetensorsFolder {
     path: PathBuf,
@@ -48,22 +74,24 @@ struct ShardTensor {
 }
 
 impl SafetensorsFolder {
-    /// Reads `config.json`, maps the safetensors files and checks their headers.
+    /// Reads `config.json`, maps the files of weights and checks their headers.
     ///
     /// With a `model.safetensors.index.json` the files are those it names, and each tensor must be where it says;
     /// without one there is `model.safetensors`, beside which others may lie for other programs, or they are all
-    /// `*.safetensors` of the folder. As with GGUF, files must not be changed in place.
+    /// `*.safetensors` of the folder. Where there are none, the same holds of `pytorch_model.bin`. As with GGUF, files
+    /// must not be changed in place.
     pub fn open(path: &Path) -> Result<Self, ModelFileError> {
         let config = read_object(&path.join(CONFIG_NAME))?;
-        let index = path.join(INDEX_NAME);
+        let (form, found) = find_files(path).map_err(|error| error.in_file(path))?;
+        let index = path.join(form.index);
         let weight_map = if index.exists() {
-            Some(read_index(&index)?)
+            Some(read_index(&index, form)?)
         } else {
             None
         };
         let file_names = match &weight_map {
             Some(weight_map) => weight_map.values().cloned().collect(),
-            None => find_files(path).map_err(|error| error.in_file(path))?,
+            None => found,
         };
         let mut folder = Self {
             path: path.to_owned(),
@@ -83,7 +111,7 @@ impl SafetensorsFolder {
         Ok(folder)
     }
 
-    /// Reads an adapter's `adapter_config.json`, maps its `adapter_model.safetensors` and checks its header.
+    /// Reads an adapter's `adapter_config.json`, maps its weights and checks their header.
     pub(crate) fn open_adapter(path: &Path) -> Result<Self, ModelFileError> {
         let mut folder = Self {
             path: path.to_owned(),
@@ -92,7 +120,8 @@ impl SafetensorsFolder {
             name_to_tensor: BTreeMap::new(),
             asked: Asked::default(),
         };
-        folder.add_shard(&path.join(ADAPTER_NAME))?;
+        let paths = ADAPTER_NAMES.map(|name| path.join(name));
+        folder.add_shard(paths.iter().find(|path| path.exists()).unwrap_or(&paths[0]))?;
         Ok(folder)
     }
 
@@ -143,7 +172,7 @@ impl SafetensorsFolder {
         self.name_to_tensor.keys().map(String::as_str)
     }
 
-    /// Bytes of all safetensors files.
+    /// Bytes of all files of weights.
     pub fn file_bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.bytes().len() as u64).sum()
     }
@@ -154,9 +183,13 @@ impl SafetensorsFolder {
 
     fn add_shard(&mut self, path: &Path) -> Result<(), ModelFileError> {
         let mapping = Mapping::open(path)?;
-        let header = SafetensorsHeader::parse(mapping.bytes()).map_err(|error| error.in_file(path))?;
+        let tensors = if path.extension().is_some_and(|extension| extension == "bin") {
+            StateDict::parse(mapping.bytes()).map(|dict| dict.tensors)
+        } else {
+            SafetensorsHeader::parse(mapping.bytes()).map(|header| header.tensors)
+        };
         let shard = self.shards.len();
-        for (name, info) in header.tensors {
+        for (name, info) in tensors.map_err(|error| error.in_file(path))? {
             if self.name_to_tensor.contains_key(&name) {
                 let fault = ModelFileError::Duplicate {
                     what: "tensor name",
@@ -211,8 +244,8 @@ impl SafetensorsFolder {
     }
 }
 
-/// Names of the safetensors files in a folder.
-fn find_files(folder: &Path) -> Result<BTreeSet<String>, ModelFileError> {
+/// The form of a folder's weights, and the names of their files as far as no index says them.
+fn find_files(folder: &Path) -> Result<(&'static Form, BTreeSet<String>), ModelFileError> {
     let unreadable = |source| ModelFileError::Io {
         action: "list the folder",
         source,
@@ -220,25 +253,36 @@ fn find_files(folder: &Path) -> Result<BTreeSet<String>, ModelFileError> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let name = entry.map_err(unreadable)?.file_name();
-        names.extend(name.to_str().filter(|name| is_shard_name(name)).map(str::to_owned));
+        names.extend(name.to_str().map(str::to_owned));
     }
-    if names.is_empty() {
-        let got = "a folder with config.json and no *.safetensors".to_owned();
-        return Err(ModelFileError::NotAModel { got });
+    for form in &FORMS {
+        let mut found: BTreeSet<String> = names.iter().filter(|name| form.names(name)).cloned().collect();
+        if found.contains(form.whole) {
+            found.retain(|name| name == form.whole);
+        }
+        if !found.is_empty() || names.contains(form.index) {
+            return Ok((form, found));
+        }
     }
-    if names.contains(WHOLE_NAME) {
-        names.retain(|name| name == WHOLE_NAME);
-    }
-    Ok(names)
+    let got = "a folder with config.json and none of either".to_owned();
+    Err(ModelFileError::NotAModel { got })
 }
 
-/// Whether this names a safetensors file in the folder itself, not one somewhere else.
-fn is_shard_name(name: &str) -> bool {
-    name.ends_with(".safetensors") && !name.contains(['/', '\\', ':', '\0'])
+impl Form {
+    /// Whether this names a file of weights in the folder itself, not one somewhere else.
+    fn names(&self, name: &str) -> bool {
+        let (start, end) = self.ends;
+        name.starts_with(start) && name.ends_with(end) && !name.contains(['/', '\\', ':', '\0'])
+    }
+}
+
+/// Whether a file of this name is one of a folder's weights.
+pub(crate) fn is_weights_name(name: &str) -> bool {
+    FORMS.iter().any(|form| form.names(name))
 }
 
 /// The index's map from tensor to file.
-fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelFileError> {
+fn read_index(path: &Path, form: &Form) -> Result<BTreeMap<String, String>, ModelFileError> {
     let refuse = |reason: String| ModelFileError::Json { reason }.in_file(path);
     let object = read_object(path)?;
     let Some(weight_map) = object.get("weight_map").and_then(serde_json::Value::as_object) else {
@@ -248,10 +292,11 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelFileError> {
     };
     let mut name_to_file = BTreeMap::new();
     for (name, file) in weight_map {
-        let Some(file) = file.as_str().filter(|file| is_shard_name(file)) else {
+        let Some(file) = file.as_str().filter(|file| form.names(file)) else {
             let (name, file) = (clipped(name), clipped(&file.to_string()));
             return Err(refuse(format!(
-                "tensor {name:?} is in {file}: expected the name of a safetensors file beside it"
+                "tensor {name:?} is in {file}: expected the name of a {} file beside it",
+                form.ends.1.trim_start_matches('.')
             )));
         };
         name_to_file.insert(name.clone(), file.to_owned());

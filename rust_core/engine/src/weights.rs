@@ -17,7 +17,7 @@ pub(crate) use error::clipped;
 pub(crate) use mapping::Mapping;
 
 use crate::gguf::GgufFile;
-use crate::safetensors::SafetensorsFolder;
+use crate::safetensors::{SafetensorsFolder, is_weights_name};
 
 /// A tensor's place in a mapped file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,18 +111,19 @@ impl<'a> From<TensorView<'a>> for StoredTensor<'a> {
 pub enum ModelFile {
     /// A GGUF file, or the files of a split one.
     Gguf(GgufFile),
-    /// A folder with `config.json` and safetensors.
+    /// A folder with `config.json` and safetensors, or PyTorch's files.
     Safetensors(SafetensorsFolder),
 }
 
 impl ModelFile {
-    /// Opens a GGUF file, or a folder that holds `config.json` and `*.safetensors`.
+    /// Opens a GGUF file, or a folder that holds `config.json` and `*.safetensors` or `pytorch_model.bin`.
     pub fn open(path: &Path) -> Result<Self, ModelFileError> {
         if path.is_dir() {
             return SafetensorsFolder::open(path).map(Self::Safetensors);
         }
-        if path.extension().is_some_and(|extension| extension == "safetensors") {
-            let got = "a single safetensors file; give the folder it is in".to_owned();
+        let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if is_weights_name(file_name) {
+            let got = "a single file of weights; give the folder it is in".to_owned();
             return Err(ModelFileError::NotAModel { got }.in_file(path));
         }
         GgufFile::open(path).map(Self::Gguf)

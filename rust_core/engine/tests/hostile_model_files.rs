@@ -7,8 +7,9 @@ mod model_writer;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use model_writer::{full_gguf, full_safetensors};
+use model_writer::{full_gguf, full_pytorch, full_safetensors};
 use pyagent_engine::gguf::GgufHeader;
+use pyagent_engine::pytorch::StateDict;
 use pyagent_engine::safetensors::SafetensorsHeader;
 
 const NUM_CASES: u64 = 20_000;
@@ -187,6 +188,30 @@ fn damaged_safetensors_files_do_no_harm() {
         num_taken > NUM_CASES / 100 && num_taken < NUM_CASES,
         "{num_taken} taken: the mutator is off"
     );
+}
+
+/// Damaged PyTorch files are refused, or read with each tensor inside the file.
+#[test]
+fn damaged_pytorch_files_do_no_harm() {
+    for is_wide in [false, true] {
+        let num_taken = survive(&full_pytorch(is_wide), |bytes| {
+            let Ok(dict) = StateDict::parse(bytes) else {
+                return false;
+            };
+            for info in dict.tensors.values() {
+                assert!(info.range.start <= info.range.end && info.range.end <= bytes.len());
+                if let Ok(kind) = &info.kind {
+                    let num_bytes = info.dims.iter().product::<usize>() * kind.block_bytes();
+                    assert_eq!(num_bytes, info.range.len());
+                }
+            }
+            true
+        });
+        assert!(
+            num_taken > NUM_CASES / 100 && num_taken < NUM_CASES,
+            "{num_taken} taken: the mutator is off"
+        );
+    }
 }
 
 /// Random bytes behind a right beginning do no harm either.

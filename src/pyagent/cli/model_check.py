@@ -41,6 +41,7 @@ def check(
     from pyagent.infrastructure.models.store import ModelStore
 
     store = ModelStore.of(read_settings(config))
+    name = name and store.meant(name)
     names = [model.manifest.name for model in store.list()] if name is None else [name]
     if name is not None and store.find(name) is None:
         store.look(name)  # an unknown name says so itself

@@ -28,7 +28,14 @@ def experts(
     config: Config = None,
 ) -> None:
     """Show which experts of a mixture compute a text: how many of a layer, which most, and how unevenly."""
+    from pyagent.infrastructure.models.describe import task_of
+
     path, sample = local_path(name, config), sample_text(text)
+    if (task := task_of(path)) != "generate":
+        what = (
+            f"{name} is a model to {task} texts; experts are counted of models that answer: name one that is a mixture"
+        )
+        raise RequestError(what, param="name")
     loads = ask_alone(path, config, lambda chain: _loads_after(chain, sample))
     if not loads:
         what = f"{name} has no experts whose tokens are counted; give a mixture of experts, on the cpu runner"

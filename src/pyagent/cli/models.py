@@ -30,6 +30,8 @@ app.command()(experts)
 app.command()(check)
 
 _CONTEXTS = (2_048, 8_192, 32_768, 131_072)
+_QUANTISED = ("Q4_0", "Q4_K_M", "Q8_0")
+"""Types of which `show` says what a folder would take."""
 _KV_DTYPES: tuple[KvDtype, ...] = ("bf16", "f16", "int8", "fp8")
 
 
@@ -83,6 +85,7 @@ def pull(
     config: Config = None,
 ) -> None:
     """Fetch a model, unless it is here."""
+    name = _store(config).meant(name)
     if found := _store(config).find(name):
         typer.echo(f"{name} is here: {found.path} ({format_bytes(found.size_bytes)})")
         return
@@ -102,6 +105,7 @@ def show(
 
     from pyagent.cli.model_adapters import adapter_cards
     from pyagent.core.errors import ModelError
+    from pyagent.infrastructure.engine.memory.process import resident_bytes
     from pyagent.infrastructure.models.describe import (
         describe_drafter,
         describe_encoder,
@@ -111,6 +115,7 @@ def show(
     from pyagent.infrastructure.models.names import is_path
 
     store = _store(config)
+    name = store.meant(name)
     found = store.find(name)
     if found is None and not is_path(name):
         store.look(name)  # an unknown name says so itself
@@ -127,7 +132,15 @@ def show(
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
     options = _options(config)
     options = options.of_model(name)
-    total_bytes, fits, refusal = _fits(path, options, config)
+    process_bytes = resident_bytes()
+    total_bytes, fits, refusal = _fits(path, options, config, process_bytes)
+    smaller, not_smaller = _quantised(path, about.quantization)
+    kinds: tuple[KvDtype, ...] = tuple(fit.kv_dtype for fit in fits[:1])
+    fits_as = {
+        kind: fit
+        for kind, size in smaller.items()
+        for fit in _fits(path, options, config, process_bytes, size, kinds)[1]
+    }
     template, abilities = _chat(path, options)
     adapters, left_aside = adapter_cards(name, config), inputs_left_aside(path)
     if as_json:
@@ -136,12 +149,16 @@ def show(
         described |= {"capabilities": abilities, "not_read": left_aside}
         described |= {"memory_bytes": {str(key): value for key, value in memory.items()}}
         described |= {"engine_bytes": total_bytes, "fits": {fit.kv_dtype: _fit_as_json(fit) for fit in fits}}
+        quantised = {kind: {"file_bytes": smaller[kind]} | _fit_as_json(fit) for kind, fit in fits_as.items()}
+        described |= {"quantised": quantised}
         described |= {"refused": refusal, "adapters": msgspec.to_builtins(adapters)}
         typer.echo(json.dumps(described | {"chat_template": template or None}))
         return
     card = _card(about, path, memory, template, abilities)
     card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit)) for fit in fits]
     card[6:6] = [("fits", f"no: {refusal}")] if refusal else []
+    card += [(f"as {kind}", _quantised_text(smaller[kind], fit)) for kind, fit in fits_as.items()]
+    card += [("quantised", not_smaller)] if not_smaller else []
     card[-2:-2] = [("not read", ", ".join(left_aside))] if left_aside else []
     card += [("" if place else "adapters", one.line()) for place, one in enumerate(adapters)]
     for key, value in card:
@@ -151,8 +168,10 @@ def show(
 def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: bool) -> None:
     import msgspec
 
+    smaller, not_smaller = _quantised(path, about.quantization)
     if as_json:
         described = {"name": name, "path": str(path), **_capabilities(about.task), **msgspec.to_builtins(about)}
+        described |= {"quantised": {kind: {"file_bytes": size} for kind, size in smaller.items()}}
         typer.echo(json.dumps(described))
         return
     memory = about.weight_bytes + about.workspace_bytes
@@ -167,8 +186,12 @@ def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: 
         ("licence", about.licence),
         ("file", f"{path} ({format_bytes(about.file_bytes)})"),
     ]
+    for kind, size in smaller.items():
+        needs = format_bytes(size + about.workspace_bytes)
+        card.append((f"as {kind}", f"{format_bytes(size)} by `pyagent models quantize`, {needs} of memory"))
+    card += [("quantised", not_smaller)] if not_smaller else []
     for key, value in card:
-        typer.echo(f"{key:<13} {value}")
+        typer.echo(f"{key:<13} {printable(value)}")
 
 
 def _show_drafter(name: str, path: Path, about: DrafterDescription, *, as_json: bool) -> None:
@@ -231,7 +254,9 @@ def remove(
     config: Config = None,
 ) -> None:
     """Delete a model from the store, or what a fetch of it that broke off left."""
-    num_bytes = _store(config).remove(name)
+    store = _store(config)
+    name = store.meant(name)
+    num_bytes = store.remove(name)
     typer.echo(f"deleted {name}: {format_bytes(num_bytes)} are free again")
 
 
@@ -274,19 +299,45 @@ def _chat(path: Path, options: EngineOptions) -> tuple[str, tuple[str, ...]]:
     return name, abilities_of(template, options.dialect, options.dialects)
 
 
-def _fits(path: Path, options: EngineOptions, config: Path | None) -> tuple[int, list[Fit], str | None]:
-    """Return the bytes the engine may use, whether the model fits them with each type of KV, or why it is refused."""
+def _quantised(path: Path, own: str) -> tuple[dict[str, int], str]:
+    """Return how large a folder's file would be as each of some types, or why there is none; nothing for others."""
+    from pyagent.core.errors import ModelError
+    from pyagent.infrastructure.models.quantize.mixture import PLAIN
+    from pyagent.infrastructure.models.quantize.quantizing import planned_bytes
+
+    if not path.is_dir() or own not in PLAIN:
+        return {}, ""
+    try:
+        return planned_bytes(path, _QUANTISED), ""
+    except ModelError as error:
+        return {}, f"no: {str(error).removeprefix(f'{path}: ')}"
+
+
+def _quantised_text(file_bytes: int, fit: Fit) -> str:
+    return f"{format_bytes(file_bytes)} by `pyagent models quantize`; fits: {_fit_text(fit)}"
+
+
+def _fits(
+    path: Path,
+    options: EngineOptions,
+    config: Path | None,
+    process_bytes: int,
+    weight_bytes: int | None = None,
+    kv_dtypes: tuple[KvDtype, ...] = _KV_DTYPES,
+) -> tuple[int, list[Fit], str | None]:
+    """Return the bytes the engine may use, whether the model fits them with each type of KV, or why it is refused.
+
+    The process has `process_bytes` already. With `weight_bytes` it is as if the model's weights took so many.
+    """
     from pyagent.core.errors import ConfigError, ModelError
-    from pyagent.infrastructure.engine.memory.process import resident_bytes
     from pyagent.infrastructure.engine.memory.system import total_for
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
 
     total_bytes = total_for(read_settings(config).engine.memory)
-    process_bytes = resident_bytes()
     fits: list[Fit] = []
-    for kv_dtype in _KV_DTYPES:
+    for kv_dtype in kv_dtypes:
         try:
-            fits.append(Fit.of(path, kv_dtype, options, total_bytes, process_bytes))
+            fits.append(Fit.of(path, kv_dtype, options, total_bytes, process_bytes, weight_bytes=weight_bytes))
         except ConfigError as error:
             if error.key != "engine.kv_dtype":  # the runner has others
                 raise

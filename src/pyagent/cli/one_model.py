@@ -40,6 +40,7 @@ def local_path(source: str, config: Path | None) -> Path:
     if not is_path(source) and os.path.exists(source):
         return Path(source)
     store = ModelStore.of(read_settings(config))
+    source = store.meant(source)
     if not is_path(source) and store.find(source) is None:
         store.look(source)  # an unknown name says so itself
         raise ModelError(f"{source} is not here yet; fetch it first: pyagent models pull {source}", model=source)

@@ -194,6 +194,14 @@ def run(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _named(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the words that name a command, and the command of it that is asked for."""
+    if not arguments or arguments[0] not in COMMANDS:
+        return ()
+    commands = getattr(real_command(arguments[0]), "commands", {})
+    return arguments[: 2 if arguments[1:2] and arguments[1] in commands else 1]
+
+
 def _wrong_usage(error: TyperException, arguments: Sequence[str]) -> int:
     """Tell what is wrong and where help is; a command that wants a sub-command shows its help."""
     context: Any = getattr(error, "ctx", None)
@@ -201,7 +209,6 @@ def _wrong_usage(error: TyperException, arguments: Sequence[str]) -> int:
     if context is not None and message in {" ".join(context.get_help().split()), "Missing command."}:
         sys.stdout.write(context.get_help() + "\n")
         return 2
-    command = next((f" {word}" for word in arguments[:1] if word in COMMANDS), "")
-    name = context.command_path if context else _PROGRAM + command
+    name = context.command_path if context else " ".join([_PROGRAM, *_named(arguments)])
     sys.stderr.write(f"error: {printable(usage_fault(error))}\n{name} --help shows what there is\n")
     return 2

@@ -14,7 +14,7 @@ use crate::weights::{ModelFileError, clipped};
 const MAX_HEADER_BYTES: u64 = 16 << 20;
 
 /// Most dimensions a tensor may have; convolutions over video have five.
-const MAX_DIMS: usize = 8;
+pub(crate) const MAX_DIMS: usize = 8;
 
 /// The header's length comes first, in 64 bits.
 const LENGTH_BYTES: usize = 8;
@@ -105,7 +105,18 @@ fn place(
 }
 
 fn read_info(name: &str, info: &TensorInfo, range: Range<usize>) -> Result<SafetensorsInfo, ModelFileError> {
-    let dims: Vec<usize> = info.shape.iter().rev().copied().collect();
+    let dims = checked_dims(name, info.shape.iter().rev().copied().collect())?;
+    let kind = match info.dtype {
+        Dtype::F32 => Ok(GgmlType::F32),
+        Dtype::F16 => Ok(GgmlType::F16),
+        Dtype::BF16 => Ok(GgmlType::BF16),
+        other => Err(format!("{other:?}")),
+    };
+    Ok(SafetensorsInfo { dims, kind, range })
+}
+
+/// A tensor's dimensions, the contiguous one first; refused where they are too many or one is zero.
+pub(crate) fn checked_dims(name: &str, dims: Vec<usize>) -> Result<Vec<usize>, ModelFileError> {
     let refuse = |dims: &[usize], problem: String| {
         let dims = dims.iter().map(|dim| *dim as u64).collect();
         ModelFileError::Dimensions {
@@ -121,11 +132,5 @@ fn read_info(name: &str, info: &TensorInfo, range: Range<usize>) -> Result<Safet
     if dims.contains(&0) {
         return Err(refuse(&dims, "a dimension is 0; the file is damaged".to_owned()));
     }
-    let kind = match info.dtype {
-        Dtype::F32 => Ok(GgmlType::F32),
-        Dtype::F16 => Ok(GgmlType::F16),
-        Dtype::BF16 => Ok(GgmlType::BF16),
-        other => Err(format!("{other:?}")),
-    };
-    Ok(SafetensorsInfo { dims, kind, range })
+    Ok(dims)
 }

@@ -24,8 +24,10 @@ pub enum ModelFileError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// Neither a GGUF file nor a folder with safetensors.
-    #[error("not a model: expected a GGUF file or a folder with config.json and *.safetensors, got {got}")]
+    /// Neither a GGUF file nor a folder with weights.
+    #[error(
+        "not a model: expected a GGUF file or a folder with config.json and *.safetensors or pytorch_model.bin, got {got}"
+    )]
     NotAModel {
         /// What is there instead.
         got: String,
@@ -233,6 +235,12 @@ pub enum ModelFileError {
     #[error("the safetensors header is not valid: {reason}")]
     Safetensors {
         /// What the parser said, clipped.
+        reason: String,
+    },
+    /// A PyTorch file that is not the archive of a state dict.
+    #[error("not a PyTorch file that can be read: {reason}")]
+    Pytorch {
+        /// What is wrong, and what would be right.
         reason: String,
     },
     /// A JSON file that cannot be read or has the wrong shape.

@@ -179,3 +179,135 @@ pub fn full_safetensors() -> Vec<u8> {
     let halves = [0x80, 0x3f, 0x00, 0xc0, 0x00, 0x3c, 0x00, 0xbc];
     safetensors_bytes(header, &[&numbers[..], &halves, &[0; 8]].concat())
 }
+
+/// A zip archive of stored entries, with the directory's numbers in 64 bits where asked, as `torch.save` writes it.
+pub fn zip_bytes(entries: &[(&str, &[u8])], is_wide: bool) -> Vec<u8> {
+    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+    for (name, data) in entries {
+        let start = bytes.len();
+        let size = (data.len() as u32).to_le_bytes();
+        let mut sizes = [size, size].concat();
+        let (mut extra, mut place) = (Vec::new(), (start as u32).to_le_bytes());
+        if is_wide {
+            extra = [&[1, 0, 24, 0][..], &(data.len() as u64).to_le_bytes()].concat();
+            extra.extend((data.len() as u64).to_le_bytes());
+            extra.extend((start as u64).to_le_bytes());
+            (sizes, place) = (vec![0xff; 8], [0xff; 4]);
+        }
+        let name_len = (name.len() as u16).to_le_bytes();
+        let padding = [b'Z'; 5];
+        bytes.extend(
+            [
+                &b"PK\x03\x04\0\0\0\x08\0\0\0\0\0\0\0\0\0\0"[..],
+                &[0; 8],
+                &name_len,
+                &[5, 0],
+            ]
+            .concat(),
+        );
+        bytes.extend([name.as_bytes(), &padding, data].concat());
+        bytes.extend([&b"PK\x07\x08\0\0\0\0"[..], &size, &size].concat());
+        let extra_len = (extra.len() as u16).to_le_bytes();
+        directory.extend(
+            [
+                &b"PK\x01\x02\0\0\0\0\0\x08\0\0\0\0\0\0\0\0\0\0"[..],
+                &sizes,
+                &name_len,
+                &extra_len,
+            ]
+            .concat(),
+        );
+        directory.extend([&[0; 10][..], &place, name.as_bytes(), &extra].concat());
+    }
+    let (start, size, count) = (bytes.len() as u64, directory.len() as u64, entries.len() as u64);
+    bytes.extend(&directory);
+    if is_wide {
+        let record = bytes.len() as u64;
+        bytes.extend([&b"PK\x06\x06"[..], &44u64.to_le_bytes(), &[45, 0, 45, 0], &[0; 8]].concat());
+        bytes.extend([count, count, size, start].map(u64::to_le_bytes).concat());
+        bytes.extend([&b"PK\x06\x07"[..], &[0; 4], &record.to_le_bytes(), &[1, 0, 0, 0]].concat());
+    }
+    let count = (count as u16).to_le_bytes();
+    bytes.extend([&b"PK\x05\x06"[..], &[0; 4], &count, &count].concat());
+    bytes.extend([(size as u32).to_le_bytes(), (start as u32).to_le_bytes()].concat());
+    bytes.extend([0, 0]);
+    bytes
+}
+
+/// A text of a pickle.
+pub fn pickled_text(text: &str) -> Vec<u8> {
+    [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// A tensor of a pickle: its storage's type, key and count, where it starts, its sizes and its strides.
+pub fn pickled_tensor(storage: (&str, &str, u16), offset: u16, sizes: &[u32], strides: &[u32]) -> Vec<u8> {
+    let (kind, key, count) = storage;
+    let short = |number: u16| [b"M", &number.to_le_bytes()[..]].concat();
+    let tuple = |numbers: &[u32]| {
+        let numbers: Vec<u8> = numbers
+            .iter()
+            .flat_map(|n| [b"J", &n.to_le_bytes()[..]].concat())
+            .collect();
+        [b"(", &numbers[..], b"t"].concat()
+    };
+    let mut bytes = [b"ctorch._utils\n_rebuild_tensor_v2\n((", &pickled_text("storage")[..]].concat();
+    bytes.extend(
+        [
+            format!("ctorch\n{kind}\n").as_bytes(),
+            &pickled_text(key),
+            &pickled_text("cpu"),
+        ]
+        .concat(),
+    );
+    bytes.extend([&short(count)[..], b"tQ", &short(offset), &tuple(sizes), &tuple(strides)].concat());
+    bytes.extend(b"\x89ccollections\nOrderedDict\n)RtR");
+    bytes
+}
+
+/// The pickle of a state dict with these names and values.
+pub fn pickled_dict(entries: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = b"\x80\x02ccollections\nOrderedDict\n)Rq\0(".to_vec();
+    for (name, value) in entries {
+        bytes.extend([pickled_text(name), value.clone()].concat());
+    }
+    bytes.extend([b"u}", &pickled_text("_metadata")[..], b"h\0sb."].concat());
+    bytes
+}
+
+/// A file as `torch.save` writes it, of a pickle and storages by their keys.
+pub fn pytorch_bytes(pickle: &[u8], storages: &[(&str, &[u8])], is_wide: bool) -> Vec<u8> {
+    let names: Vec<String> = storages.iter().map(|(key, _)| format!("model/data/{key}")).collect();
+    let mut entries: Vec<(&str, &[u8])> = vec![("model/data.pkl", pickle), ("model/byteorder", b"little")];
+    entries.extend(
+        names
+            .iter()
+            .map(String::as_str)
+            .zip(storages.iter().map(|(_, bytes)| *bytes)),
+    );
+    entries.push(("model/version", b"3\n"));
+    zip_bytes(&entries, is_wide)
+}
+
+/// The tensors of [`full_safetensors`] as a PyTorch file, two of them in one storage, and one name more for the first.
+pub fn full_pytorch(is_wide: bool) -> Vec<u8> {
+    let first = pickled_tensor(("FloatStorage", "0", 6), 0, &[2, 3], &[3, 1]);
+    let pickle = pickled_dict(&[
+        ("a.weight", [&first[..], b"q\x01"].concat()),
+        ("b.weight", pickled_tensor(("BFloat16Storage", "1", 3), 1, &[2], &[1])),
+        (
+            "c.weight",
+            pickled_tensor(("HalfStorage", "2", 2), 0, &[1, 1, 2], &[7, 9, 1]),
+        ),
+        ("tied.weight", b"h\x01".to_vec()),
+        ("position_ids", pickled_tensor(("LongStorage", "3", 1), 0, &[1], &[1])),
+        ("rows", pickled_tensor(("FloatStorage", "0", 6), 3, &[1, 3], &[3, 1])),
+    ]);
+    let numbers: Vec<u8> = (0u8..6).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+    let storages: [(&str, &[u8]); 4] = [
+        ("0", &numbers),
+        ("1", &[0, 0, 0x80, 0x3f, 0x00, 0xc0]),
+        ("2", &[0x00, 0x3c, 0x00, 0xbc]),
+        ("3", &[0; 8]),
+    ];
+    pytorch_bytes(&pickle, &storages, is_wide)
+}

@@ -7,6 +7,7 @@ fetch that broke off goes on with the files that are whole. Nothing here decides
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import importlib.util
@@ -21,8 +22,8 @@ from typing import Protocol, cast
 from pyagent.core.errors import ModelError
 from pyagent.core.one_line import printable
 from pyagent.core.sizes import format_bytes
-from pyagent.infrastructure.models.hub_files import INDEX, folder_files, gguf_files, has_weights, other_files
-from pyagent.infrastructure.models.sources import Progress, folder_bytes
+from pyagent.infrastructure.models.hub_files import folder_files, gguf_files, has_weights, index_of, other_files
+from pyagent.infrastructure.models.sources import Progress, folder_bytes, refuse_full
 
 _BLOCK_BYTES = 1 << 20
 _LOOK_SECONDS = 0.2
@@ -95,6 +96,7 @@ def fetch_from_hub(repository: str, folder: Path, name: str, progress: Progress)
     except ModelError:
         raise
     except Exception as error:
+        _clear_pieces(folder)
         text = f"{name} cannot be fetched from Hugging Face: {_reason(error, repo_id)}"
         raise ModelError(text, model=name) from error
     shutil.rmtree(folder / _RECORDS, ignore_errors=True)
@@ -132,23 +134,21 @@ class _Repository:
                 return wanted
             hint = other_files(file_name, self.files)
             raise ModelError(f"{name}: there is no {file_name} in the repository; {hint}", model=name)
-        index = None
-        if INDEX in self.files:
-            index = self._index(folder)
-        wanted = folder_files(self.files, index)
+        told = index_of(self.files)
+        wanted = folder_files(self.files, self._index(told, folder) if told else None)
         if has_weights(wanted):
             return wanted
         hint = f"name a GGUF file of it: {name}/FILE.gguf; {other_files('', self.files)}"
-        raise ModelError(f"{name} has no safetensors files; {hint}", model=name)
+        raise ModelError(f"{name} has no safetensors and no pytorch_model.bin; {hint}", model=name)
 
-    def _index(self, folder: Path) -> bytes:
-        path = folder / INDEX
-        if _size(self.files[INDEX]) <= _MAX_INDEX_BYTES:
-            path = Path(self.hub.hf_hub_download(self.id, INDEX, revision=self.commit, local_dir=folder))
+    def _index(self, name: str, folder: Path) -> bytes:
+        path = folder / name
+        if _size(self.files[name]) <= _MAX_INDEX_BYTES:
+            path = Path(self.hub.hf_hub_download(self.id, name, revision=self.commit, local_dir=folder))
             if path.stat().st_size <= _MAX_INDEX_BYTES:
                 return path.read_bytes()
         path.unlink(missing_ok=True)
-        raise ModelError(f"{INDEX} of {self.id} is larger than {format_bytes(_MAX_INDEX_BYTES)}", model=self.id)
+        raise ModelError(f"{name} of {self.id} is larger than {format_bytes(_MAX_INDEX_BYTES)}", model=self.id)
 
     def fetch(self, names: Sequence[str], folder: Path, progress: Progress) -> None:
         """Fetch what of these files is not whole in the folder.
@@ -157,10 +157,7 @@ class _Repository:
         """
         _clear(folder, names)
         total = sum(_size(self.files[name]) for name in names)
-        missing, free = total - folder_bytes(folder), shutil.disk_usage(folder).free
-        if missing > free:
-            text = f"{self.id} takes {format_bytes(missing)}, and {format_bytes(free)} are free in {folder.parent}"
-            raise ModelError(f"{text}; make room, or set paths.models to another disk", model=self.id)
+        refuse_full(folder, total - folder_bytes(folder), self.id)
         with _watched(folder, total, progress):
             patterns = [glob.escape(name) for name in names]
             self.hub.snapshot_download(self.id, revision=self.commit, allow_patterns=patterns, local_dir=folder)
@@ -173,6 +170,12 @@ class _Repository:
 def _size(file: _File) -> int:
     """Return a file's bytes as the hub has told them; 0 where it has not."""
     return max(0, file.size) if isinstance(file.size, int) else 0
+
+
+def _clear_pieces(folder: Path) -> None:
+    """Delete what came of files that are not whole: the next fetch begins them anew, and a full disk needs the room."""
+    for path in folder.rglob("*.incomplete"):
+        path.unlink(missing_ok=True)
 
 
 def _clear(folder: Path, wanted: Sequence[str]) -> None:
@@ -227,6 +230,8 @@ def _reason(error: Exception, repo_id: str) -> str:
         return f"{repo_id} is gated; accept its terms on its page, and set HF_TOKEN to a token of your account"
     if isinstance(error, RepositoryNotFoundError):
         return f"there is no repository {repo_id}, or it is private; check its name, or set HF_TOKEN to a token"
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "the disk is full; make room, or set paths.models to another disk; whole files stay for the next try"
     return " ".join(str(error).split())
 
 

@@ -15,13 +15,21 @@ import msgspec
 from pyagent.core.nearest import nearest
 from pyagent.infrastructure.models.split_files import set_of
 
-INDEX = "model.safetensors.index.json"
-"""Says in which files the weights are, where they are in several."""
-_WHOLE = "model.safetensors"
-_WEIGHTS = "*.safetensors"
-_BESIDE = ("*.json", "*.jinja", "*.tiktoken", "tiktoken.model", "tokenizer.model", "*.model.v[0-9]*", "vocab.txt")
+INDEX, TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+"""Say in which files the weights are, where they are in several."""
+_WHOLE, _TORCH_WHOLE = "model.safetensors", "pytorch_model.bin"
+_WEIGHTS, _TORCH_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
+_SETTINGS = (
+    *("config.json", "generation_config.json", "modules.json", "adapter_config.json", "chat_template.json"),
+    *("sentence_bert_config.json", "config_sentence_transformers.json", "preprocessor_config.json"),
+    *("quantize_config.json", "quant_config.json", "hf_quant_config.json", "params.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    "tekken.json",
+)
+"""JSON files that this engine or another reads beside weights; repositories have any number of others."""
+_BESIDE = (*_SETTINGS, "*.jinja", "*.tiktoken", "tiktoken.model", "tokenizer.model", "*.model.v[0-9]*", "vocab.txt")
 """Settings, templates and vocabularies that lie beside weights."""
-_STEP = re.compile(r"\d+_\w+/([^/]+)")
+_STEP = re.compile(r"(\d{1,3}_\w+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 """A file of a step that sentence-transformers has after the model, such as `1_Pooling/config.json`."""
 _OURS = "model.json"
 """What the store keeps beside a model has this name; where a repository has such a file, it is of an exported graph."""
@@ -32,20 +40,39 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
+def index_of(there: Collection[str]) -> str | None:
+    """Return the index to be looked into, of those that a repository has: what torch saved only without safetensors."""
+    if INDEX in there:
+        return INDEX
+    return TORCH_INDEX if TORCH_INDEX in there and not _like([_WEIGHTS], _at_top(there)) else None
+
+
 def folder_files(there: Collection[str], index: bytes | None) -> list[str]:
-    """Return the files of a model as a folder, of those that a repository has; `index` is what its `INDEX` says.
+    """Return the files of a model as a folder, of those that a repository has; `index` is what its `index_of` says.
 
     Without weights among them the repository has no model as a folder.
     """
-    at_top = [name for name in there if "/" not in name and name not in {_OURS, ".", ".."}]
-    weights = _indexed(index, at_top) or ([_WHOLE] if _WHOLE in at_top else _like([_WEIGHTS], at_top))
-    steps = [name for name in there if (step := _STEP.fullmatch(name)) and _like(["*.json", _WEIGHTS], [step[1]])]
-    return list(dict.fromkeys([*_like(_BESIDE, at_top), *weights, *steps]))
+    at_top = [name for name in _at_top(there) if name not in {_OURS, ".", ".."}]
+    is_torch = not _like([_WEIGHTS], at_top)
+    whole, pattern = (_TORCH_WHOLE, _TORCH_WEIGHTS) if is_torch else (_WHOLE, _WEIGHTS)
+    weights = _indexed(index, at_top) or ([whole] if whole in at_top else _like([pattern], at_top))
+    told = [name for name in (index_of(there),) if name]
+    return list(dict.fromkeys([*_like(_BESIDE, at_top), *told, *weights, *_steps(there)]))
 
 
 def has_weights(files: Iterable[str]) -> bool:
     """Whether some of a folder's files are weights of the model itself."""
-    return any("/" not in name and fnmatchcase(name, _WEIGHTS) for name in files)
+    return bool(_like([_WEIGHTS, _TORCH_WEIGHTS], _at_top(files)))
+
+
+def _at_top(names: Iterable[str]) -> list[str]:
+    return [name for name in names if "/" not in name]
+
+
+def _steps(there: Collection[str]) -> list[str]:
+    """Return the files of steps; what torch saved only where a step has no safetensors."""
+    steps = [step for name in there if (step := _STEP.fullmatch(name))]
+    return [step[0] for step in steps if step[2] != _TORCH_WHOLE or f"{step[1]}/{_WHOLE}" not in there]
 
 
 def gguf_files(file_name: str, there: Collection[str]) -> list[str]:

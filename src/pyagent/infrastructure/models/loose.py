@@ -1,4 +1,4 @@
-"""Model files that somebody put into the store's folder: GGUF files, and folders of safetensors, by their names.
+"""Model files that somebody put into the store's folder: GGUF files, and folders of weights, by their names.
 
 Other programs keep theirs as PUBLISHER/NAME/FILE.gguf, so folders are looked into a few levels deep. Opens no file.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Generator
 from pathlib import Path
 
-from pyagent.infrastructure.models.names import file_names
+from pyagent.infrastructure.models.names import file_names, is_weights
 
 _LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _MAX_DEPTH = 3
@@ -32,7 +32,7 @@ def _walk(folder: Path, manifest: str) -> Generator[Path]:
     for place, folders, files in os.walk(folder):
         num_entries += len(folders) + len(files)
         depth = len(Path(place).relative_to(folder).parts)
-        is_whole = depth > 0 and "config.json" in files and any(file.endswith(".safetensors") for file in files)
+        is_whole = depth > 0 and "config.json" in files and any(map(is_weights, files))
         if num_entries > _MAX_ENTRIES:
             return
         if manifest in files:

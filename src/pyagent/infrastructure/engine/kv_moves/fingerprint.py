@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _READ_BYTES = 1 << 20
-_OF_FOLDER = ("*.safetensors", "config.json")
+_OF_FOLDER = ("*.safetensors", "pytorch_model*.bin", "config.json")
 """What a folder's KV depends on; its tokenizer does not change what tokens do."""
 
 
@@ -35,7 +35,7 @@ WeightFiles = tuple[WeightFile, ...]
 
 
 def find_weights(path: Path) -> WeightFiles:
-    """Return a GGUF file, or those of a safetensors folder, as they are now; none where they cannot be looked at."""
+    """Return a GGUF file, or those of a folder, as they are now; none where they cannot be looked at."""
     try:
         return tuple(WeightFile.found(file, file.stat()) for file in _files(path))
     except OSError:

@@ -7,13 +7,13 @@ from hashlib import blake2b
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 20
-_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_CONFIG, _WEIGHTS, _OLD_WEIGHTS = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 
 
 def adapter_id_of(path: Path) -> int:
     """Return 64 bits of a digest of a folder's or file's content, never 0. Raises `OSError`."""
     digest = blake2b(digest_size=8)
-    for file in [path / name for name in _FILES] if path.is_dir() else [path]:
+    for file in _files(path) if path.is_dir() else [path]:
         if not file.is_file():
             raise OSError(f"{file} is no file")
         digest.update(file.stat().st_size.to_bytes(8, "little"))
@@ -21,6 +21,12 @@ def adapter_id_of(path: Path) -> int:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
     return int.from_bytes(digest.digest(), "little") or 1
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return what is read of a folder; what torch saved only where there are no safetensors."""
+    weights, old = folder / _WEIGHTS, folder / _OLD_WEIGHTS
+    return [folder / _CONFIG, old if old.exists() and not weights.exists() else weights]
 
 
 def stack_id_of(paths: Sequence[Path]) -> tuple[list[Path], int]:

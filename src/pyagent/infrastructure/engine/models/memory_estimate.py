@@ -88,9 +88,23 @@ class Fit:
     total_bytes: int
 
     @classmethod
-    def of(cls, path: Path, kv_dtype: KvDtype, options: EngineOptions, total_bytes: int, process_bytes: int) -> Fit:
-        """For a model alone in so many bytes, of which the process has some. Raises `ModelError`."""
+    def of(  # noqa: PLR0913 - the machine, the model and what of it would be otherwise
+        cls,
+        path: Path,
+        kv_dtype: KvDtype,
+        options: EngineOptions,
+        total_bytes: int,
+        process_bytes: int,
+        *,
+        weight_bytes: int | None = None,
+    ) -> Fit:
+        """For a model alone in so many bytes, of which the process has some. Raises `ModelError`.
+
+        With `weight_bytes` its weights take so many in place of what they take as they are.
+        """
         _, about = replace(options, runner=replace(options.runner, kv_dtype=kv_dtype)).runner_for(path)
+        if weight_bytes is not None:
+            about = replace(about, weight_bytes=weight_bytes)
         if about.device is not None:
             total_bytes, process_bytes = about.device.total_bytes, 0
         needs = Estimates.of(about, options, total_bytes - process_bytes)

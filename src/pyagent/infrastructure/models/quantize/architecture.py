@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pyagent.core.errors import ModelError
+from pyagent.core.nearest import nearest
 from pyagent.infrastructure.engine.tokens.model_folder import object_in
 from pyagent.infrastructure.models.quantize.gguf_file import Metadata, booleans, float32, int32s, string, uint32
 from pyagent.infrastructure.models.quantize.layouts.families import LAID_OUT, laid_out
@@ -81,9 +82,12 @@ def text_half(config: Config) -> Config:
 def refuse_family(path: Path, config: Config, encoders: Sequence[str]) -> None:
     """Raise `ModelError` for a family that cannot be written; `encoders` are those that can besides."""
     if (family := _family(config)) not in FAMILIES:
+        known = [*FAMILIES, *LAID_OUT, *encoders]
         near = f"; the nearest that can is {_NEAREST[family]}" if family in _NEAREST else ""
-        known = ", ".join((*FAMILIES, *LAID_OUT, *encoders))
-        text = f"{path}: '{family:.60}' cannot be written as GGUF{near}; families that can: {known}"
+        if not near and (like := nearest(family, known)):
+            near = f"; {like} can, which is the nearest name"
+        where = f"docs/how-to/quantize-a-model.md lists the {len(known)} families that can"
+        text = f"{path}: '{family:.60}' cannot be written as GGUF{near}; {where}"
         raise ModelError(text, model=str(path))
 
 

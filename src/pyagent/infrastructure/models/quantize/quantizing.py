@@ -62,7 +62,7 @@ def quantize_model(  # noqa: PLR0913 - each is a choice of the user's
     if not plan:
         raise ModelError(f"{source} has no tensors; give a whole model", model=str(source))
     start = header(_metadata(model, type_name), plan)
-    total = len(start) + sum(padded(tensor.num_bytes) for tensor in plan)
+    total = len(start) + _tensor_bytes(plan)
     try:
         with _new_file(target, total, overwrites=overwrites) as file:
             _Writer(file, model, threads).write(plan, start, total, progress)
@@ -79,6 +79,21 @@ def quantize_model(  # noqa: PLR0913 - each is a choice of the user's
         types=_count_types(plan),
         seconds=time.monotonic() - started,
     )
+
+
+def planned_bytes(source: Path, type_names: Sequence[str]) -> dict[str, int]:
+    """Return how large the file of each type would be; writes nothing. Raises `ModelError` as quantising would."""
+    model = open_source(source)
+    sizes: dict[str, int] = {}
+    for name in type_names:
+        refuse_quantised(model, TYPE_TO_BASE[name])
+        plan = _plan(model, name)
+        sizes[name] = len(header(_metadata(model, name), plan)) + _tensor_bytes(plan)
+    return sizes
+
+
+def _tensor_bytes(plan: Sequence[Tensor]) -> int:
+    return sum(padded(tensor.num_bytes) for tensor in plan)
 
 
 def _plan(model: Source, type_name: str) -> list[Tensor]:
