@@ -134,6 +134,14 @@ def test_names_of_decoders_in_other_models_are_found(folder: Path) -> None:
     assert array("f", values[1]).tolist() == expected(4)
 
 
+def test_a_name_that_two_matrices_could_have_is_refused(folder: Path) -> None:
+    """A checkpoint with two decoders: which of them the adapter is for is not guessed."""
+    both = {f"model.{Q}.weight": WEIGHTS, f"language_model.model.{Q}.weight": WEIGHTS}
+    write_safetensors(folder / "model", {}, both)
+    told = refusal(folder, "first")
+    assert f"several such matrices: language_model.model.{Q}.weight, model.{Q}.weight" in told
+
+
 FAULTS: dict[str, tuple[dict[str, Tensor], dict[str, object], str]] = {
     "another layer": (
         factors("model.layers.7.self_attn.q_proj"),

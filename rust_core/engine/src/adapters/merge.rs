@@ -181,10 +181,10 @@ impl AdapterMerge {
         if modules.is_empty() {
             return Err(invalid("it adds to nothing: it has no tensors".to_owned()));
         }
-        let bare_to_name = self.matrices();
+        let bare_to_names = self.matrices();
         let mut found = Vec::with_capacity(modules.len());
         for (module, tensors) in modules {
-            let tensor = self.matrix(&module, &bare_to_name)?;
+            let tensor = self.matrix(&module, &bare_to_names)?;
             let size = (tensor.rows(), tensor.cols());
             let rank = checked_module(&file, &module, &tensors, size, &settings)?.rank;
             settings.check_rank(&module, rank)?;
@@ -200,26 +200,39 @@ impl AdapterMerge {
     }
 
     /// The names of the folder's tensors by what they are without what names of decoders begin with.
-    fn matrices(&self) -> BTreeMap<String, String> {
-        let named = self
-            .base
-            .tensor_names()
-            .filter_map(|name| Some((name.strip_suffix(WEIGHT)?, name)));
-        named
-            .map(|(module, name)| (without_decoder(module).to_owned(), name.to_owned()))
-            .collect()
+    fn matrices(&self) -> BTreeMap<String, Vec<String>> {
+        let mut bare_to_names: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for name in self.base.tensor_names() {
+            if let Some(module) = name.strip_suffix(WEIGHT) {
+                let names = bare_to_names.entry(without_decoder(module).to_owned()).or_default();
+                names.push(name.to_owned());
+            }
+        }
+        bare_to_names
     }
 
-    fn matrix(&self, module: &str, bare_to_name: &BTreeMap<String, String>) -> Result<TensorView<'_>, ModelFileError> {
+    fn matrix(
+        &self,
+        module: &str,
+        bare_to_names: &BTreeMap<String, Vec<String>>,
+    ) -> Result<TensorView<'_>, ModelFileError> {
         let shown = clipped(module);
         if module.ends_with("embed_tokens") || module.ends_with("lm_head") {
             let text = "adapters of embeddings and of output matrices are not merged, as models share them";
             return Err(invalid(format!("{shown:?}: {text}")));
         }
-        let name = bare_to_name.get(module).ok_or_else(|| {
-            let text = "the model has no such matrix: is it an adapter of another model?";
-            invalid(format!("{shown:?}: {text}"))
-        })?;
+        let name = match bare_to_names.get(module).map(Vec::as_slice) {
+            Some([name]) => name,
+            Some(names) => {
+                let names: Vec<_> = names.iter().map(|name| clipped(name)).collect();
+                let text = format!("the model has several such matrices: {}", names.join(", "));
+                return Err(invalid(format!("{shown:?}: {text}")));
+            }
+            None => {
+                let text = "the model has no such matrix: is it an adapter of another model?";
+                return Err(invalid(format!("{shown:?}: {text}")));
+            }
+        };
         let tensor = self.base.find_tensor(name)?;
         tensor.filter(|tensor| tensor.dims.len() == 2).ok_or_else(|| {
             invalid(format!(
