@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from os import PathLike
+from pathlib import Path
 from typing import TypedDict, final
 
 from typing_extensions import Buffer
@@ -351,6 +352,17 @@ class AdapterFile:
     def num_modules(self) -> int: ...
     def step_bytes(self, num_tokens: int) -> int: ...
     def load(self, model: CpuModel, adapter_id: int) -> None: ...
+
+@final
+class AdapterMerge:
+    @staticmethod
+    def open(model: str | PathLike[str], adapters: Sequence[str | PathLike[str]]) -> AdapterMerge: ...
+    def shards(self) -> list[tuple[Path, int, list[tuple[str, int, int, int]]]]: ...
+    def tensor(self, name: str) -> MergedTensor: ...
+
+@final
+class MergedTensor:
+    def rows(self, first: int, count: int, threads: int) -> bytes: ...
 
 @final
 class CpuModel:

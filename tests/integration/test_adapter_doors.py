@@ -28,6 +28,8 @@ from pyagent.core.chain import Chain
 from pyagent.core.errors import AdapterError, RequestError
 from pyagent.core.settings import Server
 from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.client import EngineState
+from pyagent.infrastructure.engine.stats import AdapterStats
 from pyagent.infrastructure.observability.engine_metrics import collect_engines
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
@@ -314,7 +316,10 @@ def test_each_adapters_work_is_counted(folder: Path) -> None:
             held.total_bytes = sum(held.accounts().values())
             held.reserve("test", 1_000)  # for which the one used longest ago gives way
             rows = {
-                (sample.name.removeprefix("pyagent_engine_adapter_"), sample.labels["adapter"]): sample.value
+                (
+                    sample.name.removeprefix("pyagent_engine_adapter_") + sample.labels.get("le", ""),
+                    sample.labels["adapter"],
+                ): sample.value
                 for metric in collect_engines([await backend.engine_state()])
                 for sample in metric.samples
                 if "_adapter_" in sample.name
@@ -324,9 +329,23 @@ def test_each_adapters_work_is_counted(folder: Path) -> None:
             assert [rows["evictions_total", name] for name in adapters] == [0, 1]
             assert rows["bytes", "one"] > rows["bytes", "two"] == 0
             for name in adapters:
-                assert rows["request_seconds_total", name] > rows["load_seconds_total", name] > 0
+                assert rows["request_seconds_sum", name] > rows["load_seconds_total", name] > 0
+                buckets = [value for (row, of), value in rows.items() if "seconds_bucket" in row and of == name]
+                assert len(buckets) == 11
+                assert buckets == sorted(buckets)
+                assert buckets[-1] == rows["requests_total", name] == rows["request_seconds_count", name]
 
     run(work())
+
+
+def test_few_adapters_have_a_histogram() -> None:
+    """Each has a row for each bound: of many adapters those have one that were asked most."""
+    adapters = {f"a{number}": AdapterStats(num_requests=number, requests_within={"+Inf": 1.0}) for number in range(150)}
+    state = EngineState(state="ready", adapters={"m": adapters})
+    samples = [sample for metric in collect_engines([state]) for sample in metric.samples]
+    told = {sample.labels["adapter"] for sample in samples if sample.name.endswith("adapter_request_seconds_bucket")}
+    assert told == {f"a{number}" for number in range(50, 150)}
+    assert sum(sample.name.endswith("adapter_requests_total") for sample in samples) == 150
 
 
 def test_a_process_of_its_own_keeps_what_was_loaded_when_it_dies(folder: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import hybrid_model
 from support.command_line import COMMAND, fresh_environment
 from support.gguf_writer import Tensors
 from support.hybrid_model import hybrid_tensors, write_hybrid
@@ -340,6 +341,17 @@ def test_estimate_holds_what_is_loaded(path: Path) -> None:
     runner = CPU.load(path, RunnerOptions(threads=2, kv_bytes=1 << 22), step, None)
     assert (needs.page_bytes, needs.kv_groups) == (runner.info.page_bytes, runner.info.kv_groups)
     assert runner.step_bytes(step) <= needs.workspace_bytes
+    runner.close()
+
+
+def test_estimate_holds_what_channels_select(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a Mamba whose states are wide beside all else, where no other buffer's slack has room for them."""
+    monkeypatch.setattr(hybrid_model, "STATE_SIZE", 512)
+    path, step = write_hybrid(tmp_path / "wide.gguf", "mamba"), LargestStep(256, 1, 256)
+    needs = CPU.estimate(path, RunnerOptions(threads=1), step)
+    runner = CPU.load(path, RunnerOptions(threads=1, kv_bytes=1 << 22), step, None)
+    selected = 4 * step.num_tokens * 2 * 512
+    assert runner.step_bytes(step) <= needs.workspace_bytes < runner.step_bytes(step) + selected
     runner.close()
 
 

@@ -89,6 +89,20 @@ FAULTS = (
         f"{_CONSTANTS} -k smollm3",
     ),
     Fault(
+        "channels-take-no-memory-before-they-are-loaded",
+        "rust_core/engine/src/workspace/largest_step.rs",
+        "let mixer = channels + input(",
+        "let mixer = if FAULT { 0 } else { channels } + input(",
+        "tests/integration/test_hybrid_models.py -k channels_select",
+    ),
+    Fault(
+        "merged-adapters-are-not-scaled",
+        "rust_core/engine/src/adapters/merge.rs",
+        "*value += delta.scale * sum",
+        "*value += if FAULT { 1.0 } else { delta.scale } * sum",
+        "tests/integration/test_adapter_merging.py -k only_the_tensors",
+    ),
+    Fault(
         "experts-weights-are-never-renormalised",
         "rust_core/engine/src/forward/experts/choice.rs",
         "match (experts.is_renormalised, experts.rating) {",

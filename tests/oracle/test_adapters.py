@@ -89,7 +89,7 @@ def adapted(model: Any, folder: Path, seed: int, **config: Any) -> tuple[Any, An
                 parameter.copy_(torch.randn_like(parameter) * 0.2)
             elif "magnitude" in name:
                 parameter.mul_(1 + 0.2 * torch.randn_like(parameter))
-        logits = with_adapter(torch.tensor([TOKENS])).logits[0].numpy()
+        logits = with_adapter(torch.tensor([TOKENS])).logits[0].float().numpy()
     with_adapter.save_pretrained(folder)
     return with_adapter.unload(), logits
 
@@ -150,7 +150,7 @@ def test_a_batch_mixes_the_bare_model_and_two_adapters(tmp_path: Path) -> None:
 
     base = model_of("llama", tmp_path / "model")
     with torch.no_grad():
-        plain = base(torch.tensor([TOKENS])).logits[0].numpy()
+        plain = base(torch.tensor([TOKENS])).logits[0].float().numpy()
     base, first = adapted(base, tmp_path / "first", 3, r=8, target_modules=ALL)
     _, second = adapted(base, tmp_path / "second", 4, r=3, target_modules=list(ATTENTION))
     model = load(tmp_path / "model")
@@ -169,7 +169,7 @@ def test_several_adapters_add_up_as_in_peft(tmp_path: Path) -> None:
 
     base = model_of("llama", tmp_path / "model")
     with torch.no_grad():
-        plain = base(torch.tensor([TOKENS])).logits[0].numpy()
+        plain = base(torch.tensor([TOKENS])).logits[0].float().numpy()
     base, first = adapted(base, tmp_path / "first", 3, r=8, lora_alpha=12, target_modules=ALL)
     base, second = adapted(
         base, tmp_path / "second", 4, r=3, lora_alpha=5, use_rslora=True, target_modules=[*ATTENTION]
@@ -178,7 +178,7 @@ def test_several_adapters_add_up_as_in_peft(tmp_path: Path) -> None:
     both.load_adapter(tmp_path / "second", adapter_name="second")
     both.base_model.set_adapter(["first", "second"])
     with torch.no_grad():
-        together = both(torch.tensor([TOKENS])).logits[0].numpy()
+        together = both(torch.tensor([TOKENS])).logits[0].float().numpy()
     model = load(tmp_path / "model")
     for adapter_id, names in ((5, ["first"]), (6, ["second"]), (7, ["first", "second"]), (8, ["second", "first"])):
         _rust.AdapterFile.open(model, *(tmp_path / name for name in names)).load(model, adapter_id)

@@ -8,6 +8,8 @@ mod about;
 mod dora;
 mod file;
 mod load;
+mod loader;
+mod merge;
 mod settings;
 mod stack;
 
@@ -15,6 +17,8 @@ use pyagent_kernels::low_rank::UpMatrix;
 use pyagent_kernels::pack::PackedMatrix;
 
 pub use about::AdapterAbout;
+pub use loader::AdapterLoader;
+pub use merge::{AdapterMerge, MergedShard, MergedTensor};
 pub use stack::AdapterStack;
 
 use crate::model::{Layer, Linear, Mixer};

@@ -16,9 +16,9 @@ use pyagent_kernels::isa::Isa;
 use pyagent_kernels::sampling::{SampleError, Sampled, SamplerState, Scorer, TokenScore};
 use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
-use crate::adapters::{Adapter, AdapterStack};
+use crate::adapters::{Adapter, AdapterLoader};
 use crate::config::ModelConfig;
-use crate::forward::{ExpertLoads, Pass, Plan, Probed, Segment, Target, most_adapter_bytes, write_norms};
+use crate::forward::{ExpertLoads, Pass, Plan, Probed, Segment, Target, write_norms};
 use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
 use crate::logit_lens;
 use crate::model::{self, Weights};
@@ -235,11 +235,8 @@ impl CpuModel {
 
     /// What makes adapters for this model; to be asked without keeping the model from its steps.
     pub fn adapter_loader(&self) -> AdapterLoader {
-        AdapterLoader {
-            config: Arc::clone(&self.config),
-            weights: Arc::clone(&self.weights),
-            pool: Arc::clone(&self.pool),
-        }
+        let (config, weights, pool) = (&self.config, &self.weights, &self.pool);
+        AdapterLoader::new(Arc::clone(config), Arc::clone(weights), Arc::clone(pool))
     }
 
     /// Has segments that name `id` computed with an adapter, in place of one that was so called before.
@@ -544,30 +541,6 @@ impl CpuModel {
 fn rope_bytes(tables: &[RopeTable]) -> usize {
     let numbers = tables.iter().map(|table| table.num_positions() * table.rotary_dims());
     numbers.sum::<usize>() * size_of::<f32>()
-}
-
-/// Makes adapters for one model. Any thread may, while the model computes.
-pub struct AdapterLoader {
-    config: Arc<ModelConfig>,
-    weights: Arc<Weights>,
-    pool: Arc<ThreadPool>,
-}
-
-impl AdapterLoader {
-    /// What the files of an adapter, or of several that add up, say of themselves, checked against the model.
-    pub fn open(&self, paths: &[impl AsRef<Path>]) -> Result<AdapterStack, ModelFileError> {
-        AdapterStack::open(paths, &self.config, &self.weights)
-    }
-
-    /// Loads what was opened.
-    pub fn load(&self, opened: &AdapterStack) -> Result<Adapter, ModelFileError> {
-        opened.load(&self.weights, &self.pool)
-    }
-
-    /// Bytes that steps of so many tokens take for adapters of this rank, at most.
-    pub fn step_bytes(&self, tokens: usize, rank: usize) -> usize {
-        most_adapter_bytes(&self.config, tokens, self.pool.num_threads(), rank)
-    }
 }
 
 /// Scores tokens after a pass, on all threads: logits of a few rows at a time, behind those of the plan's outputs.

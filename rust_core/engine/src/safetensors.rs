@@ -10,6 +10,7 @@ mod header;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub(crate) use header::{MAX_DIMS, checked_dims};
@@ -165,6 +166,24 @@ impl SafetensorsFolder {
         self.name_to_tensor
             .iter()
             .filter_map(|(name, tensor)| self.view(name, tensor).ok())
+    }
+
+    /// The files, each with its size, in the order of [`Self::place`].
+    pub(crate) fn shards(&self) -> impl Iterator<Item = (&Path, usize)> {
+        self.shards.iter().map(|shard| (shard.path(), shard.bytes().len()))
+    }
+
+    /// In which file a tensor is, and at which of its bytes.
+    pub(crate) fn place(&self, name: &str) -> Option<(usize, Range<usize>)> {
+        let tensor = self.name_to_tensor.get(name)?;
+        Some((tensor.shard, tensor.info.range.clone()))
+    }
+
+    /// Gives the memory behind a tensor back to the system; its bytes stay readable.
+    pub(crate) fn drop_pages(&self, name: &str) {
+        if let Some((shard, range)) = self.place(name) {
+            self.shards[shard].drop_pages(range);
+        }
     }
 
     /// The names of all tensors, in order.

@@ -1,12 +1,12 @@
 //! `AdapterFile`: an adapter opened for a model, and what it takes, before it is loaded.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use pyagent_engine::adapters;
-use pyagent_engine::runner::AdapterLoader;
+use pyagent_engine::adapters::{self, AdapterLoader};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::engine::CpuModel;
 use crate::model_files::file_error;
@@ -85,5 +85,61 @@ impl AdapterFile {
             .map_err(|error| file_error(&error))?;
         model.lock_attached(py)?.add_adapter(adapter_id, loaded);
         Ok(())
+    }
+}
+
+/// The bytes of a file that are a tensor's, to which something is added: name, first byte, byte after it, rows.
+type AddedTo = (String, usize, usize, usize);
+
+/// A folder of safetensors, and adapters that are merged into it, checked against each other.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct AdapterMerge {
+    inner: Arc<adapters::AdapterMerge>,
+}
+
+#[pymethods]
+impl AdapterMerge {
+    /// Opens a model's folder, and folders of peft's. Raises `ModelFileError`.
+    #[staticmethod]
+    fn open(py: Python<'_>, model: PathBuf, adapters: Vec<PathBuf>) -> PyResult<Self> {
+        let opened = py.detach(|| adapters::AdapterMerge::open(&model, &adapters));
+        let inner = Arc::new(opened.map_err(|error| file_error(&error))?);
+        Ok(Self { inner })
+    }
+
+    /// The model's files: path, bytes, and the tensors in it that are added to, rows of (name, first byte, byte after the
+    /// last, rows) in the order of the file.
+    fn shards(&self) -> Vec<(PathBuf, usize, Vec<AddedTo>)> {
+        let shards = self.inner.shards().into_iter().map(|shard| {
+            let tensors = shard.tensors.into_iter();
+            let tensors = tensors.map(|(name, range, rows)| (name.to_owned(), range.start, range.end, rows));
+            (shard.path.to_owned(), shard.bytes, tensors.collect())
+        });
+        shards.collect()
+    }
+
+    /// Reads what is added to a tensor. Raises `ModelFileError`.
+    fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<MergedTensor> {
+        let read = py.detach(|| self.inner.tensor(name));
+        let inner = read.map_err(|error| file_error(&error))?;
+        let merge = Arc::clone(&self.inner);
+        Ok(MergedTensor { merge, inner })
+    }
+}
+
+/// A tensor and what is added to it.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct MergedTensor {
+    merge: Arc<adapters::AdapterMerge>,
+    inner: adapters::MergedTensor,
+}
+
+#[pymethods]
+impl MergedTensor {
+    /// So many rows from one on as they are written, in the model's own type. Raises `ModelFileError`.
+    fn rows<'py>(&self, py: Python<'py>, first: usize, count: usize, threads: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let rows = first..first.saturating_add(count);
+        let merged = py.detach(|| self.merge.rows(&self.inner, &rows, threads));
+        Ok(PyBytes::new(py, &merged.map_err(|error| file_error(&error))?))
     }
 }

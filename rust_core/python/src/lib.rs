@@ -28,7 +28,7 @@ mod _rust {
     use super::*;
 
     #[pymodule_export]
-    use crate::adapters::{AdapterFile, describe_adapter};
+    use crate::adapters::{AdapterFile, AdapterMerge, MergedTensor, describe_adapter};
 
     #[pymodule_export]
     use crate::drafter::describe_drafter;

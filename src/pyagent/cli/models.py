@@ -1,4 +1,4 @@
-"""`pyagent models`: which models there are, what each needs, and how one is fetched, quantised or thrown away."""
+"""`pyagent models`: which models there are, what each needs; how one is fetched, quantised, merged or thrown away."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pyagent.cli.merge import merge
 from pyagent.cli.model_check import check
 from pyagent.cli.model_experts import experts
 from pyagent.cli.options import AsJson, Config
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.models.describe import DrafterDescription, EncoderDescription, ModelDescription
     from pyagent.infrastructure.models.store import ModelStore, Watcher
 
-app = typer.Typer(add_completion=False, help="List, fetch, inspect and quantise models.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="List, fetch, inspect, quantise and merge models.", no_args_is_help=True)
 app.command()(quantize)
+app.command()(merge)
 app.command()(experts)
 app.command()(check)
 

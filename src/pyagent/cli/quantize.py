@@ -104,7 +104,7 @@ def _write(path: Path, target: Path, chosen: str, *, overwrites: bool) -> Quanti
     from pyagent import _rust
     from pyagent.infrastructure.models.quantize.quantizing import quantize_model
 
-    with ends_by_signal(), _shown_progress(target.name) as progress:
+    with ends_by_signal(), shown_progress(target.name) as progress:
         threads = _rust.available_cores()
         return quantize_model(path, target, chosen, overwrites=overwrites, threads=threads, progress=progress)
 
@@ -125,7 +125,7 @@ def ends_by_signal() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _shown_progress(name: str) -> Generator[Progress]:
+def shown_progress(name: str) -> Generator[Progress]:
     """A bar on a terminal; nothing in a pipe."""
     if not sys.stderr.isatty():
         yield lambda done, total: None

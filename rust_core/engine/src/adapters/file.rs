@@ -163,11 +163,7 @@ enum Role {
 }
 
 fn peft_role(name: &str) -> Option<(&str, Role)> {
-    let name = name.strip_prefix(PEFT)?;
-    let name = DECODERS
-        .iter()
-        .find_map(|decoder| name.strip_prefix(decoder))
-        .unwrap_or(name);
+    let name = without_decoder(name.strip_prefix(PEFT)?);
     let ends = [
         (".lora_A.weight", Role::A),
         (".lora_B.weight", Role::B),
@@ -176,6 +172,12 @@ fn peft_role(name: &str) -> Option<(&str, Role)> {
     ];
     ends.into_iter()
         .find_map(|(end, role)| Some((name.strip_suffix(end)?, role)))
+}
+
+/// A name without what a decoder's begin with.
+pub(super) fn without_decoder(name: &str) -> &str {
+    let mut decoders = DECODERS.iter();
+    decoders.find_map(|decoder| name.strip_prefix(decoder)).unwrap_or(name)
 }
 
 fn gguf_role(name: &str) -> Option<(&str, Role)> {
@@ -211,14 +213,14 @@ fn all_rows(is_gguf: bool, layer: usize, name: &str, config: &ModelConfig) -> Op
 
 /// What a module's tensors are.
 #[derive(Clone, Copy)]
-struct Found {
-    rank: usize,
+pub(super) struct Found {
+    pub(super) rank: usize,
     /// In which type `A` is kept.
     kind: GgmlType,
 }
 
 /// Checks the tensors of one matrix of `size`, [out, in].
-fn checked_module(
+pub(super) fn checked_module(
     file: &ModelFile,
     name: &str,
     tensors: &Tensors,

@@ -146,7 +146,7 @@ fn beside(parts: &[Factors<'_>], sum: &Sum, rows: usize) -> Result<LowRank, Mode
 }
 
 /// A tensor's numbers, which are all finite.
-fn numbers(file: &ModelFile, name: &str) -> Result<Vec<f32>, ModelFileError> {
+pub(super) fn numbers(file: &ModelFile, name: &str) -> Result<Vec<f32>, ModelFileError> {
     let tensor = file.tensor(name)?;
     let shown = clipped(tensor.name);
     let numbers = tensor

@@ -42,10 +42,7 @@ impl AdapterStack {
         let mut place_to_sum: BTreeMap<(usize, usize), Sum> = BTreeMap::new();
         for (at, path) in paths.iter().enumerate() {
             let opened = AdapterFile::open(path.as_ref(), config, weights)?;
-            if opened.is_dora && paths.len() > 1 {
-                let text = "DoRA resizes what other adapters add, so that they do not add up; name it alone";
-                return Err(invalid(text.to_owned()).in_file(path.as_ref()));
-            }
+            check_alone(opened.is_dora, paths.len()).map_err(|error| error.in_file(path.as_ref()))?;
             is_dora |= opened.is_dora;
             for module in opened.modules {
                 let sum = place_to_sum.entry((module.layer, module.projection as usize));
@@ -82,6 +79,15 @@ impl AdapterStack {
     pub fn is_dora(&self) -> bool {
         self.is_dora
     }
+}
+
+/// Refuses an adapter that does not add up, where there are so many.
+pub(super) fn check_alone(is_dora: bool, num_files: usize) -> Result<(), ModelFileError> {
+    if is_dora && num_files > 1 {
+        let text = "DoRA resizes what other adapters add, so that they do not add up; name it alone";
+        return Err(invalid(text.to_owned()));
+    }
+    Ok(())
 }
 
 impl Sum {

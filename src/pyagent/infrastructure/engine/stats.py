@@ -155,13 +155,15 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 class AdapterStats(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter of a loaded model: requests that named it, and those that run; its loads, and how often it gave way.
 
-    `load_seconds` are those of all loads, `request_seconds` those of all requests that are over, loading included.
+    `load_seconds` are those of all loads, `request_seconds` those of all requests that are over, loading included;
+    `requests_within` counts these by the seconds that they took at most, as Prometheus has histograms.
     `num_bytes` is what it holds of the ledger now; 0 while it is not in memory.
     """
 
     num_requests: int = 0
     num_running: int = 0
     request_seconds: float = 0.0
+    requests_within: dict[str, float] = {}
     num_loads: int = 0
     num_failed_loads: int = 0
     load_seconds: float = 0.0

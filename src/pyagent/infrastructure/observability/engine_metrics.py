@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.client import EngineState
     from pyagent.infrastructure.engine.expert_loads import ExpertLoad
     from pyagent.infrastructure.engine.memory.garbage import GarbageStats
-    from pyagent.infrastructure.engine.stats import DraftCounts, EngineStats, KvMoveStats
+    from pyagent.infrastructure.engine.stats import AdapterStats, DraftCounts, EngineStats, KvMoveStats
 
 _Row = tuple[tuple[str, ...], float]
 _Engine = tuple[str, str]
 """A model's name, and the number of the engine's copy."""
+_MAX_ADAPTERS = 100
+"""Of so many there is a histogram."""
 
 
 def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
@@ -214,12 +216,6 @@ def _adapters(copies: Sequence[tuple[str, EngineState]]) -> Iterator[Metric]:
     for metric, name, text, field in (
         (_counter, "adapter_requests", "Requests that named an adapter of a model.", "num_requests"),
         (_gauge, "adapter_requests_running", "Requests with an adapter that are not over.", "num_running"),
-        (
-            _counter,
-            "adapter_request_seconds",
-            "Seconds from naming an adapter to the end of the request, loading included, of requests that are over.",
-            "request_seconds",
-        ),
         (_counter, "adapter_loads", "Times in which an adapter was loaded.", "num_loads"),
         (_counter, "adapter_failed_loads", "Loads of an adapter that failed.", "num_failed_loads"),
         (_counter, "adapter_load_seconds", "Seconds that the loads of an adapter took.", "load_seconds"),
@@ -233,6 +229,22 @@ def _adapters(copies: Sequence[tuple[str, EngineState]]) -> Iterator[Metric]:
     ):
         rows = [(key, getattr(stats, field)) for key, stats in of_all.items()]
         yield metric(name, text, ("model", "engine", "adapter"), rows)
+    yield _adapter_seconds(of_all)
+
+
+def _adapter_seconds(of_all: Mapping[tuple[str, str, str], AdapterStats]) -> Metric:
+    """Return how long requests took, of the adapters that were asked most: each has a row for each bound."""
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(
+        "pyagent_engine_adapter_request_seconds",
+        "Seconds from naming an adapter to the end of the request, loading included, of requests that are over.",
+        labels=("model", "engine", "adapter"),
+    )
+    busiest = sorted(of_all.items(), key=lambda one: -one[1].num_requests)[:_MAX_ADAPTERS]
+    for key, stats in busiest:
+        family.add_metric(key, [*stats.requests_within.items()], stats.request_seconds)
+    return family
 
 
 def _experts(loads: Mapping[_Engine, Sequence[ExpertLoad]]) -> Iterator[Metric]:

@@ -23,6 +23,7 @@ import msgspec
 
 from pyagent.core.adapter_stacks import JOINT
 from pyagent.core.errors import AdapterError, ModelError, RequestError, UnsupportedError
+from pyagent.core.histogram import Histogram
 from pyagent.core.runners.adapters import AdaptingRunner
 from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 from pyagent.infrastructure.engine.models.adapter_digest import stack_id_of
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.models.adapter_names import AdapterPaths
 
 logger = logging.getLogger(__name__)
+
+_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""By which requests that are over are counted: few, as each adapter has them all."""
 
 Reserve = Callable[[str, int, "Reclaim | None"], "Reservation"]
 """Hold bytes in an account. Raises `CapacityError`."""
@@ -65,6 +69,7 @@ class _Entry:
     users: int = 0
     is_forgotten: bool = False
     counts: AdapterStats = field(default_factory=AdapterStats)
+    seconds: Histogram = field(default_factory=partial(Histogram, _SECONDS))
 
     @property
     def name(self) -> str:
@@ -116,7 +121,7 @@ class AdapterPool:
         finally:
             with self._lock:
                 entry.users -= 1
-                entry.count(request_seconds=time.perf_counter() - started)
+                entry.seconds.observe(time.perf_counter() - started)
                 is_last = entry.is_forgotten and not entry.users
                 if entry.load.running is None:
                     self._drop_idle(entry)
@@ -135,6 +140,8 @@ class AdapterPool:
                 entry.name: msgspec.structs.replace(
                     entry.counts,
                     num_running=entry.users,
+                    request_seconds=entry.seconds.total,
+                    requests_within=dict(entry.seconds.buckets()),
                     num_bytes=0 if entry.loaded is None else entry.loaded.held.num_bytes,
                 )
                 for entry in self._entries.values()

@@ -22,6 +22,7 @@ from pyagent.infrastructure.engine.tokens.word_patterns import (
     CL100K,
     DEEPSEEK_V3,
     EXAONE_MOE,
+    FALCON,
     KIMI,
     O200K,
     QWEN,
@@ -52,6 +53,7 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "kimi-k2": (KIMI,),
     "youtu": YOUTU,
     "exaone-moe": (EXAONE_MOE,),
+    "falcon": FALCON,
 }
 # A whole word that is a token stays as it is, before any merging.
 _TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken", "youtu"})

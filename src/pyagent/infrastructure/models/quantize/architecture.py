@@ -36,6 +36,7 @@ FAMILIES: Mapping[str, str] = {
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "mellum": "mellum",
     "olmoe": "olmoe",
     "seed_oss": "seed_oss",
     "exaone4": "exaone4",
@@ -50,8 +51,6 @@ _NEAREST: Mapping[str, str] = {
     "bamba": "granitemoehybrid",
     "apertus": "arcee",
     "lfm3": "lfm2",
-    "mellum": "qwen3_moe",
-    "youtu": "deepseek_v3",
     "kimi_k2": "deepseek_v3",
     "deepseek_v32": "deepseek_v3",
     "glm_moe_dsa": "glm4_moe",
@@ -62,9 +61,9 @@ _NEAREST: Mapping[str, str] = {
 """Families that cannot be written, and the nearest that can."""
 _OF_GEMMA_4_12B: dict[str, object] = {"sliding_window": 1024, "hidden_size_per_layer_input": 0}
 """What it has where its config.json says nothing; its layers are those of Gemma 4's other forms."""
-_TELL_WINDOWS = frozenset({"exaone4", "olmo3"})
+_TELL_WINDOWS = frozenset({"exaone4", "mellum", "olmo3"})
 """Families whose files say of each layer whether it has a window."""
-_TO_LOCAL_BASE: Mapping[str, float] = {"gemma3_text": 10_000.0, "olmo3": 0.0}
+_TO_LOCAL_BASE: Mapping[str, float] = {"gemma3_text": 10_000.0, "mellum": 0.0, "olmo3": 0.0}
 """Families whose layers with windows have a rotary base of their own; 0: that of the others, where none is told."""
 _LONGROPE = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
 _MOST_FACTORS = 1 << 12
@@ -288,7 +287,7 @@ def _experts(config: Config, model: ModelConfig) -> Metadata:
         "expert_count": uint32(model.num_experts),
         "expert_used_count": uint32(used if isinstance(used, int) else 2),
     }
-    if config.get("model_type") in {"qwen2_moe", "qwen3_moe"}:
+    if config.get("model_type") in {"qwen2_moe", "qwen3_moe", "mellum"}:
         keys["expert_feed_forward_length"] = uint32(model.ffn_size)
     if (shared := _size(config, "shared_expert_intermediate_size", 0)) > 0:
         keys["expert_shared_feed_forward_length"] = uint32(shared)

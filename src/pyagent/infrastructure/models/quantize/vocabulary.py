@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import tokenizers
+from tokenizers import pre_tokenizers
 
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.tokens.gguf_vocabulary import BYTE, UNKNOWN, build_tokenizer
@@ -35,6 +36,7 @@ _PRE_TOKENIZERS = (
     "kimi-k2",
     "afmoe",
     "exaone-moe",
+    "falcon",
 )
 _TEXTS, _SCORES = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"}, "tokenizer.ggml.scores"
 _VISIBLE = frozenset(f"<{name}>" for name in ("|channel", "channel|", "|tool_call", "tool_call|", '|"|')) | {
@@ -104,7 +106,7 @@ def _byte_level(path: Path, tokenizer: HuggingFaceTokenizer, model: Json) -> dic
     ignores_merges = bool(model.get("ignore_merges"))
     names = [*(["llama-bpe", "tekken", "youtu"] if ignores_merges else ["dbrx"]), *_PRE_TOKENIZERS]
     wanted = _words(tokenizer.inner)
-    name = next((name for name in names if _words(_cutter(name)) == wanted), None)
+    name = next((name for name in names if wanted in _ways(name)), None)
     if name is None:
         text = f"{path}: its tokenizer cuts words as none of {', '.join(names)} does; it cannot be written as GGUF"
         raise ModelError(text, model=str(path))
@@ -121,6 +123,19 @@ def _cutter(pre: str) -> tokenizers.Tokenizer:
     tokens = [*byte_alphabet(), "\u0120t"]
     described = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens}
     return build_tokenizer({**described, "tokenizer.ggml.merges": ["\u0120 t"]}, pre)
+
+
+def _ways(pre: str) -> list[list[str]]:
+    """Return what the probe's words are by a name, in each of the ways in which tokenizer.json spells it out."""
+    cutter = _cutter(pre)
+    ways = [_words(cutter)]
+    if pre == "falcon":  # its own has borders more, between digits and what is none, where its vocabulary has no merges
+        digits, by_three = pre_tokenizers.Digits(), pre_tokenizers.Split(tokenizers.Regex("[0-9]{3}"), "isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        steps = [pre_tokenizers.Punctuation("contiguous"), byte_level, digits, by_three]
+        cutter.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        ways.append(_words(cutter))
+    return ways
 
 
 def _words(tokenizer: tokenizers.Tokenizer) -> list[str]:

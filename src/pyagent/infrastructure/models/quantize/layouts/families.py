@@ -69,6 +69,7 @@ LAID_OUT: Mapping[str, Family] = {
     "glm4_moe_lite": _LATENT,
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
+    "youtu": Family(_called("deepseek2"), latent_attention.youtu_keys, latent_attention.tensors),
     "mistral4": Family(_called("mistral4"), latent_attention.mistral4_keys, latent_attention.mistral4_tensors),
     "minicpm3": Family(_called("minicpm3"), latent_attention.minicpm3_keys, latent_attention.minicpm3_tensors),
     "granitemoehybrid": Family(state_spaces.granite_name, state_spaces.granite_keys, state_spaces.granite_tensors),

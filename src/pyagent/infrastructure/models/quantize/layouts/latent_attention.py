@@ -61,6 +61,15 @@ def mistral4_keys(config: Config, model: ModelConfig) -> Metadata:
     return keys(config, model) | grown
 
 
+def youtu_keys(config: Config, model: ModelConfig) -> Metadata:
+    """Return what files of Youtu-LLM say besides: they are DeepSeek's, whose layers all go without experts."""
+    return keys(config, model) | {
+        "leading_dense_block_count": uint32(model.num_layers),
+        "expert_feed_forward_length": uint32(model.ffn_size),
+        "expert_shared_count": uint32(0),
+    }
+
+
 def minicpm3_keys(config: Config, model: ModelConfig) -> Metadata:
     """Return what files of MiniCPM 3 say besides: keys and values are those of heads."""
     latent, heads = _latent(config), size_of(config, "num_key_value_heads", model.num_heads)
