@@ -17,6 +17,7 @@ from support.full_disk import full_disk
 from support.reference_decoder import write_safetensors
 from support.tiny_adapter import Tensor, write_adapter
 from support.tiny_model import write_tiny_model
+from support.torch_file import to_torch_file
 
 from pyagent.cli.merge import merge
 from pyagent.core.errors import ModelError, RequestError
@@ -196,7 +197,7 @@ def test_dora_is_merged_alone(folder: Path) -> None:
 
 
 def test_models_that_cannot_be_merged_into_are_refused(folder: Path) -> None:
-    """A GGUF file, quantised weights, an incomplete folder, an adapter in a GGUF file: each says what to do."""
+    """A GGUF file, quantised or incomplete weights, what torch saved, an adapter in a GGUF file: what to do is said."""
     model = folder / "model"
     write_tiny_model(folder / "tiny.gguf")
     assert "expected a folder that peft saved" in refusal(folder, "tiny.gguf")
@@ -207,6 +208,9 @@ def test_models_that_cannot_be_merged_into_are_refused(folder: Path) -> None:
     (model / "config.json").write_text("{}")
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}')
     assert "model-2.safetensors: cannot find the file" in refusal(folder)
+    (model / "model.safetensors.index.json").unlink()
+    to_torch_file(model)
+    assert "its weights are what torch saved; save it as safetensors first" in refusal(folder)
 
 
 def test_a_place_that_is_taken_or_full_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,11 @@ impl AdapterMerge {
             let text = "its weights are quantised; merge into the folder of the model as it was published before";
             return Err(invalid(text.to_owned()).in_file(model));
         }
+        let is_rewritable = |(file, _): (&Path, usize)| file.extension().is_some_and(|kind| kind == "safetensors");
+        if !base.shards().all(is_rewritable) {
+            let text = "its weights are what torch saved; save it as safetensors first: model.save_pretrained(FOLDER)";
+            return Err(invalid(text.to_owned()).in_file(model));
+        }
         let mut merge = Self {
             base,
             files: Vec::new(),
