@@ -25,6 +25,9 @@ pub(super) const OF_MISTRAL4: [&str; 7] = [
     "attention.temperature_scale",
 ];
 
+/// What is read of Kimi Linear besides.
+pub(super) const OF_KIMI: [&str; 6] = [KEYS[0], KEYS[1], KEYS[2], KEYS[3], "kda.head_dim", "ssm.conv_kernel"];
+
 /// What files multiply the weight of YaRN's sharpness by.
 const WEIGHT_UNIT: f64 = 0.1;
 
