@@ -287,7 +287,7 @@ def changed(architecture: str, change: Callable[[dict[str, object]], object]) ->
             "kimi-linear",
             lambda t: None,
             {"kimi-linear.kda.head_dim": 64},
-            "attn_q.weight' is 64 x 64; expected 128 x 64",
+            "ssm_f_b.weight' is 64 x 32; expected 128 x 64",
         ),
         (
             "kimi-linear",

@@ -41,7 +41,10 @@ impl Keys<'_> {
         let key_dims = match self.optional_size("attention.key_length_mla")? {
             Some(key_dims) => {
                 self.expect_size("attention.key_length", rank.saturating_add(rotary_dims))?;
-                self.expect_size("attention.value_length", rank)?;
+                // Files of Kimi Linear tell a width there that nothing has.
+                if architecture != Architecture::KimiLinear {
+                    self.expect_size("attention.value_length", rank)?;
+                }
                 key_dims
             }
             None => self.size("attention.key_length")?,
