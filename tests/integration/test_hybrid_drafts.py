@@ -28,7 +28,10 @@ MOST_DRAFTS = 16
 
 @pytest.fixture(
     scope="module",
-    params=["lfm2", "lfm3", "qwen35", "granitehybrid", "jamba", pytest.param("mamba", marks=pytest.mark.slow)],
+    params=[
+        *["lfm2", "lfm3", "qwen35", "granitehybrid", "jamba"],
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("kimi-linear", "mamba", "mamba2")),
+    ],
 )
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with short convolutions, windows beside them, gated delta nets, or state spaces of both kinds."""

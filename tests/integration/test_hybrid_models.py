@@ -33,9 +33,11 @@ FAMILIES = (
     "granitehybrid",
     "jamba",
     "nemotron_h",
-    pytest.param("mamba", marks=pytest.mark.slow),
+    *(pytest.param(family, marks=pytest.mark.slow) for family in ("kimi-linear", "mamba", "mamba2")),
 )
-LITTLE = {"lfm2": 20, "lfm3": 40, "qwen35": 66, "granitehybrid": 66, "jamba": 66, "nemotron_h": 66, "mamba": 66}
+LITTLE = {"lfm2": 20, "lfm3": 40, "qwen35": 66, "granitehybrid": 66, "jamba": 66, "nemotron_h": 66} | dict.fromkeys(
+    ("kimi-linear", "mamba", "mamba2"), 66
+)
 """Memory for one long sequence and a bit, in blocks of the tiny model: states of delta nets take more."""
 FORMATS: dict[str, Callable[[int], EngineOptions]] = {
     "two threads": lambda _: options(threads=2),
@@ -58,7 +60,7 @@ def test_states_are_a_group_of_pages(path: Path) -> None:
     assert [kind for kind, _, _ in groups] == [*windows, "full", "state"]
     *of_keys, (_, every, of_states) = groups
     of_size = -(-2 * of_states // sum(pages for _, _, pages in of_keys))
-    assert every == (256 if path.stem == "mamba" else of_size)
+    assert every == (256 if path.stem in ("mamba", "mamba2") else of_size)
     assert groups == list(_rust.describe_model(path)["kv_groups"])
 
 
@@ -152,7 +154,7 @@ def test_preempted_answers_are_unchanged(path: Path, kind: str) -> None:
     """Four long answers in memory for less: requests yield, and their texts are the same."""
 
     async def work() -> None:
-        longer = dict.fromkeys(("qwen35", "jamba", "mamba"), (900, 92))
+        longer = dict.fromkeys(("qwen35", "jamba", "kimi-linear", "mamba", "mamba2"), (900, 92))
         max_tokens, blocks = (longer | {"lfm2": (300, LITTLE["lfm2"])}).get(path.stem, (450, 92))
         sampling: dict[str, object] = {"ignore_eos": True, "max_tokens": max_tokens, "frequency_penalty": 1}
         seeded = [chat(f"{seed} the", seed=seed, **sampling) for seed in range(4)]
@@ -279,6 +281,25 @@ def changed(architecture: str, change: Callable[[dict[str, object]], object]) ->
         ("mamba", lambda t: t.pop("blk.1.attn_norm.weight"), {}, "blk.1.attn_norm.weight"),
         ("mamba", lambda t: None, {"mamba.ssm.conv_kernel": 5}, "ssm_conv1d.weight' is 128 x 4; expected 128 x 5"),
         ("mamba", lambda t: None, {"mamba.block_count": 2}, "of a later layer"),
+        ("kimi-linear", lambda t: t.pop("blk.0.ssm_f_b.weight"), {}, "blk.0.ssm_f_b.weight"),
+        ("kimi-linear", lambda t: t.pop("blk.1.ssm_conv1d_k.weight"), {}, "blk.1.ssm_conv1d_k.weight"),
+        ("kimi-linear", lambda t: t.pop("blk.2.attn_v_b.weight"), {}, "blk.2.attn_v_b.weight"),
+        (
+            "kimi-linear",
+            lambda t: None,
+            {"kimi-linear.kda.head_dim": 64},
+            "ssm_f_b.weight' is 64 x 32; expected 128 x 64",
+        ),
+        (
+            "kimi-linear",
+            lambda t: None,
+            {"kimi-linear.kda.head_dim": 48},
+            "head size is 48; expected 32 to 1024, a mul",
+        ),
+        ("kimi-linear", lambda t: None, {"kimi-linear.kda.safe_gate": True}, "'kimi-linear.kda.safe_gate' is not impl"),
+        ("mamba2", lambda t: t.pop("blk.2.ssm_norm.weight"), {}, "blk.2.ssm_norm.weight"),
+        ("mamba2", lambda t: None, {"mamba2.ssm.state_size": 32}, "ssm_in.weight' is 324 x 64; expected 388 x 64"),
+        ("mamba2", lambda t: None, {"mamba2.ssm.dt_b_c_rms": True}, "'mamba2.ssm.dt_b_c_rms' is not implemented"),
         ("nemotron_h", lambda t: t.pop("blk.0.ssm_d"), {}, "blk.0.ssm_d"),
         ("nemotron_h", lambda t: t.pop("blk.1.ffn_up_exps.weight"), {}, "blk.1.ffn_up_exps.weight"),
         ("nemotron_h", lambda t: t.pop("blk.1.exp_probs_b.bias"), {}, "blk.1.exp_probs_b.bias"),

@@ -60,6 +60,7 @@ def test_hybrids_agree_with_transformers_at_500_positions(family: str, tmp_path:
         "jamba-dense",
         "mamba",
         "falcon_mamba",
+        "mamba2",
         "falcon_h1",
         "falcon_h1-normalised",
         "nemotron_h-experts",

@@ -116,6 +116,17 @@ _MELLUM = {  # llama.cpp has one base for both kinds of layers
 _GROWTH = "its files do not say how queries grow, and it does not know"
 _MISTRAL4 = sparse_models.CONFIGS["mistral4"]["rope_parameters"] | {"llama_4_scaling_beta": 0.1}
 _PLAIN = {"rope_type": "default", "rope_theta": 150_000.0}
+_KIMI = {
+    "first_k_dense_replace": 1,
+    "linear_attn_config": {
+        "full_attn_layers": [5],
+        "head_dim": 32,
+        "kda_layers": [1, 2, 3, 4],
+        "num_heads": 2,
+        "short_conv_kernel_size": 4,
+    },
+    "moe_router_activation_func": "sigmoid",
+}
 _HUNYUAN = {"moe_intermediate_size": [96] * 4, "moe_topk": [2] * 4, "num_shared_expert": [1] * 4}
 _GEMMA3 = {"query_pre_attn_scalar": 32, "sliding_window_pattern": 6, "num_hidden_layers": 8}
 FAMILIES: dict[str, Family] = {
@@ -169,8 +180,12 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid, attention": _granite("granitemoehybrid-attention"),
     "granitemoehybrid, dense": _granite("granitemoehybrid-dense", position_embedding_type="nope", mamba_conv_bias=True),
     "jamba": _hybrid("jamba", SENTENCEPIECE),
+    "kimi_linear": _hybrid("kimi_linear", "kimi-k2", linear_num_heads=2, n_group=1, rms_norm_eps=1e-6)._replace(
+        published=_KIMI
+    ),
     "mamba": _hybrid("mamba", "olmo", use_bias=False),
     "falcon_mamba": _hybrid("falcon_mamba", "olmo", mixer_rms_eps=1e-5),
+    "mamba2": _hybrid("mamba2", "olmo"),
     "jamba, dense": _hybrid("jamba-dense", SENTENCEPIECE, mamba_expand=2, mamba_conv_bias=True),
     "nemotron_h": _nemotron("nemotron_h-dense"),
     "nemotron_h, experts": _nemotron("nemotron_h-experts"),
@@ -229,8 +244,21 @@ def random_family(name: str, folder: Path) -> Any:
         for layer in model.model.layers:
             layer.mixer.time_step_limit = (0.0, float("inf"))
     model.save_pretrained(folder)
+    if kind == "kimi_linear":
+        _name_as_published(folder / "model.safetensors")
     write_tokenizer(folder, words)
     return model
+
+
+def _name_as_published(path: Path) -> None:
+    """Give Kimi Linear's blocks without experts their published names: transformers writes those of experts."""
+    from safetensors.torch import load_file, save_file
+
+    def name(key: str) -> str:
+        is_dense = key.split(".")[-2] in ("gate_proj", "up_proj", "down_proj") and ".shared_experts." not in key
+        return key.replace(".block_sparse_moe.", ".mlp.") if is_dense else key
+
+    save_file({name(key): tensor for key, tensor in load_file(path).items()}, path, {"format": "pt"})
 
 
 def _randomise(key: str, values: Any) -> None:

@@ -20,6 +20,7 @@ KINDS = {
     "jamba": "jamba",
     "mamba": "mamba",
     "falcon_mamba": "mamba",
+    "mamba2": "mamba2",
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
 }
@@ -137,6 +138,8 @@ def _metadata(config: Any) -> dict[str, object]:
         return _jamba_metadata(config)
     if kind == "mamba":
         return _mamba_metadata(config)
+    if kind == "mamba2":
+        return _mamba2_metadata(config)
     if kind == "falcon-h1":
         return _falcon_metadata(config)
     if kind == "nemotron_h":
@@ -222,6 +225,19 @@ def _mamba_metadata(config: Any) -> dict[str, object]:
         "ssm.time_step_rank": config.time_step_rank,
     }
     return hybrid_metadata("mamba", **{f"mamba.{key}": value for key, value in entries.items()})
+
+
+def _mamba2_metadata(config: Any) -> dict[str, object]:
+    entries: dict[str, object] = {
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "block_count": config.num_hidden_layers,
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.group_count": config.n_groups,
+        "ssm.inner_size": config.num_heads * config.head_dim,
+        "ssm.state_size": config.state_size,
+        "ssm.time_step_rank": config.num_heads,
+    }
+    return hybrid_metadata("mamba2", **{f"mamba2.{key}": value for key, value in entries.items()})
 
 
 def _nemotron_metadata(config: Any) -> dict[str, object]:
@@ -317,7 +333,7 @@ def _tensors(model: Any, behind: dict[str, Any], names: dict[str, str]) -> Any:
         if "linear_attn" in name:
             values = -values.exp() if name.endswith("A_log") else values
             values = _tiled(name, values, config) if kind.startswith("qwen35") else values
-        if kind == "nemotron_h":
+        if kind in ("mamba2", "nemotron_h"):
             values = _of_space(name, values, config.n_groups)
         if kind in ("jamba", "mamba") and name.endswith("A_log"):
             values = -values.exp()

@@ -1,5 +1,5 @@
-"""Small hybrid models of random weights as GGUF files, in the shapes of LFM2, Qwen 3.5, Granite 4, Jamba, Mamba and
-Nemotron 3, with the tiny vocabulary."""
+"""Small hybrid models of random weights as GGUF files, in the shapes of LFM2, Qwen 3.5, Granite 4, Jamba, Kimi Linear,
+Mamba, Mamba-2 and Nemotron 3, with the tiny vocabulary."""
 
 from __future__ import annotations
 
@@ -16,16 +16,28 @@ HEAD_DIM = 32
 NUM_HEADS = 2
 NUM_KV_HEADS = 1
 KEY_HEADS, VALUE_HEADS, KEY_SIZE, VALUE_SIZE = 2, 4, 16, 32
-TAPS = {"lfm2": 3, "qwen35": 4, "granitehybrid": 4, "jamba": 4, "mamba": 4, "nemotron_h": 4}
+TAPS = {
+    "lfm2": 3,
+    "qwen35": 4,
+    "granitehybrid": 4,
+    "jamba": 4,
+    "mamba": 4,
+    "mamba2": 4,
+    "nemotron_h": 4,
+    "kimi-linear": 4,
+}
 STEP_RANK = 12
 SPACE_HEADS, SPACE_GROUPS, STATE_SIZE, INNER = 4, 2, 16, 128
 EXPERTS, USED = 6, 2
+LATENT, ROTARY = 48, 16
 _LAYERS = {
     "lfm2": [True, True, False, True],
     "qwen35": [True, True, True, False],
     "granitehybrid": [True, True, False, True],
     "jamba": [True, True, False, True],
+    "kimi-linear": [True, True, False, True],
     "mamba": [True, True, True],
+    "mamba2": [True, True, True],
     "nemotron_h": [True, False, False, True, True, False],
 }
 """Of each layer, whether it is recurrent."""
@@ -60,14 +72,14 @@ def hybrid_metadata(architecture: str, **changes: object) -> dict[str, object]:
             "logit_scale": 1.5,
             "residual_scale": 0.5,
             "rope.scaling.finetuned": False,
-            "ssm.conv_kernel": TAPS["granitehybrid"],
-            "ssm.group_count": SPACE_GROUPS,
-            "ssm.inner_size": INNER,
-            "ssm.state_size": STATE_SIZE,
-            "ssm.time_step_rank": SPACE_HEADS,
-        }
+        } | _space_sizes("granitehybrid")
     elif architecture == "nemotron_h":
         sizes |= _nemotron_sizes()
+    elif architecture == "kimi-linear":
+        sizes |= _kimi_sizes()
+    elif architecture == "mamba2":
+        sizes |= {"attention.head_count": 0, "feed_forward_length": 0} | _space_sizes("mamba2")
+        del sizes["attention.head_count_kv"]
     elif architecture == "mamba":
         sizes |= {
             "attention.head_count": 0,
@@ -124,11 +136,35 @@ def _nemotron_sizes() -> dict[str, object]:
         "expert_weights_norm": True,
         "expert_weights_scale": 1.5,
         "feed_forward_length": [FFN // 3 * one for one in has_experts],
-        "ssm.conv_kernel": TAPS["nemotron_h"],
+    } | _space_sizes("nemotron_h")
+
+
+def _space_sizes(architecture: str) -> dict[str, object]:
+    return {
+        "ssm.conv_kernel": TAPS[architecture],
         "ssm.group_count": SPACE_GROUPS,
         "ssm.inner_size": INNER,
         "ssm.state_size": STATE_SIZE,
         "ssm.time_step_rank": SPACE_HEADS,
+    }
+
+
+def _kimi_sizes() -> dict[str, object]:
+    return {
+        "attention.head_count_kv": [0 if is_recurrent else 1 for is_recurrent in _LAYERS["kimi-linear"]],
+        "attention.key_length": LATENT + ROTARY,
+        "attention.key_length_mla": HEAD_DIM + ROTARY,
+        "attention.kv_lora_rank": LATENT,
+        "attention.value_length_mla": HEAD_DIM,
+        "expert_count": EXPERTS,
+        "expert_feed_forward_length": FFN // 3,
+        "expert_shared_count": 1,
+        "expert_used_count": USED,
+        "expert_weights_scale": 1.5,
+        "kda.head_dim": HEAD_DIM,
+        "leading_dense_block_count": 1,
+        "rope.dimension_count": ROTARY,
+        "ssm.conv_kernel": TAPS["kimi-linear"],
     }
 
 
@@ -160,6 +196,12 @@ def hybrid_tensors(architecture: str, seed: int = 7) -> Written:
             continue
         if architecture == "mamba":
             _channels(tensors, block, has_norms=False)
+            continue
+        if architecture == "mamba2":
+            _state_space(tensors, block)
+            continue
+        if architecture == "kimi-linear":
+            _kimi_layer(tensors, layer, is_recurrent)
             continue
         norm = "post_attention_norm" if architecture == "qwen35" else "ffn_norm"
         tensors.vector(f"{block}.{norm}.weight", HIDDEN, 1.0)
@@ -267,6 +309,37 @@ def _state_space(tensors: _Tensors, block: str) -> None:
     tensors.vector(f"{block}.ssm_dt.bias", SPACE_HEADS, -2.0)
     tensors.vector(f"{block}.ssm_norm.weight", INNER, 1.0)
     tensors.matrix(f"{block}.ssm_out", INNER, HIDDEN)
+
+
+def _kimi_layer(tensors: _Tensors, layer: int, is_recurrent: bool) -> None:
+    block, inner = f"blk.{layer}", NUM_HEADS * HEAD_DIM
+    if is_recurrent:
+        for which in ("q", "k", "v"):
+            tensors.matrix(f"{block}.attn_{which}", HIDDEN, inner)
+            tensors.matrix(f"{block}.ssm_conv1d_{which}", TAPS["kimi-linear"], inner)
+        for which in ("f", "g"):
+            tensors.matrix(f"{block}.ssm_{which}_a", HIDDEN, HEAD_DIM)
+            tensors.matrix(f"{block}.ssm_{which}_b", HEAD_DIM, inner)
+        tensors.matrix(f"{block}.ssm_beta", HIDDEN, NUM_HEADS)
+        tensors.vector(f"{block}.ssm_a", NUM_HEADS, -0.3, 0.05)
+        tensors.vector(f"{block}.ssm_dt.bias", inner, -2.0)
+        tensors.vector(f"{block}.ssm_norm.weight", HEAD_DIM, 1.0)
+    else:
+        tensors.matrix(f"{block}.attn_q", HIDDEN, NUM_HEADS * (HEAD_DIM + ROTARY))
+        tensors.matrix(f"{block}.attn_kv_a_mqa", HIDDEN, LATENT + ROTARY)
+        tensors.vector(f"{block}.attn_kv_a_norm.weight", LATENT, 1.0)
+        for name, columns, rows in (("k_b", HEAD_DIM, LATENT), ("v_b", LATENT, HEAD_DIM)):
+            tensors.matrix(f"{block}.attn_{name}", columns, NUM_HEADS * rows)
+            _, values = tensors.written[f"{block}.attn_{name}.weight"]
+            tensors.written[f"{block}.attn_{name}.weight"] = ((columns, rows, NUM_HEADS), values)
+    tensors.matrix(f"{block}.attn_output", inner, HIDDEN)
+    tensors.vector(f"{block}.ffn_norm.weight", HIDDEN, 1.0)
+    if layer > 0:
+        _experts(tensors, block)
+        tensors.vector(f"{block}.exp_probs_b.bias", EXPERTS, 0.2)
+    end, inside = ("_shexp", FFN // 3) if layer > 0 else ("", FFN)
+    for name, columns, rows in (("gate", HIDDEN, inside), ("up", HIDDEN, inside), ("down", inside, HIDDEN)):
+        tensors.matrix(f"{block}.ffn_{name}{end}", columns, rows)
 
 
 def _channels(tensors: _Tensors, block: str, *, has_norms: bool = True) -> None:

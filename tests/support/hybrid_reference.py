@@ -65,6 +65,7 @@ _JAMBA = {
     "num_experts_per_tok": 3,
 }
 _ALONE = {"vocab_size": 250, "hidden_size": 64, "num_hidden_layers": 3}
+_SPACE = {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 16}
 _NEMOTRON = {
     **_SHAPE,
     "head_dim": 32,
@@ -101,6 +102,24 @@ _FALCON = {
     "ssm_out_multiplier": 0.5,
     "ssm_multipliers": [0.35, 0.8, 0.6, 1.3, 0.7],
     "rope_parameters": _ROPE,
+}
+_KIMI = {
+    **_SHAPE,
+    **_EXPERTS,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "num_hidden_layers": 5,
+    "linear_num_heads": 3,
+    "linear_head_dim": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_group": 2,
+    "topk_group": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": (
@@ -209,8 +228,36 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "kimi_linear": ("kimi_linear", _KIMI),
+    "kimi_linear-compressed": (
+        "kimi_linear",
+        {
+            **_KIMI,
+            "q_lora_rank": 48,
+            "linear_head_dim": 64,
+            "linear_num_heads": 2,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
+            "num_hidden_layers": 4,
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        },
+    ),
     "mamba": ("mamba", {**_ALONE, "use_bias": True}),
     "falcon_mamba": ("falcon_mamba", {**_ALONE, "time_step_rank": 12, "tie_word_embeddings": False}),
+    "mamba2": ("mamba2", {**_ALONE, **_SPACE}),
+    "mamba2-biases": (
+        "mamba2",
+        {
+            **_ALONE,
+            **_SPACE,
+            "n_groups": 1,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "time_step_limit": (0.05, 0.3),
+            "tie_word_embeddings": True,
+        },
+    ),
     "nemotron_h": ("nemotron_h", _NEMOTRON),
     "nemotron_h-experts": ("nemotron_h", {**_NEMOTRON, "hybrid_override_pattern": "ME*EME"}),
     "nemotron_h-dense": (

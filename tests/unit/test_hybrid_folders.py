@@ -94,6 +94,47 @@ _MAMBA = {
     "num_hidden_layers": 2,
     "hidden_act": "silu",
 }
+_MAMBA2 = {
+    "model_type": "mamba2",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "hidden_act": "silu",
+    "num_heads": 4,
+    "head_dim": 32,
+    "n_groups": 2,
+    "state_size": 16,
+}
+_KIMI = {
+    "model_type": "kimi_linear",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "num_experts": 4,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 1,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "use_grouped_topk": True,
+    "mla_use_nope": True,
+    "first_k_dense_replace": 1,
+    "model_max_length": 512,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+}
+_KIMI_LAYERS = {"head_dim": 32, "num_heads": 2, "short_conv_kernel_size": 4, "kda_layers": [1], "full_attn_layers": [2]}
 _LFM3 = {**_COMMON, "model_type": "lfm3", "layer_types": ["conv", "sliding_attention"], "head_dim": 32}
 _QWEN35 = {
     **_COMMON,
@@ -315,16 +356,68 @@ def test_jamba_folders_are_refused_by_name(changes: dict[str, object], expected:
         ({"mixer_rms_eps": 0.0}, "the epsilon of the recurrent layers' norms is not a number above 0"),
         ({"conv_kernel": 1}, "taps of the convolution is 1; expected 2 to 8"),
         ({"model_type": "mamba", "rms_norm": False}, "'rms_norm' is not implemented"),
-        (
-            {"model_type": "mamba2"},
-            "architecture 'mamba2' is not supported; the nearest that is supported is nemotron_h",
-        ),
         ({"num_hidden_layers": 0}, "layers is 0; expected 1 to"),
+        (
+            {"hidden_act": "gelu_pytorch_tanh"},
+            "'hidden_act' \"gelu_pytorch_tanh\" is not implemented here; expected silu",
+        ),
     ],
 )
 def test_folders_of_mamba_alone_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
     """Shapes that no kernel computes, other norms, and tensors that are not there."""
     assert expected in said_of(tmp_path, _MAMBA | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "layers.0.mixer.in_proj.weight"),
+        ({"norm_before_gate": True, "time_step_limit": [0.0, {"__float__": "Infinity"}]}, "layers.0.mixer.in_proj"),
+        ({"expand": 3}, "'num_heads' 4 times 'head_dim' 32 must be 192, the hidden size times 'expand'"),
+        ({"num_heads": 16, "head_dim": 8}, "head size is 8; expected 16 to 1024, a multiple of 16"),
+        ({"state_size": 24}, "state size is 24; expected 16 to 1024, a multiple of 16"),
+        ({"n_groups": 3}, "heads is 4; expected 1 to 1024, a multiple of 3"),
+        ({"hidden_act": "relu"}, "'hidden_act' \"relu\" is not implemented here; expected silu"),
+        ({"rms_norm": False}, "'rms_norm' is not implemented"),
+        ({"attn_layer_idx": [1]}, "'attn_layer_idx' is not implemented"),
+    ],
+)
+def test_folders_of_mamba_2_alone_are_refused_by_name(
+    changes: dict[str, object], expected: str, tmp_path: Path
+) -> None:
+    """Shapes that no kernel computes, layers that it has not, and tensors that are not there."""
+    assert expected in said_of(tmp_path, _MAMBA2 | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers", "expected"),
+    [
+        ({}, {}, "model.layers.0.mlp.gate_proj.weight"),
+        ({}, {"kda_layers": [1, 2]}, "must have each of the layers 1 to 2 once"),
+        ({}, {"kda_layers": [0]}, "must have each of the layers 1 to 2 once"),
+        ({}, {"kda_layers": [1, 3]}, "must have each of the layers 1 to 2 once"),
+        ({}, {"kda_layers": []}, "must have each of the layers 1 to 2 once"),
+        ({"num_hidden_layers": 1 << 60}, {}, "must have each of the layers 1 to 1152921504606846976 once"),
+        ({}, {"kda_layers": [1, 2], "full_attn_layers": []}, "2 of 2 layers are recurrent"),
+        ({}, {"head_dim": 48}, "head size is 48; expected 32 to 1024, a multiple of 32"),
+        ({}, {"num_heads": 0}, "heads is 0; expected 1 to 1024"),
+        ({}, {"short_conv_kernel_size": 9}, "taps of the convolution is 9; expected 2 to 8"),
+        ({}, {"gate_lower_bound": -5.0}, "'linear_attn_config.gate_lower_bound' is not implemented"),
+        ({"linear_attn_config": None}, {}, "config.json lacks 'linear_attn_config'"),
+        ({"linear_attn_config": [1]}, {}, "'linear_attn_config' must be a table"),
+        ({"layer_types": ["conv", "full_attention"]}, {}, "'layer_types' must have linear_attention or full_attention"),
+        ({"mla_use_nope": False}, {}, "'mla_use_nope' is not implemented"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, {}, "'rope_scaling' is not implemented for kimi_linear"),
+        ({"moe_router_activation_func": "softmax"}, {}, '"softmax" is not implemented here; expected sigmoid'),
+        ({"kv_lora_rank": 40}, {}, "a latent has 40 numbers, which is not supported"),
+    ],
+)
+def test_kimi_linear_folders_are_refused_by_name(
+    changes: dict[str, object], layers: dict[str, object], expected: str, tmp_path: Path
+) -> None:
+    """Layers that are told twice or not at all, positions, other ratings, and tensors that are not there."""
+    config = _KIMI | {"linear_attn_config": _KIMI_LAYERS | layers} | changes
+    assert expected in said_of(tmp_path, config)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ pub use self::gemma4::Gemma4;
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
 pub use self::latent::Latent;
 pub use self::layers::Blocks;
-pub use self::recurrent::{DeltaNet, Mamba1, Mamba2, Recurrent};
+pub use self::recurrent::{DeltaNet, KimiDelta, Mamba1, Mamba2, Recurrent};
 use pyagent_kernels::attention::{KvLayout, KvType};
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle, RopeTable};
 use pyagent_kernels::pack::ROWS_PER_GROUP;
@@ -307,7 +307,7 @@ impl ModelConfig {
         let has_attention = (0..count).any(|layer| self.has_attention(layer));
         match &self.recurrent {
             None if num_recurrent == 0 && has_attention => Ok(()),
-            Some(recurrent) if has_attention || self.architecture == Architecture::Mamba => {
+            Some(recurrent) if has_attention || self.architecture.is_recurrent_alone() => {
                 recurrent.check(self.hidden_size)
             }
             _ => Err(invalid(format!(

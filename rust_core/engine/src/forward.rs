@@ -9,9 +9,11 @@ mod adapters;
 mod assistant;
 mod attention;
 mod channels;
+mod delta;
 mod drafts;
 mod eagle;
 mod experts;
+mod kimi;
 mod latent;
 mod mlp;
 mod mtp;
@@ -35,6 +37,7 @@ pub(crate) use drafts::num_kept_rows;
 pub use eagle::{HeadPass, Taps};
 pub use experts::ExpertLoads;
 pub(crate) use experts::{Routing, most_slots};
+pub(crate) use kimi::{KimiBuffers, kimi_sizes};
 pub(crate) use latent::{LatentBuffers, latent_sizes};
 pub(crate) use mtp::{MtpBuffers, keep_records, mtp_sizes};
 pub(crate) use per_layer::PerLayerBuffers;
@@ -198,6 +201,7 @@ impl Pass<'_> {
             | Stage::Stream(_)
             | Stage::NormaliseHeads(_)
             | Stage::Compress(_)
+            | Stage::HandOnGates(_)
             | Stage::Settle(_)
             | Stage::NormaliseScan(_)
             | Stage::TakeKept(_)
@@ -318,6 +322,7 @@ impl Pass<'_> {
                 Stage::KeepDrafts(layer) => part.keep_draft(layer, piece.index),
                 Stage::TakeKept(layer) => part.take_kept(layer, piece.index),
                 Stage::Convolve(layer) => part.convolve(layer, piece.index, own),
+                Stage::HandOnGates(_) => part.hand_on_gates(piece.index),
                 Stage::Select(layer) => part.select(layer, ranges(stage)),
                 Stage::Settle(layer) => part.settle(layer, piece.index),
                 Stage::Scan(layer) => part.scan(layer, piece.index, own),

@@ -16,7 +16,7 @@ use pyagent_kernels::matmul::Activations;
 pub use self::largest_step::LargestStep;
 use crate::config::{Experts, ModelConfig};
 use crate::forward::{
-    ChannelBuffers, LatentBuffers, MtpBuffers, PerLayerBuffers, Routing, mixed_size, most_piece_columns,
+    ChannelBuffers, KimiBuffers, LatentBuffers, MtpBuffers, PerLayerBuffers, Routing, mixed_size, most_piece_columns,
     most_piece_rows, most_piece_state, most_slots, mtp_sizes, num_delta_rows, num_kept_rows, num_streams, output_size,
 };
 use crate::model::{Gated, Layer, Mixer, Weights};
@@ -319,6 +319,7 @@ pub struct Workspace {
     pub shared_input: Activations,
     pub routing: Routing,
     pub channels: ChannelBuffers,
+    pub kimi: KimiBuffers,
     pub latent: LatentBuffers,
     pub per_layer: PerLayerBuffers,
     pub mtp: MtpBuffers,
@@ -385,6 +386,7 @@ impl Workspace {
             shared_input: Activations::new(),
             routing: Routing::new(config),
             channels: ChannelBuffers::new(config, weights),
+            kimi: KimiBuffers::new(weights),
             latent: LatentBuffers::new(weights),
             per_layer: PerLayerBuffers::new(config, weights),
             mtp: MtpBuffers::new(config, weights),
@@ -454,6 +456,7 @@ impl Workspace {
             resize(input, tokens, size, self.heads_forms);
         }
         self.channels.reserve(config, tokens);
+        self.kimi.reserve(config, tokens);
         self.latent.reserve(config, tokens);
         self.per_layer.reserve(config, tokens);
         let mixer_columns = output_size(config);
@@ -534,6 +537,7 @@ impl Workspace {
         .map(Activations::bytes);
         let heads = self.heads_inputs.iter().map(Activations::bytes).sum::<usize>();
         let more = self.channels.bytes()
+            + self.kimi.bytes()
             + self.latent.bytes()
             + self.per_layer.bytes()
             + self.mtp.bytes()

@@ -58,6 +58,11 @@ pub enum Architecture {
     Jamba,
     /// Mamba and Falcon-Mamba: layers of Mamba alone.
     Mamba,
+    /// Codestral Mamba: layers of Mamba-2 alone.
+    Mamba2,
+    /// Kimi Linear: the delta rule with a decay for each number of a key, beside latent attention without positions, experts
+    /// beside one that all tokens share.
+    KimiLinear,
     /// Llama 4: attention in chunks, layers without rotary positions whose queries grow, experts whose inputs are weighed.
     Llama4,
     /// gpt-oss: experts with biases and a clamped gate, and sinks in every other layer's window.
@@ -130,7 +135,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -162,6 +167,8 @@ impl Architecture {
             "falcon_h1" | "falcon-h1" => Some(Self::FalconH1),
             "jamba" => Some(Self::Jamba),
             "mamba" | "falcon_mamba" => Some(Self::Mamba),
+            "mamba2" => Some(Self::Mamba2),
+            "kimi_linear" | "kimi-linear" => Some(Self::KimiLinear),
             "llama4" | "llama4_text" => Some(Self::Llama4),
             "gpt-oss" | "gpt_oss" => Some(Self::GptOss),
             "qwen2moe" | "qwen2_moe" => Some(Self::Qwen2Moe),
@@ -226,6 +233,8 @@ impl Architecture {
             Self::FalconH1 => "falcon-h1",
             Self::Jamba => "jamba",
             Self::Mamba => "mamba",
+            Self::Mamba2 => "mamba2",
+            Self::KimiLinear => "kimi-linear",
             Self::Llama4 => "llama4",
             Self::GptOss => "gpt-oss",
             Self::Qwen2Moe => "qwen2moe",

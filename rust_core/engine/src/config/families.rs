@@ -8,12 +8,11 @@ const HALF: f64 = 0.5;
 const QUARTER: f64 = 0.25;
 
 /// Families that are not supported, by their names in both kinds of files, and the nearest that is.
-const NEAREST: [(&str, &str); 16] = [
+const NEAREST: [(&str, &str); 15] = [
     ("zamba zamba2 plamo2", "granitehybrid"),
-    ("mamba2", "nemotron_h"),
     ("phimoe dbrx grok jetmoe arctic", "llama"),
     ("minicpm4 minicpmv4_6", "minicpm"),
-    ("mistral_large4 kimi_linear kimi-linear longcat_flash", "deepseek2"),
+    ("mistral_large4 longcat_flash", "deepseek2"),
     ("gemma3n", "gemma4"),
     ("deepseek", "dots1"),
     (
@@ -115,7 +114,10 @@ impl Architecture {
 
     /// Whether it has latent attention.
     pub(crate) fn has_latent_attention(self) -> bool {
-        matches!(self, Self::Deepseek2 | Self::MiniCpm3 | Self::Mistral4)
+        matches!(
+            self,
+            Self::Deepseek2 | Self::MiniCpm3 | Self::Mistral4 | Self::KimiLinear
+        )
     }
 
     /// Whether the gates of what heads attended to are a matrix of their own, not in turns with queries.
@@ -170,6 +172,7 @@ impl Architecture {
                 | Self::FalconH1
                 | Self::Jamba
                 | Self::Mamba
+                | Self::Mamba2
                 | Self::Llama4
                 | Self::Gemma
                 | Self::Gemma4

@@ -158,7 +158,7 @@ impl ModelConfig {
         let head_dim = match (&latent, &shapes) {
             (Some(latent), _) => latent.cached_dims(),
             (None, Some(shapes)) => shapes.head_dim,
-            (None, None) if architecture == Architecture::Mamba => ModelConfig::NO_HEADS.1,
+            (None, None) if architecture.is_recurrent_alone() => ModelConfig::NO_HEADS.1,
             (None, None) => keys.head_dim(hidden_size, num_heads)?,
         };
         let rotary_dims = match &shapes {
@@ -217,13 +217,7 @@ impl ModelConfig {
                 Some(_) if architecture.rotates_windows_alone() => sliding_layers.clone(),
                 _ if is_granite => vec![keys.has_positions()?; sliding_layers.len()],
                 _ if architecture == Architecture::Llama4 => periodic(num_layers, llama4::PERIOD),
-                _ if matches!(
-                    architecture,
-                    Architecture::NemotronH | Architecture::Jamba | Architecture::Mamba
-                ) =>
-                {
-                    vec![false; sliding_layers.len()]
-                }
+                _ if !architecture.has_rotary_attention() => vec![false; sliding_layers.len()],
                 _ => architecture.rotary_layers(num_layers),
             },
             rope_base,

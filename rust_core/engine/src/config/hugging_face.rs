@@ -7,6 +7,7 @@ mod gemma4;
 mod hunyuan;
 mod hybrid;
 mod jamba;
+mod kimi;
 mod kinds;
 mod latent;
 mod lfm3;
@@ -68,6 +69,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("lm_head_bias", "false"),
     ("mamba_inner_layernorms", "true"),
     ("mamba_proj_bias", "false"),
+    ("mla_use_nope", "true"),
     ("mlp_only_layers", "[]"),
     ("moe_layer_freq", "1"),
     ("normalization", "\"layernorm1p\""),
@@ -84,6 +86,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("use_bfloat16", "false"),
     ("use_bidirectional_attention", "false"),
     ("use_expert_bias", "true"),
+    ("use_grouped_topk", "true"),
     ("use_gated_activation", "true"),
     ("use_mrope", "false"),
     ("use_parallel_block", "true"),
@@ -130,6 +133,7 @@ impl ModelConfig {
             text => text,
         };
         let text = text.or_else(|| mamba::completed(config));
+        let text = text.map_or_else(|| kimi::completed(config), |text| Ok(Some(text)))?;
         let text = text.map_or_else(|| nemotron::counted(config), |text| Ok(Some(text)))?;
         let config = text.as_ref().unwrap_or(config);
         let json = JsonConfig(config, most_positions);
@@ -148,7 +152,7 @@ impl ModelConfig {
             Architecture::Bamba => hybrid::BAMBA,
             Architecture::FalconH1 => falcon_h1::FIELDS,
             Architecture::Jamba => jamba::FIELDS,
-            Architecture::Mamba => mamba::FIELDS,
+            _ if architecture.is_recurrent_alone() => mamba::FIELDS,
             Architecture::Llama4 => llama4::FIELDS,
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::HunyuanDense | Architecture::HunyuanMoe => hunyuan::FIELDS,
@@ -184,6 +188,7 @@ impl ModelConfig {
         };
         let head_dim = match &latent {
             Some(latent) => latent.cached_dims(),
+            None if architecture.is_recurrent_alone() => Self::NO_HEADS.1,
             None => json.head_dim(by_family)?,
         };
         let query_size = if is_gemma && architecture != Architecture::Gemma {
@@ -228,7 +233,7 @@ impl ModelConfig {
             gemma4,
             ffn_size: match architecture {
                 Architecture::Lfm2 => json.lfm2_ffn_size()?,
-                Architecture::Mamba => 1, // nothing has it
+                _ if architecture.is_recurrent_alone() => 1, // nothing has it
                 Architecture::GraniteHybrid if experts.is_none() => json.size("shared_intermediate_size")?,
                 Architecture::Gemma4 | Architecture::NemotronH if experts.is_none() => {
                     json.size("intermediate_size")?
@@ -340,6 +345,7 @@ fn default_epsilon(name: &str) -> f64 {
         | "lfm2"
         | "lfm2_moe"
         | lfm3::NAME
+        | kimi::NAME
         | llama4::NAME
         | "bamba"
         | "falcon_h1"
@@ -350,7 +356,7 @@ fn default_epsilon(name: &str) -> f64 {
         | nemotron::NAME => 1e-5,
         "ernie4_5" | "hunyuan_v1_dense" | "hunyuan_v1_moe" | "exaone4" | "arcee" | "apertus" | MINISTRAL3 => 1e-5,
         "glm4" => 1.5625e-7,
-        _ if name.ends_with(mamba::NAME) => 1e-5,
+        _ if mamba::NAMES.contains(&name) => 1e-5,
         _ if Architecture::from_name(name).is_some_and(Architecture::has_layer_norms) => 1e-5,
         _ => 1e-6,
     }
@@ -525,7 +531,7 @@ impl JsonConfig<'_> {
     fn norm_epsilon(&self, name: &str) -> f64 {
         let keys: &[&str] = match name {
             nemotron::NAME => &["layer_norm_epsilon", "norm_eps"],
-            _ if name.ends_with(mamba::NAME) => &["layer_norm_epsilon"],
+            _ if mamba::NAMES.contains(&name) => &["layer_norm_epsilon"],
             _ if name.starts_with("lfm") => &["norm_eps"],
             "cohere" | "cohere2" | "phi" | "gpt_neox" => &["layer_norm_eps"],
             "stablelm" => &["layer_norm_eps", "norm_eps"],

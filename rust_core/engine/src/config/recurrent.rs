@@ -1,5 +1,5 @@
-//! What a hybrid's layers without attention are: short convolutions (LFM2, LFM3), gated delta nets (Qwen 3.5), Mamba's
-//! state spaces (Jamba, Mamba, Falcon-Mamba), or Mamba-2's (Granite 4, Nemotron-H, Bamba, Falcon-H1).
+//! What a hybrid's layers without attention are: short convolutions (LFM2, LFM3), gated delta nets (Qwen 3.5), Kimi Delta Attention, Mamba's
+//! state spaces (Jamba, Mamba, Falcon-Mamba), or Mamba-2's (Granite 4, Nemotron-H, Bamba, Falcon-H1, Codestral Mamba).
 
 use pyagent_kernels::recurrent::{CELL_CHANNELS, MOST_TAPS};
 
@@ -21,8 +21,18 @@ impl Architecture {
     pub(crate) fn has_state_spaces(self) -> bool {
         matches!(
             self,
-            Self::GraniteHybrid | Self::NemotronH | Self::Bamba | Self::FalconH1
+            Self::GraniteHybrid | Self::NemotronH | Self::Bamba | Self::FalconH1 | Self::Mamba2
         )
+    }
+
+    /// Whether all its layers are recurrent, and nothing else.
+    pub(crate) fn is_recurrent_alone(self) -> bool {
+        matches!(self, Self::Mamba | Self::Mamba2)
+    }
+
+    /// Whether it has layers with attention that may have rotary positions.
+    pub(crate) fn has_rotary_attention(self) -> bool {
+        !matches!(self, Self::NemotronH | Self::Jamba | Self::KimiLinear) && !self.is_recurrent_alone()
     }
 
     /// Whether it may have recurrent layers.
@@ -30,7 +40,7 @@ impl Architecture {
         self.has_short_convolutions()
             || self.has_delta_nets()
             || self.has_state_spaces()
-            || matches!(self, Self::Jamba | Self::Mamba)
+            || matches!(self, Self::Jamba | Self::Mamba | Self::KimiLinear)
     }
 }
 
@@ -44,9 +54,11 @@ pub enum Recurrent {
     },
     /// Qwen 3.5: a convolution of queries, keys and values, then the gated delta rule.
     DeltaNet(DeltaNet),
+    /// Kimi Linear: convolutions of queries, keys and values, then the delta rule with a decay for each number of a key.
+    KimiDelta(KimiDelta),
     /// Jamba: a convolution of channels, each of which then has a selective state space of its own.
     Mamba1(Mamba1),
-    /// Granite 4, Nemotron-H, Bamba: a convolution of channels and of what they are written and read along, then a selective state space.
+    /// Granite 4, Nemotron-H, Bamba, Codestral Mamba: a convolution of channels and of what they are written and read along, then a selective state space.
     Mamba2(Mamba2),
 }
 
@@ -65,6 +77,17 @@ pub struct DeltaNet {
     pub value_size: usize,
     /// Whether a key head's value heads lie apart, as in GGUF files: one of every key head, then the next of each.
     pub is_tiled: bool,
+}
+
+/// The shape of Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KimiDelta {
+    /// Tokens that the convolutions cover.
+    pub taps: usize,
+    /// Heads.
+    pub num_heads: usize,
+    /// Width of a query, key or value, and how many numbers of a token decays are made of, and gates.
+    pub head_size: usize,
 }
 
 /// The shape of a state space of Mamba (Gu and Dao 2023, arXiv 2312.00752).
@@ -117,6 +140,13 @@ impl Recurrent {
             Self::DeltaNet(net) => Self::DeltaNet(DeltaNet { is_tiled: false, ..net }),
             other => other,
         }
+    }
+}
+
+impl KimiDelta {
+    /// Values in all of a token's queries, or keys, or values.
+    pub fn inner_size(&self) -> usize {
+        self.num_heads * self.head_size
     }
 }
 
@@ -190,6 +220,7 @@ impl Recurrent {
         match self {
             Self::ShortConvolution { taps } => *taps,
             Self::DeltaNet(net) => net.taps,
+            Self::KimiDelta(shape) => shape.taps,
             Self::Mamba1(shape) => shape.taps,
             Self::Mamba2(space) => space.taps,
         }
@@ -200,13 +231,15 @@ impl Recurrent {
         match self {
             Self::ShortConvolution { .. } => hidden_size,
             Self::DeltaNet(net) => 2 * net.keys_size() + net.values_size(),
+            Self::KimiDelta(shape) => 3 * shape.inner_size(),
             Self::Mamba1(shape) => shape.inner_size,
             Self::Mamba2(space) => space.num_channels(),
         }
     }
 
     /// Rows of the matrices that a layer multiplies its input by: of short convolutions the two gates and what is
-    /// convolved, in one; of delta nets what is convolved, the output's gate, rates and decays; of Mamba what is
+    /// convolved, in one; of delta nets what is convolved, the output's gate, rates and decays; of Kimi Delta Attention queries, keys and
+    /// values, what decays are made of, what gates are made of, and rates; of Mamba what is
     /// convolved and the output's gate; of Mamba-2 steps besides.
     pub fn projections(&self, hidden_size: usize) -> Vec<usize> {
         match self {
@@ -217,6 +250,10 @@ impl Recurrent {
                 net.num_value_heads,
                 net.num_value_heads,
             ],
+            Self::KimiDelta(shape) => {
+                let (inner, size) = (shape.inner_size(), shape.head_size);
+                vec![inner, inner, inner, size, size, shape.num_heads]
+            }
             Self::Mamba1(shape) => vec![shape.inner_size; 2],
             Self::Mamba2(space) => vec![space.num_channels(), space.inner_size(), space.num_heads],
         }
@@ -238,6 +275,7 @@ impl Recurrent {
         match self {
             Self::ShortConvolution { .. } => hidden_size,
             Self::DeltaNet(net) => net.values_size(),
+            Self::KimiDelta(shape) => shape.inner_size(),
             Self::Mamba1(shape) => shape.inner_size,
             Self::Mamba2(space) => space.inner_size(),
         }
@@ -250,6 +288,10 @@ impl Recurrent {
             Self::DeltaNet(net) => (
                 net.values_size() / CELL_CHANNELS,
                 pyagent_kernels::recurrent::matrix_len(net.key_size),
+            ),
+            Self::KimiDelta(shape) => (
+                shape.inner_size() / CELL_CHANNELS,
+                pyagent_kernels::recurrent::matrix_len(shape.head_size),
             ),
             Self::Mamba1(shape) => (
                 shape.inner_size / CELL_CHANNELS,
@@ -272,6 +314,10 @@ impl Recurrent {
                 ("value heads", net.num_value_heads, 1, 1_024, net.num_key_heads.max(1)),
                 ("key head size", net.key_size, 16, 1_024, CELL_CHANNELS),
                 ("value head size", net.value_size, 32, 1_024, 2 * CELL_CHANNELS),
+            ]),
+            Self::KimiDelta(shape) => limits.extend([
+                ("heads", shape.num_heads, 1, 1_024, 1),
+                ("head size", shape.head_size, 32, 1_024, 2 * CELL_CHANNELS),
             ]),
             Self::Mamba1(shape) => {
                 if shape

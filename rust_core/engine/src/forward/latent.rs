@@ -173,7 +173,7 @@ impl Part<'_> {
         };
         // SAFETY: by contract.
         unsafe {
-            let compressed = space.mixed.row(row);
+            let compressed = &mut space.mixed.row(row)[..latent.compressed_dims()];
             let (query, cached) = compressed.split_at_mut(latent.query_rank.unwrap_or(0));
             let queries = weights.query_down.as_ref();
             if let Some((_, norm)) = queries.filter(|_| !self.pass.stores_alone(self.plan, layer)) {
@@ -182,15 +182,19 @@ impl Part<'_> {
             }
             let (values, key) = cached.split_at_mut(latent.rank);
             elementwise::rms_norm_in_place(isa, values, &weights.latent_norm, NORM_EPSILON);
-            self.rotate_row(row, key);
+            self.rotate_row(layer, row, key);
             self.each_slot(layer, row..row + 1, 0..1, |layout, _, block, slot, head| {
                 store_kv(isa, layout, block, slot, head, cached, &[]);
             });
         }
     }
 
-    fn rotate_row(&self, row: usize, values: &mut [f32]) {
+    /// Kimi Linear's keys have no positions: there nothing is rotated.
+    fn rotate_row(&self, layer: usize, row: usize, values: &mut [f32]) {
         let Pass { config, isa, rope, .. } = *self.pass;
+        if !config.rotary_layers[layer] {
+            return;
+        }
         let (cos, sin) = rope[0].row(self.plan.rows[row].2);
         elementwise::rope(isa, values, cos, sin, config.rope_style);
     }
@@ -218,7 +222,7 @@ impl Part<'_> {
                 for row in rows.clone() {
                     let query = queries.part(row, head * width..(head + 1) * width);
                     let (plain, key) = query.split_at_mut(latent.plain_dims);
-                    self.rotate_row(row, key);
+                    self.rotate_row(layer, row, key);
                     space.latent.plain.write_row(isa, self.head_row(head, row), plain);
                     let start = head * cached + latent.rank;
                     let mut rotated = space.query.patch(row..row + 1, start..start + key.len());

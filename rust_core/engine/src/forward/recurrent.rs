@@ -1,5 +1,5 @@
-//! Recurrent layers: their projections, their convolutions, and the gated delta rule, in place of attention's stages; the
-//! state space is beside.
+//! Recurrent layers: their projections and their convolutions, in place of attention's stages; delta rules and state spaces
+//! are beside.
 //!
 //! A piece has some channels, or a key head, of one sequence's tokens, and takes them one after the other: the sequence's
 //! state is read and written in its pages. So the number of pieces is that of sequences times parts of a layer, and what a
@@ -10,19 +10,17 @@ use std::ops::Range;
 use pyagent_kernels::elementwise;
 use pyagent_kernels::matmul;
 use pyagent_kernels::pack::{BLOCK_COLS, ROWS_PER_GROUP};
-use pyagent_kernels::recurrent::{CELL_CHANNELS, Convolution, DeltaRule, convolve, l2_normalise, scan};
+use pyagent_kernels::recurrent::{CELL_CHANNELS, Convolution, convolve};
 
 use super::sequence::Sequence;
-use super::{MOST_GROUPS, PIECES_PER_THREAD, PRODUCT_TILE, Part, Pass, Plan, Stage, Tiling, part};
-use crate::config::{DeltaNet, ModelConfig, Recurrent};
+use super::{MOST_GROUPS, PIECES_PER_THREAD, Part, Pass, Plan, Stage, Tiling, kimi, part};
+use crate::config::{ModelConfig, Recurrent};
 use crate::kv::StateRun;
-use crate::model::{Linear, RecurrentWeights, ScanWeights};
+use crate::model::{Linear, RecurrentWeights};
 use crate::workspace::{Own, Patch};
 
 /// Blocks of channels in a piece of a convolution at most.
 pub(super) const MOST_BLOCKS: usize = 8;
-/// What a key's or query's squared length is never below, when it is made 1.
-const L2_EPSILON: f32 = 1e-6;
 
 /// Columns of the widest tile that a recurrent layer's pieces use.
 pub(super) fn most_columns(config: &ModelConfig) -> usize {
@@ -31,6 +29,7 @@ pub(super) fn most_columns(config: &ModelConfig) -> usize {
         Some(Recurrent::ShortConvolution { .. } | Recurrent::Mamba1(_)) => MOST_BLOCKS * BLOCK_COLS,
         Some(Recurrent::Mamba2(_)) => 0,
         Some(Recurrent::DeltaNet(net)) => (2 * net.key_size).max(net.value_size),
+        Some(Recurrent::KimiDelta(shape)) => kimi::columns_per_key(shape),
     }
 }
 
@@ -38,7 +37,9 @@ pub(super) fn most_columns(config: &ModelConfig) -> usize {
 pub(crate) fn mixed_size(config: &ModelConfig) -> usize {
     let recurrent = config.recurrent.as_ref();
     let latent = config.latent.map_or(0, |latent| latent.compressed_dims());
-    recurrent.map_or(latent, |recurrent| recurrent.columns(config.hidden_size).1)
+    recurrent
+        .map_or(0, |recurrent| recurrent.columns(config.hidden_size).1)
+        .max(latent)
 }
 
 /// Values that a recurrent layer hands to its output matrix; none without such layers.
@@ -72,6 +73,7 @@ pub(super) fn num_convolution_pieces(plan: &Plan<'_>, config: &ModelConfig) -> u
 pub(super) fn num_scan_pieces(plan: &Plan<'_>, config: &ModelConfig) -> usize {
     let of_sequence = match &config.recurrent {
         Some(Recurrent::DeltaNet(net)) => net.num_key_heads,
+        Some(Recurrent::KimiDelta(shape)) => shape.num_heads,
         Some(Recurrent::Mamba2(space)) => space.num_heads,
         Some(Recurrent::Mamba1(_)) => num_channel_parts(plan, config),
         _ => 0,
@@ -89,7 +91,7 @@ impl Pass<'_> {
     ) -> impl Iterator<Item = Stage> + use<> {
         let recurrent = self.config.recurrent(layer);
         let attention = recurrent.is_none();
-        let is_latent = self.config.latent.is_some();
+        let is_latent = attention && self.config.latent.is_some();
         let is_space = matches!(recurrent, Some(Recurrent::Mamba2(_)));
         let has_drafts = plan.num_drafts() > 0;
         let before = [
@@ -112,6 +114,7 @@ impl Pass<'_> {
         let scans = !matches!(recurrent, None | Some(Recurrent::ShortConvolution { .. }));
         let stages = [
             recurrent.map(|_| Stage::Convolve(layer)),
+            matches!(recurrent, Some(Recurrent::KimiDelta(_))).then_some(Stage::HandOnGates(layer)),
             selects.then_some(Stage::Select(layer)),
             selects.then_some(Stage::Settle(layer)),
             scans.then_some(Stage::Scan(layer)),
@@ -265,147 +268,20 @@ impl Part<'_> {
         }
     }
 
-    /// The gated delta rule of a key head's value heads, normalised and gated; or a head, or some channels, of a state space.
+    /// A piece of what brings a layer's states past tokens: of the delta rule, or of a state space.
     ///
     /// # Safety
-    /// The layer's convolution is over; the piece's heads and their states are this thread's in this stage.
+    /// The stages before it are over; the piece's heads or channels, and their states, are this thread's in this stage.
     pub(super) unsafe fn scan(&self, layer: usize, piece: usize, own: &mut Own) {
-        let net = match self.pass.config.recurrent {
-            Some(Recurrent::DeltaNet(net)) => net,
-            // SAFETY: by contract.
-            Some(Recurrent::Mamba1(_)) => return unsafe { self.scan_channels(layer, piece, own) },
-            // SAFETY: by contract.
-            Some(Recurrent::Mamba2(space)) => return unsafe { self.scan_space(layer, &space, piece, own) },
-            _ => return,
-        };
-        let Some(sequence) = self.sequence(layer, piece / net.num_key_heads) else {
-            return;
-        };
-        let Some(delta) = &sequence.weights.scan else { return };
-        let key_head = piece % net.num_key_heads;
-        let cells = |head: usize| {
-            let each = net.value_size / CELL_CHANNELS;
-            head * each..(head + 1) * each
-        };
-        let [_, len] = sequence.states.cell_lens;
-        let matrices = &sequence.states.layer(layer).matrices;
-        let matrices = net.value_heads(key_head).flat_map(cells).map(|cell| matrices[cell]);
-        let mut saved = std::mem::take(&mut own.saved);
-        // SAFETY: by contract; runs and tiles follow each other.
+        // SAFETY: by contract.
         unsafe {
-            sequence.advance(self.pass.kv, (matrices, len), &mut saved, |run, rows| {
-                self.prepare_keys(&net, key_head, rows.clone(), &mut own.second);
-                for head in net.value_heads(key_head) {
-                    let head = Head {
-                        net,
-                        delta,
-                        layer,
-                        head,
-                    };
-                    self.scan_tile(&sequence, run, &head, rows.clone(), own);
-                }
-            });
-        }
-        own.saved = saved;
-    }
-
-    /// A head's keys, then its queries, of some rows, of length 1; queries are scaled as attention's are.
-    unsafe fn prepare_keys(&self, net: &DeltaNet, head: usize, rows: Range<usize>, memory: &mut [f32]) {
-        let Pass { space, isa, .. } = *self.pass;
-        let size = net.key_size;
-        let mut prepared = Patch::own(memory, rows.clone(), 0..2 * size);
-        for row in rows {
-            // SAFETY: the convolution is over, and nobody writes queries and keys in this stage.
-            let mixed = unsafe { space.mixed.shared_row(row) };
-            let (keys, queries) = prepared.row(row).split_at_mut(size);
-            queries.copy_from_slice(&mixed[head * size..(head + 1) * size]);
-            keys.copy_from_slice(&mixed[net.keys_size() + head * size..][..size]);
-            l2_normalise(isa, keys, L2_EPSILON, 1.0);
-            l2_normalise(isa, queries, L2_EPSILON, (size as f32).powf(-0.5));
+            match &self.pass.config.recurrent {
+                Some(Recurrent::DeltaNet(net)) => self.scan_delta(layer, net, piece, own),
+                Some(Recurrent::KimiDelta(shape)) => self.scan_kimi(layer, shape, piece, own),
+                Some(Recurrent::Mamba1(_)) => self.scan_channels(layer, piece, own),
+                Some(Recurrent::Mamba2(space)) => self.scan_space(layer, space, piece, own),
+                Some(Recurrent::ShortConvolution { .. }) | None => {}
+            }
         }
     }
-
-    /// A value head's outputs of some rows, whose keys and queries are prepared.
-    unsafe fn scan_tile(
-        &self,
-        sequence: &Sequence<'_>,
-        run: &StateRun,
-        head: &Head<'_>,
-        rows: Range<usize>,
-        own: &mut Own,
-    ) {
-        let Pass {
-            config, space, isa, kv, ..
-        } = *self.pass;
-        let (net, width) = (head.net, space.mixed.width());
-        let columns = head.head * net.value_size..(head.head + 1) * net.value_size;
-        let keys = Patch::own(&mut own.second, rows.clone(), 0..2 * net.key_size);
-        let mut out = Patch::own(&mut own.first, rows.clone(), columns.clone());
-        let (mut decays, mut rates) = ([0.0; PRODUCT_TILE], [0.0; PRODUCT_TILE]);
-        for (index, row) in rows.clone().enumerate() {
-            // SAFETY: the projections are over, and nobody writes these in this stage.
-            let mixed = unsafe { space.mixed.shared_row(row) };
-            (decays[index], rates[index]) = head.step(mixed, &sequence.columns);
-        }
-        for column in columns.clone().step_by(CELL_CHANNELS) {
-            let first_key = keys.origin().wrapping_add(rows.start * keys.stride());
-            let values = space
-                .mixed
-                .base()
-                .wrapping_add(rows.start * width + 2 * net.keys_size() + column);
-            let matrix = sequence.states.layer(head.layer).matrices[column / CELL_CHANNELS];
-            let work = DeltaRule {
-                keys: first_key,
-                queries: first_key.wrapping_add(net.key_size),
-                key_stride: keys.stride(),
-                key_size: net.key_size,
-                values,
-                value_stride: width,
-                decays: &decays[..rows.len()],
-                rates: &rates[..rows.len()],
-                out: out.origin().wrapping_add(rows.start * out.stride() + column),
-                out_stride: out.stride(),
-                state: kv.cell(sequence.states, sequence.table, run.to, matrix),
-            };
-            // SAFETY: by contract; keys were prepared for these rows.
-            unsafe { scan(isa, &work) };
-        }
-        for row in rows.clone() {
-            // SAFETY: as above.
-            let mixed = unsafe { space.mixed.shared_row(row) };
-            let output = out.row(row);
-            elementwise::rms_norm_in_place(isa, output, &head.delta.norm, config.norm_epsilon);
-            let gates = &mixed[sequence.columns[1]..];
-            elementwise::silu_mul(isa, output, &gates[columns.clone()]);
-        }
-        // SAFETY: these columns of these rows are this piece's.
-        unsafe {
-            space
-                .mixer_input
-                .write_tile(isa, rows, columns, out.origin(), out.stride())
-        };
-    }
-}
-
-/// A value head of a layer.
-struct Head<'a> {
-    net: DeltaNet,
-    delta: &'a ScanWeights,
-    layer: usize,
-    head: usize,
-}
-
-impl Head<'_> {
-    /// What a token leaves of the state, and how much of its value is added; computed in `f64`.
-    fn step(&self, mixed: &[f32], columns: &[usize]) -> (f32, f32) {
-        let [rate, step] = [columns[2], columns[3]].map(|column| f64::from(mixed[column + self.head]));
-        let step = softplus(step + f64::from(self.delta.step_biases[self.head]));
-        let decay = (f64::from(self.delta.log_decays[self.head]) * step).exp();
-        (decay as f32, (1.0 / (1.0 + (-rate).exp())) as f32)
-    }
-}
-
-/// `ln(1 + exp(x))`.
-pub(super) fn softplus(x: f64) -> f64 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use pyagent_kernels::elementwise;
 use pyagent_kernels::recurrent::{CELL_CHANNELS, SelectiveScan, selective_scan};
 
-use super::recurrent::softplus;
+use super::delta::softplus;
 use super::sequence::Sequence;
 use super::{PRODUCT_TILE, Part, Pass};
 use crate::config::{Mamba2, Recurrent};

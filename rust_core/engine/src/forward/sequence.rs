@@ -22,6 +22,7 @@ pub(crate) fn most_piece_state(config: &ModelConfig) -> usize {
     let columns = match recurrent {
         Recurrent::ShortConvolution { .. } => 0,
         Recurrent::DeltaNet(net) => net.values_size() / net.num_key_heads,
+        Recurrent::KimiDelta(shape) => shape.head_size,
         Recurrent::Mamba1(_) => MOST_BLOCKS * BLOCK_COLS,
         Recurrent::Mamba2(space) => space.head_size,
     };

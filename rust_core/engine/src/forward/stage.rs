@@ -32,6 +32,8 @@ pub enum Stage {
     TakeKept(usize),
     /// A recurrent layer's convolution.
     Convolve(usize),
+    /// What Kimi Delta Attention's decays and gates are made of, handed on.
+    HandOnGates(usize),
     /// What Mamba selects of what was convolved: compressed steps, and what tokens write and read their states along.
     Select(usize),
     /// The norms of that, and its hand-over.

@@ -17,7 +17,7 @@ impl Loader<'_> {
             return Ok(FeedForward::Absent);
         }
         if !config.has_experts(layer) {
-            let place = |part| self.names.layer(layer, part, config);
+            let place = |part| self.dense_place(layer, part);
             let gated = self.gated(&place, config.dense_size_of(layer))?;
             let curve = self.curve(layer)?;
             return Ok(FeedForward::Dense(Gated { curve, ..gated }));
@@ -151,7 +151,7 @@ impl Loader<'_> {
         let Some(experts) = config.experts else { return Ok(()) };
         for layer in config.all_layers().filter(|&layer| config.has_ffn(layer)) {
             if !config.has_experts(layer) {
-                self.check_gated(&|part| self.names.layer(layer, part, config), experts.dense_size)?;
+                self.check_gated(&|part| self.dense_place(layer, part), experts.dense_size)?;
                 continue;
             }
             self.check(&self.names.router(layer, config), experts.num_experts, hidden)?;

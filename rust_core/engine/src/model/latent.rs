@@ -156,7 +156,7 @@ impl<'a> Loader<'a> {
         let (config, hidden) = (self.config, self.config.hidden_size);
         let Some(latent) = &config.latent else { return Ok(()) };
         let queries = config.num_heads * latent.key_dims();
-        for layer in config.all_layers() {
+        for layer in config.all_layers().filter(|&layer| config.has_attention(layer)) {
             let place = |gguf, other| self.names.whole(layer, gguf, other);
             match latent.query_rank {
                 None => self.check(&place("attn_q", "self_attn.q_proj"), queries, hidden)?,

@@ -77,13 +77,17 @@ impl Mixer {
 
     /// The matrices that come after these.
     fn inner(&self) -> impl Iterator<Item = &PackedMatrix> {
-        let (latent, channels) = match self {
+        let (latent, recurrent) = match self {
             Self::Latent(latent) => (Some(latent.inner()), None),
-            Self::Recurrent(recurrent) => (None, recurrent.channels.as_ref()),
+            Self::Recurrent(recurrent) => (None, Some(recurrent)),
             _ => (None, None),
         };
+        let channels = recurrent.and_then(|recurrent| recurrent.channels.as_ref());
         let channels = channels.map(|channels| [&channels.select.weight, &channels.steps.weight]);
-        latent.into_iter().flatten().chain(channels.into_iter().flatten())
+        let kimi = recurrent.and_then(|recurrent| recurrent.kimi.as_ref());
+        let kimi = kimi.map(|kimi| [&kimi.decays.weight, &kimi.gates.weight]);
+        let inner = channels.into_iter().chain(kimi).flatten();
+        latent.into_iter().flatten().chain(inner)
     }
 }
 

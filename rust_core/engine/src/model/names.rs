@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use self::families::family_part;
 use self::hybrid::{
-    bamba_part, gate_up_rows, gguf_part_of, granite_part, lfm2_part, lfm3_part, mamba_rows, nemotron_part,
+    bamba_part, gate_up_rows, gguf_part_of, granite_part, kimi_part, lfm2_part, lfm3_part, mamba_rows, nemotron_part,
 };
 use crate::config::{Architecture, ModelConfig, Rating, invalid};
 use crate::quantised::{Matrices, Matrix};
@@ -196,7 +196,9 @@ impl Names {
                 self.of_decoder("output_norm.weight", "final_layernorm.weight")
             }
             Architecture::GptNeoX => self.of_decoder("output_norm.weight", "final_layer_norm.weight"),
-            Architecture::NemotronH | Architecture::Mamba => self.of_decoder("output_norm.weight", "norm_f.weight"),
+            Architecture::NemotronH | Architecture::Mamba | Architecture::Mamba2 => {
+                self.of_decoder("output_norm.weight", "norm_f.weight")
+            }
             _ => self.of_decoder("output_norm.weight", "norm.weight"),
         }
     }
@@ -245,7 +247,8 @@ impl Names {
                     Architecture::Lfm3 => lfm3_part(part),
                     architecture if architecture.has_short_convolutions() => lfm2_part(part),
                     Architecture::GraniteHybrid => granite_part(part),
-                    Architecture::NemotronH | Architecture::Mamba => nemotron_part(part),
+                    Architecture::KimiLinear => kimi_part(part),
+                    Architecture::NemotronH | Architecture::Mamba | Architecture::Mamba2 => nemotron_part(part),
                     Architecture::Bamba | Architecture::FalconH1 | Architecture::Jamba => bamba_part(part),
                     architecture => family_part(part, architecture),
                 };
@@ -264,7 +267,7 @@ impl Names {
     /// Where the matrix is that rates a layer's experts.
     pub(super) fn router(&self, layer: usize, config: &ModelConfig) -> Place {
         let hugging_face = match config.architecture {
-            Architecture::Llama | Architecture::MiniMaxM2 => "block_sparse_moe.gate",
+            Architecture::Llama | Architecture::MiniMaxM2 | Architecture::KimiLinear => "block_sparse_moe.gate",
             Architecture::GptOss => "mlp.router",
             Architecture::Llama4 | Architecture::Jamba => "feed_forward.router",
             Architecture::HunyuanMoe => "mlp.gate.wg",
@@ -286,6 +289,7 @@ impl Names {
             }
             Architecture::ExaoneMoe => "mlp.e_score_correction_bias",
             Architecture::Afmoe => "mlp.expert_bias",
+            Architecture::KimiLinear => "block_sparse_moe.gate.e_score_correction_bias",
             Architecture::MiniMaxM2 => "block_sparse_moe.e_score_correction_bias",
             Architecture::Deepseek2 if is_corrected(config) => "mlp.gate.e_score_correction_bias",
             Architecture::NemotronH => "mixer.gate.e_score_correction_bias",
@@ -319,6 +323,9 @@ impl Names {
                 hugging_face_part(part, config.architecture).replace("feed_forward.", "feed_forward.shared_expert.")
             }
             Architecture::NemotronH => nemotron_part(part).replace("mixer.", "mixer.shared_experts."),
+            Architecture::KimiLinear => {
+                hugging_face_part(part, config.architecture).replace("mlp.", "block_sparse_moe.shared_experts.")
+            }
             architecture => hugging_face_part(part, architecture).replace("mlp.", &format!("mlp.{block}.")),
         };
         let gguf = format!("{}_shexp", gguf_part(part, config.architecture));
@@ -373,7 +380,9 @@ impl Names {
             }
         }
         let (block, [gate, up, down]) = match config.architecture {
-            Architecture::Llama | Architecture::MiniMaxM2 => ("block_sparse_moe", ["w1", "w3", "w2"]),
+            Architecture::Llama | Architecture::MiniMaxM2 | Architecture::KimiLinear => {
+                ("block_sparse_moe", ["w1", "w3", "w2"])
+            }
             Architecture::Lfm2Moe => ("feed_forward", ["w1", "w3", "w2"]),
             Architecture::Jamba => ("feed_forward", ["gate_proj", "up_proj", "down_proj"]),
             Architecture::NemotronH => ("mixer", ["(none)", "up_proj", "down_proj"]),
@@ -477,7 +486,7 @@ fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'stat
         (Architecture::GraniteHybrid | Architecture::Bamba | Architecture::FalconH1 | Architecture::Jamba, _) => {
             return mamba_rows(part, config).map(|rows| ("ssm_in", "mamba.in_proj", rows));
         }
-        (Architecture::NemotronH | Architecture::Mamba, _) => {
+        (Architecture::NemotronH | Architecture::Mamba | Architecture::Mamba2, _) => {
             return mamba_rows(part, config).map(|rows| ("ssm_in", "mixer.in_proj", rows));
         }
         _ => return None,

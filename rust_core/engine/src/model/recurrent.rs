@@ -4,7 +4,7 @@ use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::recurrent::CELL_CHANNELS;
 
 use super::names::{Part, Place};
-use super::{ChannelWeights, Linear, Loader, expect, pack, vector};
+use super::{ChannelWeights, KimiWeights, Linear, Loader, expect, pack, vector};
 use crate::config::{DeltaNet, ModelConfig, Recurrent, invalid};
 use crate::quantised::Matrix;
 use crate::weights::{ModelFile, ModelFileError, TensorView};
@@ -21,13 +21,15 @@ pub struct RecurrentWeights {
     pub scan: Option<ScanWeights>,
     /// Of Mamba.
     pub channels: Option<ChannelWeights>,
+    /// Of Kimi Delta Attention.
+    pub kimi: Option<KimiWeights>,
 }
 
 /// What a gated delta net, or a state space, has besides.
 pub struct ScanWeights {
     /// Of each head, the logarithm of what stays of its state in a step of 1: below 0.
     pub log_decays: Vec<f32>,
-    /// Of each head, what is added to a step before its softplus.
+    /// Of each head, or each number of all heads' keys, what is added to a step before its softplus.
     pub step_biases: Vec<f32>,
     /// Of each head of a state space, how much of the input is added to the output.
     pub skips: Vec<f32>,
@@ -40,6 +42,14 @@ fn inputs(recurrent: &Recurrent) -> &'static [Part] {
     match recurrent {
         Recurrent::ShortConvolution { .. } => &[Part::MixerInput],
         Recurrent::DeltaNet(_) => &[Part::MixerInput, Part::MixerGate, Part::MixerRate, Part::MixerDecay],
+        Recurrent::KimiDelta(_) => &[
+            Part::Query,
+            Part::Key,
+            Part::Value,
+            Part::MixerDecay,
+            Part::MixerGate,
+            Part::MixerRate,
+        ],
         Recurrent::Mamba1(_) => &[Part::MixerInput, Part::MixerGate],
         Recurrent::Mamba2(_) => &[Part::MixerInput, Part::MixerGate, Part::MixerDecay],
     }
@@ -58,15 +68,21 @@ impl Loader<'_> {
             None => self.linear(&self.place(layer, part), rows, hidden),
         });
         let channels = recurrent.num_channels(hidden);
-        let name = self.place(layer, Part::MixerConvolution).name;
-        let bias = self.file.find_tensor(&format!("{name}.bias"))?;
+        let bias = match &self.convolutions(layer, recurrent)[..] {
+            [name] => self.file.find_tensor(&format!("{name}.bias"))?,
+            _ => None,
+        };
         Ok(RecurrentWeights {
             inputs: inputs.collect::<Result<_, _>>()?,
-            convolution: self.convolution(&format!("{name}.weight"), (channels, recurrent.taps()), recurrent)?,
+            convolution: self.convolution(layer, recurrent)?,
             convolution_bias: bias.map(|tensor| vector(&tensor, channels)).transpose()?,
             scan: self.scan(layer, recurrent)?,
             channels: match recurrent {
                 Recurrent::Mamba1(shape) => Some(self.channels(layer, shape)?),
+                _ => None,
+            },
+            kimi: match recurrent {
+                Recurrent::KimiDelta(shape) => Some(self.kimi(layer, shape)?),
                 _ => None,
             },
         })
@@ -74,48 +90,55 @@ impl Loader<'_> {
 
     /// Safetensors have the logarithm of the decay's size, GGUF files what it is with its sign.
     fn scan(&self, layer: usize, recurrent: &Recurrent) -> Result<Option<ScanWeights>, ModelFileError> {
-        let (num_heads, norm_size) = match recurrent {
+        let (num_heads, num_steps, norm_size) = match recurrent {
             Recurrent::ShortConvolution { .. } | Recurrent::Mamba1(_) => return Ok(None),
-            Recurrent::DeltaNet(net) => (net.num_value_heads, net.value_size),
-            Recurrent::Mamba2(space) => (space.num_heads, space.inner_size()),
+            Recurrent::DeltaNet(net) => (net.num_value_heads, net.num_value_heads, net.value_size),
+            Recurrent::KimiDelta(shape) => (shape.num_heads, shape.inner_size(), shape.head_size),
+            Recurrent::Mamba2(space) => (space.num_heads, space.num_heads, space.inner_size()),
         };
-        let tensor = |part| {
-            self.file
-                .tensor(&self.place(layer, part).name)
-                .map(|tensor| (tensor, num_heads))
-        };
-        let mut log_decays = tensor(Part::MixerDecayBase).and_then(|(tensor, size)| vector(&tensor, size))?;
+        let numbers = |part, size| vector(&self.file.tensor(&self.place(layer, part).name)?, size);
+        let mut log_decays = numbers(Part::MixerDecayBase, num_heads)?;
         if let ModelFile::Safetensors(_) = self.file {
             log_decays.iter_mut().for_each(|value| *value = -value.exp());
         }
         let has_skips = matches!(recurrent, Recurrent::Mamba2(_));
-        let skips = has_skips.then(|| tensor(Part::MixerSkip).and_then(|(tensor, size)| vector(&tensor, size)));
+        let skips = has_skips.then(|| numbers(Part::MixerSkip, num_heads));
         Ok(Some(ScanWeights {
             skips: skips.transpose()?.unwrap_or_default(),
             log_decays,
-            step_biases: tensor(Part::MixerDecayBias).and_then(|(tensor, size)| vector(&tensor, size))?,
+            step_biases: numbers(Part::MixerDecayBias, num_steps)?,
             norm: match recurrent {
                 Recurrent::Mamba2(space) if !space.is_normalised => Vec::new(),
-                _ => vector(&self.file.tensor(&self.place(layer, Part::MixerNorm).name)?, norm_size)?,
+                _ => numbers(Part::MixerNorm, norm_size)?,
             },
         }))
     }
 
-    /// A convolution's weights, [channels, taps] in the file, by cells of sixteen channels.
-    fn convolution(
-        &self,
-        name: &str,
-        (channels, taps): (usize, usize),
-        recurrent: &Recurrent,
-    ) -> Result<Vec<f32>, ModelFileError> {
-        let tensor = self.file.tensor(name)?;
-        if (tensor.rows(), tensor.cols()) != (channels, taps) {
-            let (rows, cols) = (tensor.rows(), tensor.cols());
-            return Err(invalid(format!(
-                "tensor '{name}' is {rows} x {cols}; expected {channels} x {taps}"
-            )));
+    /// What the tensors of a convolution are called, without `.weight`.
+    fn convolutions(&self, layer: usize, recurrent: &Recurrent) -> Vec<String> {
+        match recurrent {
+            Recurrent::KimiDelta(_) => self.convolutions_of_kimi(layer),
+            _ => vec![self.place(layer, Part::MixerConvolution).name],
         }
-        let mut weights = vector(&tensor, channels * taps)?;
+    }
+
+    /// A convolution's weights, [channels, taps] in the file, by cells of sixteen channels.
+    fn convolution(&self, layer: usize, recurrent: &Recurrent) -> Result<Vec<f32>, ModelFileError> {
+        let names = self.convolutions(layer, recurrent);
+        let channels = recurrent.num_channels(self.config.hidden_size) / names.len();
+        let taps = recurrent.taps();
+        let mut weights = Vec::new();
+        for name in names {
+            let name = format!("{name}.weight");
+            let tensor = self.file.tensor(&name)?;
+            if (tensor.rows(), tensor.cols()) != (channels, taps) {
+                let (rows, cols) = (tensor.rows(), tensor.cols());
+                return Err(invalid(format!(
+                    "tensor '{name}' is {rows} x {cols}; expected {channels} x {taps}"
+                )));
+            }
+            weights.extend(vector(&tensor, channels * taps)?);
+        }
         self.multiply_channels(&mut weights, taps, recurrent);
         Ok(by_cells(&weights, taps))
     }
@@ -147,8 +170,10 @@ impl Loader<'_> {
                 all.rows = None;
                 self.check(&all, recurrent.projections(hidden).iter().sum(), hidden)?;
             }
-            if let Recurrent::Mamba1(shape) = recurrent {
-                self.check_channels(layer, shape)?;
+            match recurrent {
+                Recurrent::Mamba1(shape) => drop(self.check_channels(layer, shape)?),
+                Recurrent::KimiDelta(shape) => self.check_kimi(layer, shape)?,
+                _ => {}
             }
             for (part, rows) in inputs(recurrent).iter().copied().zip(recurrent.projections(hidden)) {
                 if self.of_key_heads(layer, part, recurrent)?.is_none() {
@@ -160,12 +185,7 @@ impl Loader<'_> {
                 hidden,
                 recurrent.output_size(hidden),
             )?;
-            let (channels, taps) = (recurrent.num_channels(hidden), recurrent.taps());
-            self.convolution(
-                &format!("{}.weight", self.place(layer, Part::MixerConvolution).name),
-                (channels, taps),
-                recurrent,
-            )?;
+            self.convolution(layer, recurrent)?;
             self.scan(layer, recurrent)?;
         }
         Ok(())

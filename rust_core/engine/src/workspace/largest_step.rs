@@ -3,8 +3,8 @@
 use super::{SCORED_ROWS, Workspace, beside_sizes, num_rope_tables, own_tile_len, separate_size, waiting_kv_size};
 use crate::config::ModelConfig;
 use crate::forward::{
-    FEW_ROWS, channel_sizes, latent_sizes, mixed_size, most_piece_state, most_slots, most_split_rows, mtp_sizes,
-    num_delta_rows, num_kept_rows, output_size,
+    FEW_ROWS, channel_sizes, kimi_sizes, latent_sizes, mixed_size, most_piece_state, most_slots, most_split_rows,
+    mtp_sizes, num_delta_rows, num_kept_rows, output_size,
 };
 use crate::model::Weights;
 
@@ -79,7 +79,8 @@ impl LargestStep {
             let inputs = inputs.map(|columns| input(tokens, columns as u128));
             inputs.iter().sum::<u128>() + 4 * tokens * selected as u128
         });
-        let mixer = channels + input(tokens, output_size(config) as u128);
+        let kimi = kimi_sizes(config).map(|columns| input(tokens, columns as u128));
+        let mixer = channels + kimi.sum::<u128>() + input(tokens, output_size(config) as u128);
         let latent = latent_sizes(config, self.tokens).map(|(rows, cols)| input(rows as u128, cols as u128));
         let heads = config.heads_sizes().map(|size| input(tokens, size as u128));
         let heads = heads.iter().sum::<u128>() + latent.sum::<u128>();

@@ -15,7 +15,7 @@ mod tests;
 
 pub use channels::{ChannelScan, scan_channels};
 pub use convolution::{Convolution, MOST_TAPS, convolve, history_len};
-pub use delta::{DeltaRule, l2_normalise, matrix_len, scan};
+pub use delta::{Decays, DeltaRule, fade, l2_normalise, matrix_len, scan};
 pub use selective::{SelectiveScan, selective_scan};
 
 /// Channels of a convolution, or columns of a matrix, that share a cell.

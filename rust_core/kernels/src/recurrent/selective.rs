@@ -3,7 +3,7 @@
 //! Of a head, the state `S` is a matrix of state by channels. A token with a step `t` leaves `a = exp(-t A)` of it, adds its
 //! channels `x` along `b`, and reads it along `c`: `S = a S + b (t x)^T`, `y = S^T c + d x`.
 
-use super::delta::update;
+use super::delta::{Same, update};
 use crate::isa::Isa;
 use crate::lanes::{Lanes, run_on};
 
@@ -51,7 +51,7 @@ unsafe fn kernel<L: Lanes>(work: &SelectiveScan<'_>) {
             let place = work.x.add(token * work.stride);
             let x = L::load(place);
             let added = x.mul(L::splat(step));
-            let read = update((work.state, work.state_size), L::splat(decay), added, b, c);
+            let read = update((work.state, work.state_size), Same(L::splat(decay)), added, b, c);
             x.fma(L::splat(work.skip), read).store(place);
         }
     }

@@ -130,18 +130,22 @@ struct Scan {
     rates: Vec<f32>,
     key_size: usize,
     num_tokens: usize,
+    /// Whether each number of a key has a decay.
+    is_of_keys: bool,
 }
 
 impl Scan {
-    fn new(key_size: usize, num_tokens: usize) -> Self {
+    fn new(key_size: usize, num_tokens: usize, is_of_keys: bool) -> Self {
+        let num_decays = num_tokens * if is_of_keys { key_size } else { 1 };
         let mut scan = Self {
             keys: numbers(num_tokens * key_size, 1),
             queries: numbers(num_tokens * key_size, 2),
             values: numbers(num_tokens * C, 3),
-            decays: numbers(num_tokens, 4).iter().map(|x| 0.5 + 0.5 * x.abs()).collect(),
+            decays: numbers(num_decays, 4).iter().map(|x| 0.5 + 0.5 * x.abs()).collect(),
             rates: numbers(num_tokens, 5).iter().map(|x| x.abs()).collect(),
             key_size,
             num_tokens,
+            is_of_keys,
         };
         for key in scan.keys.chunks_exact_mut(key_size) {
             l2_normalise(Isa::Scalar, key, 1e-6, 1.0);
@@ -161,7 +165,10 @@ impl Scan {
                 key_size: self.key_size,
                 values: self.values[start * C..].as_ptr(),
                 value_stride: C,
-                decays: &self.decays[start..end],
+                decays: match self.is_of_keys {
+                    true => Decays::OfKeys(self.decays[start * self.key_size..].as_ptr()),
+                    false => Decays::OfHead(&self.decays[start..end]),
+                },
                 rates: &self.rates[start..end],
                 out: out[start * C..].as_mut_ptr(),
                 out_stride: C,
@@ -181,9 +188,18 @@ impl Scan {
         for token in 0..self.num_tokens {
             let key = wide(&self.keys[token * self.key_size..(token + 1) * self.key_size]);
             let query = wide(&self.queries[token * self.key_size..(token + 1) * self.key_size]);
-            let (decay, rate) = (f64::from(self.decays[token]), f64::from(self.rates[token]));
+            let decay = |row: usize| {
+                let decay = if self.is_of_keys {
+                    token * self.key_size + row
+                } else {
+                    token
+                };
+                f64::from(self.decays[decay])
+            };
+            let rate = f64::from(self.rates[token]);
             for channel in 0..C {
-                state.iter_mut().for_each(|row| row[channel] *= decay);
+                let rows = state.iter_mut().enumerate();
+                rows.for_each(|(row, values)| values[channel] *= decay(row));
                 let said: f64 = state.iter().zip(&key).map(|(row, key)| row[channel] * key).sum();
                 let value = f64::from(self.values[token * C + channel]);
                 let added = rate * (value - said);
@@ -198,11 +214,18 @@ impl Scan {
     }
 }
 
-/// The delta rule is the paper's in `f64`.
+/// The delta rule is the papers' in `f64`, with one decay and with one for each number of a key.
 #[test]
 fn scan_is_the_rule_of_the_paper() {
-    for key_size in [16, 128, 33] {
-        let scan = Scan::new(key_size, 70);
+    for (key_size, is_of_keys) in [
+        (16, false),
+        (128, false),
+        (33, false),
+        (16, true),
+        (128, true),
+        (33, true),
+    ] {
+        let scan = Scan::new(key_size, 70, is_of_keys);
         let (out, _) = scan.run(Isa::Scalar, 70);
         expect_near(&out, &scan.expected(), 1e-4);
     }
@@ -211,12 +234,49 @@ fn scan_is_the_rule_of_the_paper() {
 /// Cut into runs of any length, on every instruction set, a scan has the same bits.
 #[test]
 fn scan_has_the_same_bits_however_it_is_cut() {
-    let scan = Scan::new(48, 40);
-    let whole = scan.run(Isa::Scalar, 40);
-    for isa in Isa::available() {
-        for run in [1, 3, 16, 40] {
-            assert_eq!(scan.run(isa, run), whole, "{} in runs of {run}", isa.name());
+    for is_of_keys in [false, true] {
+        let scan = Scan::new(48, 40, is_of_keys);
+        let whole = scan.run(Isa::Scalar, 40);
+        for isa in Isa::available() {
+            for run in [1, 3, 16, 40] {
+                assert_eq!(scan.run(isa, run), whole, "{} in runs of {run}", isa.name());
+            }
         }
+    }
+}
+
+/// With the same decay for all numbers of a key, what is left of a state is what one decay leaves.
+#[test]
+fn equal_decays_of_keys_are_one_decay() {
+    let one = Scan::new(32, 30, false);
+    let decays = one.decays.iter().flat_map(|decay| [*decay; 32]).collect();
+    let each = Scan {
+        decays,
+        is_of_keys: true,
+        ..Scan::new(32, 30, false)
+    };
+    let expected: Vec<f64> = one.run(Isa::Scalar, 30).0.into_iter().map(f64::from).collect();
+    expect_near(&each.run(Isa::Scalar, 30).0, &expected, 1e-5);
+}
+
+/// What is left of each row is the paper's in `f64`, from steps that leave all to steps that leave nothing, with the same
+/// bits on every instruction set.
+#[test]
+fn rows_fade_as_in_the_paper() {
+    let steps: Vec<f32> = numbers(37, 3).iter().map(|x| 12.0 * x).collect();
+    let biases = numbers(37, 4);
+    for log_decay in [-0.05, -1.0, -16.0] {
+        let faded = |isa| {
+            let mut faded = steps.clone();
+            fade(isa, &mut faded, &biases, log_decay);
+            faded
+        };
+        let terms = steps.iter().zip(&biases).map(|(step, bias)| f64::from(step + bias));
+        let expected: Vec<f64> = terms.map(|x| (f64::from(log_decay) * x.exp().ln_1p()).exp()).collect();
+        let whole = faded(Isa::Scalar);
+        expect_near(&whole, &expected, 1e-6);
+        let is_same = |isa| faded(isa) == whole;
+        assert!(Isa::available().into_iter().all(is_same), "the same bits");
     }
 }
 

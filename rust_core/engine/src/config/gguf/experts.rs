@@ -59,6 +59,7 @@ fn has_shared(architecture: Architecture) -> bool {
             | Architecture::Afmoe
             | Architecture::ExaoneMoe
             | Architecture::Mistral4
+            | Architecture::KimiLinear
     )
 }
 
@@ -132,7 +133,8 @@ impl Keys<'_> {
             | Architecture::Dots1
             | Architecture::MiniMaxM2
             | Architecture::Afmoe
-            | Architecture::ExaoneMoe => 2,
+            | Architecture::ExaoneMoe
+            | Architecture::KimiLinear => 2,
             Architecture::Deepseek2 if self.has_corrections()? => 2,
             _ => 1,
         };

@@ -2,7 +2,7 @@
 //! Nemotron-H's Mamba-2, Jamba's Mamba.
 
 use super::{Keys, families, gemma4, latent, nemotron, number};
-use crate::config::{Architecture, DeltaNet, Mamba1, Mamba2, ModelConfig, Recurrent, invalid, periodic};
+use crate::config::{Architecture, DeltaNet, KimiDelta, Mamba1, Mamba2, ModelConfig, Recurrent, invalid, periodic};
 use crate::gguf::{MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
@@ -65,11 +65,12 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         _ if architecture.has_delta_nets() => &QWEN35,
         // Files of Granite 4 of attention alone have a hybrid's keys too.
         _ if architecture.is_granite() => &GRANITE,
-        Architecture::NemotronH | Architecture::FalconH1 => &nemotron::KEYS,
+        Architecture::NemotronH | Architecture::FalconH1 | Architecture::Mamba2 => &nemotron::KEYS,
         Architecture::Jamba => &JAMBA,
         Architecture::Mamba => &MAMBA,
         Architecture::Deepseek2 | Architecture::MiniCpm3 => &latent::KEYS,
         Architecture::Mistral4 => &latent::OF_MISTRAL4,
+        Architecture::KimiLinear => &latent::OF_KIMI,
         Architecture::MiniCpm => &families::OF_MINICPM,
         Architecture::Gemma4 => &gemma4::KEYS,
         Architecture::StableLm | Architecture::GptNeoX => &families::OF_PARALLEL,
@@ -82,14 +83,14 @@ impl Keys<'_> {
     /// Query heads; files of Mamba say 0.
     pub(super) fn num_heads(&self, architecture: Architecture) -> Result<usize, ModelFileError> {
         match architecture {
-            Architecture::Mamba => Ok(ModelConfig::NO_HEADS.0),
+            _ if architecture.is_recurrent_alone() => Ok(ModelConfig::NO_HEADS.0),
             _ => self.size("attention.head_count"),
         }
     }
 
     /// Key-value heads of the layers with attention. LFM2's and Granite 4's files have a number for each layer, 0 where it has none.
     pub(super) fn num_kv_heads(&self, architecture: Architecture, num_heads: usize) -> Result<usize, ModelFileError> {
-        if architecture.has_latent_attention() || architecture == Architecture::Mamba {
+        if architecture.has_latent_attention() || architecture.is_recurrent_alone() {
             return Ok(1);
         }
         let has_list = match architecture {
@@ -133,6 +134,15 @@ impl Keys<'_> {
                 let layers = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
                 Ok((Some(Recurrent::Mamba2(self.mamba2()?)), layers))
             }
+            Architecture::KimiLinear => {
+                let layers = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
+                let shape = KimiDelta {
+                    taps: self.size("ssm.conv_kernel")?,
+                    num_heads: self.size("attention.head_count")?,
+                    head_size: self.size("kda.head_dim")?,
+                };
+                Ok((Some(Recurrent::KimiDelta(shape)), layers))
+            }
             Architecture::Jamba => {
                 let layers: Vec<bool> = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
                 let mamba = layers
@@ -140,9 +150,13 @@ impl Keys<'_> {
                     .then(|| self.mamba1(architecture).map(Recurrent::Mamba1));
                 Ok((mamba.transpose()?, layers))
             }
-            Architecture::Mamba => {
+            _ if architecture.is_recurrent_alone() => {
                 let layers = vec![true; num_layers.min(crate::config::MOST_LAYERS)];
-                Ok((Some(Recurrent::Mamba1(self.mamba1(architecture)?)), layers))
+                let recurrent = match architecture {
+                    Architecture::Mamba2 => Recurrent::Mamba2(self.mamba2()?),
+                    _ => Recurrent::Mamba1(self.mamba1(architecture)?),
+                };
+                Ok((Some(recurrent), layers))
             }
             Architecture::FalconH1 => {
                 let mut space = self.mamba2()?;

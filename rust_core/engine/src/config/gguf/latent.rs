@@ -25,6 +25,9 @@ pub(super) const OF_MISTRAL4: [&str; 7] = [
     "attention.temperature_scale",
 ];
 
+/// What is read of Kimi Linear besides.
+pub(super) const OF_KIMI: [&str; 6] = [KEYS[0], KEYS[1], KEYS[2], KEYS[3], "kda.head_dim", "ssm.conv_kernel"];
+
 /// What files multiply the weight of YaRN's sharpness by.
 const WEIGHT_UNIT: f64 = 0.1;
 
@@ -38,7 +41,10 @@ impl Keys<'_> {
         let key_dims = match self.optional_size("attention.key_length_mla")? {
             Some(key_dims) => {
                 self.expect_size("attention.key_length", rank.saturating_add(rotary_dims))?;
-                self.expect_size("attention.value_length", rank)?;
+                // Files of Kimi Linear tell a width there that nothing has.
+                if architecture != Architecture::KimiLinear {
+                    self.expect_size("attention.value_length", rank)?;
+                }
                 key_dims
             }
             None => self.size("attention.key_length")?,

@@ -18,7 +18,7 @@ pub(super) const KEYS: [&str; 6] = [
 impl Keys<'_> {
     /// Width inside a feed-forward block: Nemotron-H's files have a number for each layer, 0 where it has none.
     pub(super) fn ffn_size(&self, architecture: Architecture) -> Result<usize, ModelFileError> {
-        if architecture == Architecture::Mamba {
+        if architecture.is_recurrent_alone() {
             return Ok(1); // nothing has it
         }
         if architecture != Architecture::NemotronH {
@@ -45,7 +45,7 @@ impl Keys<'_> {
         match architecture {
             Architecture::NemotronH => {}
             Architecture::FalconH1 => return Ok(crate::config::layers::halves(num_layers)),
-            Architecture::Mamba => return Ok(vec![Blocks::Mixer; num_layers.min(MOST_LAYERS)]),
+            _ if architecture.is_recurrent_alone() => return Ok(vec![Blocks::Mixer; num_layers.min(MOST_LAYERS)]),
             _ => return Ok(vec![Blocks::Both; num_layers.min(MOST_LAYERS)]),
         }
         let sizes = self.ffn_sizes()?.into_iter().take(num_layers);

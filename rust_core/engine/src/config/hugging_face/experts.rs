@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::nemotron::Kind;
-use super::{JsonConfig, gemma4, jamba, latent, llama4, nemotron};
+use super::{JsonConfig, gemma4, jamba, kimi, latent, llama4, nemotron};
 use crate::config::{Experts, MOST_LAYERS, Rating, invalid};
 use crate::weights::ModelFileError;
 
@@ -28,7 +28,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 28] = [
+const FAMILIES: [Family; 29] = [
     Family {
         name: llama4::NAME,
         count: "num_local_experts",
@@ -131,6 +131,7 @@ const FAMILIES: [Family; 28] = [
     of_latent_attention("deepseek_v3", true),
     of_latent_attention("glm4_moe_lite", true),
     of_latent_attention(latent::MISTRAL4, true),
+    of_latent_attention(kimi::NAME, true),
     Family {
         name: "lfm2_moe",
         count: "num_experts",
@@ -403,7 +404,7 @@ impl JsonConfig<'_> {
             "exaone_moe" => self.leading_dense_layers(1, layers.len())?,
             "deepseek_v2" | "mellum" => self.leading_dense_layers(0, layers.len())?,
             "deepseek_v3" => self.leading_dense_layers(3, layers.len())?,
-            "glm4_moe_lite" => self.leading_dense_layers(1, layers.len())?,
+            "glm4_moe_lite" | kimi::NAME => self.leading_dense_layers(1, layers.len())?,
             llama4::NAME => self.layers_without_experts(layers.len())?,
             jamba::NAME => self.jamba_dense_layers(layers.len())?,
             nemotron::NAME => self.kinds()?.iter().map(|kind| *kind == Kind::Dense).collect(),

@@ -97,7 +97,8 @@ impl JsonConfig<'_> {
                 Ok((Some(space), crate::config::periodic(num_layers, 2)))
             }
             Architecture::Jamba => self.jamba_recurrent(num_layers),
-            Architecture::Mamba => self.mamba_alone(num_layers),
+            Architecture::KimiLinear => self.kimi_recurrent(num_layers),
+            _ if architecture.is_recurrent_alone() => self.mamba_alone(architecture, num_layers),
             Architecture::NemotronH => {
                 self.check_nemotron()?;
                 let layers: Vec<bool> = self.kinds()?.iter().map(|kind| *kind == Kind::Mamba).collect();
@@ -115,7 +116,9 @@ impl JsonConfig<'_> {
         match architecture {
             Architecture::NemotronH => Ok(self.kinds()?.into_iter().map(Kind::blocks).collect()),
             Architecture::FalconH1 => Ok(crate::config::layers::halves(num_layers)),
-            Architecture::Mamba => Ok(vec![Blocks::Mixer; num_layers.min(crate::config::MOST_LAYERS)]),
+            _ if architecture.is_recurrent_alone() => {
+                Ok(vec![Blocks::Mixer; num_layers.min(crate::config::MOST_LAYERS)])
+            }
             _ => Ok(vec![Blocks::Both; num_layers.min(crate::config::MOST_LAYERS)]),
         }
     }
@@ -133,12 +136,7 @@ impl JsonConfig<'_> {
     pub(super) fn has_positions(&self, architecture: Architecture) -> Result<bool, ModelFileError> {
         match architecture {
             Architecture::GraniteHybrid => {}
-            architecture => {
-                return Ok(!matches!(
-                    architecture,
-                    Architecture::NemotronH | Architecture::Jamba | Architecture::Mamba
-                ));
-            }
+            architecture => return Ok(architecture.has_rotary_attention()),
         }
         match self.text("position_embedding_type") {
             Some("rope") => Ok(true),
@@ -217,7 +215,7 @@ impl JsonConfig<'_> {
     }
 
     /// Which layers are recurrent: those that `layer_types` calls one of `kinds`, else those the family has.
-    fn recurrent_layers(
+    pub(super) fn recurrent_layers(
         &self,
         kinds: &[&str],
         num_layers: usize,

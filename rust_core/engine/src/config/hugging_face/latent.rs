@@ -2,19 +2,20 @@
 
 use serde_json::Value;
 
-use super::JsonConfig;
+use super::{JsonConfig, kimi};
 use crate::config::latent::sharpened;
 use crate::config::{Architecture, Experts, Latent, Rating, invalid};
 use crate::weights::{ModelFileError, clipped};
 
 /// The families that have it.
-pub(super) const FAMILIES: [&str; 6] = [
+pub(super) const FAMILIES: [&str; 7] = [
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe_lite",
     "youtu",
     "minicpm3",
     MISTRAL4,
+    kimi::NAME,
 ];
 
 /// Mistral Small 4's name.

@@ -88,9 +88,12 @@ pub(super) fn mamba_rows(part: Part, config: &ModelConfig) -> Option<Range<usize
     }
 }
 
-/// What a family's GGUF files call a part, where LFM2's recurrent layers differ from others'.
+/// What a family's GGUF files call a part, where LFM2's and Kimi Linear's recurrent layers differ from others'.
 pub(super) fn gguf_part_of(part: Part, architecture: Architecture) -> &'static str {
     match part {
+        Part::MixerDecay if architecture == Architecture::KimiLinear => "ssm_f_a",
+        Part::MixerGate if architecture == Architecture::KimiLinear => "ssm_g_a",
+        Part::MixerOutput if architecture == Architecture::KimiLinear => "attn_output",
         _ if !architecture.has_short_convolutions() => gguf_part(part, architecture),
         Part::MixerInput => "shortconv.in_proj",
         Part::MixerConvolution => "shortconv.conv",
@@ -114,6 +117,20 @@ pub(super) fn lfm2_part(part: Part) -> &'static str {
         Part::MixerConvolution => "conv.conv",
         Part::MixerOutput => "conv.out_proj",
         part => hugging_face_part(part, Architecture::Lfm2),
+    }
+}
+
+/// Kimi Linear's names.
+pub(super) fn kimi_part(part: Part) -> &'static str {
+    match part {
+        Part::MixerDecay => "self_attn.f_a_proj",
+        Part::MixerGate => "self_attn.g_a_proj",
+        Part::MixerRate => "self_attn.b_proj",
+        Part::MixerDecayBase => "self_attn.A_log",
+        Part::MixerDecayBias => "self_attn.dt_bias",
+        Part::MixerNorm => "self_attn.o_norm.weight",
+        Part::MixerOutput => "self_attn.o_proj",
+        part => hugging_face_part(part, Architecture::KimiLinear),
     }
 }
 
