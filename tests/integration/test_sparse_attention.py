@@ -28,7 +28,6 @@ from pyagent import _rust
 from pyagent.core.runners.factory import KvDtype, LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 
-
 _TENSORS = {family: sparse_tensors(family) for family in INDEXED_LAYERS}
 
 
@@ -65,7 +64,7 @@ def test_layers_without_an_indexer_keep_no_index_keys(sharing: Path) -> None:
 
 
 def logits_in_steps(file: Path, tokens: list[int], lengths: list[int], kv_type: KvDtype, threads: int) -> bytes:
-    """The logits after every token of a text that is computed in steps of such lengths, beside another of single tokens."""
+    """The logits after every token of a text that is computed in steps of such lengths, beside another text."""
     model = _rust.CpuModel.load(file, threads=threads, kv_bytes=1 << 22, kv_type=kv_type)
     pool = _rust.BlockPool(model.info()["num_pages"], groups=model.info()["kv_groups"])
     other, logits = random_tokens(9, len(lengths)), list[bytes]()
@@ -110,7 +109,7 @@ def test_tokens_that_see_no_more_than_is_picked_have_the_bits_of_dense_attention
 def test_cached_forked_and_swapped_sequences_have_the_bits_of_cold_ones(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Another turn, a branch of the prompt, a fork, and a sequence that was swapped out: index keys go where latents go."""
+    """Another turn, a branch of the prompt, a fork, a sequence that was swapped out: index keys go with latents."""
     memory = Memory(request.getfixturevalue(name), tmp_path, threads=2)
     tokens = random_tokens(1, 310)
     ways = (random_tokens(2, 40), random_tokens(3, 40))
