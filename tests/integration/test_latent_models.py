@@ -153,19 +153,6 @@ def test_estimate_holds_what_is_loaded(path: Path) -> None:
     runner.close()
 
 
-@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek32", "glm_moe_dsa", "glm-dsa"])
-def test_attention_by_an_indexer_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    """The relatives that choose which tokens are seen: said in a line, with the nearest family that runs."""
-    path = write_sparse(tmp_path / "m.gguf", "deepseek2")
-    path.write_bytes(
-        path.read_bytes().replace(b"\t\0\0\0\0\0\0\0deepseek2", struct.pack("<Q", len(name)) + name.encode())
-    )
-    with pytest.raises(_rust.ModelFileError) as refused:
-        _rust.describe_model(path)
-    assert f"'{name}' is not supported: its attention sees the tokens that an indexer chooses" in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
 def test_a_process_shows_what_a_token_takes(path: Path, tmp_path: Path) -> None:
     """`pyagent models show`, as a user runs it."""
     command = [*COMMAND, "models", "show", str(path)]

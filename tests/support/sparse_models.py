@@ -151,6 +151,34 @@ CONFIGS |= {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     },
 }
+_INDEXED: dict[str, Any] = {
+    **_LATENT,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "index_n_heads": 16,
+    "index_head_dim": 32,
+}
+CONFIGS |= {
+    "deepseek_v32": {
+        **_INDEXED,
+        **_GROUPS,
+        "q_lora_rank": 48,
+        "first_k_dense_replace": 2,
+        "index_topk": 32,
+        "rope_parameters": _LATENT_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "glm_moe_dsa": {  # more than a chunk of attention is picked, and layers share it
+        **_INDEXED,
+        "q_lora_rank": 32,
+        "v_head_dim": 48,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "index_topk": 300,
+        "indexer_types": ["full", "shared", "full", "shared"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    },
+}
 CONFIGS |= described_models.CONFIGS
 CONFIGS["qwen2_moe, dense layers"] = CONFIGS["qwen2_moe"] | {"mlp_only_layers": [0], "decoder_sparse_step": 2}
 """What is peculiar to each family is in its configuration; 500 positions pass windows and original contexts."""
@@ -312,6 +340,26 @@ _KEYS |= {
         },
     ),
 }
+_OF_INDEXER: dict[str, object] = {"attention.indexer.head_count": 16, "attention.indexer.key_length": 32}
+_KEYS |= {
+    "deepseek_v32": (
+        "deepseek32",
+        _KEYS["deepseek_v3"][1] | _OF_INDEXER | {"attention.indexer.top_k": 32},
+    ),
+    "glm_moe_dsa": (
+        "glm-dsa",
+        _KEYS["glm4_moe_lite"][1]
+        | _OF_INDEXER
+        | {
+            "block_count": 4,
+            "nextn_predict_layers": 0,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 2.5,
+            "attention.indexer.top_k": 300,
+            "attention.indexer.types": [True, False, True, False],
+        },
+    ),
+}
 _KEYS |= described_models.KEYS
 """What llama.cpp calls the families, and the keys that are not those of every model."""
 LLAMA_CPP = tuple(_KEYS)
@@ -335,6 +383,10 @@ _PARTS = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.indexer.wq_b": "indexer.attn_q_b",
+    "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
+    "self_attn.indexer.weights_proj": "indexer.proj",
     "mlp.gate": "ffn_gate_inp",
     "feed_forward.router": "ffn_gate_inp",
     "mlp.gate.wg": "ffn_gate_inp",
@@ -358,7 +410,7 @@ _WHOLE = {
     "embed_out": "output",
 }
 _GATED = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
-_SMALL_EPSILON = {"qwen2_moe", "seed_oss", "deepseek_v2", "deepseek_v3"}
+_SMALL_EPSILON = {"qwen2_moe", "seed_oss", "deepseek_v2", "deepseek_v3", "deepseek_v32"}
 _SHARED = ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "feed_forward.shared_expert")
 
 

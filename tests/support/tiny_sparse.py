@@ -17,11 +17,23 @@ from support.tiny_model import metadata, vocabulary
 HIDDEN, FFN, EXPERTS, USED, HEADS, KV_HEADS, HEAD_DIM, LAYERS, WINDOW = 64, 96, 6, 3, 4, 2, 32, 4, 24
 SHARED, DENSE = 64, 128
 LATENT, QUERY_LATENT, PLAIN, ROTARY, VALUE = 32, 48, 32, 16, 16
+INDEX_HEADS, INDEX_KEY, PICKED = 16, 32, 24
 NUM_TOKENS = len(vocabulary()[0])
 
 Shape = tuple[int, ...]
 Values: TypeAlias = "array[float] | Blocks"
-FAMILIES = ("gpt-oss", "qwen2moe", "glm4moe", "ernie4_5-moe", "hunyuan-moe", "deepseek2", "llama4")
+FAMILIES = (
+    "gpt-oss",
+    "qwen2moe",
+    "glm4moe",
+    "ernie4_5-moe",
+    "hunyuan-moe",
+    "deepseek2",
+    "llama4",
+    "deepseek32",
+    "glm-dsa",
+)
+_LATENT_FAMILIES = {"deepseek2", "deepseek32", "glm-dsa"}
 _KEYS: dict[str, dict[str, object]] = {
     "gpt-oss": {
         "attention.sliding_window": WINDOW,
@@ -65,6 +77,15 @@ _KEYS: dict[str, dict[str, object]] = {
         "rope.scaling.yarn_log_multiplier": 0.1,
     },
 }
+_INDEXER: dict[str, object] = {
+    "attention.indexer.head_count": INDEX_HEADS,
+    "attention.indexer.key_length": INDEX_KEY,
+    "attention.indexer.top_k": PICKED,
+}
+INDEXED_LAYERS = {"deepseek32": (True, True, True, True), "glm-dsa": (True, False, True, False)}
+"""Of families with sparse attention, which layers have an indexer."""
+_KEYS["deepseek32"] = _KEYS["deepseek2"] | _INDEXER
+_KEYS["glm-dsa"] = _KEYS["deepseek2"] | _INDEXER | {"attention.indexer.types": list(INDEXED_LAYERS["glm-dsa"])}
 
 
 def sparse_shapes(family: str) -> dict[str, Shape]:
@@ -73,13 +94,15 @@ def sparse_shapes(family: str) -> dict[str, Shape]:
     shapes["output.weight"] = (HIDDEN, NUM_TOKENS)
     for layer in range(LAYERS):
         of_layer = dict(_attention(family)) | dict(_ffn(family, layer))
+        if family in INDEXED_LAYERS and INDEXED_LAYERS[family][layer]:
+            of_layer |= dict(_indexer())
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in of_layer.items()}
     return shapes
 
 
 def _attention(family: str) -> Iterator[tuple[str, Shape]]:
     queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    if family == "deepseek2":
+    if family in _LATENT_FAMILIES:
         yield from _latent_attention()
         return
     for name, rows in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
@@ -110,8 +133,18 @@ def _latent_attention() -> Iterator[tuple[str, Shape]]:
     yield "attn_output.weight", (HEADS * VALUE, HIDDEN)
 
 
+def _indexer() -> Iterator[tuple[str, Shape]]:
+    yield "indexer.attn_q_b.weight", (QUERY_LATENT, INDEX_HEADS * INDEX_KEY)
+    yield "indexer.attn_k.weight", (HIDDEN, INDEX_KEY)
+    yield "indexer.k_norm.weight", (INDEX_KEY,)
+    yield "indexer.k_norm.bias", (INDEX_KEY,)
+    yield "indexer.proj.weight", (HIDDEN, INDEX_HEADS)
+
+
 def _ffn(family: str, layer: int) -> Iterator[tuple[str, Shape]]:
-    if (family in {"glm4moe", "deepseek2"} and layer == 0) or (family in {"ernie4_5-moe", "llama4"} and layer % 2 == 0):
+    if (family in {"glm4moe", *_LATENT_FAMILIES} and layer == 0) or (
+        family in {"ernie4_5-moe", "llama4"} and layer % 2 == 0
+    ):
         yield from _gated("", DENSE)
         return
     yield "ffn_gate_inp.weight", (HIDDEN, EXPERTS)
@@ -124,7 +157,7 @@ def _ffn(family: str, layer: int) -> Iterator[tuple[str, Shape]]:
     yield from _gated("_shexp", FFN if family == "llama4" else SHARED)
     if family == "qwen2moe":
         yield "ffn_gate_inp_shexp.weight", (HIDDEN,)
-    if family in {"glm4moe", "ernie4_5-moe", "deepseek2"}:
+    if family in {"glm4moe", "ernie4_5-moe", *_LATENT_FAMILIES}:
         yield "exp_probs_b.bias", (EXPERTS,)
 
 

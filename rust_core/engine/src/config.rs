@@ -35,7 +35,7 @@ pub use self::experts::{Experts, Rating};
 pub use self::falcon_h1::Multipliers;
 pub use self::gemma4::Gemma4;
 pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
-pub use self::latent::Latent;
+pub use self::latent::{Indexer, Latent};
 pub use self::layers::Blocks;
 pub use self::recurrent::{DeltaNet, KimiDelta, Mamba1, Mamba2, Recurrent};
 use pyagent_kernels::attention::{KvLayout, KvType};
@@ -120,6 +120,9 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Latent attention's sizes, where the family has it.
     pub latent: Option<Latent>,
+    /// Of each layer, whether it has an indexer: one without attends to what the layer before picked. None where no layer
+    /// has one.
+    pub indexed_layers: Vec<bool>,
     /// What Gemma 4's layers have of their own.
     pub gemma4: Option<Gemma4>,
     /// Width inside the feed-forward block; inside one expert, where it has experts.
@@ -281,12 +284,36 @@ impl ModelConfig {
         }
     }
 
+    /// The indexer of a layer that has one.
+    pub fn indexer(&self, layer: usize) -> Option<Indexer> {
+        let has_one = self.indexed_layers.get(layer).is_some_and(|has_one| *has_one);
+        self.latent?.indexer.filter(|_| has_one)
+    }
+
+    /// How many positions a token attends to at most, where an indexer picks them.
+    pub fn num_picked(&self) -> Option<usize> {
+        Some(self.latent?.indexer?.num_picked)
+    }
+
+    fn check_indexed_layers(&self) -> Result<(), ModelFileError> {
+        let (count, layers) = (self.indexed_layers.len(), self.num_layers);
+        match self.num_picked() {
+            None => Ok(()),
+            Some(_) if count != layers => Err(invalid(format!("the indexers of {count} layers are told, of {layers}"))),
+            Some(_) if self.indexed_layers.first() == Some(&false) => Err(invalid(
+                "the first layer has no indexer, and no layer before it has picked what it attends to".to_owned(),
+            )),
+            Some(_) => Ok(()),
+        }
+    }
+
     /// How keys and values of a layer lie in memory.
     pub fn kv_layout(&self, layer: usize, dtype: KvType) -> KvLayout {
         KvLayout {
             num_kv_heads: self.kv_heads_of(layer),
             head_dim: self.head_dim_of(layer),
             values_in_keys: self.latent.map(|latent| latent.rank),
+            index_dim: self.indexer(layer).map_or(0, |indexer| indexer.key_dims),
             dtype,
         }
     }
@@ -359,6 +386,7 @@ impl ModelConfig {
             }
         }
         self.check_gemma4()?;
+        self.check_indexed_layers()?;
         // Without one a row of zeros would be divided by 0.
         if !(self.norm_epsilon > 0.0 && self.norm_epsilon.is_finite()) {
             return Err(invalid(format!(

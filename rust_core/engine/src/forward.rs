@@ -13,6 +13,7 @@ mod delta;
 mod drafts;
 mod eagle;
 mod experts;
+mod indexer;
 mod kimi;
 mod latent;
 mod mlp;
@@ -37,6 +38,7 @@ pub(crate) use drafts::num_kept_rows;
 pub use eagle::{HeadPass, Taps};
 pub use experts::ExpertLoads;
 pub(crate) use experts::{Routing, most_slots};
+pub(crate) use indexer::{IndexerBuffers, indexer_sizes, num_ratings};
 pub(crate) use kimi::{KimiBuffers, kimi_sizes};
 pub(crate) use latent::{LatentBuffers, latent_sizes};
 pub(crate) use mtp::{MtpBuffers, keep_records, mtp_sizes};
@@ -212,6 +214,7 @@ impl Pass<'_> {
             | Stage::MtpStream(_)
             | Stage::MtpOutput => plan.num_rows(),
             Stage::KeepRecords => plan.segments.len(),
+            Stage::RatePositions(_) => plan.rating.num_pieces(),
             Stage::Assistant(stage) => self.num_assistant_pieces(plan, stage),
             Stage::KeepDrafts(_) => plan.num_drafts(),
             Stage::OutputNorm => plan.num_outputs(),
@@ -248,6 +251,7 @@ impl Pass<'_> {
             Stage::Select(_) => return channels::selecting_tiling(plan, config),
             Stage::Absorb(_) => return latent::absorb_tiling(plan, config),
             Stage::Expand(_) => return latent::expand_tiling(plan, config),
+            Stage::AskIndexer(_) => return indexer::asking_tiling(plan, config),
             Stage::Route(_) => return experts::router_tiling(plan, config),
             Stage::Block(block) if self.experts(block).is_some() => return experts::output_tiling(plan, config),
             Stage::Gate(layer) => {
@@ -319,6 +323,8 @@ impl Pass<'_> {
                 Stage::Compress(layer) => part.compress(layer, piece.index),
                 Stage::Absorb(layer) => part.absorb(layer, ranges(stage), own),
                 Stage::Expand(layer) => part.expand(layer, ranges(stage), own),
+                Stage::AskIndexer(layer) => part.ask_indexer(layer, ranges(stage)),
+                Stage::RatePositions(layer) => part.rate_positions(layer, piece, own),
                 Stage::KeepDrafts(layer) => part.keep_draft(layer, piece.index),
                 Stage::TakeKept(layer) => part.take_kept(layer, piece.index),
                 Stage::Convolve(layer) => part.convolve(layer, piece.index, own),

@@ -60,6 +60,8 @@ struct Place {
     group: usize,
     page_in_block: usize,
     layer_in_page: usize,
+    /// Which of the layouts it has.
+    layout: usize,
 }
 
 /// A model's groups of layers, and how pages hold them.
@@ -71,10 +73,8 @@ pub struct KvPages {
     pub layers_per_page: usize,
     /// Bytes of such a part.
     pub layer_bytes: usize,
-    /// Of each group of keys and values, how a layer's part of a page is laid out.
+    /// How layers' parts of pages are laid out.
     layouts: Vec<KvLayout>,
-    /// That of a head of another file, whose layer is the last, where it is another than its group's.
-    head_layout: Option<KvLayout>,
     /// Of each layer, where it lies; none of one without attention.
     places: Vec<Option<Place>>,
     /// Of recurrent layers, where their states lie.
@@ -109,9 +109,7 @@ impl KvPages {
             pages.places.push(place);
         }
         pages.places.extend(head.map(|_| own.next()));
-        if head.is_some() {
-            pages.join_head();
-        }
+        pages.join_groups();
         let record = match head {
             Some(head) => Some((pages.places.len() - 1, head.hidden_size)),
             None => config.mtp_layer().map(|layer| (layer, config.hidden_size)),
@@ -134,24 +132,28 @@ impl KvPages {
         pages
     }
 
-    /// Has the last layer, of a head of another shape than the layers that see everything, lie with these: one group sees
-    /// everything. It has pages of its own there.
-    fn join_head(&mut self) {
-        let last = self.groups.len() - 1;
-        let Some(group) = self.groups[..last].iter().position(|group| group.window.is_none()) else {
+    /// Has layers that see everything be one group, as the block pool keeps them: those of each shape have pages of their own
+    /// there, a head's the last ones.
+    fn join_groups(&mut self) {
+        let Some(first) = self.groups.iter().position(|group| group.window.is_none()) else {
             return;
         };
-        let (Some(Some(place)), Some(layout)) = (self.places.last_mut(), self.layouts.last()) else {
-            return;
-        };
-        if place.group != last {
-            return;
+        let mut group = first + 1;
+        while group < self.groups.len() {
+            if self.groups[group].window.is_some() {
+                group += 1;
+                continue;
+            }
+            let pages_before = self.groups[first].pages_per_block;
+            self.groups[first].pages_per_block += self.groups.remove(group).pages_per_block;
+            for place in self.places.iter_mut().flatten() {
+                if place.group == group {
+                    (place.group, place.page_in_block) = (first, place.page_in_block + pages_before);
+                } else if place.group > group {
+                    place.group -= 1;
+                }
+            }
         }
-        self.head_layout = Some(*layout);
-        (place.group, place.page_in_block) = (group, self.groups[group].pages_per_block);
-        self.groups[group].pages_per_block += 1;
-        self.groups.pop();
-        self.layouts.pop();
     }
 
     /// The groups of layers of these kinds.
@@ -184,6 +186,7 @@ impl KvPages {
             group,
             page_in_block: index / per_page(group),
             layer_in_page: index % per_page(group),
+            layout: group,
         };
         let is_filled = sizes.iter().all(|(_, bytes)| page_bytes.is_multiple_of(*bytes));
         let all_per_page = (0..sizes.len()).map(per_page);
@@ -197,7 +200,6 @@ impl KvPages {
             layers_per_page,
             layer_bytes: page_bytes / layers_per_page,
             layouts: kinds.iter().map(|((_, layout), _)| *layout).collect(),
-            head_layout: None,
             places: in_group.into_iter().map(place).map(Some).collect(),
             states: None,
             record: None,
@@ -210,10 +212,7 @@ impl KvPages {
     /// # Panics
     /// When there is no such layer with attention.
     pub fn layout(&self, layer: usize) -> &KvLayout {
-        match &self.head_layout {
-            Some(layout) if layer + 1 == self.places.len() => layout,
-            _ => &self.layouts[self.place(layer).group],
-        }
+        &self.layouts[self.place(layer).layout]
     }
 
     fn place(&self, layer: usize) -> Place {

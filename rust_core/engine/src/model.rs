@@ -44,7 +44,7 @@ pub(crate) use self::eagle::load_eagle;
 pub use self::eagle::{EagleWeights, open_eagle};
 pub use self::gemma4::{PerLayer, PerLayerInputs, SeparateExperts};
 pub use self::kimi::KimiWeights;
-pub use self::latent::LatentWeights;
+pub use self::latent::{IndexerWeights, LatentWeights};
 pub use self::layers::{Attention, FeedForward, Gated, Layer, Linear, Mixer, Shared, Weights};
 pub use self::mtp::{Fusion, HeadEntry, MtpWeights};
 pub use self::norm::Norm;

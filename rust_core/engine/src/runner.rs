@@ -318,6 +318,7 @@ impl CpuModel {
         }
         self.space.prepare_adapters(plan.adapted_size());
         self.space.prepare_drafts(&self.config, plan.num_drafts());
+        self.space.prepare_ratings(plan.rating.num_ratings());
         self.space
             .prepare(&self.config, plan.num_rows(), logit_rows, plan.num_split_rows());
         if let Some(assistant) = &mut self.assistant {

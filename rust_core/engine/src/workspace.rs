@@ -16,8 +16,9 @@ use pyagent_kernels::matmul::Activations;
 pub use self::largest_step::LargestStep;
 use crate::config::{Experts, ModelConfig};
 use crate::forward::{
-    ChannelBuffers, KimiBuffers, LatentBuffers, MtpBuffers, PerLayerBuffers, Routing, mixed_size, most_piece_columns,
-    most_piece_rows, most_piece_state, most_slots, mtp_sizes, num_delta_rows, num_kept_rows, num_streams, output_size,
+    ChannelBuffers, IndexerBuffers, KimiBuffers, LatentBuffers, MtpBuffers, PerLayerBuffers, Routing, mixed_size,
+    most_piece_columns, most_piece_rows, most_piece_state, most_slots, mtp_sizes, num_delta_rows, num_kept_rows,
+    num_streams, output_size,
 };
 use crate::model::{Gated, Layer, Mixer, Weights};
 
@@ -321,6 +322,7 @@ pub struct Workspace {
     pub channels: ChannelBuffers,
     pub kimi: KimiBuffers,
     pub latent: LatentBuffers,
+    pub indexer: IndexerBuffers,
     pub per_layer: PerLayerBuffers,
     pub mtp: MtpBuffers,
     hidden_forms: Forms,
@@ -388,6 +390,7 @@ impl Workspace {
             channels: ChannelBuffers::new(config, weights),
             kimi: KimiBuffers::new(weights),
             latent: LatentBuffers::new(weights),
+            indexer: IndexerBuffers::new(config),
             per_layer: PerLayerBuffers::new(config, weights),
             mtp: MtpBuffers::new(config, weights),
             hidden_forms: Forms::of(layers().flat_map(|layer| {
@@ -458,6 +461,7 @@ impl Workspace {
         self.channels.reserve(config, tokens);
         self.kimi.reserve(config, tokens);
         self.latent.reserve(config, tokens);
+        self.indexer.reserve(tokens);
         self.per_layer.reserve(config, tokens);
         let mixer_columns = output_size(config);
         resize(&mut self.mixer_input, tokens, mixer_columns, self.mixer_forms);
@@ -491,6 +495,11 @@ impl Workspace {
     /// Makes room for what is kept of so many drafts.
     pub fn prepare_drafts(&mut self, config: &ModelConfig, drafts: usize) {
         self.kept.reserve(num_kept_rows(config, drafts));
+    }
+
+    /// Makes room for so many ratings of positions.
+    pub fn prepare_ratings(&mut self, ratings: usize) {
+        self.indexer.reserve_ratings(ratings);
     }
 
     /// Has every thread that keeps a stream of its own compute it anew from the blocks' outputs, for other rows' logits.
@@ -539,6 +548,7 @@ impl Workspace {
         let more = self.channels.bytes()
             + self.kimi.bytes()
             + self.latent.bytes()
+            + self.indexer.bytes()
             + self.per_layer.bytes()
             + self.mtp.bytes()
             + self.routing.bytes();

@@ -70,6 +70,7 @@ impl Sequence {
             num_kv_heads: shape.num_kv_heads,
             head_dim: shape.head_dim,
             values_in_keys: shape.values_in_keys,
+            index_dim: 0,
             dtype,
         };
         let num_blocks = num_positions.div_ceil(BLOCK_TOKENS);

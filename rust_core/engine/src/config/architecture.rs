@@ -83,7 +83,8 @@ pub enum Architecture {
     SeedOss,
     /// EXAONE 4: norms after each block, none before; layers without windows have no rotary positions.
     Exaone4,
-    /// DeepSeek-V2 and V3, GLM-4.7-Flash: latent attention, experts beside one that all tokens share; Youtu-LLM, without experts.
+    /// DeepSeek-V2 and V3, GLM-4.7-Flash: latent attention, experts beside one that all tokens share; Youtu-LLM, without experts;
+    /// DeepSeek-V3.2 and GLM-5, with an indexer.
     Deepseek2,
     /// GLM-4 of 0414: norms before and after each block, half of each head is rotated by neighbours.
     Glm4,
@@ -127,15 +128,12 @@ pub enum Architecture {
     Mistral4,
 }
 
-/// Relatives of DeepSeek-V3 with an indexer (sparse attention), by their names in both kinds of files.
-const SPARSE_ATTENTION: [&str; 4] = ["deepseek_v32", "deepseek32", "glm_moe_dsa", "glm-dsa"];
-
 /// SmolLM3's layers without rotary positions, where nothing is said.
 const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), deepseek32 (DeepSeek-V3.2), glm-dsa (GLM-5), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -180,6 +178,7 @@ impl Architecture {
             "seed_oss" => Some(Self::SeedOss),
             "exaone4" => Some(Self::Exaone4),
             "deepseek2" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite" | "youtu" => Some(Self::Deepseek2),
+            "deepseek_v32" | "deepseek32" | "glm_moe_dsa" | "glm-dsa" => Some(Self::Deepseek2),
             "glm4" => Some(Self::Glm4),
             "arcee" => Some(Self::Arcee),
             "apertus" => Some(Self::Apertus),
@@ -357,12 +356,6 @@ impl Architecture {
 
 /// The error of a family that cannot be run, which names the nearest that can.
 pub(super) fn unsupported(name: &str) -> ModelFileError {
-    if SPARSE_ATTENTION.contains(&name) {
-        return invalid(format!(
-            "architecture '{name}' is not supported: its attention sees the tokens that an indexer chooses; the nearest that is \
-             supported is DeepSeek-V3 (deepseek_v3, in GGUF files deepseek2)"
-        ));
-    }
     let name = clipped(name);
     let nearest = families::nearest(&name).map_or_else(String::new, |nearest| {
         format!("the nearest that is supported is {nearest}; ")

@@ -193,6 +193,7 @@ impl ModelConfig {
             },
             head_dim,
             latent,
+            indexed_layers: keys.indexed_layers(latent.as_ref(), num_layers)?,
             gemma4: shapes.as_ref().map(|shapes| shapes.gemma4),
             ffn_size: match (keys.optional_size("expert_feed_forward_length")?, &shapes) {
                 (Some(size), _) if experts.is_some() => size,
@@ -432,12 +433,7 @@ impl Keys<'_> {
         let sharpness = match self.number_or("rope.scaling.yarn_log_multiplier", 0.0)? {
             _ if told != 1.0 => told,
             0.0 => sharpness_of(1.0),
-            _ if [Architecture::Deepseek2, Architecture::Mistral4]
-                .map(Architecture::name)
-                .contains(&self.name) =>
-            {
-                1.0
-            } // scores are scaled instead
+            _ if latent::SCALES_SCORES.contains(&self.name) => 1.0, // scores are scaled instead
             scale => sharpness_of(1.0) / sharpness_of(scale as f32),
         };
         Ok(RopeScaling::Yarn {

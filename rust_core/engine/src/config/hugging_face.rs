@@ -160,7 +160,7 @@ impl ModelConfig {
             _ => families::fields(architecture),
         };
         let factors = if architecture.is_granite() { hybrid::FACTORS } else { "" };
-        let known = [[READ, STORED, IRRELEVANT, more, factors], experts::fields(name)].concat();
+        let known = [&[READ, STORED, IRRELEVANT, more, factors][..], &experts::fields(name)].concat();
         refuse_unknown(config, &known, "")?;
         json.check_hunyuan(architecture)?;
         let is_granite = architecture.is_granite();
@@ -176,7 +176,8 @@ impl ModelConfig {
         let hidden_size = json.size("hidden_size")?;
         let num_heads = json.size("num_attention_heads")?;
         let num_layers = json.num_layers(architecture)?;
-        let latent = json.latent(architecture, num_heads)?;
+        let latent = json.latent(architecture, num_heads, name)?;
+        let indexed_layers = json.indexed_layers(name, latent.as_ref(), num_layers)?;
         let by_family = match architecture {
             _ if is_gemma || architecture.has_delta_nets() => GEMMA_HEAD_DIM,
             Architecture::Qwen3 => QWEN3_HEAD_DIM,
@@ -230,6 +231,7 @@ impl ModelConfig {
             num_kv_heads,
             head_dim,
             latent,
+            indexed_layers,
             gemma4,
             ffn_size: match architecture {
                 Architecture::Lfm2 => json.lfm2_ffn_size()?,
@@ -342,6 +344,7 @@ fn default_epsilon(name: &str) -> f64 {
         | "gpt_oss"
         | "glm4_moe"
         | "glm4_moe_lite"
+        | "glm_moe_dsa"
         | "lfm2"
         | "lfm2_moe"
         | lfm3::NAME

@@ -12,7 +12,7 @@ use pyagent_kernels::isa::Isa;
 use pyagent_kernels::pack::BLOCK_COLS;
 
 use super::{Part, Pass, Role, Segment, latent, part};
-use crate::config::ModelConfig;
+use crate::config::{Latent, ModelConfig};
 use crate::workspace::{Own, Patch};
 
 /// The most query tokens of a tile: they share the reading of keys and values.
@@ -46,14 +46,35 @@ struct Tile {
     num_pieces: usize,
     /// Where its chunks' results begin, in tokens.
     split_row: usize,
+    /// Of one token that attends to positions that are picked: how many. All of its heads are one unit.
+    num_picked: Option<usize>,
+}
+
+/// Neighbouring tokens that may be a tile: the first, counted from the segment's, how many, and whether they attend to
+/// positions that are picked.
+type Run = (usize, usize, bool);
+
+/// The tiles of a segment, of at most so many tokens; of one each from the first on that attends to fewer positions than it
+/// sees.
+fn runs<'a>(segment: &Segment<'a>, tile: usize, num_picked: Option<usize>) -> impl Iterator<Item = Run> + use<'a> {
+    let count = segment.tokens.len();
+    let dense = num_picked.map_or(count, |picked| picked.saturating_sub(segment.first_position).min(count));
+    let whole = (0..dense)
+        .step_by(tile)
+        .map(move |first| (first, tile.min(dense - first), false));
+    whole.chain((dense..count).map(|first| (first, 1, true)))
 }
 
 impl AttentionPlan {
-    pub(super) fn new(segments: &[Segment<'_>], num_units: usize, threads: usize) -> Self {
+    /// `num_picked` is how many positions a token attends to at most, where it picks them.
+    pub(super) fn new(segments: &[Segment<'_>], num_units: usize, num_picked: Option<usize>, threads: usize) -> Self {
         let enough = TILES_PER_THREAD * threads;
         let num_rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
         let tile = (num_rows / enough).clamp(MIN_TILE, MAX_TILE);
-        let num_tiles: usize = segments.iter().map(|segment| segment.tokens.len().div_ceil(tile)).sum();
+        let num_tiles: usize = segments
+            .iter()
+            .map(|segment| runs(segment, tile, num_picked).count())
+            .sum();
         let mut plan = Self {
             tiles: Vec::with_capacity(num_tiles),
             pieces: Vec::new(),
@@ -64,9 +85,10 @@ impl AttentionPlan {
         let mut pieces = Vec::new();
         let mut row = 0;
         for (index, segment) in segments.iter().enumerate() {
-            for first in (0..segment.tokens.len()).step_by(tile) {
-                let num_tokens = tile.min(segment.tokens.len() - first);
-                let num_chunks = (segment.first_position + first + num_tokens).div_ceil(CHUNK_TOKENS);
+            for (first, num_tokens, is_picked) in runs(segment, tile, num_picked) {
+                let num_picked = num_picked.filter(|_| is_picked);
+                let num_seen = num_picked.unwrap_or(segment.first_position + first + num_tokens);
+                let num_chunks = num_seen.div_ceil(CHUNK_TOKENS);
                 let is_split = num_tiles < enough && num_tokens <= MIN_TILE && num_chunks > 1;
                 let chunks = if is_split { num_chunks } else { 1 };
                 pieces.extend((0..chunks).map(|chunk| (plan.tiles.len(), is_split.then_some(chunk))));
@@ -77,6 +99,7 @@ impl AttentionPlan {
                     row: row + first,
                     num_pieces: chunks,
                     split_row: plan.num_split_rows,
+                    num_picked,
                 });
                 plan.num_split_rows += if is_split { chunks * num_tokens } else { 0 };
             }
@@ -84,8 +107,12 @@ impl AttentionPlan {
         }
         for thread in 0..threads {
             let run = &pieces[part(pieces.len(), threads, thread)];
-            let units = (0..num_units).flat_map(|unit| run.iter().map(move |&(tile, chunk)| (unit, tile, chunk)));
-            plan.pieces.extend(units);
+            for unit in 0..num_units {
+                let pieces = run
+                    .iter()
+                    .filter(|(tile, _)| unit == 0 || plan.tiles[*tile].num_picked.is_none());
+                plan.pieces.extend(pieces.map(|&(tile, chunk)| (unit, tile, chunk)));
+            }
         }
         plan
     }
@@ -121,6 +148,11 @@ impl Part<'_> {
         let (unit, tile, chunk) = plan.pieces[piece];
         let done = &plan.done[tile * plan.num_units + unit];
         let tile = &plan.tiles[tile];
+        if let Some(latent) = config.latent.filter(|_| tile.num_picked.is_some()) {
+            // SAFETY: all heads of the tile's row are this piece's, or this chunk of them is; likewise.
+            unsafe { self.attend_picked(index, (tile, done), chunk, &latent, own) };
+            return;
+        }
         let groups = unit * per_unit..(unit + 1) * per_unit;
         let width = unit_width(config, index);
         let rows = tile.row..tile.row + tile.num_tokens;
@@ -142,6 +174,50 @@ impl Part<'_> {
                     Some(latent) => self.hand_on_latents(latent, &mut heads),
                     None => self.hand_on(index, &mut heads),
                 }
+            }
+        }
+    }
+
+    /// Attention of a token to the positions that it picked, or to one chunk of these, for all heads. The result lies where the
+    /// queries did.
+    ///
+    /// # Safety
+    /// All heads of the tile's row are this piece's, or this chunk of them is.
+    unsafe fn attend_picked(
+        &self,
+        index: usize,
+        (tile, done): (&Tile, &AtomicUsize),
+        chunk: Option<usize>,
+        latent: &Latent,
+        own: &mut Own,
+    ) {
+        let Pass { config, space, isa, .. } = *self.pass;
+        let layout = self.layout(index);
+        // SAFETY: by contract; whoever is last sees what the others have written, and they are done with the queries.
+        unsafe {
+            let mut heads = space
+                .query
+                .patch(tile.row..tile.row + 1, 0..config.num_heads * latent.rank);
+            let picked = space.indexer.picked(tile.row);
+            let args = AttentionArgs {
+                num_query_heads_per_kv: config.num_heads,
+                first_position: picked.len() - 1,
+                ..self.attention_args(index, tile, 0, &mut heads)
+            };
+            let scratch = &mut own.attention;
+            match chunk {
+                None => attention::attend_picked(isa, layout, &args, picked, scratch),
+                Some(chunk) => {
+                    let results = self.chunk_results(index, &args, tile, (0, chunk));
+                    attention::attend_picked_chunk(isa, layout, &args, (picked, chunk), results, scratch);
+                }
+            }
+            if done.fetch_add(1, Ordering::AcqRel) + 1 == tile.num_pieces {
+                done.store(0, Ordering::Relaxed);
+                if chunk.is_some() {
+                    self.merge_chunks(index, &args, tile, 0, scratch);
+                }
+                self.hand_on_latents(latent, &mut heads);
             }
         }
     }

@@ -42,13 +42,12 @@ impl LatentBuffers {
                 _ => None,
             })
         };
-        let queries = layers().filter(|latent| latent.query_down.is_some());
         Self {
             queries: Activations::new(),
             plain: Activations::new(),
             attended: Activations::new(),
             forms: [
-                Forms::of(queries.map(|latent| &latent.query.weight)),
+                Forms::of(layers().flat_map(LatentWeights::of_queries)),
                 Forms::of(layers().flat_map(|latent| &latent.key_up)),
                 Forms::of(layers().flat_map(|latent| &latent.value_up)),
             ],
@@ -63,6 +62,11 @@ impl LatentBuffers {
         for ((buffer, forms), (rows, cols)) in buffers.into_iter().zip(self.forms).zip(sizes) {
             buffer.resize(rows, cols, forms.is_quantised, forms.is_dense);
         }
+    }
+
+    /// Compressed queries.
+    pub(super) fn queries(&self) -> &Activations {
+        &self.queries
     }
 
     /// Bytes held.
@@ -157,7 +161,13 @@ impl Part<'_> {
             false => 0,
         };
         let groups = groups.start + before..groups.end + before;
-        let linears = down.into_iter().chain([(&weights.latent, start)]);
+        let index_start = self.pass.config.latent.map_or(0, |latent| latent.index_start());
+        let indexer = weights.indexer.iter();
+        let indexer = indexer.flat_map(|indexer| {
+            let after_key = index_start + indexer.key.weight.rows();
+            [(&indexer.key, index_start), (&indexer.weight, after_key)]
+        });
+        let linears = down.into_iter().chain([(&weights.latent, start)]).chain(indexer);
         // SAFETY: by contract.
         unsafe { self.project_beside(linears, (rows, groups)) };
     }
@@ -174,6 +184,7 @@ impl Part<'_> {
         // SAFETY: by contract.
         unsafe {
             let compressed = &mut space.mixed.row(row)[..latent.compressed_dims()];
+            let (compressed, index) = compressed.split_at_mut(latent.index_start());
             let (query, cached) = compressed.split_at_mut(latent.query_rank.unwrap_or(0));
             let queries = weights.query_down.as_ref();
             if let Some((_, norm)) = queries.filter(|_| !self.pass.stores_alone(self.plan, layer)) {
@@ -186,6 +197,9 @@ impl Part<'_> {
             self.each_slot(layer, row..row + 1, 0..1, |layout, _, block, slot, head| {
                 store_kv(isa, layout, block, slot, head, cached, &[]);
             });
+            if let (Some(indexer), Some(weights)) = (latent.indexer, &weights.indexer) {
+                self.store_index_key(layer, row, weights, &mut index[..indexer.key_dims]);
+            }
         }
     }
 

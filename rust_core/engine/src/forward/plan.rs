@@ -7,6 +7,7 @@ use super::adapters::AdapterPlan;
 use super::attention::{self, AttentionPlan};
 use super::drafts::DraftRows;
 use super::experts::RoutingPlan;
+use super::indexer::RatingPlan;
 use super::mtp::Drafting;
 use super::probe::{Probe, ProbedRow};
 use crate::adapters::Adapter;
@@ -70,6 +71,8 @@ pub struct Plan<'a> {
     pub(super) runs: Vec<Vec<StateRun>>,
     /// Drafts, where some layer has states.
     pub(super) drafts: DraftRows,
+    /// Which tokens attend to positions that are picked.
+    pub(crate) rating: RatingPlan,
     pub(super) routing: RoutingPlan,
     pub(super) adapters: AdapterPlan,
     /// Rows that are probed, in order.
@@ -95,10 +98,11 @@ impl<'a> Plan<'a> {
             outputs: Vec::new(),
             first_output: 0,
             attention: attention::num_units(config)
-                .map(|num_units| AttentionPlan::new(segments, num_units, num_threads))
+                .map(|num_units| AttentionPlan::new(segments, num_units, config.num_picked(), num_threads))
                 .collect(),
             runs: Vec::new(),
             drafts: DraftRows::default(),
+            rating: RatingPlan::default(),
             routing: RoutingPlan::default(),
             adapters: AdapterPlan::default(),
             probes: Vec::new(),
@@ -134,6 +138,7 @@ impl<'a> Plan<'a> {
             }
             plan.outputs.extend(outputs);
         }
+        plan.rating = RatingPlan::new(&plan.rows, config, num_threads);
         plan.routing = RoutingPlan::new(&plan, config);
         plan.adapters = AdapterPlan::new(&plan, adapters);
         plan

@@ -94,10 +94,13 @@ impl Pass<'_> {
         let is_latent = attention && self.config.latent.is_some();
         let is_space = matches!(recurrent, Some(Recurrent::Mamba2(_)));
         let has_drafts = plan.num_drafts() > 0;
+        let picks = self.config.indexer(layer).is_some() && plan.rating.num_pieces() > 0;
         let before = [
             Some(Stage::Project(layer)),
             (attention && is_norm_wide).then_some(Stage::NormaliseHeads(layer)),
             is_latent.then_some(Stage::Compress(layer)),
+            picks.then_some(Stage::AskIndexer(layer)),
+            picks.then_some(Stage::RatePositions(layer)),
             is_latent.then_some(Stage::Absorb(layer)),
             attention.then_some(Stage::Attend(layer)),
             is_latent.then_some(Stage::Expand(layer)),

@@ -20,6 +20,10 @@ pub enum Stage {
     NormaliseHeads(usize),
     /// Latent attention's norms, and the store of latents.
     Compress(usize),
+    /// The queries of a layer's index heads.
+    AskIndexer(usize),
+    /// What a layer's index heads make of earlier positions, and which of these tokens attend to.
+    RatePositions(usize),
     /// The queries of a layer's heads, made queries of latents.
     Absorb(usize),
     /// A layer's attention.

@@ -10,6 +10,7 @@ const LAYOUT: KvLayout = KvLayout {
     num_kv_heads: 1,
     head_dim: 16,
     values_in_keys: None,
+    index_dim: 0,
     dtype: KvType::F16,
 };
 

@@ -9,10 +9,22 @@ use pyagent_kernels::isa::Isa;
 use pyagent_kernels::pack::PackedMatrix;
 
 use super::names::Place;
-use super::{Linear, Loader, expect, pack};
+use super::{Linear, Loader, Norm, expect, pack, vector};
 use crate::config::{Latent, invalid};
 use crate::quantised::Matrix;
 use crate::weights::{ModelFileError, TensorView};
+
+/// What rates earlier tokens, in a layer that has an indexer.
+pub struct IndexerWeights {
+    /// The queries of all index heads, of compressed ones.
+    pub query: Linear,
+    /// A token's index key.
+    pub key: Linear,
+    /// The key's norm.
+    pub key_norm: Norm,
+    /// What index heads' scores are weighed by.
+    pub weight: Linear,
+}
 
 /// Latent attention's weights but for its output matrix.
 pub struct LatentWeights {
@@ -28,19 +40,29 @@ pub struct LatentWeights {
     pub key_up: Vec<PackedMatrix>,
     /// Of each head, what its values are made with, [value dims, latent].
     pub value_up: Vec<PackedMatrix>,
+    /// Sparse attention's indexer, of layers that have one.
+    pub indexer: Option<IndexerWeights>,
 }
 
 impl LatentWeights {
     /// The matrices that the layer's input is multiplied by.
-    pub(super) fn inputs(&self) -> [&Linear; 2] {
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Linear> {
         let first = self.query_down.as_ref().map_or(&self.query, |(down, _)| down);
-        [first, &self.latent]
+        let indexer = self.indexer.iter().flat_map(|indexer| [&indexer.key, &indexer.weight]);
+        [first, &self.latent].into_iter().chain(indexer)
+    }
+
+    /// The matrices that compressed queries are multiplied by.
+    pub(crate) fn of_queries(&self) -> impl Iterator<Item = &PackedMatrix> {
+        let query = self.query_down.as_ref().map(|_| &self.query.weight);
+        query
+            .into_iter()
+            .chain(self.indexer.iter().map(|indexer| &indexer.query.weight))
     }
 
     /// The other matrices.
     pub(super) fn inner(&self) -> impl Iterator<Item = &PackedMatrix> {
-        let query = self.query_down.as_ref().map(|_| &self.query.weight);
-        query.into_iter().chain(&self.key_up).chain(&self.value_up)
+        self.of_queries().chain(&self.key_up).chain(&self.value_up)
     }
 }
 
@@ -79,9 +101,52 @@ impl<'a> Loader<'a> {
             latent_norm: self.norm(&norm.name, latent.rank)?,
             key_up,
             value_up,
+            indexer: self.indexer(layer, latent)?,
         };
         let output = place("attn_output", "self_attn.o_proj");
         Ok((weights, self.linear(&output, hidden, self.config.heads_sizes()[0])?))
+    }
+
+    /// The indexer of a layer that has one.
+    fn indexer(&self, layer: usize, latent: &Latent) -> Result<Option<IndexerWeights>, ModelFileError> {
+        let Some(indexer) = self.config.indexer(layer) else {
+            return Ok(None);
+        };
+        let [query, key, weight] = self.indexer_places(layer, latent);
+        let norm = self
+            .names
+            .whole(layer, "indexer.k_norm", "self_attn.indexer.k_norm")
+            .name;
+        let norm = |end: &str| vector(&self.file.tensor(&format!("{norm}.{end}"))?, indexer.key_dims);
+        let linear = |(place, rows, cols): &(Place, usize, usize)| self.linear(place, *rows, *cols);
+        Ok(Some(IndexerWeights {
+            query: linear(&query)?,
+            key: linear(&key)?,
+            key_norm: Norm::Layer {
+                weight: norm("weight")?,
+                bias: norm("bias")?,
+            },
+            weight: linear(&weight)?,
+        }))
+    }
+
+    /// An indexer's matrices of queries, keys and weights, and their sizes; nothing where the layer has none.
+    fn indexer_places(&self, layer: usize, latent: &Latent) -> [(Place, usize, usize); 3] {
+        let hidden = self.config.hidden_size;
+        let (heads, dims) = self
+            .config
+            .indexer(layer)
+            .map_or((0, 0), |indexer| (indexer.num_heads, indexer.key_dims));
+        let place = |gguf, other| self.names.whole(layer, gguf, other);
+        [
+            (
+                place("indexer.attn_q_b", "self_attn.indexer.wq_b"),
+                heads * dims,
+                latent.query_rank.unwrap_or(0),
+            ),
+            (place("indexer.attn_k", "self_attn.indexer.wk"), dims, hidden),
+            (place("indexer.proj", "self_attn.indexer.weights_proj"), heads, hidden),
+        ]
     }
 
     /// Of each head, what makes a latent's query, and what makes values.
@@ -167,6 +232,15 @@ impl<'a> Loader<'a> {
             }
             self.check(&latent_place(self, layer), latent.cached_dims(), hidden)?;
             self.find_ups(layer, latent)?;
+            if let Some(indexer) = config.indexer(layer) {
+                for (place, rows, cols) in self.indexer_places(layer, latent) {
+                    self.check(&place, rows, cols)?;
+                }
+                let norm = place("indexer.k_norm", "self_attn.indexer.k_norm").name;
+                for end in ["weight", "bias"] {
+                    vector(&self.file.tensor(&format!("{norm}.{end}"))?, indexer.key_dims)?;
+                }
+            }
             self.check(
                 &place("attn_output", "self_attn.o_proj"),
                 hidden,

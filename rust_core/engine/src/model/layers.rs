@@ -69,7 +69,7 @@ impl Mixer {
                 let linears = std::iter::once(&attention.query).chain(&attention.key);
                 linears.chain(&attention.value).chain(&attention.gate).collect()
             }
-            Self::Latent(latent) => latent.inputs().into(),
+            Self::Latent(latent) => latent.inputs().collect(),
             Self::Recurrent(recurrent) => recurrent.inputs.iter().collect(),
             Self::Absent => Vec::new(),
         }

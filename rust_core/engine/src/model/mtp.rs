@@ -51,7 +51,8 @@ impl MtpWeights {
 
 /// A model's configuration with its head, if the file has one, or a part of one.
 pub(super) fn with_mtp(file: &ModelFile, config: ModelConfig) -> ModelConfig {
-    let has_any = config.architecture.may_have_mtp() && Names::of(file).have_mtp(file, &config);
+    let may_have_one = config.architecture.may_have_mtp() && config.num_picked().is_none();
+    let has_any = may_have_one && Names::of(file).have_mtp(file, &config);
     if has_any { config.with_mtp() } else { config }
 }
 

@@ -31,6 +31,14 @@ impl Norm {
         }
     }
 
+    /// Normalises a row where it lies.
+    pub(crate) fn apply_in_place(&self, isa: Isa, values: &mut [f32], epsilon: f32) {
+        match self {
+            Self::Rms(weight) => elementwise::rms_norm_in_place(isa, values, weight, epsilon),
+            Self::Layer { weight, bias } => elementwise::layer_norm(isa, values, weight, bias, epsilon),
+        }
+    }
+
     /// The factors.
     pub(crate) fn weight(&self) -> &[f32] {
         match self {

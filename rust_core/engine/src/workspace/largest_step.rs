@@ -3,8 +3,8 @@
 use super::{SCORED_ROWS, Workspace, beside_sizes, num_rope_tables, own_tile_len, separate_size, waiting_kv_size};
 use crate::config::ModelConfig;
 use crate::forward::{
-    FEW_ROWS, channel_sizes, kimi_sizes, latent_sizes, mixed_size, most_piece_state, most_slots, most_split_rows,
-    mtp_sizes, num_delta_rows, num_kept_rows, output_size,
+    FEW_ROWS, channel_sizes, indexer_sizes, kimi_sizes, latent_sizes, mixed_size, most_piece_state, most_slots,
+    most_split_rows, mtp_sizes, num_delta_rows, num_kept_rows, num_ratings, output_size,
 };
 use crate::model::Weights;
 
@@ -32,6 +32,7 @@ impl LargestStep {
             space.prepare(config, tokens, self.logit_rows(tokens), split_rows);
         }
         space.prepare_drafts(config, self.most_drafts());
+        space.prepare_ratings(self.ratings(config));
         space.mtp.reserve_drafts(config, self.outputs.min(self.tokens));
         let bytes = space.bytes() as u128 + self.table_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -61,7 +62,8 @@ impl LargestStep {
         let vectors = (config.num_layers * config.per_layer_size()) as u128;
         let kept = num_kept_rows(config, self.most_drafts()) as u128 * mixed_size(config) as u128;
         let rows = 4 * (tokens * (projected + vectors) + deltas * (hidden + separate) + kept);
-        let rows = rows + self.thread_bytes(config);
+        let of_indexer = tokens * indexer_sizes(config).iter().map(|size| *size as u128).sum::<u128>();
+        let rows = rows + self.thread_bytes(config) + 4 * (of_indexer + self.ratings(config) as u128);
         let slots = most_slots(config, self.tokens) as u128;
         // Of a token, its experts' weights; of a slot, its token and at most a run; of a layer, its experts' loads.
         let num_layers = config.all_layers().len() as u128;
@@ -118,6 +120,16 @@ impl LargestStep {
     /// Query tokens times chunks that are computed apart, at most.
     fn split_rows(&self, config: &ModelConfig) -> usize {
         most_split_rows(self.tokens, self.positions.min(config.context_length), self.threads)
+    }
+
+    /// Ratings of positions, at most.
+    fn ratings(&self, config: &ModelConfig) -> usize {
+        num_ratings(
+            config,
+            self.tokens,
+            self.positions.min(config.context_length),
+            self.threads,
+        )
     }
 
     /// Bytes of rotary tables, and of what samplers and scorers rank in.

@@ -165,6 +165,7 @@ impl AttentionArgs<'_> {
                 scores: reserve(&mut scratch.scores, blocks.len() * num_rows * BLOCK_TOKENS),
                 queries: queries.wrapping_add(first_row * query_len(layout)),
                 blocks,
+                ratings: None,
                 last_block: (self.first_position + self.num_tokens - 1) / BLOCK_TOKENS,
                 partials: Partials::new(std::ptr::null_mut(), layout.value_dim()),
             };

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::index::{self, Ratings};
 use super::latent;
 use super::partial::Partials;
 use super::stored::{Bf16Halves, Stored, factor_index, in_order, only_seen, takes_part};
@@ -38,6 +39,8 @@ pub(super) struct Group<'a> {
     pub(super) queries: *const f32,
     /// Where the rows' results for the chunk go.
     pub(super) partials: Partials,
+    /// Where the rows rate positions, and attend to none: what they add to.
+    pub(super) ratings: Option<Ratings>,
 }
 
 impl Group<'_> {
@@ -81,6 +84,10 @@ pub(super) unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const
     // SAFETY: the caller's promise, which is the same for each pass.
     unsafe {
         score_blocks::<L, S, ROWS, KEYS>(group);
+        if let Some(ratings) = group.ratings {
+            index::add_ratings::<L, ROWS>(group, ratings);
+            return;
+        }
         for row in 0..group.num_rows {
             weigh::<L, S, ROWS>(group, row);
         }

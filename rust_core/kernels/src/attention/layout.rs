@@ -92,6 +92,14 @@ impl LayerBlocks<'_> {
         self.len() == 0
     }
 
+    /// The same blocks from so many bytes of a layer's part on.
+    pub(super) const fn from(&self, offset: usize) -> Self {
+        Self {
+            base: self.base.wrapping_add(offset),
+            ..*self
+        }
+    }
+
     /// The first byte of block `block`.
     ///
     /// # Safety
@@ -114,7 +122,8 @@ impl LayerBlocks<'_> {
 /// sixteen keys) and then its values as `[kv_head][token][head_dim]`. Of integers, each head's numbers are followed by
 /// the scales of the sixteen tokens. Of bfloat16, a register is two dimensions of sixteen keys, or sixteen dimensions of
 /// two values, in turns: `[kv_head][head_dim / 2][token][2]` (an odd dimension more is 0) and
-/// `[kv_head][token / 2][head_dim][2]`. Where values are the first numbers of keys, a block holds its keys alone.
+/// `[kv_head][token / 2][head_dim][2]`. Where values are the first numbers of keys, a block holds its keys alone. Index keys
+/// follow them, laid out as the keys of one more head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Key-value heads.
@@ -123,15 +132,39 @@ pub struct KvLayout {
     pub head_dim: usize,
     /// Latent attention: how many of a key's first numbers are its value; `None` where values lie by themselves.
     pub values_in_keys: Option<usize>,
+    /// Sparse attention: numbers of a token's index key, which lies behind all else; 0 where there is none.
+    pub index_dim: usize,
     /// How a number is kept.
     pub dtype: KvType,
 }
 
 impl KvLayout {
-    /// Bytes of one layer's part of a block: its keys and values.
+    /// Bytes of one layer's part of a block: its keys and values, and its index keys.
     pub const fn block_bytes(&self) -> usize {
+        match self.index() {
+            Some(index) => self.index_at() + index.head_bytes(),
+            None => self.index_at(),
+        }
+    }
+
+    /// Bytes from the start of a block to its index keys.
+    pub const fn index_at(&self) -> usize {
         let parts = if self.values_in_keys.is_some() { 1 } else { 2 };
         parts * self.num_kv_heads * self.head_bytes()
+    }
+
+    /// How index keys lie, from [`Self::index_at`] on: as one head's keys; `None` where there are none.
+    pub const fn index(&self) -> Option<Self> {
+        if self.index_dim == 0 {
+            return None;
+        }
+        Some(Self {
+            num_kv_heads: 1,
+            head_dim: self.index_dim,
+            values_in_keys: Some(self.index_dim),
+            index_dim: 0,
+            dtype: self.dtype,
+        })
     }
 
     /// Numbers of a value.

@@ -15,14 +15,18 @@
 //! - a chunk's output is one chain over its keys in order (lanes are dimensions), or where keys hold the values one sum in
 //!   sixteen lanes, as the weights' is;
 //! - chunks that the row sees are taken in in ascending order, sums and outputs by `fma(new, e^(its greatest - both),
-//!   old * e^(its greatest - both))`; at the end outputs are multiplied by `1 / sum`.
+//!   old * e^(its greatest - both))`; at the end outputs are multiplied by `1 / sum`;
+//! - attention to positions that were picked is attention to a text of these alone, in their order;
+//! - a position's rating is one chain over the index heads, of weights and scores that are not below 0.
 
 mod args;
 mod bidirectional;
+mod index;
 mod kernel;
 mod latent;
 mod layout;
 mod partial;
+mod picked;
 mod rows;
 mod scalar;
 mod stored;
@@ -37,7 +41,9 @@ mod tests;
 
 pub use args::AttentionArgs;
 pub use bidirectional::{WholeArgs, WholeScratch, attend_whole, distance_row_len, whole_scratch_len};
+pub use index::{pick, rate};
 pub use layout::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, expect_kv, store_kv};
+pub use picked::{attend_picked, attend_picked_chunk};
 pub use rows::{RowPages, RowSequence, attend_rows};
 
 use partial::Partials;
@@ -59,6 +65,10 @@ pub struct AttentionScratch {
     chunk: Vec<Line>,
     /// What all rows have of the chunks so far.
     whole: Vec<Line>,
+    /// Blocks of keys that were picked.
+    picked: Vec<Line>,
+    /// Which of them each block of a list of positions is.
+    picked_pages: Vec<u32>,
 }
 
 /// Sixteen numbers on a cache line of their own: 512-bit accesses must not straddle two.

@@ -49,6 +49,7 @@ impl Case {
             num_kv_heads: kv_heads,
             head_dim,
             values_in_keys: None,
+            index_dim: 0,
             dtype: KvType::F16,
         };
         let place = Place {
@@ -382,6 +383,7 @@ fn any_case() -> impl Strategy<Value = Case> {
                         num_kv_heads,
                         head_dim,
                         values_in_keys: value_dim.map(|value_dim| 1 + value_dim % head_dim),
+                        index_dim: 0,
                         dtype,
                     },
                     heads,
@@ -511,6 +513,161 @@ fn faults_in_keys_and_values_reach_the_output() {
                     "{dtype:?} {fault} on {isa:?}: {out:?}"
                 );
             }
+        }
+    }
+}
+
+/// One layer's latents and index keys of a text, and queries of its last token.
+struct Indexed {
+    layout: KvLayout,
+    memory: Vec<u32>,
+    table: Vec<u32>,
+}
+
+impl Indexed {
+    /// A text whose tokens have the keys of these; what is not stored is NaN.
+    fn new(dtype: KvType, tokens: &[u32]) -> Self {
+        let layout = KvLayout {
+            num_kv_heads: 1,
+            head_dim: 80,
+            values_in_keys: Some(64),
+            index_dim: 32,
+            dtype,
+        };
+        let num_blocks = tokens.len().div_ceil(BLOCK_TOKENS);
+        let mut indexed = Self {
+            layout,
+            memory: vec![u32::MAX; num_blocks * layout.block_bytes() / 4],
+            table: (0..num_blocks as u32).rev().collect(),
+        };
+        let kv = indexed.kv();
+        for (position, token) in tokens.iter().enumerate() {
+            let (latent, key) = (Self::row(*token, 80, 1), Self::row(*token, 32, 2));
+            // SAFETY: the table has the position's block, and the memory its page.
+            unsafe {
+                let (block, slot) = (kv.block(position / BLOCK_TOKENS), position % BLOCK_TOKENS);
+                store_kv(Isa::best(), &layout, block, slot, 0, &latent, &[]);
+                let index = layout.index().expect("index keys");
+                store_kv(Isa::best(), &index, block.add(layout.index_at()), slot, 0, &key, &[]);
+            }
+        }
+        indexed
+    }
+
+    fn row(token: u32, len: usize, kind: usize) -> Vec<f32> {
+        (0..len)
+            .map(|i| 2.0 * number(token as usize * 7919 + i + kind * 1_000_003))
+            .collect()
+    }
+
+    fn kv(&mut self) -> LayerBlocks<'static> {
+        LayerBlocks {
+            base: self.memory.as_mut_ptr().cast(),
+            page_bytes: self.layout.block_bytes(),
+            pages: self.table.clone().leak(),
+            pages_per_block: 1,
+            page_in_block: 0,
+        }
+    }
+
+    /// What the token at `position` asks with so many heads.
+    fn args(&mut self, position: usize, heads: usize, q: &[f32], out: &mut [f32]) -> AttentionArgs<'static> {
+        AttentionArgs {
+            kv: self.kv(),
+            kv_head: 0,
+            num_query_heads_per_kv: heads,
+            first_position: position,
+            num_tokens: 1,
+            window: None,
+            is_window_chunk: false,
+            scale: 0.2,
+            softcap: None,
+            sinks: None,
+            q: q.as_ptr(),
+            q_stride: q.len(),
+            out: out.as_mut_ptr(),
+            out_stride: out.len(),
+        }
+    }
+}
+
+/// Attention to picked positions has the bits of attention to a text of these alone: of every type, on every set, whole and
+/// split, with one chunk of them and with several.
+#[test]
+fn attention_to_picked_positions_is_that_to_a_text_of_these() {
+    const HEADS: usize = 19;
+    let q = Indexed::row(5, HEADS * 80, 3);
+    for (dtype, num_tokens, every) in KvType::ALL
+        .into_iter()
+        .flat_map(|dtype| [(dtype, 90, 3), (dtype, 700, 2)])
+    {
+        let tokens: Vec<u32> = (0..num_tokens).collect();
+        let picked: Vec<u32> = (0..num_tokens).filter(|token| token * token % 7 >= every).collect();
+        let (mut whole, mut alone) = (Indexed::new(dtype, &tokens), Indexed::new(dtype, &picked));
+        let (layout, last) = (whole.layout, picked.len() - 1);
+        let mut scratch = AttentionScratch::default();
+        let (mut expected, mut found) = (vec![0.0; HEADS * 64], vec![0.0; HEADS * 64]);
+        for isa in Isa::available() {
+            // SAFETY: memory, queries and results are as large as the arguments say.
+            unsafe {
+                attend(isa, &layout, &alone.args(last, HEADS, &q, &mut expected), &mut scratch);
+                let args = whole.args(last, HEADS, &q, &mut found);
+                attend_picked(isa, &layout, &args, &picked, &mut scratch);
+                assert_eq!(bits(&found), bits(&expected), "{dtype:?} on {isa:?}");
+                found.fill(f32::NAN);
+                let len = chunk_len(64, HEADS);
+                let mut results = vec![f32::NAN; args.chunks().len() * len];
+                for chunk in args.chunks().rev() {
+                    let results = results[chunk * len..].as_mut_ptr();
+                    attend_picked_chunk(isa, &layout, &args, (&picked, chunk), results, &mut scratch);
+                }
+                merge_chunks(isa, &layout, &args, results.as_ptr(), &mut scratch);
+            }
+            assert_eq!(bits(&found), bits(&expected), "{dtype:?} on {isa:?}, split");
+        }
+    }
+}
+
+/// A rating is the sum of weighed scores above 0, in `f64`; the same bits on every set, chunk by chunk and at once.
+#[test]
+fn ratings_equal_their_definition() {
+    const HEADS: usize = 16;
+    let (q, weights) = (Indexed::row(5, HEADS * 32, 3), Indexed::row(6, HEADS, 4));
+    let tokens: Vec<u32> = (0..600).collect();
+    for dtype in KvType::ALL {
+        let mut text = Indexed::new(dtype, &tokens);
+        let (layout, mut scratch) = (text.layout, AttentionScratch::default());
+        let mut first: Option<Vec<u32>> = None;
+        for (isa, runs) in Isa::available()
+            .into_iter()
+            .flat_map(|isa| [(isa, vec![0..3, 3..3]), (isa, vec![2..3, 0..2])])
+        {
+            let mut ratings = vec![f32::NAN; 3 * CHUNK_TOKENS];
+            let args = text.args(599, HEADS, &q, &mut []);
+            for run in runs {
+                // SAFETY: memory and queries are as large as the arguments say; there is room for all chunks.
+                unsafe { rate(isa, &layout, &args, &weights, run, ratings.as_mut_ptr(), &mut scratch) };
+            }
+            ratings.truncate(600);
+            for (token, rating) in tokens.iter().zip(&ratings) {
+                let key = Indexed::row(*token, 32, 2);
+                let scores = q.chunks_exact(32).zip(&weights).map(|(q, weight)| {
+                    let score: f64 = q.iter().zip(&key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                    f64::from(*weight) * 0.2 * score.max(0.0)
+                });
+                let expected: f64 = scores.sum();
+                let tolerance = if matches!(dtype, KvType::F32) { 1e-5 } else { 0.3 };
+                assert!(
+                    (f64::from(*rating) - expected).abs() < tolerance,
+                    "{dtype:?} {isa:?}: {rating} {expected}"
+                );
+            }
+            let ratings = bits(&ratings);
+            assert_eq!(
+                first.get_or_insert_with(|| ratings.clone()),
+                &ratings,
+                "{dtype:?} on {isa:?}"
+            );
         }
     }
 }

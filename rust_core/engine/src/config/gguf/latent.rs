@@ -1,18 +1,31 @@
 //! Latent attention in a GGUF's metadata: of files that have its matrices apart, and of older ones.
 
+use pyagent_kernels::elementwise::RopeStyle;
+
 use super::Keys;
 use crate::config::latent::sharpened;
-use crate::config::{Architecture, Latent, invalid};
+use crate::config::{Architecture, Indexer, Latent, MOST_LAYERS, invalid};
+use crate::gguf::{MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
 /// What is read of latent attention besides.
-pub(super) const KEYS: [&str; 5] = [
+pub(super) const KEYS: [&str; 9] = [
     "attention.key_length_mla",
     "attention.kv_lora_rank",
     "attention.q_lora_rank",
     "attention.value_length_mla",
     "rope.scaling.yarn_log_multiplier",
+    "attention.indexer.head_count",
+    "attention.indexer.key_length",
+    "attention.indexer.top_k",
+    "attention.indexer.types",
 ];
+
+/// DeepSeek-V3.2's name, and GLM-5's: those with an indexer.
+const DEEPSEEK_V32: &str = "deepseek32";
+const GLM_DSA: &str = "glm-dsa";
+/// Families of which YaRN's sharpness scales scores.
+pub(super) const SCALES_SCORES: [&str; 4] = ["deepseek2", "mistral4", DEEPSEEK_V32, GLM_DSA];
 
 /// What is read of Mistral Small 4 besides.
 pub(super) const OF_MISTRAL4: [&str; 7] = [
@@ -69,8 +82,40 @@ impl Keys<'_> {
             plain_dims,
             rotary_dims,
             value_dims,
+            indexer: match self.name {
+                DEEPSEEK_V32 => Some(self.indexer(RopeStyle::Neox)?),
+                GLM_DSA => Some(self.indexer(RopeStyle::Interleaved)?),
+                _ => None,
+            },
         };
         latent.check().map(Some)
+    }
+
+    /// The indexer of a family that has one.
+    fn indexer(&self, rope_style: RopeStyle) -> Result<Indexer, ModelFileError> {
+        Ok(Indexer {
+            num_heads: self.size("attention.indexer.head_count")?,
+            key_dims: self.size("attention.indexer.key_length")?,
+            num_picked: self.size("attention.indexer.top_k")?,
+            rope_style,
+        })
+    }
+
+    /// Which layers have an indexer, in a family that has some: all where the file does not say.
+    pub(super) fn indexed_layers(
+        &self,
+        latent: Option<&Latent>,
+        num_layers: usize,
+    ) -> Result<Vec<bool>, ModelFileError> {
+        if latent.is_none_or(|latent| latent.indexer.is_none()) {
+            return Ok(Vec::new());
+        }
+        let key = self.key("attention.indexer.types");
+        match self.file.find(&key) {
+            None => Ok(vec![true; num_layers.min(MOST_LAYERS)]),
+            Some(MetadataValue::Array(MetadataArray::Bool(layers))) => Ok(layers.clone()),
+            Some(_) => Err(invalid(format!("'{key}' must have true or false for each layer"))),
+        }
     }
 
     /// Factor of the scores.

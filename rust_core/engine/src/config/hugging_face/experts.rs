@@ -28,7 +28,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 29] = [
+const FAMILIES: [Family; 31] = [
     Family {
         name: llama4::NAME,
         count: "num_local_experts",
@@ -130,6 +130,8 @@ const FAMILIES: [Family; 29] = [
     of_latent_attention("deepseek_v2", false),
     of_latent_attention("deepseek_v3", true),
     of_latent_attention("glm4_moe_lite", true),
+    of_latent_attention(latent::DEEPSEEK_V32, true),
+    of_latent_attention(latent::GLM_DSA, true),
     of_latent_attention(latent::MISTRAL4, true),
     of_latent_attention(kimi::NAME, true),
     Family {
@@ -247,9 +249,21 @@ fn family(name: &str) -> Option<&'static Family> {
 }
 
 /// The fields that are read of a family's experts, or change nothing of them.
-pub(super) fn fields(name: &str) -> [&'static str; 5] {
-    family(name).map_or([""; 5], |family| {
-        [family.count, family.used, family.size, family.more, OF_ROUTERS]
+pub(super) fn fields(name: &str) -> [&'static str; 6] {
+    let of_indexer = match name {
+        latent::DEEPSEEK_V32 => latent::OF_DEEPSEEK_V32,
+        latent::GLM_DSA => latent::OF_GLM_DSA,
+        _ => "",
+    };
+    family(name).map_or([""; 6], |family| {
+        [
+            family.count,
+            family.used,
+            family.size,
+            family.more,
+            of_indexer,
+            OF_ROUTERS,
+        ]
     })
 }
 
@@ -403,7 +417,7 @@ impl JsonConfig<'_> {
             "dots1" | "solar_open" | latent::MISTRAL4 => self.leading_dense_layers(0, layers.len())?,
             "exaone_moe" => self.leading_dense_layers(1, layers.len())?,
             "deepseek_v2" | "mellum" => self.leading_dense_layers(0, layers.len())?,
-            "deepseek_v3" => self.leading_dense_layers(3, layers.len())?,
+            "deepseek_v3" | latent::DEEPSEEK_V32 | latent::GLM_DSA => self.leading_dense_layers(3, layers.len())?,
             "glm4_moe_lite" | kimi::NAME => self.leading_dense_layers(1, layers.len())?,
             llama4::NAME => self.layers_without_experts(layers.len())?,
             jamba::NAME => self.jamba_dense_layers(layers.len())?,

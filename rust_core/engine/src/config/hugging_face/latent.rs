@@ -1,18 +1,21 @@
-//! Latent attention in a `config.json`: DeepSeek-V2 and V3, GLM-4.7-Flash, Youtu-LLM.
+//! Latent attention in a `config.json`: DeepSeek-V2 and V3, GLM-4.7-Flash, Youtu-LLM; with an indexer, DeepSeek-V3.2 and GLM-5.
 
+use pyagent_kernels::elementwise::RopeStyle;
 use serde_json::Value;
 
 use super::{JsonConfig, kimi};
 use crate::config::latent::sharpened;
-use crate::config::{Architecture, Experts, Latent, Rating, invalid};
+use crate::config::{Architecture, Experts, Indexer, Latent, MOST_LAYERS, Rating, invalid};
 use crate::weights::{ModelFileError, clipped};
 
 /// The families that have it.
-pub(super) const FAMILIES: [&str; 7] = [
+pub(super) const FAMILIES: [&str; 9] = [
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe_lite",
     "youtu",
+    DEEPSEEK_V32,
+    GLM_DSA,
     "minicpm3",
     MISTRAL4,
     kimi::NAME,
@@ -20,6 +23,21 @@ pub(super) const FAMILIES: [&str; 7] = [
 
 /// Mistral Small 4's name.
 pub(super) const MISTRAL4: &str = "mistral4";
+
+/// DeepSeek-V3.2's name, and GLM-5's: those with an indexer.
+pub(super) const DEEPSEEK_V32: &str = "deepseek_v32";
+pub(super) const GLM_DSA: &str = "glm_moe_dsa";
+/// What is read of these besides.
+pub(super) const OF_DEEPSEEK_V32: &str = "index_topk index_n_heads index_head_dim";
+pub(super) const OF_GLM_DSA: &str = "index_topk index_n_heads index_head_dim indexer_types index_topk_pattern index_topk_freq \
+    index_skip_topk_offset indexer_rope_interleave index_share_for_mtp_iteration";
+/// The first layers of a GLM-5 that all have an indexer, where only some of the later ones have.
+const GLM_OFFSET: usize = 2;
+
+/// Whether a family has an indexer.
+pub(super) fn has_indexer(name: &str) -> bool {
+    [DEEPSEEK_V32, GLM_DSA].contains(&name)
+}
 
 /// What is read of all of them besides; what only training reads, and what layers have that predict further tokens.
 pub(super) const FIELDS: &str = "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim \
@@ -32,6 +50,7 @@ impl JsonConfig<'_> {
         &self,
         architecture: Architecture,
         num_heads: usize,
+        name: &str,
     ) -> Result<Option<Latent>, ModelFileError> {
         if !architecture.has_latent_attention() {
             return Ok(None);
@@ -60,8 +79,66 @@ impl JsonConfig<'_> {
                 }
                 _ => self.size("v_head_dim")?,
             },
+            indexer: match name {
+                DEEPSEEK_V32 => Some(self.read_indexer(RopeStyle::Neox)?),
+                GLM_DSA => Some(self.read_indexer(RopeStyle::Interleaved)?),
+                _ => None,
+            },
         };
         latent.check().map(Some)
+    }
+
+    /// The indexer of a family that has one; in each its rotated pairs lie in a way of their own.
+    fn read_indexer(&self, rope_style: RopeStyle) -> Result<Indexer, ModelFileError> {
+        if self.truth("indexer_rope_interleave") == Some(false) {
+            let text = "config.json: 'indexer_rope_interleave' must be true: its reference does not read it";
+            return Err(invalid(text.to_owned()));
+        }
+        Ok(Indexer {
+            num_heads: self.size("index_n_heads")?,
+            key_dims: self.size("index_head_dim")?,
+            num_picked: self.size("index_topk")?,
+            rope_style,
+        })
+    }
+
+    /// Which layers have an indexer, in a family that has some: all of DeepSeek-V3.2; of GLM-5 those of a list or a pattern, or
+    /// one of so many after the first.
+    pub(super) fn indexed_layers(
+        &self,
+        name: &str,
+        latent: Option<&Latent>,
+        num_layers: usize,
+    ) -> Result<Vec<bool>, ModelFileError> {
+        if latent.is_none_or(|latent| latent.indexer.is_none()) {
+            return Ok(Vec::new());
+        }
+        let layers = 0..num_layers.min(MOST_LAYERS);
+        if name == DEEPSEEK_V32 {
+            return Ok(vec![true; layers.len()]);
+        }
+        for key in ["indexer_types", "index_topk_pattern"] {
+            let Some(kinds) = self.0.get(key).filter(|value| !value.is_null()) else {
+                continue;
+            };
+            let kind = |kind: &str| match kind {
+                "full" | "F" => Some(true),
+                "shared" | "S" => Some(false),
+                _ => None,
+            };
+            let kinds = match kinds {
+                Value::String(pattern) => pattern.split("").filter(|part| !part.is_empty()).map(kind).collect(),
+                Value::Array(kinds) => kinds.iter().map(|value| kind(value.as_str()?)).collect(),
+                _ => None,
+            };
+            return kinds
+                .ok_or_else(|| invalid(format!("config.json: '{key}' must have full or shared for each layer")));
+        }
+        let every = self.optional_size("index_topk_freq")?.unwrap_or(1).max(1);
+        let offset = self.optional_size("index_skip_topk_offset")?.unwrap_or(GLM_OFFSET);
+        Ok(layers
+            .map(|layer| (layer + 1).saturating_sub(offset).is_multiple_of(every))
+            .collect())
     }
 
     /// Factor of the scores.
@@ -262,14 +339,86 @@ mod tests {
                 json!("deepseek_v2"),
                 "'topk_method' \"noaux_tc\" is not implemented here; expected greedy",
             ),
-            (
-                "model_type",
-                json!("deepseek_v32"),
-                "its attention sees the tokens that an indexer chooses",
-            ),
+            ("model_type", json!("deepseek_v32"), "config.json lacks 'index_n_heads'"),
         ] {
             let error = ModelConfig::from_hugging_face(&changed(key, value), None).expect_err(said);
             assert!(error.to_string().contains(said), "{key}: {error}");
+        }
+    }
+
+    /// GLM-5, as its published `config.json` has it, with what is said of its indexer beside.
+    fn glm5(more: Value) -> Result<ModelConfig, String> {
+        let mut fields = flash();
+        let own = json!({
+            "model_type": "glm_moe_dsa", "num_hidden_layers": 78, "num_attention_heads": 64, "num_key_value_heads": 64,
+            "q_lora_rank": 2_048, "first_k_dense_replace": 3, "index_topk": 2_048, "index_n_heads": 32,
+            "index_head_dim": 128, "indexer_rope_interleave": true, "moe_layer_freq": 1, "rope_interleave": true,
+        });
+        for table in [own, more] {
+            fields.extend(table.as_object().expect("an object").clone());
+        }
+        ModelConfig::from_hugging_face(&fields, None).map_err(|error| error.to_string())
+    }
+
+    /// Layers with an indexer are those of a list, of a pattern, or one of so many; others keep no index keys.
+    #[test]
+    fn layers_with_an_indexer_are_told_in_three_ways() {
+        let all = glm5(json!({})).expect("a model that is supported");
+        assert_eq!(all.indexed_layers, vec![true; 78]);
+        assert_eq!(all.num_picked(), Some(2_048));
+        assert_eq!(
+            KvPages::of(&all, KvType::Bf16).block_bytes() / BLOCK_TOKENS,
+            78 * (512 + 64 + 128) * 2
+        );
+        let expected: Vec<bool> = (0..78_usize)
+            .map(|layer| layer < 2 || (layer - 1).is_multiple_of(4))
+            .collect();
+        let letters: String = expected.iter().map(|full| if *full { 'F' } else { 'S' }).collect();
+        let words: Vec<&str> = expected
+            .iter()
+            .map(|full| if *full { "full" } else { "shared" })
+            .collect();
+        for told in [
+            json!({"index_topk_freq": 4}),
+            json!({"index_topk_freq": 4, "index_skip_topk_offset": 2}),
+            json!({"index_topk_pattern": letters}),
+            json!({"indexer_types": words, "index_topk_freq": 1}),
+        ] {
+            let some = glm5(told).expect("a model that is supported");
+            assert_eq!(some.indexed_layers, expected);
+            assert!(some.indexer(0).is_some() && some.indexer(2).is_none());
+        }
+    }
+
+    /// What an indexer's fields may not say, by name.
+    #[test]
+    fn indexers_of_other_kinds_are_refused_by_name() {
+        for (more, said) in [
+            (json!({"index_topk": 0}), "tokens that the indexer picks are 0"),
+            (json!({"index_topk": null}), "lacks 'index_topk'"),
+            (json!({"index_n_heads": 24}), "an indexer has 24 heads"),
+            (json!({"index_head_dim": 72}), "an index key has 72 numbers"),
+            (json!({"q_lora_rank": null}), "an indexer needs compressed queries"),
+            (
+                json!({"indexer_types": ["full", "other"]}),
+                "'indexer_types' must have full or shared",
+            ),
+            (
+                json!({"index_topk_pattern": "FS"}),
+                "the indexers of 2 layers are told, of 78",
+            ),
+            (
+                json!({"index_skip_topk_offset": 0, "index_topk_freq": 2}),
+                "the first layer has no indexer",
+            ),
+            (
+                json!({"indexer_rope_interleave": false}),
+                "'indexer_rope_interleave' must be true",
+            ),
+            (json!({"index_kpool": 4}), "'index_kpool' is not implemented"),
+        ] {
+            let error = glm5(more).expect_err(said);
+            assert!(error.contains(said), "{error}");
         }
     }
 

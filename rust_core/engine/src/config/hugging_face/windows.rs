@@ -98,6 +98,7 @@ impl JsonConfig<'_> {
         let kind = |value: &Value| match value.as_str() {
             Some("sliding_attention") => Some(true),
             Some("full_attention") => Some(false),
+            Some("indexed_attention") if latent::has_indexer(name) => Some(false),
             _ => None,
         };
         let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(kind).collect());
