@@ -116,7 +116,7 @@ class PagedRunner(ABC):
         return StepOutput(tokens, likelihoods=found, errors=errors | faults)
 
     def _commit(self, batch: Batch, more: Mapping[int, Sequence[int]] = MappingProxyType({})) -> dict[int, str]:
-        """Tell the pool what was computed, of drafts as many as there are `more` tokens of their segments.
+        """Tell the pool what was computed, but nothing ahead; of drafts as many as segments have `more` tokens.
 
         Return the segments of which it does not know, with the reasons.
         """
@@ -125,7 +125,8 @@ class PagedRunner(ABC):
         for segment, (sequence_id, length) in enumerate(zip(batch.sequence_ids, batch.lengths, strict=True)):
             num_wrong = batch.num_drafts.get(segment, 0) - len(more.get(segment, ()))
             try:
-                self.pool.commit(sequence_id, batch.tokens[start : start + length - num_wrong])
+                if segment not in batch.num_ahead:
+                    self.pool.commit(sequence_id, batch.tokens[start : start + length - num_wrong])
             except ValueError as error:
                 faults[segment] = str(error)
             start += length

@@ -2,13 +2,14 @@
 
 A sequence's pages change where tokens go into a block that had none, and where a block became whole: the pool may have
 the same one already. With steps launched ahead the second is seen a step late. How many tokens a sequence has after a
-step that verified drafts, only the pool knows.
+step that verified drafts, or computed a draft model's own, only the pool knows.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +45,7 @@ class InputBatch:
         self._num_rows = 0
         self._draft_slots: list[int] = []
         self._drafted: set[int] = set()
-        """Sequences whose last step had drafts."""
+        """Sequences whose last step had drafts, or was ahead of the pool."""
         self._num_computed = np.zeros(shape.height, np.int64)
         self._before = np.zeros((2, shape.height), np.int64)
         """Tokens computed before the last step, and before the one before it: later pages may have changed."""
@@ -69,7 +70,8 @@ class InputBatch:
         ids = batch.sequence_ids
         if not batch.tokens and not self._slot_of.keys() >= set(ids):
             raise RuntimeError("the step before this one failed")
-        self._read_accepted(ids, pool)
+        if self._drafted:
+            self._read_accepted(batch, pool)
         if ids != self._ids or batch.num_drafts:
             self._order(batch, pool)
         slots, rows = self._slots, by_rows(batch)
@@ -92,6 +94,9 @@ class InputBatch:
         self._places, self._numbers = [], []
         self._before[1, slots], self._before[0, slots] = self._before[0, slots], self._num_computed[slots]
         self._num_computed[slots] = after
+        for segment in batch.num_ahead:
+            self._before[:, slots[segment]] = pool.num_tokens(ids[segment])
+            self._drafted.add(ids[segment])
         return PackedStep(
             packed,
             num_written,
@@ -115,13 +120,14 @@ class InputBatch:
                 self._free.append(slot)
                 self._ids = []
 
-    def _read_accepted(self, ids: Sequence[int], pool: BlockPool) -> None:
-        """Put how many tokens sequences have of which drafts were verified."""
-        for sequence_id in self._drafted.intersection(ids) if self._drafted else ():
-            self._drafted.discard(sequence_id)
-            slot = self._slot_of.get(sequence_id)
-            if slot is not None:
-                self._put_length(slot, pool.num_tokens(sequence_id))
+    def _read_accepted(self, batch: Batch, pool: BlockPool) -> None:
+        """Put how many tokens sequences have of which drafts were verified, or computed ahead."""
+        for segment, sequence_id in enumerate(batch.sequence_ids):
+            if sequence_id in self._drafted:
+                self._drafted.discard(sequence_id)
+                slot = self._slot_of.get(sequence_id)
+                if slot is not None:
+                    self._put_length(slot, pool.num_tokens(sequence_id) + batch.num_ahead.get(segment, 0))
 
     def _order(self, batch: Batch, pool: BlockPool) -> None:
         """Have the rows be a batch's sequences and drafts; those after them are padding."""
@@ -129,7 +135,8 @@ class InputBatch:
         num_drafts = sum(batch.num_drafts.values())
         if len(self._free) < len(set(ids).difference(self._slot_of)) + num_drafts:
             self._make_room(set(ids))
-        self._slots = np.fromiter((self._slot(one, pool) for one in ids), np.int64, len(ids))
+        aheads = (batch.num_ahead.get(segment, 0) for segment in range(len(ids)))
+        self._slots = np.fromiter(map(self._slot, ids, repeat(pool), aheads), np.int64, len(ids))
         self._ids = list(ids)
         self._shared = None
         self._draft_slots = [self._free.pop() for _ in range(num_drafts)]
@@ -166,12 +173,12 @@ class InputBatch:
         for sequence_id in [one for one in self._slot_of if one not in ids]:
             self._free.append(self._slot_of.pop(sequence_id))
 
-    def _slot(self, sequence_id: int, pool: BlockPool) -> int:
+    def _slot(self, sequence_id: int, pool: BlockPool, num_ahead: int) -> int:
         slot = self._slot_of.get(sequence_id)
         if slot is None:
             slot = self._slot_of[sequence_id] = self._free.pop()
             self._before[:, slot] = 0
-            self._put_length(slot, pool.num_tokens(sequence_id))
+            self._put_length(slot, pool.num_tokens(sequence_id) + num_ahead)
         return slot
 
     def _put_length(self, slot: int, num_tokens: int) -> None:

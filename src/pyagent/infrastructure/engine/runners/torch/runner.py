@@ -87,6 +87,7 @@ class TorchRunner(PagedRunner):
     """Computes batches with torch. Not for concurrent use: one engine loop owns it."""
 
     verifies_drafts = True
+    computes_ahead = True
 
     def __init__(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None = None) -> None:
         """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it."""
