@@ -78,7 +78,7 @@ class Speculation:
     def awaits(self, plan: Plan) -> bool:
         """Whether a step is to wait for the tokens before it, which are being sampled, as it may have drafts then.
 
-        Told by what is proposed to follow them. A step that is launched before they are known has no drafts.
+        It depends on what is proposed to follow them. A step that is launched before they are known has no drafts.
         """
         num_rows = plan.num_decoding
         if num_rows >= self._most_rows or not self._is_due(num_rows) or self._balance.seconds < 0:

@@ -107,6 +107,7 @@ class FoundDrafter:
         if memory is None:
             return None
         if not isinstance(target, DraftingRunner):
+            memory.release()
             text = f"{DRAFT_KEY}: {self.name} drafts on the cpu runner only, and {self.target} runs on another one"
             how = "set engine.runner to cpu, or engine.speculative.method to suffix, which copies drafts from texts"
             raise ConfigError(f"{text}; {how}", key=DRAFT_KEY)
