@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.reference_decoder import write_family
@@ -86,3 +88,33 @@ def test_step_waits_for_the_device_once(tmp_path: Path) -> None:
             torch.cuda.set_sync_debug_mode("default")
         assert len(waits) <= 1, [str(wait.message) for wait in waits]
         runner.close()
+
+
+def test_drafts_are_verified_from_cuda_graphs(tmp_path: Path) -> None:
+    """Right and wrong drafts as rows of captured steps give the tokens of steps without drafts."""
+    write_family(tmp_path, "qwen3")
+    runner: Any = TORCH.load(tmp_path, replace(OPTIONS, batch_invariant=True), STEP, None)
+    draw, prompt = random.Random(2), [3, 1, 4, 1, 5]
+
+    def step(sequence: int, tokens: list[int], num_drafts: int = 0) -> list[int]:
+        assert runner.reserve(sequence, runner.pool.num_tokens(sequence) + len(tokens))
+        batch = Batch([sequence], [len(tokens)], tokens, [_rust.SamplerState(temperature=0.0)], [0], num_decoding=1)
+        batch.num_drafts = {0: num_drafts} if num_drafts else {}
+        output = runner.execute(batch)
+        return [output.tokens[0], *output.more.get(0, [])]
+
+    texts: list[list[int]] = []
+    for sequence in range(4):
+        runner.add(sequence, prompt, most_cached=0)
+        log = prompt + step(sequence, prompt)
+        while len(log) < (90 if texts else 100):
+            drafts = texts[0][len(log) : len(log) + draw.randrange(4)] if texts else []
+            if drafts and draw.random() < 0.3:
+                drafts[-1] = draw.randrange(96)
+            log += step(sequence, [log[-1], *drafts], len(drafts))
+            while runner.when_idle():
+                pass
+        texts.append(log)
+    assert all(log == texts[0][: len(log)] for log in texts)
+    assert runner.graphs.num_replayed > 60
+    runner.close()

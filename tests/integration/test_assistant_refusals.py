@@ -189,7 +189,8 @@ def test_what_is_reserved_for_an_assistant_that_is_not_attached_is_given_back(fo
     found = FoundDrafter("it", "tiny", folder / "assistant", 1000, 500)
     memory = found.reserve(ledger.reserve, lambda _: None)
     assert ledger.free_bytes == 0
-    assert found.load(object(), options(), memory) is None  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="it drafts on the cpu runner only, and tiny runs on another one; set"):
+        found.load(object(), options(), memory)  # type: ignore[arg-type]
     assert ledger.free_bytes == 1500
     runner = CpuRunner(folder / "model.gguf", options(threads=1).runner)
     with pytest.raises(CapacityError):

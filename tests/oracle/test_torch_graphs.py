@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.captured_steps import Graphing, GraphingFactory, RunAgain
 from support.native import answers_of, mixed_requests
 from support.reference_decoder import write_family
 
@@ -24,7 +25,7 @@ from pyagent.infrastructure.engine.runners.choice import RunnerChoice
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 from pyagent.infrastructure.engine.runners.torch.device_batch import BatchShape
 from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
-from pyagent.infrastructure.engine.runners.torch.graphs import Capture, GraphKey, Replay, StepGraphs
+from pyagent.infrastructure.engine.runners.torch.graphs import GraphKey, StepGraphs
 from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep
 
@@ -33,42 +34,6 @@ pytestmark = pytest.mark.oracle
 EXACT = RunnerOptions(threads=1, kv_bytes=1 << 22, kv_dtype="f32", dtype="f32")
 STEP = LargestStep(256, 6)
 SHAPE = BatchShape(100, 40, 1)
-
-
-class RunAgain:
-    """The twin of a capture for devices without graphs: does the same again, into the same output."""
-
-    def __init__(self) -> None:
-        self.places = set[int]()
-
-    def __call__(self, compute: Callable[[], torch.Tensor]) -> Replay:
-        """Run it once for where its output lies."""
-        place = compute().data_ptr()
-        self.places.add(place)
-
-        def replay() -> torch.Tensor:
-            output = compute()
-            assert output.data_ptr() == place, "a captured step would not find its output"
-            return output
-
-        return replay
-
-
-class Graphing(TorchRunner):
-    """A torch runner that captures steps wherever it runs."""
-
-    def choose_capture(self, device: torch.device) -> Capture | None:
-        self.twin = RunAgain()
-        return self.twin if device.type == "cpu" else super().choose_capture(device)
-
-
-class GraphingFactory(TorchRunnerFactory):
-    """Its factory, as a plugin would bring it."""
-
-    name = "graphing"
-
-    def load(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None) -> ModelRunner:
-        return Graphing(path, options, step, kv)
 
 
 def compute(runner: Any, tokens: Sequence[int], sequences: Sequence[int]) -> list[int]:

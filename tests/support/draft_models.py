@@ -27,6 +27,7 @@ from pyagent.infrastructure.engine.kv_moves.moves import KvMoves
 from pyagent.infrastructure.engine.memory.ledger import Ledger
 from pyagent.infrastructure.engine.models.model_pool import ModelPool
 from pyagent.infrastructure.engine.options import EngineOptions
+from pyagent.infrastructure.engine.scheduler.step_plan import Plan
 
 BY_MODEL = DraftOptions(method="draft_model", models={"": "draft"})
 
@@ -70,6 +71,9 @@ class EagerlyDrafted(Speculation):
 
     def _is_due(self, num_rows: int) -> bool:
         return True
+
+    def awaits(self, plan: Plan) -> bool:
+        return self.random.random() < 0.7
 
     def _likeliest(self, proposals: Sequence[tuple[int, Proposal]], num_rows: int) -> tuple[list[int], float]:
         places = [row for row, one in proposals for _ in one.tokens]

@@ -20,6 +20,7 @@ from pyagent.infrastructure.engine.drafts.speculation import Speculation
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.request import Request
+from pyagent.infrastructure.engine.scheduler.step_plan import Plan
 
 
 class Eager(Speculation):
@@ -42,6 +43,9 @@ class Eager(Speculation):
             tokens[self.random.randrange(len(tokens))] = self.random.randrange(self.vocab_size)
         tokens = tokens[: max(0, left)]
         return Proposal(tokens, [0.9] * len(tokens), "test", 0)
+
+    def awaits(self, plan: Plan) -> bool:
+        return self.random.random() < 0.7
 
     def lengths(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> dict[int, int]:
         lengths: dict[int, int] = {}

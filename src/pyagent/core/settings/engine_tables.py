@@ -38,7 +38,8 @@ class Speculative(Section, frozen=True):
             "Where the tokens are from that a step proposes and verifies (speculative decoding): `ngram` copies from a "
             "request's own prompt and answer, `suffix` also from earlier answers to the same tenant, and with "
             "`draft_model` the smaller model of `engine.speculative.model` writes what texts do not give. Answers are "
-            "the same, token by token, and steps verify only what is measured to be quicker. For the `cpu` runner.",
+            "the same, token by token (on the `torch` runner with `engine.batch_invariant`), and steps verify only "
+            "what is measured to be quicker.",
         ),
     ] = "suffix"
     model: Annotated[
@@ -47,7 +48,8 @@ class Speculative(Section, frozen=True):
             DRAFT_MODELS,
             "The draft model, with `draft_model`: its name, or a table of models and what drafts for each. Its "
             "vocabulary must be its target's, such as that of a smaller model of the same family; or Gemma 4's "
-            "assistant, or a head of EAGLE-3. A model goes on without one that cannot be used.",
+            "assistant, or a head of EAGLE-3, both for the `cpu` runner. A model goes on without one that cannot be "
+            "used, as one that would run in a GPU's memory.",
         ),
     ] = {}
     mtp: Annotated[

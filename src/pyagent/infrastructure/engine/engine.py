@@ -89,6 +89,7 @@ class Engine:
         self._logits = logits
         self.speculation = None if drafts is None else self._speculation(drafts, draft_memory, draft_model)
         self._in_flight: InFlightStep | None = None  # the step being computed
+        self._has_waited = False  # the next step, for the sake of drafts
         self._unreleased: list[int] = []  # sequences that ended during it
         self._clock = clock
         self._last_step_end = 0.0
@@ -208,8 +209,9 @@ class Engine:
             if self._in_flight is None:
                 return has_failed
         in_flight = self._in_flight
-        can_plan = in_flight.future is not None and not in_flight.plan.batch.num_drafts  # how many come is not known
-        ahead = self._plan_ahead() if can_plan else None
+        has_drafts = bool(in_flight.plan.batch.num_drafts)  # how many tokens come is not known
+        self._has_waited = has_drafts and self._launches_ahead
+        ahead = self._plan_ahead() if in_flight.future is not None and not has_drafts else None
         launched = self._launch_ahead(ahead) if ahead is not None else None
         output = self._compute(in_flight)
         over = in_flight.plan.requests() if output is None else self._apply_output(in_flight, output)
@@ -245,10 +247,17 @@ class Engine:
 
     def _launch_ahead(self, ahead: InFlightStep) -> InFlightStep | None:
         """Launch a step whose input tokens only the device knows, if the runner can and nothing else must know them."""
-        if self._steps is None or not self._steps.launches_ahead or self.scheduler.needs.has_processors:
+        if self._steps is None or not self._launches_ahead or self.scheduler.needs.has_processors:
+            return None
+        self._has_waited = self.speculation is not None and self.speculation.awaits(ahead.plan)
+        if self._has_waited:
             return None
         ahead.started, ahead.future = time.perf_counter(), self._steps.start(ahead.plan.batch)
         return ahead
+
+    @property
+    def _launches_ahead(self) -> bool:
+        return self._steps is not None and self._steps.launches_ahead
 
     def _launch_planned(self, ahead: InFlightStep, over: set[Request]) -> None:
         """Launch the step planned ahead with the tokens now sampled, without the requests that are over."""
@@ -265,7 +274,8 @@ class Engine:
             plan.probe_tokens()
         started = time.perf_counter()  # before its thread has it
         future = None if self._steps is None else self._steps.start(plan.batch)
-        self._in_flight = InFlightStep(plan, planning, faults, future, started)
+        self._in_flight = InFlightStep(plan, planning, faults, future, started, has_waited=self._has_waited)
+        self._has_waited = False
 
     def _add_drafts(self, plan: Plan) -> dict[int, str]:
         """Give the batch its drafts and masks; return the reasons of grammars that failed, by row."""
@@ -442,7 +452,7 @@ class Engine:
         drafting = 0.0 if self.speculation is None else self.speculation.draft_seconds
         plan.charge(drafting + (0.0 if output is None else output.seconds), in_flight.planning)
         if self.speculation is not None and output is not None:
-            self.speculation.note(plan, output, seconds)
+            self.speculation.note(plan, output, seconds, has_waited=in_flight.has_waited)
 
     def _end_overdue(self) -> None:
         """End the requests whose deadline has passed."""

@@ -31,7 +31,8 @@ def is_async(mode: AsyncScheduling, num_threads: int, num_cores: int) -> bool:
 class InFlightStep:
     """A launched step, the seconds its planning took, the rows that cannot be sampled from, with the reasons.
 
-    `started` is when it was launched, in seconds of `time.perf_counter`.
+    `started` is when it was launched, in seconds of `time.perf_counter`. It `has_waited` where it was not launched
+    ahead, for the sake of drafts, its own or those before it.
     """
 
     plan: Plan
@@ -40,6 +41,7 @@ class InFlightStep:
     future: Future[PendingStep] | None
     started: float
     num_more: int = 0  # tokens accepted beyond one for each row
+    has_waited: bool = False
 
     def wait(self) -> None:
         """Wait until it was launched, whatever came of it."""

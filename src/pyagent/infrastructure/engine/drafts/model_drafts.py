@@ -94,6 +94,15 @@ class ModelDrafts:
             self.is_lost = True
             return {}
 
+    def is_wanted(self, rows: Mapping[int, DraftRow], num_rows: int, room: int, rate: float) -> bool:
+        """Whether the model may be asked, as `propose` has it, in a step that is to wait for that."""
+        if self.is_lost or room <= 0 or self._balance.seconds < 0 or not self._ordered(rows):
+            return False
+        is_wanted = self._choice(self._ordered(rows), num_rows, room, rate) is not None
+        if not is_wanted:
+            self._trials.begin()
+        return is_wanted
+
     def begin(self) -> None:
         """Begin with a step."""
         self.draft_seconds = 0.0
@@ -119,11 +128,8 @@ class ModelDrafts:
             self.model.end(request)
 
     def _propose(self, rows: Mapping[int, DraftRow], num_rows: int, room: int, rate: float) -> dict[int, DraftedTokens]:
-        if not self.model.seconds.is_known(1):
-            self.model.seconds.note(1, self.model.weight_ratio * self._target.at(1))
-        ordered = sorted(filter(self._is_open, rows.values()), key=lambda row: -row.rate)
-        candidates = [Candidate(row.rate, row.most) for row in ordered]
-        choice = choose(candidates, num_rows, room, rate, self._costs) or self._trials.choice(self._was_right)
+        ordered = self._ordered(rows)
+        choice = self._choice(ordered, num_rows, room, rate)
         if choice is None or not ordered:
             return {}
         chosen, running = ordered[: choice.num_rows], {row.request.id for row in rows.values()}
@@ -132,6 +138,16 @@ class ModelDrafts:
             self._catch_up(far, choice, num_rows, running)
         near = [row for row in chosen if self.model.num_behind(row.request) <= NEAR_TOKENS]
         return self._draft(near, choice.num_drafts, num_rows, running) if near else {}
+
+    def _ordered(self, rows: Mapping[int, DraftRow]) -> list[DraftRow]:
+        return sorted(filter(self._is_open, rows.values()), key=lambda row: -row.rate)
+
+    def _choice(self, ordered: Sequence[DraftRow], num_rows: int, room: int, rate: float) -> Choice | None:
+        """Return for how many rows the model drafts, and how far; None for none."""
+        if not self.model.seconds.is_known(1):
+            self.model.seconds.note(1, self.model.weight_ratio * self._target.at(1))
+        candidates = [Candidate(row.rate, row.most) for row in ordered]
+        return choose(candidates, num_rows, room, rate, self._costs) or self._trials.choice(self._was_right)
 
     def _is_open(self, row: DraftRow) -> bool:
         """Whether the model may do better than what the request's text gives."""

@@ -25,6 +25,10 @@ class Proposal:
     source: str
     bucket: int
 
+    def after_first(self) -> Proposal:
+        """Return what it proposes after its first token."""
+        return Proposal(self.tokens[1:], self.chances[1:], self.source, self.bucket)
+
     def learn(self, acceptance: Acceptance, num_right: int, num_seen: int) -> None:
         """Record that of the `num_seen` first tokens so many were right, up to the first wrong one."""
         acceptance.note(self.source, self.bucket, num_right, min(num_right + 1, num_seen))

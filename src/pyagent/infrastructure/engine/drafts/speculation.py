@@ -75,22 +75,43 @@ class Speculation:
         lengths = self.lengths([(row, one) for row, one in enumerate(proposals) if one is not None], num_rows)
         return dict(self._drafts(plan, proposals, lengths))
 
+    def awaits(self, plan: Plan) -> bool:
+        """Whether a step is to wait for the tokens before it, which are being sampled, as it may have drafts then.
+
+        It depends on what is proposed to follow them. A step that is launched before they are known has no drafts.
+        """
+        num_rows = plan.num_decoding
+        if num_rows >= self._most_rows or not self._is_due(num_rows) or self._balance.seconds < 0:
+            return False
+        proposals = [self._propose(request) for request in plan.sampled]
+        after = [(row, one.after_first()) for row, one in enumerate(proposals) if one is not None]
+        if self.lengths([(row, one) for row, one in after if one.tokens], num_rows):
+            return True
+        if self.model is None:
+            return False
+        rows = self._rows_of(plan.sampled, proposals)
+        return self.model.is_wanted(rows, num_rows, self._most_rows - num_rows, self._plain_rate(num_rows))
+
     def _ask(self, model: ModelDrafts, requests: Sequence[Request], proposals: list[Proposal | None]) -> None:
         """Put what a draft model proposes in place of what texts do, where it pays."""
         num_rows = len(requests)
         if not self._is_due(num_rows):
             return
-        rows = {
-            request.id: DraftRow(request, request.drafts.acceptance, self._most(request), proposals[row])
-            for row, request in enumerate(requests)
-            if request.drafts is not None and self._most(request) > 0
-        }
+        rows = self._rows_of(requests, proposals)
         _, rate = self._likeliest([(row, one) for row, one in enumerate(proposals) if one is not None], num_rows)
         found = model.propose(rows, num_rows, max(0, self._most_rows - num_rows), rate)
         for row, request in enumerate(requests):
             if request.drafts is not None and (proposal := found.get(request.id)) is not None:
                 request.drafts.expect(proposal, len(request.tokens))
                 proposals[row] = proposal
+
+    def _rows_of(self, requests: Sequence[Request], proposals: Sequence[Proposal | None]) -> dict[int, DraftRow]:
+        """Return the rows that a draft model may draft for, by request."""
+        return {
+            request.id: DraftRow(request, request.drafts.acceptance, self._most(request), proposal)
+            for request, proposal in zip(requests, proposals, strict=True)
+            if request.drafts is not None and self._most(request) > 0
+        }
 
     def _drafts(
         self, plan: Plan, proposals: list[Proposal | None], lengths: dict[int, int]
@@ -145,8 +166,7 @@ class Speculation:
         """Return the rows of those drafts that give the most tokens a second, once for each draft; and how many."""
         of_rows = ([(chance, row) for chance in one.chances if chance >= _LEAST_CHANCE] for row, one in proposals)
         likeliest = sorted(chain.from_iterable(of_rows), reverse=True)[: max(0, self._most_rows - num_rows)]
-        plain = self.seconds.at(num_rows)
-        best, num_best, expected = LEAST_GAIN * num_rows / plain, 0, float(num_rows)
+        best, num_best, expected = self._plain_rate(num_rows), 0, float(num_rows)
         for num_drafts, (chance, _) in enumerate(likeliest, 1):
             expected += chance
             rate = expected / self.seconds.at(num_rows + num_drafts)
@@ -154,8 +174,12 @@ class Speculation:
                 best, num_best = rate, num_drafts
         return [row for _, row in likeliest[:num_best]], best
 
-    def note(self, plan: Plan, output: StepOutput, seconds: float) -> None:
-        """Record a computed step and what came of its drafts."""
+    def _plain_rate(self, num_rows: int) -> float:
+        """Return the tokens a second that drafts are to exceed."""
+        return LEAST_GAIN * num_rows / self.seconds.at(num_rows)
+
+    def note(self, plan: Plan, output: StepOutput, seconds: float, *, has_waited: bool = False) -> None:
+        """Record a computed step and what came of its drafts; whether it waited for the sake of drafts."""
         if plan.chunks or not plan.num_decoding:
             if self.model is not None:
                 self.model.note_prompts(seconds)
@@ -170,17 +194,21 @@ class Speculation:
                 self.counts.note(num_drafts, num_right, of_request.source)
                 of_request.num_drafted += num_drafts
                 of_request.num_accepted += num_right
-        self._book(plan.num_decoding, seconds, num_accepted, has_drafts=bool(drafts))
-        self.seconds.note(num_rows, seconds)
+        has_waited = has_waited and not drafts and self.seconds.is_known(num_rows)
+        self._book(plan.num_decoding, seconds, num_accepted, has_drafts=bool(drafts), has_waited=has_waited)
+        if not has_waited:  # what a step without drafts takes is what it takes where it need not wait
+            self.seconds.note(num_rows, seconds)
 
     @property
     def draft_seconds(self) -> float:
         """What a draft model took for the last step that was chosen for."""
         return 0.0 if self.model is None else self.model.draft_seconds
 
-    def _book(self, num_requests: int, seconds: float, num_accepted: int, *, has_drafts: bool) -> None:
+    def _book(
+        self, num_requests: int, seconds: float, num_accepted: int, *, has_drafts: bool, has_waited: bool
+    ) -> None:
         plain = self.seconds.at(num_requests)
-        if has_drafts and not self.draft_seconds:
+        if (has_drafts or has_waited) and not self.draft_seconds:
             self._balance.note(seconds, plain, num_requests, num_accepted)
         else:
             self._balance.earn(seconds)

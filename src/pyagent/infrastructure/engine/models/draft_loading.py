@@ -165,6 +165,9 @@ def find_draft(target: str, options: EngineOptions, locate: Callable[[str], Path
         factory, needs = options.runners.runner_for(path, options.runner, step)
     except (CapacityError, ModelError) as error:
         raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
+    if needs.device is not None:
+        text = f"{DRAFT_KEY}: {name} would draft in the memory of {needs.device.name}, which a draft model cannot yet"
+        raise ConfigError(f"{text}; engine.speculative.method = suffix copies drafts from texts there", key=DRAFT_KEY)
     return FoundDraft(name, target, path, factory, needs, step)
 
 

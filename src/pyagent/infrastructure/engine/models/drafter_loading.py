@@ -103,13 +103,14 @@ class FoundDrafter:
         )
 
     def load(self, target: ModelRunner, options: EngineOptions, memory: DraftMemory | None) -> AttachedDrafter | None:
-        """Attach it; None, and nothing is reserved, for a target whose runner takes none. Raises `ConfigError`."""
+        """Attach it; None without memory for it. Raises `ConfigError`, also for a target whose runner takes none."""
         if memory is None:
             return None
-        if not isinstance(target, DraftingRunner) or not target.verifies_drafts:
-            logger.warning("%s is not loaded: nothing drafts for %s, as it is run", self.name, self.target)
+        if not isinstance(target, DraftingRunner):
             memory.release()
-            return None
+            text = f"{DRAFT_KEY}: {self.name} drafts on the cpu runner only, and {self.target} runs on another one"
+            how = "set engine.runner to cpu, or engine.speculative.method to suffix, which copies drafts from texts"
+            raise ConfigError(f"{text}; {how}", key=DRAFT_KEY)
         try:
             num_bytes = target.attach_drafter(self.path)
         except ModelError as error:

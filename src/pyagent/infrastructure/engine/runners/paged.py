@@ -9,7 +9,8 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pyagent import _rust
@@ -114,13 +115,18 @@ class PagedRunner(ABC):
         found = {row: Likelihood(*likelihood) for row, likelihood in likelihoods.items()}
         return StepOutput(tokens, likelihoods=found, errors=errors | faults)
 
-    def _commit(self, batch: Batch) -> dict[int, str]:
-        """Tell the pool what was computed; returns the segments of which it does not know, with the reasons."""
+    def _commit(self, batch: Batch, more: Mapping[int, Sequence[int]] = MappingProxyType({})) -> dict[int, str]:
+        """Tell the pool what was computed, but nothing ahead; of drafts as many as segments have `more` tokens.
+
+        Return the segments of which it does not know, with the reasons.
+        """
         faults: dict[int, str] = {}
         start = 0
         for segment, (sequence_id, length) in enumerate(zip(batch.sequence_ids, batch.lengths, strict=True)):
+            num_wrong = batch.num_drafts.get(segment, 0) - len(more.get(segment, ()))
             try:
-                self.pool.commit(sequence_id, batch.tokens[start : start + length])
+                if segment not in batch.num_ahead:
+                    self.pool.commit(sequence_id, batch.tokens[start : start + length - num_wrong])
             except ValueError as error:
                 faults[segment] = str(error)
             start += length

@@ -2,8 +2,9 @@
 
 Each sequence has a slot: its last token, how many of its tokens are computed, its pages. All slots are one array of
 int32, so that whatever changed is one copy of places and numbers. A step's rows are slots in an order, which lies there
-too; where order and pages stay, as in most steps that decode, nothing crosses. The last slot is the padding: rows that
-fill up a graph have it, and compute into a page of their own.
+too; where order and pages stay, as in most steps that decode, nothing crosses. A draft that a step verifies is a row,
+and has a slot for that step, with its sequence's pages. The last slot is the padding: rows that fill up a graph have
+it, and compute into a page of their own.
 """
 
 from __future__ import annotations
@@ -79,13 +80,17 @@ class DeviceBatch:
         if self._device.type == "cuda":
             numbers = numbers.pin_memory()
         there = numbers.to(self._device, non_blocking=True)
-        written = packed.num_written
+        written, copied = packed.num_written, packed.num_copied
         if written:
             self._numbers.index_copy_(0, there[:written].long(), there[written : 2 * written])
+        if copied:
+            drafts, sequences = there[2 * written : 2 * (written + copied)].long().split(copied)
+            tables = self._tables[:, :, : -(-max(packed.num_tokens) // BLOCK_TOKENS)]
+            tables.index_copy_(1, drafts, tables.index_select(1, sequences))
         if not packed.has_tokens:
             return []
-        num_starts = len(packed.num_queries) + 1
-        return list(there[2 * written :].split([len(there) - 2 * written - num_starts, num_starts]))
+        columns, num_starts = there[2 * (written + copied) :], len(packed.num_queries) + 1
+        return list(columns.split([len(columns) - num_starts, num_starts]))
 
     def step(self, packed: PackedStep) -> Step:
         """Lay a step out, once what it changes is written."""

@@ -28,6 +28,7 @@ from pyagent.infrastructure.engine.runners.torch.attention.choice import check_a
 from pyagent.infrastructure.engine.runners.torch.attention.trial import AttentionTrial
 from pyagent.infrastructure.engine.runners.torch.attention_backends import BACKENDS
 from pyagent.infrastructure.engine.runners.torch.device import drop_variables, target_of
+from pyagent.infrastructure.engine.runners.torch.draft_rows import verified
 from pyagent.infrastructure.engine.runners.torch.fused_sampling import choose_sampling
 from pyagent.infrastructure.engine.runners.torch.graphs import Capture, CudaCapture, StepGraphs
 from pyagent.infrastructure.engine.runners.torch.input_batch import InputBatch
@@ -84,6 +85,9 @@ def shards_of(options: RunnerOptions) -> list[Shard]:
 
 class TorchRunner(PagedRunner):
     """Computes batches with torch. Not for concurrent use: one engine loop owns it."""
+
+    verifies_drafts = True
+    computes_ahead = True
 
     def __init__(self, path: Path, options: RunnerOptions, step: LargestStep, kv: KvReservation | None = None) -> None:
         """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it."""
@@ -245,14 +249,16 @@ class TorchRunner(PagedRunner):
         except Exception as error:
             raise self._workers.fail(error) from error
 
-    def _finish(self, batch: Batch, sampled: Sampled | None, output: StepOutput) -> StepOutput:
+    def _finish(self, batch: Batch, sampled: Sampled | None, found: StepOutput) -> StepOutput:
         """Tell the pool what was computed, and samplers what was sampled."""
         if not batch.tokens:
             batch.tokens = [self._last_tokens[sequence_id] for sequence_id in batch.sequence_ids]
-        output.errors |= self._commit(batch)
-        for row in sampled.counting if sampled is not None else ():
-            batch.samplers[row].observe([output.tokens[row]])
+        output = verified(batch, found)
+        output.errors |= self._commit(batch, output.more)
+        for segment in sampled.counting if sampled is not None else ():
+            batch.samplers[segment].observe([output.tokens[segment], *output.more.get(segment, ())])
         self._last_tokens.update(zip(batch.sequence_ids, output.tokens, strict=False))
+        self._last_tokens.update((batch.sequence_ids[segment], more[-1]) for segment, more in output.more.items())
         return output
 
     def ranks(self) -> list[RankStats]:

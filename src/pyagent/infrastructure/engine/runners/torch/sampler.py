@@ -2,12 +2,13 @@
 
 A row whose parameters are not plain (`SamplerState.plain_params`), or that logits processors change, is sampled by the
 CPU's kernels: its logits alone come to the host. What rows have in common from step to step is kept on the device until
-the samplers change: parameters, biases, and for penalties the tokens seen.
+the samplers change: parameters, biases, and for penalties the tokens seen. The row after a draft has seen those before
+it; of what was sampled after drafts, only what is right is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from pyagent import _rust
-from pyagent.core.runners.batch import Batch, Likelihood
+from pyagent.core.runners.batch import Batch, Likelihood, StepOutput
 from pyagent.infrastructure.engine.runners.torch import sampling
+from pyagent.infrastructure.engine.runners.torch.draft_rows import by_rows, draft_tokens
 from pyagent.infrastructure.engine.runners.torch.fused_sampling import FusedRows, SampleRows
 from pyagent.infrastructure.engine.runners.torch.row_params import Params, RowGroup, to_device
 
@@ -46,14 +48,13 @@ class Report(NamedTuple):
 class Sampled:
     """A step's tokens int64 [m] and `faults` as in `faults_of`; on the host, what the CPU's kernels found.
 
-    The samplers of the rows in `counting` are to `observe` their tokens once these are known.
+    The batch's samplers in `counting` are to `observe` their tokens once these are known. All else is by rows.
     """
 
     tokens: Tensor
     faults: Tensor
     report: Report | None
     vocab_size: int
-    host_rows: Sequence[int] = ()
     counting: Sequence[int] = ()
     likelihoods: dict[int, Likelihood] = field(default_factory=dict[int, Likelihood])
     errors: dict[int, str] = field(default_factory=dict[int, str])
@@ -73,33 +74,52 @@ class Sampler:
         sequence_ids = batch.sequence_ids[: len(batch.samplers)]
         if batch.samplers != self._plan.samplers or sequence_ids != self._plan.sequence_ids:
             self._plan = self._plan.followed_by(batch.samplers, sequence_ids)
-        plan = self._plan
-        host_rows = list(range(len(batch.samplers))) if batch.process is not None else plan.host_rows
+        plan, rows = self._plan, by_rows(batch)
+        counting = [segment for segment in plan.counting if batch.process is None]
+        if batch.num_drafts:
+            plan = plan.verifying(rows, draft_tokens(batch))
+        host_rows = list(range(len(rows.samplers))) if batch.process is not None else plan.host_rows
         host_logits = logits[host_rows].cpu() if host_rows else None
-        tokens, faults = plan.sample(logits, batch)
-        sampled = Sampled(tokens, faults, None, self._vocab_size, host_rows)
+        tokens, faults = plan.sample(logits, rows)
+        sampled = Sampled(tokens, faults, None, self._vocab_size, counting)
         if host_logits is not None:
-            self._sample_on_host(host_logits, batch, sampled)
-        sampled.counting = [row for row in plan.counting if batch.process is None]
+            found = _sample_on_host(host_logits, host_rows, rows, batch)
+            places = to_device(np.array(host_rows), self._device)
+            on_host = np.array([found.tokens[row] for row in host_rows])
+            sampled.tokens.index_copy_(0, places, to_device(on_host, self._device))
+            sampled.faults.index_fill_(0, places, -1)
+            sampled.likelihoods, sampled.errors = found.likelihoods, found.errors
         plan.note(sampled.tokens)
         sampled.report = plan.report(logits, sampled.tokens)
         return sampled
 
-    def _sample_on_host(self, logits: Tensor, batch: Batch, sampled: Sampled) -> None:
-        rows = sampled.host_rows
+
+def _sample_on_host(logits: Tensor, host_rows: Sequence[int], rows: Batch, batch: Batch) -> StepOutput:
+    """Sample rows by the CPU's kernels, of which `rows` has all: those after drafts where these are right.
+
+    Samplers take in what they sample, so that a row comes after those before it. Tokens are for all rows, any for
+    those that are not sampled.
+    """
+    output, drafts = StepOutput([0] * len(rows.samplers)), draft_tokens(batch)
+    places = {row: place for place, row in enumerate(host_rows)}
+    asked, process = [row for row in host_rows if drafts[row] is None], batch.process
+    while asked:
+        values = logits if len(asked) == len(logits) else logits[[places[row] for row in asked]]
         tokens, likelihoods, errors = _rust.sample_logits(
-            logits.numpy().data,
-            [batch.samplers[row] for row in rows],
-            [batch.steps[row] for row in rows],
-            {place: batch.masks[row] for place, row in enumerate(rows) if row in batch.masks},
-            process=batch.process,
-            processed=batch.processed,
+            values.numpy().data,
+            [rows.samplers[row] for row in asked],
+            [rows.steps[row] for row in asked],
+            {place: rows.masks[row] for place, row in enumerate(asked) if row in rows.masks},
+            process=process,
+            processed=batch.processed if process is not None else frozenset(),
         )
-        places = to_device(np.array(rows), self._device)
-        sampled.tokens.index_copy_(0, places, to_device(np.array(tokens), self._device))
-        sampled.faults.index_fill_(0, places, -1)
-        sampled.likelihoods = {rows[place]: Likelihood(*found) for place, found in likelihoods.items()}
-        sampled.errors = {rows[place]: text for place, text in errors.items()}
+        for row, token in zip(asked, tokens, strict=True):
+            output.tokens[row] = token
+        output.likelihoods |= {asked[place]: Likelihood(*found) for place, found in likelihoods.items()}
+        output.errors |= {asked[place]: text for place, text in errors.items()}
+        right = (row for row in asked if row not in output.errors and row + 1 < len(drafts))
+        asked, process = [row + 1 for row in right if drafts[row + 1] == output.tokens[row]], None
+    return output
 
 
 class _Plan:
@@ -112,7 +132,9 @@ class _Plan:
         seen: _Seen,
         kernel: SampleRows | None,
         known: dict[int, Params | None] | None = None,
+        drafts: Sequence[int | None] = (),
     ) -> None:
+        """With `drafts`, these are the rows of a step that verifies some: what each row computes, None for no draft."""
         self.samplers, self.sequence_ids = samplers, sequence_ids
         self._seen, self._kernel, known = seen, kernel, known or {}
         self._device, self._vocab_size = device, vocab_size = seen.device, seen.vocab_size
@@ -132,7 +154,12 @@ class _Plan:
         self._places = to_device(np.array(self.counting, np.int64), device)
         rates = [params[row][4:7] for row in self.counting]
         self._penalties = to_device(np.array(rates, np.float64).reshape(-1, 3).T.copy(), device).float()
-        tallies = seen.tallies([(sequence_ids[row], samplers[row]) for row in self.counting])
+        first = [row for row in self.counting if not drafts or drafts[row] is None]
+        tallies = seen.tallies([(sequence_ids[row], samplers[row]) for row in first])
+        self._verified = None
+        if drafts:
+            self._verified = _Verified(seen, drafts, dict(zip(first, tallies, strict=True)), self.counting)
+            tallies = self._verified.tallies
         self._tallies = to_device(np.array(tallies, np.int64), device)
         of_rows = dict(zip(self.counting, tallies, strict=True))
         self._fused = None if kernel is None else FusedRows(kernel, len(samplers), params, of_rows, device)
@@ -143,6 +170,11 @@ class _Plan:
     def followed_by(self, samplers: list[SamplerState], sequence_ids: list[int]) -> _Plan:
         """Return the plan of the next step's samplers."""
         return _Plan(list(samplers), sequence_ids, self._seen, self._kernel, self._known)
+
+    def verifying(self, rows: Batch, drafts: Sequence[int | None]) -> _Plan:
+        """Return the plan of a step of these samplers and sequences that verifies drafts, by its rows."""
+        ids = rows.sequence_ids[: len(rows.samplers)]
+        return _Plan(rows.samplers, ids, self._seen, self._kernel, self._known, drafts)
 
     def sample(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Adjust the logits; return a token for each row, any for the host's, and `faults_of`."""
@@ -193,7 +225,11 @@ class _Plan:
     def note(self, tokens: Tensor) -> None:
         """Count the tokens sampled."""
         if self.counting:
-            self._seen.count(self._tallies, tokens.index_select(0, self._places))
+            counted = tokens.index_select(0, self._places)
+            if self._verified is None:
+                self._seen.count(self._tallies, counted)
+            else:
+                self._seen.add(self._verified.counting(tokens), counted)
 
     def report(self, logits: Tensor, tokens: Tensor) -> Report | None:
         """Return the log probabilities that are asked for, at temperature 1."""
@@ -210,6 +246,45 @@ class _Plan:
         return Report(self._reported, self._num_logprobs, self._has_entropy, *found)
 
 
+class _Verified:
+    """Which tallies the rows in `counting` have in a step that verifies drafts.
+
+    That of a row after drafts is its sequence's, with these: for this step alone, as what it samples is counted in its
+    sequence's only where all of its drafts are right.
+    """
+
+    def __init__(
+        self, seen: _Seen, drafts: Sequence[int | None], of_first: Mapping[int, int], counting: Sequence[int]
+    ) -> None:
+        """`of_first` are the tallies of sequences, by their first rows."""
+        spare = seen.spare(len(counting) - len(of_first))
+        self.tallies = [of_first[row] if row in of_first else spare.pop() for row in counting]
+        firsts = [row if draft is None else -1 for row, draft in enumerate(drafts)]
+        firsts = np.maximum.accumulate(np.array(firsts, np.int64))
+        own = np.array([of_first[firsts[row]] for row in counting], np.int64)
+        after = [
+            (tally, row, first) for tally, row, first in zip(self.tallies, counting, firsts[counting], strict=True)
+        ]
+        copied = [(tally, of_first[first]) for tally, row, first in after if row != first]
+        seen_drafts = [(tally, drafts[place]) for tally, row, first in after for place in range(first + 1, row + 1)]
+        device = seen.device
+        if copied:
+            seen.copy(*to_device(np.array(copied, np.int64).T.copy(), device))
+            seen.add(*to_device(np.array(seen_drafts, np.int64).T.copy(), device))
+        self._drafts = to_device(np.array([-1 if draft is None else draft for draft in drafts], np.int64), device)
+        self._firsts = to_device(firsts, device)
+        self._places = to_device(np.array(counting, np.int64), device)
+        self._own = to_device(np.array([self.tallies, own], np.int64), device)
+
+    def counting(self, tokens: Tensor) -> Tensor:
+        """Return the tallies in which rows' tokens count: after a wrong draft, in one that is no sequence's."""
+        is_wrong = (self._drafts >= 0) & (tokens.roll(1) != self._drafts)
+        num_wrong = is_wrong.cumsum(0)
+        is_right = num_wrong == num_wrong.index_select(0, self._firsts)
+        spare, own = self._own
+        return torch.where(is_right.index_select(0, self._places), own, spare)
+
+
 class _Seen:
     """The tokens seen by samplers with penalties, on the device: a tally of the vocabulary's length each."""
 
@@ -222,16 +297,32 @@ class _Seen:
         """Give each sequence and its sampler a tally, a row of `counts`; those that had one keep it."""
         keys = [(sequence_id, id(sampler)) for sequence_id, sampler in wanted]
         self._tallies = {key: self._tallies[key] for key in keys if key in self._tallies}
-        free = sorted(set(range(max(len(self.counts), len(wanted)))).difference(self._tallies.values()), reverse=True)
-        if len(wanted) > len(self.counts):
-            grown = self.counts.new_zeros(2 * len(wanted), self.counts.shape[1])
-            grown[: len(self.counts)] = self.counts
-            self.counts = grown
+        free = self.spare(len(set(keys)) - len(self._tallies))
         for key, (_, sampler) in zip(keys, wanted, strict=True):
             if key not in self._tallies:
                 self._tallies[key] = free.pop()
                 self._fill(self._tallies[key], sampler.seen_tokens())
         return [self._tallies[key] for key in keys]
+
+    def spare(self, number: int) -> list[int]:
+        """Return so many tallies that are no sequence's, with anything in them."""
+        least = number + len(self._tallies)
+        if least > len(self.counts):
+            grown = self.counts.new_zeros(2 * least, self.counts.shape[1])
+            grown[: len(self.counts)] = self.counts
+            self.counts = grown
+        free = sorted(set(range(least)).difference(self._tallies.values()), reverse=True)
+        return free[len(free) - number :]
+
+    def copy(self, tallies: Tensor, of: Tensor) -> None:
+        """Fill tallies with what is in others."""
+        self.counts.index_copy_(0, tallies, self.rows(of))
+
+    def add(self, tallies: Tensor, tokens: Tensor) -> None:
+        """Count tokens, of which a tally may have several."""
+        seen = self.counts[tallies, tokens] | sampling.SEEN
+        self.counts.index_put_((tallies, tokens), seen)
+        self.counts.index_put_((tallies, tokens), torch.ones_like(seen), accumulate=True)
 
     def _fill(self, tally: int, seen: Sequence[tuple[int, int]]) -> None:
         self.counts[tally].zero_()

@@ -32,11 +32,11 @@ class Step:
 class PackedStep(msgspec.Struct, frozen=True, array_like=True):
     """What a step changes of the batch that lies on devices (`DeviceBatch`), and what it computes there.
 
-    `numbers`, int32, are `num_written` places and what is written there, then the tokens and their `n + 1` starts; the
-    last two are left out where each sequence goes on with its last token. `num_queries` and `num_tokens` are those of
-    the `n` sequences, the first `num_outputs` of which give logits; `shared` are the tokens that those which decode
-    begin with alike and that are read once for all, for each page table. `first_row` is the first sequence's place in
-    the order.
+    `numbers`, int32, are `num_written` places and what is written there; `num_copied` slots of drafts, and those whose
+    pages they have; then the tokens and their `n + 1` starts, which are left out where each sequence goes on with its
+    last token. `num_queries` and `num_tokens` are those of the `n` sequences, the first `num_outputs` of which give
+    logits; `shared` are the tokens that those which decode begin with alike and that are read once for all, for each
+    page table. `first_row` is the first sequence's place in the order.
     """
 
     numbers: bytearray
@@ -47,3 +47,4 @@ class PackedStep(msgspec.Struct, frozen=True, array_like=True):
     shared: list[int]
     has_tokens: bool
     first_row: int = 0
+    num_copied: int = 0

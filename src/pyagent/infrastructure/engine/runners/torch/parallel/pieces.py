@@ -33,7 +33,7 @@ def _piece(step: PackedStep, first: int, end: int) -> PackedStep:
     rows = [row for row, last in enumerate(ends) if last > first and last - step.num_queries[row] < end]
     num_queries = [min(end, ends[row]) - max(first, ends[row] - step.num_queries[row]) for row in rows]
     num_tokens = [step.num_tokens[row] - max(0, ends[row] - end) for row in rows]
-    start = 2 * step.num_written
+    start = 2 * (step.num_written + step.num_copied)
     numbers = array("i", bytes(step.numbers[: 4 * start])) if first == 0 else array("i")
     if step.has_tokens:
         numbers.frombytes(step.numbers[4 * (start + first) : 4 * (start + end)])
@@ -51,4 +51,5 @@ def _piece(step: PackedStep, first: int, end: int) -> PackedStep:
         shared,
         step.has_tokens,
         step.first_row + rows[0],
+        step.num_copied if first == 0 else 0,
     )
