@@ -20,6 +20,7 @@ from pyagent.infrastructure.engine.drafts.speculation import Speculation
 from pyagent.infrastructure.engine.engine import Engine
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.request import Request
+from pyagent.infrastructure.engine.scheduler.step_plan import Plan
 
 
 class Eager(Speculation):
@@ -31,6 +32,7 @@ class Eager(Speculation):
         super().__init__(options, most_rows, engine.scheduler.reserve_drafts)
         self.random = random.Random(3)
         self.vocab_size = engine.runner.vocab_size
+        self.num_beside_prompts = self.num_put_off = 0
 
     def _propose(self, request: Request) -> Proposal | None:
         proposal = super()._propose(request)
@@ -44,8 +46,16 @@ class Eager(Speculation):
         return Proposal(tokens, [0.9] * len(tokens), "test", 0)
 
     def lengths(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> dict[int, int]:
+        return self._lengths(proposals, self._most_rows - num_rows)
+
+    def lengths_beside_prompts(self, proposals: list[tuple[int, Proposal]], plan: Plan) -> dict[int, int]:
+        lengths = self._lengths(proposals, min(self._most_rows - len(plan.sampled), plan.draft_room))
+        self.num_beside_prompts += sum(lengths.values())
+        self.num_put_off += max(0, sum(lengths.values()) - plan.num_free)
+        return lengths
+
+    def _lengths(self, proposals: list[tuple[int, Proposal]], left: int) -> dict[int, int]:
         lengths: dict[int, int] = {}
-        left = self._most_rows - num_rows
         for row, proposal in proposals:
             length = min(left, self.random.choice([len(proposal.tokens)] * 3 + [len(proposal.tokens) // 2]))
             left -= length
