@@ -10,32 +10,38 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from pyagent.core.moving_average import moving_average
 from pyagent.infrastructure.engine.drafts.step_seconds import LEAST_GAIN, StepSeconds
 
 _SHARE = 50
 """Of so many rows one may be a draft."""
 _SAMPLES = 9
 _PLAIN_EVERY = 16
-"""After so many steps with drafts one goes without, to measure."""
-_WEIGHT = 1 / 16
+"""After so many steps with drafts one goes without, to measure; sooner while little was measured."""
+_PAIRS = 8
 _NOISE = 1.05
 """That steps with drafts take so many times as long as those without says nothing: the machine varies by as much."""
 
 
 class BesidePrompts:
-    """Chooses them, and measures what a row takes in steps with prompts: medians by power of two of all rows."""
+    """Chooses them, and measures what a row takes in steps with prompts: medians by power of two of all rows.
+
+    Such steps get longer and longer as prompts do. So what drafts add is measured by those that follow each other, one
+    with drafts and one without.
+    """
 
     def __init__(self, decoding: StepSeconds) -> None:
         """Decode-only steps take as long as `decoding` says."""
         self._decoding = decoding
         self._samples: dict[int, deque[float]] = {}
-        self._of_plain = self._of_drafted = 1.0  # how many times the median steps take on average
+        self._ratios = deque([1.0] * _PAIRS, maxlen=_PAIRS)  # how many times as long one with drafts took
+        self._num_pairs = 0
+        # Of the last step: the class of its size, whether it had drafts, the seconds of a row.
+        self._before: tuple[int, bool, float] = (0, False, 0.0)
         self._num_drafted = 0  # steps since one without drafts
 
     def most(self, num_rows: int) -> int:
         """Return how many drafts a step of so many rows verifies at most: none where it is time to go without."""
-        is_due = self._row_seconds(num_rows) > 0 and self._num_drafted < _PLAIN_EVERY
+        is_due = self._row_seconds(num_rows) > 0 and self._num_drafted < min(_PLAIN_EVERY, 1 + self._num_pairs)
         return num_rows // _SHARE if is_due else 0
 
     def num_worth(self, chances: Sequence[float], num_requests: int, num_rows: int) -> int:
@@ -54,18 +60,19 @@ class BesidePrompts:
 
     def cost(self, num_drafts: int, num_requests: int, num_rows: int) -> float:
         """Return what drafts took of a step of so many rows, in seconds: by their number, and by what was measured."""
-        excess = max(0.0, self._of_drafted / (self._of_plain * _NOISE) - 1)
+        excess = max(0.0, sum(self._ratios) / _PAIRS - _NOISE)
         return self._rows(num_drafts, num_requests, num_rows) + excess * num_rows * self._row_seconds(num_rows)
 
     def note(self, num_rows: int, seconds: float, *, has_drafts: bool) -> None:
         """Record a step with prompts beside which others decoded."""
         self._num_drafted = self._num_drafted + 1 if has_drafts else 0
-        if expected := num_rows * self._row_seconds(num_rows):
-            if has_drafts:
-                self._of_drafted = moving_average(self._of_drafted, seconds / expected, _WEIGHT)
-            else:
-                self._of_plain = moving_average(self._of_plain, seconds / expected, _WEIGHT)
-        self._samples.setdefault(num_rows.bit_length(), deque(maxlen=_SAMPLES)).append(seconds / num_rows)
+        size, row_seconds = num_rows.bit_length(), seconds / num_rows
+        size_before, had_drafts, before = self._before
+        if size == size_before and has_drafts is not had_drafts:
+            self._ratios.append(row_seconds / before if has_drafts else before / row_seconds)
+            self._num_pairs += 1
+        self._before = size, has_drafts, row_seconds
+        self._samples.setdefault(size, deque(maxlen=_SAMPLES)).append(row_seconds)
 
     def _row_seconds(self, num_rows: int) -> float:
         """Return what a row takes in a step of about so many; 0 before one was measured."""

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from pyagent.core.runners.batch import Batch
+from pyagent.core.runners.batch import BLOCK_TOKENS, Batch
 from pyagent.infrastructure.engine.request import Request
 
 if TYPE_CHECKING:
@@ -58,8 +58,19 @@ class Plan:
 
     @property
     def draft_room(self) -> int:
-        """Drafts for which a step with prompts has room, where tokens of its last chunk may wait for the next step."""
-        return self.num_free + (self.batch.lengths[-1] - 1 if self.unsampled else 0)
+        """Drafts for which a step with prompts has room, where tokens of its last chunk may wait for the next step.
+
+        The chunk still ends in the block in which it was to end: of recurrent layers, only that one has a state.
+        """
+        if not self.unsampled:
+            return self.num_free
+        chunk = self.chunks[self._last_place]
+        return self.num_free + min(chunk.num_tokens - 1, (chunk.end - 1) % BLOCK_TOKENS)
+
+    @property
+    def _last_place(self) -> int:
+        """Where the chunk is that comes last in the batch."""
+        return next(place for place, chunk in enumerate(self.chunks) if chunk.request is self.unsampled[-1])
 
     def add_chunks(self) -> None:
         """Put the prefill chunks into the batch; those that reach the end of their log get a token, and come first."""
@@ -102,13 +113,12 @@ class Plan:
         """Leave so many tokens of the last chunk, which does not end its prompt, to the next step."""
         if num_tokens <= 0:
             return
-        request, batch = self.unsampled[-1], self.batch
-        place = next(place for place, chunk in enumerate(self.chunks) if chunk.request is request)
+        place = self._last_place
         chunk = self.chunks[place]
         self.chunks[place] = replace(chunk, num_tokens=chunk.num_tokens - num_tokens, end=chunk.end - num_tokens)
-        request.num_computed -= num_tokens
-        batch.lengths[-1] -= num_tokens
-        del batch.tokens[-num_tokens:]
+        chunk.request.num_computed -= num_tokens
+        self.batch.lengths[-1] -= num_tokens
+        del self.batch.tokens[-num_tokens:]
 
     def fill(self, ended: Collection[Request]) -> None:
         """Give a step planned ahead its input, each request's newest token; drop the requests that have `ended`."""
