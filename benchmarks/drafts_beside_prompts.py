@@ -4,9 +4,9 @@
                                                          [--prompts 3] [--prompt-tokens 2000]
 
 Answers are recorded edits of this repository's files, replayed as in `drafts.py`, so that the lengths accepted are
-those of real texts. When each has begun, prompts of random tokens come one after the other, and the tokens that are decoded
-until the last one's first token are counted. Three engines take turns: one without drafts, one that verifies them in
-decode-only steps alone, one that does beside prompts too. What is told is the median of the rounds.
+those of real texts. When each has begun, prompts of random tokens come one after the other, and the tokens that are
+decoded until the last one's first token are counted. Three engines take turns: one without drafts, one that verifies
+them in decode-only steps alone, one that does beside prompts too. What is told is the median of the rounds.
 """
 
 from __future__ import annotations

@@ -63,6 +63,7 @@ def gained(texts: Sequence[list[int]], machine: Machine, num_steps: int = 400, j
         batch = Batch([one.id for one in rows], [1] * len(rows), [one.tokens[-1] for one in rows])
         batch.num_decoding = len(rows)
         plan = Plan(batch, rows.copy(), [one.tokens for one in rows], len(rows))
+        start, size = 0, 0
         if step >= 4:
             start, size = prompt.num_computed, STEP - len(rows)
             plan.chunks.append(Chunk(prompt, size, start + size))
@@ -70,6 +71,7 @@ def gained(texts: Sequence[list[int]], machine: Machine, num_steps: int = 400, j
             plan.add_chunks()
         plan.add_drafts({row: ahead.tokens for row, ahead in speculation.choose(plan).items()})
         assert plan.num_tokens <= STEP
+        assert not plan.chunks or (plan.chunks[0].end - 1) // 16 == (start + size - 1) // 16
         output = StepOutput([])
         for row, request in enumerate(rows):
             coming, num_drafts = running[request][len(request.tokens) :], batch.num_drafts.get(row, 0)
@@ -146,6 +148,9 @@ def test_drafts_are_worth_what_decode_only_steps_take() -> None:
     assert beside.num_worth([0.9, 0.5, 0.09], 1, 512) == 2
     assert beside.num_worth([0.9, 0.5, 0.3], 2, 512) == 3
     assert beside.num_worth([0.05, 0.05], 1, 512) == 0
+    for rows in (2, 8) * 9:
+        decoding.note(rows, rows * 0.01)
+    assert beside.num_worth([0.9, 0.5, 0.3], 1, 512) == 0  # a row with logits takes as long as a step
 
 
 def test_a_step_without_drafts_comes_now_and_then() -> None:
