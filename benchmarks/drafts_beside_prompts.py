@@ -1,12 +1,13 @@
 """Requests that decode while long prompts are computed: their tokens a second, and what the prompts wait.
 
     .venv/bin/python benchmarks/drafts_beside_prompts.py [--model FILE] [--threads 2] [--rounds 3] [--batch 1]
-                                                         [--prompts 3] [--prompt-tokens 2000]
+                                                         [--prompts 3] [--prompt-tokens 2000] [--latency SECONDS]
 
 Answers are recorded edits of this repository's files, replayed as in `drafts.py`, so that the lengths accepted are
 those of real texts. When each has begun, prompts of random tokens come one after the other, and the tokens that are
 decoded until the last one's first token are counted. Three engines take turns: one without drafts, one that verifies
-them in decode-only steps alone, one that does beside prompts too. What is told is the median of the rounds.
+them in decode-only steps alone, one that does beside prompts too. What is told is the median of the rounds. On a busy
+machine, one thread's processor time says more than the clock: `--threads 1 --latency 60`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pyagent.core.backends import collect
 from pyagent.core.messages import ChatRequest, Origin, SamplingParams
 from pyagent.infrastructure.engine.backend import NativeBackend
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
+from pyagent.infrastructure.engine.scheduler.prefill_budget import StepCosts
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.models.describe import describe_model
 from pyagent.infrastructure.models.store import ModelStore
@@ -38,10 +40,13 @@ _BEGUN = 24
 
 
 class Told(NamedTuple):
-    """Of a round: tokens a second of one answer, a prompt's seconds to its first token, tokens of an answer a step."""
+    """Of a round: an answer's tokens a second, a prompt's seconds to its first token, by clock and of the processor;
+    an answer's tokens a step.
+    """
 
     rate: float
     seconds: float
+    busy: float
     per_step: float
     drafted: int
     accepted: int
@@ -62,12 +67,13 @@ async def play(backend: NativeBackend, answers: list[Recorded], prompts: list[Re
     counts = None if engine.speculation is None else engine.speculation.counts
     drafted, accepted = (counts.num_draft_tokens, counts.num_accepted_tokens) if counts else (0, 0)
     steps, tokens, start = engine.counts.num_steps, engine.counts.generation_tokens, time.perf_counter()
+    busy = time.process_time()
     waits: list[float] = []
     for at, one in enumerate(prompts):
         begun = time.perf_counter()
         await collect(backend.chat(asked(one, f"{tag} prompt {at}")))
         waits.append(time.perf_counter() - begun)
-    seconds = time.perf_counter() - start
+    seconds, busy = time.perf_counter() - start, (time.process_time() - busy) / len(prompts)
     tokens, steps = engine.counts.generation_tokens - tokens - len(prompts), engine.counts.num_steps - steps
     assert not any(task.done() for task in decoding), "the answers are too short"
     now = (counts.num_draft_tokens - drafted, counts.num_accepted_tokens - accepted) if counts else (0, 0)
@@ -78,7 +84,7 @@ async def play(backend: NativeBackend, answers: list[Recorded], prompts: list[Re
     while engine.scheduler.num_running:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     each = tokens / len(answers)
-    return Told(each / seconds, median(waits), each / steps, *now)
+    return Told(each / seconds, median(waits), busy, each / steps, *now)
 
 
 async def main() -> None:
@@ -88,6 +94,7 @@ async def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--latency", type=float, help="`engine.decode_latency_ms`, in seconds")
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=2_000)
     chosen = parser.parse_args()
@@ -115,17 +122,21 @@ async def main() -> None:
     without = (await engines["not beside prompts"].load()).engine.speculation
     assert without is not None
     without.lengths_beside_prompts = lambda proposals, plan: {}  # type: ignore[method-assign]
+    for one in engines.values():
+        (await one.load()).engine.scheduler.costs = StepCosts(chosen.latency)
     told: dict[str, list[Told]] = {name: [] for name in engines}
     for turn in range(chosen.rounds):
         for name in sorted(engines, reverse=turn % 2 == 0):
             told[name].append(await play(engines[name], answers, prompts, f"{turn}"))
             print(turn, name, *told[name][-1], sep=", ", file=sys.stderr, flush=True)
     print(f"{path.name}, {chosen.threads} threads, {chosen.batch} answers beside prompts; {machine()}")
-    print("| drafts | tok/s of an answer | tokens a step | TTFT of a prompt, s | accepted of drafts |\n|" + "---|" * 5)
+    print(
+        "| drafts | tok/s of an answer | tokens a step | TTFT of a prompt, s | processor s | accepted |\n|" + "---|" * 6
+    )
     for name, rounds in told.items():
-        rate, seconds, per_step = (median(one[place] for one in rounds) for place in range(3))
+        rate, seconds, busy, per_step = (median(one[place] for one in rounds) for place in range(4))
         share = f"{sum(one.accepted for one in rounds)} of {sum(one.drafted for one in rounds)}"
-        print(f"| {name} | {rate:.1f} | {per_step:.2f} | {seconds:.2f} | {share} |")
+        print(f"| {name} | {rate:.1f} | {per_step:.2f} | {seconds:.2f} | {busy:.2f} | {share} |")
     for engine in engines.values():
         await engine.close()
 

@@ -1,8 +1,8 @@
 """How many drafts a step verifies that computes prompt tokens too, by rates and seconds alone; knows no request.
 
-Such a step is bound by arithmetic: a draft takes the share of a row, whoever's it is, and all that decode wait for the
-prompts meanwhile. A draft is worth what it saves later: its request's share of a decode-only step. It takes a row here,
-and what a row adds to a decode-only step, where it has logits as here. Prompts give up a fiftieth of a step at most.
+Such a step is bound by arithmetic: a draft takes a row's share, and all that decode wait for the prompts meanwhile. A
+draft is worth what it saves later: its request's share of a decode-only step. It takes a row here, and what a row adds
+to a decode-only step, where it has logits as here. Prompts give up a fiftieth of a step at most.
 """
 
 from __future__ import annotations
