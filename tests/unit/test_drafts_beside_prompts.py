@@ -152,9 +152,11 @@ def test_drafts_are_worth_what_decode_only_steps_take() -> None:
     assert beside.num_worth([0.9, 0.5, 0.09], 1, 512) == 2
     assert beside.num_worth([0.9, 0.5, 0.3], 2, 512) == 3
     assert beside.num_worth([0.05, 0.05], 1, 512) == 0
+    assert beside.num_worth([0.15], 1, 512) == 1
     for rows in (2, 8) * 9:
         decoding.note(rows, rows * 0.01)
-    assert beside.num_worth([0.9, 0.5, 0.3], 1, 512) == 0  # a row with logits takes as long as a step
+    assert beside.num_worth([0.15], 1, 512) == 0  # a row has logits, which take as much again at most
+    assert beside.num_worth([0.25], 1, 512) == 1
 
 
 def test_a_step_without_drafts_comes_now_and_then() -> None:

@@ -2,7 +2,8 @@
 
 Such a step is bound by arithmetic: a draft takes a row's share, and all that decode wait for the prompts meanwhile. A
 draft is worth what it saves later: its request's share of a decode-only step. It takes a row here, and what a row adds
-to a decode-only step, where it has logits as here. Prompts give up a fiftieth of a step at most.
+to a decode-only step, where it has logits as here, but no more than as much again. Prompts give up a fiftieth of a
+step at most.
 """
 
 from __future__ import annotations
@@ -82,4 +83,5 @@ class BesidePrompts:
 
     def _rows(self, num_drafts: int, num_requests: int, num_rows: int) -> float:
         with_logits = self._decoding.at(num_requests + num_drafts) - self._decoding.at(num_requests)
-        return num_drafts * self._row_seconds(num_rows) + max(0.0, with_logits)
+        seconds = num_drafts * self._row_seconds(num_rows)
+        return seconds + min(max(0.0, with_logits), seconds)
