@@ -96,6 +96,23 @@ def test_answers_are_the_same_while_requests_are_preempted(tiny_model_path: Path
     run(work())
 
 
+@pytest.mark.parametrize("scheduling", ["on", "off"])
+def test_answers_are_the_same_where_drafts_are_verified_beside_prompts(tiny_model_path: Path, scheduling: Any) -> None:
+    """Requests of every kind, in steps so short that long prompts take many of them and give up tokens for drafts."""
+
+    async def work() -> None:
+        chosen = replace(options(max_num_batched_tokens=48), async_scheduling=scheduling)
+        text = "the user is at the system, and so on and on. "
+        scored = chat(text[:-14] * 14, max_tokens=9, seed=3, prompt_logprobs=2)
+        prompts = [chat(f"{at} " + text * 12, max_tokens=7, seed=at, ignore_eos=True) for at in range(9)]
+        prompts += [msgspec.structs.replace(prompts[3], n=3), scored]
+        eager = await same_twice(tiny_model_path, requests_of_all_kinds()[:22] + prompts, chosen)
+        assert eager.num_beside_prompts > 300
+        assert eager.num_put_off > 50
+
+    run(work())
+
+
 @pytest.mark.parametrize("num_tokens", [80, pytest.param(1500, marks=pytest.mark.slow)])
 def test_greedy_answers_of_a_real_model_are_the_same(smollm2_path: Path, num_tokens: int) -> None:
     """SmolLM2 writes the same tokens in a batch of three with drafts and without; the second time most are right."""

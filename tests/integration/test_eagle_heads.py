@@ -49,7 +49,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_answers_of_every_kind_are_the_same(folder: Path) -> None:
     """In a batch of all of them, with log probabilities, forms, penalties and several answers of one prompt."""
-    run(same_with_head(folder, "model.head", requests_of_all_kinds(), options(threads=2, blocks=4096)))
+    run(
+        same_with_head(
+            folder, "model.head", requests_of_all_kinds(), options(threads=2, blocks=4096, max_num_batched_tokens=64)
+        )
+    )
 
 
 def test_answers_are_the_same_while_requests_are_preempted(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.draft_models import eagerly_drafted, with_draft_model
-from support.drafts import drafting, same_answers
+from support.drafts import Eager, drafting, same_answers
 from support.kv_sequences import Memory, random_tokens
 from support.native import at_once, chat, options, run, running
 from support.requests_of_all_kinds import requests_of_all_kinds, told
@@ -152,8 +152,8 @@ def test_memory_for_drafts_is_in_the_account(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["qwen35", pytest.param("granitehybrid", marks=pytest.mark.slow)], indirect=True)
 def test_answers_of_every_kind_are_the_same(path: Path) -> None:
-    """In a batch of all of them, with log probabilities, forms, penalties and several answers of one prompt."""
-    run(_same(path, requests_of_all_kinds(), options(threads=2)))
+    """In a batch of all of them, with forms, penalties and several answers of one prompt, beside long prompts too."""
+    run(_same(path, requests_of_all_kinds(), options(threads=2, max_num_batched_tokens=64)))
 
 
 async def _same(
@@ -161,6 +161,8 @@ async def _same(
 ) -> None:
     speculation = await same_answers(path, asked, drafting(path, chosen), warm_up or [])
     assert speculation.counts.num_draft_tokens > speculation.counts.num_accepted_tokens > 100
+    assert isinstance(speculation, Eager)
+    assert (speculation.num_beside_prompts > 10 and speculation.num_put_off > 0) or warm_up
 
 
 @pytest.mark.parametrize("path", ["lfm2"], indirect=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.draft_models import EagerlyDrafted
 from support.drafts import drafting, same_answers
 from support.headed_models import FAMILIES, HEAD, headed_tensors, write_headed, write_headless
 from support.hybrid_model import mtp_tensors, right_mtp_tensors, write_hybrid, write_mtp
@@ -279,12 +280,14 @@ async def same(path: Path, asked: list[ChatRequest], chosen: EngineOptions, warm
     assert eager.counts.num_draft_tokens > eager.counts.num_accepted_tokens > 20
     assert eager.model is not None
     assert eager.model.model.num_tokens > 100
+    assert isinstance(eager, EagerlyDrafted)
+    assert eager.num_beside_prompts > 0 or warm_up
 
 
 @pytest.mark.parametrize("headed", ["qwen35", "deepseek2"], indirect=True)
 def test_answers_of_every_kind_are_the_same(headed: Path) -> None:
     """In a batch of all of them, with log probabilities, forms, penalties and several answers of one prompt."""
-    run(same(headed, requests_of_all_kinds(), options(threads=2), []))
+    run(same(headed, requests_of_all_kinds(), options(threads=2, max_num_batched_tokens=64), []))
 
 
 def test_answers_are_the_same_while_requests_are_preempted(path: Path) -> None:

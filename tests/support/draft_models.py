@@ -68,6 +68,7 @@ class EagerlyDrafted(Speculation):
         super().__init__(BY_MODEL, most_rows, engine.scheduler.reserve_drafts, model=model)
         self.model = Asking(model)
         self.random, self.copies = random.Random(5), copies
+        self.num_beside_prompts = 0
 
     def _is_due(self, num_rows: int) -> bool:
         return True
@@ -78,6 +79,11 @@ class EagerlyDrafted(Speculation):
     def _likeliest(self, proposals: Sequence[tuple[int, Proposal]], num_rows: int) -> tuple[list[int], float]:
         places = [row for row, one in proposals for _ in one.tokens]
         return places[: max(0, self._most_rows - num_rows)], 0.0
+
+    def lengths_beside_prompts(self, proposals: list[tuple[int, Proposal]], plan: Plan) -> dict[int, int]:
+        left = min(self._most_rows - len(plan.sampled), plan.draft_room)
+        self.num_beside_prompts += min(left, len(proposals))
+        return dict.fromkeys([row for row, _ in proposals][: max(0, left)], 1)
 
     def _propose(self, request: object) -> Proposal | None:
         found = super()._propose(request)  # type: ignore[arg-type]
@@ -121,6 +127,8 @@ async def same_with_head(
     assert eager.model is not None
     assert isinstance(eager.model.model, MtpHead)
     assert eager.model.model.num_tokens > 100
+    assert isinstance(eager, EagerlyDrafted)
+    assert eager.num_beside_prompts > 0 or warm_up
 
 
 async def same_while_preempted(folder: Path, head: str, blocks: int) -> None:

@@ -32,6 +32,7 @@ class Eager(Speculation):
         super().__init__(options, most_rows, engine.scheduler.reserve_drafts)
         self.random = random.Random(3)
         self.vocab_size = engine.runner.vocab_size
+        self.num_beside_prompts = self.num_put_off = 0
 
     def _propose(self, request: Request) -> Proposal | None:
         proposal = super()._propose(request)
@@ -48,8 +49,16 @@ class Eager(Speculation):
         return self.random.random() < 0.7
 
     def lengths(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> dict[int, int]:
+        return self._lengths(proposals, self._most_rows - num_rows)
+
+    def lengths_beside_prompts(self, proposals: list[tuple[int, Proposal]], plan: Plan) -> dict[int, int]:
+        lengths = self._lengths(proposals, min(self._most_rows - len(plan.sampled), plan.draft_room))
+        self.num_beside_prompts += sum(lengths.values())
+        self.num_put_off += max(0, sum(lengths.values()) - plan.num_free)
+        return lengths
+
+    def _lengths(self, proposals: list[tuple[int, Proposal]], left: int) -> dict[int, int]:
         lengths: dict[int, int] = {}
-        left = self._most_rows - num_rows
         for row, proposal in proposals:
             length = min(left, self.random.choice([len(proposal.tokens)] * 3 + [len(proposal.tokens) // 2]))
             left -= length

@@ -52,5 +52,6 @@ def told(answer: Answer) -> tuple[Any, ...]:
             for entry in one.logprobs
         ],
         [(one.index, one.finish_reason) for one in parts if one.finish_reason],
+        [one.prompt_logprobs for one in parts if one.prompt_logprobs],
         answer.usage and (answer.usage.prompt_tokens, answer.usage.completion_tokens),
     )

@@ -74,8 +74,8 @@ class DraftCounts(msgspec.Struct, kw_only=True):
     `accepted_at` has the last by their place in the sequence, counted from 0. `drafted_from` and `accepted_from` have
     tokens by what proposed them: the request's `own` text, answers `shared` by a tenant, what was `predicted`, a
     `model`. A draft model wrote `num_model_tokens`, verified or not, and computed for `model_seconds`. Steps that
-    verified drafts took `verify_seconds`. `saved_seconds` is what steps of one token each would have taken for the same
-    tokens, less what drafts took; below 0 they cost time.
+    verified drafts took `verify_seconds`, of those that computed prompts too the drafts' part. `saved_seconds` is what
+    steps of one token each would have taken for the same tokens, less what drafts took; below 0 they cost time.
     """
 
     num_drafts: int = 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyagent.infrastructure.engine.drafts.acceptance import Acceptance
 from pyagent.infrastructure.engine.drafts.ahead import Ahead, follow
+from pyagent.infrastructure.engine.drafts.beside_prompts import BesidePrompts
 from pyagent.infrastructure.engine.drafts.model_drafts import DraftRow, ModelDrafts
 from pyagent.infrastructure.engine.drafts.proposals import Proposal, RequestDrafts
 from pyagent.infrastructure.engine.drafts.step_seconds import LEAST_GAIN, Balance, StepSeconds
@@ -58,30 +59,33 @@ class Speculation:
         self._shared = SharedTexts(options.prompt_lookup_min, self._memory) if options.shares_texts else None
         self._acceptance = Acceptance()
         self.seconds = StepSeconds()
+        self._beside_prompts = BesidePrompts(self.seconds)
         self.model = None if model is None else ModelDrafts(model, self.seconds)
         self._balance = Balance()
         self.counts = DraftCounts()
 
     def choose(self, plan: Plan) -> dict[int, Ahead]:
-        """Return the drafts of a planned step by row; none for one that computes prompts too."""
+        """Return the drafts of a planned step by row; of one that computes prompts too, copies of texts alone."""
         if self.model is not None:
             self.model.begin()
         num_rows = plan.num_decoding
-        if plan.chunks or not num_rows:
+        if not num_rows:
             return {}
         proposals = [self._propose(request) for request in plan.sampled[:num_rows]]
-        if self.model is not None:
+        if self.model is not None and not plan.chunks:
             self._ask(self.model, plan.sampled[:num_rows], proposals)
-        lengths = self.lengths([(row, one) for row, one in enumerate(proposals) if one is not None], num_rows)
+        found = [(row, one) for row, one in enumerate(proposals) if one is not None]
+        lengths = self.lengths_beside_prompts(found, plan) if plan.chunks else self.lengths(found, num_rows)
         return dict(self._drafts(plan, proposals, lengths))
 
     def awaits(self, plan: Plan) -> bool:
         """Whether a step is to wait for the tokens before it, which are being sampled, as it may have drafts then.
 
         It depends on what is proposed to follow them. A step that is launched before they are known has no drafts.
+        One that computes prompts too does not wait for the few that it could have.
         """
         num_rows = plan.num_decoding
-        if num_rows >= self._most_rows or not self._is_due(num_rows) or self._balance.seconds < 0:
+        if plan.chunks or num_rows >= self._most_rows or not self._is_due(num_rows) or self._balance.seconds < 0:
             return False
         proposals = [self._propose(request) for request in plan.sampled]
         after = [(row, one.after_first()) for row, one in enumerate(proposals) if one is not None]
@@ -158,14 +162,25 @@ class Speculation:
                 lengths[row] = lengths.get(row, 0) + 1
         return lengths
 
+    def lengths_beside_prompts(self, proposals: list[tuple[int, Proposal]], plan: Plan) -> dict[int, int]:
+        """Return by row how many drafts save the most seconds in a step that computes prompts too."""
+        num_rows, num_requests = plan.num_tokens, plan.num_decoding
+        room = min(self._most_rows - len(plan.sampled), plan.draft_room, self._beside_prompts.most(num_rows))
+        lengths: dict[int, int] = {}
+        if proposals and room > 0 and self._balance.seconds >= 0:
+            likeliest = _likeliest_first(proposals)[:room]
+            num_worth = self._beside_prompts.num_worth([chance for chance, _ in likeliest], num_requests, num_rows)
+            for _, row in likeliest[:num_worth]:
+                lengths[row] = lengths.get(row, 0) + 1
+        return lengths
+
     def _is_due(self, num_rows: int) -> bool:
         """Whether a step of so many requests without drafts was measured, and not too long ago."""
         return self.seconds.is_known(num_rows) and self.seconds.age(num_rows) < _REMEASURE_STEPS
 
     def _likeliest(self, proposals: list[tuple[int, Proposal]], num_rows: int) -> tuple[list[int], float]:
         """Return the rows of those drafts that give the most tokens a second, once for each draft; and how many."""
-        of_rows = ([(chance, row) for chance in one.chances if chance >= _LEAST_CHANCE] for row, one in proposals)
-        likeliest = sorted(chain.from_iterable(of_rows), reverse=True)[: max(0, self._most_rows - num_rows)]
+        likeliest = _likeliest_first(proposals)[: max(0, self._most_rows - num_rows)]
         best, num_best, expected = self._plain_rate(num_rows), 0, float(num_rows)
         for num_drafts, (chance, _) in enumerate(likeliest, 1):
             expected += chance
@@ -180,24 +195,30 @@ class Speculation:
 
     def note(self, plan: Plan, output: StepOutput, seconds: float, *, has_waited: bool = False) -> None:
         """Record a computed step and what came of its drafts; whether it waited for the sake of drafts."""
+        num_accepted = self._count(plan, output)
         if plan.chunks or not plan.num_decoding:
             if self.model is not None:
                 self.model.note_prompts(seconds)
+            if plan.num_decoding:
+                self._book_beside_prompts(plan, seconds, num_accepted)
             return
-        num_rows = plan.num_tokens
-        drafts = plan.batch.num_drafts
+        num_rows, has_drafts = plan.num_tokens, bool(plan.batch.num_drafts)
+        has_waited = has_waited and not has_drafts and self.seconds.is_known(num_rows)
+        self._book(plan.num_decoding, seconds, num_accepted, has_drafts=has_drafts, has_waited=has_waited)
+        if not has_waited:  # what a step without drafts takes is what it takes where it need not wait
+            self.seconds.note(num_rows, seconds)
+
+    def _count(self, plan: Plan, output: StepOutput) -> int:
+        """Count a step's drafts; return how many were right."""
         num_accepted = 0
-        for row, num_drafts in drafts.items():
+        for row, num_drafts in plan.batch.num_drafts.items():
             num_right = len(output.more.get(row, ()))
             num_accepted += num_right
             if (of_request := plan.sampled[row].drafts) is not None:
                 self.counts.note(num_drafts, num_right, of_request.source)
                 of_request.num_drafted += num_drafts
                 of_request.num_accepted += num_right
-        has_waited = has_waited and not drafts and self.seconds.is_known(num_rows)
-        self._book(plan.num_decoding, seconds, num_accepted, has_drafts=bool(drafts), has_waited=has_waited)
-        if not has_waited:  # what a step without drafts takes is what it takes where it need not wait
-            self.seconds.note(num_rows, seconds)
+        return num_accepted
 
     @property
     def draft_seconds(self) -> float:
@@ -218,6 +239,20 @@ class Speculation:
             self.model.note(seconds, plain, num_requests, num_accepted)
             self.counts.note_model(self.model.model.num_tokens, self.model.model.busy_seconds)
 
+    def _book_beside_prompts(self, plan: Plan, seconds: float, num_accepted: int) -> None:
+        """Book what drafts beside prompts took of their step, and what decode-only steps save by them later."""
+        num_requests, num_drafts = plan.num_decoding, sum(plan.batch.num_drafts.values())
+        self._beside_prompts.note(plan.num_tokens, seconds, has_drafts=num_drafts > 0)
+        plain = self.seconds.at(num_requests)
+        saved = 0.0
+        if num_drafts:
+            worth = plain * num_accepted / num_requests
+            cost = self._beside_prompts.cost(num_drafts, num_requests, plan.num_tokens)
+            self.counts.note_step(cost, worth)
+            saved = worth - cost
+        if plain:
+            self._balance.book(saved, seconds, plain)
+
     def end(self, request: Request) -> None:
         """Forget a request's texts; keep its answer for later ones, where it came to its end."""
         if self.model is not None:
@@ -230,6 +265,12 @@ class Speculation:
         if self._shared is not None and request.finish_reason in {"stop", "length", "tool_calls"}:
             prompt, answer = request.tokens[: request.num_prompt_tokens], request.tokens[request.num_prompt_tokens :]
             self._shared.remember(_owner(request), prompt, answer)
+
+
+def _likeliest_first(proposals: list[tuple[int, Proposal]]) -> list[tuple[float, int]]:
+    """Return each proposed token that may be right: how likely it is, with those before it, and its row."""
+    of_rows = ([(chance, row) for chance in one.chances if chance >= _LEAST_CHANCE] for row, one in proposals)
+    return sorted(chain.from_iterable(of_rows), reverse=True)
 
 
 def _owner(request: Request) -> str:

@@ -102,8 +102,12 @@ class Balance:
         Return the seconds that the drafts saved, or lost where it is negative.
         """
         saved = plain_seconds * (num_requests + num_accepted) / num_requests - seconds
-        self.seconds = min(self.seconds + saved + self._allowance * seconds, _CREDIT_STEPS * plain_seconds)
+        self.book(saved, seconds, plain_seconds)
         return saved
+
+    def book(self, saved: float, seconds: float, plain_seconds: float) -> None:
+        """Take in what the drafts of a step of so many seconds saved; a decode-only one takes `plain_seconds`."""
+        self.seconds = min(self.seconds + saved + self._allowance * seconds, _CREDIT_STEPS * plain_seconds)
 
     def earn(self, seconds: float) -> None:
         """Record a step without drafts."""

@@ -403,6 +403,7 @@ class Scheduler:
             if chunk.request.num_left == 0:
                 self._start_decoding(plan, chunk.request)
         plan.add_chunks()
+        plan.num_free = max(0, self._most.num_tokens - plan.num_tokens)
 
     def _fork_followers(self, now: float) -> None:
         """Fork parallel samples from prompts prefilled up to the last token, which each computes itself."""

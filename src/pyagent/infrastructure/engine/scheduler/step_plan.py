@@ -6,12 +6,12 @@ Plans nothing itself, and knows neither queues nor memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from pyagent.core.runners.batch import Batch
+from pyagent.core.runners.batch import BLOCK_TOKENS, Batch
 from pyagent.infrastructure.engine.request import Request
 
 if TYPE_CHECKING:
@@ -43,16 +43,34 @@ class Plan:
     unsampled: list[Request] = field(default_factory=list[Request])
     has_ended: bool = False
     """Whether a request of the step ended while it was computed."""
+    num_free: int = 0
+    """Of a step with prompts, how many tokens it may have beside those planned."""
 
     @property
     def num_prompt(self) -> int:
-        """Prefill tokens in the step."""
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        """Prefill tokens in the step, with drafts beside them, which take as long."""
+        return self.num_tokens - self.num_decoding if self.chunks else 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in the step."""
         return sum(self.batch.lengths)
+
+    @property
+    def draft_room(self) -> int:
+        """Drafts for which a step with prompts has room, where tokens of its last chunk may wait for the next step.
+
+        The chunk still ends in the block in which it was to end: of recurrent layers, only that one has a state.
+        """
+        if not self.unsampled:
+            return self.num_free
+        chunk = self.chunks[self._last_place]
+        return self.num_free + min(chunk.num_tokens - 1, (chunk.end - 1) % BLOCK_TOKENS)
+
+    @property
+    def _last_place(self) -> int:
+        """Where the chunk is that comes last in the batch."""
+        return next(place for place, chunk in enumerate(self.chunks) if chunk.request is self.unsampled[-1])
 
     def add_chunks(self) -> None:
         """Put the prefill chunks into the batch; those that reach the end of their log get a token, and come first."""
@@ -76,7 +94,12 @@ class Plan:
                     self.unsampled.append(request)
 
     def add_drafts(self, drafts: Mapping[int, Sequence[int]]) -> None:
-        """Have the step verify tokens that may follow those of its decoding rows."""
+        """Have the step verify tokens that may follow those of its decoding rows.
+
+        Beside prompts, what it has no room for comes in place of as many prompt tokens.
+        """
+        if self.chunks:
+            self._put_off(sum(map(len, drafts.values())) - self.num_free)
         batch, tokens = self.batch, list[int]()
         for row, token in enumerate(batch.tokens[: self.num_decoding]):
             proposed = drafts.get(row, ())
@@ -85,6 +108,17 @@ class Plan:
                 batch.lengths[row] += len(proposed)
                 batch.num_drafts[row] = len(proposed)
         batch.tokens[: self.num_decoding] = tokens
+
+    def _put_off(self, num_tokens: int) -> None:
+        """Leave so many tokens of the last chunk, which does not end its prompt, to the next step."""
+        if num_tokens <= 0:
+            return
+        place = self._last_place
+        chunk = self.chunks[place]
+        self.chunks[place] = replace(chunk, num_tokens=chunk.num_tokens - num_tokens, end=chunk.end - num_tokens)
+        chunk.request.num_computed -= num_tokens
+        self.batch.lengths[-1] -= num_tokens
+        del self.batch.tokens[-num_tokens:]
 
     def fill(self, ended: Collection[Request]) -> None:
         """Give a step planned ahead its input, each request's newest token; drop the requests that have `ended`."""
