@@ -30,7 +30,8 @@ fn shape<'py>(py: Python<'py>, config: &EncoderConfig) -> PyResult<Bound<'py, Py
     about.set_item("num_dimensions", width)?;
     about.set_item("num_layers", config.num_layers)?;
     about.set_item("max_tokens", config.max_tokens)?;
-    about.set_item("pooling", config.pooling.name())?;
+    let pooling: Vec<&str> = config.pooling.iter().map(|pooling| pooling.name()).collect();
+    about.set_item("pooling", pooling.join(" + "))?;
     about.set_item("labels", config.head.as_ref().map(|head| head.labels.clone()))?;
     about.set_item("num_outputs", config.num_outputs())?;
     let words = config.head.as_ref().and_then(|head| head.words);

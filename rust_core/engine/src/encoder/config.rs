@@ -47,8 +47,8 @@ pub struct EncoderConfig {
     pub num_layers: usize,
     /// What the layers are.
     pub layers: Layers,
-    /// How a text's vector is made.
-    pub pooling: Pooling,
+    /// How a text's vector is made: of several poolings by all their vectors, one after another.
+    pub pooling: Vec<Pooling>,
     /// What follows pooling, one after another.
     pub dense: Vec<DenseStep>,
     /// Tokens of a text at most, special ones included.
@@ -97,8 +97,13 @@ impl EncoderConfig {
 
     /// Numbers that a text gives: those of its vector, or one for each label.
     pub fn num_outputs(&self) -> usize {
-        let size = self.dense.last().map_or(self.hidden_size, |dense| dense.num_outputs);
+        let size = self.dense.last().map_or(self.num_pooled(), |dense| dense.num_outputs);
         self.head.as_ref().map_or(size, |head| head.labels.len())
+    }
+
+    /// Numbers that pooling gives.
+    pub(super) fn num_pooled(&self) -> usize {
+        self.hidden_size * self.pooling.len()
     }
 
     /// The same with as many tokens as a decoder's embedding has rows, which may be filled up.
@@ -155,7 +160,7 @@ impl EncoderConfig {
             }
         }
         let widths = self.dense.iter().map(|dense| dense.num_outputs);
-        for (dense, width) in self.dense.iter().zip(std::iter::once(self.hidden_size).chain(widths)) {
+        for (dense, width) in self.dense.iter().zip(std::iter::once(self.num_pooled()).chain(widths)) {
             if dense.num_inputs != width || !(1..=1 << 16).contains(&dense.num_outputs) {
                 let (folder, inputs, outputs) = (dense.place.name(), dense.num_inputs, dense.num_outputs);
                 return Err(invalid(format!(

@@ -21,7 +21,7 @@ use super::config::{EncoderConfig, Layers};
 use super::decoder::Decoder;
 use super::distances::Distances;
 use super::head::{InnerActivation, activate};
-use super::pooling::{normalise, pool};
+use super::pooling::{normalise, pool, pool_each};
 use super::steps::Pooling;
 use super::weights::{EncoderWeights, LayerWeights, input_forms};
 use crate::model::Linear;
@@ -503,19 +503,15 @@ impl Pass<'_> {
 impl Pass<'_> {
     /// Writes a text's vector, of length 1.
     fn pool_text(&self, rows: &[f32], vector: &mut [f32], forms: (bool, bool), own: &mut Own) {
-        let EncoderConfig {
-            hidden_size,
-            pooling,
-            ref dense,
-            ..
-        } = *self.config;
+        let EncoderConfig { dense, pooling, .. } = self.config;
         if dense.is_empty() {
-            pool(pooling, rows, vector);
+            pool_each(pooling, rows, vector);
             return normalise(vector);
         }
-        let widest = dense.iter().map(|step| step.num_outputs).fold(hidden_size, usize::max);
+        let num_pooled = self.config.num_pooled();
+        let widest = dense.iter().map(|step| step.num_outputs).fold(num_pooled, usize::max);
         own.out.resize(own.out.len().max(widest), 0.0);
-        pool(pooling, rows, &mut own.out[..hidden_size]);
+        pool_each(pooling, rows, &mut own.out[..num_pooled]);
         for (step, linear) in dense.iter().zip(&self.weights.dense) {
             own.input.resize(1, step.num_inputs, forms.0, forms.1);
             fill(self.isa, &own.input, &own.out[..step.num_inputs]);

@@ -200,7 +200,7 @@ pub(super) fn decoder_of_gguf(file: &ModelFile, gguf: &GgufFile) -> Result<Encod
         hidden_size: model.hidden_size,
         num_layers: model.num_layers,
         layers: Layers::Decoder(Box::new(DecoderConfig { model, is_causal })),
-        pooling: keys.pooling()?,
+        pooling: vec![keys.pooling()?],
         dense: dense_steps(gguf),
         max_tokens: most,
         head,

@@ -65,6 +65,11 @@ class LoadedEncoder:
         """The tasks that texts may be of, each with what is put before them."""
         return self.model.info()["tasks"]
 
+    @property
+    def joins_poolings(self) -> bool:
+        """Whether a text's vector is that of several poolings, one after another."""
+        return "+" in self.model.info()["pooling"]
+
     def rows(self, packed: bytes) -> list[list[float]]:
         """Return what the texts gave, a row for each: its vector, or a number for each label."""
         numbers, width = array("f", packed).tolist(), self.width

@@ -106,6 +106,11 @@ class Pooling:
         """
         async with self._encoders.using(request.model) as encoder:
             late = encoder.late
+            if encoder.joins_poolings:
+                text = (
+                    f"native:{encoder.name} joins several poolings of a text; its tokens have no vectors of their own"
+                )
+                raise RequestError(text, param="model")
             if late is None:
                 _check_task(encoder, "embed")
                 encode = partial(encoder.tokens.encode, truncates=request.truncate)
