@@ -36,7 +36,10 @@ mod avx512;
 mod tests;
 
 pub use args::AttentionArgs;
-pub use bidirectional::{WholeArgs, WholeScratch, attend_whole, distance_row_len, whole_scratch_len};
+pub use bidirectional::{
+    PartArgs, StoredHeads, WholeArgs, WholeScratch, attend_part, attend_whole, distance_row_len, part_scratch_len,
+    whole_scratch_len,
+};
 pub use layout::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, expect_kv, store_kv};
 pub use rows::{RowPages, RowSequence, attend_rows};
 
