@@ -19,8 +19,9 @@ use super::weights::LayerWeights;
 use super::{Encoder, EncoderError};
 use crate::config::invalid;
 
-/// Queries of a head that a thread computes at once.
-const PART_TOKENS: usize = 128;
+/// Queries of a head that a thread computes at once: a multiple of the rows that attention computes together, of which the
+/// last would be filled up.
+const PART_TOKENS: usize = 192;
 
 /// A text on its way through the layers.
 pub struct LongText {

@@ -159,7 +159,7 @@ class EncoderQueue:
             _end_whole(job)
 
     def _advance(self, job: _Job) -> None:
-        """Compute a step of a job's long text, begin it first, or drop it where nobody waits for it any more."""
+        """Compute a step of a job's long text, begin it first, or drop it where its request is gone."""
         assert self._begin is not None, "only queues that begin long texts set them aside"
         found: bytes | None = None
         try:
