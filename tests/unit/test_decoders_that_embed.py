@@ -77,8 +77,7 @@ def in_parts(model: _rust.EncoderModel, text: list[int], *, gives_tokens: bool =
 
 def test_a_decoder_takes_texts_as_long_as_its_context(tmp_path: Path) -> None:
     """Room is reserved for a batch, and more when a long text comes; one whose tokens see both ways keeps its bound."""
-    changes: dict[str, object] = {"max_position_embeddings": 40_000}
-    config, _ = write_family(tmp_path, "qwen3", **changes)
+    config, _ = write_family(tmp_path, "qwen3", max_position_embeddings=40_000)
     about = _rust.describe_encoder(as_embedder(tmp_path))
     assert about is not None
     assert (about["max_tokens"], about["workspace_bytes"] < 4_000_000) == (40_000, True)
