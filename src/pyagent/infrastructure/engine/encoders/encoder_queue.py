@@ -124,8 +124,6 @@ class EncoderQueue:
             job = self._jobs[0]
             text = job.texts[job.num_taken]
             if self._begin is not None and len(text) > self._most_tokens:
-                if job in batch:
-                    break  # its result comes before
                 self._long_jobs.append(self._jobs.popleft())
                 continue
             if batch and len(text) > room:
