@@ -270,7 +270,7 @@ def _step(kind: str, path: str = "1_Pooling") -> Callable[[Path], object]:
         (_config(hidden_act="relu"), "activation 'relu'"),
         (_config(position_embedding_type="relative_key"), "relative_key"),
         (_config(rope_theta=1.0), "rope_theta"),
-        (_config(architectures=["BertForTokenClassification"]), "ranks or classifies texts"),
+        (_config(architectures=["BertForQuestionAnswering"]), "ranks or classifies texts"),
         (_config(layer_norm_eps=-1), "norm epsilon"),
         (_step("WordWeights"), "step 'm.WordWeights' is not implemented"),
         (_step("Pooling", "../../etc"), "expected a folder's name"),
