@@ -60,10 +60,12 @@ class EncoderShape(TypedDict):
     num_outputs: int
     ranks_by_words: bool
     ranks_by_tokens: bool
+    labels_steps: bool
     tasks: list[tuple[str, str]]
     file_bytes: int
     weight_bytes: int
     workspace_bytes: int
+    long_text_bytes: int
 
 class EncoderInfo(TypedDict):
     architecture: str
@@ -76,6 +78,7 @@ class EncoderInfo(TypedDict):
     num_outputs: int
     ranks_by_words: bool
     ranks_by_tokens: bool
+    labels_steps: bool
     tasks: list[tuple[str, str]]
     weight_bytes: int
     load_seconds: float
@@ -336,7 +339,15 @@ class EncoderModel:
     def info(self) -> EncoderInfo: ...
     def compute(self, texts: Sequence[Sequence[int]]) -> bytes: ...
     def compute_tokens(self, texts: Sequence[Sequence[int]]) -> bytes: ...
+    @property
+    def most_tokens(self) -> int: ...  # tests only
+    def long_text_bytes(self, num_tokens: int) -> int: ...
+    def begin(self, text: Sequence[int], gives_tokens: bool) -> LongText: ...
+    def advance(self, text: LongText) -> bytes | None: ...
     def close(self) -> None: ...
+
+@final
+class LongText: ...
 
 @final
 class AdapterFile:

@@ -171,6 +171,18 @@ class Chain:
         asked = TokenEmbedRequest(input=list(texts), model=model, is_query=is_query, truncate=truncate)
         return (await token_embed_by(self.backend, asked)).vectors
 
+    async def token_classify(
+        self, texts: Sequence[str], model: str = "", *, truncate: bool = False
+    ) -> list[list[dict[str, float]]]:
+        """Return a table of labels and probabilities for each token of each text, from the first link that has some.
+
+        A process reward model gives one for each step: for each `<extra_0>` in the text, in order. Raises
+        `RequestError` when no link labels tokens.
+        """
+        asked = TokenEmbedRequest(input=list(texts), model=model, task="token_classify", truncate=truncate)
+        found = await token_embed_by(self.backend, asked)
+        return [[dict(zip(found.labels, row, strict=True)) for row in text] for text in found.vectors]
+
     async def close(self) -> None:
         """Close the links: models are unloaded, connections closed."""
         await self.backend.close()

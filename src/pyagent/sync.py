@@ -117,6 +117,12 @@ class SyncChain:
         """Return a vector for each token of each text, as `Chain.token_embed` does."""
         return self._loop.run(self._chain.token_embed(texts, model, is_query=is_query, truncate=truncate))
 
+    def token_classify(
+        self, texts: Sequence[str], model: str = "", *, truncate: bool = False
+    ) -> list[list[dict[str, float]]]:
+        """Return the labels of each token of each text, or of each step, as `Chain.token_classify` does."""
+        return self._loop.run(self._chain.token_classify(texts, model, truncate=truncate))
+
     def close(self) -> None:
         """Close the chain and end its event loop; what other threads wait for fails. Safe to call twice."""
         with self._closing:

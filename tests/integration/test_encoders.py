@@ -19,6 +19,7 @@ import pytest
 from support.tiny_encoder import (
     LONGEST,
     PIECES,
+    POOLINGS,
     SHAPE,
     expected_vector,
     tensors_of,
@@ -101,10 +102,10 @@ def embedded(path: Path, texts: list[str], **options: Any) -> EmbedResult:
 # -- the numbers ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token", "max_tokens", "lasttoken", "weightedmean_tokens"])
+@pytest.mark.parametrize("pooling", [*POOLINGS, "mean_tokens cls_token", " ".join(reversed(POOLINGS))])
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_vectors_equal_the_formula(pooling: str, kind: str, tmp_path: Path) -> None:
-    """Each pooling of each family is what plain double precision gives, to 1e-5."""
+    """Each pooling of each family, and several one after another, is what plain double precision gives, to 1e-5."""
     config = SHAPE | ({} if kind == "bert" else {"model_type": "roberta", "pad_token_id": 1, "type_vocab_size": 1})
     tensors = tensors_of(config)
     path = write_encoder(tmp_path, pooling=pooling, tensors=tensors, **config)
@@ -269,13 +270,18 @@ def _step(kind: str, path: str = "1_Pooling") -> Callable[[Path], object]:
         (_config(hidden_act="relu"), "activation 'relu'"),
         (_config(position_embedding_type="relative_key"), "relative_key"),
         (_config(rope_theta=1.0), "rope_theta"),
-        (_config(architectures=["BertForTokenClassification"]), "ranks or classifies texts"),
+        (_config(architectures=["BertForQuestionAnswering"]), "ranks or classifies texts"),
         (_config(layer_norm_eps=-1), "norm epsilon"),
         (_step("WordWeights"), "step 'm.WordWeights' is not implemented"),
         (_step("Pooling", "../../etc"), "expected a folder's name"),
         (_step("Transformer", ""), "no step is Pooling"),
         (_json("1_Pooling/config.json", {"pooling_mode_magic": True}), "pooling by 'magic'"),
-        (_json("1_Pooling/config.json", {}), "pooling by ''"),
+        (
+            _json("1_Pooling/config.json", {}),
+            "no way of pooling is named; expected one or more of cls, max, mean, mean_s",
+        ),
+        (_json("1_Pooling/config.json", {"pooling_mode": ["mean", "attention"]}), "pooling by 'attention'"),
+        (_json("1_Pooling/config.json", {"pooling_mode": 3}), "pooling by '?'"),
         (_json("modules.json", {"type": 3}), "no step is Pooling"),
         (_json("sentence_bert_config.json", {"max_seq_length": -4}), "max_seq_length"),
         (_gone, "no tokenizer.json or vocab.txt"),

@@ -294,7 +294,7 @@ def test_damaged_heads_are_refused_before_memory_is_taken(tmp_path: Path) -> Non
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     for change, said in [
         ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "'classifier.weight' is 2 x 24; expected 3 x 24"),
-        ({"architectures": ["BertForTokenClassification"]}, "BertForTokenClassification"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering"),
         ({"id2label": {"0": "a", "5": "b"}}, "names no label 1"),
         ({"sentence_transformers": {"activation_fn": "torch.nn.ReLU"}}, "torch.nn.ReLU"),
         ({"model_type": "roberta", "architectures": ["RobertaForSequenceClassification"]}, "is missing"),

@@ -295,3 +295,10 @@ def test_damaged_folders_are_refused_by_name(tmp_path: Path) -> None:
     modules.write_text(json.dumps(steps[:1]), encoding="utf-8")
     with pytest.raises(_rust.ModelFileError, match="no step is Pooling, and none Dense"):
         _rust.describe_encoder(path)
+
+
+def test_a_model_that_joins_poolings_has_no_vectors_of_tokens(tmp_path: Path) -> None:
+    """It embeds texts, and is refused by name where vectors of tokens are asked for."""
+    path = write_encoder(tmp_path / "m", pooling="cls_token max_tokens")
+    with pytest.raises(RequestError, match="joins several poolings of a text; its tokens have no vectors"):
+        token_vectors(path, TEXTS)

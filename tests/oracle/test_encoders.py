@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import write_gguf
 from support.models import located
-from support.tiny_encoder import PIECES, SHAPE, write_classifier, write_encoder, write_json, write_late_encoder
+from support.tiny_encoder import (
+    PIECES,
+    POOLINGS,
+    SHAPE,
+    write_classifier,
+    write_encoder,
+    write_json,
+    write_late_encoder,
+)
 
 from pyagent import _rust
 from pyagent.infrastructure.engine.encoders.late_tokens import LateTokens
@@ -183,6 +191,47 @@ def test_dense_steps_follow_pooling(tmp_path: Path) -> None:
         rows = torch.stack([model(torch.tensor([text])).last_hidden_state[0].mean(0) for text in texts])
         expected = torch.nn.functional.normalize(torch.tanh(layers[1](layers[0](rows))), dim=1).numpy()
     assert abs(vectors(ours.compute(texts), 20) - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("pooling", [*POOLINGS, "cls_token mean_tokens", " ".join(POOLINGS)])
+def test_poolings_equal_their_formulas_over_transformers(pooling: str, tmp_path: Path) -> None:
+    """Each of sentence-transformers' poolings, and several joined, alone and before a dense step with tanh: to 1e-5."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModel
+
+    path = write_encoder(tmp_path / "m", pooling=pooling)
+    model = AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    texts = [[2, *((7 * i + length) % (len(PIECES) - 5) + 5 for i in range(length)), 3] for length in (0, 3, 20)]
+    with torch.inference_mode():
+        states = [model(torch.tensor([text])).last_hidden_state[0].double() for text in texts]
+    count = [len(text) for text in texts]
+    weights = [torch.arange(1, number + 1, dtype=torch.float64) for number in count]
+    formulas = {
+        "cls_token": [one[0] for one in states],
+        "max_tokens": [one.max(0).values for one in states],
+        "mean_tokens": [one.mean(0) for one in states],
+        "mean_sqrt_len_tokens": [one.sum(0) / number**0.5 for one, number in zip(states, count, strict=True)],
+        "weightedmean_tokens": [weight @ one / weight.sum() for one, weight in zip(states, weights, strict=True)],
+        "lasttoken": [one[-1] for one in states],
+    }
+    chosen = [formulas[name] for name in POOLINGS if name in pooling.split()]
+    pooled = torch.stack([torch.cat(parts) for parts in zip(*chosen, strict=True)])
+    width = pooled.shape[1]
+    ours = vectors(_rust.EncoderModel.load(path, threads=2).compute(texts), width)
+    assert abs(ours - torch.nn.functional.normalize(pooled, dim=1).numpy()).max() < 1e-5
+    torch.manual_seed(4)
+    layer = torch.nn.Linear(width, 9).double()
+    (path / "2_Dense").mkdir()
+    save_file({f"linear.{k}": v.float() for k, v in layer.state_dict().items()}, path / "2_Dense/model.safetensors")
+    write_json(path / "2_Dense/config.json", {"in_features": width, "out_features": 9, "bias": True})
+    steps = json.loads((path / "modules.json").read_text(encoding="utf-8"))
+    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "m.Dense"}
+    write_json(path / "modules.json", [*steps[:2], dense])
+    with torch.inference_mode():
+        expected = torch.nn.functional.normalize(torch.tanh(layer(pooled)), dim=1).numpy()
+    ours = vectors(_rust.EncoderModel.load(path, threads=2).compute(texts), 9)
+    assert abs(ours - expected).max() < 1e-5
 
 
 @pytest.mark.parametrize("kind", [*DECODERS])

@@ -15,9 +15,9 @@ from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.models.describe import task_of
 
 
-def native(*paths: Path) -> NativeBackend:
+def native(*paths: Path, memory: int = 1 << 30) -> NativeBackend:
     """A backend of models by their paths."""
-    pool = ModelPool(Path, EngineOptions(), Ledger(1 << 30))
+    pool = ModelPool(Path, EngineOptions(), Ledger(memory))
     names = [str(path) for path in paths]
     return NativeBackend(names, LocalEngine(pool), look=lambda _: "", task_of=lambda name: task_of(Path(name)))
 

@@ -29,6 +29,8 @@ SHAPE: dict[str, Any] = {
     "layer_norm_eps": 1e-12,
     "pad_token_id": 0,
 }
+POOLINGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+"""As sentence-transformers names them, in the order in which it puts the vectors of several one after another."""
 Tensors = dict[str, tuple[list[int], list[float]]]
 
 
@@ -95,7 +97,10 @@ def write_classifier(folder: Path, labels: Sequence[str], **changes: object) -> 
 def write_encoder(
     folder: Path, *, pooling: str = "mean_tokens", tensors: Tensors | None = None, **changes: object
 ) -> Path:
-    """Write a model into a folder of its own, with changes to its configuration; return it."""
+    """Write a model into a folder of its own, with changes to its configuration; return it.
+
+    `pooling` has one of `POOLINGS`, or several with spaces between.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = SHAPE | changes
     write_safetensors(folder, config, tensors_of(config) if tensors is None else tensors)
@@ -104,9 +109,9 @@ def write_encoder(
     kinds = ("Transformer", "", ""), ("Pooling", "1_Pooling", "1"), ("Normalize", "2_Normalize", "2")
     steps = [{"idx": 0, "name": name, "path": path, "type": f"m.{kind}"} for kind, path, name in kinds]
     write_json(folder / "modules.json", steps)
-    names = ("cls_token", "mean_tokens", "max_tokens", "lasttoken", "weightedmean_tokens")
     (folder / "1_Pooling").mkdir(exist_ok=True)
-    write_json(folder / "1_Pooling" / "config.json", {f"pooling_mode_{name}": name == pooling for name in names})
+    modes = {f"pooling_mode_{name}": name in pooling.split() for name in POOLINGS}
+    write_json(folder / "1_Pooling" / "config.json", modes)
     return folder
 
 
@@ -276,14 +281,23 @@ def expected_vector(tokens: Sequence[int], config: dict[str, Any], tensors: Tens
             for x in stream
         ]
         stream = [norm(added(*pair), f"{place}.output.LayerNorm") for pair in zip(stream, inner, strict=True)]
-    columns = list(zip(*stream, strict=True))
-    weights = range(1, len(stream) + 1)
-    pooled = {
-        "cls_token": list(stream[0]),
-        "lasttoken": list(stream[-1]),
-        "mean_tokens": [sum(column) for column in columns],
+    return pooled_by(pooling, stream)
+
+
+def pooled_by(pooling: str, rows: Sequence[Sequence[float]]) -> list[float]:
+    """The vector of length 1 that the tokens' become."""
+    columns, count = list(zip(*rows, strict=True)), len(rows)
+    weights = range(1, count + 1)
+    by_name = {
+        "cls_token": list(rows[0]),
+        "lasttoken": list(rows[-1]),
+        "mean_tokens": [sum(column) / count for column in columns],
+        "mean_sqrt_len_tokens": [sum(column) / math.sqrt(count) for column in columns],
         "max_tokens": [max(column) for column in columns],
-        "weightedmean_tokens": [sum(w * x for w, x in zip(weights, column, strict=True)) for column in columns],
-    }[pooling]
+        "weightedmean_tokens": [
+            sum(w * x for w, x in zip(weights, column, strict=True)) / sum(weights) for column in columns
+        ],
+    }
+    pooled = [x for name in POOLINGS if name in pooling.split() for x in by_name[name]]
     length = math.hypot(*pooled)
     return [x / length for x in pooled]

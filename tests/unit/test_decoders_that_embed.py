@@ -41,6 +41,58 @@ def test_vectors_of_a_family_equal_the_formulas(family: str, tmp_path: Path) -> 
     assert model.compute([TOKENS[:3], TOKENS, TOKENS[:9]])[len(alone) : 2 * len(alone)] == alone
 
 
+@pytest.mark.parametrize("family", ["qwen3-partly", "gemma3", "smollm3", "olmo2"])
+def test_a_text_in_parts_has_the_bits_of_one_read_whole(family: str, tmp_path: Path) -> None:
+    """Parts of seven tokens, in layers with and without windows: the text's vector, and those of its tokens."""
+    config, _ = write_family(tmp_path, family)
+    whole = _rust.EncoderModel.load(as_embedder(tmp_path, "mean_tokens"), threads=2)
+    parts = _rust.EncoderModel.load(tmp_path, threads=1, most_tokens=7)
+    assert in_parts(parts, TOKENS) == (whole.compute([TOKENS]), 5 * config["num_hidden_layers"])
+    assert in_parts(parts, TOKENS, gives_tokens=True)[0] == whole.compute_tokens([TOKENS])
+
+
+def test_each_pooling_of_a_text_in_parts_is_that_of_the_whole(tmp_path: Path) -> None:
+    """200 tokens in parts of 150, on every instruction set: the same bits; a text of before leaves nothing behind."""
+    write_family(tmp_path, "qwen3")
+    folder, text = as_embedder(tmp_path), [(7 * at + at * at // 3) % 96 for at in range(200)]
+    for pooling in ("mean_tokens", "weightedmean_tokens", "max_tokens", "lasttoken", "cls_token"):
+        modes = {f"pooling_mode_{pooling}": True}
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes), encoding="utf-8")
+        expected = _rust.EncoderModel.load(folder, threads=2).compute([text])
+        isas = _rust.cpu_features()["isas"]
+        for isa in isas if pooling == "mean_tokens" else isas[-1:]:
+            parts = _rust.EncoderModel.load(folder, threads=3, most_tokens=150, isa=isa)
+            left = parts.begin(text[::-1], gives_tokens=False)
+            assert parts.advance(left) is None
+            assert in_parts(parts, text) == (expected, 3 * 2)
+
+
+def in_parts(model: _rust.EncoderModel, text: list[int], *, gives_tokens: bool = False) -> tuple[bytes, int]:
+    """What a text gives, and in how many steps."""
+    begun, steps = model.begin(text, gives_tokens), 1
+    while (found := model.advance(begun)) is None:
+        steps += 1
+    return found, steps
+
+
+def test_a_decoder_takes_texts_as_long_as_its_context(tmp_path: Path) -> None:
+    """Room is reserved for a batch, and more when a long text comes; one whose tokens see both ways keeps its bound."""
+    config, _ = write_family(tmp_path, "qwen3", max_position_embeddings=40_000)
+    about = _rust.describe_encoder(as_embedder(tmp_path))
+    assert about is not None
+    assert (about["max_tokens"], about["workspace_bytes"] < 4_000_000) == (40_000, True)
+    model = _rust.EncoderModel.load(tmp_path, threads=1)
+    assert about["long_text_bytes"] == model.long_text_bytes(40_000) > 10 * model.long_text_bytes(1_500) > 0
+    with pytest.raises(ValueError, match="it has 40001 tokens; the model takes 40000"):
+        model.begin([3] * 40_001, gives_tokens=False)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"use_bidirectional_attention": True}), encoding="utf-8")
+    about = _rust.describe_encoder(tmp_path)
+    assert about is not None
+    assert (about["max_tokens"], about["long_text_bytes"]) == (8_192, 0)
+    with pytest.raises(_rust.ModelFileError, match="the model reads a text whole"):
+        _rust.EncoderModel.load(tmp_path, threads=1).begin([3] * 40, gives_tokens=False)
+
+
 def test_what_cannot_embed_is_refused_by_name(tmp_path: Path) -> None:
     """Capped scores, experts, a matrix of another size, a step that is not implemented."""
     for family, said in [("gemma2", "'gemma2' has capped scores"), ("mixtral", "'llama' has experts")]:

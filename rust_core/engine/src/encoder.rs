@@ -17,6 +17,7 @@ mod forward;
 mod gguf;
 mod head;
 mod layer_names;
+mod long;
 mod own_words;
 mod pooling;
 mod steps;
@@ -35,7 +36,8 @@ pub use self::config::{DecoderConfig, EncoderConfig, Layers, task_of};
 pub use self::experts::EncoderExperts;
 use self::forward::{Batch, Gives, Pass, Workspace};
 pub use self::forward::{SECOND_TEXT, TASK_SHIFT, UNSEEN};
-pub use self::head::{Head, InnerActivation, LabelActivation};
+pub use self::head::{Head, HeadKind, InnerActivation, LabelActivation};
+pub use self::long::{LongText, long_text_bytes};
 pub use self::pooling::late_score;
 pub use self::steps::{DensePlace, DenseStep, LabelWords, Pooling};
 pub use self::tasks::{Task, Tasks};
@@ -115,7 +117,7 @@ impl Encoder {
         let (file, config) = open(path)?;
         let pool = ThreadPool::shared(threads);
         let weights = weights::load(&file, &config, &pool).map_err(|error| error.in_file(path))?;
-        let space = Workspace::new(&config, &weights, pool.num_threads(), most_tokens);
+        let space = Workspace::new(&config, &weights, pool.num_threads(), most_tokens, most_tokens);
         Ok(Self {
             config,
             weights,
@@ -142,6 +144,11 @@ impl Encoder {
         self.load_seconds
     }
 
+    /// Tokens of a batch at most.
+    pub fn most_tokens(&self) -> usize {
+        self.most_tokens
+    }
+
     /// Threads that compute.
     pub fn num_threads(&self) -> usize {
         self.pool.num_threads()
@@ -151,18 +158,31 @@ impl Encoder {
     /// tokens, special ones included; those of a pair's second text have [`SECOND_TEXT`] set, those at its end that no
     /// token sees [`UNSEEN`]. In its first token a text of a task has the task's number from 1 on, at [`TASK_SHIFT`].
     pub fn compute(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>, EncoderError> {
-        self.run(texts, Gives::Texts)
+        let gives = self.checked(Gives::Texts)?;
+        self.run(texts, gives)
     }
 
-    /// Returns the vectors of the texts' tokens, each of length 1, one after another, after the model's dense steps.
+    /// Returns the vectors of the texts' tokens, each of length 1, one after another, after the model's dense steps; of a
+    /// model that labels tokens a number for each label.
     ///
-    /// Of a model with labels there are none: `EncoderError::File`.
+    /// A model that labels texts has none: `EncoderError::File`.
     pub fn compute_tokens(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>, EncoderError> {
-        if self.config.head.is_some() {
-            let text = "the model has labels; its tokens have no vectors of their own";
-            return Err(invalid(text.to_owned()).into());
-        }
-        self.run(texts, Gives::Tokens)
+        let gives = self.checked(Gives::Tokens)?;
+        self.run(texts, gives)
+    }
+
+    /// Whether the model gives that.
+    fn checked(&self, gives: Gives) -> Result<Gives, EncoderError> {
+        let text = match (&self.config.head, gives) {
+            (Some(head), Gives::Tokens) if head.kind == HeadKind::Texts => {
+                "the model has labels; its tokens have no vectors of their own"
+            }
+            (Some(head), Gives::Texts) if head.kind != HeadKind::Texts => {
+                "the model labels tokens; a text has no numbers of its own"
+            }
+            _ => return Ok(gives),
+        };
+        Err(invalid(text.to_owned()).into())
     }
 
     fn run(&mut self, texts: &[Vec<u32>], gives: Gives) -> Result<Vec<f32>, EncoderError> {
@@ -176,12 +196,6 @@ impl Encoder {
         }
         let reached = self.weights.reach(batch.longest());
         reached.expect("texts are no longer than the model takes");
-        let width = self.config.num_outputs();
-        let num_given = match gives {
-            Gives::Texts => texts.len(),
-            Gives::Tokens => batch.num_tokens(),
-        };
-        let mut vectors = vec![0.0; num_given * width];
         let pass = Pass {
             config: &self.config,
             weights: &self.weights,
@@ -189,7 +203,14 @@ impl Encoder {
             batch: &batch,
             gives,
         };
+        let mut vectors = vec![0.0; pass.num_given() * self.config.num_outputs()];
         pass.run(&self.pool, &mut self.space, &mut vectors)?;
+        self.finite(vectors, &batch, gives)
+    }
+
+    /// Returns what a batch gave, if it is finite.
+    fn finite(&self, vectors: Vec<f32>, batch: &Batch, gives: Gives) -> Result<Vec<f32>, EncoderError> {
+        let width = self.config.num_outputs();
         let embeds = self.config.head.is_none();
         let faulty =
             |vector: &[f32]| vector.iter().any(|x| !x.is_finite()) || (embeds && vector.iter().all(|x| *x == 0.0));

@@ -1,9 +1,9 @@
 //! `EncoderModel` and `describe_encoder`: vectors of texts, one call a batch.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
-use pyagent_engine::encoder::{self, Encoder, EncoderConfig, EncoderError};
+use pyagent_engine::encoder::{self, Encoder, EncoderConfig, EncoderError, HeadKind};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -30,20 +30,23 @@ fn shape<'py>(py: Python<'py>, config: &EncoderConfig) -> PyResult<Bound<'py, Py
     about.set_item("num_dimensions", width)?;
     about.set_item("num_layers", config.num_layers)?;
     about.set_item("max_tokens", config.max_tokens)?;
-    about.set_item("pooling", config.pooling.name())?;
+    let pooling: Vec<&str> = config.pooling.iter().map(|pooling| pooling.name()).collect();
+    about.set_item("pooling", pooling.join(" + "))?;
     about.set_item("labels", config.head.as_ref().map(|head| head.labels.clone()))?;
     about.set_item("num_outputs", config.num_outputs())?;
     let words = config.head.as_ref().and_then(|head| head.words);
     about.set_item("ranks_by_words", words.is_some())?;
     about.set_item("ranks_by_tokens", config.is_late)?;
+    let labels_steps = config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Steps);
+    about.set_item("labels_steps", labels_steps)?;
     let tasks = config.tasks.iter().flat_map(|tasks| &tasks.all);
     let tasks: Vec<(&str, &str)> = tasks.map(|task| (&*task.name, &*task.instruction)).collect();
     about.set_item("tasks", tasks)?;
     Ok(about)
 }
 
-/// What a model's files, right or wrong, are for: `generate`, or of an encoder `embed`, `rank` (it has one label) or
-/// `classify`. Reads a few bytes of them.
+/// What a model's files, right or wrong, are for: `generate`, or of an encoder `embed`, `rank` (it has one label),
+/// `classify` or `token_classify`. Reads a few bytes of them.
 #[pyfunction]
 pub fn model_task(py: Python<'_>, path: PathBuf) -> &'static str {
     py.detach(|| encoder::task_of(&path))
@@ -95,10 +98,14 @@ pub fn describe_encoder(
     let about = shape(py, &config)?;
     about.set_item("file_bytes", file_bytes)?;
     about.set_item("weight_bytes", weight_bytes)?;
-    let most_tokens = most_tokens.max(config.max_tokens);
     about.set_item(
         "workspace_bytes",
-        encoder::workspace_bytes(&config, threads, most_tokens),
+        encoder::workspace_bytes(&config, threads, config.room(most_tokens)),
+    )?;
+    let long = encoder::long_text_bytes(&config, threads, config.max_tokens, most_tokens);
+    about.set_item(
+        "long_text_bytes",
+        long.filter(|_| config.max_tokens > most_tokens).unwrap_or(0),
     )?;
     Ok(Some(about))
 }
@@ -110,25 +117,29 @@ pub struct EncoderModel {
     config: EncoderConfig,
     weight_bytes: usize,
     load_seconds: f64,
+    most_tokens: usize,
+    num_threads: usize,
 }
 
 #[pymethods]
 impl EncoderModel {
     /// Loads a folder of safetensors or a GGUF file, for batches of `most_tokens`, or of one longest text where that has
-    /// more. `isa` is one of `cpu_features()["isas"]`. Raises `ModelFileError`.
+    /// more and is read whole. `isa` is one of `cpu_features()["isas"]`. Raises `ModelFileError`.
     #[staticmethod]
     #[pyo3(signature = (path, *, threads, most_tokens = 1024, isa = None))]
     fn load(py: Python<'_>, path: PathBuf, threads: usize, most_tokens: usize, isa: Option<&str>) -> PyResult<Self> {
         let isa = isa.map(parse_isa).transpose()?;
         let loaded = py.detach(|| {
             let (_, config) = encoder::open(&path)?;
-            Encoder::load(&path, threads, isa, most_tokens.max(config.max_tokens))
+            Encoder::load(&path, threads, isa, config.room(most_tokens))
         });
         let encoder = loaded.map_err(|error| encoder_error(&error))?;
         Ok(Self {
             config: encoder.config().clone(),
             weight_bytes: encoder.weight_bytes(),
             load_seconds: encoder.load_seconds(),
+            most_tokens: encoder.most_tokens(),
+            num_threads: encoder.num_threads(),
             inner: Mutex::new(Some(encoder)),
         })
     }
@@ -150,10 +161,41 @@ impl EncoderModel {
         self.computed(py, |encoder| encoder.compute(&texts))
     }
 
-    /// Returns the vectors of the texts' tokens, each of length 1, as `compute` does those of texts. Raises
-    /// `ModelFileError` for a model with labels.
+    /// Returns the vectors of the texts' tokens, each of length 1, as `compute` does those of texts; of a model that labels
+    /// tokens a number for each label. Raises `ModelFileError` for a model that labels texts.
     fn compute_tokens<'py>(&self, py: Python<'py>, texts: Vec<Vec<u32>>) -> PyResult<Bound<'py, PyBytes>> {
         self.computed(py, |encoder| encoder.compute_tokens(&texts))
+    }
+
+    /// Tokens of a batch at most, and of a text that `compute` takes.
+    #[getter]
+    fn most_tokens(&self) -> usize {
+        self.most_tokens
+    }
+
+    /// Bytes that a text of so many tokens takes from `begin` on.
+    fn long_text_bytes(&self, num_tokens: usize) -> usize {
+        let most = self.most_tokens;
+        encoder::long_text_bytes(&self.config, self.num_threads, num_tokens, most).unwrap_or(0)
+    }
+
+    /// Takes a text that is longer than a batch, of a causal decoder: what it gives, or with `gives_tokens` its tokens,
+    /// comes of `advance`. Raises `ValueError` for a text that cannot be computed, `ModelFileError` for another model.
+    fn begin(&self, py: Python<'_>, text: Vec<u32>, gives_tokens: bool) -> PyResult<LongText> {
+        let begun = self.locked(py, |encoder| encoder.begin(&text, gives_tokens))?;
+        Ok(LongText {
+            inner: Mutex::new(begun),
+        })
+    }
+
+    /// Computes a step of a text that this model began: some tokens in one layer. Returns what `compute` does after the last
+    /// step, and None before. The GIL is free meanwhile.
+    fn advance<'py>(&self, py: Python<'py>, text: &LongText) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let computed = self.locked(py, |encoder| {
+            let mut text = text.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            encoder.advance(&mut text)
+        })?;
+        Ok(computed.map(|numbers| bytes_of(py, &numbers)))
     }
 
     /// Frees the model's memory, when the batch that is computed now is.
@@ -171,14 +213,32 @@ impl EncoderModel {
         py: Python<'py>,
         compute: impl FnOnce(&mut Encoder) -> Result<Vec<f32>, EncoderError> + Send,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let computed = py.detach(|| {
+        let computed = self.locked(py, compute)?;
+        Ok(bytes_of(py, &computed))
+    }
+
+    fn locked<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Encoder) -> Result<T, EncoderError> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| {
             let mut inner = self.inner.lock().map_err(|_| failed())?;
             let encoder = inner.as_mut().ok_or_else(closed)?;
-            compute(encoder).map_err(|error| encoder_error(&error))
-        })?;
-        let bytes: Vec<u8> = computed.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        Ok(PyBytes::new(py, &bytes))
+            work(encoder).map_err(|error| encoder_error(&error))
+        })
     }
+}
+
+fn bytes_of<'py>(py: Python<'py>, numbers: &[f32]) -> Bound<'py, PyBytes> {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|value| value.to_ne_bytes()).collect();
+    PyBytes::new(py, &bytes)
+}
+
+/// A text on its way through a model's layers, with the memory that it takes there.
+#[pyclass(frozen, module = "pyagent._rust")]
+pub struct LongText {
+    inner: Mutex<encoder::LongText>,
 }
 
 fn failed() -> PyErr {

@@ -52,7 +52,7 @@ mod _rust {
     use crate::token_index::TokenIndex;
 
     #[pymodule_export]
-    use crate::encoder::{EncoderModel, describe_encoder, late_score, model_task};
+    use crate::encoder::{EncoderModel, LongText, describe_encoder, late_score, model_task};
 
     #[pymodule_export]
     use crate::logits_rows::LogitsRows;

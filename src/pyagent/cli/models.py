@@ -178,13 +178,15 @@ def _show_encoder(name: str, path: Path, about: EncoderDescription, *, as_json: 
         return
     memory = about.weight_bytes + about.workspace_bytes
     does, gives = _what_it_gives(about)
+    bytes_of_long = about.long_text_bytes
+    long = f"; {format_bytes(bytes_of_long)} more while the longest text is read" if bytes_of_long else ""
     card = [
         ("architecture", f"{about.architecture}, {about.num_layers} layers; an encoder: it {does} and answers nothing"),
         *gives,
         ("quantisation", about.quantization),
         ("parameters", _counted(about.num_parameters)),
         ("vocabulary", f"{about.vocab_size:,} tokens"),
-        ("memory", format_bytes(memory)),
+        ("memory", format_bytes(memory) + long),
         ("licence", about.licence),
         ("file", f"{path} ({format_bytes(about.file_bytes)})"),
     ]
@@ -233,17 +235,22 @@ def _what_it_gives(about: EncoderDescription) -> tuple[str, list[tuple[str, str]
         tasks = ", ".join(printable(name) for name, _ in about.tasks)
         named = [("tasks", tasks)] if tasks else []
         return "embeds", [size, ("pooling", f"{about.pooling}, scaled to length 1"), *named]
+    if about.labels_steps:
+        from pyagent.infrastructure.engine.encoders.tasks import STEP_MARK
+
+        return "scores steps", [("scores", f"each step, up to its {STEP_MARK}, of texts {texts}")]
     if about.task == "rank":
         return "ranks documents", [("ranks", f"a query and a document {texts} together")]
     shown = ", ".join(printable(label) for label in about.labels[:8]) + (", ..." if len(about.labels) > 8 else "")
-    return "classifies texts", [("classifies", f"texts {texts}"), ("labels", f"{len(about.labels)}: {shown}")]
+    what = "tokens of texts" if about.task == "token_classify" else "texts"
+    return f"classifies {what}", [("classifies", f"{what} {texts}"), ("labels", f"{len(about.labels)}: {shown}")]
 
 
 def _counted(number: int) -> str:
     return f"{number / 1e6:,.0f} million" if number >= 1_000_000 else f"{number:,}"
 
 
-_CAPABILITIES = {"embed": "embeddings", "rank": "rerank", "classify": "classify"}
+_CAPABILITIES = {"embed": "embeddings", "rank": "rerank", "classify": "classify", "token_classify": "token_classify"}
 
 
 def _capabilities(task: ModelTask | None) -> dict[str, list[str]]:

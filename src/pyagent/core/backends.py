@@ -109,10 +109,11 @@ async def classify_by(backend: Backend, request: ClassifyRequest) -> ClassifyRes
 
 
 async def token_embed_by(backend: Backend, request: TokenEmbedRequest) -> TokenEmbedResult:
-    """Return a backend's vectors of tokens. Raises `RequestError` where it has none."""
+    """Return a backend's vectors of tokens, or their labels' numbers. Raises `RequestError` where it has none."""
     token_embed = backend.capabilities.token_embed
     if token_embed is None:
-        text = f"{backend.name} gives no vectors of tokens; `native` does with a model that embeds"
+        what, model = ("vectors", "embeds") if request.task == "token_embed" else ("labels", "labels tokens")
+        text = f"{backend.name} gives no {what} of tokens; `native` does with a model that {model}"
         raise RequestError(text, param="model")
     return await token_embed(request)
 

@@ -77,7 +77,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Labels texts. Raises `RequestError` where its models cannot."""
 
     token_embed: Callable[[TokenEmbedRequest], Awaitable[TokenEmbedResult]] | None = None
-    """Gives a vector for each token of a text. Raises `RequestError` where its models cannot."""
+    """Gives a vector for each token of a text, or a number for each label. Raises `RequestError` where its models
+    cannot."""
 
     price_of: Callable[[ChatRequest], float] | None = None
     """Returns the most USD that a request may cost, at its `max_tokens`."""

@@ -381,8 +381,8 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     resumed: Resumption | None = None
 
 
-ModelTask = Literal["generate", "embed", "rank", "classify"]
-"""What a model is for: answers, vectors of texts, relevances of documents to a query, or labels of texts."""
+ModelTask = Literal["generate", "embed", "rank", "classify", "token_classify"]
+"""What a model is for: answers, vectors of texts, relevances of documents to a query, labels of texts or of tokens."""
 
 DrafterKind = Literal["assistant", "head"]
 """What drafts from a folder of its own: with the model's keys and values, or with a layer of its own (EAGLE-3)."""
@@ -444,10 +444,12 @@ class TokenEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Texts of whose tokens vectors are asked for; with `truncate` a text longer than the model takes is cut.
 
     A model of late interaction reads them as documents, or as queries where `is_query` says so; others read all alike.
+    `task` "token_classify" asks for a number for each label of each token instead, or of each step's last one.
     """
 
     model: str
     input: list[str]
+    task: Literal["token_embed", "token_classify"] = "token_embed"
     is_query: bool = False
     tenant: str = ""
     private: bool = False
@@ -455,9 +457,13 @@ class TokenEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenEmbedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """For each text, in order, a vector of length 1 for each of its tokens."""
+    """For each text, in order, a vector of length 1 for each of its tokens.
+
+    Where there are `labels`, each vector has a number for each of them instead.
+    """
 
     vectors: list[list[list[float]]]
+    labels: list[str] = []
     model: str = ""
     usage: Usage = Usage()
 

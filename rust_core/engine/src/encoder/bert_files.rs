@@ -7,7 +7,7 @@ use super::bert_names::PREFIXES;
 use super::config::{EncoderConfig, Layers, MOST_TEXT_TOKENS};
 use super::distances::NUM_BUCKETS;
 use super::experts::EncoderExperts;
-use super::head::{Head, InnerActivation};
+use super::head::{Head, HeadKind, InnerActivation};
 use super::own_words::{has_experts, without_own_words};
 use super::steps::Steps;
 use super::tasks::Tasks;
@@ -126,6 +126,20 @@ fn variant_of(
 
 /// What is peculiar to the heads of ModernBERT and DistilBERT.
 fn head_of(json: &JsonConfig<'_>, architecture: EncoderArchitecture, head: Head) -> Result<Head, ModelFileError> {
+    let has_plain_labels = matches!(
+        architecture,
+        EncoderArchitecture::Bert
+            | EncoderArchitecture::Roberta
+            | EncoderArchitecture::Mpnet
+            | EncoderArchitecture::DistilBert
+            | EncoderArchitecture::ModernBert
+    );
+    if head.kind == HeadKind::Tokens && !has_plain_labels {
+        let name = architecture.name();
+        return Err(invalid(format!(
+            "config.json: labels of tokens are not implemented for '{name}'"
+        )));
+    }
     if architecture == EncoderArchitecture::DistilBert {
         let inner = InnerActivation::Relu;
         return Ok(Head { inner, ..head });

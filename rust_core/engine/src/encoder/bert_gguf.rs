@@ -43,7 +43,7 @@ pub(super) fn bert_of_gguf(file: &GgufFile) -> Result<EncoderConfig, ModelFileEr
         hidden_size: keys.size("embedding_length")?,
         num_layers,
         layers: Layers::Bert(layers),
-        pooling: keys.pooling()?,
+        pooling: vec![keys.pooling()?],
         dense: Vec::new(),
         is_late: false,
         tasks: None,

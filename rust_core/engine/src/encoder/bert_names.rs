@@ -6,7 +6,7 @@ use super::bert_config::{BertConfig, EncoderArchitecture, Positions};
 use super::config::{EncoderConfig, Layers};
 use super::distances::{DistanceKind, NUM_BUCKETS};
 use super::gguf::{HEAD_DENSE, HEAD_NORM, LABELS};
-use super::head::Head;
+use super::head::{Head, HeadKind};
 use super::layer_names::{PARTS, Part, layer_names};
 use crate::weights::ModelFile;
 
@@ -293,9 +293,13 @@ impl HeadNames {
                 has_bias: gguf.find_tensor(&format!("{LABELS}.bias")).is_some(),
             };
         }
+        let kind = config.head.as_ref().map_or(HeadKind::Texts, |head| head.kind);
         let (dense, norm, labels) = match &config.layers {
+            Layers::Decoder(_) if kind == HeadKind::Steps => (Some("score.0"), None, "score.2"),
             Layers::Decoder(_) => (None, None, "score"),
             Layers::Bert(bert) => match bert.architecture {
+                EncoderArchitecture::ModernBert => (Some("head.dense"), Some("head.norm"), "classifier"),
+                _ if kind == HeadKind::Tokens => (None, None, "classifier"),
                 EncoderArchitecture::Bert | EncoderArchitecture::JinaBert | EncoderArchitecture::JinaCodeBert => {
                     (Some("bert.pooler.dense"), None, "classifier")
                 }
@@ -307,11 +311,10 @@ impl HeadNames {
                     (Some("nomic_bert.pooler.dense"), None, "classifier")
                 }
                 EncoderArchitecture::Gte => (Some("gte.pooler.dense"), None, "classifier"),
-                EncoderArchitecture::ModernBert => (Some("head.dense"), Some("head.norm"), "classifier"),
             },
         };
         Self {
-            has_bias: dense.is_some(),
+            has_bias: dense.is_some() || kind == HeadKind::Tokens,
             has_dense_bias: dense.is_some() && has_dense_bias,
             dense: dense.map(str::to_owned),
             norm: norm.map(str::to_owned),

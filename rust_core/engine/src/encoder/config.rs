@@ -13,7 +13,7 @@ use super::bert_files::bert_of_folder;
 use super::bert_gguf::bert_of_gguf;
 use super::forward::TASK_SHIFT;
 use super::gguf::{decoder_of_gguf, task_of_gguf};
-use super::head::Head;
+use super::head::{Head, HeadKind};
 use super::steps::{DenseStep, LabelWords, MODULES, Pooling, Steps, is_late};
 use super::tasks::Tasks;
 use crate::config::hugging_face::JsonConfig;
@@ -30,7 +30,7 @@ pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta, mpnet, distilb
 /// EuroBERT (Boizard et al. 2025, arXiv 2503.05500): Llama's layers, whose tokens see the whole text.
 const EURO_BERT: &str = "eurobert";
 
-/// Tokens of a text at most where positions are computed: memory for one text is reserved whole.
+/// Tokens of a text at most where positions are computed and a text is read whole, as memory for one is reserved.
 pub(super) const MOST_TEXT_TOKENS: usize = 8_192;
 
 /// Tokens of a text at most, whatever a file says.
@@ -47,8 +47,8 @@ pub struct EncoderConfig {
     pub num_layers: usize,
     /// What the layers are.
     pub layers: Layers,
-    /// How a text's vector is made.
-    pub pooling: Pooling,
+    /// How a text's vector is made: of several poolings by all their vectors, one after another.
+    pub pooling: Vec<Pooling>,
     /// What follows pooling, one after another.
     pub dense: Vec<DenseStep>,
     /// Tokens of a text at most, special ones included.
@@ -97,8 +97,29 @@ impl EncoderConfig {
 
     /// Numbers that a text gives: those of its vector, or one for each label.
     pub fn num_outputs(&self) -> usize {
-        let size = self.dense.last().map_or(self.hidden_size, |dense| dense.num_outputs);
+        let size = self.dense.last().map_or(self.num_pooled(), |dense| dense.num_outputs);
         self.head.as_ref().map_or(size, |head| head.labels.len())
+    }
+
+    /// Numbers that pooling gives.
+    pub(super) fn num_pooled(&self) -> usize {
+        self.hidden_size * self.pooling.len()
+    }
+
+    /// A decoder whose tokens see those before them alone, which takes a text in parts.
+    pub fn causal(&self) -> Option<&DecoderConfig> {
+        match &self.layers {
+            Layers::Decoder(decoder) => Some(&**decoder).filter(|decoder| decoder.is_causal),
+            Layers::Bert(_) => None,
+        }
+    }
+
+    /// Tokens that there is to be room for, where batches have so many: a text that is read whole needs as many as it has.
+    pub fn room(&self, most_tokens: usize) -> usize {
+        match self.causal() {
+            Some(_) => most_tokens,
+            None => most_tokens.max(self.max_tokens),
+        }
     }
 
     /// The same with as many tokens as a decoder's embedding has rows, which may be filled up.
@@ -155,7 +176,7 @@ impl EncoderConfig {
             }
         }
         let widths = self.dense.iter().map(|dense| dense.num_outputs);
-        for (dense, width) in self.dense.iter().zip(std::iter::once(self.hidden_size).chain(widths)) {
+        for (dense, width) in self.dense.iter().zip(std::iter::once(self.num_pooled()).chain(widths)) {
             if dense.num_inputs != width || !(1..=1 << 16).contains(&dense.num_outputs) {
                 let (folder, inputs, outputs) = (dense.place.name(), dense.num_inputs, dense.num_outputs);
                 return Err(invalid(format!(
@@ -247,7 +268,7 @@ fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelF
         ));
     }
     let steps = Steps::of(folder.path())?;
-    let most = model.context_length.min(MOST_TEXT_TOKENS);
+    let most = model.context_length.min(most_tokens(is_causal));
     Ok(EncoderConfig {
         vocab_size: model.vocab_size,
         hidden_size: model.hidden_size,
@@ -262,7 +283,12 @@ fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelF
     })
 }
 
-/// What a model's files are for, from a header alone: `embed`, `rank` or `classify` of an encoder, else `generate`. A file
+/// Tokens of a decoder's text at most, whatever its files say.
+pub(super) fn most_tokens(is_causal: bool) -> usize {
+    if is_causal { MOST_POSITIONS } else { MOST_TEXT_TOKENS }
+}
+
+/// What a model's files are for, from a header alone: `embed`, `rank`, `classify` or `token_classify` of an encoder, else `generate`. A file
 /// that cannot be read is of the last: whoever opens it as a decoder says why.
 pub fn task_of(path: &Path) -> &'static str {
     const OTHER: &str = "generate";
@@ -274,6 +300,7 @@ pub fn task_of(path: &Path) -> &'static str {
         let is_decoder = EncoderArchitecture::from_name(name).is_none() && name != EURO_BERT;
         return match Head::of(&config) {
             _ if is_decoder && Architecture::from_name(name).is_none() => OTHER,
+            Ok(Some(head)) if head.kind != HeadKind::Texts => "token_classify",
             Ok(Some(head)) if head.labels.len() == 1 => "rank",
             Ok(Some(_)) => "classify",
             // What sentence-transformers saves of a decoder beside it says that it embeds.

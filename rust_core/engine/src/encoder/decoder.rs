@@ -1,13 +1,13 @@
 //! A decoder's layers over whole texts, in `f32`: for models made from decoders that embed, rank or classify. There is no
-//! KV cache, as nothing follows a text.
+//! KV cache, as nothing follows a text. One that is longer than a batch is computed in parts (`long.rs`).
 
 use std::ops::Range;
 
-use pyagent_kernels::elementwise;
+use pyagent_kernels::elementwise::{self, RopeTable};
 use pyagent_kernels::isa::Isa;
 
 use super::config::DecoderConfig;
-use super::forward::{AttentionHead, Batch, Memory, Own, Stages, fill, multiply_into};
+use super::forward::{AttentionHead, Batch, Memory, Own, Shared, Stages, fill, multiply_into};
 use super::weights::DecoderWeights;
 use crate::config::Activation;
 use crate::model::{Gated, Layer, Mixer, Norm};
@@ -18,6 +18,8 @@ pub(super) struct Decoder<'a> {
     pub(super) weights: &'a DecoderWeights,
     pub(super) isa: Isa,
     pub(super) batch: &'a Batch,
+    /// The angles of layers that see everything and of those with a window.
+    pub(super) rope: &'a [RopeTable; 2],
 }
 
 impl Stages for Decoder<'_> {
@@ -40,7 +42,6 @@ impl Stages for Decoder<'_> {
     }
 
     unsafe fn tile(&self, memory: &Memory, layer: usize, rows: Range<usize>, own: &mut Own) {
-        let model = &self.config.model;
         // SAFETY: by contract.
         let hidden = unsafe { memory.hidden.rows(rows.clone()) };
         if layer == 0 {
@@ -50,12 +51,28 @@ impl Stages for Decoder<'_> {
             let context = unsafe { memory.context.rows(rows.clone()) };
             self.finish_layer(&self.weights.model.layers[layer - 1], hidden, context, own);
         }
-        if layer == model.num_layers {
-            for row in hidden.chunks_exact_mut(model.hidden_size) {
-                self.normalise(row, self.weights.model.final_norm.weight());
-            }
-            return;
+        if layer == self.config.model.num_layers {
+            return self.finish(hidden);
         }
+        // SAFETY: by contract.
+        unsafe { self.project(layer, hidden, rows.clone(), (memory.projected, rows.start), own) };
+    }
+}
+
+impl Decoder<'_> {
+    /// Writes queries, keys and values of some tokens, of which the first has the row `first`.
+    ///
+    /// # Safety
+    /// The rows are the caller's in this stage. The thread's memory has room for the tokens.
+    pub(super) unsafe fn project(
+        &self,
+        layer: usize,
+        hidden: &[f32],
+        tokens: Range<usize>,
+        (projected, first): (Shared, usize),
+        own: &mut Own,
+    ) {
+        let model = &self.config.model;
         let weights = &self.weights.model.layers[layer];
         let Mixer::Attention(attention) = &weights.mixer else {
             unreachable!("recurrent layers are refused when the model is opened")
@@ -66,24 +83,22 @@ impl Stages for Decoder<'_> {
             unreachable!("layers without keys are refused when the model is opened")
         };
         let parts = [(&attention.query, 0), (of_keys, query), (of_values, query + key)];
-        let (first, stride) = (memory.projected.at(rows.start), memory.projected.width);
         for (linear, start) in parts {
-            // SAFETY: these columns of the tile's rows.
-            unsafe { multiply_into(self.isa, linear, &own.input, first.wrapping_add(start), stride) };
+            let out = projected.at(first).wrapping_add(start);
+            // SAFETY: these columns of the rows.
+            unsafe { multiply_into(self.isa, linear, &own.input, out, projected.width) };
         }
-        for row in rows {
-            // SAFETY: the tile's row, which is written.
-            let projected = unsafe { memory.projected.rows(row..row + 1) };
+        for (row, token) in (first..).zip(tokens) {
+            // SAFETY: one of the rows, which is written.
+            let projected = unsafe { projected.rows(row..row + 1) };
             let (queries, rest) = projected.split_at_mut(query);
-            let position = self.batch.tokens[row].position;
+            let position = self.batch.tokens[token].position;
             self.rotate(layer, attention.query_norm.as_deref(), queries, position);
             self.rotate(layer, attention.key_norm.as_deref(), &mut rest[..key], position);
         }
     }
-}
 
-impl Decoder<'_> {
-    fn embed(&self, rows: Range<usize>, hidden: &mut [f32]) {
+    pub(super) fn embed(&self, rows: Range<usize>, hidden: &mut [f32]) {
         let model = &self.config.model;
         let tokens = &self.batch.tokens[rows];
         for (place, out) in tokens.iter().zip(hidden.chunks_exact_mut(model.hidden_size)) {
@@ -91,6 +106,13 @@ impl Decoder<'_> {
             if model.embedding_scale != 1.0 {
                 elementwise::scale(self.isa, out, model.embedding_scale);
             }
+        }
+    }
+
+    /// After the last layer: the tokens' vectors.
+    pub(super) fn finish(&self, hidden: &mut [f32]) {
+        for row in hidden.chunks_exact_mut(self.config.model.hidden_size) {
+            self.normalise(row, self.weights.model.final_norm.weight());
         }
     }
 
@@ -104,7 +126,7 @@ impl Decoder<'_> {
                 .for_each(|head| self.normalise(head, norm));
         }
         if model.rotary_layers[layer] {
-            let (cos, sin) = self.weights.rope[usize::from(model.window(layer).is_some())].row(position);
+            let (cos, sin) = self.rope[usize::from(model.window(layer).is_some())].row(position);
             for head in heads.chunks_exact_mut(model.head_dim) {
                 elementwise::rope(self.isa, head, cos, sin, model.rope_style);
             }
@@ -112,7 +134,7 @@ impl Decoder<'_> {
     }
 
     /// What follows attention: its output matrix and the feed-forward block, each added.
-    fn finish_layer(&self, layer: &Layer, hidden: &mut [f32], context: &[f32], own: &mut Own) {
+    pub(super) fn finish_layer(&self, layer: &Layer, hidden: &mut [f32], context: &[f32], own: &mut Own) {
         let isa = self.isa;
         let width = self.config.model.hidden_size;
         fill(isa, &own.context_input, context);

@@ -21,7 +21,7 @@ use super::config::{EncoderConfig, Layers};
 use super::decoder::Decoder;
 use super::distances::Distances;
 use super::head::{InnerActivation, activate};
-use super::pooling::{normalise, pool};
+use super::pooling::{normalise, pool, pool_each};
 use super::steps::Pooling;
 use super::weights::{EncoderWeights, LayerWeights, input_forms};
 use crate::model::Linear;
@@ -56,7 +56,7 @@ pub(super) struct Batch {
     pub(super) tokens: Vec<Place>,
     pub(super) texts: Vec<Range<usize>>,
     /// How many tokens of each text are seen.
-    seen: Vec<usize>,
+    pub(super) seen: Vec<usize>,
 }
 
 impl Batch {
@@ -163,17 +163,17 @@ fn bert_places<'a>(tokens: &'a [u32], bert: &'a BertConfig, task: usize) -> impl
 #[derive(Clone, Copy)]
 pub(super) struct Widths {
     /// Of the stream.
-    hidden: usize,
+    pub(super) hidden: usize,
     /// Of queries, keys and values side by side.
-    projected: usize,
+    pub(super) projected: usize,
     /// Of what attention gives.
-    context: usize,
+    pub(super) context: usize,
     /// Inside the feed-forward block.
     ffn: usize,
 }
 
 impl Widths {
-    fn of(config: &EncoderConfig) -> Self {
+    pub(super) fn of(config: &EncoderConfig) -> Self {
         let hidden = config.hidden_size;
         match &config.layers {
             Layers::Bert(bert) => Self {
@@ -192,14 +192,22 @@ impl Widths {
     }
 }
 
+impl Widths {
+    /// Bytes of a thread's memory for a tile, for inputs in both forms.
+    pub(super) fn thread_bytes(self) -> usize {
+        let inputs = (TILE_TOKENS + 16) * (self.hidden + self.context + self.ffn + 64) * 8;
+        inputs + TILE_TOKENS * (self.hidden.max(self.ffn) * 8 + self.hidden * 4)
+    }
+}
+
 /// Memory of a pass.
 pub(super) struct Workspace {
-    hidden: Vec<f32>,
+    pub(super) hidden: Vec<f32>,
     /// Queries, keys and values of a token side by side.
-    projected: Vec<f32>,
-    context: Vec<f32>,
-    own: Vec<Mutex<Own>>,
-    forms: (bool, bool),
+    pub(super) projected: Vec<f32>,
+    pub(super) context: Vec<f32>,
+    pub(super) own: Vec<Mutex<Own>>,
+    pub(super) forms: (bool, bool),
 }
 
 /// What a thread has for itself.
@@ -212,12 +220,12 @@ pub(super) struct Own {
     pub(super) gate: Vec<f32>,
     /// The numbers between the matrices of what a task adds.
     pub(super) low: Vec<f32>,
-    attention: WholeScratch,
+    pub(super) attention: WholeScratch,
 }
 
 impl Own {
     /// Makes room for a tile.
-    fn resize(&mut self, num_rows: usize, widths: Widths, (integers, numbers): (bool, bool)) {
+    pub(super) fn resize(&mut self, num_rows: usize, widths: Widths, (integers, numbers): (bool, bool)) {
         self.input.resize(num_rows, widths.hidden, integers, numbers);
         self.context_input.resize(num_rows, widths.context, integers, numbers);
         self.ffn_input.resize(num_rows, widths.ffn, integers, numbers);
@@ -228,7 +236,14 @@ impl Own {
 }
 
 impl Workspace {
-    pub(super) fn new(config: &EncoderConfig, weights: &EncoderWeights, threads: usize, most_tokens: usize) -> Self {
+    /// Has room for the streams of so many tokens, of which `most_at_once` are computed together.
+    pub(super) fn new(
+        config: &EncoderConfig,
+        weights: &EncoderWeights,
+        threads: usize,
+        most_tokens: usize,
+        most_at_once: usize,
+    ) -> Self {
         let widths = Widths::of(config);
         let last = input_forms(weights.last_matrices());
         let layers = match &weights.layers {
@@ -237,8 +252,8 @@ impl Workspace {
         };
         Self {
             hidden: vec![0.0; most_tokens * widths.hidden],
-            projected: vec![0.0; most_tokens * widths.projected],
-            context: vec![0.0; most_tokens * widths.context],
+            projected: vec![0.0; most_at_once * widths.projected],
+            context: vec![0.0; most_at_once * widths.context],
             own: (0..threads).map(|_| Mutex::default()).collect(),
             forms: (last.0 || layers.0, last.1 || layers.1 || config.tasks.is_some()),
         }
@@ -247,8 +262,6 @@ impl Workspace {
     /// Bytes, for inputs in both forms.
     pub(super) fn bytes_of(config: &EncoderConfig, threads: usize, most_tokens: usize) -> usize {
         let widths = Widths::of(config);
-        let inputs = (TILE_TOKENS + 16) * (widths.hidden + widths.context + widths.ffn + 64) * 8;
-        let out = TILE_TOKENS * (widths.hidden.max(widths.ffn) * 8 + widths.hidden * 4);
         let attention = whole_scratch_len(config.max_tokens.min(most_tokens), config.head_dim()) * 4;
         let shared = most_tokens * (widths.hidden + widths.projected + widths.context) * 4;
         let distances = match &config.layers {
@@ -257,7 +270,7 @@ impl Workspace {
             }
             _ => 0,
         };
-        shared + distances + threads * (inputs + out + attention)
+        shared + distances + threads * (widths.thread_bytes() + attention)
     }
 }
 
@@ -274,7 +287,7 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
-    fn of(numbers: &mut [f32], width: usize) -> Self {
+    pub(super) fn of(numbers: &mut [f32], width: usize) -> Self {
         let base = numbers.as_mut_ptr();
         Self { base, width }
     }
@@ -297,7 +310,7 @@ pub(super) struct Memory {
     pub(super) hidden: Shared,
     pub(super) projected: Shared,
     pub(super) context: Shared,
-    numbers: Shared,
+    pub(super) numbers: Shared,
 }
 
 /// A head of attention: where its keys and values begin in a token's row, its factor, and which tokens are seen.
@@ -372,6 +385,7 @@ impl Pass<'_> {
                     weights,
                     isa,
                     batch,
+                    rope: &weights.rope,
                 };
                 self.run_stages(&layers, pool, space, numbers)
             }
@@ -397,10 +411,7 @@ impl Pass<'_> {
         let (num_tokens, num_texts) = (self.batch.num_tokens(), self.batch.texts.len());
         let num_tiles = num_tiles(num_tokens, pool.num_threads());
         let num_heads = layers.num_heads();
-        let num_given = match self.gives {
-            Gives::Texts => num_texts,
-            Gives::Tokens => num_tokens,
-        };
+        let num_given = self.num_given();
         let mut stages = [num_tiles, num_texts * num_heads].repeat(self.config.num_layers);
         stages.extend([num_tiles, num_given]);
         let last = stages.len() - 1;
@@ -423,6 +434,14 @@ impl Pass<'_> {
             }
         })?;
         Ok(())
+    }
+
+    /// How many texts or tokens it gives numbers of.
+    pub(super) fn num_given(&self) -> usize {
+        match self.gives {
+            Gives::Texts => self.batch.texts.len(),
+            Gives::Tokens => self.batch.num_tokens(),
+        }
     }
 
     /// # Safety
@@ -454,7 +473,7 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// The text's numbers are the caller's in this stage.
-    unsafe fn finish_text(&self, memory: &Memory, text: usize, forms: (bool, bool), own: &mut Own) {
+    pub(super) unsafe fn finish_text(&self, memory: &Memory, text: usize, forms: (bool, bool), own: &mut Own) {
         let rows = match self.gives {
             Gives::Texts => self.batch.texts[text].clone(),
             Gives::Tokens => text..text + 1,
@@ -503,19 +522,15 @@ impl Pass<'_> {
 impl Pass<'_> {
     /// Writes a text's vector, of length 1.
     fn pool_text(&self, rows: &[f32], vector: &mut [f32], forms: (bool, bool), own: &mut Own) {
-        let EncoderConfig {
-            hidden_size,
-            pooling,
-            ref dense,
-            ..
-        } = *self.config;
+        let EncoderConfig { dense, pooling, .. } = self.config;
         if dense.is_empty() {
-            pool(pooling, rows, vector);
+            pool_each(pooling, rows, vector);
             return normalise(vector);
         }
-        let widest = dense.iter().map(|step| step.num_outputs).fold(hidden_size, usize::max);
+        let num_pooled = self.config.num_pooled();
+        let widest = dense.iter().map(|step| step.num_outputs).fold(num_pooled, usize::max);
         own.out.resize(own.out.len().max(widest), 0.0);
-        pool(pooling, rows, &mut own.out[..hidden_size]);
+        pool_each(pooling, rows, &mut own.out[..num_pooled]);
         for (step, linear) in dense.iter().zip(&self.weights.dense) {
             own.input.resize(1, step.num_inputs, forms.0, forms.1);
             fill(self.isa, &own.input, &own.out[..step.num_inputs]);
@@ -571,7 +586,7 @@ pub(super) unsafe fn multiply_into(isa: Isa, linear: &Linear, input: &Activation
 }
 
 /// How many tiles a batch is cut into: as many for each thread.
-fn num_tiles(num_tokens: usize, num_threads: usize) -> usize {
+pub(super) fn num_tiles(num_tokens: usize, num_threads: usize) -> usize {
     let wanted = num_tokens.div_ceil(TILE_TOKENS).next_multiple_of(num_threads);
     wanted.min(num_tokens.div_ceil(LEAST_TILE_TOKENS))
 }

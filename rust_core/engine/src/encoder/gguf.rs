@@ -4,8 +4,8 @@
 //! a head is refused by name.
 
 use super::bert_config::{EncoderActivation, EncoderArchitecture};
-use super::config::{DecoderConfig, EncoderConfig, Layers, MOST_TEXT_TOKENS};
-use super::head::{Head, InnerActivation, LabelActivation, MOST_LABELS};
+use super::config::{DecoderConfig, EncoderConfig, Layers, most_tokens};
+use super::head::{Head, HeadKind, InnerActivation, LabelActivation, MOST_LABELS};
 use super::steps::{DensePlace, DenseStep, Pooling};
 use crate::config::gguf::GEMMA_EMBEDDING;
 use crate::config::{Architecture, invalid};
@@ -128,6 +128,7 @@ impl<'a> Keys<'a> {
             )));
         }
         Ok(Some(Head {
+            kind: HeadKind::Texts,
             is_of_mean: is_modern && self.is_head_of_mean()?,
             has_dense_bias: self.has_tensor(&format!("{HEAD_DENSE}.bias")),
             inner: if is_modern {
@@ -187,6 +188,7 @@ pub(super) fn decoder_of_gguf(file: &ModelFile, gguf: &GgufFile) -> Result<Encod
     let ranks = keys.size("pooling_type")? == RANK;
     let labels = if ranks { keys.labels()? } else { None };
     let head = labels.map(|labels| Head {
+        kind: HeadKind::Texts,
         is_of_mean: false,
         has_dense_bias: false,
         inner: InnerActivation::Tanh,
@@ -194,13 +196,13 @@ pub(super) fn decoder_of_gguf(file: &ModelFile, gguf: &GgufFile) -> Result<Encod
         activation: shown_as(&labels),
         labels,
     });
-    let most = model.context_length.min(MOST_TEXT_TOKENS);
+    let most = model.context_length.min(most_tokens(is_causal));
     Ok(EncoderConfig {
         vocab_size: model.vocab_size,
         hidden_size: model.hidden_size,
         num_layers: model.num_layers,
         layers: Layers::Decoder(Box::new(DecoderConfig { model, is_causal })),
-        pooling: keys.pooling()?,
+        pooling: vec![keys.pooling()?],
         dense: dense_steps(gguf),
         max_tokens: most,
         head,

@@ -33,9 +33,22 @@ pub enum InnerActivation {
     Of(EncoderActivation),
 }
 
+/// What gets a number for each label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadKind {
+    /// A text, or a pair.
+    Texts,
+    /// Each token.
+    Tokens,
+    /// Each token, of which those count that end a step of reasoning: a process reward model.
+    Steps,
+}
+
 /// A dense layer with tanh over the first token's vector, then one number for each label (Devlin et al. 2018).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Head {
+    /// What gets its numbers.
+    pub kind: HeadKind,
     /// Whether it sees the mean of the tokens, and not the first one.
     pub is_of_mean: bool,
     /// Whether the dense layer adds something.
@@ -55,7 +68,7 @@ impl Head {
     pub(super) fn of(config: &Map<String, Value>) -> Result<Option<Self>, ModelFileError> {
         let names = config.get("architectures").and_then(Value::as_array);
         let names: Vec<&str> = names.into_iter().flatten().filter_map(Value::as_str).collect();
-        let others = ["TokenClassification", "QuestionAnswering", "MultipleChoice"];
+        let others = ["QuestionAnswering", "MultipleChoice"];
         if let Some(name) = names
             .iter()
             .find(|name| others.iter().any(|other| name.contains(other)))
@@ -65,15 +78,29 @@ impl Head {
                 clipped(name)
             )));
         }
-        if !names.iter().any(|name| name.ends_with("ForSequenceClassification")) {
+        let kinds = [
+            ("ForSequenceClassification", HeadKind::Texts),
+            ("ForTokenClassification", HeadKind::Tokens),
+            ("Qwen2ForProcessRewardModel", HeadKind::Steps),
+        ];
+        let is_named = |end: &str| names.iter().any(|name| name.ends_with(end));
+        let Some((_, kind)) = kinds.into_iter().find(|(end, _)| is_named(end)) else {
             return Ok(None);
-        }
-        let labels = labels(config)?;
+        };
+        let (labels, inner) = match kind {
+            // The model's code, not its configuration, says that there are two.
+            HeadKind::Steps => (
+                vec!["negative".to_owned(), "positive".to_owned()],
+                InnerActivation::Relu,
+            ),
+            HeadKind::Texts | HeadKind::Tokens => (labels(config)?, InnerActivation::Tanh),
+        };
         let activation = activation(config, labels.len())?;
         Ok(Some(Self {
+            kind,
             is_of_mean: false,
             has_dense_bias: true,
-            inner: InnerActivation::Tanh,
+            inner,
             words: None,
             labels,
             activation,
@@ -83,6 +110,7 @@ impl Head {
     /// The head of a decoder that ranks by its words.
     pub(super) fn of_words(config: &Map<String, Value>, words: LabelWords) -> Result<Self, ModelFileError> {
         Ok(Self {
+            kind: HeadKind::Texts,
             is_of_mean: false,
             has_dense_bias: false,
             inner: InnerActivation::Tanh,
@@ -188,6 +216,14 @@ mod tests {
         assert_eq!(is(one), ("x".to_owned(), LabelActivation::Identity));
         let named = r#", "id2label": {"1": "no", "0": "yes"}"#;
         assert_eq!(is(named), ("yes no".to_owned(), LabelActivation::Softmax));
+        let tokens = r#"{"architectures": ["BertForTokenClassification"], "num_labels": 3}"#;
+        let tokens = head(tokens).unwrap().unwrap();
+        assert_eq!((tokens.kind, tokens.labels.len()), (HeadKind::Tokens, 3));
+        let steps = head(r#"{"architectures": ["Qwen2ForProcessRewardModel"]}"#)
+            .unwrap()
+            .unwrap();
+        assert_eq!((steps.kind, steps.inner), (HeadKind::Steps, InnerActivation::Relu));
+        assert_eq!(steps.labels.join(" "), "negative positive");
         assert_eq!(head(r#"{"architectures": ["BertModel"]}"#).unwrap(), None);
         assert_eq!(head("{}").unwrap(), None);
     }
@@ -197,7 +233,7 @@ mod tests {
     fn what_is_no_head_of_ours_is_refused_by_name() {
         let why = |config: &str| head(config).unwrap_err().to_string();
         let sequence = r#""architectures": ["XForSequenceClassification"]"#;
-        assert!(why(r#"{"architectures": ["BertForTokenClassification"]}"#).contains("BertForTokenClassification"));
+        assert!(why(r#"{"architectures": ["BertForQuestionAnswering"]}"#).contains("BertForQuestionAnswering"));
         assert!(why(&format!(r#"{{{sequence}, "id2label": {{"1": "x"}}}}"#)).contains("label 0"));
         assert!(why(&format!(r#"{{{sequence}, "id2label": {{}}}}"#)).contains("0 labels"));
         assert!(why(&format!(r#"{{{sequence}, "num_labels": 100000}}"#)).contains("100000 labels"));

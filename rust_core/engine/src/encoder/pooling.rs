@@ -2,6 +2,14 @@
 
 use super::steps::Pooling;
 
+/// Writes a text's vectors by several poolings, one after another.
+pub(super) fn pool_each(poolings: &[Pooling], rows: &[f32], out: &mut [f32]) {
+    let width = out.len() / poolings.len();
+    for (pooling, out) in poolings.iter().zip(out.chunks_exact_mut(width)) {
+        pool(*pooling, rows, out);
+    }
+}
+
 /// Writes a text's vector. `rows` has its tokens' vectors, of `out.len()` numbers each.
 ///
 /// Sums run over the tokens in order, in double precision.
@@ -20,7 +28,7 @@ pub(super) fn pool(pooling: Pooling, rows: &[f32], out: &mut [f32]) {
                 }
             }
         }
-        Pooling::Mean | Pooling::WeightedMean => {
+        Pooling::Mean | Pooling::MeanSqrtLen | Pooling::WeightedMean => {
             let is_weighted = pooling == Pooling::WeightedMean;
             let mut sums = vec![0.0_f64; width];
             for (token, row) in rows.chunks_exact(width).enumerate() {
@@ -29,10 +37,10 @@ pub(super) fn pool(pooling: Pooling, rows: &[f32], out: &mut [f32]) {
                     *sum += weight * f64::from(*x);
                 }
             }
-            let whole = if is_weighted {
-                (num_tokens * (num_tokens + 1) / 2) as f64
-            } else {
-                num_tokens as f64
+            let whole = match pooling {
+                Pooling::WeightedMean => (num_tokens * (num_tokens + 1) / 2) as f64,
+                Pooling::MeanSqrtLen => (num_tokens as f64).sqrt(),
+                _ => num_tokens as f64,
             };
             for (out, sum) in out.iter_mut().zip(sums) {
                 *out = (sum / whole) as f32;

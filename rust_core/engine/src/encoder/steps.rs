@@ -16,8 +16,10 @@ pub(super) const MODULES: &str = "modules.json";
 /// How the vectors of a text's tokens become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// Their mean. A mean over the root of the length has the same direction.
+    /// Their mean.
     Mean,
+    /// Their sum over the root of their number.
+    MeanSqrtLen,
     /// The first one's.
     Cls,
     /// Of each dimension the greatest.
@@ -29,10 +31,21 @@ pub enum Pooling {
 }
 
 impl Pooling {
+    /// All of them, in the order in which sentence-transformers puts them one after another.
+    const ALL: [Self; 6] = [
+        Self::Cls,
+        Self::Max,
+        Self::Mean,
+        Self::MeanSqrtLen,
+        Self::WeightedMean,
+        Self::Last,
+    ];
+
     /// The name that files use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mean => "mean",
+            Self::MeanSqrtLen => "mean_sqrt_len",
             Self::Cls => "cls",
             Self::Max => "max",
             Self::Last => "lasttoken",
@@ -42,7 +55,8 @@ impl Pooling {
 
     fn from_name(name: &str) -> Option<Self> {
         match name {
-            "mean" | "mean_tokens" | "mean_sqrt_len_tokens" => Some(Self::Mean),
+            "mean" | "mean_tokens" => Some(Self::Mean),
+            "mean_sqrt_len" | "mean_sqrt_len_tokens" => Some(Self::MeanSqrtLen),
             "cls" | "cls_token" => Some(Self::Cls),
             "max" | "max_tokens" => Some(Self::Max),
             "lasttoken" => Some(Self::Last),
@@ -176,7 +190,7 @@ const SCORE: &str = "LogitScore";
 
 /// What sentence-transformers writes beside a model.
 pub(super) struct Steps {
-    pub(super) pooling: Pooling,
+    pub(super) pooling: Vec<Pooling>,
     pub(super) dense: Vec<DenseStep>,
     pub(super) max_tokens: Option<usize>,
     /// Whether a text is its tokens' vectors, as nothing pools them (late interaction, Khattab and Zaharia 2020).
@@ -197,7 +211,7 @@ impl Steps {
         let modules = folder.join(MODULES);
         if !modules.exists() || LabelWords::of(folder)?.is_some() {
             return Ok(Self {
-                pooling: Pooling::Mean,
+                pooling: vec![Pooling::Mean],
                 dense: Vec::new(),
                 max_tokens,
                 is_late: false,
@@ -210,7 +224,7 @@ impl Steps {
                 let path = folder.join(pooled).join(CONFIG_NAME);
                 pooling_of(&read_object(&path)?).map_err(|error| error.in_file(&path))?
             }
-            None => Pooling::Mean, // of nothing: nobody asks for a text's vector
+            None => vec![Pooling::Mean], // of nothing: nobody asks for a text's vector
         };
         let dense = dense.into_iter().map(|dense| DenseStep::of(folder, dense));
         Ok(Self {
@@ -271,20 +285,27 @@ fn plain_folder<'a>(step: &str, name: &'a str) -> Result<&'a str, ModelFileError
     Ok(name)
 }
 
-/// The pooling that a file names: as a text, or as the only one of its truths.
-fn pooling_of(config: &Map<String, Value>) -> Result<Pooling, ModelFileError> {
+/// The poolings that a file names, in the order of their vectors: as texts, or by what is true.
+fn pooling_of(config: &Map<String, Value>) -> Result<Vec<Pooling>, ModelFileError> {
     const PREFIX: &str = "pooling_mode_";
-    let mut names: Vec<&str> = config.get("pooling_mode").and_then(Value::as_str).into_iter().collect();
+    let mut names: Vec<&str> = match config.get("pooling_mode") {
+        Some(Value::Array(modes)) => modes.iter().map(|mode| mode.as_str().unwrap_or("?")).collect(),
+        Some(mode) if !mode.is_null() => vec![mode.as_str().unwrap_or("?")],
+        _ => Vec::new(),
+    };
     let truths = config.iter().filter(|(_, value)| **value == Value::Bool(true));
     names.extend(truths.filter_map(|(key, _)| key.strip_prefix(PREFIX)));
-    let found = match names[..] {
-        [name] => Pooling::from_name(name),
-        _ => None,
+    let refused = |what: String| {
+        let expected = Pooling::ALL.map(Pooling::name).join(", ");
+        invalid(format!("{what}; expected one or more of {expected}"))
     };
-    found.ok_or_else(|| {
-        let names = clipped(&names.join(" and "));
-        invalid(format!(
-            "pooling by '{names}' is not implemented; expected one of mean, cls, max, lasttoken, weightedmean"
-        ))
-    })
+    let unknown = |name: &str| refused(format!("pooling by '{}' is not implemented", clipped(name)));
+    let found: Vec<Pooling> = names
+        .into_iter()
+        .map(|name| Pooling::from_name(name).ok_or_else(|| unknown(name)))
+        .collect::<Result<_, _>>()?;
+    if found.is_empty() {
+        return Err(refused("no way of pooling is named".to_owned()));
+    }
+    Ok(Pooling::ALL.into_iter().filter(|mode| found.contains(mode)).collect())
 }

@@ -11,6 +11,9 @@
     reason = "indexed loops of constant length unroll into registers"
 )]
 
+use std::cell::UnsafeCell;
+use std::ops::Range;
+
 use super::{Line, reserve};
 use crate::elementwise::functions::exp;
 use crate::isa::Isa;
@@ -53,11 +56,134 @@ pub struct WholeArgs {
     pub out_stride: usize,
 }
 
-impl WholeArgs {
+/// Some of a text's queries, of one head, over keys and values that are stored.
+#[derive(Clone, Copy, Debug)]
+pub struct PartArgs {
+    /// The first query's place in its text.
+    pub first: usize,
+    /// Queries from there on: at least one.
+    pub num_queries: usize,
+    /// How many tokens, from the text's first on, any token sees: at least one. They are stored.
+    pub num_keys: usize,
+    /// As in [`WholeArgs`].
+    pub head_dim: usize,
+    /// As in [`WholeArgs`].
+    pub before: usize,
+    /// As in [`WholeArgs`].
+    pub behind: usize,
+    /// As in [`WholeArgs`].
+    pub scale: f32,
+    /// As in [`WholeArgs`].
+    pub bias: *const f32,
+    /// The first query.
+    pub query: *const f32,
+    /// Numbers from one query to the next.
+    pub stride: usize,
+    /// Where its result goes.
+    pub out: *mut f32,
+    /// Numbers from one result to the next.
+    pub out_stride: usize,
+}
+
+impl PartArgs {
     /// The tokens that a token sees; where its window has none, the last of those that are seen at all.
-    fn seen(&self, token: usize) -> std::ops::Range<usize> {
+    fn seen(&self, token: usize) -> Range<usize> {
         let end = token.saturating_add(self.behind).saturating_add(1);
         token.saturating_sub(self.before).min(self.num_keys - 1)..end.min(self.num_keys)
+    }
+}
+
+/// Keys and values of one head as attention reads them: keys `[head_dim][room]`, values `[room][padded head_dim]`.
+#[derive(Clone, Copy)]
+struct Stored {
+    keys: *mut f32,
+    values: *mut f32,
+    /// A multiple of the lanes.
+    room: usize,
+    head_dim: usize,
+}
+
+impl Stored {
+    fn width(self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Stores the keys and values of tokens, the first of which are at `key` and `value`.
+    ///
+    /// # Safety
+    /// There are a row for each token, `stride` numbers apart, and room for them; nobody else uses it meanwhile.
+    unsafe fn fill(self, tokens: Range<usize>, key: *const f32, value: *const f32, stride: usize) {
+        let (dims, width) = (self.head_dim, self.width());
+        for (row, token) in tokens.enumerate() {
+            // SAFETY: by contract.
+            unsafe {
+                let key = std::slice::from_raw_parts(key.add(row * stride), dims);
+                for (d, x) in key.iter().enumerate() {
+                    *self.keys.add(d * self.room + token) = *x;
+                }
+                let value = std::slice::from_raw_parts(value.add(row * stride), dims);
+                let row = std::slice::from_raw_parts_mut(self.values.add(token * width), width);
+                row[..dims].copy_from_slice(value);
+                row[dims..].fill(0.0);
+            }
+        }
+    }
+}
+
+/// The keys and values of some heads of one text in one layer, for texts that are computed in parts.
+pub struct StoredHeads {
+    lines: UnsafeCell<Vec<Line>>,
+    num_heads: usize,
+    room: usize,
+    head_dim: usize,
+}
+
+// SAFETY: whoever stores or reads a head promises that nobody else does what would disturb it.
+unsafe impl Sync for StoredHeads {}
+
+impl StoredHeads {
+    /// Room for so many tokens.
+    pub fn new(num_heads: usize, num_tokens: usize, head_dim: usize) -> Self {
+        let numbers = Self::bytes(num_heads, num_tokens, head_dim) / size_of::<f32>();
+        Self {
+            lines: UnsafeCell::new(vec![Line([0.0; LANES]); numbers.div_ceil(LANES)]),
+            num_heads,
+            room: num_tokens.next_multiple_of(LANES),
+            head_dim,
+        }
+    }
+
+    /// Bytes that they take.
+    pub const fn bytes(num_heads: usize, num_tokens: usize, head_dim: usize) -> usize {
+        let of_token = head_dim + head_dim.next_multiple_of(LANES);
+        num_heads * num_tokens.next_multiple_of(LANES) * of_token * size_of::<f32>()
+    }
+
+    fn head(&self, head: usize) -> Stored {
+        assert!(head < self.num_heads, "a head that there is");
+        let width = self.head_dim.next_multiple_of(LANES);
+        // SAFETY: only the pointer is taken; the memory never moves.
+        let base: *mut f32 = unsafe { (*self.lines.get()).as_mut_ptr().cast() };
+        let keys = base.wrapping_add(head * self.room * (self.head_dim + width));
+        Stored {
+            keys,
+            values: keys.wrapping_add(self.room * self.head_dim),
+            room: self.room,
+            head_dim: self.head_dim,
+        }
+    }
+
+    /// Stores a head's keys and values of tokens, the first of which are at `key` and `value`.
+    ///
+    /// # Panics
+    /// When there is no room for the tokens, or no such head.
+    ///
+    /// # Safety
+    /// There is a row for each token, `stride` numbers apart. Nobody else uses the head meanwhile.
+    pub unsafe fn store(&self, head: usize, tokens: Range<usize>, key: *const f32, value: *const f32, stride: usize) {
+        assert!(tokens.end <= self.room, "room for the tokens");
+        // SAFETY: by contract; there is room.
+        unsafe { self.head(head).fill(tokens, key, value, stride) };
     }
 }
 
@@ -76,6 +202,11 @@ pub struct WholeScratch {
 pub const fn whole_scratch_len(num_tokens: usize, head_dim: usize) -> usize {
     let padded = num_tokens.next_multiple_of(LANES);
     padded * (head_dim + ROWS) + num_tokens * head_dim.next_multiple_of(LANES)
+}
+
+/// Numbers of the scratch where keys and values of so many tokens are stored.
+pub const fn part_scratch_len(num_tokens: usize) -> usize {
+    num_tokens.next_multiple_of(LANES) * ROWS
 }
 
 /// Numbers of a row that tells by distance what is added to scores of texts of so many tokens: a vector of keys may end past
@@ -98,52 +229,102 @@ pub unsafe fn attend_whole(isa: Isa, args: &WholeArgs, scratch: &mut WholeScratc
     run_on!(isa, kernel(args: &WholeArgs, scratch: &mut WholeScratch))
 }
 
+/// Writes the attention of some queries of a text over stored keys and values of one head: the same bits as
+/// [`attend_whole`] writes for them.
+///
+/// # Panics
+/// When fewer keys are stored than are seen, or there is no such head.
+///
+/// # Safety
+/// `args.query` and `args.out` reach `num_queries` rows of `head_dim` numbers at their strides, and `args.bias` the numbers
+/// it names; nobody writes what is read, or uses what is written, meanwhile.
+pub unsafe fn attend_part(isa: Isa, args: &PartArgs, stored: &StoredHeads, head: usize, scratch: &mut WholeScratch) {
+    #[inline(always)]
+    unsafe fn kernel<L: Lanes>(args: &PartArgs, stored: Stored, scores: *mut f32) {
+        // SAFETY: the caller's promises.
+        unsafe { attend_stored::<L>(args, stored, scores) }
+    }
+    assert!(args.num_keys <= stored.room, "keys that there are");
+    assert_eq!(args.head_dim, stored.head_dim, "heads of one width");
+    let scores = reserve(&mut scratch.scores, ROWS * stored.room);
+    let stored = stored.head(head);
+    run_on!(isa, kernel(args: &PartArgs, stored: Stored, scores: *mut f32))
+}
+
 /// # Safety
 /// As [`attend_whole`], on a CPU that has the set of `L`.
 #[inline(always)]
 unsafe fn attend<L: Lanes>(args: &WholeArgs, scratch: &mut WholeScratch) {
     let (tokens, dims) = (args.num_tokens, args.head_dim);
     let padded = tokens.next_multiple_of(LANES);
-    let width = dims.next_multiple_of(LANES);
-    let keys = reserve(&mut scratch.keys, dims * padded);
-    let values = reserve(&mut scratch.values, tokens * width);
+    let stored = Stored {
+        keys: reserve(&mut scratch.keys, dims * padded),
+        values: reserve(&mut scratch.values, tokens * dims.next_multiple_of(LANES)),
+        room: padded,
+        head_dim: dims,
+    };
     let scores = reserve(&mut scratch.scores, ROWS * padded);
+    let part = PartArgs {
+        first: 0,
+        num_queries: tokens,
+        num_keys: args.num_keys,
+        head_dim: dims,
+        before: args.before,
+        behind: args.behind,
+        scale: args.scale,
+        bias: args.bias,
+        query: args.query,
+        stride: args.stride,
+        out: args.out,
+        out_stride: args.out_stride,
+    };
     // SAFETY: the caller promises the rows; the scratch was reserved, and its slices do not overlap.
     unsafe {
-        for token in 0..tokens {
-            let key = std::slice::from_raw_parts(args.key.add(token * args.stride), dims);
-            for (d, x) in key.iter().enumerate() {
-                *keys.add(d * padded + token) = *x;
-            }
-            let value = std::slice::from_raw_parts(args.value.add(token * args.stride), dims);
-            let row = std::slice::from_raw_parts_mut(values.add(token * width), width);
-            row[..dims].copy_from_slice(value);
-            row[dims..].fill(0.0);
-        }
+        stored.fill(0..tokens, args.key, args.value, args.stride);
         for d in 0..dims {
             for token in tokens..padded {
-                *keys.add(d * padded + token) = 0.0;
+                *stored.keys.add(d * padded + token) = 0.0;
             }
         }
-        let mut first = 0;
-        while first < tokens {
-            // Rows past the last token repeat it, and are not written.
+        attend_stored::<L>(&part, stored, scores);
+    }
+}
+
+/// # Safety
+/// As [`attend_part`], on a CPU that has the set of `L`; `scores` has room for a row of stored tokens each.
+#[inline(always)]
+unsafe fn attend_stored<L: Lanes>(args: &PartArgs, stored: Stored, scores: *mut f32) {
+    let Stored { keys, values, room, .. } = stored;
+    let mut done = 0;
+    while done < args.num_queries {
+        let num_rows = ROWS.min(args.num_queries - done);
+        let first = args.first + done;
+        // SAFETY: the caller's promises.
+        unsafe {
+            // Rows past the last query repeat it, and are not written.
             let query: [*const f32; ROWS] =
-                std::array::from_fn(|row| args.query.add((first + row).min(tokens - 1) * args.stride));
-            let num_rows = ROWS.min(tokens - first);
+                std::array::from_fn(|row| args.query.add((done + row.min(num_rows - 1)) * args.stride));
             let any = args.seen(first).start..args.seen(first + num_rows - 1).end;
-            scores_of::<L>(args, &query, keys, scores, any.clone(), (first, padded));
+            scores_of::<L>(args, &query, keys, scores, any.clone(), (first, num_rows), room);
             let mut factors = [0.0; ROWS];
             for (row, factor) in factors.iter_mut().enumerate() {
-                let seen = args.seen((first + row).min(tokens - 1));
-                let row = std::slice::from_raw_parts_mut(scores.add(row * padded), tokens);
+                let seen = args.seen(first + row.min(num_rows - 1));
+                let row = std::slice::from_raw_parts_mut(scores.add(row * room), args.num_keys);
                 row[any.start..seen.start].fill(0.0);
                 row[seen.end..any.end].fill(0.0);
                 *factor = 1.0 / soft_weights::<L>(&mut row[seen]);
             }
-            outputs_of::<L>(args, scores, values, any, (first, num_rows), (padded, width), &factors);
-            first += ROWS;
+            outputs_of::<L>(
+                args,
+                scores,
+                values,
+                any,
+                (done, num_rows),
+                (room, stored.width()),
+                &factors,
+            );
         }
+        done += ROWS;
     }
 }
 
@@ -153,12 +334,13 @@ unsafe fn attend<L: Lanes>(args: &WholeArgs, scratch: &mut WholeScratch) {
 /// As [`attend`].
 #[inline(always)]
 unsafe fn scores_of<L: Lanes>(
-    args: &WholeArgs,
+    args: &PartArgs,
     query: &[*const f32; ROWS],
     keys: *const f32,
     scores: *mut f32,
-    seen: std::ops::Range<usize>,
-    (first, padded): (usize, usize),
+    seen: Range<usize>,
+    (first, num_rows): (usize, usize),
+    padded: usize,
 ) {
     // SAFETY: the caller's promises.
     unsafe {
@@ -174,7 +356,7 @@ unsafe fn scores_of<L: Lanes>(
             for (row, sum) in sums.into_iter().enumerate() {
                 let mut score = sum.mul(scale);
                 if !args.bias.is_null() {
-                    let token = (first + row).min(args.num_tokens - 1);
+                    let token = first + row.min(num_rows - 1);
                     score = score.add(L::load(args.bias.offset(start as isize - token as isize)));
                 }
                 score.store(scores.add(row * padded + start));
@@ -218,10 +400,10 @@ unsafe fn soft_weights<L: Lanes>(row: &mut [f32]) -> f32 {
 /// As [`attend`].
 #[inline(always)]
 unsafe fn outputs_of<L: Lanes>(
-    args: &WholeArgs,
+    args: &PartArgs,
     weights: *const f32,
     values: *const f32,
-    seen: std::ops::Range<usize>,
+    seen: Range<usize>,
     (first, num_rows): (usize, usize),
     (padded, width): (usize, usize),
     factors: &[f32; ROWS],
@@ -296,9 +478,53 @@ mod tests {
         out
     }
 
+    /// The same over keys and values that are stored, seven queries at a time; the memory had another text before.
+    fn attended_in_parts(
+        tokens: usize,
+        dims: usize,
+        (num_heads, head): (usize, usize),
+        (before, behind, num_keys): (usize, usize, usize),
+        bias: Option<&[f32]>,
+    ) -> Vec<f32> {
+        let width = num_heads * dims;
+        let [query, key, value, stale] = [1, 2, 3, 9].map(|seed| numbers(tokens * width, seed));
+        let stored = StoredHeads::new(2, tokens, dims);
+        let mut out = vec![f32::NAN; tokens * dims];
+        let mut scratch = WholeScratch::default();
+        // SAFETY: the rows are there.
+        unsafe { stored.store(1, 0..tokens, stale.as_ptr(), stale.as_ptr(), width) };
+        for first in (0..tokens).step_by(7) {
+            let num_queries = 7.min(tokens - first);
+            // What a token sees is stored by then: in a causal layer the rest is not.
+            let end = if behind == 0 { first + num_queries } else { tokens };
+            let new = if behind == 0 || first == 0 { first..end } else { 0..0 };
+            let at = |rows: &[f32], token: usize| rows[token * width + head * dims..].as_ptr();
+            let args = PartArgs {
+                first,
+                num_queries,
+                num_keys: num_keys.min(end),
+                head_dim: dims,
+                before,
+                behind,
+                scale: (dims as f32).powf(-0.5),
+                bias: bias.map_or(std::ptr::null(), |row| row[tokens - 1..].as_ptr()),
+                query: at(&query, first),
+                stride: width,
+                out: out[first * dims..].as_mut_ptr(),
+                out_stride: dims,
+            };
+            // SAFETY: the rows are there.
+            unsafe {
+                stored.store(1, new, at(&key, first), at(&value, first), width);
+                attend_part(Isa::best(), &args, &stored, 1, &mut scratch);
+            }
+        }
+        out
+    }
+
     /// Equal to the formula in double precision, over lengths and widths that fill registers and those that do not, whole,
     /// causal, in windows, with tokens behind that are not seen and with numbers added by distance, and the same bits on every
-    /// instruction set.
+    /// instruction set and in parts.
     #[test]
     fn whole_attention_equals_its_formula_on_every_set() {
         const ALL: usize = usize::MAX;
@@ -335,6 +561,11 @@ mod tests {
                 let width = num_heads * dims;
                 let [query, key, value] = [1, 2, 3].map(|seed| numbers(tokens * width, seed));
                 let got = attended(Isa::best(), tokens, dims, (num_heads, head), mask, bias);
+                let parts = attended_in_parts(tokens, dims, (num_heads, head), mask, bias);
+                assert!(
+                    got.iter().zip(&parts).all(|(a, b)| a.to_bits() == b.to_bits()),
+                    "in parts"
+                );
                 for isa in Isa::available() {
                     let other = attended(isa, tokens, dims, (num_heads, head), mask, bias);
                     assert!(

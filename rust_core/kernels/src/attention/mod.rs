@@ -40,7 +40,10 @@ mod avx512;
 mod tests;
 
 pub use args::AttentionArgs;
-pub use bidirectional::{WholeArgs, WholeScratch, attend_whole, distance_row_len, whole_scratch_len};
+pub use bidirectional::{
+    PartArgs, StoredHeads, WholeArgs, WholeScratch, attend_part, attend_whole, distance_row_len, part_scratch_len,
+    whole_scratch_len,
+};
 pub use index::{pick, rate};
 pub use layout::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, expect_kv, store_kv};
 pub use picked::{attend_picked, attend_picked_chunk};

@@ -56,6 +56,7 @@ _EXAMPLES: Mapping[ModelTask, str] = {
     "embed": "native:all-minilm:l6-v2",
     "rank": "native:PATH of a cross-encoder's folder, or native:all-minilm:l6-v2",
     "classify": "native:PATH of a folder whose config.json says `...ForSequenceClassification`",
+    "token_classify": "native:PATH of a folder whose config.json says `...ForTokenClassification`",
 }
 _ANSWERING = (None, "generate")
 """Tasks of models that answer, and of those of which it is not known."""
@@ -256,8 +257,11 @@ class NativeBackend:
         return await self.engine.classify(msgspec.structs.replace(request, model=model))
 
     async def token_embed(self, request: TokenEmbedRequest) -> TokenEmbedResult:
-        """Return a vector of length 1 for each token of each text. Raises `RequestError` where no model here can."""
-        model = self._chosen_for(["embed", "rank"], request.model, "embed")
+        """Return a vector for each token of each text, or its labels. Raises `RequestError` where no model here can."""
+        if request.task == "token_classify":
+            model = self._chosen_for(["token_classify"], request.model, "label tokens")
+        else:
+            model = self._chosen_for(["embed", "rank"], request.model, "embed")
         return await self.engine.token_embed(msgspec.structs.replace(request, model=model))
 
     async def health(self) -> Health:

@@ -50,7 +50,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
 class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
     """The card of an encoder; one that embeds has no `labels`. `max_tokens` are those of a text, all included.
 
-    `tasks` are those that a request may name, each with what is put before its texts.
+    `tasks` are those that a request may name, each with what is put before its texts. `long_text_bytes` is what a text
+    of `max_tokens` takes beside the workspace while it is computed, where that is in steps.
     """
 
     task: ModelTask
@@ -66,10 +67,12 @@ class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
     num_outputs: int
     ranks_by_words: bool
     ranks_by_tokens: bool
+    labels_steps: bool
     tasks: list[tuple[str, str]]
     file_bytes: int
     weight_bytes: int
     workspace_bytes: int
+    long_text_bytes: int
     licence: str
 
 

@@ -21,7 +21,8 @@ from pyagent import _rust
 from pyagent.core.errors import CapacityError, ModelError, RequestError
 from pyagent.core.messages import ModelInfo, ModelTask
 from pyagent.core.sizes import format_bytes
-from pyagent.infrastructure.engine.encoders.encoder_queue import EncoderQueue
+from pyagent.infrastructure.engine.encoders.encoder_queue import Embed, EncoderQueue, LongText
+from pyagent.infrastructure.engine.encoders.tasks import STEP_MARK
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reservation
 from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 
@@ -54,6 +55,8 @@ class LoadedEncoder:
     token_queue: EncoderQueue
     late: LateTokens | None
     """How queries and documents are read, of a model that ranks by its tokens' vectors."""
+    step_token: int | None
+    """The token at whose places the steps of a text are scored, of a process reward model."""
 
     @property
     def labels(self) -> Sequence[str]:
@@ -64,6 +67,11 @@ class LoadedEncoder:
     def tasks(self) -> Sequence[tuple[str, str]]:
         """The tasks that texts may be of, each with what is put before them."""
         return self.model.info()["tasks"]
+
+    @property
+    def joins_poolings(self) -> bool:
+        """Whether a text's vector is that of several poolings, one after another."""
+        return "+" in self.model.info()["pooling"]
 
     def rows(self, packed: bytes) -> list[list[float]]:
         """Return what the texts gave, a row for each: its vector, or a number for each label."""
@@ -196,15 +204,39 @@ class EncoderPool:
         task = _rust.model_task(path)
         tokens = _text_tokens(path, about, task)
         late = _late_tokens(path, tokens) if about["ranks_by_tokens"] else None
+        step_token = _step_token(path, tokens) if about["labels_steps"] else None
         try:
             model = _rust.EncoderModel.load(path, threads=threads, most_tokens=BATCH_TOKENS, isa=runner.isa)
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=name) from error
         seconds = time.perf_counter() - started
         logger.info("the embedding model %s is loaded in %.1f s", name, seconds)
-        queue = EncoderQueue(name, model.compute, BATCH_TOKENS)
-        token_queue = EncoderQueue(name, model.compute_tokens, BATCH_TOKENS, gives_tokens=True)
-        return LoadedEncoder(name, model, tokens, queue, seconds, task, token_queue, late)
+
+        def queue_of(compute: Embed, *, gives_tokens: bool) -> EncoderQueue:
+            begin = partial(self._begin, name, model, gives_tokens=gives_tokens) if about["long_text_bytes"] else None
+            return EncoderQueue(name, compute, BATCH_TOKENS, begin=begin, gives_tokens=gives_tokens)
+
+        queue = queue_of(model.compute, gives_tokens=False)
+        token_queue = queue_of(model.compute_tokens, gives_tokens=True)
+        return LoadedEncoder(name, model, tokens, queue, seconds, task, token_queue, late, step_token)
+
+    def _begin(self, name: str, model: _rust.EncoderModel, text: list[int], *, gives_tokens: bool) -> LongText:
+        """Take a text that is longer than a batch, in memory of its own, which it holds until it is computed."""
+        needed = model.long_text_bytes(len(text))
+        with self._lock:
+            entry = self._entries[name]
+            own = sum(reservation.num_bytes for reservation in entry.held)
+        if own + needed > self._ledger.total_bytes:
+            needs, total = format_bytes(own + needed), format_bytes(self._ledger.total_bytes)
+            why = f"{name} needs {needs} for a text of {len(text):,} tokens, but the engine may use {total}"
+            raise RequestError(f"{why}; raise engine.memory or send shorter texts", param="input")
+        held = self._ledger.reserve(f"workspace:{name}", needed)
+        try:
+            begun = model.begin(text, gives_tokens=gives_tokens)
+        except BaseException:
+            held.release()
+            raise
+        return LongText(partial(model.advance, begun), held.release)
 
     def give_back(self, level: int) -> None:
         """Unload idle encoders (2); there is nothing else to free (1)."""
@@ -264,3 +296,11 @@ def _late_tokens(path: Path, tokens: TextTokens) -> LateTokens:
     from pyagent.infrastructure.engine.encoders.late_tokens import LateTokens
 
     return LateTokens(path, tokens)
+
+
+def _step_token(path: Path, tokens: TextTokens) -> int:
+    found = tokens.token_id(STEP_MARK)
+    if found is None:
+        text = f"{path}: its tokenizer has no token {STEP_MARK}, at which a process reward model scores a step"
+        raise ModelError(text, model=str(path))
+    return found

@@ -21,7 +21,7 @@ from pyagent.core.messages import (
     TokenEmbedResult,
     Usage,
 )
-from pyagent.infrastructure.engine.encoders.tasks import PASSAGE, QUERY, of_task
+from pyagent.infrastructure.engine.encoders.tasks import PASSAGE, QUERY, STEP_MARK, of_task
 from pyagent.infrastructure.engine.models.answer_grammars import at_once
 
 if TYPE_CHECKING:
@@ -105,7 +105,14 @@ class Pooling:
         A model of late interaction reads queries or documents, and leaves out those of a document that do not count.
         """
         async with self._encoders.using(request.model) as encoder:
+            if request.task == "token_classify":
+                return await self._token_classify(encoder, request)
             late = encoder.late
+            if encoder.joins_poolings:
+                text = (
+                    f"native:{encoder.name} joins several poolings of a text; its tokens have no vectors of their own"
+                )
+                raise RequestError(text, param="model")
             if late is None:
                 _check_task(encoder, "embed")
                 encode = partial(encoder.tokens.encode, truncates=request.truncate)
@@ -116,6 +123,21 @@ class Pooling:
                 found = [_counting(late, one) for one in found]
             vectors = await self._in_thread(lambda: [encoder.rows(one.rows) for one in found])
             return TokenEmbedResult(vectors=vectors, model=request.model, usage=usage)
+
+    async def _token_classify(self, encoder: LoadedEncoder, request: TokenEmbedRequest) -> TokenEmbedResult:
+        """Return a number for each label of each token, of a process reward model of those alone that end a step."""
+        _check_task(encoder, "token_classify")
+        encode = partial(encoder.tokens.encode, truncates=request.truncate)
+        step = encoder.step_token
+        found, usage = await self._tokens(encoder, encode, request.input, most=_MOST_SHOWN)
+        rows = await self._in_thread(lambda: [encoder.rows(one.rows) for one in found])
+        if step is not None:
+            read = zip(found, rows, strict=True)
+            rows = [[row for token, row in zip(one.tokens, of, strict=True) if token == step] for one, of in read]
+            if not all(rows):
+                text = f"input {rows.index([])} has no {STEP_MARK}; put one behind each step that is to be scored"
+                raise RequestError(text, param="input")
+        return TokenEmbedResult(vectors=rows, labels=list(encoder.labels), model=request.model, usage=usage)
 
     async def _late_scores(
         self, encoder: LoadedEncoder, late: LateTokens, request: RankRequest
@@ -250,11 +272,17 @@ def _counting(late: LateTokens, found: _TokenRows) -> _TokenRows:
     return _TokenRows([found.tokens[index] for index in kept], rows)
 
 
-_WHAT_IT_DOES = {"embed": "embeds texts", "rank": "ranks documents", "classify": "classifies texts"}
+_WHAT_IT_DOES = {
+    "embed": "embeds texts",
+    "rank": "ranks documents",
+    "classify": "classifies texts",
+    "token_classify": "labels tokens",
+}
 _WHO_CAN: dict[str, frozenset[str]] = {
     "embed": frozenset({"embed"}),
     "rank": frozenset({"rank", "embed"}),
     "classify": frozenset({"classify", "rank"}),
+    "token_classify": frozenset({"token_classify"}),
 }
 
 

@@ -1,4 +1,5 @@
-"""Tasks of one embedding model, such as queries and passages: how a text of a task is told to the engine. Pure."""
+"""What marks a text for a model: the tasks of an embedding model, such as queries and passages, and the steps of a
+solution. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ Encode = Callable[[Sequence[str], Sequence[int]], list[list[int]]]
 """Returns the tokens of texts, which errors call by the numbers given."""
 TASK_SHIFT = 26
 """From this bit on the engine reads the number of a text's task, from 1 on, in its first token."""
+STEP_MARK = "<extra_0>"
+"""What stands behind each step of a solution for Qwen's process reward models (arXiv 2501.07301)."""
 QUERY, PASSAGE = "retrieval.query", "retrieval.passage"
 """The tasks of what is looked for, and of where it is looked for."""
 

@@ -101,7 +101,8 @@ class EncoderSource:
     def _refuse_unsaid(self, config: Config) -> None:
         """Refuse what GGUF has no key for."""
         about, (key, usual, known) = self._about, self._family.activation
-        if self._has_labels and (not self._family.head or about["ranks_by_words"]):
+        labels_texts = _rust.model_task(self.path) != "token_classify"
+        if self._has_labels and (not self._family.head or about["ranks_by_words"] or not labels_texts):
             self._refuse("its labels have no place there")
         if about["ranks_by_tokens"]:
             self._refuse("late interaction has no name there")

@@ -17,7 +17,7 @@ from pyagent.infrastructure.server.custom_tools import InputReader, input_of
 from pyagent.infrastructure.server.errors import HttpError
 
 _DONE = b"data: [DONE]\n\n"
-_CAPABILITIES = {"embed": "embeddings", "rank": "rerank", "classify": "classify"}
+_CAPABILITIES = {"embed": "embeddings", "rank": "rerank", "classify": "classify", "token_classify": "token_classify"}
 """What GET /v1/models says of models that answer nothing."""
 
 

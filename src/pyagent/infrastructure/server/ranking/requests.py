@@ -70,14 +70,15 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PoolingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /pooling: a vector for each token of each text.
+    """The body of POST /pooling: a vector for each token of each text, or a number for each label of each.
 
-    A model of late interaction reads `input_type` "query" or "document".
+    A model of late interaction reads `input_type` "query" or "document". A process reward model gives numbers for the
+    tokens alone that end a step.
     """
 
     input: str | list[str]
     model: str | None = None
-    task: Literal["token_embed"] = "token_embed"
+    task: Literal["token_embed", "token_classify"] = "token_embed"
     input_type: Literal["query", "document"] = "document"  # not vLLM's; Jina's
     encoding_format: Literal["float", "base64"] = "float"
     truncate: bool = False  # not vLLM's

@@ -53,11 +53,12 @@ async def classify(service: Service, request: Request) -> Response:
 
 
 async def pooling(service: Service, request: Request) -> Response:
-    """POST /pooling: a vector for each token of each text."""
+    """POST /pooling: a vector for each token of each text, or a number for each label."""
     parsed = await service.read(request, read_pooling)
     asked = TokenEmbedRequest(
         model=model_asked(parsed.model),
         input=parsed.texts,
+        task=parsed.task,
         is_query=parsed.input_type == "query",
         private=bool(parsed.private),
         truncate=parsed.truncate,
