@@ -31,7 +31,6 @@ FAMILIES = (
     "deepseek2",
     "llama4",
     "deepseek32",
-    "glm-dsa",
 )
 _LATENT_FAMILIES = {"deepseek2", "deepseek32", "glm-dsa"}
 _KEYS: dict[str, dict[str, object]] = {

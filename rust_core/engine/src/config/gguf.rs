@@ -142,7 +142,11 @@ impl ModelConfig {
             _ => keys.experts(architecture)?,
         };
         let of_experts = experts::keys(architecture, experts.is_some());
-        keys.refuse_unknown(has_caps, of_experts, &[hybrid::more_keys(architecture), more].concat())?;
+        keys.refuse_unknown(
+            has_caps,
+            of_experts,
+            &[hybrid::more_keys(architecture), latent::keys_of_indexer(name), more].concat(),
+        )?;
         keys.refuse_uncounted_layers()?;
         let hidden_size = keys.size("embedding_length")?;
         let num_heads = keys.num_heads(architecture)?;

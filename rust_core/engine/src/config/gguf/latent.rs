@@ -9,12 +9,16 @@ use crate::gguf::{MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
 /// What is read of latent attention besides.
-pub(super) const KEYS: [&str; 9] = [
+pub(super) const KEYS: [&str; 5] = [
     "attention.key_length_mla",
     "attention.kv_lora_rank",
     "attention.q_lora_rank",
     "attention.value_length_mla",
     "rope.scaling.yarn_log_multiplier",
+];
+
+/// What is read besides of those with an indexer.
+const OF_INDEXER: [&str; 4] = [
     "attention.indexer.head_count",
     "attention.indexer.key_length",
     "attention.indexer.top_k",
@@ -43,6 +47,14 @@ pub(super) const OF_KIMI: [&str; 6] = [KEYS[0], KEYS[1], KEYS[2], KEYS[3], "kda.
 
 /// What files multiply the weight of YaRN's sharpness by.
 const WEIGHT_UNIT: f64 = 0.1;
+
+/// What is read of an indexer, in a family that has one.
+pub(super) fn keys_of_indexer(name: &str) -> &'static [&'static str] {
+    match name {
+        DEEPSEEK_V32 | GLM_DSA => &OF_INDEXER,
+        _ => &[],
+    }
+}
 
 impl Keys<'_> {
     /// The sizes of a family that has latent attention.
