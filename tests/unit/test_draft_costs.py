@@ -140,6 +140,19 @@ def test_steps_wait_for_drafts_where_that_pays(gap: float) -> None:
     assert gain_ahead(copies(700) + noise(1_500, num_kinds=2_000), gap) > 0.98
 
 
+def test_waiting_in_vain_is_a_loss() -> None:
+    """It is taken from what drafts may lose, and is not what a step without drafts takes."""
+    request = request_for(copies(50), 100)
+    plan = Plan(Batch(lengths=[1], tokens=[1], num_decoding=1), [request], [], 1)
+    speculation = Speculation(DraftOptions(), 64, lambda _, count: count)
+    for _ in range(3):
+        speculation.note(plan, StepOutput([1]), 0.01)
+    before = speculation._balance.seconds
+    speculation.note(plan, StepOutput([1]), 0.05, has_waited=True)
+    assert speculation.seconds.at(1) == 0.01
+    assert speculation._balance.seconds < before - 0.03
+
+
 @pytest.mark.parametrize(
     ("text", "machine", "least"),
     [(copies(1_500), reading_bound, 5.0), (noise(1_500), odd, -0.2)],
