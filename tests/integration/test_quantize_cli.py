@@ -68,7 +68,7 @@ def test_quantize_speaks_to_people(folder: Path) -> None:
         (("./tiny", "--no-report", "--output", "no/such/folder.gguf"), "cannot be written"),
         (
             ("./encoder", "--no-report"),
-            "'electra' cannot be written as GGUF; docs/how-to/quantize-a-model.md lists the",
+            "'electra' cannot be written as GGUF; the documentation's page on quantising lists the",
         ),
     ],
 )

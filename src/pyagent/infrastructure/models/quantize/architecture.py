@@ -85,7 +85,7 @@ def refuse_family(path: Path, config: Config, encoders: Sequence[str]) -> None:
         near = f"; the nearest that can is {_NEAREST[family]}" if family in _NEAREST else ""
         if not near and (like := nearest(family, known)):
             near = f"; {like} can, which is the nearest name"
-        where = f"docs/how-to/quantize-a-model.md lists the {len(known)} families that can"
+        where = f"the documentation's page on quantising lists the {len(known)} families that can"
         text = f"{path}: '{family:.60}' cannot be written as GGUF{near}; {where}"
         raise ModelError(text, model=str(path))
 
