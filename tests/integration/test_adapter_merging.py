@@ -274,3 +274,24 @@ def test_the_command_takes_names_folders_and_several(folder: Path) -> None:
     for named, text in wrong.items():
         with pytest.raises(RequestError, match=re.escape(text)):
             merge(str(folder / "model"), named, config=folder / "pyagent.toml")
+
+
+def test_a_name_of_the_settings_goes_before_a_folder_that_lies_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone as among several; a folder may have a `+` in its name, and a GGUF file is refused as what it is."""
+    write_adapter(folder / "here/one", given=factors(), config={"r": 2, "lora_alpha": 3})
+    write_adapter(folder / "here/a+b", given=factors(), config={"r": 2, "lora_alpha": 3})
+    write_tiny_model(folder / "here/lora.gguf")
+    settings = folder / "pyagent.toml"
+    settings.write_text('[engine.adapters]\none = "./first"\n')
+    monkeypatch.chdir(folder / "here")
+    written: dict[str, bytes] = {}
+    for named in ("one", "../first", "./one", "a+b"):
+        merge("../model", named, output=Path("out"), config=settings)
+        written[named] = (folder / "here/out/model.safetensors").read_bytes()
+        shutil.rmtree("out")
+    assert written["one"] == written["../first"] != written["./one"]
+    assert written["a+b"] == written["./one"]
+    with pytest.raises(ModelError, match="adapters in GGUF files are not merged into a folder"):
+        merge("../model", "./lora.gguf", config=settings)

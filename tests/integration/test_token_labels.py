@@ -111,6 +111,7 @@ def test_steps_over_http_and_on_the_card(rewards: tuple[Path, list[list[float]]]
                 "input 1 has no <extra_0>; put one behind each step",
             ),
             ("pooling", {"input": "a<extra_0>"}, "cannot embed"),
+            ("pooling", {"input": "a<extra_0>"}, "for labels of tokens, ask /pooling with"),
             ("v1/embeddings", {"input": "a<extra_0>"}, "cannot embed"),
             ("v1/classify", {"input": "a<extra_0>"}, "cannot classify texts"),
         ]:

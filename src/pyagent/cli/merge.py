@@ -60,17 +60,16 @@ def _adapters(model: str, named: str, config: Path | None) -> list[tuple[str, Pa
     from pyagent.core.adapter_stacks import JOINT, MAX_ADAPTERS
     from pyagent.infrastructure.engine.models.adapter_names import adapters_of
 
-    if Path(named).is_dir():
-        return [(Path(named).resolve().name, Path(named))]
-    parts = named.split(JOINT)
-    if len(parts) > MAX_ADAPTERS:
-        raise RequestError(f"{len(parts)} adapters are named; expected at most {MAX_ADAPTERS}", param="adapter")
     of_settings = read_settings(config).engine.adapters
     known = {name: of_settings[key] for name, key in adapters_of(model, of_settings).items()}
+    # A folder may have a `+` in its name.
+    parts = [named] if Path(named).is_dir() else named.split(JOINT)
+    if len(parts) > MAX_ADAPTERS:
+        raise RequestError(f"{len(parts)} adapters are named; expected at most {MAX_ADAPTERS}", param="adapter")
     found: list[tuple[str, Path]] = []
     for part in parts:
         path = Path(known[part]).expanduser() if part in known else Path(part)
-        if part not in known and not (part and path.is_dir()):
+        if part not in known and not (part and path.exists()):
             has = f"engine.adapters has {', '.join(known) or 'none'} for {model}"
             what = f"{part[:80]!r} is neither a folder nor a known adapter"
             raise RequestError(f"{what}; {did_you_mean(part, list(known), has)}", param="adapter")

@@ -202,6 +202,8 @@ class NativeBackend:
             if able:
                 return able[0]
         text = f"{self.name} cannot {does}; use a backend with a model for that, such as {_EXAMPLES[tasks[0]]}"
+        if any(self._task_of(name) == "token_classify" for name in named):
+            text += '; for labels of tokens, ask /pooling with "task": "token_classify"'
         raise RequestError(text, param="model")
 
     def _chosen(self, asked: str) -> str:

@@ -158,7 +158,11 @@ def _drafts(drafts: Mapping[_Engine, DraftCounts]) -> Iterator[Metric]:
         ),
         ("spec_decode_draft_model_tokens", "Tokens that a draft model wrote, verified or not.", "num_model_tokens"),
         ("spec_decode_draft_model_seconds", "Seconds that a draft model computed for.", "model_seconds"),
-        ("spec_decode_verify_seconds", "Seconds of engine steps that verified draft tokens.", "verify_seconds"),
+        (
+            "spec_decode_verify_seconds",
+            "Seconds of engine steps that verified draft tokens; of steps that computed prompts too, the drafts' part.",
+            "verify_seconds",
+        ),
     ):
         yield _counter(name, text, ("model", "engine"), [(key, getattr(one, field)) for key, one in drafts.items()])
     yield _counter(
