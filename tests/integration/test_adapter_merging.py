@@ -92,6 +92,9 @@ def test_only_the_tensors_that_an_adapter_adds_to_change(folder: Path) -> None:
     (model / "1_Pooling").mkdir()
     (model / "1_Pooling/config.json").write_text("[]")
     (model / "1_Pooling/model.safetensors").write_text("other")
+    for name in ("2_Dense", "onnx"):
+        (model / name).mkdir()
+        (model / name / "pytorch_model.bin").write_text("other")
     (model / ".git").mkdir()
     (model / ".git/config").write_text("")
     for name in ("pytorch_model.bin", "consolidated.safetensors", "model.gguf"):
@@ -105,13 +108,14 @@ def test_only_the_tensors_that_an_adapter_adds_to_change(folder: Path) -> None:
     copied = [
         "1_Pooling/config.json",
         "1_Pooling/model.safetensors",
+        "2_Dense/pytorch_model.bin",
         "config.json",
         "model.safetensors.index.json",
         "tokenizer.json",
     ]
     assert files == sorted([*copied, "model.safetensors"])
     assert sorted(made.copied) == copied
-    assert made.left_out == ["consolidated.safetensors", "model.gguf", "pytorch_model.bin"]
+    assert made.left_out == ["consolidated.safetensors", "model.gguf", "pytorch_model.bin", "onnx/pytorch_model.bin"]
     assert made.num_tensors == 1
     assert told[-1] == (made.num_bytes, made.num_bytes)
     assert made.num_bytes == sum((folder / "out" / file).stat().st_size for file in files)

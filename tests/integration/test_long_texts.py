@@ -131,7 +131,7 @@ def test_an_encoder_is_kept_while_its_own_thread_asks_for_memory(decoder: Path) 
         with pytest.raises(asyncio.CancelledError):
             await reading
         has_left.set()
-        while queues[0]._long_jobs:  # the encoder is asked next
+        while queues[0]._long_jobs:  # noqa: ASYNC110 - the encoder is asked next, by a thread
             await asyncio.sleep(0.001)
         other.release()
         found = await backend.embed(EmbedRequest(model="", input=TEXTS))
