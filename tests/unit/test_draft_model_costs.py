@@ -126,6 +126,25 @@ def gain(
     return plain / spent
 
 
+def test_what_a_draft_model_took_is_booked_once() -> None:
+    """It was asked for a step in which none of its tokens was verified; the next one is launched ahead, unasked."""
+    model = DraftModel(SimulatedDrafter(lambda: True, 0.1), 1 << 20, 64, 0.1, lambda: 0.0)  # type: ignore[arg-type]
+    options = DraftOptions(method="draft_model", models={"": "draft"})
+    speculation = Speculation(options, 64, lambda _, count: count, model=model)
+    plan = Plan(Batch(lengths=[1], tokens=[1], num_decoding=1), [Client(0, [1, 2], 9).request], [], 1)
+    speculation.note(plan, StepOutput([1]), TARGET)
+    assert speculation.model is not None
+    balance = speculation.model._balance
+    speculation.model.draft_seconds = 0.1 * TARGET
+    before = balance.seconds
+    speculation.note(plan, StepOutput([1]), TARGET)
+    assert balance.seconds < before
+    assert speculation.draft_seconds == 0
+    before = balance.seconds
+    speculation.note(plan, StepOutput([1]), TARGET)
+    assert balance.seconds > before
+
+
 def fresh(count: int, seed: int = 1) -> list[int]:
     """Tokens that repeat nothing, so that texts propose nothing."""
     return random.Random(seed).sample(range(900_000), k=count)
