@@ -142,6 +142,8 @@ def test_an_encoder_is_kept_while_its_own_thread_asks_for_memory(decoder: Path) 
         begun = pool._begin(str(decoder), model, [1] * 2_000, gives_tokens=False)
         assert pool.num_bytes == held + model.long_text_bytes(2_000)
         begun.close()
+        with pytest.raises(ValueError, match="not in the vocabulary"):
+            pool._begin(str(decoder), model, [1 << 24] * 2_000, gives_tokens=False)
         assert pool.num_bytes == held
         pool.unload(str(decoder))
         assert not any(str(decoder) in account for account in ledger.accounts())
