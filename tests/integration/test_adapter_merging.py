@@ -122,13 +122,14 @@ def test_only_the_tensors_that_an_adapter_adds_to_change(folder: Path) -> None:
 
 
 def test_pieces_do_not_change_what_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows one by one, and files by 16 bytes, are the same files."""
+    """Rows one by one or by four, the last ones two, and files by as many bytes, are the same files."""
     merged(folder)
     whole = (folder / "out/model.safetensors").read_bytes()
-    shutil.rmtree(folder / "out")
-    monkeypatch.setattr(merging, "_PIECE_BYTES", 16)
-    merged(folder)
-    assert (folder / "out/model.safetensors").read_bytes() == whole
+    for piece_bytes in (16, 64):
+        shutil.rmtree(folder / "out")
+        monkeypatch.setattr(merging, "_PIECE_BYTES", piece_bytes)
+        merged(folder)
+        assert (folder / "out/model.safetensors").read_bytes() == whole
 
 
 def test_names_of_decoders_in_other_models_are_found(folder: Path) -> None:
@@ -233,6 +234,15 @@ def test_a_place_that_is_taken_or_full_is_refused(folder: Path, monkeypatch: pyt
     free = shutil.disk_usage(folder)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     assert "100 bytes are free" in refusal(folder)
+
+
+def test_a_place_that_is_taken_meanwhile_stays_as_it_is(folder: Path) -> None:
+    """A folder that somebody made while the merge was on its way, though there is nothing in it."""
+    out = folder / "out"
+    with pytest.raises(ModelError, match="out is there already"):
+        merged(folder, progress=lambda done, total: out.mkdir(exist_ok=True))
+    assert list(out.iterdir()) == []
+    assert not (folder / ".out.partial").exists()
 
 
 def test_what_a_killed_merge_left_is_written_over_and_a_running_one_is_not(folder: Path) -> None:

@@ -242,6 +242,15 @@ def test_drafts_take_the_place_of_prompt_tokens() -> None:
     assert (first.num_computed, plan.num_prompt) == (18, 73)
 
 
+def test_a_chunk_keeps_a_token() -> None:
+    """One that begins and ends in the same block is not put off whole."""
+    decoding, prompt = Client(0, [1, 2], 9).request, Client(1, [3] * 50, 9).request
+    plan = Plan(Batch([0], [1], [2], num_decoding=1), [decoding], [decoding.tokens], 1)
+    plan.chunks = [Chunk(prompt, 3, 30)]
+    plan.add_chunks()
+    assert plan.draft_room == 2
+
+
 def test_prompts_that_end_in_the_step_give_up_nothing() -> None:
     """There is room for what the step has beside them alone."""
     decoding, prompt = Client(0, [1, 2], 9).request, Client(1, [3, 4, 5], 9).request
