@@ -92,6 +92,9 @@ def test_only_the_tensors_that_an_adapter_adds_to_change(folder: Path) -> None:
     (model / "1_Pooling").mkdir()
     (model / "1_Pooling/config.json").write_text("[]")
     (model / "1_Pooling/model.safetensors").write_text("other")
+    for name in ("2_Dense", "onnx"):
+        (model / name).mkdir()
+        (model / name / "pytorch_model.bin").write_text("other")
     (model / ".git").mkdir()
     (model / ".git/config").write_text("")
     for name in ("pytorch_model.bin", "consolidated.safetensors", "model.gguf"):
@@ -105,26 +108,28 @@ def test_only_the_tensors_that_an_adapter_adds_to_change(folder: Path) -> None:
     copied = [
         "1_Pooling/config.json",
         "1_Pooling/model.safetensors",
+        "2_Dense/pytorch_model.bin",
         "config.json",
         "model.safetensors.index.json",
         "tokenizer.json",
     ]
     assert files == sorted([*copied, "model.safetensors"])
     assert sorted(made.copied) == copied
-    assert made.left_out == ["consolidated.safetensors", "model.gguf", "pytorch_model.bin"]
+    assert made.left_out == ["consolidated.safetensors", "model.gguf", "pytorch_model.bin", "onnx/pytorch_model.bin"]
     assert made.num_tensors == 1
     assert told[-1] == (made.num_bytes, made.num_bytes)
     assert made.num_bytes == sum((folder / "out" / file).stat().st_size for file in files)
 
 
 def test_pieces_do_not_change_what_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows one by one, and files by 16 bytes, are the same files."""
+    """Rows one by one or by four, the last ones two, and files by as many bytes, are the same files."""
     merged(folder)
     whole = (folder / "out/model.safetensors").read_bytes()
-    shutil.rmtree(folder / "out")
-    monkeypatch.setattr(merging, "_PIECE_BYTES", 16)
-    merged(folder)
-    assert (folder / "out/model.safetensors").read_bytes() == whole
+    for piece_bytes in (16, 64):
+        shutil.rmtree(folder / "out")
+        monkeypatch.setattr(merging, "_PIECE_BYTES", piece_bytes)
+        merged(folder)
+        assert (folder / "out/model.safetensors").read_bytes() == whole
 
 
 def test_names_of_decoders_in_other_models_are_found(folder: Path) -> None:
@@ -229,6 +234,15 @@ def test_a_place_that_is_taken_or_full_is_refused(folder: Path, monkeypatch: pyt
     free = shutil.disk_usage(folder)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     assert "100 bytes are free" in refusal(folder)
+
+
+def test_a_place_that_is_taken_meanwhile_stays_as_it_is(folder: Path) -> None:
+    """A folder that somebody made while the merge was on its way, though there is nothing in it."""
+    out = folder / "out"
+    with pytest.raises(ModelError, match="out is there already"):
+        merged(folder, progress=lambda done, total: out.mkdir(exist_ok=True))
+    assert list(out.iterdir()) == []
+    assert not (folder / ".out.partial").exists()
 
 
 def test_what_a_killed_merge_left_is_written_over_and_a_running_one_is_not(folder: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
@@ -16,6 +18,7 @@ from pyagent import _rust
 from pyagent.core.errors import CapacityError, ContextOverflowError, RequestError
 from pyagent.core.messages import EmbedRequest, TokenEmbedRequest
 from pyagent.infrastructure.engine.backend import NativeBackend
+from pyagent.infrastructure.engine.encoders.encoder_queue import EncoderQueue
 from pyagent.infrastructure.engine.encoders.text_tokens import TextTokens
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
@@ -106,3 +109,43 @@ def test_a_long_text_without_room_is_refused_by_what_it_needs(decoder: Path) -> 
 
     on(lambda: native(decoder, memory=own + 100_000), little)
     on(lambda: native(decoder, memory=own + about["long_text_bytes"] + 100_000), held)
+
+
+def test_an_encoder_is_kept_while_its_own_thread_asks_for_memory(decoder: Path) -> None:
+    """Also when its request has gone meanwhile; then it can be unloaded, and the ledger has all of its bytes again."""
+    about = _rust.describe_encoder(decoder, threads=_rust.available_cores())
+    assert about is not None
+    own = about["weight_bytes"] + about["workspace_bytes"] + 500 * about["vocab_size"]
+
+    async def whole(backend: NativeBackend) -> None:
+        pool, ledger = backend.engine.models.encoders, backend.engine.models.ledger
+        loop, has_left, queues = asyncio.get_running_loop(), Event(), list[EncoderQueue]()
+
+        def leave(_: int) -> None:
+            queues.append(pool.loaded()[str(decoder)].queue)
+            loop.call_soon_threadsafe(reading.cancel)
+            has_left.wait(10)
+
+        other = ledger.reserve("someone else", about["long_text_bytes"], leave)
+        reading = asyncio.ensure_future(backend.embed(EmbedRequest(model="", input=[LONG])))
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        has_left.set()
+        while queues[0]._long_jobs:  # noqa: ASYNC110 - the encoder is asked next, by a thread
+            await asyncio.sleep(0.001)
+        other.release()
+        found = await backend.embed(EmbedRequest(model="", input=TEXTS))
+        assert len(found.vectors) == 4
+        held = sum(size for account, size in ledger.accounts().items() if str(decoder) in account)
+        assert pool.num_bytes == held > 0
+        model = pool.loaded()[str(decoder)].model
+        begun = pool._begin(str(decoder), model, [1] * 2_000, gives_tokens=False)
+        assert pool.num_bytes == held + model.long_text_bytes(2_000)
+        begun.close()
+        with pytest.raises(ValueError, match="not in the vocabulary"):
+            pool._begin(str(decoder), model, [1 << 24] * 2_000, gives_tokens=False)
+        assert pool.num_bytes == held
+        pool.unload(str(decoder))
+        assert not any(str(decoder) in account for account in ledger.accounts())
+
+    on(lambda: native(decoder, memory=own + about["long_text_bytes"] + 100_000), whole)

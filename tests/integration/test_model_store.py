@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -329,6 +331,30 @@ def test_two_processes_pull_one_model(tmp_path: Path) -> None:
     assert [out[-1] for out in outs] == [b"30000", b"30000"]
     assert sorted(map(len, outs)) == [1, 31]
     assert entries(ModelStore(folder, {})) == ["tiny%3a1"]
+
+
+def test_who_waited_for_a_lock_has_it_alone(store: ModelStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Though who had it deletes its file: who comes then finds the lock of who waited."""
+    has_it, may_go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with store._locked("tiny:1"):
+            has_it.set()
+            may_go.wait(10)
+
+    caplog.set_level("INFO")
+    waiting = threading.Thread(target=wait)
+    with store._locked("tiny:1"):
+        waiting.start()
+        while "fetches or deletes tiny:1; waiting for it" not in caplog.text:
+            time.sleep(0.001)
+    assert has_it.wait(10)
+    (path,) = store.folder.iterdir()
+    with path.open("rb") as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    may_go.set()
+    waiting.join()
+    assert entries(store) == []
 
 
 def test_damaged_entry_is_fetched_again(store: ModelStore) -> None:

@@ -305,7 +305,7 @@ def test_rows_after_drafts_are_sampled_as_in_steps_of_their_own(kernel: SampleRo
             num_drafts = draw.randrange(min(5, NUM_STEPS - done[row]))
             tokens = [expected[done[row] + at].tokens[row] for at in range(num_drafts)]
             if tokens and draw.random() < 0.3:
-                tokens[draw.randrange(num_drafts)] = draw.randrange(VOCABULARY)
+                tokens[draw.randrange(num_drafts)] = draw.choice([*tokens, draw.randrange(VOCABULARY)])
             asked.append((row, done[row], tokens))
             num_same += len(set(tokens)) < len(tokens)
         output = drafted.step(asked) if asked else StepOutput([])

@@ -153,6 +153,33 @@ def test_waiting_in_vain_is_a_loss() -> None:
     assert speculation._balance.seconds < before - 0.03
 
 
+def test_steps_that_waited_are_measured_where_they_had_drafts_or_nothing_is_known() -> None:
+    """What they take is else never known on a device that goes on by itself."""
+    request = request_for(copies(50), 100)
+    speculation = Speculation(DraftOptions(), 64, lambda _, count: count)
+    plain = Plan(Batch(lengths=[1], tokens=[1], num_decoding=1), [request], [], 1)
+    speculation.note(plain, StepOutput([1]), 0.01, has_waited=True)
+    assert speculation.seconds.at(1) == 0.01
+    drafted = Plan(Batch(lengths=[3], tokens=[1] * 3, num_drafts={0: 2}, num_decoding=1), [request], [], 1)
+    speculation.note(plain, StepOutput([1]), 0.01)
+    for seconds in (0.03, 0.05, 0.05):
+        speculation.note(drafted, StepOutput([1], more={0: [1]}), seconds, has_waited=True)
+    assert speculation.seconds.at(3) == 0.05
+
+
+def test_steps_wait_for_what_follows_the_token_on_its_way() -> None:
+    """A proposal of one token says what that token is, and nothing after it."""
+    request = request_for(copies(600), 100)
+    speculation = Speculation(DraftOptions(), 64, lambda _, count: count)
+    plan = Plan(Batch(lengths=[1], tokens=[1], num_decoding=1), [request], [], 1)
+    for _ in range(3):
+        speculation.note(plan, StepOutput([1]), 0.01)
+    assert speculation.awaits(plan)
+    request.max_tokens = 2
+    assert speculation._propose(request) is not None
+    assert not speculation.awaits(plan)
+
+
 @pytest.mark.parametrize(
     ("text", "machine", "least"),
     [(copies(1_500), reading_bound, 5.0), (noise(1_500), odd, -0.2)],

@@ -17,7 +17,7 @@ from pyagent.infrastructure.engine.drafts.options import DraftOptions
 from pyagent.infrastructure.engine.drafts.speculation import Speculation
 from pyagent.infrastructure.engine.drafts.step_seconds import Fund
 from pyagent.infrastructure.engine.request import Request
-from pyagent.infrastructure.engine.scheduler.step_plan import Plan
+from pyagent.infrastructure.engine.scheduler.step_plan import Chunk, Plan
 
 Machine = Callable[[int], float]
 TARGET = 0.06
@@ -124,6 +124,50 @@ def gain(
     drafter.pool.check()
     assert drafter.fails_at > 0 or drafter.pool.stats().active == 0
     return plain / spent
+
+
+def test_what_a_draft_model_took_is_booked_once() -> None:
+    """It was asked for a step in which none of its tokens was verified; the next one is launched ahead, unasked."""
+    model = DraftModel(SimulatedDrafter(lambda: True, 0.1), 1 << 20, 64, 0.1, lambda: 0.0)  # type: ignore[arg-type]
+    options = DraftOptions(method="draft_model", models={"": "draft"})
+    speculation = Speculation(options, 64, lambda _, count: count, model=model)
+    plan = Plan(Batch(lengths=[1], tokens=[1], num_decoding=1), [Client(0, [1, 2], 9).request], [], 1)
+    speculation.note(plan, StepOutput([1]), TARGET)
+    assert speculation.model is not None
+    balance = speculation.model._balance
+    speculation.model.draft_seconds = 0.1 * TARGET
+    before = balance.seconds
+    speculation.note(plan, StepOutput([1]), TARGET)
+    assert balance.seconds < before
+    assert speculation.draft_seconds == 0
+    before = balance.seconds
+    speculation.note(plan, StepOutput([1]), TARGET)
+    assert balance.seconds > before
+
+
+def test_a_draft_model_is_asked_in_steps_without_prompts_and_awaited_while_copies_may_lose() -> None:
+    """Steps beside prompts have copies of texts alone; waiting in vain is at the copies' expense."""
+    drafter = SimulatedDrafter(lambda: True, 0.02)
+    text = fresh(100)
+    request = Client(0, text[:50], 1).request
+    request.max_tokens, drafter.texts = 1_000, {0: text}
+    model = DraftModel(drafter, 1 << 20, 64, 0.02, lambda: drafter.now)  # type: ignore[arg-type]
+    options = DraftOptions(method="draft_model", models={"": "draft"})
+    speculation = Speculation(options, 64, lambda _, count: count, model=model)
+    request.tokens.append(text[50])
+    plan = Plan(Batch([0], [1], [text[50]], num_decoding=1), [request], [request.tokens], 1)
+    for _ in range(3):
+        speculation.note(plan, StepOutput([1]), TARGET)
+    prompt = Client(1, [1] * 100, 9).request
+    beside = Plan(Batch([0, 1], [1, 90], [1] * 91, num_decoding=1), [request], [], 1, [Chunk(prompt, 90, 90)])
+    beside.unsampled = [prompt]
+    assert speculation.choose(beside) == {}
+    assert drafter.num_steps == 0
+    assert speculation.awaits(plan)
+    speculation._balance.seconds = -1.0
+    assert not speculation.awaits(plan)
+    speculation.choose(plan)
+    assert drafter.num_steps > 0
 
 
 def fresh(count: int, seed: int = 1) -> list[int]:

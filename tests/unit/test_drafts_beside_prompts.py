@@ -153,10 +153,61 @@ def test_drafts_are_worth_what_decode_only_steps_take() -> None:
     assert beside.num_worth([0.9, 0.5, 0.3], 2, 512) == 3
     assert beside.num_worth([0.05, 0.05], 1, 512) == 0
     assert beside.num_worth([0.15], 1, 512) == 1
+    assert beside.num_worth([0.102], 1, 512) == 0  # a gain of two hundredths is none
     for rows in (2, 8) * 9:
         decoding.note(rows, rows * 0.01)
     assert beside.num_worth([0.15], 1, 512) == 0  # a row has logits, which take as much again at most
     assert beside.num_worth([0.25], 1, 512) == 1
+
+
+def test_drafts_cost_their_rows_and_what_most_pairs_of_steps_say() -> None:
+    """Pairs of steps that follow each other, of about as many rows, one of them with drafts."""
+    beside = BesidePrompts(StepSeconds())
+    for _ in range(8):
+        beside.note(100, 0.1, has_drafts=False)
+        beside.note(512, 2.0, has_drafts=True)
+    assert beside.cost(10, 1, 512) == pytest.approx(2.0 * 10 / 512)
+    for num_slow, excess in ((2, 0.0), (3, 1 - 0.05)):
+        for at in range(4):
+            beside.note(512, 1.0, has_drafts=False)
+            beside.note(512, 2.0 if at < num_slow else 1.0, has_drafts=True)
+        for _ in range(9):
+            beside.note(512, 1.0, has_drafts=False)
+        assert beside.cost(10, 1, 512) == pytest.approx(10 / 512 + excess)
+
+
+def test_drafts_beside_prompts_are_booked_once() -> None:
+    """What they took of their step, and what decode-only steps save by them."""
+    speculation = Speculation(DraftOptions(), 64, lambda _, count: count)
+    decoding, prompt = Client(0, [1, 2], 9).request, Client(1, [1] * 512, 9).request
+    plain = Plan(Batch([0], [1], [2], num_decoding=1), [decoding], [decoding.tokens], 1)
+    for _ in range(3):
+        speculation.note(plain, StepOutput([3]), 0.06)
+    batch = Batch([0, 1], [5, 507], [2] * 512, num_drafts={0: 4}, num_decoding=1)
+    plan = Plan(batch, [decoding], [decoding.tokens], 1, [Chunk(prompt, 507, 507)], unsampled=[prompt])
+    before = speculation._balance.seconds
+    speculation.note(plan, StepOutput([3], more={0: [4, 5]}), 1.0)
+    counts, cost = speculation.counts, speculation._beside_prompts.cost(4, 1, 512)
+    assert cost >= 4 / 512
+    assert counts.verify_seconds == pytest.approx(cost)
+    assert counts.saved_seconds == pytest.approx(2 * 0.06 - cost)
+    assert (counts.num_draft_tokens, counts.num_accepted_tokens) == (0, 0)  # of a request without texts
+    assert speculation._balance.seconds - before == pytest.approx(2 * 0.06 - cost + 0.01)
+
+
+def test_drafts_beside_prompts_leave_room_for_all_that_are_sampled() -> None:
+    """Steps have logits for so many rows, of which prompts that end have some."""
+    speculation = Speculation(DraftOptions(), 4, lambda _, count: count)
+    decoding = Client(0, copies(300), 90).request
+    prompts = [Client(at, [1] * 255, 9).request for at in (1, 2)]
+    sampled = [decoding, prompts[0]]
+    plan = Plan(Batch([0, 1, 2], [1, 255, 255], [1] * 511, num_decoding=1), sampled, [], 1, num_free=9)
+    plan.chunks, plan.unsampled = [Chunk(one, 255, 255) for one in prompts], prompts[1:]
+    speculation._beside_prompts.note(511, 0.0511, has_drafts=False)
+    speculation.seconds.note(1, 0.06)
+    proposal = speculation._propose(decoding)
+    assert proposal is not None
+    assert speculation.lengths_beside_prompts([(0, proposal)], plan) == {0: 2}
 
 
 def test_a_step_without_drafts_comes_now_and_then() -> None:
@@ -189,6 +240,15 @@ def test_drafts_take_the_place_of_prompt_tokens() -> None:
     assert batch.num_drafts == {0: 5}
     assert plan.chunks == [Chunk(first, 18, 18), Chunk(last, 50, 50)]
     assert (first.num_computed, plan.num_prompt) == (18, 73)
+
+
+def test_a_chunk_keeps_a_token() -> None:
+    """One that begins and ends in the same block is not put off whole."""
+    decoding, prompt = Client(0, [1, 2], 9).request, Client(1, [3] * 50, 9).request
+    plan = Plan(Batch([0], [1], [2], num_decoding=1), [decoding], [decoding.tokens], 1)
+    plan.chunks = [Chunk(prompt, 3, 30)]
+    plan.add_chunks()
+    assert plan.draft_room == 2
 
 
 def test_prompts_that_end_in_the_step_give_up_nothing() -> None:

@@ -110,6 +110,8 @@ def test_a_long_text_that_nobody_waits_for_is_dropped_and_others_go_on() -> None
     encoder = Encoder()
     queue, texts = long_queue(encoder, 4)
     left = queue.submit([[1] * 1000, [8]])
+    while texts.num_held == 0:
+        time.sleep(0.001)
     no_room, bad = queue.submit([[7], [555] * 9]), queue.submit([[666] * 9])
     good = queue.submit([[2] * 9, [4], [5] * 9])
     assert left.cancel()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.models.memory_estimate import Fit
     from pyagent.infrastructure.engine.options import EngineOptions
     from pyagent.infrastructure.models.describe import DrafterDescription, EncoderDescription, ModelDescription
-    from pyagent.infrastructure.models.store import ModelStore, Watcher
+    from pyagent.infrastructure.models.store import ModelStore, StoredModel, Watcher
 
 app = typer.Typer(add_completion=False, help="List, fetch, inspect, quantise and merge models.", no_args_is_help=True)
 app.command()(quantize)
@@ -103,17 +103,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what a model is, what memory it needs and whether it fits this machine; reads its header only."""
-    import msgspec
-
-    from pyagent.cli.model_adapters import adapter_cards
     from pyagent.core.errors import ModelError
-    from pyagent.infrastructure.engine.memory.process import resident_bytes
-    from pyagent.infrastructure.models.describe import (
-        describe_drafter,
-        describe_encoder,
-        describe_model,
-        inputs_left_aside,
-    )
+    from pyagent.infrastructure.models.describe import describe_drafter, describe_encoder
     from pyagent.infrastructure.models.names import is_path
 
     store = _store(config)
@@ -130,7 +121,17 @@ def show(
     if (drafter := describe_drafter(path, licence)) is not None:
         _show_drafter(name, path, drafter, as_json=as_json)
         return
-    about = describe_model(path, licence)
+    _show_decoder(name, path, found, config, as_json=as_json)
+
+
+def _show_decoder(name: str, path: Path, found: StoredModel | None, config: Path | None, *, as_json: bool) -> None:
+    import msgspec
+
+    from pyagent.cli.model_adapters import adapter_cards
+    from pyagent.infrastructure.engine.memory.process import resident_bytes
+    from pyagent.infrastructure.models.describe import describe_model, inputs_left_aside
+
+    about = describe_model(path, found.manifest.licence if found else "unknown")
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
     options = _options(config)
     options = options.of_model(name)
@@ -159,9 +160,9 @@ def show(
     card = _card(about, path, memory, template, abilities)
     card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit)) for fit in fits]
     card[6:6] = [("fits", f"no: {refusal}")] if refusal else []
+    card[-2:-2] = [("not read", ", ".join(left_aside))] if left_aside else []
     card += [(f"as {kind}", _quantised_text(smaller[kind], fit)) for kind, fit in fits_as.items()]
     card += [("quantised", not_smaller)] if not_smaller else []
-    card[-2:-2] = [("not read", ", ".join(left_aside))] if left_aside else []
     card += [("" if place else "adapters", one.line()) for place, one in enumerate(adapters)]
     for key, value in card:
         typer.echo(f"{key:<13} {printable(str(value))}")  # a file's own words are in it

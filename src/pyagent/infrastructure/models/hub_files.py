@@ -29,7 +29,7 @@ _SETTINGS = (
 """JSON files that this engine or another reads beside weights; repositories have any number of others."""
 _BESIDE = (*_SETTINGS, "*.jinja", "*.tiktoken", "tiktoken.model", "tokenizer.model", "*.model.v[0-9]*", "vocab.txt")
 """Settings, templates and vocabularies that lie beside weights."""
-_STEP = re.compile(r"(\d{1,3}_\w+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
+STEP_FILE = re.compile(r"(\d{1,3}_\w+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 """A file of a step that sentence-transformers has after the model, such as `1_Pooling/config.json`."""
 _OURS = "model.json"
 """What the store keeps beside a model has this name; where a repository has such a file, it is of an exported graph."""
@@ -71,7 +71,7 @@ def _at_top(names: Iterable[str]) -> list[str]:
 
 def _steps(there: Collection[str]) -> list[str]:
     """Return the files of steps; what torch saved only where a step has no safetensors."""
-    steps = [step for name in there if (step := _STEP.fullmatch(name))]
+    steps = [step for name in there if (step := STEP_FILE.fullmatch(name))]
     return [step[0] for step in steps if step[2] != _TORCH_WHOLE or f"{step[1]}/{_WHOLE}" not in there]
 
 

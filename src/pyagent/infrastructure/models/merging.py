@@ -23,6 +23,7 @@ import msgspec
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.models.hub_files import STEP_FILE
 
 _PIECE_BYTES = 16 << 20
 """Bytes of the model in memory at a time, beside what they become and one tensor's additions."""
@@ -98,6 +99,7 @@ def _others(source: Path, shards: set[Path]) -> tuple[list[Path], list[Path]]:
                 continue
             is_weights = file.name.endswith(_OTHER_WEIGHTS) and file.name != _INDEX
             is_weights |= file.parent == source and file.suffix == _SHARD
+            is_weights &= not STEP_FILE.fullmatch(file.relative_to(source).as_posix())
             (left_out if is_weights else copied).append(file)
     return copied, left_out
 

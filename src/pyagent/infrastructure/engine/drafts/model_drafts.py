@@ -69,7 +69,7 @@ class ModelDrafts:
         """Steps of the target take as long as `target` says."""
         self.model = model
         self.draft_seconds = 0.0
-        """What the present step's drafts took; 0 where the model was not asked."""
+        """What drafts took that were not booked yet; 0 where the model was not asked."""
         self.is_lost = False
         self._target = target
         self._fund = Fund()
@@ -119,6 +119,7 @@ class ModelDrafts:
         else:
             self._balance.earn(seconds)
         self._fund.note(seconds, plain_seconds, saved)
+        self.draft_seconds = 0.0  # a step that is launched ahead is not begun with
 
     def end(self, request: Request) -> None:
         """Forget a request."""

@@ -81,11 +81,11 @@ class Speculation:
     def awaits(self, plan: Plan) -> bool:
         """Whether a step is to wait for the tokens before it, which are being sampled, as it may have drafts then.
 
-        It depends on what is proposed to follow them. A step that is launched before they are known has no drafts.
-        One that computes prompts too does not wait for the few that it could have.
+        It depends on what is proposed to follow them. A step that is launched before they are known has no drafts, and
+        computes no prompts.
         """
         num_rows = plan.num_decoding
-        if plan.chunks or num_rows >= self._most_rows or not self._is_due(num_rows) or self._balance.seconds < 0:
+        if num_rows >= self._most_rows or not self._is_due(num_rows) or self._balance.seconds < 0:
             return False
         proposals = [self._propose(request) for request in plan.sampled]
         after = [(row, one.after_first()) for row, one in enumerate(proposals) if one is not None]
@@ -222,7 +222,7 @@ class Speculation:
 
     @property
     def draft_seconds(self) -> float:
-        """What a draft model took for the last step that was chosen for."""
+        """What a draft model took for the step in flight; 0 once that is noted."""
         return 0.0 if self.model is None else self.model.draft_seconds
 
     def _book(

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -110,6 +110,8 @@ class _Entry:
     encoder: LoadedEncoder | None = None
     users: int = 0
     held: list[Reservation] = field(default_factory=list[Reservation])
+    reading: list[Reservation] = field(default_factory=list[Reservation])
+    """Of long texts on their way."""
 
 
 class EncoderPool:
@@ -138,7 +140,7 @@ class EncoderPool:
     def num_bytes(self) -> int:
         """Bytes that encoders hold of the ledger."""
         with self._lock:
-            return sum(one.num_bytes for entry in self._entries.values() for one in entry.held)
+            return sum(one.num_bytes for entry in self._entries.values() for one in (*entry.held, *entry.reading))
 
     @contextlib.asynccontextmanager
     async def using(self, name: str) -> AsyncGenerator[LoadedEncoder]:
@@ -230,13 +232,32 @@ class EncoderPool:
             needs, total = format_bytes(own + needed), format_bytes(self._ledger.total_bytes)
             why = f"{name} needs {needs} for a text of {len(text):,} tokens, but the engine may use {total}"
             raise RequestError(f"{why}; raise engine.memory or send shorter texts", param="input")
-        held = self._ledger.reserve(f"workspace:{name}", needed)
+        with self._in_use(entry):
+            held = self._ledger.reserve(f"workspace:{name}", needed)
+        with self._lock:
+            entry.reading.append(held)
         try:
             begun = model.begin(text, gives_tokens=gives_tokens)
         except BaseException:
-            held.release()
+            self._end_reading(entry, held)
             raise
-        return LongText(partial(model.advance, begun), held.release)
+        return LongText(partial(model.advance, begun), partial(self._end_reading, entry, held))
+
+    def _end_reading(self, entry: _Entry, held: Reservation) -> None:
+        with self._lock:
+            entry.reading.remove(held)
+        held.release()
+
+    @contextlib.contextmanager
+    def _in_use(self, entry: _Entry) -> Generator[None]:
+        """Keep an encoder though its request is gone: its queue's thread, which cannot end itself, asks for memory."""
+        with self._lock:
+            entry.users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                entry.users -= 1
 
     def give_back(self, level: int) -> None:
         """Unload idle encoders (2); there is nothing else to free (1)."""
