@@ -204,6 +204,7 @@ BAD_BODIES: list[tuple[str, dict[str, object], str]] = [
     ("rerank", {"query": "\ud800", "documents": ["a"]}, ""),
     ("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1 has 2 entries and text_2 3"),
     ("score", {"text_1": [], "text_2": []}, "there is no text"),
+    ("score", {"text_1": "a", "text_2": ["a"] * 2049}, "text_2 has 2049 entries; 2048 are taken at most"),
     ("score", {"text_1": QUERY, "text_2": [LONG]}, "the model takes 48"),
     ("classify", {"input": []}, "input: there is no text"),
     ("classify", {"input": ["a", ["b"]]}, "input"),

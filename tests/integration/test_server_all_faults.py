@@ -184,6 +184,12 @@ def test_faults_without_number_are_told_in_part(url: str) -> None:
     assert len(json.loads(answer.content)["error"]["details"]) == 16
 
 
+def test_entries_far_behind_are_told_only_where_they_are_at_fault_first(url: str) -> None:
+    """Of a long list the first few thousand entries are looked at one by one, beside the fault that decoding found."""
+    body = {"messages": [*HELLO * 3000, 3, 4], "top_p": "a"}
+    assert params(refused(url, "/v1/chat/completions", body)) == ["messages[3000]", "top_p"]
+
+
 def test_several_errors_become_one() -> None:
     """The first one's field and code stand for all; faults within faults stay apart."""
 

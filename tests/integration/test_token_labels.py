@@ -110,6 +110,11 @@ def test_steps_over_http_and_on_the_card(rewards: tuple[Path, list[list[float]]]
                 body | {"input": ["a<extra_0>", "no mark"]},
                 "input 1 has no <extra_0>; put one behind each step",
             ),
+            (
+                "pooling",
+                body | {"input": "and so " * 900 + "<extra_0>", "truncate": True},
+                "input 0 has no <extra_0> in the 1,500 tokens that are read of it; put one",
+            ),
             ("pooling", {"input": "a<extra_0>"}, "cannot embed"),
             ("pooling", {"input": "a<extra_0>"}, "for labels of tokens, ask /pooling with"),
             ("v1/embeddings", {"input": "a<extra_0>"}, "cannot embed"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 from collections.abc import AsyncGenerator
 from contextlib import redirect_stdout
 
 import pytest
 
 from pyagent.cli.chat import Loop
+from pyagent.cli.output import write_json
 from pyagent.cli.view import PlainView
 from pyagent.core.fleet.events import AgentFailed, AgentFinished, AgentStarted, Totals
 
@@ -53,3 +56,14 @@ def test_lines_of_a_run_have_no_escapes() -> None:
     assert "done\\x1b[2J" in text
     assert "failed\\x1b[2J" in text
     assert not set(_CLEARS) & {"\x9b", "\x07"} & set(text)
+
+
+def test_names_of_files_that_are_no_utf8_are_written_as_json() -> None:
+    """Whoever reads the line has the name's very bytes again; other values are written as they are beside UTF-8."""
+    name = os.fsdecode(b"bad\xff")
+    with redirect_stdout(io.StringIO()) as output:
+        write_json(Totals(prompt_tokens=3))
+        write_json({"copied": (name, "é"), "totals": Totals(prompt_tokens=3)})
+    plain, written = map(json.loads, output.getvalue().splitlines())
+    assert written == {"copied": [name, "é"], "totals": plain}
+    assert os.fsencode(written["copied"][0]) == b"bad\xff"

@@ -204,6 +204,8 @@ def said_of(folder: Path, config: dict[str, object]) -> str:
         ({"mamba_n_groups": 3}, "heads is 4; expected 1 to 1024, a multiple of 3"),
         ({"mamba_d_conv": 9}, "taps of the convolution is 9; expected 2 to 8"),
         ({"time_step_limit": [0.5, 0.1]}, "steps are 0.5 to 0.1; expected two numbers, the larger last"),
+        ({"time_step_limit": [math.inf, math.inf]}, "steps are inf to inf; expected two numbers, the larger last"),
+        ({"time_step_limit": [1e300, math.inf]}, " to inf; expected two numbers, the larger last"),
         ({"time_step_limit": [0.5]}, "'time_step_limit' must be two numbers"),
         ({"time_step_limit": [0, {"__float__": "NaN"}]}, "'time_step_limit' must be two numbers"),
         ({"position_embedding_type": "alibi"}, "'position_embedding_type' 'alibi' is not implemented"),

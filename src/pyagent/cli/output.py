@@ -6,6 +6,7 @@ JSON goes out as UTF-8 whatever the terminal's encoding is (RFC 8259).
 from __future__ import annotations
 
 import io
+import json
 import sys
 from typing import BinaryIO, Literal, cast
 
@@ -21,7 +22,11 @@ _PLAIN_SPINNER = "|/-\\"
 
 def write_json(value: object) -> None:
     """Write a value as one line of JSON; what JSON cannot carry becomes its text."""
-    write_json_line(msgspec.json.encode(value, enc_hook=str))
+    try:
+        line = msgspec.json.encode(value, enc_hook=str)
+    except UnicodeEncodeError:  # a file's name that is no UTF-8: its bytes go out as Python names them, `\udcff`
+        line = json.dumps(msgspec.to_builtins(value, enc_hook=str), separators=(",", ":")).encode()
+    write_json_line(line)
 
 
 def write_json_line(line: bytes) -> None:

@@ -180,7 +180,9 @@ impl Mamba2 {
 
     fn check(&self) -> Result<(), ModelFileError> {
         let [least, most] = self.step_limits;
-        if self.step_limits.iter().any(|limit| limit.is_nan()) || least < 0.0 || least > most {
+        // Steps of at least infinity would make every state NaN; the limits are computed with as f32.
+        let is_finite = (0.0..=f64::from(f32::MAX)).contains(&least);
+        if !is_finite || most.is_nan() || least > most {
             return Err(invalid(format!(
                 "the recurrent layers' steps are {least} to {most}; expected two numbers, the larger last"
             )));

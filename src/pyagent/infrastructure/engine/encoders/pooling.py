@@ -135,7 +135,10 @@ class Pooling:
             read = zip(found, rows, strict=True)
             rows = [[row for token, row in zip(one.tokens, of, strict=True) if token == step] for one, of in read]
             if not all(rows):
-                text = f"input {rows.index([])} has no {STEP_MARK}; put one behind each step that is to be scored"
+                index = rows.index([])
+                is_cut = STEP_MARK in request.input[index]  # the rest was, as `truncate` asks for
+                where = f" in the {len(found[index].tokens):,} tokens that are read of it" if is_cut else ""
+                text = f"input {index} has no {STEP_MARK}{where}; put one behind each step that is to be scored"
                 raise RequestError(text, param="input")
         return TokenEmbedResult(vectors=rows, labels=list(encoder.labels), model=request.model, usage=usage)
 

@@ -113,8 +113,8 @@ def read_score(body: bytes) -> tuple[ScoreBody, list[tuple[str, str]]]:
     """Return the body of a score request, and its pairs."""
     parsed = decode(body, ScoreBody, {})
     pairs = parsed.pairs
+    _check([second for _, second in pairs], "text_2")  # first, as one text_1 stands beside each of them
     _check([first for first, _ in pairs], "text_1")
-    _check([second for _, second in pairs], "text_2")
     return parsed, pairs
 
 
