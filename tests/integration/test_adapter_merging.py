@@ -202,7 +202,7 @@ def test_dora_is_merged_alone(folder: Path) -> None:
 
 
 def test_models_that_cannot_be_merged_into_are_refused(folder: Path) -> None:
-    """A GGUF file, quantised or incomplete weights, what torch saved, an adapter in a GGUF file: what to do is said."""
+    """A GGUF file, quantised or incomplete weights, linked folders, what torch saved, an adapter in a GGUF file."""
     model = folder / "model"
     write_tiny_model(folder / "tiny.gguf")
     assert "expected a folder that peft saved" in refusal(folder, "tiny.gguf")
@@ -214,6 +214,9 @@ def test_models_that_cannot_be_merged_into_are_refused(folder: Path) -> None:
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}')
     assert "model-2.safetensors: cannot find the file" in refusal(folder)
     (model / "model.safetensors.index.json").unlink()
+    (model / "1_Pooling").symlink_to(folder)
+    assert "1_Pooling is a link to a folder; put the folder itself in its place" in refusal(folder)
+    (model / "1_Pooling").unlink()
     to_torch_file(model)
     assert "its weights are what torch saved; save it as safetensors first" in refusal(folder)
 

@@ -94,6 +94,8 @@ def _others(source: Path, shards: set[Path]) -> tuple[list[Path], list[Path]]:
     left_out: list[Path] = []
     for place, folders, names in os.walk(source):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if link := next((path for path in (Path(place, name) for name in folders) if path.is_symlink()), None):
+            raise ModelError(f"{link} is a link to a folder; put the folder itself in its place", model=str(source))
         for file in (Path(place, name) for name in sorted(names)):
             if file in shards or not file.is_file():
                 continue
