@@ -258,8 +258,8 @@ class Sampling:
         for one in self.states:
             one.observe_prompt([1, 2, 3, 3])
 
-    def step(self, asked: Sequence[tuple[int, int, list[int]]]) -> StepOutput:
-        """Sample (row, step, drafts)."""
+    def step(self, asked: Sequence[tuple[int, int, list[int]]], process: Any = None) -> StepOutput:
+        """Sample (row, step, drafts); `process` is for the first one's logits."""
         masks = {
             place: b"".join(self.mask(step + at) for at in range(len(drafts) + 1))
             for place, (row, step, drafts) in enumerate(asked)
@@ -274,6 +274,8 @@ class Sampling:
             masks,
             num_drafts={place: len(drafts) for place, (_, _, drafts) in enumerate(asked) if drafts},
         )
+        if process is not None:
+            batch.process, batch.processed = process, frozenset({0})
         logits = np.stack([self.rows[step + at, row] for row, step, drafts in asked for at in range(len(drafts) + 1)])
         with torch.inference_mode():
             sampled = self.sampler.sample(torch.from_numpy(logits), batch)
@@ -322,6 +324,21 @@ def test_rows_after_drafts_are_sampled_as_in_steps_of_their_own(kernel: SampleRo
             num_right += len(found) - 1
     assert num_right > 10 * num_params
     assert num_same > 0
+
+
+def test_logits_processors_see_a_step_with_drafts_once() -> None:
+    """Rows after drafts, which are sampled when those before them are, have none."""
+    plain, drafted, calls = Sampling(None, 2), Sampling(None, 2), list[object]()
+    expected = [plain.step([(0, step, []), (1, step, [])]).tokens for step in range(3)]
+
+    def process(rows: object) -> dict[int, str]:
+        calls.append(rows)
+        return {}
+
+    output = drafted.step([(0, 0, []), (1, 0, [expected[0][1], expected[1][1]])], process)
+    assert len(calls) == 1
+    assert output.tokens == expected[0]
+    assert output.more == {1: [expected[1][1], expected[2][1]]}
 
 
 def test_a_draft_models_steps_ahead_are_those_of_a_cold_one(tiny_model_path: Path) -> None:
