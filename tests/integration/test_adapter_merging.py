@@ -121,6 +121,19 @@ def test_only_the_tensors_that_an_adapter_adds_to_change(folder: Path) -> None:
     assert made.num_bytes == sum((folder / "out" / file).stat().st_size for file in files)
 
 
+def test_tensors_are_merged_in_whatever_order_a_file_has_them(folder: Path) -> None:
+    """A later layer's matrix before an earlier one's, as no name says where it lies."""
+    names = [f"model.{Q.replace('.0.', f'.{layer}.')}" for layer in (2, 0, 1)]
+    write_safetensors(folder / "model", {"model_type": "llama"}, {f"{name}.weight": WEIGHTS for name in names})
+    write_adapter(folder / "all", given=factors(names[0]) | factors(names[1]) | factors(names[2]), config={"r": 2})
+    merged(folder, "all")
+    after = stored(folder / "out/model.safetensors")
+    assert len(set(names)) == 3
+    assert {name: array("f", after[f"{name}.weight"][1]).tolist() for name in names} == dict.fromkeys(
+        names, expected(4)
+    )
+
+
 def test_pieces_do_not_change_what_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows one by one or by four, the last ones two, and files by as many bytes, are the same files."""
     merged(folder)
@@ -161,6 +174,11 @@ FAULTS: dict[str, tuple[dict[str, Tensor], dict[str, object], str]] = {
     ),
     "a vector": (factors("model.norm"), {}, '"norm": the model has no matrix there, but a tensor of another kind'),
     "the output": (factors("lm_head"), {}, "adapters of embeddings and of output matrices are not merged"),
+    "a matrix of embeddings": (
+        factors("model.embed_tokens"),
+        {},
+        "adapters of embeddings and of output matrices are not",
+    ),
     "embeddings": (
         factors(base_model_embed_tokens_lora_embedding_A=matrix(DOWN)),
         {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from array import array
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -64,10 +65,15 @@ def test_layers_without_an_indexer_keep_no_index_keys(sharing: Path) -> None:
 
 
 def logits_in_steps(file: Path, tokens: list[int], lengths: list[int], kv_type: KvDtype, threads: int) -> bytes:
-    """The logits after every token of a text that is computed in steps of such lengths, beside another text."""
+    """The logits after every token of a text in steps of such lengths, beside another, after one that picked."""
     model = _rust.CpuModel.load(file, threads=threads, kv_bytes=1 << 22, kv_type=kv_type)
     pool = _rust.BlockPool(model.info()["num_pages"], groups=model.info()["kv_groups"])
-    other, logits = random_tokens(9, len(lengths)), list[bytes]()
+    before, other, logits = random_tokens(8, 90), random_tokens(9, len(lengths)), list[bytes]()
+    pool.add(2, before)
+    for done in (0, 45):
+        pool.reserve(2, done + 45)
+        model.execute(pool, [2], [45], before[done : done + 45])
+    pool.release(2)
     pool.add(0, tokens)
     pool.add(1, other)
     row_bytes = 4 * model.info()["vocab_size"]
@@ -103,6 +109,19 @@ def test_tokens_that_see_no_more_than_is_picked_have_the_bits_of_dense_attention
     ours, others = engine_logits(path, tokens), engine_logits(dense, tokens)
     assert ours[:PICKED] == others[:PICKED]
     assert all(a != b for a, b in zip(ours[PICKED + 1 :], others[PICKED + 1 :], strict=True))
+
+
+def test_each_indexer_picks_for_its_layer(tmp_path: Path) -> None:
+    """The same weights with fewer indexers: the same logits up to the border, others after it."""
+    tokens, found = random_tokens(4, 60), list[list[list[float]]]()
+    for number, indexed in enumerate(([True] * 4, [True, False, True, False], [True, False, False, False])):
+        without = tuple(f"blk.{layer}.indexer." for layer in range(LAYERS) if not indexed[layer])
+        tensors = {name: tensor for name, tensor in _TENSORS["deepseek32"].items() if not name.startswith(without)}
+        types = {"attention__indexer__types": indexed}
+        found.append(engine_logits(write_sparse(tmp_path / f"{number}.gguf", "glm-dsa", tensors, **types), tokens))
+    for ours, others in combinations(found, 2):
+        assert ours[:PICKED] == others[:PICKED]
+        assert all(a != b for a, b in zip(ours[PICKED + 4 :], others[PICKED + 4 :], strict=True))
 
 
 @pytest.mark.parametrize("name", ["path", "sharing"])
@@ -143,6 +162,18 @@ def test_estimate_holds_what_is_loaded(sharing: Path) -> None:
     runner = CPU.load(sharing, RunnerOptions(threads=2, kv_bytes=1 << 22), step, None)
     assert (needs.page_bytes, needs.kv_groups) == (runner.info.page_bytes, runner.info.kv_groups)
     assert runner.step_bytes(step) <= needs.workspace_bytes
+    runner.close()
+
+
+def test_estimate_holds_what_indexers_ask_and_pick(tmp_path: Path) -> None:
+    """Where many tokens are picked, no other buffer's slack has room for them."""
+    many = {"attention__indexer__top_k": 2_000}
+    path = write_sparse(tmp_path / "many.gguf", "deepseek32", _TENSORS["deepseek32"], **many)
+    step = LargestStep(256, 1, 256)
+    needs = CPU.estimate(path, RunnerOptions(threads=1), step)
+    runner = CPU.load(path, RunnerOptions(threads=1, kv_bytes=1 << 22), step, None)
+    taken = 4 * step.num_tokens * (INDEX_HEADS * INDEX_KEY + 2_000)
+    assert runner.step_bytes(step) <= needs.workspace_bytes < runner.step_bytes(step) + taken
     runner.close()
 
 

@@ -75,6 +75,25 @@ def in_parts(model: _rust.EncoderModel, text: list[int], *, gives_tokens: bool =
     return found, steps
 
 
+def test_a_text_in_parts_is_of_the_model_that_began_it(tmp_path: Path) -> None:
+    """One of another shape, or of the same files again, refuses it, as its memory is laid out for the first alone."""
+    for family in ("qwen3", "gemma3"):
+        (tmp_path / family).mkdir()
+        write_family(tmp_path / family, family)
+        as_embedder(tmp_path / family, "mean_tokens")
+    folders = [tmp_path / family for family in ("qwen3", "gemma3", "qwen3")]
+    model, *others = (_rust.EncoderModel.load(folder, threads=1, most_tokens=7) for folder in folders)
+    begun = model.begin(TOKENS, gives_tokens=False)
+    for other in others:
+        with pytest.raises(_rust.ModelFileError, match="the text was begun by another model"):
+            other.advance(begun)
+    while (found := model.advance(begun)) is None:
+        pass
+    assert found == in_parts(model, TOKENS)[0]
+    with pytest.raises(_rust.ModelFileError, match="the text has been computed"):
+        model.advance(begun)
+
+
 def test_a_decoder_takes_texts_as_long_as_its_context(tmp_path: Path) -> None:
     """Room is reserved for a batch, and more when a long text comes; one whose tokens see both ways keeps its bound."""
     config, _ = write_family(tmp_path, "qwen3", max_position_embeddings=40_000)

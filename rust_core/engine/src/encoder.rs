@@ -108,6 +108,8 @@ pub struct Encoder {
     isa: Isa,
     most_tokens: usize,
     load_seconds: f64,
+    /// What its long texts have too.
+    identity: Arc<()>,
 }
 
 impl Encoder {
@@ -126,6 +128,7 @@ impl Encoder {
             isa: isa.unwrap_or_else(Isa::detect),
             most_tokens,
             load_seconds: start.elapsed().as_secs_f64(),
+            identity: Arc::default(),
         })
     }
 

@@ -189,7 +189,8 @@ impl EncoderModel {
     }
 
     /// Computes a step of a text that this model began: some tokens in one layer. Returns what `compute` does after the last
-    /// step, and None before. The GIL is free meanwhile.
+    /// step, and None before. The GIL is free meanwhile. Raises `ModelFileError` for a text of another model, or one that has
+    /// no step left.
     fn advance<'py>(&self, py: Python<'py>, text: &LongText) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let computed = self.locked(py, |encoder| {
             let mut text = text.inner.lock().unwrap_or_else(PoisonError::into_inner);

@@ -6,7 +6,7 @@
 //! sees what it would have seen.
 
 use std::ops::Range;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use pyagent_kernels::attention::{PartArgs, StoredHeads, attend_part, part_scratch_len};
 use pyagent_kernels::elementwise::RopeTable;
@@ -25,6 +25,8 @@ const PART_TOKENS: usize = 192;
 
 /// A text on its way through the layers.
 pub struct LongText {
+    /// That of the encoder that began it.
+    identity: Arc<()>,
     /// The text alone.
     batch: Batch,
     gives: Gives,
@@ -73,6 +75,7 @@ impl Encoder {
         }
         let at_once = self.most_tokens.min(num_tokens);
         Ok(LongText {
+            identity: Arc::clone(&self.identity),
             space: Workspace::new(&self.config, &self.weights, threads, num_tokens, at_once),
             stored: StoredHeads::new(model.num_kv_heads, num_tokens, model.head_dim),
             batch,
@@ -84,8 +87,16 @@ impl Encoder {
     }
 
     /// Computes a step of a text that this encoder began: some tokens in one layer. Returns what the text gives after the
-    /// last one, as `compute` and `compute_tokens` do; the text has none left then.
+    /// last one, as `compute` and `compute_tokens` do.
+    ///
+    /// Of a text that another encoder began, whose memory has other widths, or that has no step left: `EncoderError::File`.
     pub fn advance(&self, text: &mut LongText) -> Result<Option<Vec<f32>>, EncoderError> {
+        if !Arc::ptr_eq(&self.identity, &text.identity) {
+            return Err(invalid("the text was begun by another model".to_owned()).into());
+        }
+        if text.layer == self.config.num_layers {
+            return Err(invalid("the text has been computed".to_owned()).into());
+        }
         let num_tokens = text.batch.num_tokens();
         let end = (text.num_done + self.most_tokens).min(num_tokens);
         self.step(text, text.num_done..end)?;

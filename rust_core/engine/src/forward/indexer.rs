@@ -268,3 +268,51 @@ impl Part<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A GLM-5 whose tokens attend to 100 positions.
+    fn config() -> ModelConfig {
+        let fields = json!({
+            "model_type": "glm_moe_dsa", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64,
+            "moe_intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+            "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+            "kv_lora_rank": 48, "q_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+            "max_position_embeddings": 4_096, "rms_norm_eps": 1e-5, "hidden_act": "silu", "index_topk": 100,
+            "index_n_heads": 16, "index_head_dim": 32,
+        });
+        ModelConfig::from_hugging_face(fields.as_object().expect("an object"), None).expect("a model that is supported")
+    }
+
+    /// No step holds more ratings than are counted before anything is loaded, and some step holds as many.
+    #[test]
+    fn ratings_are_no_more_than_are_counted() {
+        let (config, positions) = (config(), 1_000);
+        for threads in [1, 2, 7] {
+            let mut most = 0;
+            for tokens in [1, 2, 3, 4, 7, 8, 27, 28, 29, 64] {
+                let rows: Vec<_> = (positions - tokens..positions)
+                    .map(|position| (0, 0, position))
+                    .collect();
+                let held = RatingPlan::new(&rows, &config, threads).num_ratings();
+                let counted = num_ratings(&config, tokens, positions, threads);
+                assert!(
+                    (1..=counted).contains(&held),
+                    "{tokens} tokens, {threads} threads: {held} of {counted}"
+                );
+                most = most.max(held);
+            }
+            assert!(
+                2 * most > num_ratings(&config, 64, positions, threads),
+                "{threads} threads: {most}"
+            );
+            assert_eq!(num_ratings(&config, 64, 100, threads), 0);
+            let seen: Vec<_> = (0..100).map(|position| (0, 0, position)).collect();
+            assert_eq!(RatingPlan::new(&seen, &config, threads).num_ratings(), 0);
+        }
+    }
+}

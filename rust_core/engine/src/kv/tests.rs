@@ -73,14 +73,17 @@ fn gemma_has_pages_of_three_layers_and_six_pages_a_block() {
 }
 
 proptest! {
-    /// No two layers of a block share bytes, of whatever shapes, and each lies in one page.
+    /// No two layers of a block share bytes, of whatever shapes, and each lies in one page; those that see everything are one
+    /// group then.
     #[test]
     fn layers_of_all_shapes_lie_apart(
-        shapes in prop::collection::vec((prop_oneof![Just(None), Just(Some(20))], 1_usize..4), 1..24),
+        shapes in prop::collection::vec((prop_oneof![Just(None), Just(Some(20)), Just(Some(50))], 1_usize..4), 1..24),
     ) {
         let kind = |(window, num_kv_heads): &(Option<usize>, usize)| (*window, KvLayout { num_kv_heads: *num_kv_heads, ..LAYOUT });
         let kinds: Vec<Kind> = shapes.iter().map(kind).collect();
-        let pages = KvPages::new(&kinds);
+        let mut pages = KvPages::new(&kinds);
+        pages.join_groups();
+        prop_assert!(pages.groups.iter().filter(|group| group.window.is_none()).count() <= 1);
         let memory = KvMemory::new(pages.clone(), 200).expect("memory");
         let mut next = 0..;
         let table = |group: &KvGroup| Arc::new(next.by_ref().take(group.pages_per_block).collect::<Vec<u32>>());
@@ -89,6 +92,7 @@ proptest! {
         let mut ranges: Vec<(usize, usize)> = (0..kinds.len())
             .map(|layer| {
                 prop_assert_eq!(pages.layout(layer), &kinds[layer].1);
+                prop_assert_eq!(pages.groups[pages.place(layer).group].window, kinds[layer].0);
                 // SAFETY: every table has one block.
                 let first = unsafe { memory.layer(layer, &tables).block(0) as usize - start };
                 Ok((first, first + kinds[layer].1.block_bytes()))
