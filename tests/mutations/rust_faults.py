@@ -91,8 +91,8 @@ FAULTS = (
     Fault(
         "channels-take-no-memory-before-they-are-loaded",
         "rust_core/engine/src/workspace/largest_step.rs",
-        "let mixer = channels + input(",
-        "let mixer = if FAULT { 0 } else { channels } + input(",
+        "let mixer = channels + kimi.sum::<u128>() + input(",
+        "let mixer = if FAULT { 0 } else { channels } + kimi.sum::<u128>() + input(",
         "tests/integration/test_hybrid_models.py -k channels_select",
     ),
     Fault(
