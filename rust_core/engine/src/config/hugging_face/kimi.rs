@@ -114,3 +114,41 @@ impl JsonConfig<'_> {
         Ok((has_any.then_some(Recurrent::KimiDelta(shape)), layers))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::config::ModelConfig;
+
+    /// The names of published files, and the table of layers, say what the other names do.
+    #[test]
+    fn published_names_are_the_others() {
+        let common = json!({
+            "model_type": "kimi_linear", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64,
+            "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+            "hidden_act": "silu", "kv_lora_rank": 32, "q_lora_rank": null, "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 16, "v_head_dim": 32, "topk_group": 2, "first_k_dense_replace": 1, "num_experts": 8,
+        });
+        let published = json!({
+            "num_experts_per_token": 2, "num_shared_experts": 3, "moe_renormalize": true, "num_expert_group": 4,
+            "moe_router_activation_func": "sigmoid", "model_max_length": 512, "rope_theta": 1e4, "rope_scaling": null,
+            "linear_attn_config": {"head_dim": 64, "num_heads": 3, "short_conv_kernel_size": 3, "kda_layers": [1],
+                "full_attn_layers": [2]},
+        });
+        let other = json!({
+            "num_experts_per_tok": 2, "n_shared_experts": 3, "norm_topk_prob": true, "n_group": 4,
+            "scoring_func": "sigmoid", "max_position_embeddings": 512, "linear_head_dim": 64, "linear_num_heads": 3,
+            "linear_conv_kernel_dim": 3, "layer_types": ["linear_attention", "full_attention"],
+        });
+        let [published, other] = [published, other].map(|more| {
+            let mut fields = common.as_object().expect("an object").clone();
+            fields.extend(more.as_object().expect("an object").clone());
+            let config = ModelConfig::from_hugging_face(&fields, None).expect("a model that is supported");
+            let experts = config.experts.as_ref().expect("experts");
+            assert!(experts.is_renormalised && experts.num_groups == 4 && experts.shared_size == 96);
+            config
+        });
+        assert_eq!(published, other);
+    }
+}
