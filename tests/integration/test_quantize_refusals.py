@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "an unknown family": (lambda folder: change_config(folder, model_type="clip"), "clip"),
     "a relative of one that can": (
         lambda folder: change_config(folder, model_type="gemma3n_text"),
-        "'gemma3n' cannot be written as GGUF; the nearest that can is gemma4; docs/how-to/quantize-a-model.md",
+        "'gemma3n' cannot be written as GGUF; the nearest that can is gemma4; the documentation's page on quantising",
     ),
     "a family without words": (lambda folder: change_config(folder, model_type="bamba"), "bamba"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),

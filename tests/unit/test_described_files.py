@@ -405,8 +405,8 @@ _GROWING: dict[str, object] = {
 @pytest.mark.parametrize(
     ("family", "keys", "told"),
     [
-        ("minicpm3", _LATENT_KEYS, "value_dims: 16 }"),
-        ("minicpm3", {**_LATENT_KEYS, "attention__value_length": 32}, "value_dims: 32 }"),
+        ("minicpm3", _LATENT_KEYS, "value_dims: 16,"),
+        ("minicpm3", {**_LATENT_KEYS, "attention__value_length": 32}, "value_dims: 32,"),
         ("mistral4", _GROWING, "original: 64,"),
         ("mistral4", {**_GROWING, "attention__temperature_length": 32}, "original: 32,"),
     ],
