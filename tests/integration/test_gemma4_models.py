@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import COMMAND, fresh_environment
-from support.kv_sequences import Memory, random_tokens
+from support.kv_sequences import Memory, assert_histories_change_no_bits, random_tokens
 from support.native import alone, assert_idle, at_once, engine_logits, mixed_requests, options, run, running
 from support.tiny_gemma4 import (
     EXPERTS,
@@ -47,33 +47,7 @@ def test_layers_that_share_keys_take_no_memory_for_them(tmp_path: Path) -> None:
 
 def test_cached_forked_and_swapped_sequences_have_the_bits_of_cold_ones(path: Path, tmp_path: Path) -> None:
     """Another turn, a branch of the prompt, chunks beside another text, a fork, and a sequence that was swapped out."""
-    memory = Memory(path, tmp_path, threads=2)
-    tokens, ways = random_tokens(1, 310), (random_tokens(2, 40), random_tokens(3, 40))
-    turns = [tokens, [*tokens, *ways[0]], [*tokens[:100], *ways[1]]]
-    expected = [memory.whole(turn) for turn in turns]
-    for number, (turn, logits) in enumerate(zip(turns, expected, strict=True)):
-        num_cached = memory.add(number, turn)
-        assert memory.compute((number, turn[num_cached:])) == [logits]
-        assert (num_cached > 90) == (number > 0)
-        memory.pool.release(number)
-    memory.pool.clear_index()
-    memory.pool.add(1, tokens)
-    memory.pool.add(4, turns[2])
-    memory.compute((1, tokens[:70]))
-    memory.compute((1, tokens[70:200]), (4, turns[2][:90]))
-    assert memory.compute((1, tokens[200:]), (4, turns[2][90:])) == [expected[0], expected[2]]
-    memory.pool.release(4)
-    memory.model.copy_pages(memory.pool.fork(1, 2))
-    handle = memory.model.swap_out(memory.pool.pages_in_use(1))
-    memory.pool.release(1)
-    other = memory.compute((2, ways[1]))
-    memory.pool.release(2)
-    memory.pool.clear_index()
-    assert other == [memory.whole([*tokens, *ways[1]])]
-    num_cached, places = memory.pool.restore(1, tokens)
-    memory.model.swap_in(handle, places)
-    memory.pool.commit(1, tokens[num_cached:])
-    assert memory.compute((1, ways[0])) == [expected[1]]
+    assert_histories_change_no_bits(Memory(path, tmp_path, threads=2))
 
 
 def test_answers_in_a_batch_are_those_given_alone(path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.command_line import COMMAND, fresh_environment
 from support.gguf_writer import Blocks
-from support.kv_sequences import Memory, random_tokens
+from support.kv_sequences import Memory, assert_histories_change_no_bits, random_tokens
 from support.native import engine_logits
 from support.tiny_sparse import (
     HEADS,
@@ -62,30 +62,7 @@ def test_a_token_takes_one_latent_and_one_rotated_key(path: Path, kv_type: str) 
 
 def test_cached_forked_and_swapped_sequences_have_the_bits_of_cold_ones(path: Path, tmp_path: Path) -> None:
     """Another turn, a branch of the prompt, a fork, and a sequence that was swapped out."""
-    memory = Memory(path, tmp_path, threads=2)
-    tokens = random_tokens(1, 310)
-    ways = (random_tokens(2, 40), random_tokens(3, 40))
-    turns = [tokens, [*tokens, *ways[0]], [*tokens[:100], *ways[1]]]
-    expected = [memory.whole(turn) for turn in turns]
-    for number, (turn, logits) in enumerate(zip(turns, expected, strict=True)):
-        num_cached = memory.add(number, turn)
-        assert memory.compute((number, turn[num_cached:])) == [logits]
-        assert (num_cached > 90) == (number > 0)
-        memory.pool.release(number)
-    memory.pool.clear_index()
-    memory.pool.add(1, tokens)
-    memory.compute((1, tokens))
-    memory.model.copy_pages(memory.pool.fork(1, 2))
-    handle = memory.model.swap_out(memory.pool.pages_in_use(1))
-    memory.pool.release(1)
-    other = memory.compute((2, ways[1]))
-    memory.pool.release(2)
-    memory.pool.clear_index()
-    assert other == [memory.whole([*tokens, *ways[1]])]
-    num_cached, places = memory.pool.restore(1, tokens)
-    memory.model.swap_in(handle, places)
-    memory.pool.commit(1, tokens[num_cached:])
-    assert memory.compute((1, ways[0])) == [expected[1]]
+    assert_histories_change_no_bits(Memory(path, tmp_path, threads=2))
 
 
 def halves(values: list[float]) -> bytes:

@@ -60,3 +60,33 @@ class Memory:
         self.pool.release(99)
         self.pool.clear_index()
         return logits
+
+
+def assert_histories_change_no_bits(memory: Memory) -> None:
+    """Another turn, a branch of the prompt, chunks beside another sequence, a fork, a sequence swapped out: as cold."""
+    tokens, ways = random_tokens(1, 310), (random_tokens(2, 40), random_tokens(3, 40))
+    turns = [tokens, [*tokens, *ways[0]], [*tokens[:100], *ways[1]]]
+    expected = [memory.whole(turn) for turn in turns]
+    for number, (turn, logits) in enumerate(zip(turns, expected, strict=True)):
+        num_cached = memory.add(number, turn)
+        assert memory.compute((number, turn[num_cached:])) == [logits]
+        assert (num_cached > 90) == (number > 0)
+        memory.pool.release(number)
+    memory.pool.clear_index()
+    memory.pool.add(1, tokens)
+    memory.pool.add(4, turns[2])
+    memory.compute((1, tokens[:70]))
+    memory.compute((1, tokens[70:200]), (4, turns[2][:90]))
+    assert memory.compute((1, tokens[200:]), (4, turns[2][90:])) == [expected[0], expected[2]]
+    memory.pool.release(4)
+    memory.model.copy_pages(memory.pool.fork(1, 2))
+    handle = memory.model.swap_out(memory.pool.pages_in_use(1))
+    memory.pool.release(1)
+    other = memory.compute((2, ways[1]))
+    memory.pool.release(2)
+    memory.pool.clear_index()
+    assert other == [memory.whole([*tokens, *ways[1]])]
+    num_cached, places = memory.pool.restore(1, tokens)
+    memory.model.swap_in(handle, places)
+    memory.pool.commit(1, tokens[num_cached:])
+    assert memory.compute((1, ways[0])) == [expected[1]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import time
@@ -22,8 +21,8 @@ import msgspec
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
-from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.models.hub_files import STEP_FILE
+from pyagent.infrastructure.models.new_place import lock_alone, refuse_no_room
 
 _PIECE_BYTES = 16 << 20
 """Bytes of the model in memory at a time, beside what they become and one tensor's additions."""
@@ -168,10 +167,7 @@ def _pieces(num_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 @contextlib.contextmanager
 def _new_folder(target: Path, num_bytes: int) -> Generator[Path]:
     """A folder that takes its place when the block ends, and is gone when it fails."""
-    free = shutil.disk_usage(target.parent).free
-    if free < num_bytes:
-        needs = f"{format_bytes(num_bytes)} are needed, {format_bytes(free)} are free"
-        raise ModelError(f"the disk of {target.parent} has no room: {needs}", model=str(target))
+    refuse_no_room(target, num_bytes)
     partial = target.with_name(f".{target.name}.partial")
     with _own(partial, target):
         try:
@@ -193,23 +189,12 @@ def _own(partial: Path, target: Path) -> Generator[None]:
     except NotADirectoryError as error:
         raise ModelError(f"{partial} is no folder; remove it", model=str(target)) from error
     try:
-        _lock(folder, partial, target)
+        lock_alone(folder, partial, target)
         for left in partial.iterdir():
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         yield
     finally:
         os.close(folder)
-
-
-def _lock(folder: int, partial: Path, target: Path) -> None:
-    """Raise `ModelError` where another process has a folder, or had it until now."""
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_own = os.path.samestat(os.fstat(folder), partial.stat())
-    except (BlockingIOError, FileNotFoundError):
-        is_own = False
-    if not is_own:
-        raise ModelError(f"{target} is being written by another process", model=str(target))
 
 
 def _refuse_taken(target: Path) -> None:

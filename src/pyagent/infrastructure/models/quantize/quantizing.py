@@ -7,9 +7,7 @@ what one that was killed left behind, the next one writes over.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
 import stat
 import time
 from array import array
@@ -22,7 +20,7 @@ import msgspec
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
-from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.models.new_place import lock_alone, refuse_no_room
 from pyagent.infrastructure.models.quantize.gguf_file import Tensor, header, padded, uint32
 from pyagent.infrastructure.models.quantize.mixture import TYPE_TO_BASE, TYPE_TO_FILE_TYPE, Mixture, is_matrix
 from pyagent.infrastructure.models.quantize.sources import Source, is_part, open_source, refuse_quantised
@@ -162,13 +160,12 @@ class _Writer:
 @contextlib.contextmanager
 def _new_file(target: Path, num_bytes: int, *, overwrites: bool) -> Generator[BinaryIO]:
     """A file that takes its place when the block ends, and is gone when it fails."""
-    free = shutil.disk_usage(target.parent).free
-    if free < num_bytes:
-        needs = f"{format_bytes(num_bytes)} are needed, {format_bytes(free)} are free"
-        raise ModelError(f"the disk of {target.parent} has no room: {needs}", model=str(target))
+    refuse_no_room(target, num_bytes)
     partial = target.with_name(f".{target.name}.partial")
     with open(partial, "r+b", opener=_open_own) as file:
-        _lock(file, partial, target)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ModelError(f"{partial} is not a regular file; remove it", model=str(target))
+        lock_alone(file.fileno(), partial, target)
         try:
             file.truncate(0)
             yield file
@@ -183,19 +180,6 @@ def _new_file(target: Path, num_bytes: int, *, overwrites: bool) -> Generator[Bi
 def _open_own(path: str, flags: int) -> int:
     """Open a file, made if it is not there; not one that a link leads to, and without waiting for a pipe's reader."""
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-
-def _lock(file: BinaryIO, partial: Path, target: Path) -> None:
-    """Have a file for oneself. Raises `ModelError` where another process has it, or had it until now."""
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        raise ModelError(f"{partial} is not a regular file; remove it", model=str(target))
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_own = os.path.samestat(os.fstat(file.fileno()), partial.stat())
-    except (BlockingIOError, FileNotFoundError):
-        is_own = False
-    if not is_own:
-        raise ModelError(f"{target} is being written by another process", model=str(target))
 
 
 def _put(partial: Path, target: Path, *, overwrites: bool) -> None:
