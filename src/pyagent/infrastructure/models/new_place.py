@@ -1,4 +1,4 @@
-"""Where a model is written anew: room for it, and nobody else who writes there. Knows nothing of what is written."""
+"""Where a model is written anew: room for it, and one process at a time. Knows nothing of what is written."""
 
 from __future__ import annotations
 
