@@ -1,4 +1,5 @@
 //! Decode steps of one sequence beside plain readings of as many bytes, in turns: `decode_beside_reading FILE [threads] [rounds]`.
+//! Then, beside these, steps that verify drafts: of two to eight rows of the sequence.
 //!
 //! A reading adds up one array as large as the model's weights, each thread a part. Other programs, and where a hypervisor
 //! puts the cores, change memory's rate within seconds, so only a step and the reading right after it are compared.
@@ -9,11 +10,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pyagent_engine::forward::Segment;
-use pyagent_engine::runner::{CpuModel, LoadOptions};
+use pyagent_engine::runner::{CpuModel, EngineError, LoadOptions};
 use pyagent_kernels::attention::{BLOCK_TOKENS, KvType};
 
 /// Tokens of the sequence: a context that takes no time worth speaking of.
 const CONTEXT: usize = 64;
+/// Rows of a step at most.
+const MOST_ROWS: usize = 8;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -47,21 +50,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         })
         .collect();
     let vocab = model.config().vocab_size;
-    let (mut steps, mut readings, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..rounds {
-        let tokens = [((300 + round * 7919) % vocab) as u32];
+    let mut step_seconds = |round: usize, num_rows: usize| -> Result<f64, EngineError> {
+        let tokens: Vec<u32> = (round..round + num_rows)
+            .map(|place| ((300 + place * 7919) % vocab) as u32)
+            .collect();
         let start = Instant::now();
         model.execute(&[Segment {
             tables: &tables,
-            first_position: round % CONTEXT,
+            first_position: round % (CONTEXT - MOST_ROWS),
             tokens: &tokens,
-            num_outputs: 1,
+            num_outputs: num_rows,
             scoring: None,
             num_drafts: 0,
             adapter_id: 0,
             probe: None,
         }])?;
-        let step = start.elapsed().as_secs_f64();
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let (mut steps, mut readings, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..rounds {
+        let step = step_seconds(round, 1)?;
         let reading = reading_seconds(&array, threads);
         steps.push(step);
         readings.push(reading);
@@ -77,6 +85,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("a reading  {:6.2} ms, {:5.1} GB/s", reading * 1e3, rate(reading));
     let [low, median, high] = [0.25, 0.5, 0.75].map(|share| quantile(&mut ratios, share));
     println!("of plain reading: {median:.3} in the median, quartiles {low:.3} and {high:.3}");
+    let mut by_rows = vec![Vec::new(); MOST_ROWS];
+    for round in 0..rounds / 4 {
+        for (place, seconds) in by_rows.iter_mut().enumerate() {
+            seconds.push(step_seconds(round, place + 1)?);
+        }
+    }
+    let medians: Vec<_> = by_rows.iter_mut().map(|seconds| quantile(seconds, 0.5)).collect();
+    let ratios = medians.iter().map(|seconds| format!("{:.2}", seconds / medians[0]));
+    println!(
+        "steps of 1 to {MOST_ROWS} rows: {}",
+        ratios.collect::<Vec<_>>().join(" ")
+    );
     Ok(())
 }
 
