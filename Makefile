@@ -27,7 +27,8 @@ help:  ## Show this help
 
 .venv/.dev: .venv/.installed $(wildcard plugins/*/pyproject.toml)
 	@$(UV_INSTALL) --group dev $(foreach plugin,$(filter-out plugins/pyagent-ray,$(wildcard plugins/*)),--editable $(plugin))
-	@$(UV_INSTALL) --no-deps --editable plugins/pyagent-ray && touch $@  # without Ray, which `make ray` installs
+	@$(UV_INSTALL) --no-deps --editable plugins/pyagent-ray  # without Ray, which `make ray` installs
+	@$(BIN)/python -m compileall -q src plugins/*/src && touch $@  # else each program that a test starts compiles it anew
 
 .venv/.docs: .venv/.dev
 	@$(UV_INSTALL) --group docs && touch $@

@@ -7,6 +7,7 @@ import math
 import random
 import struct
 from array import array
+from functools import cache
 from pathlib import Path
 
 from support.gguf_writer import Blocks, write_gguf
@@ -93,6 +94,11 @@ def assistant_config(form: str = "E2B", *, has_clusters: bool = False) -> dict[s
 
 def assistant_tensors(*, has_clusters: bool = False, seed: int = 3, hidden: int = OWN_HIDDEN) -> Written:
     """Random tensors of an assistant whose stream is so wide."""
+    return dict(_drawn(has_clusters, seed, hidden))
+
+
+@cache
+def _drawn(has_clusters: bool, seed: int, hidden: int) -> Written:
     draw, tensors = random.Random(seed), Written()
 
     def matrix(name: str, rows: int, columns: int) -> None:

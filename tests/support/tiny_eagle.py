@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from functools import cache
 from pathlib import Path
 
 from support.gguf_writer import write_gguf
@@ -56,6 +57,11 @@ def head_config(**changes: object) -> dict[str, object]:
 
 def head_tensors(*, hidden: int = HIDDEN, kv_heads: int = KV_HEADS, has_embedding: bool = False) -> Written:
     """Random tensors of a head for a model of `HIDDEN`, under the names of trainers."""
+    return dict(_drawn(hidden, kv_heads, has_embedding))
+
+
+@cache
+def _drawn(hidden: int, kv_heads: int, has_embedding: bool) -> Written:
     draw, tensors = random.Random(3), Written()
 
     def matrix(name: str, rows: int, columns: int) -> None:

@@ -8,6 +8,7 @@ import random
 import struct
 from array import array
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -167,6 +168,11 @@ def _gated(end: str, size: int, *stacked: int) -> Iterator[tuple[str, Shape]]:
 
 def sparse_tensors(family: str, seed: int = 7) -> dict[str, tuple[Shape, Values]]:
     """Random tensors; gpt-oss's experts are MXFP4."""
+    return dict(_drawn(family, seed))
+
+
+@cache
+def _drawn(family: str, seed: int) -> dict[str, tuple[Shape, Values]]:
     return _random_tensors(family, sparse_shapes(family), seed)
 
 
