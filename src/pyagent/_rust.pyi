@@ -616,6 +616,7 @@ class DrafterShape(TypedDict):
     vocab_size: int
     num_drafted: int
     num_clusters: int
+    most_drafts: int | None
     weight_bytes: int
     workspace_bytes: int
 

@@ -1,4 +1,7 @@
-"""Gemma 4's assistants: answers are those without, and drafts after any history are those of a cold text."""
+"""Gemma 4's assistants: answers are those without, and drafts after any history are those of a cold text.
+
+Heads of Medusa go on from the same outputs of the same steps: what is said of drafts' histories is asked of both.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ from support.tiny_assistant import (
     write_target,
 )
 from support.tiny_gemma4 import HIDDEN
+from support.tiny_medusa import medusa_config, medusa_tensors, write_medusa
 
 from pyagent import _rust
 
@@ -43,8 +47,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module", params=["assistant", "heads of Medusa"])
+def either(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with an assistant, or with heads of Medusa in its place."""
+    if request.param == "assistant":
+        return folder
+    other = tmp_path_factory.mktemp("medusa")
+    (other / "model.gguf").symlink_to(folder / "model.gguf")
+    write_medusa(other / "assistant", medusa_config(vocab_size=NUM_TOKENS), medusa_tensors(num_tokens=NUM_TOKENS))
+    return other
+
+
 class Assisted(Memory):
-    """A model with an assistant, whose steps sample."""
+    """A model with an assistant, or with heads of Medusa, whose steps sample."""
 
     def __init__(self, folder: Path, swap_dir: Path | None = None, *, threads: int = 1) -> None:
         super().__init__(folder / "model.gguf", swap_dir, threads=threads)
@@ -96,9 +111,9 @@ class Assisted(Memory):
         return logits
 
 
-def test_drafts_after_any_history_are_those_of_a_cold_text(folder: Path, tmp_path: Path) -> None:
+def test_drafts_after_any_history_are_those_of_a_cold_text(either: Path, tmp_path: Path) -> None:
     """After right and wrong drafts at all places in a block, forked, swapped and cached, in windows: bit for bit."""
-    memory, draw = Assisted(folder, tmp_path, threads=2), random.Random(5)
+    memory, draw = Assisted(either, tmp_path, threads=2), random.Random(5)
     tokens = random_tokens(1, 37)
     memory.pool.add(1, tokens)
     tokens += memory.sample((1, tokens))[1]
@@ -143,12 +158,17 @@ def test_drafts_after_any_history_are_those_of_a_cold_text(folder: Path, tmp_pat
         assert logits == memory.cold(one), len(one)
 
 
-@pytest.mark.parametrize("has_clusters", [False, True])
-def test_a_batch_drafts_what_each_sequence_drafts_alone(has_clusters: bool, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["assistant", "with clusters", "heads of Medusa"])
+def test_a_batch_drafts_what_each_sequence_drafts_alone(kind: str, folder: Path, tmp_path: Path) -> None:
     """Whatever stands beside a sequence, and however many threads compute, with many rows and with few."""
     (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
-    tensors = assistant_tensors(has_clusters=has_clusters)
-    write_assistant(tmp_path / "assistant", assistant_config(has_clusters=has_clusters), tensors)
+    has_clusters = kind == "with clusters"
+    if kind == "heads of Medusa":
+        config = medusa_config(vocab_size=NUM_TOKENS)
+        write_medusa(tmp_path / "assistant", config, medusa_tensors(num_tokens=NUM_TOKENS))
+    else:
+        tensors = assistant_tensors(has_clusters=has_clusters)
+        write_assistant(tmp_path / "assistant", assistant_config(has_clusters=has_clusters), tensors)
     logs = [random_tokens(seed, 20 + 13 * seed) for seed in range(6)]
     single = Assisted(tmp_path)
     alone = [single.cold(log, 2) for log in logs]
@@ -174,10 +194,10 @@ def test_a_batch_drafts_what_each_sequence_drafts_alone(has_clusters: bool, fold
     assert len(memory.model.logits()) == 4 * NUM_TOKENS  # those of the step again
 
 
-def test_a_model_with_an_assistant_computes_what_it_computes_without(folder: Path) -> None:
+def test_a_model_with_an_assistant_computes_what_it_computes_without(either: Path) -> None:
     """No bit of its logits is another, few rows or many, and its pages are as they were."""
     tokens, found = random_tokens(3, 90), []
-    for memory in (Memory(folder / "model.gguf", threads=2), Assisted(folder, threads=2)):
+    for memory in (Memory(either / "model.gguf", threads=2), Assisted(either, threads=2)):
         memory.pool.add(1, tokens)
         parts = (tokens[:60], tokens[60:63], tokens[63:64], tokens[64:])
         info = memory.model.info()
@@ -232,9 +252,9 @@ def test_an_assistant_that_is_right_has_no_draft_refused(tmp_path: Path) -> None
     run(has_no_draft_refused(path, write_right_assistant(tmp_path / "assistant")))
 
 
-def test_drafts_that_cannot_be_are_refused_by_row(folder: Path) -> None:
+def test_drafts_that_cannot_be_are_refused_by_row(either: Path) -> None:
     """A row's fault is its own; what no step computed just now is none, and without an assistant nothing drafts."""
-    memory, tokens = Assisted(folder), random_tokens(1, 30)
+    memory, tokens = Assisted(either), random_tokens(1, 30)
     for sequence in (1, 2):
         memory.pool.add(sequence, tokens)
     memory.sample((1, tokens[:20]), (2, tokens[:20]))

@@ -27,6 +27,7 @@ from support.tiny_assistant import (
 from support.tiny_eagle import head_config, write_head
 from support.tiny_encoder import write_encoder
 from support.tiny_gemma4 import HIDDEN
+from support.tiny_medusa import NUM_LAYERS, as_the_paper_has_it, medusa_tensors, write_medusa
 from support.tiny_model import write_tiny_model
 from support.wheels import build_wheel
 
@@ -154,6 +155,19 @@ def test_show_says_for_which_models_a_head_drafts(environment: dict[str, str], t
     assert ran.code != 0
     assert "'draft_vocab_size' is 0; expected 1 to" in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_show_says_for_which_models_heads_of_medusa_draft(environment: dict[str, str], tmp_path: Path) -> None:
+    """Their card, for people and programs, also where the tensors alone say how large they are."""
+    config: dict[str, object] = {"medusa_num_heads": 2, "medusa_num_layers": NUM_LAYERS}
+    folder = write_medusa(tmp_path / "heads", config, as_the_paper_has_it(medusa_tensors()))
+    ran = models(environment, "show", str(folder))
+    lines = dict(line.split(maxsplit=1) for line in ran.out.splitlines())
+    assert lines["architecture"] == "Medusa, 4 heads of 2 layers: they draft and answer nothing"
+    assert lines["drafts"] == "for    a model of hidden size 64, where it is named: engine.speculative.model"
+    assert lines["memory"].endswith(", and no KV")
+    value = json.loads(models(environment, "show", str(folder), "--json").out)
+    assert [value[key] for key in ("kind", "backbone_size", "num_layers", "most_drafts")] == ["medusa", 64, 2, 4]
 
 
 def test_show_says_what_of_a_model_fits(environment: dict[str, str], tmp_path: Path) -> None:

@@ -84,6 +84,12 @@ def index(*names: str) -> bytes:
             id="torch's index",
         ),
         pytest.param(
+            ["config.json", "medusa_lm_head.pt", "optimizer.pt", "README.md"],
+            None,
+            ["config.json", "medusa_lm_head.pt"],
+            id="heads of Medusa",
+        ),
+        pytest.param(
             [
                 *("pytorch_model.bin", "2_Dense/pytorch_model.bin", "2_Dense/config.json"),
                 *("3_Dense/pytorch_model.bin", "3_Dense/model.safetensors", "2_Dense/rust_model.ot"),

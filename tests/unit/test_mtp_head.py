@@ -11,9 +11,13 @@ import pytest
 from support.counting_runner import Client
 
 from pyagent.core.runners.batch import Batch, DraftOutput, StepOutput
+from pyagent.infrastructure.engine.drafts.acceptance import ANY_PROBABILITY, MODEL, Acceptance
+from pyagent.infrastructure.engine.drafts.drafter import ANY_NUMBER
+from pyagent.infrastructure.engine.drafts.model_drafts import DraftRow, ModelDrafts
 from pyagent.infrastructure.engine.drafts.mtp_head import MtpHead
 from pyagent.infrastructure.engine.drafts.options import DraftOptions
 from pyagent.infrastructure.engine.drafts.speculation import Speculation
+from pyagent.infrastructure.engine.drafts.step_seconds import StepSeconds
 from pyagent.infrastructure.engine.request import Request
 from pyagent.infrastructure.engine.scheduler.step_plan import Plan
 
@@ -67,9 +71,13 @@ def requests_of(runner: SimulatedRunner, num_tokens: int) -> list[Request]:
 
 
 def head_of(
-    runner: SimulatedRunner, most_rows: int = 8, reserve: Callable[[Request, int], int] | None = None
+    runner: SimulatedRunner,
+    most_rows: int = 8,
+    reserve: Callable[[Request, int], int] | None = None,
+    most_drafts: int = ANY_NUMBER,
 ) -> MtpHead:
-    return MtpHead(runner, most_rows, reserve or (lambda _, count: count), lambda: runner.now)  # type: ignore[arg-type]
+    reserve = reserve or (lambda _, count: count)
+    return MtpHead(runner, most_rows, reserve, lambda: runner.now, most_drafts=most_drafts)  # type: ignore[arg-type]
 
 
 def test_each_draft_goes_on_from_the_row_that_gave_it() -> None:
@@ -93,9 +101,10 @@ def test_each_draft_goes_on_from_the_row_that_gave_it() -> None:
 
 
 def test_what_ends_drafts() -> None:
-    """No more room or rows, the context's end, a token that ends the answer, and what is not worth going on."""
+    """No more room, rows or heads, the context's end, a token that ends the answer, and what is not worth going on."""
     runner = SimulatedRunner({0: fresh(100), 1: fresh(100, 2)}, context_length=12)
     first, second = requests_of(runner, 10)
+    assert len(head_of(runner, most_drafts=1).draft([(first, 9)], set(), lambda _, told: True)[0][1]) == 1
     assert len(head_of(runner).draft([(first, 9)], set(), lambda _, told: True)[0][1]) == 2
     assert len(head_of(runner, reserve=lambda _, count: 1).draft([(first, 9)], set(), lambda _, told: True)[0][1]) == 1
     assert head_of(runner, reserve=lambda _, count: 0).draft([(first, 9)], set(), lambda _, told: True) == []
@@ -162,6 +171,22 @@ def gain(runner: SimulatedRunner, target: float = 0.06) -> float:
         speculation.note(plan, output, seconds)
     speculation.end(request)
     return plain / spent
+
+
+def test_no_more_drafts_are_counted_on_than_there_are_heads() -> None:
+    """With one head of Medusa a step wins one token at most: a draft that three are worth is not made for one."""
+    row = DraftRow(Client(0, fresh(10), 1).request, Acceptance(), 7, None)
+    row.acceptance.note(MODEL, ANY_PROBABILITY, 40, 40)
+    target = StepSeconds()
+    for num_rows, seconds in ((1, 1.0), (2, 1.9), (3, 1.91), (4, 1.92)):
+        target.note(num_rows, seconds)
+    drafts = {}
+    for most in (1, 3):
+        head = head_of(SimulatedRunner({}), most_drafts=most)
+        head.seconds.note(1, 0.1)
+        chosen = ModelDrafts(head, target)._choice([row], 1, 8, 1.0)
+        drafts[most] = None if chosen is None else chosen.num_drafts
+    assert drafts == {1: None, 3: 3}
 
 
 def test_a_head_pays_where_it_is_right_and_costs_next_to_nothing_where_it_is_not() -> None:

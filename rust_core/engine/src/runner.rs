@@ -3,6 +3,8 @@
 mod accepted;
 mod assistant;
 mod eagle;
+mod last_outputs;
+mod medusa;
 mod mtp;
 
 use std::collections::HashMap;
@@ -26,6 +28,7 @@ use crate::weights::ModelFileError;
 use crate::workspace::{LargestStep, SCORED_ROWS, Workspace, num_rope_tables};
 
 pub use eagle::head_shape;
+use last_outputs::LastOutputs;
 pub use mtp::DraftedRow;
 
 /// What can go wrong while loading or running a model.
@@ -147,7 +150,10 @@ pub struct CpuModel {
     draft_rows: Vec<usize>,
     /// Rows of the last pass of a head, if no batch came after it.
     num_drafted: usize,
+    /// The last batch's outputs, where what is attached drafts from these.
+    last_outputs: Option<LastOutputs>,
     assistant: Option<Box<assistant::Assistant>>,
+    medusa: Option<Box<medusa::Medusa>>,
     /// A head of a file of its own.
     head: Option<Box<eagle::Eagle>>,
     scores: Vec<Result<TokenScore, SampleError>>,
@@ -197,7 +203,9 @@ impl CpuModel {
             num_outputs: 0,
             draft_rows: Vec::new(),
             num_drafted: 0,
+            last_outputs: None,
             assistant: None,
+            medusa: None,
             head: None,
             scores: Vec::new(),
             write_norms: Vec::new(),
@@ -281,10 +289,12 @@ impl CpuModel {
 
     /// Of these, what is held now, without what samplers hold.
     pub fn workspace_bytes(&mut self) -> usize {
+        let outputs = self.last_outputs.as_mut().map_or(0, LastOutputs::bytes);
         let assistant = self.assistant.as_mut();
         let of_assistant = assistant.map_or(0, |assistant| assistant.workspace_bytes());
+        let of_medusa = self.medusa.as_mut().map_or(0, |medusa| medusa.workspace_bytes());
         let of_head = self.head.as_mut().map_or(0, |head| head.workspace_bytes());
-        rope_bytes(&self.rope) + self.space.bytes() + of_assistant + of_head
+        rope_bytes(&self.rope) + self.space.bytes() + outputs + of_assistant + of_medusa + of_head
     }
 
     /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
@@ -321,8 +331,14 @@ impl CpuModel {
         self.space.prepare_ratings(plan.rating.num_ratings());
         self.space
             .prepare(&self.config, plan.num_rows(), logit_rows, plan.num_split_rows());
+        if let Some(outputs) = &mut self.last_outputs {
+            outputs.begin(num_outputs);
+        }
         if let Some(assistant) = &mut self.assistant {
-            assistant.begin(num_outputs);
+            assistant.begin();
+        }
+        if let Some(medusa) = &mut self.medusa {
+            medusa.begin();
         }
         if let Some(head) = &mut self.head {
             head.begin(plan.num_rows());
@@ -334,7 +350,7 @@ impl CpuModel {
             space: &self.space,
             rope: &self.rope,
             write_norms: if wants_neurons { &self.write_norms } else { &[] },
-            role: mtp::role(self.assistant.as_deref(), self.head.as_deref()),
+            role: mtp::role(self.last_outputs.as_ref(), self.head.as_deref()),
             isa: self.isa,
         };
         let start = Instant::now();
@@ -395,7 +411,7 @@ impl CpuModel {
             space: &self.space,
             rope: &self.rope,
             write_norms: &[],
-            role: mtp::role(self.assistant.as_deref(), self.head.as_deref()),
+            role: mtp::role(self.last_outputs.as_ref(), self.head.as_deref()),
             isa: self.isa,
         }
     }
@@ -403,6 +419,9 @@ impl CpuModel {
     /// The last batch's logits, [outputs, vocab]; or those of the drafts that were made after it.
     pub fn logits(&mut self) -> &mut [f32] {
         if let Some(logits) = self.assistant.as_mut().and_then(|assistant| assistant.logits()) {
+            return logits;
+        }
+        if let Some(logits) = self.medusa.as_mut().and_then(|medusa| medusa.logits()) {
             return logits;
         }
         let (rows, num_drafted) = (self.num_outputs, self.num_drafted);

@@ -29,8 +29,8 @@ const ADAPTER_NAMES: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bi
 
 /// The names that files of weights have.
 struct Form {
-    /// Says in which files the tensors are, where it is there.
-    index: &'static str,
+    /// Says in which files the tensors are, where it is there; none is written of some forms.
+    index: Option<&'static str>,
     /// All of them.
     whole: &'static str,
     /// The beginning and the ending of every file's name.
@@ -38,16 +38,22 @@ struct Form {
 }
 
 /// The forms of a folder's weights; the first one of which there are files is read.
-const FORMS: [Form; 2] = [
+const FORMS: [Form; 3] = [
     Form {
-        index: "model.safetensors.index.json",
+        index: Some("model.safetensors.index.json"),
         whole: "model.safetensors",
         ends: ("", ".safetensors"),
     },
     Form {
-        index: "pytorch_model.bin.index.json",
+        index: Some("pytorch_model.bin.index.json"),
         whole: "pytorch_model.bin",
         ends: ("pytorch_model", ".bin"),
+    },
+    // Heads of Medusa, as its authors publish them.
+    Form {
+        index: None,
+        whole: "medusa_lm_head.pt",
+        ends: ("medusa_lm_head", ".pt"),
     },
 ];
 
@@ -84,8 +90,8 @@ impl SafetensorsFolder {
     pub fn open(path: &Path) -> Result<Self, ModelFileError> {
         let config = read_object(&path.join(CONFIG_NAME))?;
         let (form, found) = find_files(path).map_err(|error| error.in_file(path))?;
-        let index = path.join(form.index);
-        let weight_map = if index.exists() {
+        let index = path.join(form.index.unwrap_or_default());
+        let weight_map = if form.index.is_some() && index.exists() {
             Some(read_index(&index, form)?)
         } else {
             None
@@ -202,7 +208,10 @@ impl SafetensorsFolder {
 
     fn add_shard(&mut self, path: &Path) -> Result<(), ModelFileError> {
         let mapping = Mapping::open(path)?;
-        let tensors = if path.extension().is_some_and(|extension| extension == "bin") {
+        let tensors = if path
+            .extension()
+            .is_some_and(|extension| extension == "bin" || extension == "pt")
+        {
             StateDict::parse(mapping.bytes()).map(|dict| dict.tensors)
         } else {
             SafetensorsHeader::parse(mapping.bytes()).map(|header| header.tensors)
@@ -279,7 +288,7 @@ fn find_files(folder: &Path) -> Result<(&'static Form, BTreeSet<String>), ModelF
         if found.contains(form.whole) {
             found.retain(|name| name == form.whole);
         }
-        if !found.is_empty() || names.contains(form.index) {
+        if !found.is_empty() || form.index.is_some_and(|index| names.contains(index)) {
             return Ok((form, found));
         }
     }

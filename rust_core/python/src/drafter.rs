@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use pyagent_engine::config::{AssistantConfig, EagleConfig};
+use pyagent_engine::config::{AssistantConfig, EagleConfig, MedusaConfig};
 use pyagent_engine::model;
 use pyagent_engine::quantised::packed_bytes;
 use pyagent_engine::weights::ModelFileError;
@@ -15,11 +15,13 @@ use crate::model_files::file_error;
 enum Drafter {
     Assistant(Box<AssistantConfig>),
     Head(Box<EagleConfig>),
+    Medusa(MedusaConfig),
 }
 
-/// What the folder of an assistant, or of a head of EAGLE-3, says of it: its kind, for which size of model it drafts, its layers
-/// and vocabulary, bytes of its weights, and of its passes for up to `num_rows` sequences at positions below `num_positions`;
-/// a head takes part in steps of `num_tokens`. None for another model.
+/// What the folder of an assistant, of a head of EAGLE-3, or of heads of Medusa says of it: its kind, for which size of model it
+/// drafts, its layers and vocabulary, how many tokens it drafts of a sequence at most where that is bounded, bytes of its
+/// weights, and of its passes for up to `num_rows` sequences at positions below `num_positions`; a head takes part in steps of
+/// `num_tokens`. None for another model.
 #[pyfunction]
 #[pyo3(signature = (path, num_threads = 1, num_rows = 1, num_positions = 1, num_tokens = 1))]
 pub fn describe_drafter(
@@ -42,6 +44,7 @@ pub fn describe_drafter(
     };
     let about = PyDict::new(py);
     about.set_item("weight_bytes", weight_bytes)?;
+    about.set_item("most_drafts", None::<usize>)?;
     match drafter {
         Drafter::Assistant(config) => {
             about.set_item("kind", "assistant")?;
@@ -67,6 +70,17 @@ pub fn describe_drafter(
             about.set_item("num_clusters", 0)?;
             about.set_item("workspace_bytes", config.most_step_bytes(step))?;
         }
+        Drafter::Medusa(config) => {
+            about.set_item("kind", "medusa")?;
+            about.set_item("backbone_size", config.hidden_size)?;
+            about.set_item("num_layers", config.num_layers)?;
+            about.set_item("hidden_size", config.hidden_size)?;
+            about.set_item("vocab_size", config.vocab_size)?;
+            about.set_item("num_drafted", config.num_drafted)?;
+            about.set_item("num_clusters", 0)?;
+            about.set_item("most_drafts", config.num_heads)?;
+            about.set_item("workspace_bytes", config.most_step_bytes(step))?;
+        }
     }
     Ok(Some(about))
 }
@@ -74,6 +88,9 @@ pub fn describe_drafter(
 fn read(path: &Path) -> Result<Option<(usize, Drafter)>, ModelFileError> {
     if let Some((file, config)) = model::open_eagle(path)? {
         return Ok(Some((packed_bytes(&file)?, Drafter::Head(Box::new(config)))));
+    }
+    if let Some((file, config)) = model::open_medusa(path)? {
+        return Ok(Some((packed_bytes(&file)?, Drafter::Medusa(config))));
     }
     let Some((file, config)) = model::open_assistant(path)? else {
         return Ok(None);

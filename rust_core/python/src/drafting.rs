@@ -1,4 +1,4 @@
-//! A pass of a model's own head, or of its assistant, which drafts a token for each of some sequences.
+//! A pass of a model's own head, or of what is attached to it, which drafts a token for each of some sequences.
 //!
 //! A row that cannot be computed is left out with the reason; the others are computed.
 
@@ -21,8 +21,8 @@ pub(crate) struct Columns {
     pub(crate) before: Vec<Option<usize>>,
 }
 
-/// Tokens with their log-probabilities, and by row what was wrong. A row without either was not drafted for: an assistant does
-/// not know the output for the token before.
+/// Tokens with their log-probabilities, and by row what was wrong. A row without either was not drafted for: the output for
+/// the token before is not known, or there is no further head.
 pub(crate) type Drafted = (Vec<Option<(u32, f32)>>, HashMap<usize, String>);
 
 /// Where a row's token goes.
@@ -70,9 +70,9 @@ fn locate(
     columns: &Columns,
     errors: &mut HashMap<usize, String>,
 ) -> PyResult<Vec<Place>> {
-    // All drafts of an assistant are made at the position of the first one's token.
+    // All drafts that are made from an output are made at the position of the first one's token.
     let ahead = |row: usize| {
-        if model.has_assistant() {
+        if model.drafts_from_outputs() {
             0
         } else {
             columns.num_ahead[row]

@@ -307,23 +307,24 @@ impl CpuModel {
         ))
     }
 
-    /// Attaches the folder of an assistant, or of a head that the model was loaded with room for, in the place of what was
-    /// attached before, or frees it. Raises `ModelFileError` where it is damaged, or for another model.
+    /// Attaches the folder of an assistant, of heads of Medusa, or of a head that the model was loaded with room for, in the
+    /// place of what was attached before, or frees it. Raises `ModelFileError` where it is damaged, or for another model.
     #[pyo3(signature = (path))]
     fn attach_drafter(&self, py: Python<'_>, path: Option<PathBuf>) -> PyResult<()> {
         py.detach(|| self.lock().map(|mut model| model.attach_drafter(path.as_deref())))?
             .map_err(|error| engine_error(&error))
     }
 
-    /// Drafts a token after each of `tokens`, one for each of some sequences of `pool`, by the model's own head or its
-    /// assistant.
+    /// Drafts a token after each of `tokens`, one for each of some sequences of `pool`, by the model's own head or
+    /// what is attached to it.
     ///
     /// The token of `sequence_ids[i]` is `num_ahead[i]` behind those that the pool has of it, in reserved room. Where it is
     /// a draft itself, `before[i]` is the row of the last call that gave it; None says that the token before was computed
     /// by the last step that had the sequence.
     ///
     /// Returns of each the likeliest next token and its log-probability, and by row what was wrong with it. None stands for a
-    /// row whose token before the last step did not compute, of which an assistant knows nothing.
+    /// row whose token before the last step did not compute, where what is attached goes on from that output; or for which
+    /// there is no further head.
     fn draft(
         &self,
         py: Python<'_>,

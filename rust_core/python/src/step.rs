@@ -391,7 +391,7 @@ impl Step<'_> {
             .map_err(|error| engine_error(&error))
     }
 
-    /// Notes which rows have the outputs for the last known tokens, for an assistant.
+    /// Notes which rows have the outputs for the last known tokens, for what drafts from them.
     fn note_outputs(&self, model: &mut CpuModel, asked: &[Asked]) {
         let mut end = 0;
         for place in &self.places {

@@ -208,12 +208,19 @@ def _show_drafter(name: str, path: Path, about: DrafterDescription, *, as_json: 
     part = f", in {about.num_clusters:,} clusters" if about.num_clusters else ""
     if about.num_drafted < about.vocab_size:
         part = f", of which it drafts {about.num_drafted:,}"
-    if about.kind == "head":
-        kind, target, kv = "EAGLE-3, one layer; a head", "a model", "a layer of KV in the model's pages"
-    else:
-        kind, target, kv = f"gemma4_assistant, {about.num_layers} layers; an assistant", "a Gemma 4", "no KV"
+    match about.kind:
+        case "head":
+            kind, target = "EAGLE-3, one layer; a head: it drafts and answers nothing", "a model"
+            kv = "a layer of KV in the model's pages"
+        case "medusa":
+            layers = "one layer" if about.num_layers == 1 else f"{about.num_layers} layers"
+            kind, target = f"Medusa, {about.most_drafts} heads of {layers}: they draft and answer nothing", "a model"
+            kv = "no KV"
+        case "assistant":
+            kind = f"gemma4_assistant, {about.num_layers} layers; an assistant: it drafts and answers nothing"
+            target, kv = "a Gemma 4", "no KV"
     card = [
-        ("architecture", f"{kind}: it drafts and answers nothing"),
+        ("architecture", kind),
         (
             "drafts for",
             f"{target} of hidden size {about.backbone_size:,}, where it is named: engine.speculative.model",

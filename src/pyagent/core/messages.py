@@ -384,8 +384,8 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 ModelTask = Literal["generate", "embed", "rank", "classify", "token_classify"]
 """What a model is for: answers, vectors of texts, relevances of documents to a query, labels of texts or of tokens."""
 
-DrafterKind = Literal["assistant", "head"]
-"""What drafts from a folder of its own: with the model's keys and values, or with a layer of its own (EAGLE-3)."""
+DrafterKind = Literal["assistant", "head", "medusa"]
+"""What drafts from a folder of its own: with the model's keys and values, a layer of its own (EAGLE-3), or neither."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

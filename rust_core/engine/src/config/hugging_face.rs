@@ -24,8 +24,10 @@ use serde_json::{Map, Value};
 
 use super::assistant::is_assistant;
 use super::eagle::is_eagle;
+use super::medusa::is_medusa;
 use super::{
-    Activation, Architecture, ModelConfig, QueryGrowth, assistant, eagle, invalid, minicpm, periodic, unsupported,
+    Activation, Architecture, ModelConfig, QueryGrowth, assistant, eagle, invalid, medusa, minicpm, periodic,
+    unsupported,
 };
 use crate::weights::{ModelFileError, clipped};
 
@@ -125,6 +127,9 @@ impl ModelConfig {
         }
         if is_eagle(config) {
             return Err(eagle::no_model());
+        }
+        if is_medusa(config) {
+            return Err(medusa::no_model());
         }
         let text = match gemma4::text_part(config)? {
             None => qwen_vl::text_half(config)?

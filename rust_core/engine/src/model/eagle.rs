@@ -106,7 +106,7 @@ fn weights(file: &ModelFile, config: &EagleConfig, pool: &ThreadPool) -> Result<
             }),
         },
     };
-    unread::refuse_unread_of_head(file)?;
+    unread::refuse_unread_of_head(file, "heads of EAGLE-3")?;
     Ok(weights)
 }
 

@@ -69,9 +69,9 @@ pub(super) fn refuse_unread(file: &ModelFile, names: &Names, config: &ModelConfi
     refuse_others(file, config.architecture.name(), |name| is_left(name, names, config))
 }
 
-/// The same for a head of another model: all of its tensors are its own.
-pub(super) fn refuse_unread_of_head(file: &ModelFile) -> Result<(), ModelFileError> {
-    refuse_others(file, "heads of EAGLE-3", changes_nothing)
+/// The same for heads of another model, called so: all of the tensors are their own.
+pub(super) fn refuse_unread_of_head(file: &ModelFile, what: &str) -> Result<(), ModelFileError> {
+    refuse_others(file, what, changes_nothing)
 }
 
 fn refuse_others(file: &ModelFile, what: &str, is_left: impl Fn(&str) -> bool) -> Result<(), ModelFileError> {

@@ -1,5 +1,5 @@
-//! A model's assistant: attached to it, and asked between two steps. It reads the model's keys and values and keeps nothing of
-//! a sequence but the model's output for its last known token, as long as the step that computed it is the last one.
+//! A model's assistant: attached to it, and asked between two steps. It reads the model's keys and values, keeps nothing of a
+//! sequence, and goes on from the model's output for its last known token.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,12 +9,12 @@ use pyagent_kernels::sampling::SampleError;
 use pyagent_kernels::thread_pool::ThreadPool;
 
 use super::mtp::{DraftedRow, Likeliest, run_and_score};
-use super::{CpuModel, EngineError, rope_bytes};
+use super::{CpuModel, EngineError, LastOutputs, rope_bytes};
 use crate::config::{AssistantConfig, ModelConfig, invalid};
 use crate::forward::{AssistantBuffers, AssistantPass, Pass, Plan, Role, Segment};
 use crate::model::{self, AssistantWeights};
 use crate::weights::ModelFileError;
-use crate::workspace::{LargestStep, Rows, Workspace, num_rope_tables};
+use crate::workspace::{LargestStep, Workspace, num_rope_tables};
 
 /// An assistant, as it is attached to a model.
 pub(super) struct Assistant {
@@ -25,10 +25,6 @@ pub(super) struct Assistant {
     space: Workspace,
     buffers: AssistantBuffers,
     rope: [RopeTable; 2],
-    /// The model's outputs for rows of the last batch that gave logits.
-    outputs: Rows,
-    /// By sequence, the position of its last known token and which row of these has the output for it.
-    known: HashMap<u64, (usize, usize)>,
     /// Of each row of the last pass, which of its drafts is its own; none where it could not be drafted for.
     places: Vec<Option<usize>>,
     num_drafted: usize,
@@ -36,7 +32,10 @@ pub(super) struct Assistant {
 
 /// Opens an assistant; an error where the folder holds another model.
 fn open(path: &Path) -> Result<(crate::weights::ModelFile, AssistantConfig), ModelFileError> {
-    let other = || invalid("it is neither an assistant of Gemma 4 nor a head of EAGLE-3".to_owned()).in_file(path);
+    let other = || {
+        invalid("it is neither an assistant of Gemma 4 nor a head of EAGLE-3, nor are there heads of Medusa".to_owned())
+            .in_file(path)
+    };
     model::open_assistant(path)?.ok_or_else(other)
 }
 
@@ -51,21 +50,14 @@ impl Assistant {
         space.set_outputs(weights.outputs());
         Ok(Self {
             buffers: AssistantBuffers::new(&config, &weights),
-            outputs: Rows::new(config.backbone_size),
             config,
             weights,
             layers,
             space,
             rope,
-            known: HashMap::new(),
             places: Vec::new(),
             num_drafted: 0,
         })
-    }
-
-    /// What steps of its model have to do with it.
-    pub(super) fn role(&self) -> Role<'_> {
-        Role::Drafted(&self.outputs)
     }
 
     /// Bytes held by its weights.
@@ -73,12 +65,10 @@ impl Assistant {
         self.weights.bytes()
     }
 
-    /// Makes room for the outputs of a batch, and forgets those of the last.
-    pub(super) fn begin(&mut self, num_outputs: usize) {
-        self.known.clear();
+    /// Forgets what was drafted after the last batch.
+    pub(super) fn begin(&mut self) {
         self.places.clear();
         self.num_drafted = 0;
-        self.outputs.reserve(num_outputs);
     }
 
     /// The logits of the last pass, if no batch came after it.
@@ -89,18 +79,15 @@ impl Assistant {
 
     /// Bytes that its passes have taken.
     pub(super) fn workspace_bytes(&mut self) -> usize {
-        rope_bytes(&self.rope) + self.space.bytes() + self.buffers.bytes() + self.outputs.bytes()
+        rope_bytes(&self.rope) + self.space.bytes() + self.buffers.bytes()
     }
 
     /// The row that a row goes on from: of the last pass where it goes on from a draft, otherwise of the model's outputs. None
     /// where neither is known.
-    fn source(&self, row: &DraftedRow<'_>) -> Option<usize> {
+    fn source(&self, outputs: &LastOutputs, row: &DraftedRow<'_>) -> Option<usize> {
         match row.before {
             Some(before) => self.places.get(before).copied().flatten(),
-            None => {
-                let (position, output) = *self.known.get(&row.sequence)?;
-                (position + 1 == row.position).then_some(output)
-            }
+            None => outputs.before(row),
         }
     }
 }
@@ -127,26 +114,15 @@ impl AssistantConfig {
 }
 
 impl CpuModel {
-    /// Whether it has an assistant.
-    pub fn has_assistant(&self) -> bool {
-        self.assistant.is_some()
-    }
-
-    /// Notes that a row of the last batch's logits has the output for a sequence's last known token, for its assistant.
-    pub fn note_output(&mut self, sequence: u64, position: usize, row: usize) {
-        if let Some(assistant) = self.assistant.as_deref_mut().filter(|_| row < self.num_outputs) {
-            assistant.known.insert(sequence, (position, row));
-        }
-    }
-
     /// The token that the assistant finds likeliest after each row's; none where the output for the token before is not known.
     /// Rows are known to be right.
     pub(super) fn draft_by_assistant(
         &self,
         assistant: &mut Assistant,
+        outputs: &LastOutputs,
         rows: &[DraftedRow<'_>],
     ) -> Result<Vec<Option<Result<Likeliest, SampleError>>>, EngineError> {
-        let sources: Vec<_> = rows.iter().map(|row| assistant.source(row)).collect();
+        let sources: Vec<_> = rows.iter().map(|row| assistant.source(outputs, row)).collect();
         let given: Vec<_> = rows
             .iter()
             .zip(&sources)
@@ -157,7 +133,7 @@ impl CpuModel {
         let likeliest = if given.is_empty() {
             Vec::new()
         } else {
-            self.pass_of_assistant(assistant, &given)?
+            self.pass_of_assistant(assistant, outputs, &given)?
         };
         (assistant.num_drafted, assistant.places) = (given.len(), places);
         let mut likeliest = likeliest.into_iter();
@@ -171,6 +147,7 @@ impl CpuModel {
     fn pass_of_assistant(
         &self,
         assistant: &mut Assistant,
+        outputs: &LastOutputs,
         rows: &[(&DraftedRow<'_>, usize)],
     ) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
         let segments: Vec<_> = rows.iter().map(|(row, _)| row.segment()).collect();
@@ -190,7 +167,7 @@ impl CpuModel {
         space.prepare_adapters((0, 0));
         space.prepare(config, rows.len(), rows.len(), plan.num_split_rows());
         assistant.buffers.reserve(&assistant.config, rows.len());
-        self.join_inputs(assistant, rows);
+        self.join_inputs(assistant, outputs, rows);
         let pass = Pass {
             config,
             weights: &assistant.weights.decoder,
@@ -218,7 +195,7 @@ impl CpuModel {
     }
 
     /// Writes the inputs: of each row its token's embedding by the model, and what it goes on from.
-    fn join_inputs(&self, assistant: &Assistant, rows: &[(&DraftedRow<'_>, usize)]) {
+    fn join_inputs(&self, assistant: &Assistant, outputs: &LastOutputs, rows: &[(&DraftedRow<'_>, usize)]) {
         let hidden = self.config.hidden_size;
         let mut pair = vec![0.0; 2 * hidden];
         for (place, (row, source)) in rows.iter().enumerate() {
@@ -231,7 +208,7 @@ impl CpuModel {
             unsafe {
                 let rows = match row.before {
                     Some(_) => &assistant.buffers.drafted,
-                    None => &assistant.outputs,
+                    None => &outputs.rows,
                 };
                 before.copy_from_slice(rows.shared_row(*source));
                 assistant.buffers.joined.write_row(self.isa, place, &pair);

@@ -1,18 +1,20 @@
 //! Drafting by a model's own head, or by what is attached to it from a file of its own, between two steps.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use pyagent_kernels::sampling::{SampleError, Scorer};
-use pyagent_kernels::thread_pool::ThreadPool;
+use pyagent_kernels::thread_pool::{Piece, ThreadPool};
 
 use super::assistant::Assistant;
 use super::eagle::Eagle;
-use super::{CpuModel, EngineError};
+use super::medusa::Medusa;
+use super::{CpuModel, EngineError, LastOutputs};
 use crate::forward::{Pass, Plan, Role, Stage};
 use crate::model;
-use crate::workspace::num_rope_tables;
+use crate::workspace::{Rows, num_rope_tables};
 
 /// A sequence's next token to draft after.
 #[derive(Clone, Copy, Debug)]
@@ -34,17 +36,23 @@ pub struct DraftedRow<'a> {
 pub type Likeliest = (u32, f32);
 
 impl CpuModel {
-    /// Attaches an assistant, or a head of a file of its own, in the place of one that was attached before; or none. An error
-    /// where it is for another model; the one before stays then.
+    /// Attaches an assistant, or heads of a file of their own, in the place of what was attached before; or nothing. An error
+    /// where it is for another model; what was there before stays then.
     pub fn attach_drafter(&mut self, path: Option<&Path>) -> Result<(), EngineError> {
-        let (mut assistant, mut head) = (None, None);
+        let (mut assistant, mut medusa, mut head) = (None, None, None);
         if let Some(path) = path {
-            match model::open_eagle(path)? {
-                Some(opened) => head = Some(Eagle::load(opened, &self.config, &self.kv.pages, &self.pool)?),
-                None => assistant = Some(Assistant::load(path, &self.config, &self.pool)?),
+            if let Some(opened) = model::open_eagle(path)? {
+                head = Some(Eagle::load(opened, &self.config, &self.kv.pages, &self.pool)?);
+            } else if let Some(opened) = model::open_medusa(path)? {
+                medusa = Some(Medusa::load(opened, &self.config, &self.pool)?);
+            } else {
+                assistant = Some(Assistant::load(path, &self.config, &self.pool)?);
             }
         }
+        let reads_outputs = assistant.is_some() || medusa.is_some();
+        self.last_outputs = reads_outputs.then(|| LastOutputs::new(self.config.hidden_size));
         (self.assistant, self.head) = (assistant.map(Box::new), head.map(Box::new));
+        self.medusa = medusa.map(Box::new);
         (self.num_outputs, self.num_drafted) = (0, 0);
         self.draft_rows.clear();
         Ok(())
@@ -53,11 +61,12 @@ impl CpuModel {
     /// Bytes held by the weights of what is attached; 0 without.
     pub fn drafter_weight_bytes(&self) -> usize {
         let of_assistant = self.assistant.as_ref().map_or(0, |assistant| assistant.weight_bytes());
-        of_assistant + self.head.as_ref().map_or(0, |head| head.weight_bytes())
+        let of_medusa = self.medusa.as_ref().map_or(0, |medusa| medusa.weight_bytes());
+        of_assistant + of_medusa + self.head.as_ref().map_or(0, |head| head.weight_bytes())
     }
 
-    /// The token that the head, or the assistant, finds likeliest after each row's, with its log-probability; none where an
-    /// assistant does not know the output for the token before. On an error nothing was computed.
+    /// The token that the head, or the assistant, finds likeliest after each row's, with its log-probability; none where what
+    /// drafts from outputs does not know that for the token before. On an error nothing was computed.
     pub fn draft(
         &mut self,
         rows: &[DraftedRow<'_>],
@@ -67,10 +76,10 @@ impl CpuModel {
             checked.map_err(|reason| EngineError::Batch { segment, reason })?;
         }
         let start = Instant::now();
-        let found = match self.assistant.take() {
-            Some(mut assistant) => {
-                let found = self.draft_by_assistant(&mut assistant, rows);
-                self.assistant = Some(assistant);
+        let found = match self.last_outputs.take() {
+            Some(outputs) => {
+                let found = self.draft_from_outputs(&outputs, rows);
+                self.last_outputs = Some(outputs);
                 found
             }
             None => self
@@ -78,6 +87,21 @@ impl CpuModel {
                 .map(|found| found.into_iter().map(Some).collect()),
         };
         self.compute_seconds = start.elapsed().as_secs_f64();
+        found
+    }
+
+    fn draft_from_outputs(
+        &mut self,
+        outputs: &LastOutputs,
+        rows: &[DraftedRow<'_>],
+    ) -> Result<Vec<Option<Result<Likeliest, SampleError>>>, EngineError> {
+        let (mut assistant, mut medusa) = (self.assistant.take(), self.medusa.take());
+        let found = match (&mut assistant, &mut medusa) {
+            (Some(assistant), _) => self.draft_by_assistant(assistant, outputs, rows),
+            (None, Some(medusa)) => self.draft_by_medusa(medusa, outputs, rows),
+            (None, None) => Ok(Vec::new()),
+        };
+        (self.assistant, self.medusa) = (assistant, medusa);
         found
     }
 
@@ -146,7 +170,7 @@ impl CpuModel {
             let vocab = self.config.vocab_size;
             return Err(format!("token {token} is not in the vocabulary of {vocab}"));
         }
-        if self.assistant.is_some() {
+        if self.drafts_from_outputs() {
             return self.check_assisted(row);
         }
         if !self.config.has_mtp && self.head.is_none() {
@@ -161,9 +185,9 @@ impl CpuModel {
 }
 
 /// What steps have to do with what is attached.
-pub(super) fn role<'a>(assistant: Option<&'a Assistant>, head: Option<&'a Eagle>) -> Role<'a> {
-    match (assistant, head) {
-        (Some(assistant), _) => assistant.role(),
+pub(super) fn role<'a>(outputs: Option<&'a LastOutputs>, head: Option<&'a Eagle>) -> Role<'a> {
+    match (outputs, head) {
+        (Some(outputs), _) => outputs.role(),
         (None, Some(head)) => Role::Tapped(&head.taps),
         (None, None) => Role::None,
     }
@@ -174,22 +198,35 @@ pub(super) fn run_and_score(
     pool: &ThreadPool,
     pass: &Pass<'_>,
     plan: &Plan<'_>,
-    (stages, mut num_pieces): (Vec<Stage>, Vec<usize>),
+    (stages, num_pieces): (Vec<Stage>, Vec<usize>),
 ) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
-    num_pieces.push(plan.num_rows());
-    let scorers: Vec<Mutex<Scorer>> = (0..pool.num_threads()).map(|_| Mutex::default()).collect();
-    let found: Vec<_> = (0..plan.num_rows()).map(|_| Mutex::new(None)).collect();
-    pool.run(&num_pieces, |piece| match stages.get(piece.stage) {
+    score_after(pool, num_pieces, (&pass.space.logits, 0..plan.num_rows()), |piece| {
         // SAFETY: `check_row` saw that tokens, tables and positions are in range, and that the rows gone on from were
         // computed; room was made. That no page is another sequence's is the block pool's invariant.
-        Some(&stage) => unsafe { pass.compute(plan, stage, piece) },
-        None => {
-            let mut scorer = scorers[piece.thread].lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: the row's logits are computed, and this piece has them to itself.
-            let logits = unsafe { pass.space.logits.row(piece.index) };
-            let score = scorer.score(logits, 0, 1).map(|score| score.top[0]);
-            *found[piece.index].lock().unwrap_or_else(PoisonError::into_inner) = Some(score);
+        unsafe { pass.compute(plan, stages[piece.stage], piece) };
+    })
+}
+
+/// Computes stages of so many pieces, after which some rows of logits are there, and finds the likeliest token of each.
+pub(super) fn score_after(
+    pool: &ThreadPool,
+    mut num_pieces: Vec<usize>,
+    (logits, rows): (&Rows, Range<usize>),
+    compute: impl Fn(Piece) + Sync,
+) -> Result<Vec<Result<Likeliest, SampleError>>, EngineError> {
+    let num_stages = num_pieces.len();
+    num_pieces.push(rows.len());
+    let scorers: Vec<Mutex<Scorer>> = (0..pool.num_threads()).map(|_| Mutex::default()).collect();
+    let found: Vec<_> = rows.clone().map(|_| Mutex::new(None)).collect();
+    pool.run(&num_pieces, |piece| {
+        if piece.stage < num_stages {
+            return compute(piece);
         }
+        let mut scorer = scorers[piece.thread].lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the row's logits are computed, and this piece has them to itself.
+        let logits = unsafe { logits.row(rows.start + piece.index) };
+        let score = scorer.score(logits, 0, 1).map(|score| score.top[0]);
+        *found[piece.index].lock().unwrap_or_else(PoisonError::into_inner) = Some(score);
     })?;
     let found = found.into_iter();
     let found = found.map(|one| one.into_inner().unwrap_or_else(PoisonError::into_inner));

@@ -48,8 +48,8 @@ class Speculative(Section, frozen=True):
             DRAFT_MODELS,
             "The draft model, with `draft_model`: its name, or a table of models and what drafts for each. Its "
             "vocabulary must be its target's, such as that of a smaller model of the same family; or Gemma 4's "
-            "assistant, or a head of EAGLE-3, both for the `cpu` runner. A model goes on without one that cannot be "
-            "used, as one that would run in a GPU's memory.",
+            "assistant, a head of EAGLE-3, or heads of Medusa, all for the `cpu` runner. A model goes on without one "
+            "that cannot be used, as one that would run in a GPU's memory.",
         ),
     ] = {}
     mtp: Annotated[

@@ -77,10 +77,10 @@ class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrafterDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The card of an `assistant` or a `head`, which drafts for a model whose stream is `backbone_size` wide.
+    """The card of an `assistant`, a `head` or `medusa`, which drafts for a model whose stream is `backbone_size` wide.
 
     It answers nothing. Of the vocabulary it drafts `num_drafted` tokens; where `num_clusters` is not 0, a draft looks
-    at a part of them.
+    at a part of them. In a step it drafts `most_drafts` of a request, a head of Medusa each; None is without a bound.
     """
 
     kind: DrafterKind
@@ -92,6 +92,7 @@ class DrafterDescription(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     num_drafted: int
     num_clusters: int
+    most_drafts: int | None
     file_bytes: int
     weight_bytes: int
     licence: str
@@ -116,7 +117,7 @@ def describe_encoder(path: Path, licence: str = "unknown") -> EncoderDescription
 
 
 def describe_drafter(path: Path, licence: str = "unknown") -> DrafterDescription | None:
-    """Read the header of an assistant or a head; None for another model.
+    """Read the header of an assistant or of heads; None for another model.
 
     Raises `ModelError` saying why the files cannot be run.
     """
@@ -138,6 +139,7 @@ def describe_drafter(path: Path, licence: str = "unknown") -> DrafterDescription
         vocab_size=about["vocab_size"],
         num_drafted=about["num_drafted"],
         num_clusters=about["num_clusters"],
+        most_drafts=about["most_drafts"],
         file_bytes=header["file_bytes"],
         weight_bytes=about["weight_bytes"],
         licence=licence,

@@ -18,7 +18,9 @@ from pyagent.infrastructure.models.split_files import set_of
 INDEX, TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 """Say in which files the weights are, where they are in several."""
 _WHOLE, _TORCH_WHOLE = "model.safetensors", "pytorch_model.bin"
-_WEIGHTS, _TORCH_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
+_WEIGHTS = "*.safetensors"
+_TORCH_WEIGHTS = ("pytorch_model*.bin", "medusa_lm_head.pt")
+"""What torch saved: models, and heads of Medusa as its authors publish them."""
 _SETTINGS = (
     *("config.json", "generation_config.json", "modules.json", "adapter_config.json", "chat_template.json"),
     *("sentence_bert_config.json", "config_sentence_transformers.json", "preprocessor_config.json"),
@@ -54,15 +56,15 @@ def folder_files(there: Collection[str], index: bytes | None) -> list[str]:
     """
     at_top = [name for name in _at_top(there) if name not in {_OURS, ".", ".."}]
     is_torch = not _like([_WEIGHTS], at_top)
-    whole, pattern = (_TORCH_WHOLE, _TORCH_WEIGHTS) if is_torch else (_WHOLE, _WEIGHTS)
-    weights = _indexed(index, at_top) or ([whole] if whole in at_top else _like([pattern], at_top))
+    whole, patterns = (_TORCH_WHOLE, _TORCH_WEIGHTS) if is_torch else (_WHOLE, (_WEIGHTS,))
+    weights = _indexed(index, at_top) or ([whole] if whole in at_top else _like(patterns, at_top))
     told = [name for name in (index_of(there),) if name]
     return list(dict.fromkeys([*_like(_BESIDE, at_top), *told, *weights, *_steps(there)]))
 
 
 def has_weights(files: Iterable[str]) -> bool:
     """Whether some of a folder's files are weights of the model itself."""
-    return bool(_like([_WEIGHTS, _TORCH_WEIGHTS], _at_top(files)))
+    return bool(_like([_WEIGHTS, *_TORCH_WEIGHTS], _at_top(files)))
 
 
 def _at_top(names: Iterable[str]) -> list[str]:

@@ -43,7 +43,7 @@ def is_path(name: str) -> bool:
 def is_weights(file_name: str) -> bool:
     """Whether a file of this name is one of a folder's weights: of safetensors, or what torch saved."""
     is_torch = file_name.startswith("pytorch_model") and file_name.endswith(".bin")
-    return is_torch or file_name.endswith(_SAFETENSORS)
+    return is_torch or file_name == "medusa_lm_head.pt" or file_name.endswith(_SAFETENSORS)
 
 
 def place_of(path: str) -> Path:

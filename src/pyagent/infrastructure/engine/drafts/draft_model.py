@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pyagent._rust import SamplerState
 from pyagent.core.runners.batch import Batch, PrefixKey, StepOutput
 from pyagent.core.runners.factory import LargestStep
-from pyagent.infrastructure.engine.drafts.drafter import Drafting
+from pyagent.infrastructure.engine.drafts.drafter import ANY_NUMBER, Drafting
 from pyagent.infrastructure.engine.drafts.step_seconds import Overrun, StepSeconds
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class DraftModel:
         self.clock = clock
         self.seconds = StepSeconds()
         self.overrun = Overrun()
+        self.most_drafts = ANY_NUMBER
         self.num_tokens = 0
         """Drafts made so far."""
         self.busy_seconds = 0.0

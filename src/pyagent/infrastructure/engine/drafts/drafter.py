@@ -1,7 +1,8 @@
-"""What drafts token after token: a draft model, or a model's own head; and a request's drafts while they are made."""
+"""What drafts token after token: a draft model, or heads of a model; and a request's drafts while they are made."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -11,12 +12,18 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.request import Request
 
 
+ANY_NUMBER = sys.maxsize
+"""What drafts on and on."""
+
+
 class Drafter(Protocol):
     """Drafts for requests. It knows nothing of what drafting is worth."""
 
     seconds: StepSeconds
     weight_ratio: float
     """Until one was measured, its steps are expected to take this part of its target's."""
+    most_drafts: int
+    """Drafts of a request in a step at most."""
     num_tokens: int
     """Drafts made so far."""
     busy_seconds: float

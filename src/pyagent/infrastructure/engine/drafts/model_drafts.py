@@ -147,7 +147,7 @@ class ModelDrafts:
         """Return for how many rows the model drafts, and how far; None for none."""
         if not self.model.seconds.is_known(1):
             self.model.seconds.note(1, self.model.weight_ratio * self._target.at(1))
-        candidates = [Candidate(row.rate, row.most) for row in ordered]
+        candidates = [Candidate(row.rate, min(row.most, self.model.most_drafts)) for row in ordered]
         return choose(candidates, num_rows, room, rate, self._costs) or self._trials.choice(self._was_right)
 
     def _is_open(self, row: DraftRow) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from math import exp
 from typing import TYPE_CHECKING
 
-from pyagent.infrastructure.engine.drafts.drafter import Drafting
+from pyagent.infrastructure.engine.drafts.drafter import ANY_NUMBER, Drafting
 from pyagent.infrastructure.engine.drafts.step_seconds import Overrun, StepSeconds
 
 if TYPE_CHECKING:
@@ -35,16 +35,19 @@ class MtpHead:
         most_rows: int,
         reserve: Callable[[Request, int], int] | None,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        most_drafts: int = ANY_NUMBER,
     ) -> None:
         """A pass has `most_rows` at most; `reserve` makes room for drafts of a request, and returns for how many.
 
-        Without, it drafts nothing until the engine has said how.
+        Without, it drafts nothing until the engine has said how. A request has `most_drafts` in a step at most.
         """
         self.runner = runner
         self.weight_ratio = _COST
         self.clock = clock
         self.seconds = StepSeconds()
         self.overrun = Overrun()
+        self.most_drafts = most_drafts
         self.num_tokens = 0
         """Drafts made so far."""
         self.busy_seconds = 0.0
@@ -82,7 +85,7 @@ class MtpHead:
         """
         drafting: list[Drafting] = []
         for request, wanted in asked[: self._most_rows]:
-            most = min(wanted, self.runner.context_length - len(request.tokens))
+            most = min(wanted, self.most_drafts, self.runner.context_length - len(request.tokens))
             most = self._reserved(request, most) if most > 0 and self.can_follow(request) else 0
             if most > 0:
                 drafting.append(Drafting(request, most))

@@ -1,7 +1,8 @@
 """What drafts for a model from a folder of its own and is attached to its runner: found, reserved and attached.
 
-It is an assistant, which reads the model's keys and values (Gemma 4's), or a head of EAGLE-3, whose own lie in the
-model's pages. It is named as a draft model is, and what stands in its way is said as for one.
+It is an assistant, which reads the model's keys and values (Gemma 4's), a head of EAGLE-3, whose own lie in the
+model's pages, or heads of Medusa, which have none. It is named as a draft model is, and what stands in its way is said
+as for one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pyagent import _rust
 from pyagent.core.errors import CapacityError, ConfigError, ModelError
 from pyagent.core.runners.runner import DraftingRunner
 from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.engine.drafts.drafter import ANY_NUMBER
 from pyagent.infrastructure.engine.drafts.mtp_head import MtpHead
 from pyagent.infrastructure.engine.models.draft_loading import (
     DRAFT_KEY,
@@ -38,15 +40,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttachedDrafter:
-    """An assistant, or a head, that is attached to a model."""
+    """An assistant, or heads, attached to a model."""
 
     name: str
     target: str
     path: Path
     runner: DraftingRunner
     weight_ratio: float
-    """Its weights, as a part of the model's."""
+    """The weights that a draft reads, as a part of the model's."""
     is_head: bool = False
+    most_drafts: int = ANY_NUMBER
 
     def model_for(self, target: ModelRunner, tokenizer: ModelTokenizer, options: EngineOptions) -> MtpHead:
         """Return what drafts for the model. Raises `ConfigError` where its tokenizer, if it has one, is another."""
@@ -55,7 +58,8 @@ class AttachedDrafter:
         if (self.path / "tokenizer.json").is_file():
             own = ModelTokenizer.load(self.path, vocab_size=target.vocab_size, options=options.tokenizer)
             check_vocabulary(tokenizer, own, self.target, self.name)
-        head = MtpHead(self.runner, options.limits.most_running, None if self.is_head else _room_for_all)
+        reserve = None if self.is_head else _room_for_all
+        head = MtpHead(self.runner, options.limits.most_running, reserve, most_drafts=self.most_drafts)
         head.weight_ratio = self.weight_ratio
         return head
 
@@ -72,7 +76,10 @@ class AttachedDrafter:
 
 @dataclass(frozen=True, slots=True)
 class FoundDrafter:
-    """An assistant, or a head, that is to be attached to `target`, and the bytes it takes."""
+    """An assistant, or heads, to be attached to `target`, and the bytes it takes.
+
+    With a bound on its drafts it has a head for each (Medusa).
+    """
 
     name: str
     target: str
@@ -80,6 +87,7 @@ class FoundDrafter:
     weights: int
     workspace: int
     is_head: bool = False
+    most_drafts: int | None = None
 
     @property
     def head(self) -> Path | None:
@@ -120,12 +128,13 @@ class FoundDrafter:
         except BaseException:
             target.attach_drafter(None)
             raise
-        ratio = num_bytes / max(1, target.info.weight_bytes)
-        return AttachedDrafter(self.name, self.target, self.path, target, ratio, self.is_head)
+        ratio = num_bytes / max(1, target.info.weight_bytes) / (self.most_drafts or 1)
+        most_drafts = self.most_drafts or ANY_NUMBER
+        return AttachedDrafter(self.name, self.target, self.path, target, ratio, self.is_head, most_drafts)
 
 
 def _room_for_all(request: Request, count: int) -> int:
-    """Return the drafts that there is room for: all, as an assistant stores nothing."""
+    """Return the drafts that there is room for: all, where nothing is stored of them."""
     return count
 
 
@@ -154,4 +163,5 @@ def find_drafter(target: str, target_path: Path, options: EngineOptions, locate:
         raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
     if about is None:
         return find_draft(target, options, lambda _: path)
-    return FoundDrafter(name, target, path, about["weight_bytes"], about["workspace_bytes"], is_head)
+    sizes = about["weight_bytes"], about["workspace_bytes"]
+    return FoundDrafter(name, target, path, *sizes, is_head, about["most_drafts"])
