@@ -144,6 +144,7 @@ impl Sequence {
                     q_stride: row,
                     out: self.out[first * row + column..].as_ptr().cast_mut(),
                     out_stride: row,
+                    earlier: None,
                 };
                 // SAFETY: memory, queries and result are as large as the arguments say.
                 unsafe { attend(isa, &self.layout, &args, &mut scratch) };

@@ -89,6 +89,7 @@ fn measure(isa: Isa, positions: usize) {
         q_stride: HEADS * LAYOUT.head_dim,
         out,
         out_stride: HEADS * LAYOUT.value_dim(),
+        earlier: None,
     };
     let mut best = [f64::INFINITY; 4];
     for _ in 0..ROUNDS {

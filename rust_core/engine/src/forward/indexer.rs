@@ -251,6 +251,7 @@ impl Part<'_> {
             q_stride: queries.width(),
             out: std::ptr::null_mut(),
             out_stride: 0,
+            earlier: None,
         };
         // SAFETY: by contract; these chunks of these ratings are this piece's, and whoever is last sees what the others have
         // written.

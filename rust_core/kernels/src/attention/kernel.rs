@@ -8,10 +8,9 @@
 use std::ops::Range;
 
 use super::index::{self, Ratings};
-use super::latent;
 use super::partial::Partials;
 use super::stored::{Bf16Halves, Stored, factor_index, in_order, only_seen, takes_part};
-use super::{AttentionArgs, BLOCK_TOKENS, KvLayout, KvType};
+use super::{AttentionArgs, BLOCK_TOKENS, KvLayout, KvType, dual, latent};
 use crate::elementwise::functions;
 use crate::lanes::{F16, LANES, Lanes};
 
@@ -37,6 +36,8 @@ pub(super) struct Group<'a> {
     pub(super) scores: *mut f32,
     /// `[head_dim][row]`.
     pub(super) queries: *const f32,
+    /// Numbers from these to those that keys of the chunk before meet, in dual chunk attention.
+    pub(super) queries_len: usize,
     /// Where the rows' results for the chunk go.
     pub(super) partials: Partials,
     /// Where the rows rate positions, and attend to none: what they add to.
@@ -83,7 +84,7 @@ pub(super) unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const
 ) {
     // SAFETY: the caller's promise, which is the same for each pass.
     unsafe {
-        score_blocks::<L, S, ROWS, KEYS>(group);
+        dual::score_chunks::<L, S, ROWS, KEYS>(group);
         if let Some(ratings) = group.ratings {
             index::add_ratings::<L, ROWS>(group, ratings);
             return;
@@ -101,7 +102,7 @@ pub(super) unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const
 
 /// Scores of every key in the group's blocks, scaled and capped.
 #[inline(always)]
-unsafe fn score_blocks<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(group: &Group<'_>) {
+pub(super) unsafe fn score_blocks<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(group: &Group<'_>) {
     let mut block = group.blocks.start;
     // SAFETY: the caller's promise; the tiles stay within the group's blocks.
     unsafe {

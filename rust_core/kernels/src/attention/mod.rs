@@ -8,6 +8,7 @@
 //! - a score is one chain of fused multiply-adds over the head's dimensions (lanes are sixteen keys);
 //! - with keys and values in bfloat16, queries and weights (also in their sum) are rounded to it, and a chain takes
 //!   neighbours two by two, the second of each two first;
+//! - in dual chunk attention a key's score is by the query that was turned for the key's chunk;
 //! - a key's scale, where it has one, multiplies its score, and a value's scale its weight;
 //! - positions are taken in chunks of [`CHUNK_TOKENS`], counted from position 0; of each a row has the greatest score,
 //!   the sum of the weights `e^(score - greatest)` and the outputs;
@@ -21,6 +22,7 @@
 
 mod args;
 mod bidirectional;
+mod dual;
 mod index;
 mod kernel;
 mod latent;
@@ -44,6 +46,7 @@ pub use bidirectional::{
     PartArgs, StoredHeads, WholeArgs, WholeScratch, attend_part, attend_whole, distance_row_len, part_scratch_len,
     whole_scratch_len,
 };
+pub use dual::EarlierChunks;
 pub use index::{pick, rate};
 pub use layout::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, expect_kv, store_kv};
 pub use picked::{attend_picked, attend_picked_chunk};

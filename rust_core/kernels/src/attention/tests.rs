@@ -242,6 +242,7 @@ impl Case {
                     q_stride: row,
                     out: out[first * out_row + out_column..].as_mut_ptr(),
                     out_stride: out_row,
+                    earlier: None,
                 };
                 attend(&args, &mut scratch);
             }
@@ -501,6 +502,7 @@ fn faults_in_keys_and_values_reach_the_output() {
                 q_stride: 16,
                 out: out.as_mut_ptr(),
                 out_stride: 16,
+                earlier: None,
             };
             for isa in Isa::available() {
                 // SAFETY: there is one block, one query and room for one result.
@@ -587,6 +589,7 @@ impl Indexed {
             q_stride: q.len(),
             out: out.as_mut_ptr(),
             out_stride: out.len(),
+            earlier: None,
         }
     }
 }
