@@ -5,6 +5,7 @@ mod falcon_h1;
 mod families;
 mod gemma4;
 mod hunyuan;
+mod hunyuan_vl;
 mod hybrid;
 mod jamba;
 mod kimi;
@@ -128,6 +129,7 @@ impl ModelConfig {
         }
         let text = match gemma4::text_part(config)? {
             None => qwen_vl::text_half(config)?
+                .map_or_else(|| hunyuan_vl::text_half(config), |text| Ok(Some(text)))?
                 .or_else(|| llama4::text_half(config))
                 .or_else(|| pictures::text_half(config)),
             text => text,
