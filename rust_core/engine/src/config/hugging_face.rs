@@ -162,7 +162,12 @@ impl ModelConfig {
             _ => families::fields(architecture),
         };
         let factors = if architecture.is_granite() { hybrid::FACTORS } else { "" };
-        let known = [&[READ, STORED, IRRELEVANT, more, factors][..], &experts::fields(name)].concat();
+        let chunks = JsonConfig::dual_chunk_fields(name);
+        let known = [
+            &[READ, STORED, IRRELEVANT, more, factors, chunks][..],
+            &experts::fields(name),
+        ]
+        .concat();
         refuse_unknown(config, &known, "")?;
         json.check_hunyuan(architecture)?;
         let is_granite = architecture.is_granite();
@@ -297,6 +302,7 @@ impl ModelConfig {
             },
             has_bare_qk_norms: json.has_bare_qk_norms(),
             query_growth: json.query_growth(name)?,
+            dual_chunks: json.dual_chunks()?,
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: match architecture {
                 Architecture::Gemma4 => json.gemma4_cap()?,
@@ -597,7 +603,7 @@ impl JsonConfig<'_> {
         }
     }
 
-    fn object(&self, key: &str) -> Option<&Map<String, Value>> {
+    pub(crate) fn object(&self, key: &str) -> Option<&Map<String, Value>> {
         self.0.get(key).and_then(Value::as_object)
     }
 }
