@@ -12,6 +12,7 @@
 //!
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
+mod alibi;
 mod architecture;
 pub(crate) mod assistant;
 mod dual;
@@ -179,6 +180,8 @@ pub struct ModelConfig {
     pub query_growth: Option<QueryGrowth>,
     /// Qwen2.5-1M: how long texts are cut.
     pub dual_chunks: Option<DualChunks>,
+    /// BLOOM, MPT, the first Falcons: the greatest exponent of `ALiBi`'s slopes.
+    pub alibi_max_bias: Option<f32>,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub attention_softcap: Option<f32>,
     /// Gemma 2: logits likewise.
@@ -412,6 +415,7 @@ impl ModelConfig {
         self.check_gemma4()?;
         self.check_indexed_layers()?;
         self.check_dual_chunks()?;
+        self.check_alibi()?;
         // Without one a row of zeros would be divided by 0.
         if !(self.norm_epsilon > 0.0 && self.norm_epsilon.is_finite()) {
             return Err(invalid(format!(

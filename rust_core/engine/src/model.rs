@@ -23,7 +23,9 @@ mod recurrent;
 mod unread;
 
 use std::path::Path;
+use std::sync::Arc;
 
+use pyagent_kernels::attention::ScoreBias;
 use pyagent_kernels::elementwise::RopeScaling;
 use pyagent_kernels::ggml::GgmlType;
 use pyagent_kernels::pack::{PackError, PackedMatrix};
@@ -317,6 +319,15 @@ struct Loader<'a> {
     pool: &'a ThreadPool,
     names: Names,
     matrices: Matrices<'a>,
+    /// What all layers add to scores.
+    score_bias: Option<Arc<ScoreBias>>,
+}
+
+/// What is added to all layers' scores by distance, where the configuration says it.
+fn score_bias(config: &ModelConfig) -> Result<Option<Arc<ScoreBias>>, ModelFileError> {
+    let bias = config.alibi_slopes().map(ScoreBias::from_slopes).transpose();
+    let bias = bias.map_err(|error| invalid(error.to_string()))?;
+    Ok(bias.map(Arc::new))
 }
 
 impl<'a> Loader<'a> {
@@ -327,6 +338,7 @@ impl<'a> Loader<'a> {
             pool,
             names: Names::of_model(file, config),
             matrices: Matrices::of(file)?,
+            score_bias: score_bias(config)?,
         })
     }
 
@@ -361,6 +373,7 @@ impl<'a> Loader<'a> {
             mixer,
             attention_output: output,
             sinks: self.sinks(layer)?,
+            score_bias: self.score_bias.clone().filter(|_| config.has_attention(layer)),
             post_attention_norm: output_norm(Part::PostAttentionNorm)?,
             ffn_norm: input_norm(Part::FfnNorm, config.has_ffn(layer))?,
             ffn: self.feed_forward(layer)?,

@@ -139,6 +139,7 @@ impl Sequence {
                     is_window_chunk: false,
                     scale: 0.125,
                     softcap: None,
+                    bias: None,
                     sinks: None,
                     q: self.queries[first * row + column..].as_ptr(),
                     q_stride: row,

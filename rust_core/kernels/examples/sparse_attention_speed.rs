@@ -84,6 +84,7 @@ fn measure(isa: Isa, positions: usize) {
         is_window_chunk: false,
         scale: 0.04,
         softcap: None,
+        bias: None,
         sinks: None,
         q,
         q_stride: HEADS * LAYOUT.head_dim,

@@ -303,6 +303,7 @@ impl ModelConfig {
             has_bare_qk_norms: json.has_bare_qk_norms(),
             query_growth: json.query_growth(name)?,
             dual_chunks: json.dual_chunks()?,
+            alibi_max_bias: None,
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: match architecture {
                 Architecture::Gemma4 => json.gemma4_cap()?,

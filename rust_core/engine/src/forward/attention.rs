@@ -302,7 +302,8 @@ impl Part<'_> {
             first_head * config.head_dim_of(index),
             first_head * config.value_dim_of(index),
         );
-        let sinks = self.pass.weights.layers[index].sinks.as_deref();
+        let layer = &self.pass.weights.layers[index];
+        let (sinks, bias) = (layer.sinks.as_deref(), layer.score_bias.as_deref());
         let (q_stride, out_stride) = (space.query.width(), heads.stride());
         AttentionArgs {
             kv: kv.layer(self.pass.kv_layer(index), segment.tables),
@@ -314,6 +315,7 @@ impl Part<'_> {
             is_window_chunk: config.are_windows_chunks,
             scale: config.attention_scale,
             softcap: config.attention_softcap,
+            bias: bias.map(|bias| bias.of_heads(first_head)),
             sinks: sinks.map(|sinks| &sinks[first_head..first_head + heads_per_group]),
             q: space.query.base().wrapping_add(tile.row * q_stride + column),
             q_stride,

@@ -246,6 +246,7 @@ impl Part<'_> {
             is_window_chunk: false,
             scale: 1.0, // a factor of all changes no order
             softcap: None,
+            bias: None,
             sinks: None,
             q: queries.base().wrapping_add(row * queries.width()),
             q_stride: queries.width(),

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::bias::HeadsBias;
 use super::dual::EarlierChunks;
 use super::kernel::{Group, MAX_ROWS};
 use super::partial::Partials;
@@ -32,6 +33,8 @@ pub struct AttentionArgs<'a> {
     pub scale: f32,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub softcap: Option<f32>,
+    /// What is added to these query heads' scores by distance, after the cap.
+    pub bias: Option<HeadsBias<'a>>,
     /// gpt-oss: of each of these query heads a score that takes part in its softmax and has no value.
     pub sinks: Option<&'a [f32]>,
     /// The first token's row at the first of the query heads; the heads lie side by side.
@@ -107,6 +110,8 @@ impl AttentionArgs<'_> {
             .sinks
             .is_none_or(|sinks| sinks.len() == self.num_query_heads_per_kv);
         assert!(has_sinks, "not a sink for each query head");
+        let has_bias = self.bias.is_none_or(|bias| bias.has(self.num_query_heads_per_kv));
+        assert!(has_bias, "not a bias for each query head");
         rows_at_once(isa, self.num_query_heads_per_kv)
     }
 
@@ -168,6 +173,7 @@ impl AttentionArgs<'_> {
             let mut group = Group {
                 layout,
                 args: self,
+                first_row,
                 num_rows,
                 visible,
                 scores: reserve(&mut scratch.scores, blocks.len() * num_rows * BLOCK_TOKENS),

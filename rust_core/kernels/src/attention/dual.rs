@@ -173,6 +173,7 @@ mod tests {
                 is_window_chunk: false,
                 scale: 0.3,
                 softcap: None,
+                bias: None,
                 sinks: None,
                 q: self.queries.as_ptr(),
                 q_stride: ROW,

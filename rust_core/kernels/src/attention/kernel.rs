@@ -24,6 +24,8 @@ pub(super) const MAX_ROWS: usize = 8;
 pub(super) struct Group<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) args: &'a AttentionArgs<'a>,
+    /// The first of them among all of the call's.
+    pub(super) first_row: usize,
     /// `ROWS`, as a number the compiler does not know: loops over it are not unrolled, which would only be code.
     pub(super) num_rows: usize,
     /// The positions of the chunk that each row sees; they move on with the row. A row may see none, but not all may.
@@ -233,13 +235,20 @@ unsafe fn weigh<L: Lanes, S: Stored, const ROWS: usize>(group: &Group<'_>, row: 
                 functions::soft_cap(L::load(line(block)), cap).store(line(block));
             }
         }
+        // A row may see nothing of the chunk but keys that are masked: its greatest score must not be an infinity.
+        let mut least = f32::NEG_INFINITY;
+        if let Some(bias) = group.args.bias {
+            let (heads, row) = (group.args.num_query_heads_per_kv, group.first_row + row);
+            bias.add::<L>(row % heads, group.args.first_position + row / heads, first..=last, line);
+            least = f32::MIN;
+        }
         for position in (first * BLOCK_TOKENS)..visible.start {
             *line(first).add(position % BLOCK_TOKENS) = f32::NEG_INFINITY;
         }
         for position in visible.end..(last + 1) * BLOCK_TOKENS {
             *line(last).add(position % BLOCK_TOKENS) = f32::NEG_INFINITY;
         }
-        let mut greatest = L::splat(f32::NEG_INFINITY);
+        let mut greatest = L::splat(least);
         for block in first..=last {
             greatest = L::load(line(block)).max(greatest);
         }
