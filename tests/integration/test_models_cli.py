@@ -107,10 +107,10 @@ def test_show_says_what_a_family_calls_itself_and_what_is_peculiar_in_its_attent
 ) -> None:
     """Families that are read as another keep their name; latents, picked positions and chunks are told."""
     sparse = write_sparse(tmp_path / "m.gguf", "deepseek32", sparse_tensors("deepseek32"))
-    dual = {"dual_chunk_attention_config": {"chunk_size": 64, "local_size": 8}}
+    chunks = {"chunk_size": 64, "local_size": 8}
     write_family(tmp_path, "mixtral", num_hidden_layers=1)
     (tmp_path / "dual").mkdir()
-    write_family(tmp_path / "dual", "qwen3_moe", num_hidden_layers=1, **dual)
+    write_family(tmp_path / "dual", "qwen3_moe", num_hidden_layers=1, dual_chunk_attention_config=chunks)
     cards = {
         sparse: ["deepseek32, read as deepseek2, 4 layers", "latent, sparse: a token picks 24 earlier ones"],
         tmp_path / "dual": ["qwen3moe, 1 layers", "in dual chunks of 56 tokens"],

@@ -378,7 +378,7 @@ def _attention(config: dict[str, Any], tensors: Tensors, layer: int, inputs: Mat
     growths = [_growth(config, position) for position, _ in rows]
     values = [heads("v", position, row, is_rotated=False) for position, row in rows]
     scale = float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5
-    share = num_heads // config["num_key_value_heads"]
+    share: int = num_heads // config["num_key_value_heads"]
     outputs: Matrix = []
     for position, _ in rows:
         seen = range(0 if window is None else max(0, position - window + 1), position + 1)
