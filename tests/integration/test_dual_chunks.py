@@ -16,10 +16,8 @@ from support.reference_decoder import reference_logits, write_family
 from support.tiny_model import vocabulary
 
 from pyagent import _rust
-from pyagent.core.errors import ModelError
 from pyagent.core.runners.factory import KvDtype, LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
-from pyagent.infrastructure.engine.runners.torch.models import DescribedModel
 
 FIELD = "dual_chunk_attention_config"
 NUM_TOKENS = len(vocabulary()[0])
@@ -50,8 +48,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_logits_are_the_formulas(family: str, dual: dict[str, Any], tmp_path: Path) -> None:
     """Of own chunks, those before and all earlier ones: each logit by the formula in float64, to 5e-4 of up to 60."""
-    config, tensors = write_family(tmp_path, family, num_hidden_layers=2, **dual)
-    tokens = [(7 * place + place * place) % 96 for place in range(56)]
+    config, tensors = write_family(tmp_path, family, num_hidden_layers=1 if family == "qwen3_moe" else 2, **dual)
+    tokens = [(7 * place + place * place) % 96 for place in range(45)]
     got, expected = engine_logits(tmp_path, tokens), reference_logits(config, tensors, tokens)
     for ours, theirs in zip(got, expected, strict=True):
         assert all(abs(one - other) < 5e-4 for one, other in zip(ours, theirs, strict=True))
@@ -69,7 +67,8 @@ def test_a_text_of_one_chunk_has_the_bits_of_plain_attention(path: Path, tmp_pat
 def test_a_context_of_one_chunk_is_plain_attention(tmp_path: Path) -> None:
     """No text reaches a second chunk: other runners may compute it too, and queries take no more room."""
     write_family(tmp_path, "qwen3", max_position_embeddings=43, **chunks_of(60, 17))
-    assert DescribedModel(tmp_path, None).config.dual_chunks is None
+    about = _rust.ModelFile(tmp_path).config
+    assert (about.dual_chunks, about.is_cpu_only) == (None, False)
 
 
 def logits_in_steps(file: Path, tokens: list[int], lengths: list[int], kv_type: KvDtype, threads: int) -> bytes:
@@ -125,8 +124,8 @@ def test_the_context_is_what_the_file_says(path: Path) -> None:
     pool.reserve(0, 513)
     _, _, errors, *_ = model.execute(pool, [0], [512], tokens[:512])
     assert not errors
-    with pytest.raises(Exception, match="past the context of 512 tokens"):
-        model.execute(pool, [0], [1], tokens[512:])
+    _, _, errors, *_ = model.execute(pool, [0], [1], tokens[512:])
+    assert "past the context of 512 tokens" in str(errors)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +160,3 @@ def test_quantising_refuses_it_by_name(tmp_path: Path) -> None:
     """A GGUF file has no place for chunks: one without them would be another model."""
     folder = write_model_folder(tmp_path / "model", "qwen2", **chunks_of(64, 16))
     assert "its dual chunks cannot be written as GGUF" in refusal(folder)
-
-
-def test_the_torch_runner_refuses_it_by_name(path: Path) -> None:
-    """It says which attention is not implemented there, and which runner has it."""
-    with pytest.raises(ModelError, match="dual chunk attention is not implemented for the torch runner; set engine"):
-        DescribedModel(path, None)

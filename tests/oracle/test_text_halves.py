@@ -91,7 +91,8 @@ def test_text_by_hunyuans_model_of_pictures_agrees_with_transformers(is_flat: bo
     reference.save_pretrained(tmp_path)
     if is_flat:
         own = {"model_type": "hunyuan_vl", "vision_config": tower, "use_qk_norm": True, "rope_theta": 10_000.0}
-        own |= {**text, "rope_scaling": rope, "attention_head_dim": 32, "position_embedding_xdrope": True}
+        own |= {**text, "rope_scaling": rope, "attention_head_dim": 32, "hidden_act": "silu"}
+        own["position_embedding_xdrope"] = True
         (tmp_path / "config.json").write_text(json.dumps(own))
     expect_same(tmp_path, reference_logits(reference))
 
