@@ -56,6 +56,7 @@ def write_model(folder: Path, num_layers: int, chunk: int | None) -> Path:
         "num_hidden_layers": num_layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
         "max_position_embeddings": 1 << 17,
         "rope_theta": 1e6,
         "hidden_act": "silu",
