@@ -503,6 +503,8 @@ class ModelConfig:
     @property
     def query_growth(self) -> str | None: ...
     @property
+    def dual_chunks(self) -> str | None: ...
+    @property
     def latent(self) -> str | None: ...
     @property
     def gemma4(self) -> str | None: ...
@@ -599,6 +601,8 @@ def cpu_features() -> CpuFeatures: ...
 
 class ModelShape(TypedDict):
     architecture: str
+    attention: str | None
+    fault: str | None
     vocab_size: int
     context_length: int
     num_layers: int

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from support import tiny_eagle
 from support.folder_tokenizer import write_model_folder
-from support.reference_decoder import write_family
+from support.reference_decoder import write_family, write_safetensors
 from support.tiny_assistant import (
     CLUSTERS,
     NUM_TOKENS,
@@ -29,6 +30,7 @@ from support.tiny_encoder import write_encoder
 from support.tiny_gemma4 import HIDDEN
 from support.tiny_medusa import NUM_LAYERS, as_the_paper_has_it, medusa_tensors, write_medusa
 from support.tiny_model import write_tiny_model
+from support.tiny_sparse import sparse_tensors, write_sparse
 from support.wheels import build_wheel
 
 from pyagent.cli.startup import fetch_first_model, terminal_progress
@@ -99,6 +101,39 @@ def test_show_reads_a_files_card(environment: dict[str, str], tmp_path: Path) ->
     assert lines["fits"].startswith("yes, ")
     assert value["fits"].keys() == {"bf16", "f16", "int8"}
     assert value["memory_bytes"] == {"512": value["weight_bytes"] + 512 * value["kv_bytes_per_token"]}
+
+
+def test_show_says_what_a_family_calls_itself_and_what_is_peculiar_in_its_attention(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Families that are read as another keep their name; latents, picked positions and chunks are told."""
+    sparse = write_sparse(tmp_path / "m.gguf", "deepseek32", sparse_tensors("deepseek32"))
+    chunks = {"chunk_size": 64, "local_size": 8}
+    write_family(tmp_path, "mixtral", num_hidden_layers=1)
+    (tmp_path / "dual").mkdir()
+    write_family(tmp_path / "dual", "qwen3_moe", num_hidden_layers=1, dual_chunk_attention_config=chunks)
+    cards = {
+        sparse: ["deepseek32, read as deepseek2, 4 layers", "latent, sparse: a token picks 24 earlier ones"],
+        tmp_path / "dual": ["qwen3moe, 1 layers", "in dual chunks of 56 tokens"],
+        tmp_path: ["mixtral, read as llama, 1 layers", None],
+    }
+    for path, expected in cards.items():
+        ran = models(environment, "show", str(path))
+        lines = dict(line.split(maxsplit=1) for line in ran.out.splitlines() if not line.startswith("chat"))
+        assert [lines["architecture"], lines.get("attention")] == expected
+
+
+def test_show_names_what_a_folder_with_a_missing_part_lacks(environment: dict[str, str], tmp_path: Path) -> None:
+    """Half a model is not shown as whole: the first tensor that is missing is named, to people and programs."""
+    config, tensors = write_family(tmp_path, "qwen3")
+    write_safetensors(tmp_path, config, {name: rows for name, rows in tensors.items() if ".layers.2." not in name})
+    ran = models(environment, "show", str(tmp_path))
+    assert re.search(
+        r"^fault +it cannot be loaded: .*model\.layers\.2\.self_attn\..* is missing", ran.out, re.MULTILINE
+    )
+    assert "model.layers.2." in json.loads(models(environment, "show", str(tmp_path), "--json").out)["fault"]
+    write_safetensors(tmp_path, config, {name: rows for name, rows in tensors.items() if name != "model.norm.weight"})
+    assert "model.norm.weight" in models(environment, "show", str(tmp_path)).out
 
 
 def test_show_says_for_which_models_an_assistant_drafts(environment: dict[str, str], tmp_path: Path) -> None:

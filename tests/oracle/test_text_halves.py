@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.hybrid_reference import Runner
+from support.logit_sequences import expect_same, reference_logits
 from support.sparse_models import CONFIGS, tensors_of
 
 pytestmark = pytest.mark.oracle
@@ -68,6 +70,31 @@ def test_text_by_a_model_whose_text_half_is_named_agrees_with_transformers(
     with torch.no_grad():
         expected = reference(torch.tensor([tokens])).logits[0].numpy()
     assert np.abs(Runner(tmp_path).step((1, tokens)) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_text_by_hunyuans_model_of_pictures_agrees_with_transformers(is_flat: bool, tmp_path: Path) -> None:
+    """500 positions, beside a tower of pictures, as transformers writes `config.json` and as it is published."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.manual_seed(7)
+    rope = {"type": "xdrope", "alpha": 100.0, "factor": 1.0, "xdrope_section": [2, 5, 5, 4], "beta_fast": 32}
+    text = {**_SHAPE, "vocab_size": 250, "rope_scaling": {**rope, "rope_theta": 10_000.0}}
+    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model("hunyuan_vl", text_config=text, vision_config={**tower, "out_hidden_size": 64})
+    reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    reference.save_pretrained(tmp_path)
+    if is_flat:
+        own = {"model_type": "hunyuan_vl", "vision_config": tower, "use_qk_norm": True, "rope_theta": 10_000.0}
+        own |= {**text, "rope_scaling": rope, "attention_head_dim": 32, "hidden_act": "silu"}
+        own["position_embedding_xdrope"] = True
+        (tmp_path / "config.json").write_text(json.dumps(own))
+    expect_same(tmp_path, reference_logits(reference))
 
 
 def _renamed(tensor: tuple[str, Any]) -> tuple[str, Any]:

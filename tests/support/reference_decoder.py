@@ -12,6 +12,7 @@ import math
 import random
 import struct
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -357,7 +358,7 @@ def _attention(config: dict[str, Any], tensors: Tensors, layer: int, inputs: Mat
     window = _window(config, layer)
     frequencies, sharpness = _frequencies(config, window is not None), _sharpness(config)
 
-    def heads(name: str, position: int, row: list[float], *, is_rotated: bool) -> Matrix:
+    def heads(name: str, place: int, row: list[float], *, is_rotated: bool) -> Matrix:
         values = linear(f"self_attn.{name}_proj", row)
         weight = tensors.get(f"model.layers.{layer}.self_attn.{name}_norm.weight")
         if weight and len(weight[0]) == len(values):
@@ -368,25 +369,51 @@ def _attention(config: dict[str, Any], tensors: Tensors, layer: int, inputs: Mat
         normed = [_norm(config, part, weight[0]) for part in parts] if weight else parts
         if not _has_rotary(config, layer):
             return normed
-        return [_rotate(part, position, frequencies, sharpness) for part in normed]
+        return [_rotate(part, place, frequencies, sharpness) for part in normed]
 
     rows = list(enumerate(inputs))
-    queries = [heads("q", position, row, is_rotated=True) for position, row in rows]
-    keys = [heads("k", position, row, is_rotated=True) for position, row in rows]
+    chunk, places = _chunks(config)
+    queries = [[heads("q", place, row, is_rotated=True) for place in places(position)] for position, row in rows]
+    keys = [heads("k", places(position)[0], row, is_rotated=True) for position, row in rows]
+    growths = [_growth(config, position) for position, _ in rows]
     values = [heads("v", position, row, is_rotated=False) for position, row in rows]
     scale = float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5
-    share = num_heads // config["num_key_value_heads"]
+    share: int = num_heads // config["num_key_value_heads"]
     outputs: Matrix = []
     for position, _ in rows:
         seen = range(0 if window is None else max(0, position - window + 1), position + 1)
         joined: list[float] = []
         for head in range(num_heads):
-            scores = [scale * _dot(queries[position][head], keys[other][head // share]) for other in seen]
+            meets = [queries[position][min(chunk(position) - chunk(other), 2)][head] for other in seen]
+            scores = [_dot(query, keys[other][head // share]) for query, other in zip(meets, seen, strict=True)]
+            scores = [
+                scale * growths[position] * growths[other] * score for score, other in zip(scores, seen, strict=True)
+            ]
             weights = softmax(_capped(scores, config.get("attn_logit_softcapping")))
             pairs = list(zip(weights, seen, strict=True))
             joined += [sum(w * values[other][head // share][d] for w, other in pairs) for d in range(head_dim)]
         outputs.append(joined)
     return outputs
+
+
+def _chunks(config: dict[str, Any]) -> tuple[Callable[[int], int], Callable[[int], tuple[int, ...]]]:
+    """Which chunk a position is in, and by which places its queries turn: for that, the one before, and all earlier."""
+    dual: dict[str, int] | None = config.get("dual_chunk_attention_config")
+    if not dual:
+        return lambda _: 0, lambda position: (position,)
+    size, length = dual["chunk_size"], dual["chunk_size"] - dual["local_size"]
+
+    def places(position: int) -> tuple[int, ...]:
+        place = position % length
+        return place, min(place + length, size), min(2 * length - 1, size)
+
+    return lambda position: position // length, places
+
+
+def _growth(config: dict[str, Any], position: int) -> float:
+    """The factor on a position's query and on its key."""
+    original = config.get("dual_chunk_attention_config", {}).get("original_max_position_embeddings")
+    return max(1.0, 0.1 * math.log((position + 1) / original) + 1.0) if original else 1.0
 
 
 def _window(config: dict[str, Any], layer: int) -> int | None:

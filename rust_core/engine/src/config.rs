@@ -12,8 +12,10 @@
 //!
 //! A field that is not known is refused by name: it may change every number, and an answer would not show it.
 
+mod alibi;
 mod architecture;
 pub(crate) mod assistant;
+mod dual;
 pub(crate) mod eagle;
 pub(crate) mod experts;
 mod falcon_h1;
@@ -31,6 +33,7 @@ mod recurrent;
 use self::architecture::unsupported;
 pub use self::architecture::{Architecture, SUPPORTED_ARCHITECTURES};
 pub use self::assistant::{AssistantConfig, Clusters};
+pub use self::dual::DualChunks;
 pub use self::eagle::{EagleConfig, FeatureNorm};
 pub use self::experts::{Experts, Rating};
 pub use self::falcon_h1::Multipliers;
@@ -177,6 +180,10 @@ pub struct ModelConfig {
     pub has_bare_qk_norms: bool,
     /// Ministral 3, Llama 4: how queries grow with their positions.
     pub query_growth: Option<QueryGrowth>,
+    /// Qwen2.5-1M: how long texts are cut.
+    pub dual_chunks: Option<DualChunks>,
+    /// BLOOM, MPT, the first Falcons: the greatest exponent of `ALiBi`'s slopes.
+    pub alibi_max_bias: Option<f32>,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub attention_softcap: Option<f32>,
     /// Gemma 2: logits likewise.
@@ -231,6 +238,26 @@ impl ModelConfig {
         } else {
             self.ffn_size
         }
+    }
+
+    /// What attention is, for who reads of the model, where it is not to keys and values of all tokens before, or of a
+    /// window's.
+    pub fn peculiar_attention(&self) -> Option<String> {
+        let count = (0..self.num_layers).filter(|layer| self.has_attention(*layer)).count();
+        if count == 0 {
+            return Some("none: states alone".to_owned());
+        }
+        let of = self.num_layers;
+        let layers = (count < of).then(|| format!(" in {count} of {of} layers"));
+        let latent = self.latent.map(|_| format!("latent{}", layers.unwrap_or_default()));
+        let picked = self
+            .num_picked()
+            .map(|picked| format!("sparse: a token picks {} earlier ones", grouped(picked)));
+        let dual = self
+            .dual_chunks
+            .map(|dual| format!("in dual chunks of {} tokens", grouped(dual.chunk_len)));
+        let parts: Vec<String> = [latent, picked, dual].into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
     }
 
     /// Rotary tables of layers that see everything and of sliding-window layers, no position computed yet.
@@ -389,6 +416,8 @@ impl ModelConfig {
         }
         self.check_gemma4()?;
         self.check_indexed_layers()?;
+        self.check_dual_chunks()?;
+        self.check_alibi()?;
         // Without one a row of zeros would be divided by 0.
         if !(self.norm_epsilon > 0.0 && self.norm_epsilon.is_finite()) {
             return Err(invalid(format!(
@@ -426,6 +455,14 @@ impl ModelConfig {
             return Err(invalid("the window of some layers is 0 positions wide".to_owned()));
         }
         Ok(self)
+    }
+}
+
+/// A number as it is written for people.
+fn grouped(number: usize) -> String {
+    match number {
+        0..1_000 => number.to_string(),
+        _ => format!("{},{:03}", grouped(number / 1_000), number % 1_000),
     }
 }
 

@@ -24,7 +24,9 @@ mod recurrent;
 mod unread;
 
 use std::path::Path;
+use std::sync::Arc;
 
+use pyagent_kernels::attention::ScoreBias;
 use pyagent_kernels::elementwise::RopeScaling;
 use pyagent_kernels::ggml::GgmlType;
 use pyagent_kernels::pack::{PackError, PackedMatrix};
@@ -209,6 +211,32 @@ pub fn load(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result
     weights(file, config, pool).map_err(|error| error.in_file(file.path()))
 }
 
+/// The first fault of a file's tensors, if there is one: what is missing of what its configuration says, or of another size.
+/// None of weights that only who loads them reads.
+pub fn tensor_fault(file: &ModelFile, config: &ModelConfig) -> Option<ModelFileError> {
+    let pool = ThreadPool::new(1);
+    let loader = Loader::new(file, config, &pool).ok()?;
+    let whole = |name: String| file.tensor(&name).map(|_| ());
+    let check_output = || match is_output_tied(file, config) {
+        Ok(false) => check_matrix(
+            file,
+            &loader.matrices,
+            &Place::whole(loader.names.output().trim_end_matches(".weight").to_owned()),
+            config.vocab_size,
+            config.hidden_size,
+        ),
+        tied => tied.map(|_| ()),
+    };
+    let checked = loader
+        .check_all()
+        .and_then(|()| match config.architecture.has_bare_norms() {
+            true => Ok(()),
+            false => whole(loader.names.final_norm(config.architecture)),
+        })
+        .and_then(|()| check_output());
+    checked.err()
+}
+
 /// Rows of a decoder's embedding.
 pub(crate) fn embedding_rows(file: &ModelFile) -> Result<usize, ModelFileError> {
     Ok(file.tensor(&Names::of(file).embedding())?.rows())
@@ -265,21 +293,8 @@ fn find_matrix<'a>(
 
 fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<Weights, ModelFileError> {
     file.forget_asked();
-    let loader = Loader {
-        file,
-        config,
-        pool,
-        names: Names::of_model(file, config),
-        matrices: Matrices::of(file)?,
-    };
-    loader.check_experts()?;
-    loader.check_recurrent()?;
-    loader.check_latent()?;
-    loader.check_gemma4()?;
-    loader.check_attention()?;
-    loader.check_dense()?;
-    loader.check_mtp()?;
-    lost::refuse_lost(file, &loader.names)?;
+    let loader = Loader::new(file, config, pool)?;
+    loader.check_all()?;
     let layers = config
         .all_layers()
         .map(|layer| loader.layer(layer))
@@ -307,9 +322,41 @@ struct Loader<'a> {
     pool: &'a ThreadPool,
     names: Names,
     matrices: Matrices<'a>,
+    /// What all layers add to scores.
+    score_bias: Option<Arc<ScoreBias>>,
+}
+
+/// What is added to all layers' scores by distance, where the configuration says it.
+fn score_bias(config: &ModelConfig) -> Result<Option<Arc<ScoreBias>>, ModelFileError> {
+    let bias = config.alibi_slopes().map(ScoreBias::from_slopes).transpose();
+    let bias = bias.map_err(|error| invalid(error.to_string()))?;
+    Ok(bias.map(Arc::new))
 }
 
 impl<'a> Loader<'a> {
+    fn new(file: &'a ModelFile, config: &'a ModelConfig, pool: &'a ThreadPool) -> Result<Self, ModelFileError> {
+        Ok(Self {
+            file,
+            config,
+            pool,
+            names: Names::of_model(file, config),
+            matrices: Matrices::of(file)?,
+            score_bias: score_bias(config)?,
+        })
+    }
+
+    /// Refuses tensors that are missing or of other sizes, before memory is taken for weights.
+    fn check_all(&self) -> Result<(), ModelFileError> {
+        self.check_experts()?;
+        self.check_recurrent()?;
+        self.check_latent()?;
+        self.check_gemma4()?;
+        self.check_attention()?;
+        self.check_dense()?;
+        self.check_mtp()?;
+        lost::refuse_lost(self.file, &self.names)
+    }
+
     fn layer(&self, layer: usize) -> Result<Layer, ModelFileError> {
         let config = self.config;
         let hidden = config.hidden_size;
@@ -329,6 +376,7 @@ impl<'a> Loader<'a> {
             mixer,
             attention_output: output,
             sinks: self.sinks(layer)?,
+            score_bias: self.score_bias.clone().filter(|_| config.has_attention(layer)),
             post_attention_norm: output_norm(Part::PostAttentionNorm)?,
             ffn_norm: input_norm(Part::FfnNorm, config.has_ffn(layer))?,
             ffn: self.feed_forward(layer)?,

@@ -310,7 +310,7 @@ impl CpuModel {
             .max()
             .unwrap_or(0);
         for table in &mut self.rope[..num_rope_tables(&self.config)] {
-            table.grow_to(last)?;
+            table.grow_to(self.config.num_places(last))?;
         }
         let mut plan = Plan::new(
             segments,

@@ -370,7 +370,7 @@ impl Workspace {
         Self {
             streams: (0..threads).map(|_| Stream::new(config)).collect(),
             own: (0..threads).map(|_| Mutex::default()).collect(),
-            query: Rows::new(config.query_size()),
+            query: Rows::new(config.num_queries() * config.query_size()),
             key: Rows::new(waiting_kv_size(config)),
             value: Rows::new(waiting_kv_size(config)),
             gate: Rows::new(config.num_gates()),

@@ -139,11 +139,13 @@ impl Sequence {
                     is_window_chunk: false,
                     scale: 0.125,
                     softcap: None,
+                    bias: None,
                     sinks: None,
                     q: self.queries[first * row + column..].as_ptr(),
                     q_stride: row,
                     out: self.out[first * row + column..].as_ptr().cast_mut(),
                     out_stride: row,
+                    earlier: None,
                 };
                 // SAFETY: memory, queries and result are as large as the arguments say.
                 unsafe { attend(isa, &self.layout, &args, &mut scratch) };

@@ -84,11 +84,13 @@ fn measure(isa: Isa, positions: usize) {
         is_window_chunk: false,
         scale: 0.04,
         softcap: None,
+        bias: None,
         sinks: None,
         q,
         q_stride: HEADS * LAYOUT.head_dim,
         out,
         out_stride: HEADS * LAYOUT.value_dim(),
+        earlier: None,
     };
     let mut best = [f64::INFINITY; 4];
     for _ in 0..ROUNDS {

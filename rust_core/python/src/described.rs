@@ -26,13 +26,16 @@ pub fn describe_model<'py>(
     let described = py.detach(|| {
         let (file, config) = pyagent_engine::model::open_stored(&path, None)?;
         let head = head.as_deref().map(|head| head_shape(head, &config)).transpose()?;
+        let fault = pyagent_engine::model::tensor_fault(&file, &config).map(|fault| fault.to_string());
         // What the CPU runner does not take, others may: its tensors as they are.
         let weight_bytes = pyagent_engine::quantised::packed_bytes(&file).unwrap_or(file.file_bytes() as usize);
-        Ok::<_, pyagent_engine::weights::ModelFileError>((config, weight_bytes, head))
+        Ok::<_, pyagent_engine::weights::ModelFileError>((config, weight_bytes, head, fault))
     });
-    let (config, weight_bytes, head) = described.map_err(|error| ModelFileError::new_err(error.to_string()))?;
+    let (config, weight_bytes, head, fault) = described.map_err(|error| ModelFileError::new_err(error.to_string()))?;
     let about = PyDict::new(py);
     about.set_item("architecture", config.architecture.name())?;
+    about.set_item("attention", config.peculiar_attention())?;
+    about.set_item("fault", fault)?;
     about.set_item("vocab_size", config.vocab_size)?;
     about.set_item("context_length", config.context_length)?;
     about.set_item("num_layers", config.num_file_layers())?;

@@ -51,6 +51,7 @@ pub struct ModelConfig {
     experts: Option<String>,
     dense_layers: Vec<bool>,
     query_growth: Option<String>,
+    dual_chunks: Option<String>,
     latent: Option<String>,
     gemma4: Option<String>,
     recurrent: Option<String>,
@@ -77,7 +78,10 @@ impl ModelConfig {
             num_recurrent_layers: (0..config.num_layers)
                 .filter(|&layer| config.recurrent(layer).is_some())
                 .count(),
-            is_cpu_only: config.experts.is_some() || config.query_growth.is_some() || config.architecture.is_cpu_only(),
+            is_cpu_only: config.experts.is_some()
+                || config.query_growth.is_some()
+                || config.dual_chunks.is_some()
+                || config.architecture.is_cpu_only(),
             context_length: config.context_length,
             norm_epsilon: f64::from(config.norm_epsilon),
             norm_weight_offset: f64::from(config.norm_weight_offset),
@@ -107,6 +111,7 @@ impl ModelConfig {
             experts: config.experts.map(|experts| format!("{experts:?}")),
             dense_layers: config.dense_layers.clone(),
             query_growth: config.query_growth.map(|growth| format!("{growth:?}")),
+            dual_chunks: config.dual_chunks.map(|dual| format!("{dual:?}")),
             latent: config.latent.map(|latent| format!("{latent:?}")),
             gemma4: config.gemma4.map(|gemma4| format!("{gemma4:?}")),
             recurrent: config.recurrent.map(|recurrent| format!("{:?}", recurrent.untiled())),

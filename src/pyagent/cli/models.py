@@ -160,6 +160,8 @@ def _show_decoder(name: str, path: Path, found: StoredModel | None, config: Path
     card = _card(about, path, memory, template, abilities)
     card[6:6] = [("fits" if fit is fits[0] else "", _fit_text(fit)) for fit in fits]
     card[6:6] = [("fits", f"no: {refusal}")] if refusal else []
+    card[6:6] = [("fault", f"it cannot be loaded: {about.fault}")] if about.fault else []
+    card[1:1] = [("attention", about.attention)] if about.attention else []
     card[-2:-2] = [("not read", ", ".join(left_aside))] if left_aside else []
     card += [(f"as {kind}", _quantised_text(smaller[kind], fit)) for kind, fit in fits_as.items()]
     card += [("quantised", not_smaller)] if not_smaller else []
@@ -381,8 +383,11 @@ def _card(
 ) -> list[tuple[str, str]]:
     needs = (f"{format_bytes(need)} with {context:,} tokens" for context, need in memory.items())
     head = " and one that drafts (MTP)" if about.has_mtp else ""
+    names = (about.family, about.architecture)
+    is_one_name = len({name.replace("_", "").replace("-", "") for name in names}) == 1
+    family = "" if is_one_name else f"{about.family}, read as "
     return [
-        ("architecture", f"{about.architecture}, {about.num_layers} layers{head}"),
+        ("architecture", f"{family}{about.architecture}, {about.num_layers} layers{head}"),
         ("quantisation", about.quantization),
         ("parameters", _counted(about.num_parameters)),
         ("vocabulary", f"{about.vocab_size:,} tokens"),

@@ -260,6 +260,8 @@ impl ModelConfig {
             },
             has_bare_qk_norms: llama4::has_norms(architecture, experts.as_ref()),
             query_growth: keys.query_growth(architecture)?,
+            dual_chunks: None,
+            alibi_max_bias: None,
             attention_softcap: keys.cap(has_caps, CAPS[0])?,
             logit_softcap: keys.cap(has_caps || is_gemma4, CAPS[1])?,
             embedding_scale: match architecture {

@@ -5,6 +5,7 @@ mod falcon_h1;
 mod families;
 mod gemma4;
 mod hunyuan;
+mod hunyuan_vl;
 mod hybrid;
 mod jamba;
 mod kimi;
@@ -133,6 +134,7 @@ impl ModelConfig {
         }
         let text = match gemma4::text_part(config)? {
             None => qwen_vl::text_half(config)?
+                .map_or_else(|| hunyuan_vl::text_half(config), |text| Ok(Some(text)))?
                 .or_else(|| llama4::text_half(config))
                 .or_else(|| pictures::text_half(config)),
             text => text,
@@ -165,7 +167,12 @@ impl ModelConfig {
             _ => families::fields(architecture),
         };
         let factors = if architecture.is_granite() { hybrid::FACTORS } else { "" };
-        let known = [&[READ, STORED, IRRELEVANT, more, factors][..], &experts::fields(name)].concat();
+        let chunks = JsonConfig::dual_chunk_fields(name);
+        let known = [
+            &[READ, STORED, IRRELEVANT, more, factors, chunks][..],
+            &experts::fields(name),
+        ]
+        .concat();
         refuse_unknown(config, &known, "")?;
         json.check_hunyuan(architecture)?;
         let is_granite = architecture.is_granite();
@@ -300,6 +307,8 @@ impl ModelConfig {
             },
             has_bare_qk_norms: json.has_bare_qk_norms(),
             query_growth: json.query_growth(name)?,
+            dual_chunks: json.dual_chunks()?,
+            alibi_max_bias: None,
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: match architecture {
                 Architecture::Gemma4 => json.gemma4_cap()?,
@@ -600,7 +609,7 @@ impl JsonConfig<'_> {
         }
     }
 
-    fn object(&self, key: &str) -> Option<&Map<String, Value>> {
+    pub(crate) fn object(&self, key: &str) -> Option<&Map<String, Value>> {
         self.0.get(key).and_then(Value::as_object)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, CHUNK_TOKENS, KvLayout};
+use pyagent_kernels::attention::{self, AttentionArgs, AttentionScratch, CHUNK_TOKENS, EarlierChunks, KvLayout};
 use pyagent_kernels::elementwise;
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::pack::BLOCK_COLS;
@@ -54,27 +54,27 @@ struct Tile {
 /// positions that are picked.
 type Run = (usize, usize, bool);
 
-/// The tiles of a segment, of at most so many tokens; of one each from the first on that attends to fewer positions than it
-/// sees.
-fn runs<'a>(segment: &Segment<'a>, tile: usize, num_picked: Option<usize>) -> impl Iterator<Item = Run> + use<'a> {
-    let count = segment.tokens.len();
+/// The tiles of a segment, of at most so many tokens and of one chunk where texts are cut; of one each from the first on
+/// that attends to fewer positions than it sees.
+fn runs<'a>(segment: &Segment<'a>, tile: usize, config: &ModelConfig) -> impl Iterator<Item = Run> + use<'a> {
+    let (count, num_picked) = (segment.tokens.len(), config.num_picked());
+    let chunk_len = config.dual_chunks.map_or(usize::MAX, |dual| dual.chunk_len);
+    let start = segment.first_position;
     let dense = num_picked.map_or(count, |picked| picked.saturating_sub(segment.first_position).min(count));
-    let whole = (0..dense)
-        .step_by(tile)
-        .map(move |first| (first, tile.min(dense - first), false));
+    let len = move |first: usize| tile.min(dense - first).min(chunk_len - (start + first) % chunk_len);
+    let firsts = std::iter::successors(Some(0), move |first| (*first < dense).then(|| first + len(*first)));
+    let whole = firsts
+        .take_while(move |first| *first < dense)
+        .map(move |first| (first, len(first), false));
     whole.chain((dense..count).map(|first| (first, 1, true)))
 }
 
 impl AttentionPlan {
-    /// `num_picked` is how many positions a token attends to at most, where it picks them.
-    pub(super) fn new(segments: &[Segment<'_>], num_units: usize, num_picked: Option<usize>, threads: usize) -> Self {
+    pub(super) fn new(segments: &[Segment<'_>], num_units: usize, config: &ModelConfig, threads: usize) -> Self {
         let enough = TILES_PER_THREAD * threads;
         let num_rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
         let tile = (num_rows / enough).clamp(MIN_TILE, MAX_TILE);
-        let num_tiles: usize = segments
-            .iter()
-            .map(|segment| runs(segment, tile, num_picked).count())
-            .sum();
+        let num_tiles: usize = segments.iter().map(|segment| runs(segment, tile, config).count()).sum();
         let mut plan = Self {
             tiles: Vec::with_capacity(num_tiles),
             pieces: Vec::new(),
@@ -85,8 +85,8 @@ impl AttentionPlan {
         let mut pieces = Vec::new();
         let mut row = 0;
         for (index, segment) in segments.iter().enumerate() {
-            for (first, num_tokens, is_picked) in runs(segment, tile, num_picked) {
-                let num_picked = num_picked.filter(|_| is_picked);
+            for (first, num_tokens, is_picked) in runs(segment, tile, config) {
+                let num_picked = config.num_picked().filter(|_| is_picked);
                 let num_seen = num_picked.unwrap_or(segment.first_position + first + num_tokens);
                 let num_chunks = num_seen.div_ceil(CHUNK_TOKENS);
                 let is_split = num_tiles < enough && num_tokens <= MIN_TILE && num_chunks > 1;
@@ -302,7 +302,8 @@ impl Part<'_> {
             first_head * config.head_dim_of(index),
             first_head * config.value_dim_of(index),
         );
-        let sinks = self.pass.weights.layers[index].sinks.as_deref();
+        let layer = &self.pass.weights.layers[index];
+        let (sinks, bias) = (layer.sinks.as_deref(), layer.score_bias.as_deref());
         let (q_stride, out_stride) = (space.query.width(), heads.stride());
         AttentionArgs {
             kv: kv.layer(self.pass.kv_layer(index), segment.tables),
@@ -314,11 +315,16 @@ impl Part<'_> {
             is_window_chunk: config.are_windows_chunks,
             scale: config.attention_scale,
             softcap: config.attention_softcap,
+            bias: bias.map(|bias| bias.of_heads(first_head)),
             sinks: sinks.map(|sinks| &sinks[first_head..first_head + heads_per_group]),
             q: space.query.base().wrapping_add(tile.row * q_stride + column),
             q_stride,
             out: heads.origin().wrapping_add(tile.row * out_stride + out_column),
             out_stride,
+            earlier: config.dual_chunks.map(|dual| EarlierChunks {
+                len: dual.chunk_len,
+                q_offset: config.query_size(),
+            }),
         }
     }
 

@@ -246,11 +246,13 @@ impl Part<'_> {
             is_window_chunk: false,
             scale: 1.0, // a factor of all changes no order
             softcap: None,
+            bias: None,
             sinks: None,
             q: queries.base().wrapping_add(row * queries.width()),
             q_stride: queries.width(),
             out: std::ptr::null_mut(),
             out_stride: 0,
+            earlier: None,
         };
         // SAFETY: by contract; these chunks of these ratings are this piece's, and whoever is last sees what the others have
         // written.

@@ -98,7 +98,7 @@ impl<'a> Plan<'a> {
             outputs: Vec::new(),
             first_output: 0,
             attention: attention::num_units(config)
-                .map(|num_units| AttentionPlan::new(segments, num_units, config.num_picked(), num_threads))
+                .map(|num_units| AttentionPlan::new(segments, num_units, config, num_threads))
                 .collect(),
             runs: Vec::new(),
             drafts: DraftRows::default(),

@@ -48,7 +48,8 @@ impl Part<'_> {
                 let key = space.key.patch(rows.clone(), columns.clone());
                 (key, space.value.patch(rows, columns))
             } else {
-                self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
+                self.turn_for_earlier_chunks(index, layer.query_norm.as_deref(), &mut query);
+                self.rotate_heads(index, layer.query_norm.as_deref(), &mut query, 0);
                 self.grow_queries(index, &mut query);
                 let key = Patch::own(&mut own.first, rows.clone(), columns(kv_heads.clone()));
                 (key, Patch::own(&mut own.second, rows, columns(kv_heads)))
@@ -64,7 +65,7 @@ impl Part<'_> {
                 None => key.rows().for_each(|row| value.row(row).copy_from_slice(key.row(row))),
             }
             if !is_norm_wide {
-                self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
+                self.rotate_heads(index, layer.key_norm.as_deref(), &mut key, 0);
                 self.normalise_values(layer.value_norm.as_deref(), &mut value);
                 self.store_heads(index, key, value);
             }
@@ -127,9 +128,9 @@ impl Part<'_> {
         // SAFETY: as the caller's.
         unsafe {
             let mut query = space.query.patch(rows.clone(), 0..config.query_size());
-            self.rotate_heads(index, layer.query_norm.as_deref(), &mut query);
+            self.rotate_heads(index, layer.query_norm.as_deref(), &mut query, 0);
             let mut key = space.key.patch(rows.clone(), 0..config.kv_size());
-            self.rotate_heads(index, layer.key_norm.as_deref(), &mut key);
+            self.rotate_heads(index, layer.key_norm.as_deref(), &mut key, 0);
             self.store_heads(index, key, space.value.patch(rows, 0..config.kv_size()));
         }
     }
@@ -190,9 +191,29 @@ impl Part<'_> {
         }
     }
 
+    /// Makes of queries as they were projected those that keys of earlier chunks meet, where there are any: they lie behind
+    /// all heads' own.
+    ///
+    /// # Safety
+    /// As [`Self::project`].
+    unsafe fn turn_for_earlier_chunks(&self, index: usize, norm: Option<&[f32]>, query: &mut Patch<'_>) {
+        let Pass { config, space, .. } = *self.pass;
+        let Some(dual) = config.dual_chunks else { return };
+        for row in query.rows() {
+            for chunks_before in dual.earlier_queries(self.plan.rows[row].2) {
+                let behind = chunks_before * config.query_size();
+                let columns = query.columns().start + behind..query.columns().end + behind;
+                // SAFETY: as the caller's.
+                let mut other = unsafe { space.query.patch(row..row + 1, columns) };
+                other.row(row).copy_from_slice(query.row(row));
+                self.rotate_heads(index, norm, &mut other, chunks_before);
+            }
+        }
+    }
+
     /// Normalises heads where the family does, one by one or all together, and applies rotary positions where the layer
-    /// has any, before that or after.
-    fn rotate_heads(&self, index: usize, norm: Option<&[f32]>, heads: &mut Patch<'_>) {
+    /// has any, before that or after; of queries, those that keys of so many chunks before meet.
+    fn rotate_heads(&self, index: usize, norm: Option<&[f32]>, heads: &mut Patch<'_>, chunks_before: usize) {
         let Pass { config, isa, .. } = *self.pass;
         let rope = &self.pass.rope[usize::from(config.window(index).is_some())];
         let is_norm_last = config.architecture.is_norm_after_rope();
@@ -206,13 +227,19 @@ impl Part<'_> {
                 normalise(heads.row(row));
             }
             if config.rotary_layers[index] {
-                let (cos, sin) = rope.row(self.plan.rows[row].2);
+                let position = self.plan.rows[row].2;
+                let dual = config.dual_chunks;
+                let (cos, sin) = rope.row(dual.map_or(position, |dual| dual.query_place(position, chunks_before)));
                 for values in heads.row(row).chunks_exact_mut(config.head_dim_of(index)) {
                     elementwise::rope(isa, values, cos, sin, config.rope_style);
                 }
             }
             if is_norm_last {
                 normalise(heads.row(row));
+            }
+            let growth = config.dual_chunks.map(|dual| dual.growth(self.plan.rows[row].2));
+            if let Some(growth) = growth.filter(|growth| *growth != 1.0) {
+                elementwise::scale(isa, heads.row(row), growth);
             }
         }
     }

@@ -100,6 +100,7 @@ fn weights(file: &ModelFile, config: &AssistantConfig, pool: &ThreadPool) -> Res
         pool,
         names: Names::of(file),
         matrices: Matrices::of(file)?,
+        score_bias: None,
     };
     loader.check_gemma4()?;
     loader.check_assistant(config)?;

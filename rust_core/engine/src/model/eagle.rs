@@ -79,6 +79,7 @@ fn weights(file: &ModelFile, config: &EagleConfig, pool: &ThreadPool) -> Result<
         pool,
         names: Names::of_eagle(file),
         matrices: Matrices::of(file)?,
+        score_bias: None,
     };
     loader.check_eagle(config)?;
     let tokens = loader.drafted_tokens(config)?;

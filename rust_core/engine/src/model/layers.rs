@@ -1,5 +1,8 @@
 //! What a decoder's weights are in memory, layer by layer.
 
+use std::sync::Arc;
+
+use pyagent_kernels::attention::ScoreBias;
 use pyagent_kernels::pack::PackedMatrix;
 
 use super::{Curve, LatentWeights, MtpWeights, Norm, PerLayer, PerLayerInputs, RecurrentWeights, SeparateExperts};
@@ -21,6 +24,8 @@ pub struct Layer {
     pub attention_output: Option<Linear>,
     /// Of each query head a score without a value, where the family has them.
     pub sinks: Option<Vec<f32>>,
+    /// What is added to scores by distance, where the family has it; layers may share it.
+    pub score_bias: Option<Arc<ScoreBias>>,
     pub post_attention_norm: Option<Vec<f32>>,
     pub ffn_norm: Option<Norm>,
     pub ffn: FeedForward,
@@ -214,11 +219,24 @@ impl Weights {
         self.layers.iter().flat_map(Layer::matrices)
     }
 
-    /// Bytes held by matrices.
+    /// Bytes of what is added to scores; once of what layers share.
+    fn score_bias_bytes(&self) -> usize {
+        let mut biases: Vec<_> = self
+            .layers
+            .iter()
+            .filter_map(|layer| layer.score_bias.as_ref())
+            .collect();
+        biases.sort_by_key(|bias| Arc::as_ptr(bias));
+        biases.dedup_by_key(|bias| Arc::as_ptr(bias));
+        biases.into_iter().map(|bias| bias.bytes()).sum()
+    }
+
+    /// Bytes held by matrices, and by what is added to scores.
     pub fn bytes(&self) -> usize {
         let per_layer = self.per_layer.as_ref();
         let mtp = self.mtp.as_ref();
         self.matrices().map(PackedMatrix::bytes).sum::<usize>()
+            + self.score_bias_bytes()
             + self.embedding.bytes()
             + mtp.map_or(0, |mtp| mtp.entry_matrix().bytes())
             + per_layer.map_or(0, |inputs| inputs.table.bytes() + inputs.projection.weight.bytes())

@@ -10,7 +10,7 @@ use crate::weights::{ModelFile, ModelFileError, clipped};
 
 /// Parts of names before the layers of what lies beside a decoder: towers of pictures and sound and what brings them to it
 /// (in GGUF files `v`, `a` and `mm`), what speaks, heads that judge or classify, and what follows pooling.
-const BESIDE: &str = "visual vision_tower vision_model vision_encoder vision_adapter vision_language_adapter patch_merger \
+const BESIDE: &str = "visual vit vision_tower vision_model vision_encoder vision_adapter vision_language_adapter patch_merger \
     pre_mm_projector_norm multi_modal_projector mm_projector image_newline embed_vision vision_embedder embed_audio audio_tower audio_model \
     audio_projector talker token2wav code2wav v a mm score classifier cls v_head value_head dense_2 dense_3";
 /// What the names of heads that draft tokens begin with.

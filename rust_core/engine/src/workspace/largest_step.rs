@@ -45,7 +45,7 @@ impl LargestStep {
             self.tokens,
             self.threads,
             config.hidden_size,
-            config.query_size(),
+            config.num_queries() * config.query_size(),
             config.ffn_size,
         ]
         .map(|number| number as u128);
@@ -134,7 +134,7 @@ impl LargestStep {
 
     /// Bytes of rotary tables, and of what samplers and scorers rank in.
     fn table_bytes(&self, config: &ModelConfig) -> u128 {
-        let positions = self.positions.min(config.context_length) as u128;
+        let positions = config.num_places(self.positions.min(config.context_length)) as u128;
         let rotary_dims = config.rotary_dims.max(config.global_rotary_dims());
         let angles = num_rope_tables(config) as u128 * positions * rotary_dims as u128;
         let scorers = self.threads.min(SCORED_ROWS).min(self.tokens);

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use super::bias::HeadsBias;
+use super::dual::EarlierChunks;
 use super::kernel::{Group, MAX_ROWS};
 use super::partial::Partials;
 use super::{
@@ -31,6 +33,8 @@ pub struct AttentionArgs<'a> {
     pub scale: f32,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub softcap: Option<f32>,
+    /// What is added to these query heads' scores by distance, after the cap.
+    pub bias: Option<HeadsBias<'a>>,
     /// gpt-oss: of each of these query heads a score that takes part in its softmax and has no value.
     pub sinks: Option<&'a [f32]>,
     /// The first token's row at the first of the query heads; the heads lie side by side.
@@ -41,6 +45,8 @@ pub struct AttentionArgs<'a> {
     pub out: *mut f32,
     /// Numbers from one token's row to the next.
     pub out_stride: usize,
+    /// Dual chunk attention: which queries keys of earlier chunks meet.
+    pub earlier: Option<EarlierChunks>,
 }
 
 impl AttentionArgs<'_> {
@@ -97,10 +103,15 @@ impl AttentionArgs<'_> {
             "no query heads, or an empty window"
         );
         assert!(self.kv_head < layout.num_kv_heads, "no such key-value head");
+        let last = end.saturating_sub(1).max(self.first_position);
+        let is_one_chunk = |earlier: EarlierChunks| self.first_position / earlier.len == last / earlier.len;
+        assert!(self.earlier.is_none_or(is_one_chunk), "query tokens of several chunks");
         let has_sinks = self
             .sinks
             .is_none_or(|sinks| sinks.len() == self.num_query_heads_per_kv);
         assert!(has_sinks, "not a sink for each query head");
+        let has_bias = self.bias.is_none_or(|bias| bias.has(self.num_query_heads_per_kv));
+        assert!(has_bias, "not a bias for each query head");
         rows_at_once(isa, self.num_query_heads_per_kv)
     }
 
@@ -123,14 +134,16 @@ impl AttentionArgs<'_> {
         scratch: &mut AttentionScratch,
     ) {
         let (heads, row_len) = (self.num_query_heads_per_kv, query_len(layout));
-        let queries = reserve(&mut scratch.queries, self.num_rows() * row_len);
-        for row in 0..self.num_rows() {
-            let (first, width) = (row / limit * limit, limit.min(self.num_rows() - row / limit * limit));
+        let num_rows = self.num_rows();
+        let queries = reserve(&mut scratch.queries, self.num_queries() * num_rows * row_len);
+        for (query, row) in (0..self.num_queries()).flat_map(|query| (0..num_rows).map(move |row| (query, row))) {
+            let (first, width) = (row / limit * limit, limit.min(num_rows - row / limit * limit));
             // SAFETY: the caller promises the query rows; the scratch was reserved.
             unsafe {
-                let source = self.q.add(row / heads * self.q_stride + row % heads * layout.head_dim);
+                let column = self.query_offset(query) + row % heads * layout.head_dim;
+                let source = self.q.add(row / heads * self.q_stride + column);
                 let source = std::slice::from_raw_parts(source, layout.head_dim);
-                let target = queries.add(first * row_len + row - first);
+                let target = queries.add((query * num_rows + first) * row_len + row - first);
                 let put = |index: usize, factor: f32| *target.add(index * width) = factor;
                 match layout.dtype {
                     KvType::Bf16 => put_bf16(isa, source, put),
@@ -160,10 +173,12 @@ impl AttentionArgs<'_> {
             let mut group = Group {
                 layout,
                 args: self,
+                first_row,
                 num_rows,
                 visible,
                 scores: reserve(&mut scratch.scores, blocks.len() * num_rows * BLOCK_TOKENS),
                 queries: queries.wrapping_add(first_row * query_len(layout)),
+                queries_len: self.num_rows() * query_len(layout),
                 blocks,
                 ratings: None,
                 last_block: (self.first_position + self.num_tokens - 1) / BLOCK_TOKENS,

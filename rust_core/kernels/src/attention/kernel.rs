@@ -8,10 +8,9 @@
 use std::ops::Range;
 
 use super::index::{self, Ratings};
-use super::latent;
 use super::partial::Partials;
 use super::stored::{Bf16Halves, Stored, factor_index, in_order, only_seen, takes_part};
-use super::{AttentionArgs, BLOCK_TOKENS, KvLayout, KvType};
+use super::{AttentionArgs, BLOCK_TOKENS, KvLayout, KvType, dual, latent};
 use crate::elementwise::functions;
 use crate::lanes::{F16, LANES, Lanes};
 
@@ -25,6 +24,8 @@ pub(super) const MAX_ROWS: usize = 8;
 pub(super) struct Group<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) args: &'a AttentionArgs<'a>,
+    /// The first of them among all of the call's.
+    pub(super) first_row: usize,
     /// `ROWS`, as a number the compiler does not know: loops over it are not unrolled, which would only be code.
     pub(super) num_rows: usize,
     /// The positions of the chunk that each row sees; they move on with the row. A row may see none, but not all may.
@@ -37,6 +38,8 @@ pub(super) struct Group<'a> {
     pub(super) scores: *mut f32,
     /// `[head_dim][row]`.
     pub(super) queries: *const f32,
+    /// Numbers from these to those that keys of the chunk before meet, in dual chunk attention.
+    pub(super) queries_len: usize,
     /// Where the rows' results for the chunk go.
     pub(super) partials: Partials,
     /// Where the rows rate positions, and attend to none: what they add to.
@@ -83,7 +86,7 @@ pub(super) unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const
 ) {
     // SAFETY: the caller's promise, which is the same for each pass.
     unsafe {
-        score_blocks::<L, S, ROWS, KEYS>(group);
+        dual::score_chunks::<L, S, ROWS, KEYS>(group);
         if let Some(ratings) = group.ratings {
             index::add_ratings::<L, ROWS>(group, ratings);
             return;
@@ -101,7 +104,7 @@ pub(super) unsafe fn attend_stored<L: Lanes, S: Stored, const ROWS: usize, const
 
 /// Scores of every key in the group's blocks, scaled and capped.
 #[inline(always)]
-unsafe fn score_blocks<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(group: &Group<'_>) {
+pub(super) unsafe fn score_blocks<L: Lanes, S: Stored, const ROWS: usize, const KEYS: usize>(group: &Group<'_>) {
     let mut block = group.blocks.start;
     // SAFETY: the caller's promise; the tiles stay within the group's blocks.
     unsafe {
@@ -232,13 +235,20 @@ unsafe fn weigh<L: Lanes, S: Stored, const ROWS: usize>(group: &Group<'_>, row: 
                 functions::soft_cap(L::load(line(block)), cap).store(line(block));
             }
         }
+        // A row may see nothing of the chunk but keys that are masked: its greatest score must not be an infinity.
+        let mut least = f32::NEG_INFINITY;
+        if let Some(bias) = group.args.bias {
+            let (heads, row) = (group.args.num_query_heads_per_kv, group.first_row + row);
+            bias.add::<L>(row % heads, group.args.first_position + row / heads, first..=last, line);
+            least = f32::MIN;
+        }
         for position in (first * BLOCK_TOKENS)..visible.start {
             *line(first).add(position % BLOCK_TOKENS) = f32::NEG_INFINITY;
         }
         for position in visible.end..(last + 1) * BLOCK_TOKENS {
             *line(last).add(position % BLOCK_TOKENS) = f32::NEG_INFINITY;
         }
-        let mut greatest = L::splat(f32::NEG_INFINITY);
+        let mut greatest = L::splat(least);
         for block in first..=last {
             greatest = L::load(line(block)).max(greatest);
         }

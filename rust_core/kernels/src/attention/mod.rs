@@ -8,7 +8,9 @@
 //! - a score is one chain of fused multiply-adds over the head's dimensions (lanes are sixteen keys);
 //! - with keys and values in bfloat16, queries and weights (also in their sum) are rounded to it, and a chain takes
 //!   neighbours two by two, the second of each two first;
+//! - in dual chunk attention a key's score is by the query that was turned for the key's chunk;
 //! - a key's scale, where it has one, multiplies its score, and a value's scale its weight;
+//! - what a table has for a key's distance is added to its scaled and capped score; a slope by one fused multiply-add;
 //! - positions are taken in chunks of [`CHUNK_TOKENS`], counted from position 0; of each a row has the greatest score,
 //!   the sum of the weights `e^(score - greatest)` and the outputs;
 //! - a chunk's sum runs in sixteen lanes, lane = position mod 16, added up by one fixed tree;
@@ -20,7 +22,9 @@
 //! - a position's rating is one chain over the index heads, of weights and scores that are not below 0.
 
 mod args;
+mod bias;
 mod bidirectional;
+mod dual;
 mod index;
 mod kernel;
 mod latent;
@@ -40,10 +44,12 @@ mod avx512;
 mod tests;
 
 pub use args::AttentionArgs;
+pub use bias::{HeadsBias, ScoreBias, ScoreBiasError};
 pub use bidirectional::{
     PartArgs, StoredHeads, WholeArgs, WholeScratch, attend_part, attend_whole, distance_row_len, part_scratch_len,
     whole_scratch_len,
 };
+pub use dual::EarlierChunks;
 pub use index::{pick, rate};
 pub use layout::{BLOCK_TOKENS, KvLayout, KvType, LayerBlocks, expect_kv, store_kv};
 pub use picked::{attend_picked, attend_picked_chunk};

@@ -91,6 +91,7 @@ unsafe fn with_gathered(
     scratch: &mut AttentionScratch,
     work: impl FnOnce(&KvLayout, &AttentionArgs<'_>, &mut AttentionScratch),
 ) {
+    assert!(args.bias.is_none(), "picked positions have no distances");
     let layout = KvLayout {
         index_dim: 0,
         ..*layout

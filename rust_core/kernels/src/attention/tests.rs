@@ -32,6 +32,16 @@ struct Case {
     is_window_chunk: bool,
     softcap: Option<f32>,
     has_sinks: bool,
+    bias: Bias,
+}
+
+/// What is added to scores.
+#[derive(Clone, Copy, Debug)]
+enum Bias {
+    None,
+    /// So many distances, of which it masks some.
+    Table(usize),
+    Slopes,
 }
 
 /// Numbers in -1..1 that look random and are the same on every machine.
@@ -68,6 +78,39 @@ impl Case {
             is_window_chunk: false,
             softcap: None,
             has_sinks: false,
+            bias: Bias::None,
+        }
+    }
+
+    /// What is added to a head's score of a key at a distance.
+    fn added(&self, head: usize, distance: usize) -> f32 {
+        match self.bias {
+            Bias::None => 0.0,
+            Bias::Slopes => self.slope(head) * distance as f32,
+            Bias::Table(count) => match distance.min(count - 1) {
+                0 => 0.5,
+                // Of some heads a chunk and more in a row.
+                distance if distance % (head + 2) == 1 || (head == 1 && distance > 20) => f32::NEG_INFINITY,
+                distance => 3.0 * number(distance * 31 + head),
+            },
+        }
+    }
+
+    fn slope(&self, head: usize) -> f32 {
+        -0.5_f32.powi(head as i32 % 9)
+    }
+
+    fn score_bias(&self) -> Option<ScoreBias> {
+        let heads = 0..self.heads * self.layout.num_kv_heads;
+        match self.bias {
+            Bias::None => None,
+            Bias::Slopes => ScoreBias::from_slopes(heads.map(|head| self.slope(head)).collect()).ok(),
+            Bias::Table(count) => {
+                let num_heads = heads.len();
+                let rows = heads.flat_map(|head| (0..count).map(move |distance| self.added(head, distance)));
+                let bias = ScoreBias::from_table(&rows.collect::<Vec<_>>(), num_heads);
+                Some(bias.expect("a table for each head"))
+            }
         }
     }
 
@@ -216,7 +259,7 @@ impl Case {
     ) -> Vec<f32> {
         let table = self.table(shuffle);
         let memory = self.memory(isa, &table);
-        let (queries, sinks) = (self.queries(), self.sinks());
+        let (queries, sinks, bias) = (self.queries(), self.sinks(), self.score_bias());
         let row = self.heads * self.kv_width();
         let (head_dim, value_dim) = (self.layout.head_dim, self.layout.value_dim());
         let out_row = row / head_dim * value_dim;
@@ -235,6 +278,7 @@ impl Case {
                     is_window_chunk: self.is_window_chunk,
                     scale: self.scale(),
                     softcap: self.softcap,
+                    bias: bias.as_ref().map(|bias| bias.of_heads(kv_head * self.heads)),
                     sinks: sinks
                         .as_deref()
                         .map(|sinks| &sinks[kv_head * self.heads..(kv_head + 1) * self.heads]),
@@ -242,6 +286,7 @@ impl Case {
                     q_stride: row,
                     out: out[first * out_row + out_column..].as_mut_ptr(),
                     out_stride: out_row,
+                    earlier: None,
                 };
                 attend(&args, &mut scratch);
             }
@@ -288,8 +333,10 @@ impl Case {
                     .map(|(q, k)| if self.layout.dtype == KvType::Bf16 { bf16(*q) } else { f64::from(*q) } * k)
                     .sum();
                 let score = dot * f64::from(self.scale());
-                self.softcap
-                    .map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+                let score = self
+                    .softcap
+                    .map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+                score + f64::from(self.added(head, position - p))
             };
             let scores: Vec<f64> = (first..=position).map(score).collect();
             let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -307,8 +354,12 @@ impl Case {
     }
 
     fn check_against_reference(&self) {
+        self.check_set_against_reference(Isa::best());
+    }
+
+    fn check_set_against_reference(&self, isa: Isa) {
         let mut worst = 0.0_f64;
-        for (got, expected) in self.run(Isa::best(), 1, 64).iter().zip(self.reference()) {
+        for (got, expected) in self.run(isa, 1, 64).iter().zip(self.reference()) {
             let error = (f64::from(*got) - expected).abs();
             let tolerance = if self.layout.dtype == KvType::Bf16 {
                 TOLERANCE_BF16
@@ -349,6 +400,11 @@ fn any_case() -> impl Strategy<Value = Case> {
         (200_usize..400).prop_map(Some)
     ];
     let softcap = prop_oneof![Just(None), Just(Some(30.0_f32))];
+    let bias = prop_oneof![
+        Just(Bias::None),
+        Just(Bias::Slopes),
+        (1_usize..700).prop_map(Bias::Table)
+    ];
     let dtype = prop::sample::select(&KvType::ALL[..]);
     (
         any_place(),
@@ -360,7 +416,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         window,
         any::<bool>(),
         softcap,
-        any::<bool>(),
+        (any::<bool>(), bias),
         dtype,
     )
         .prop_map(
@@ -374,7 +430,7 @@ fn any_case() -> impl Strategy<Value = Case> {
                 window,
                 is_window_chunk,
                 softcap,
-                has_sinks,
+                (has_sinks, bias),
                 dtype,
             )| {
                 Case {
@@ -393,6 +449,7 @@ fn any_case() -> impl Strategy<Value = Case> {
                     is_window_chunk,
                     softcap,
                     has_sinks,
+                    bias,
                 }
             },
         )
@@ -447,6 +504,25 @@ fn attention_equals_the_reference_with_windows_and_soft_caps() {
     }
 }
 
+/// What is added by distance is, and what it masks is not seen: on every set and of every type, with tables shorter than the
+/// text and longer, whose chunks may be masked whole, behind windows and with a cap.
+#[test]
+fn attention_equals_the_reference_with_what_is_added_by_distance() {
+    let biases = [1, 2, 19, 300, 1_000].map(Bias::Table);
+    for isa in Isa::available() {
+        for dtype in KvType::ALL {
+            for bias in biases.into_iter().chain([Bias::Slopes]) {
+                for (window, softcap) in [(None, None), (Some(40), Some(5.0))] {
+                    let mut case = Case::new(24, 2, 3, 2 * CHUNK_TOKENS + 5, 9);
+                    (case.layout.dtype, case.bias) = (dtype, bias);
+                    (case.window, case.softcap) = (window, softcap);
+                    case.check_set_against_reference(isa);
+                }
+            }
+        }
+    }
+}
+
 /// A long context gives the same bits whether its tokens are computed together or one by one.
 #[test]
 fn attention_over_a_long_context_is_independent_of_the_tokens_at_once() {
@@ -496,11 +572,13 @@ fn faults_in_keys_and_values_reach_the_output() {
                 is_window_chunk: false,
                 scale: 1.0,
                 softcap: None,
+                bias: None,
                 sinks: None,
                 q: query.as_ptr(),
                 q_stride: 16,
                 out: out.as_mut_ptr(),
                 out_stride: 16,
+                earlier: None,
             };
             for isa in Isa::available() {
                 // SAFETY: there is one block, one query and room for one result.
@@ -582,11 +660,13 @@ impl Indexed {
             is_window_chunk: false,
             scale: 0.2,
             softcap: None,
+            bias: None,
             sinks: None,
             q: q.as_ptr(),
             q_stride: q.len(),
             out: out.as_mut_ptr(),
             out_stride: out.len(),
+            earlier: None,
         }
     }
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -20,10 +20,14 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     `kv_bytes_per_token` is what a token takes while every layer sees it. `kv_groups` are the engine's groups of layers:
     kind, size (a window's tokens, or the blocks of which one keeps a state), pages of `page_bytes` for a block. With
-    `has_mtp`, a head that drafts further tokens is a part of it.
+    `has_mtp`, a head that drafts further tokens is a part of it. `family` is what the file calls itself; `attention` is
+    said where it is peculiar. A `fault` is a tensor that is missing, or of another size than the file says.
     """
 
     architecture: str
+    family: str
+    attention: str | None
+    fault: str | None
     quantization: str
     num_parameters: int
     vocab_size: int
@@ -183,6 +187,9 @@ def describe_model(
     )
     return ModelDescription(
         architecture=shape["architecture"],
+        family=_family(path, metadata) or shape["architecture"],
+        attention=shape["attention"],
+        fault=shape["fault"],
         quantization=quantised[0] if quantised else elements.most_common(1)[0][0],
         num_parameters=quantised[1] if quantised else elements.total(),
         vocab_size=shape["vocab_size"],
@@ -214,6 +221,17 @@ def _quantised(path: Path) -> tuple[str, int] | None:
     layer = shape.hidden_size * (2 * queries + 2 * keys + ffn)
     embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.is_output_tied else 2)
     return f"{', '.join(kind):.80}", shape.num_layers * layer + embeddings
+
+
+def _family(path: Path, metadata: Mapping[str, object]) -> str | None:
+    """Return what a folder's `config.json`, or a file's metadata, calls the family of the text half."""
+    from pyagent.infrastructure.engine.tokens.model_folder import read_json
+
+    config = read_json(path / "config.json") if path.is_dir() else {}
+    text: object = config.get("text_config")
+    of_text = cast("dict[str, object]", text) if isinstance(text, dict) else {}
+    name = of_text.get("model_type") or config.get("model_type") or metadata.get("general.architecture")
+    return f"{name:.80}" if isinstance(name, str) else None
 
 
 _BESIDE_TEXT = {"vision_config": "pictures", "audio_config": "sound"}

@@ -11,7 +11,7 @@ const NUMBERS: &str = "alpha attention_factor attn_scale beta_fast beta_slow fac
     rotary_dim rotary_emb_base rotary_pct route_scale routed_scaling_factor scale_depth scale_emb llama_4_scaling_beta";
 const TRUTHS: &str = "attention_k_eq_v enable_moe_block norm_topk_prob rope_interleave tie_embedding tie_word_embeddings truncate \
     use_bias use_double_wide_mlp use_parallel_residual use_qk_norm use_sliding_window mup_enabled";
-const TABLES: &str = "rope_parameters rope_scaling full_attention sliding_attention";
+const TABLES: &str = "dual_chunk_attention_config rope_parameters rope_scaling full_attention sliding_attention";
 const TEXTS: &str = "hidden_act hidden_activation mlp_hidden_act rope_type scoring_func topk_method";
 
 /// Refuses a field that is read as a number, as true or false, as a table or as a text, and is something else; null is nothing.

@@ -78,6 +78,7 @@ class DescribedModel:
         if self.config.is_cpu_only or self.config.num_recurrent_layers:
             what = self.config.architecture + (" with experts" if self.config.num_experts else "")
             what += " with recurrent layers" if self.config.num_recurrent_layers else ""
+            what += " with dual chunk attention" if self.config.dual_chunks else ""
             text = f"{path}: {what} is not implemented for the torch runner"
             raise ModelError(f"{text}; set engine.runner to cpu", model=str(path))
 
