@@ -63,6 +63,7 @@ def test_hybrids_agree_with_transformers_at_500_positions(family: str, tmp_path:
         "mamba2",
         "falcon_h1",
         "falcon_h1-normalised",
+        "minimax",
         "nemotron_h-experts",
         "nemotron_h-dense",
     ],
