@@ -148,6 +148,18 @@ impl ModelConfig {
 }
 
 impl Recurrent {
+    /// What model cards call it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::ShortConvolution { .. } => "short convolutions",
+            Self::DeltaNet(_) => "gated delta nets",
+            Self::KimiDelta(_) => "Kimi Delta Attention",
+            Self::Mamba1(_) => "Mamba",
+            Self::Mamba2(_) => "Mamba-2",
+            Self::Lightning(_) => "lightning attention",
+        }
+    }
+
     /// The same with the value heads of a key head beside each other, as folders have them.
     #[must_use]
     pub fn untiled(self) -> Self {

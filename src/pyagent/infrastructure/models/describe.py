@@ -19,8 +19,9 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A model's card. Bytes of weights are those the packed weights take in memory.
 
     `kv_bytes_per_token` is what a token takes while every layer sees it. `kv_groups` are the engine's groups of layers:
-    kind, size (a window's tokens, or the blocks of which one keeps a state), pages of `page_bytes` for a block. With
-    `has_mtp`, a head that drafts further tokens is a part of it.
+    kind, size (a window's tokens, or the blocks of which one keeps a state), pages of `page_bytes` for a block.
+    `layer_kinds` counts a hybrid's layers of each kind.
+    With `has_mtp`, a head that drafts further tokens is a part of it.
     """
 
     architecture: str
@@ -29,6 +30,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_length: int
     num_layers: int
+    layer_kinds: tuple[tuple[str, int], ...]
     has_mtp: bool
     file_bytes: int
     weight_bytes: int
@@ -186,6 +188,7 @@ def describe_model(
         vocab_size=shape["vocab_size"],
         context_length=shape["context_length"],
         num_layers=shape["num_layers"],
+        layer_kinds=tuple(shape["layer_kinds"]),
         has_mtp=shape["has_mtp"],
         file_bytes=header["file_bytes"],
         weight_bytes=shape["weight_bytes"],
