@@ -103,6 +103,23 @@ def test_experts_in_one_tensor_give_the_same_bits(family: str, tmp_path: Path) -
         Runner(tmp_path)
 
 
+def test_slopes_of_another_place_are_refused(tmp_path: Path) -> None:
+    """transformers stores lightning attention's slopes; those of another layer's place are another model."""
+    from safetensors.torch import load_file, save_file
+
+    reference_model("minimax").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.{}.self_attn.slope_rate"
+    save_file({**tensors, name.format(1): tensors[name.format(1)].bfloat16()}, path)
+    Runner(tmp_path)
+    save_file({**tensors, name.format(1): tensors[name.format(0)]}, path)
+    with pytest.raises(
+        _rust.ModelFileError, match=r"layers\.1\.self_attn\.slope_rate' has 0\.15.* for head 0; expected 0\.10"
+    ):
+        Runner(tmp_path)
+
+
 def test_words_of_qwen_3_5_are_those_of_transformers() -> None:
     """GGUF files name how texts are cut into words, and do not say it: the pattern is transformers'."""
     from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
