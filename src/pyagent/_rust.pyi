@@ -606,6 +606,7 @@ class ModelShape(TypedDict):
     vocab_size: int
     context_length: int
     num_layers: int
+    layer_kinds: list[tuple[str, int]]
     has_mtp: bool
     weight_bytes: int
     kv_bytes_per_token: int

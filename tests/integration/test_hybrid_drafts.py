@@ -30,7 +30,7 @@ MOST_DRAFTS = 16
     scope="module",
     params=[
         *["lfm2", "lfm3", "qwen35", "granitehybrid", "jamba"],
-        *(pytest.param(family, marks=pytest.mark.slow) for family in ("kimi-linear", "mamba", "mamba2")),
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("kimi-linear", "mamba", "mamba2", "minimax-01")),
     ],
 )
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

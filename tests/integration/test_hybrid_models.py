@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support import hybrid_model
 from support.command_line import COMMAND, fresh_environment
-from support.gguf_writer import Tensors
+from support.gguf_writer import Blocks, Tensors
 from support.hybrid_model import hybrid_tensors, write_hybrid
 from support.kv_sequences import Memory, random_tokens
 from support.native import alone, assert_idle, at_once, chat, mixed_requests, options, run, running
@@ -33,10 +33,10 @@ FAMILIES = (
     "granitehybrid",
     "jamba",
     "nemotron_h",
-    *(pytest.param(family, marks=pytest.mark.slow) for family in ("kimi-linear", "mamba", "mamba2")),
+    *(pytest.param(family, marks=pytest.mark.slow) for family in ("kimi-linear", "mamba", "mamba2", "minimax-01")),
 )
 LITTLE = {"lfm2": 20, "lfm3": 40, "qwen35": 66, "granitehybrid": 66, "jamba": 66, "nemotron_h": 66} | dict.fromkeys(
-    ("kimi-linear", "mamba", "mamba2"), 66
+    ("kimi-linear", "mamba", "mamba2", "minimax-01"), 66
 )
 """Memory for one long sequence and a bit, in blocks of the tiny model: states of delta nets take more."""
 FORMATS: dict[str, Callable[[int], EngineOptions]] = {
@@ -154,7 +154,7 @@ def test_preempted_answers_are_unchanged(path: Path, kind: str) -> None:
     """Four long answers in memory for less: requests yield, and their texts are the same."""
 
     async def work() -> None:
-        longer = dict.fromkeys(("qwen35", "jamba", "kimi-linear", "mamba", "mamba2"), (900, 92))
+        longer = dict.fromkeys(("qwen35", "jamba", "kimi-linear", "mamba", "mamba2", "minimax-01"), (900, 92))
         max_tokens, blocks = (longer | {"lfm2": (300, LITTLE["lfm2"])}).get(path.stem, (450, 92))
         sampling: dict[str, object] = {"ignore_eos": True, "max_tokens": max_tokens, "frequency_penalty": 1}
         seeded = [chat(f"{seed} the", seed=seed, **sampling) for seed in range(4)]
@@ -300,6 +300,35 @@ def changed(architecture: str, change: Callable[[dict[str, object]], object]) ->
         ("mamba2", lambda t: t.pop("blk.2.ssm_norm.weight"), {}, "blk.2.ssm_norm.weight"),
         ("mamba2", lambda t: None, {"mamba2.ssm.state_size": 32}, "ssm_in.weight' is 324 x 64; expected 388 x 64"),
         ("mamba2", lambda t: None, {"mamba2.ssm.dt_b_c_rms": True}, "'mamba2.ssm.dt_b_c_rms' is not implemented"),
+        ("minimax-01", lambda t: t.pop("blk.0.attn_gate.weight"), {}, "blk.0.attn_gate.weight"),
+        ("minimax-01", lambda t: t.pop("blk.1.attn_norm_2.weight"), {}, "blk.1.attn_norm_2.weight"),
+        ("minimax-01", lambda t: t.pop("blk.3.attn_v.weight"), {}, "blk.3.attn_v.weight"),
+        ("minimax-01", lambda t: None, {"minimax-01.full_attention_interval": 2}, "blk.1.attn_q.weight"),
+        ("minimax-01", lambda t: None, {"minimax-01.full_attention_interval": 0}, "4 of 4 layers are recurrent"),
+        (
+            "minimax-01",
+            lambda t: None,
+            {"minimax-01.attention.recurrent_layers": [True]},
+            "recurrent_layers' must be a truth for each of the 4 layers",
+        ),
+        (
+            "minimax-01",
+            lambda t: None,
+            {"minimax-01.attention.head_count": 4},
+            "qkv.weight' is 192 x 64; expected 384 x 64",
+        ),
+        (
+            "minimax-01",
+            lambda t: None,
+            {"minimax-01.residual_scale": math.nan},
+            "a factor on embeddings, scores, blocks or",
+        ),
+        (
+            "minimax-01",
+            lambda t: None,
+            {"minimax-01.ssm.conv_kernel": 4},
+            "'minimax-01.ssm.conv_kernel' is not implemented",
+        ),
         ("nemotron_h", lambda t: t.pop("blk.0.ssm_d"), {}, "blk.0.ssm_d"),
         ("nemotron_h", lambda t: t.pop("blk.1.ffn_up_exps.weight"), {}, "blk.1.ffn_up_exps.weight"),
         ("nemotron_h", lambda t: t.pop("blk.1.exp_probs_b.bias"), {}, "blk.1.exp_probs_b.bias"),
@@ -376,9 +405,49 @@ def test_estimate_holds_what_channels_select(tmp_path: Path, monkeypatch: pytest
     runner.close()
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes", "bytes_per_token"),
+    [("kimi-linear", {"NUM_HEADS": 1, "DELTA_HEAD": 512}, 7 * 2 * 512), ("minimax-01", {"HEAD_DIM": 256}, 4 * 8 * 256)],
+)
+def test_estimate_counts_what_a_step_hands_on(
+    family: str, sizes: dict[str, int], bytes_per_token: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Kimi's decays and gates are made of, lightning attention's projections: less would be too little."""
+    for name, size in sizes.items():
+        monkeypatch.setattr(hybrid_model, name, size)
+    tensors = hybrid_tensors(family)
+    for name in ("blk.0.ssm_f_b.weight", "blk.0.ssm_g_b.weight"):
+        if name in tensors:  # so that inputs are there in both forms, as the estimate counts them
+            dims, values = tensors[name]
+            tensors[name] = (dims, Blocks(8, _rust.quantise("Q8_0", values, 1)))
+    path, step = write_hybrid(tmp_path / "wide.gguf", family, tensors=tensors), LargestStep(256, 1, 256)
+    needs = CPU.estimate(path, RunnerOptions(threads=1), step)
+    runner = CPU.load(path, RunnerOptions(threads=1, kv_bytes=1 << 23), step, None)
+    of_stage = step.num_tokens * bytes_per_token
+    assert runner.step_bytes(step) <= needs.workspace_bytes < runner.step_bytes(step) + of_stage
+    runner.close()
+
+
+def test_lightning_states_change_no_bit(tmp_path: Path) -> None:
+    """In chunks beside another sequence, and from a cached turn's end, the bits are those of a cold prompt."""
+    memory = Memory(write_hybrid(tmp_path / "lightning.gguf", "minimax-01"), threads=2)
+    first, other = random_tokens(1, 203), random_tokens(2, 60)
+    turn = [*first, *random_tokens(3, 40)]
+    expected = [memory.whole(tokens) for tokens in (first, turn)]
+    memory.pool.clear_index()
+    memory.pool.add(1, first)
+    memory.pool.add(2, other)
+    for start, end, beside in ((0, 100, 7), (100, 101, 1), (101, 118, 16), (118, 203, 1)):
+        logits, _ = memory.compute((1, first[start:end]), (2, other[start // 4 : start // 4 + beside]))
+    assert logits == expected[0]
+    memory.pool.release(1)
+    assert memory.add(3, turn) == len(first)
+    assert memory.compute((3, turn[len(first) :])) == [expected[1]]
+
+
 @pytest.mark.parametrize("family", ["qwen35", "mamba"])
 def test_a_process_shows_a_hybrid_and_scores_by_it(family: str, tmp_path: Path) -> None:
-    """`pyagent models show` and `pyagent score`, as a user runs them."""
+    """`pyagent models show`, which tells the kinds of layers, and `pyagent score`, as a user runs them."""
     path = write_hybrid(tmp_path / "hybrid.gguf", family)
     text = tmp_path / "text.txt"
     text.write_text("the user is here and the system is at ease\n" * 9)
@@ -389,7 +458,8 @@ def test_a_process_shows_a_hybrid_and_scores_by_it(family: str, tmp_path: Path) 
             command, capture_output=True, text=True, check=True, env=fresh_environment(tmp_path), timeout=60
         ).stdout
 
-    assert f"{family}, {'3' if family == 'mamba' else '4'} layers" in told("models", "show", path)
+    kinds = "3 layers (3 of Mamba)" if family == "mamba" else "4 layers (3 of gated delta nets, 1 of attention)"
+    assert f"{family}, {kinds}" in told("models", "show", path)
     scored = json.loads(told("score", text, "--model", path, "--json", "--chain", "native"))
     assert scored["num_tokens"] > 100
     assert math.isfinite(scored["perplexity"])

@@ -63,6 +63,7 @@ def test_hybrids_agree_with_transformers_at_500_positions(family: str, tmp_path:
         "mamba2",
         "falcon_h1",
         "falcon_h1-normalised",
+        "minimax",
         "nemotron_h-experts",
         "nemotron_h-dense",
     ],
@@ -99,6 +100,23 @@ def test_experts_in_one_tensor_give_the_same_bits(family: str, tmp_path: Path) -
     name = next(name for name in stacked if name.endswith("down_proj"))
     save_file({**tensors, **stacked, name: torch.cat([stacked[name], stacked[name][:1]])}, path)
     with pytest.raises(_rust.ModelFileError, match=r"down_proj' is \[32, 64, 9\]; expected \[32, 64, 8\]"):
+        Runner(tmp_path)
+
+
+def test_slopes_of_another_place_are_refused(tmp_path: Path) -> None:
+    """transformers stores lightning attention's slopes; those of another layer's place are another model."""
+    from safetensors.torch import load_file, save_file
+
+    reference_model("minimax").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.{}.self_attn.slope_rate"
+    save_file({**tensors, name.format(1): tensors[name.format(1)].bfloat16()}, path)
+    Runner(tmp_path)
+    save_file({**tensors, name.format(1): tensors[name.format(0)]}, path)
+    with pytest.raises(
+        _rust.ModelFileError, match=r"layers\.1\.self_attn\.slope_rate' has 0\.15.* for head 0; expected 0\.10"
+    ):
         Runner(tmp_path)
 
 

@@ -23,6 +23,7 @@ KINDS = {
     "mamba2": "mamba2",
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
+    "minimax": "minimax-01",
 }
 """What llama.cpp calls transformers' families."""
 
@@ -58,6 +59,9 @@ _COMMON = {
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "self_attn.out_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.output_gate": "attn_gate",
+    "self_attn.norm": "attn_norm_2",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_layernorm": "attn_q_norm",
@@ -144,6 +148,8 @@ def _metadata(config: Any) -> dict[str, object]:
         return _falcon_metadata(config)
     if kind == "nemotron_h":
         return _nemotron_metadata(config)
+    if kind == "minimax-01":
+        return _minimax_metadata(config)
     if base == "lfm2":
         entries = {"feed_forward_length": 96, "attention.layer_norm_rms_epsilon": config.norm_eps}
     else:
@@ -238,6 +244,22 @@ def _mamba2_metadata(config: Any) -> dict[str, object]:
         "ssm.time_step_rank": config.num_heads,
     }
     return hybrid_metadata("mamba2", **{f"mamba2.{key}": value for key, value in entries.items()})
+
+
+def _minimax_metadata(config: Any) -> dict[str, object]:
+    entries: dict[str, object] = {
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "expert_count": config.num_local_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "feed_forward_length": config.intermediate_size,
+        "residual_scale": config.mlp_alpha_factor,
+        "rope.dimension_count": config.head_dim,
+    }
+    return hybrid_metadata("minimax-01", **{f"minimax-01.{key}": value for key, value in entries.items()})
 
 
 def _nemotron_metadata(config: Any) -> dict[str, object]:
@@ -358,7 +380,9 @@ def _parts(name: str, values: Any, config: Any, names: dict[str, str]) -> Iterat
         parts = values.chunk(2) if "input" in part else [values]
         for which, matrix in zip(("gate", "up") if "input" in part else ("down",), parts, strict=True):
             yield f"{block}.ffn_{which}{'_shexp' if config.num_local_experts else ''}.weight", matrix
-    elif part == "post_attention_layernorm" and config.model_type == "granitemoehybrid":
+    elif end in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"):
+        return  # files have none: they follow from the layer's place
+    elif part == "post_attention_layernorm" and config.model_type in ("granitemoehybrid", "minimax"):
         yield f"{block}.ffn_norm.weight", values
     elif end == "D":
         yield f"{block}.ssm_d", values

@@ -1,5 +1,5 @@
 """Small hybrid models of random weights as GGUF files, in the shapes of LFM2, Qwen 3.5, Granite 4, Jamba, Kimi Linear,
-Mamba, Mamba-2 and Nemotron 3, with the tiny vocabulary."""
+Mamba, Mamba-2, MiniMax-01 and Nemotron 3, with the tiny vocabulary."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ STEP_RANK = 12
 SPACE_HEADS, SPACE_GROUPS, STATE_SIZE, INNER = 4, 2, 16, 128
 EXPERTS, USED = 6, 2
 LATENT, ROTARY = 48, 16
+DELTA_HEAD = 32
+"""Width of a head of Kimi Delta Attention."""
 _LAYERS = {
     "lfm2": [True, True, False, True],
     "qwen35": [True, True, True, False],
     "granitehybrid": [True, True, False, True],
     "jamba": [True, True, False, True],
     "kimi-linear": [True, True, False, True],
+    "minimax-01": [True, True, True, False],
     "mamba": [True, True, True],
     "mamba2": [True, True, True],
     "nemotron_h": [True, False, False, True, True, False],
@@ -77,6 +80,17 @@ def hybrid_metadata(architecture: str, **changes: object) -> dict[str, object]:
         sizes |= _nemotron_sizes()
     elif architecture == "kimi-linear":
         sizes |= _kimi_sizes()
+    elif architecture == "minimax-01":
+        sizes |= {
+            "attention.key_length": HEAD_DIM,
+            "attention.value_length": HEAD_DIM,
+            "expert_count": EXPERTS,
+            "expert_used_count": USED,
+            "feed_forward_length": FFN // 3,
+            "full_attention_interval": 4,
+            "residual_scale": 1.5,
+            "rope.dimension_count": HEAD_DIM // 2,
+        }
     elif architecture == "mamba2":
         sizes |= {"attention.head_count": 0, "feed_forward_length": 0} | _space_sizes("mamba2")
         del sizes["attention.head_count_kv"]
@@ -161,7 +175,7 @@ def _kimi_sizes() -> dict[str, object]:
         "expert_shared_count": 1,
         "expert_used_count": USED,
         "expert_weights_scale": 1.5,
-        "kda.head_dim": HEAD_DIM,
+        "kda.head_dim": DELTA_HEAD,
         "leading_dense_block_count": 1,
         "rope.dimension_count": ROTARY,
         "ssm.conv_kernel": TAPS["kimi-linear"],
@@ -215,10 +229,15 @@ def hybrid_tensors(architecture: str, seed: int = 7) -> Written:
             _delta_net(tensors, block)
         elif architecture == "jamba":
             _channels(tensors, block)
+        elif architecture == "minimax-01":
+            _lightning(tensors, block)
         else:
             _state_space(tensors, block)
         if architecture == "jamba" and layer in _EXPERT_LAYERS:
             _experts(tensors, block, inside=FFN)
+            continue
+        if architecture == "minimax-01":
+            _experts(tensors, block)
             continue
         end = "_shexp" if architecture == "granitehybrid" else ""
         for name, columns, rows in (("gate", HIDDEN, FFN), ("up", HIDDEN, FFN), ("down", FFN, HIDDEN)):
@@ -282,7 +301,7 @@ def _attention(tensors: _Tensors, block: str, architecture: str) -> None:
     tensors.matrix(f"{block}.attn_k", HIDDEN, NUM_KV_HEADS * HEAD_DIM)
     tensors.matrix(f"{block}.attn_v", HIDDEN, NUM_KV_HEADS * HEAD_DIM)
     tensors.matrix(f"{block}.attn_output", NUM_HEADS * HEAD_DIM, HIDDEN)
-    for name in () if architecture in ("granitehybrid", "jamba", "nemotron_h") else ("q", "k"):
+    for name in () if architecture in ("granitehybrid", "jamba", "minimax-01", "nemotron_h") else ("q", "k"):
         tensors.vector(f"{block}.attn_{name}_norm.weight", HEAD_DIM, 1.0)
 
 
@@ -312,18 +331,18 @@ def _state_space(tensors: _Tensors, block: str) -> None:
 
 
 def _kimi_layer(tensors: _Tensors, layer: int, is_recurrent: bool) -> None:
-    block, inner = f"blk.{layer}", NUM_HEADS * HEAD_DIM
+    block, inner = f"blk.{layer}", NUM_HEADS * (DELTA_HEAD if is_recurrent else HEAD_DIM)
     if is_recurrent:
         for which in ("q", "k", "v"):
             tensors.matrix(f"{block}.attn_{which}", HIDDEN, inner)
             tensors.matrix(f"{block}.ssm_conv1d_{which}", TAPS["kimi-linear"], inner)
         for which in ("f", "g"):
-            tensors.matrix(f"{block}.ssm_{which}_a", HIDDEN, HEAD_DIM)
-            tensors.matrix(f"{block}.ssm_{which}_b", HEAD_DIM, inner)
+            tensors.matrix(f"{block}.ssm_{which}_a", HIDDEN, DELTA_HEAD)
+            tensors.matrix(f"{block}.ssm_{which}_b", DELTA_HEAD, inner)
         tensors.matrix(f"{block}.ssm_beta", HIDDEN, NUM_HEADS)
         tensors.vector(f"{block}.ssm_a", NUM_HEADS, -0.3, 0.05)
         tensors.vector(f"{block}.ssm_dt.bias", inner, -2.0)
-        tensors.vector(f"{block}.ssm_norm.weight", HEAD_DIM, 1.0)
+        tensors.vector(f"{block}.ssm_norm.weight", DELTA_HEAD, 1.0)
     else:
         tensors.matrix(f"{block}.attn_q", HIDDEN, NUM_HEADS * (HEAD_DIM + ROTARY))
         tensors.matrix(f"{block}.attn_kv_a_mqa", HIDDEN, LATENT + ROTARY)
@@ -340,6 +359,14 @@ def _kimi_layer(tensors: _Tensors, layer: int, is_recurrent: bool) -> None:
     end, inside = ("_shexp", FFN // 3) if layer > 0 else ("", FFN)
     for name, columns, rows in (("gate", HIDDEN, inside), ("up", HIDDEN, inside), ("down", inside, HIDDEN)):
         tensors.matrix(f"{block}.ffn_{name}{end}", columns, rows)
+
+
+def _lightning(tensors: _Tensors, block: str) -> None:
+    inner = NUM_HEADS * HEAD_DIM
+    tensors.matrix(f"{block}.attn_qkv", HIDDEN, 3 * inner)
+    tensors.matrix(f"{block}.attn_gate", HIDDEN, inner)
+    tensors.vector(f"{block}.attn_norm_2.weight", inner, 1.0)
+    tensors.matrix(f"{block}.attn_output", inner, HIDDEN)
 
 
 def _channels(tensors: _Tensors, block: str, *, has_norms: bool = True) -> None:

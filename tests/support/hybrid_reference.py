@@ -121,6 +121,22 @@ _KIMI = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_MINIMAX = {
+    **_SHAPE,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "block_size": 64,
+    "full_attn_alpha_factor": 2.5,
+    "linear_attn_alpha_factor": 2.5,
+    "mlp_alpha_factor": 2.5,
+    "rope_parameters": _ROPE,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": (
         "lfm2",
@@ -258,6 +274,26 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "minimax": ("minimax", _MINIMAX),
+    "minimax-in-turn": (
+        "minimax",
+        {
+            **_MINIMAX,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": None,
+            "layer_types": None,
+            "num_hidden_layers": 5,
+            "block_size": 100,
+            "full_attn_alpha_factor": 1.5,
+            "full_attn_beta_factor": 0.7,
+            "linear_attn_alpha_factor": 0.8,
+            "linear_attn_beta_factor": 1.3,
+            "mlp_alpha_factor": 3.0,
+            "mlp_beta_factor": 0.6,
+            "tie_word_embeddings": True,
+        },
+    ),
     "nemotron_h": ("nemotron_h", _NEMOTRON),
     "nemotron_h-experts": ("nemotron_h", {**_NEMOTRON, "hybrid_override_pattern": "ME*EME"}),
     "nemotron_h-dense": (
@@ -294,7 +330,7 @@ def reference_model(family: str, **changes: Any) -> Any:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             elif parameter.dim() > 1 and name.endswith((".gate.weight", "router.weight")):
                 parameter.mul_(16.0)
-            elif parameter.dim() > 1 and "mup_vector" not in name:
+            elif parameter.dim() > 1 and not name.endswith(("mup_vector", "_decay", "slope_rate")):
                 parameter.mul_(4.0)
     if kind == "nemotron_h":
         for layer in model.model.layers:

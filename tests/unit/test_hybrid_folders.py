@@ -135,6 +135,15 @@ _KIMI = {
     "rope_scaling": None,
 }
 _KIMI_LAYERS = {"head_dim": 32, "num_heads": 2, "short_conv_kernel_size": 4, "kda_layers": [1], "full_attn_layers": [2]}
+_MINIMAX = {
+    **_COMMON,
+    "model_type": "minimax",
+    "hidden_act": "silu",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "full_attn_alpha_factor": 3.5,
+}
 _LFM3 = {**_COMMON, "model_type": "lfm3", "layer_types": ["conv", "sliding_attention"], "head_dim": 32}
 _QWEN35 = {
     **_COMMON,
@@ -445,3 +454,41 @@ def test_kimi_linear_folders_are_refused_by_name(
 def test_lfm3_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
     """Kinds of layers that are not there, or not of all; heads without gates, blocks without norms after them."""
     assert expected in said_of(tmp_path, _LFM3 | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "model.layers.0.block_sparse_moe.gate.weight"),
+        ({"layer_types": ["linear_attention"]}, "must have linear_attention or full_attention for each of 2 layers"),
+        (
+            {"layer_types": ["lightning", "full_attention"]},
+            "must have linear_attention or full_attention for each of 2",
+        ),
+        (
+            {"layer_types": ["linear_attention"] * 2},
+            "2 of 2 layers are recurrent; expected at least one with attention",
+        ),
+        ({"layer_types": None, "num_hidden_layers": 1 << 60}, "layers is 1152921504606846976; expected 1 to"),
+        ({"num_attention_heads": 3}, "head size is 21; expected 16 to 1024, a multiple of 16"),
+        ({"head_dim": 24}, "head size is 24; expected 16 to 1024, a multiple of 16"),
+        ({"head_dim": 2048}, "head size is 2048; expected 16 to 1024, a multiple of 16"),
+        ({"num_attention_heads": 2048, "head_dim": 16}, "heads is 2048; expected 1 to 1024"),
+        ({"num_key_value_heads": 3}, "2 query heads cannot share 3 key/value heads evenly"),
+        ({"full_attn_alpha_factor": "NaN"}, "'full_attn_alpha_factor' must be a number, got a text"),
+        ({"full_attn_alpha_factor": 0}, "'full_attn_alpha_factor' is 0; expected a number above 0"),
+        ({"linear_attn_beta_factor": -1.0}, "'linear_attn_beta_factor' is -1; expected a number above 0"),
+        ({"mlp_alpha_factor": 1e39}, "'mlp_alpha_factor' is inf; expected a number above 0"),
+        (
+            {"hidden_act": "gelu_pytorch_tanh"},
+            "'hidden_act' \"gelu_pytorch_tanh\" is not implemented here; expected silu",
+        ),
+        ({"sliding_window": 64}, "'sliding_window' is not implemented for minimax"),
+        ({"rotary_dim": 16}, "'rotary_dim' is not implemented"),
+        ({"postnorm": True}, "'postnorm' is not implemented"),
+        ({"num_experts_per_tok": 5}, "experts of a token are 5; expected 1 to 4"),
+    ],
+)
+def test_minimax_folders_are_refused_by_name(changes: dict[str, object], expected: str, tmp_path: Path) -> None:
+    """Kinds of layers that are not there, or not of all; heads that do not fit; factors that are no numbers above 0."""
+    assert expected in said_of(tmp_path, _MINIMAX | changes)

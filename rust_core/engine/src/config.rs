@@ -27,6 +27,7 @@ pub(crate) mod latent;
 mod layers;
 pub(crate) mod medusa;
 pub(crate) mod minicpm;
+mod minimax;
 mod mtp;
 mod recurrent;
 
@@ -42,7 +43,8 @@ pub use self::hugging_face::IRRELEVANT as IRRELEVANT_FIELDS;
 pub use self::latent::{Indexer, Latent};
 pub use self::layers::Blocks;
 pub use self::medusa::MedusaConfig;
-pub use self::recurrent::{DeltaNet, KimiDelta, Mamba1, Mamba2, Recurrent};
+pub use self::minimax::NormedStream;
+pub use self::recurrent::{DeltaNet, KimiDelta, Lightning, Mamba1, Mamba2, Recurrent};
 use pyagent_kernels::attention::{KvLayout, KvType};
 use pyagent_kernels::elementwise::{RopeScaling, RopeStyle, RopeTable};
 use pyagent_kernels::pack::ROWS_PER_GROUP;
@@ -194,6 +196,8 @@ pub struct ModelConfig {
     pub residual_scale: f32,
     /// Falcon-H1: factors on parts of a layer.
     pub multipliers: Option<Multipliers>,
+    /// MiniMax-01: factors on what blocks read and on what they give, where both are added in place of the stream.
+    pub normed_stream: Option<NormedStream>,
     /// Granite, Command R: what logits are divided by.
     pub logit_divisor: f32,
     /// Whether the embedding is the output matrix too; `None` when the file's tensors say.
@@ -439,6 +443,7 @@ impl ModelConfig {
             return Err(invalid("the growth of queries is not a number".to_owned()));
         }
         let of_parts = self.multipliers.iter().flat_map(Multipliers::all);
+        let of_parts = of_parts.chain(self.normed_stream.iter().flat_map(NormedStream::all));
         let factors = [
             self.embedding_scale,
             self.attention_scale,

@@ -16,6 +16,7 @@ mod experts;
 mod indexer;
 mod kimi;
 mod latent;
+mod lightning;
 mod medusa;
 mod mlp;
 mod mtp;
@@ -508,9 +509,13 @@ impl Part<'_> {
         }
     }
 
-    /// Adds a block's output to a row of the stream.
+    /// Adds a block's output to a row of the stream, or to the norm of it that the block read.
     unsafe fn add_block(&self, block: usize, row: usize, residual: &mut [f32], scratch: &mut [f32]) {
         let Pass { config, space, isa, .. } = *self.pass;
+        if let (Some([kept, _]), Some(norm)) = (config.normed_stream(block), self.pass.norm_after(block)) {
+            norm.apply_in_place(isa, residual, config.norm_epsilon);
+            elementwise::scale(isa, residual, kept);
+        }
         let (linear, norm) = self.pass.block(block);
         let (scratch, beside) = scratch.split_at_mut(config.hidden_size);
         // SAFETY: the block's output is complete, and only read.

@@ -383,11 +383,13 @@ def _card(
 ) -> list[tuple[str, str]]:
     needs = (f"{format_bytes(need)} with {context:,} tokens" for context, need in memory.items())
     head = " and one that drafts (MTP)" if about.has_mtp else ""
+    counts = [f"{count} of {kind}" for kind, count in about.layer_kinds]
+    kinds = f" ({', '.join(counts)})" if counts else ""
     names = (about.family, about.architecture)
     is_one_name = len({name.replace("_", "").replace("-", "") for name in names}) == 1
     family = "" if is_one_name else f"{about.family}, read as "
     return [
-        ("architecture", f"{family}{about.architecture}, {about.num_layers} layers{head}"),
+        ("architecture", f"{family}{about.architecture}, {about.num_layers} layers{kinds}{head}"),
         ("quantisation", about.quantization),
         ("parameters", _counted(about.num_parameters)),
         ("vocabulary", f"{about.vocab_size:,} tokens"),

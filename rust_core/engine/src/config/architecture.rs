@@ -100,6 +100,8 @@ pub enum Architecture {
     Dots1,
     /// MiniMax-M2: experts by corrected sigmoids, queries and keys normalised over all heads, a part of each head rotated.
     MiniMaxM2,
+    /// MiniMax-01 and M1: lightning attention beside attention, experts; blocks are added to the norms that they read.
+    MiniMax01,
     /// Command R, Aya: attention and feed-forward block beside each other on one norm.
     Cohere,
     /// Command R7B and A: as Command R, with windows; layers without windows have no rotary positions.
@@ -133,7 +135,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), deepseek32 (DeepSeek-V3.2), glm-dsa (GLM-5), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3, hunyuan_vl; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, minimax-01 (MiniMax-01, MiniMax-M1), afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), deepseek32 (DeepSeek-V3.2), glm-dsa (GLM-5), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3, hunyuan_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -186,6 +188,7 @@ impl Architecture {
             "bailingmoe2" => Some(Self::BailingMoe2),
             "dots1" => Some(Self::Dots1),
             "minimax_m2" | "minimax-m2" => Some(Self::MiniMaxM2),
+            "minimax" | "minimax-01" => Some(Self::MiniMax01),
             "cohere" | "command-r" => Some(Self::Cohere),
             "cohere2" => Some(Self::Cohere2),
             "starcoder2" => Some(Self::StarCoder2),
@@ -252,6 +255,7 @@ impl Architecture {
             Self::BailingMoe2 => "bailingmoe2",
             Self::Dots1 => "dots1",
             Self::MiniMaxM2 => "minimax-m2",
+            Self::MiniMax01 => "minimax-01",
             Self::Cohere => "command-r",
             Self::Cohere2 => "cohere2",
             Self::StarCoder2 => "starcoder2",

@@ -56,6 +56,9 @@ impl ModelConfig {
 
     /// Factor on what a block adds to the stream.
     pub fn output_scale(&self, block: usize) -> f32 {
+        if let Some([_, given]) = self.normed_stream(block) {
+            return given;
+        }
         let Some(multipliers) = &self.multipliers else {
             return self.residual_scale;
         };

@@ -19,7 +19,7 @@ const NEAREST: [(&str, &str); 15] = [
         "bailingmoe bailingmoe3 bailing_moe bailing_moe_v2 bailing_hybrid",
         "bailingmoe2",
     ),
-    ("minimax minimax-01 minimax-m3 minimax_m3_vl", "minimax-m2"),
+    ("minimax-m3 minimax_m3_vl", "minimax-m2"),
     ("cohere2moe cohere2_moe", "cohere2"),
     ("exaone", "exaone4"),
     ("glm chatglm glm4v", "glm4"),
@@ -184,6 +184,7 @@ impl Architecture {
                 | Self::BailingMoe2
                 | Self::Dots1
                 | Self::MiniMaxM2
+                | Self::MiniMax01
                 | Self::MiniCpm
         ) || self.is_granite()
             || self.has_latent_attention()

@@ -169,14 +169,15 @@ impl ModelConfig {
             Some(_) => head_dim,
             None => keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim),
         };
-        let (recurrent, recurrent_layers) = keys.recurrent(architecture, num_layers)?;
+        let (recurrent, recurrent_layers) = keys.recurrent(architecture, num_layers, (num_heads, head_dim))?;
         // Nemotron-H's files tell of rotary numbers that it has not.
         let rotary_dims = if architecture == Architecture::NemotronH {
             head_dim
         } else {
             rotary_dims
         };
-        let tells_others = is_gemma4 || latent.is_some() || architecture == Architecture::NemotronH;
+        let tells_others =
+            is_gemma4 || latent.is_some() || matches!(architecture, Architecture::NemotronH | Architecture::MiniMax01);
         if !architecture.is_partly_rotary() && !tells_others {
             keys.expect_size("rope.dimension_count", head_dim)?;
         }
@@ -282,6 +283,7 @@ impl ModelConfig {
                 _ => 1.0,
             },
             multipliers: None,
+            normed_stream: keys.normed_stream(architecture)?,
             is_output_tied: None,
             has_mtp: false,
             reads_both: false,

@@ -14,6 +14,7 @@ mod latent;
 mod lfm3;
 mod llama4;
 mod mamba;
+mod minimax;
 mod nemotron;
 mod pictures;
 mod qwen_vl;
@@ -209,7 +210,7 @@ impl ModelConfig {
         } else {
             head_dim as f64
         };
-        let (recurrent, recurrent_layers) = json.recurrent(architecture, num_layers)?;
+        let (recurrent, recurrent_layers) = json.recurrent(architecture, num_layers, (num_heads, head_dim))?;
         let mut rotary_layers = json.rotary_layers(architecture, num_layers)?;
         if !json.has_positions(architecture)? {
             rotary_layers.fill(false);
@@ -333,6 +334,7 @@ impl ModelConfig {
                 _ => 1.0,
             },
             multipliers: json.multipliers(architecture)?,
+            normed_stream: json.normed_stream(architecture)?,
             is_output_tied: json.is_output_tied(architecture),
             has_mtp: false,
             reads_both: false,
@@ -363,6 +365,7 @@ fn default_epsilon(name: &str) -> f64 {
         | "lfm2_moe"
         | lfm3::NAME
         | kimi::NAME
+        | minimax::NAME
         | llama4::NAME
         | "bamba"
         | "falcon_h1"
@@ -467,6 +470,17 @@ impl JsonConfig<'_> {
                 ))
             }),
         }
+    }
+
+    /// A factor above 0; 1 where nothing is said.
+    fn factor_above_zero(&self, key: &str) -> Result<f32, ModelFileError> {
+        let factor = self.factor(key)?;
+        if factor > 0.0 && factor.is_finite() {
+            return Ok(factor);
+        }
+        Err(invalid(format!(
+            "config.json: '{key}' is {factor}; expected a number above 0"
+        )))
     }
 
     /// A cap, of an architecture that has any; null is none.

@@ -22,6 +22,28 @@ pub(super) fn halves(num_layers: usize) -> Vec<Blocks> {
 }
 
 impl ModelConfig {
+    /// What the layers are that bring tokens together, and how many of each, where some are recurrent; none where others have
+    /// no such layer, or two.
+    pub fn layer_kinds(&self) -> Vec<(&'static str, usize)> {
+        let is_whole = !self.has_paired_layers() && (0..self.num_layers).all(|layer| self.has_mixer(layer));
+        let Some(recurrent) = self.recurrent.as_ref().filter(|_| is_whole) else {
+            return Vec::new();
+        };
+        let attention = if self.latent.is_some() {
+            "latent attention"
+        } else {
+            "attention"
+        };
+        let num_recurrent = (0..self.num_layers)
+            .filter(|&layer| self.recurrent(layer).is_some())
+            .count();
+        let kinds = [
+            (recurrent.name(), num_recurrent),
+            (attention, self.num_layers - num_recurrent),
+        ];
+        kinds.into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+
     /// Whether layer `layer` brings tokens together.
     pub fn has_mixer(&self, layer: usize) -> bool {
         self.blocks[layer] != Blocks::FeedForward

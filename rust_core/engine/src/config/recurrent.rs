@@ -1,5 +1,6 @@
 //! What a hybrid's layers without attention are: short convolutions (LFM2, LFM3), gated delta nets (Qwen 3.5), Kimi Delta Attention, Mamba's
-//! state spaces (Jamba, Mamba, Falcon-Mamba), or Mamba-2's (Granite 4, Nemotron-H, Bamba, Falcon-H1, Codestral Mamba).
+//! state spaces (Jamba, Mamba, Falcon-Mamba), Mamba-2's (Granite 4, Nemotron-H, Bamba, Falcon-H1, Codestral Mamba), or lightning
+//! attention (MiniMax-01).
 
 use pyagent_kernels::recurrent::{CELL_CHANNELS, MOST_TAPS};
 
@@ -40,9 +41,12 @@ impl Architecture {
         self.has_short_convolutions()
             || self.has_delta_nets()
             || self.has_state_spaces()
-            || matches!(self, Self::Jamba | Self::Mamba | Self::KimiLinear)
+            || matches!(self, Self::Jamba | Self::Mamba | Self::KimiLinear | Self::MiniMax01)
     }
 }
+
+/// What keeps a model of one layer from dividing by 0, and the last layer's slopes above 0.
+const DEPTH_OFFSET: f64 = 1e-5;
 
 /// The kind of all of a model's recurrent layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,6 +64,8 @@ pub enum Recurrent {
     Mamba1(Mamba1),
     /// Granite 4, Nemotron-H, Bamba, Codestral Mamba: a convolution of channels and of what they are written and read along, then a selective state space.
     Mamba2(Mamba2),
+    /// MiniMax-01: lightning attention, a matrix for each head, of which every token leaves the same share.
+    Lightning(Lightning),
 }
 
 /// The shape of a gated delta net.
@@ -125,6 +131,15 @@ pub struct Mamba2 {
     pub is_normalised: bool,
 }
 
+/// The shape of lightning attention (Qin et al. 2024, arXiv 2405.17381).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lightning {
+    /// Heads.
+    pub num_heads: usize,
+    /// Width of a query, key or value.
+    pub head_size: usize,
+}
+
 impl ModelConfig {
     /// Heads and their width of models without attention: nothing has them, and they take as little as can be.
     pub(crate) const NO_HEADS: (usize, usize) = (1, 16);
@@ -133,6 +148,18 @@ impl ModelConfig {
 }
 
 impl Recurrent {
+    /// What model cards call it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::ShortConvolution { .. } => "short convolutions",
+            Self::DeltaNet(_) => "gated delta nets",
+            Self::KimiDelta(_) => "Kimi Delta Attention",
+            Self::Mamba1(_) => "Mamba",
+            Self::Mamba2(_) => "Mamba-2",
+            Self::Lightning(_) => "lightning attention",
+        }
+    }
+
     /// The same with the value heads of a key head beside each other, as folders have them.
     #[must_use]
     pub fn untiled(self) -> Self {
@@ -147,6 +174,21 @@ impl KimiDelta {
     /// Values in all of a token's queries, or keys, or values.
     pub fn inner_size(&self) -> usize {
         self.num_heads * self.head_size
+    }
+}
+
+impl Lightning {
+    /// Values in all of a token's queries, or keys, or values.
+    pub fn inner_size(&self) -> usize {
+        self.num_heads * self.head_size
+    }
+
+    /// How quickly a head's state fades in a layer of so many: slopes fall from head to head as ALiBi's do, and from the first
+    /// layer's to next to nothing in the last.
+    pub fn slope(&self, (layer, num_layers): (usize, usize), head: usize) -> f64 {
+        let of_head = (-8.0 * (head + 1) as f64 / self.num_heads as f64).exp2();
+        let depth = layer as f64 / ((num_layers - 1) as f64 + DEPTH_OFFSET);
+        of_head * (1.0 - depth + DEPTH_OFFSET)
     }
 }
 
@@ -217,7 +259,7 @@ impl DeltaNet {
 }
 
 impl Recurrent {
-    /// Tokens that the convolution covers.
+    /// Tokens that the convolution covers; 1, of no channel, where there is none.
     pub fn taps(&self) -> usize {
         match self {
             Self::ShortConvolution { taps } => *taps,
@@ -225,6 +267,7 @@ impl Recurrent {
             Self::KimiDelta(shape) => shape.taps,
             Self::Mamba1(shape) => shape.taps,
             Self::Mamba2(space) => space.taps,
+            Self::Lightning(_) => 1,
         }
     }
 
@@ -236,13 +279,15 @@ impl Recurrent {
             Self::KimiDelta(shape) => 3 * shape.inner_size(),
             Self::Mamba1(shape) => shape.inner_size,
             Self::Mamba2(space) => space.num_channels(),
+            Self::Lightning(_) => 0,
         }
     }
 
     /// Rows of the matrices that a layer multiplies its input by: of short convolutions the two gates and what is
     /// convolved, in one; of delta nets what is convolved, the output's gate, rates and decays; of Kimi Delta Attention queries, keys and
     /// values, what decays are made of, what gates are made of, and rates; of Mamba what is
-    /// convolved and the output's gate; of Mamba-2 steps besides.
+    /// convolved and the output's gate; of Mamba-2 steps besides; of lightning attention each head's query, key and value, and the
+    /// output's gate.
     pub fn projections(&self, hidden_size: usize) -> Vec<usize> {
         match self {
             Self::ShortConvolution { .. } => vec![3 * hidden_size],
@@ -258,6 +303,7 @@ impl Recurrent {
             }
             Self::Mamba1(shape) => vec![shape.inner_size; 2],
             Self::Mamba2(space) => vec![space.num_channels(), space.inner_size(), space.num_heads],
+            Self::Lightning(shape) => vec![3 * shape.inner_size(), shape.inner_size()],
         }
     }
 
@@ -280,6 +326,7 @@ impl Recurrent {
             Self::KimiDelta(shape) => shape.inner_size(),
             Self::Mamba1(shape) => shape.inner_size,
             Self::Mamba2(space) => space.inner_size(),
+            Self::Lightning(shape) => shape.inner_size(),
         }
     }
 
@@ -303,12 +350,19 @@ impl Recurrent {
                 space.inner_size() / CELL_CHANNELS,
                 pyagent_kernels::recurrent::matrix_len(space.state_size),
             ),
+            Self::Lightning(shape) => (
+                shape.inner_size() / CELL_CHANNELS,
+                pyagent_kernels::recurrent::matrix_len(shape.head_size),
+            ),
         }
     }
 
     /// Refuses shapes that no real model has, or that the kernels do not compute.
     pub(super) fn check(&self, hidden_size: usize) -> Result<(), ModelFileError> {
-        let mut limits = vec![("taps of the convolution", self.taps(), 2, MOST_TAPS, 1)];
+        let mut limits = match self {
+            Self::Lightning(_) => Vec::new(),
+            _ => vec![("taps of the convolution", self.taps(), 2, MOST_TAPS, 1)],
+        };
         match self {
             Self::ShortConvolution { .. } => limits.push(("hidden size", hidden_size, 1, 1 << 20, CELL_CHANNELS)),
             Self::DeltaNet(net) => limits.extend([
@@ -344,6 +398,10 @@ impl Recurrent {
                     ("state size", space.state_size, 16, 1_024, CELL_CHANNELS),
                 ]);
             }
+            Self::Lightning(shape) => limits.extend([
+                ("heads", shape.num_heads, 1, 1_024, 1),
+                ("head size", shape.head_size, 16, 1_024, CELL_CHANNELS),
+            ]),
         }
         let wrong = limits
             .into_iter()

@@ -23,22 +23,11 @@ impl Part<'_> {
     /// The layer's convolution is over; the piece's heads and their states are this thread's in this stage.
     pub(super) unsafe fn scan_delta(&self, layer: usize, net: &DeltaNet, piece: usize, own: &mut Own) {
         let net = *net;
-        let Some(sequence) = self.sequence(layer, piece / net.num_key_heads) else {
-            return;
-        };
-        let Some(delta) = &sequence.weights.scan else { return };
-        let key_head = piece % net.num_key_heads;
-        let cells = |head: usize| {
-            let each = net.value_size / CELL_CHANNELS;
-            head * each..(head + 1) * each
-        };
-        let [_, len] = sequence.states.cell_lens;
-        let matrices = &sequence.states.layer(layer).matrices;
-        let matrices = net.value_heads(key_head).flat_map(cells).map(|cell| matrices[cell]);
-        let mut saved = std::mem::take(&mut own.saved);
-        // SAFETY: by contract; runs and tiles follow each other.
+        let (segment, key_head) = (piece / net.num_key_heads, piece % net.num_key_heads);
+        let heads = (net.value_heads(key_head), net.value_size);
+        // SAFETY: by contract.
         unsafe {
-            sequence.advance(self.pass.kv, (matrices, len), &mut saved, |run, rows| {
+            self.advance_heads((layer, segment), heads, own, |sequence, delta, run, rows, own| {
                 let mut prepared = Patch::own(&mut own.second, rows.clone(), 0..2 * net.key_size);
                 self.prepare_keys((net.key_size, net.keys_size()), key_head, &mut prepared);
                 for head in net.value_heads(key_head) {
@@ -48,11 +37,10 @@ impl Part<'_> {
                         layer,
                         head,
                     };
-                    self.scan_tile(&sequence, run, &head, rows.clone(), own);
+                    self.scan_tile(sequence, run, &head, rows.clone(), own);
                 }
             });
         }
-        own.saved = saved;
     }
 
     /// A head's keys, then its queries, of a tile's rows, of length 1; queries are scaled as attention's are. Of one head there

@@ -104,31 +104,22 @@ impl Part<'_> {
     /// The layer's convolution is over, and decays and gates are handed on; the piece's head and its state are this
     /// thread's in this stage.
     pub(super) unsafe fn scan_kimi(&self, layer: usize, shape: &KimiDelta, piece: usize, own: &mut Own) {
-        let Some(sequence) = self.sequence(layer, piece / shape.num_heads) else {
-            return;
-        };
-        let (Some(scan), Some(kimi)) = (&sequence.weights.scan, &sequence.weights.kimi) else {
-            return;
-        };
-        let head = Head {
-            shape,
-            scan,
-            kimi,
-            layer,
-            head: piece % shape.num_heads,
-        };
-        let each = shape.head_size / CELL_CHANNELS;
-        let [_, len] = sequence.states.cell_lens;
-        let matrices = &sequence.states.layer(layer).matrices;
-        let matrices = matrices[head.head * each..(head.head + 1) * each].iter().copied();
-        let mut saved = std::mem::take(&mut own.saved);
-        // SAFETY: by contract; runs and tiles follow each other.
+        let (segment, head) = (piece / shape.num_heads, piece % shape.num_heads);
+        let heads = (std::iter::once(head), shape.head_size);
+        // SAFETY: by contract.
         unsafe {
-            sequence.advance(self.pass.kv, (matrices, len), &mut saved, |run, rows| {
-                self.scan_tile_of_kimi(&sequence, run, &head, rows, own);
+            self.advance_heads((layer, segment), heads, own, |sequence, scan, run, rows, own| {
+                let Some(kimi) = &sequence.weights.kimi else { return };
+                let head = Head {
+                    shape,
+                    scan,
+                    kimi,
+                    layer,
+                    head,
+                };
+                self.scan_tile_of_kimi(sequence, run, &head, rows, own);
             });
         }
-        own.saved = saved;
     }
 
     unsafe fn scan_tile_of_kimi(

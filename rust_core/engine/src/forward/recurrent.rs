@@ -1,5 +1,5 @@
-//! Recurrent layers: their projections and their convolutions, in place of attention's stages; delta rules and state spaces
-//! are beside.
+//! Recurrent layers: their projections and their convolutions, in place of attention's stages; delta rules, state spaces and
+//! lightning attention are beside.
 //!
 //! A piece has some channels, or a key head, of one sequence's tokens, and takes them one after the other: the sequence's
 //! state is read and written in its pages. So the number of pieces is that of sequences times parts of a layer, and what a
@@ -16,7 +16,7 @@ use super::sequence::Sequence;
 use super::{MOST_GROUPS, PIECES_PER_THREAD, Part, Pass, Plan, Stage, Tiling, kimi, part};
 use crate::config::{ModelConfig, Recurrent};
 use crate::kv::StateRun;
-use crate::model::{Linear, RecurrentWeights};
+use crate::model::{Linear, Mixer, RecurrentWeights};
 use crate::workspace::{Own, Patch};
 
 /// Blocks of channels in a piece of a convolution at most.
@@ -27,7 +27,7 @@ pub(super) fn most_columns(config: &ModelConfig) -> usize {
     match &config.recurrent {
         None => 0,
         Some(Recurrent::ShortConvolution { .. } | Recurrent::Mamba1(_)) => MOST_BLOCKS * BLOCK_COLS,
-        Some(Recurrent::Mamba2(_)) => 0,
+        Some(Recurrent::Mamba2(_) | Recurrent::Lightning(_)) => 0,
         Some(Recurrent::DeltaNet(net)) => (2 * net.key_size).max(net.value_size),
         Some(Recurrent::KimiDelta(shape)) => kimi::columns_per_key(shape),
     }
@@ -75,6 +75,7 @@ pub(super) fn num_scan_pieces(plan: &Plan<'_>, config: &ModelConfig) -> usize {
         Some(Recurrent::DeltaNet(net)) => net.num_key_heads,
         Some(Recurrent::KimiDelta(shape)) => shape.num_heads,
         Some(Recurrent::Mamba2(space)) => space.num_heads,
+        Some(Recurrent::Lightning(shape)) => shape.num_heads,
         Some(Recurrent::Mamba1(_)) => num_channel_parts(plan, config),
         _ => 0,
     };
@@ -92,7 +93,7 @@ impl Pass<'_> {
         let recurrent = self.config.recurrent(layer);
         let attention = recurrent.is_none();
         let is_latent = attention && self.config.latent.is_some();
-        let is_space = matches!(recurrent, Some(Recurrent::Mamba2(_)));
+        let has_norm = matches!(recurrent, Some(Recurrent::Mamba2(_) | Recurrent::Lightning(_)));
         let has_drafts = plan.num_drafts() > 0;
         let picks = self.config.indexer(layer).is_some() && plan.rating.num_pieces() > 0;
         let before = [
@@ -106,7 +107,7 @@ impl Pass<'_> {
             is_latent.then_some(Stage::Expand(layer)),
             (!attention && has_drafts).then_some(Stage::KeepDrafts(layer)),
         ];
-        let norm = is_space.then_some(Stage::NormaliseScan(layer));
+        let norm = has_norm.then_some(Stage::NormaliseScan(layer));
         before.into_iter().flatten().chain(self.state_stages(layer)).chain(norm)
     }
 
@@ -114,9 +115,10 @@ impl Pass<'_> {
     pub(super) fn state_stages(&self, layer: usize) -> impl Iterator<Item = Stage> + use<> {
         let recurrent = self.config.recurrent(layer);
         let selects = matches!(recurrent, Some(Recurrent::Mamba1(_)));
+        let convolves = !matches!(recurrent, None | Some(Recurrent::Lightning(_)));
         let scans = !matches!(recurrent, None | Some(Recurrent::ShortConvolution { .. }));
         let stages = [
-            recurrent.map(|_| Stage::Convolve(layer)),
+            convolves.then_some(Stage::Convolve(layer)),
             matches!(recurrent, Some(Recurrent::KimiDelta(_))).then_some(Stage::HandOnGates(layer)),
             selects.then_some(Stage::Select(layer)),
             selects.then_some(Stage::Settle(layer)),
@@ -271,7 +273,7 @@ impl Part<'_> {
         }
     }
 
-    /// A piece of what brings a layer's states past tokens: of the delta rule, or of a state space.
+    /// A piece of what brings a layer's states past tokens: of a delta rule, a state space or lightning attention.
     ///
     /// # Safety
     /// The stages before it are over; the piece's heads or channels, and their states, are this thread's in this stage.
@@ -283,7 +285,27 @@ impl Part<'_> {
                 Some(Recurrent::KimiDelta(shape)) => self.scan_kimi(layer, shape, piece, own),
                 Some(Recurrent::Mamba1(_)) => self.scan_channels(layer, piece, own),
                 Some(Recurrent::Mamba2(space)) => self.scan_space(layer, space, piece, own),
+                Some(Recurrent::Lightning(shape)) => self.scan_lightning(layer, shape, piece, own),
                 Some(Recurrent::ShortConvolution { .. }) | None => {}
+            }
+        }
+    }
+    /// The norm of a row's outputs, which several heads share, and what it hands to the output matrix.
+    ///
+    /// # Safety
+    /// The layer's scan is over; the row is this thread's in this stage.
+    pub(super) unsafe fn normalise_scan(&self, layer: usize, row: usize) {
+        let Pass { config, weights, .. } = *self.pass;
+        let Mixer::Recurrent(weights) = &weights.layers[layer].mixer else {
+            return;
+        };
+        let Some(scan) = &weights.scan else { return };
+        // SAFETY: by contract.
+        unsafe {
+            match &config.recurrent {
+                Some(Recurrent::Mamba2(shape)) => self.normalise_space(scan, shape, row),
+                Some(Recurrent::Lightning(shape)) => self.normalise_lightning(scan, shape, row),
+                _ => {}
             }
         }
     }

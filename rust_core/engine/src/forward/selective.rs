@@ -11,9 +11,9 @@ use pyagent_kernels::recurrent::{CELL_CHANNELS, SelectiveScan, selective_scan};
 use super::delta::softplus;
 use super::sequence::Sequence;
 use super::{PRODUCT_TILE, Part, Pass};
-use crate::config::{Mamba2, Recurrent};
+use crate::config::Mamba2;
 use crate::kv::StateRun;
-use crate::model::{Mixer, ScanWeights};
+use crate::model::ScanWeights;
 use crate::workspace::Own;
 
 impl Part<'_> {
@@ -23,24 +23,17 @@ impl Part<'_> {
     /// The layer's convolution is over; the piece's channels and their states are this thread's in this stage.
     pub(super) unsafe fn scan_space(&self, layer: usize, space: &Mamba2, piece: usize, own: &mut Own) {
         let (segment, head) = (piece / space.num_heads, piece % space.num_heads);
-        let Some(sequence) = self.sequence(layer, segment) else {
-            return;
-        };
-        let Some(weights) = &sequence.weights.scan else { return };
-        let each = space.head_size / CELL_CHANNELS;
-        let head = Head {
-            space,
-            weights,
-            layer,
-            head,
-        };
-        let [_, len] = sequence.states.cell_lens;
-        let matrices = &sequence.states.layer(layer).matrices;
-        let matrices = matrices[head.head * each..(head.head + 1) * each].iter().copied();
-        // SAFETY: by contract; runs and tiles follow each other.
+        let heads = (std::iter::once(head), space.head_size);
+        // SAFETY: by contract.
         unsafe {
-            sequence.advance(self.pass.kv, (matrices, len), &mut own.saved, |run, rows| {
-                self.scan_head(&sequence, run, &head, rows);
+            self.advance_heads((layer, segment), heads, own, |sequence, weights, run, rows, _| {
+                let head = Head {
+                    space,
+                    weights,
+                    layer,
+                    head,
+                };
+                self.scan_head(sequence, run, &head, rows);
             });
         }
     }
@@ -88,20 +81,8 @@ impl Part<'_> {
     ///
     /// # Safety
     /// The layer's scan is over; the row is this thread's in this stage.
-    pub(super) unsafe fn normalise_scan(&self, layer: usize, row: usize) {
-        let Pass {
-            config,
-            weights,
-            space,
-            isa,
-            ..
-        } = *self.pass;
-        let (Mixer::Recurrent(weights), Some(Recurrent::Mamba2(shape))) =
-            (&weights.layers[layer].mixer, config.recurrent)
-        else {
-            return;
-        };
-        let Some(scan) = &weights.scan else { return };
+    pub(super) unsafe fn normalise_space(&self, scan: &ScanWeights, shape: &Mamba2, row: usize) {
+        let Pass { config, space, isa, .. } = *self.pass;
         let gates = shape.num_channels().next_multiple_of(CELL_CHANNELS);
         let inner = shape.inner_size();
         // SAFETY: by contract.

@@ -12,7 +12,8 @@ use super::recurrent::MOST_BLOCKS;
 use super::{PRODUCT_TILE, Part, Pass};
 use crate::config::{ModelConfig, Recurrent};
 use crate::kv::{Cell, KvMemory, StatePages, StateRun};
-use crate::model::{Mixer, RecurrentWeights};
+use crate::model::{Mixer, RecurrentWeights, ScanWeights};
+use crate::workspace::Own;
 
 /// Numbers of a state that a piece of a recurrent layer changes, at most.
 pub(crate) fn most_piece_state(config: &ModelConfig) -> usize {
@@ -25,6 +26,7 @@ pub(crate) fn most_piece_state(config: &ModelConfig) -> usize {
         Recurrent::KimiDelta(shape) => shape.head_size,
         Recurrent::Mamba1(_) => MOST_BLOCKS * BLOCK_COLS,
         Recurrent::Mamba2(space) => space.head_size,
+        Recurrent::Lightning(shape) => shape.head_size,
     };
     history.max(columns / CELL_CHANNELS * matrix_len)
 }
@@ -85,6 +87,37 @@ impl Sequence<'_> {
 }
 
 impl Part<'_> {
+    /// Brings some heads' matrices of a sequence past its tokens, of which `compute` takes some rows at a time: the frame of
+    /// every rule that has a matrix for each head, with so many columns. Nothing where the layer has attention.
+    ///
+    /// # Safety
+    /// The heads' matrices are this thread's in this stage.
+    pub(super) unsafe fn advance_heads(
+        &self,
+        (layer, segment): (usize, usize),
+        (heads, columns): (impl Iterator<Item = usize> + Clone, usize),
+        own: &mut Own,
+        mut compute: impl FnMut(&Sequence<'_>, &ScanWeights, &StateRun, Range<usize>, &mut Own),
+    ) {
+        let Some(sequence) = self.sequence(layer, segment) else {
+            return;
+        };
+        let Some(scan) = &sequence.weights.scan else { return };
+        let each = columns / CELL_CHANNELS;
+        let [_, len] = sequence.states.cell_lens;
+        let matrices = &sequence.states.layer(layer).matrices;
+        let cells = heads.flat_map(move |head| head * each..(head + 1) * each);
+        let mut saved = std::mem::take(&mut own.saved);
+        // SAFETY: by contract; runs and tiles follow each other.
+        unsafe {
+            let cells = (cells.map(|cell| matrices[cell]), len);
+            sequence.advance(self.pass.kv, cells, &mut saved, |run, rows| {
+                compute(&sequence, scan, run, rows, own);
+            });
+        }
+        own.saved = saved;
+    }
+
     /// A segment's tokens in a layer; none where the layer has attention.
     pub(super) fn sequence(&self, layer: usize, segment: usize) -> Option<Sequence<'_>> {
         let Pass {

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use self::families::family_part;
 use self::hybrid::{
-    bamba_part, gate_up_rows, gguf_part_of, granite_part, kimi_part, lfm2_part, lfm3_part, mamba_rows, nemotron_part,
+    bamba_part, gate_up_rows, gguf_part_of, granite_part, kimi_part, lfm2_part, lfm3_part, mamba_rows, minimax_part,
+    nemotron_part,
 };
 use crate::config::{Architecture, ModelConfig, Rating, invalid};
 use crate::quantised::{Matrices, Matrix};
@@ -248,6 +249,7 @@ impl Names {
                     architecture if architecture.has_short_convolutions() => lfm2_part(part),
                     Architecture::GraniteHybrid => granite_part(part),
                     Architecture::KimiLinear => kimi_part(part),
+                    Architecture::MiniMax01 => minimax_part(part),
                     Architecture::NemotronH | Architecture::Mamba | Architecture::Mamba2 => nemotron_part(part),
                     Architecture::Bamba | Architecture::FalconH1 | Architecture::Jamba => bamba_part(part),
                     architecture => family_part(part, architecture),
@@ -267,7 +269,9 @@ impl Names {
     /// Where the matrix is that rates a layer's experts.
     pub(super) fn router(&self, layer: usize, config: &ModelConfig) -> Place {
         let hugging_face = match config.architecture {
-            Architecture::Llama | Architecture::MiniMaxM2 | Architecture::KimiLinear => "block_sparse_moe.gate",
+            Architecture::Llama | Architecture::MiniMaxM2 | Architecture::MiniMax01 | Architecture::KimiLinear => {
+                "block_sparse_moe.gate"
+            }
             Architecture::GptOss => "mlp.router",
             Architecture::Llama4 | Architecture::Jamba => "feed_forward.router",
             Architecture::HunyuanMoe => "mlp.gate.wg",
@@ -380,7 +384,7 @@ impl Names {
             }
         }
         let (block, [gate, up, down]) = match config.architecture {
-            Architecture::Llama | Architecture::MiniMaxM2 | Architecture::KimiLinear => {
+            Architecture::Llama | Architecture::MiniMaxM2 | Architecture::MiniMax01 | Architecture::KimiLinear => {
                 ("block_sparse_moe", ["w1", "w3", "w2"])
             }
             Architecture::Lfm2Moe => ("feed_forward", ["w1", "w3", "w2"]),

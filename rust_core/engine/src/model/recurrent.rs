@@ -5,9 +5,12 @@ use pyagent_kernels::recurrent::CELL_CHANNELS;
 
 use super::names::{Part, Place};
 use super::{ChannelWeights, KimiWeights, Linear, Loader, expect, pack, vector};
-use crate::config::{DeltaNet, ModelConfig, Recurrent, invalid};
+use crate::config::{DeltaNet, Lightning, ModelConfig, Recurrent, invalid};
 use crate::quantised::Matrix;
 use crate::weights::{ModelFile, ModelFileError, TensorView};
+
+/// How far a stored slope may be from that of its place: it may be a bfloat16.
+const SLOPE_TOLERANCE: f64 = 0.01;
 
 /// A recurrent layer's weights but for its output matrix.
 pub struct RecurrentWeights {
@@ -25,7 +28,7 @@ pub struct RecurrentWeights {
     pub kimi: Option<KimiWeights>,
 }
 
-/// What a gated delta net, or a state space, has besides.
+/// What a gated delta net, or a state space, has besides; lightning attention has a norm alone.
 pub struct ScanWeights {
     /// Of each head, the logarithm of what stays of its state in a step of 1: below 0.
     pub log_decays: Vec<f32>,
@@ -33,7 +36,7 @@ pub struct ScanWeights {
     pub step_biases: Vec<f32>,
     /// Of each head of a state space, how much of the input is added to the output.
     pub skips: Vec<f32>,
-    /// The norm of each value head's output; of a state space, all groups' norms.
+    /// The norm of each value head's output; of a state space, all groups' norms; of lightning attention, that of all heads.
     pub norm: Vec<f32>,
 }
 
@@ -50,7 +53,7 @@ fn inputs(recurrent: &Recurrent) -> &'static [Part] {
             Part::MixerGate,
             Part::MixerRate,
         ],
-        Recurrent::Mamba1(_) => &[Part::MixerInput, Part::MixerGate],
+        Recurrent::Mamba1(_) | Recurrent::Lightning(_) => &[Part::MixerInput, Part::MixerGate],
         Recurrent::Mamba2(_) => &[Part::MixerInput, Part::MixerGate, Part::MixerDecay],
     }
 }
@@ -95,8 +98,12 @@ impl Loader<'_> {
             Recurrent::DeltaNet(net) => (net.num_value_heads, net.num_value_heads, net.value_size),
             Recurrent::KimiDelta(shape) => (shape.num_heads, shape.inner_size(), shape.head_size),
             Recurrent::Mamba2(space) => (space.num_heads, space.num_heads, space.inner_size()),
+            Recurrent::Lightning(shape) => (0, 0, shape.inner_size()),
         };
-        let numbers = |part, size| vector(&self.file.tensor(&self.place(layer, part).name)?, size);
+        let numbers = |part, size| match size {
+            0 => Ok(Vec::new()),
+            _ => vector(&self.file.tensor(&self.place(layer, part).name)?, size),
+        };
         let mut log_decays = numbers(Part::MixerDecayBase, num_heads)?;
         if let ModelFile::Safetensors(_) = self.file {
             log_decays.iter_mut().for_each(|value| *value = -value.exp());
@@ -118,14 +125,15 @@ impl Loader<'_> {
     fn convolutions(&self, layer: usize, recurrent: &Recurrent) -> Vec<String> {
         match recurrent {
             Recurrent::KimiDelta(_) => self.convolutions_of_kimi(layer),
+            Recurrent::Lightning(_) => Vec::new(),
             _ => vec![self.place(layer, Part::MixerConvolution).name],
         }
     }
 
-    /// A convolution's weights, [channels, taps] in the file, by cells of sixteen channels.
+    /// A convolution's weights, [channels, taps] in the file, by cells of sixteen channels; none where there is none.
     fn convolution(&self, layer: usize, recurrent: &Recurrent) -> Result<Vec<f32>, ModelFileError> {
         let names = self.convolutions(layer, recurrent);
-        let channels = recurrent.num_channels(self.config.hidden_size) / names.len();
+        let channels = recurrent.num_channels(self.config.hidden_size) / names.len().max(1);
         let taps = recurrent.taps();
         let mut weights = Vec::new();
         for name in names {
@@ -173,6 +181,7 @@ impl Loader<'_> {
             match recurrent {
                 Recurrent::Mamba1(shape) => drop(self.check_channels(layer, shape)?),
                 Recurrent::KimiDelta(shape) => self.check_kimi(layer, shape)?,
+                Recurrent::Lightning(shape) => self.check_slopes(layer, shape)?,
                 _ => {}
             }
             for (part, rows) in inputs(recurrent).iter().copied().zip(recurrent.projections(hidden)) {
@@ -189,6 +198,29 @@ impl Loader<'_> {
             self.scan(layer, recurrent)?;
         }
         Ok(())
+    }
+
+    /// Refuses slopes of lightning attention that are not those of the layer's place: transformers stores them, and what it
+    /// computes of them.
+    fn check_slopes(&self, layer: usize, shape: &Lightning) -> Result<(), ModelFileError> {
+        let name = self.names.whole(layer, "(none)", "self_attn.slope_rate").name;
+        let Some(tensor) = self.file.find_tensor(&name)? else {
+            return Ok(());
+        };
+        let place = (layer, self.config.num_layers);
+        let is_wrong = |(head, stored): (usize, &f32)| {
+            let slope = shape.slope(place, head);
+            let is_near = (f64::from(*stored) - slope).abs() <= SLOPE_TOLERANCE * slope;
+            !is_near
+        };
+        let stored = vector(&tensor, shape.num_heads)?;
+        match stored.iter().enumerate().find(|slope| is_wrong(*slope)) {
+            None => Ok(()),
+            Some((head, slope)) => Err(invalid(format!(
+                "tensor '{name}' has {slope} for head {head}; expected {}, the slope of its place",
+                shape.slope(place, head)
+            ))),
+        }
     }
 
     /// A matrix whose rows are a head of queries, then a head of their gates, in turn.

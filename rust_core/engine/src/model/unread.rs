@@ -21,8 +21,9 @@ const OF_DRAFTING: [&str; 4] = [".eh_proj.", ".enorm.", ".hnorm.", ".shared_head
 const WHOLE: &str = "lm_head.weight language_model.lm_head.weight output.weight embed_out.weight rope_freqs.weight \
     rope_factors_long.weight rope_factors_short.weight";
 /// What change no number: rotary frequencies, masks and scales of quantised caches that older versions stored; the matrices
-/// of latent attention in the form that is not read, of files that have both.
-const ENDS: [&str; 11] = [
+/// of latent attention in the form that is not read, of files that have both;
+/// what transformers makes of lightning attention's slopes.
+const ENDS: [&str; 14] = [
     ".rotary_emb.inv_freq",
     ".attention.bias",
     ".attention.masked_bias",
@@ -34,6 +35,9 @@ const ENDS: [&str; 11] = [
     ".attn_k_b.weight",
     ".attn_v_b.weight",
     ".attn_kv_b.weight",
+    ".self_attn.query_decay",
+    ".self_attn.key_decay",
+    ".self_attn.diagonal_decay",
 ];
 /// What a layer that reads another's keys and values has of its own all the same.
 const OF_KEYS_AND_VALUES: &str = "k_proj v_proj k_norm v_norm attn_k attn_v attn_k_norm attn_v_norm";

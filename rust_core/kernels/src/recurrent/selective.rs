@@ -7,7 +7,8 @@ use super::delta::{Same, update};
 use crate::isa::Isa;
 use crate::lanes::{Lanes, run_on};
 
-/// Sixteen channels of a head over tokens of one sequence. Pointers are to the first token's.
+/// Sixteen channels of a head over tokens of one sequence. Lightning attention is one whose steps are 1, without a skip: keys are
+/// `b`, queries `c`, values `x`. Pointers are to the first token's.
 #[derive(Clone, Copy, Debug)]
 pub struct SelectiveScan<'a> {
     /// What a token writes along, [tokens, state size].

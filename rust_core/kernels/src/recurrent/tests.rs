@@ -300,6 +300,7 @@ struct Space {
     along: Vec<f32>,
     decays: Vec<f32>,
     steps: Vec<f32>,
+    skip: f32,
     state_size: usize,
     num_tokens: usize,
 }
@@ -314,8 +315,19 @@ impl Space {
             along: numbers(num_tokens * 2 * state_size, 2),
             decays: steps.iter().map(|step| (-0.5 * step).exp()).collect(),
             steps,
+            skip: SKIP,
             state_size,
             num_tokens,
+        }
+    }
+
+    /// Lightning attention: tokens leave the same share of the state, steps are 1, and nothing is skipped.
+    fn lightning(head_size: usize, num_tokens: usize, decay: f32) -> Self {
+        Self {
+            decays: vec![decay; num_tokens],
+            steps: vec![1.0; num_tokens],
+            skip: 0.0,
+            ..Self::new(head_size, num_tokens)
         }
     }
 
@@ -336,7 +348,7 @@ impl Space {
                 stride,
                 decays: &self.decays[start..end],
                 steps: &self.steps[start..end],
-                skip: SKIP,
+                skip: self.skip,
                 state: state.as_mut_ptr(),
             };
             // SAFETY: the vectors hold the tokens and the state.
@@ -366,7 +378,7 @@ impl Space {
                 }
             }
             for channel in 0..C {
-                let own = f64::from(SKIP) * x[token * C + channel];
+                let own = f64::from(self.skip) * x[token * C + channel];
                 let read: f64 = state.iter().zip(c(token)).map(|(row, c)| row[channel] * c).sum();
                 recurrent.push(read + own);
                 let seen = (0..=token).map(|from| {
@@ -401,6 +413,24 @@ fn state_space_has_the_same_bits_however_it_is_cut() {
     for isa in Isa::available() {
         for run in [1, 3, 16, 40] {
             assert_eq!(space.run(isa, run), whole, "{} in runs of {run}", isa.name());
+        }
+    }
+}
+
+/// Lightning attention is the paper's in `f64`, as a recurrence and as attention whose scores fade, for slopes that forget at
+/// once and that keep all; cut anywhere, on every instruction set, with the same bits.
+#[test]
+fn lightning_attention_is_a_state_space_of_steps_of_one() {
+    for (head_size, decay) in [(16, 0.5), (128, 0.9999), (48, 1e-4)] {
+        let attention = Space::lightning(head_size, 50, decay);
+        let whole = attention.run(Isa::Scalar, 50);
+        for expected in attention.expected() {
+            expect_near(&whole.0, &expected, 1e-4);
+        }
+        for isa in Isa::available() {
+            for run in [1, 7, 16] {
+                assert_eq!(attention.run(isa, run), whole, "{} in runs of {run}", isa.name());
+            }
         }
     }
 }

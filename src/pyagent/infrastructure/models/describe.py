@@ -21,7 +21,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     `kv_bytes_per_token` is what a token takes while every layer sees it. `kv_groups` are the engine's groups of layers:
     kind, size (a window's tokens, or the blocks of which one keeps a state), pages of `page_bytes` for a block. With
     `has_mtp`, a head that drafts further tokens is a part of it. `family` is what the file calls itself; `attention` is
-    said where it is peculiar. A `fault` is a tensor that is missing, or of another size than the file says.
+    said where it is peculiar; `layer_kinds` counts a hybrid's layers of each kind. A `fault` is a tensor that is missing,
+    or of another size than the file says.
     """
 
     architecture: str
@@ -33,6 +34,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_length: int
     num_layers: int
+    layer_kinds: tuple[tuple[str, int], ...]
     has_mtp: bool
     file_bytes: int
     weight_bytes: int
@@ -195,6 +197,7 @@ def describe_model(
         vocab_size=shape["vocab_size"],
         context_length=shape["context_length"],
         num_layers=shape["num_layers"],
+        layer_kinds=tuple(shape["layer_kinds"]),
         has_mtp=shape["has_mtp"],
         file_bytes=header["file_bytes"],
         weight_bytes=shape["weight_bytes"],

@@ -93,7 +93,8 @@ impl Keys<'_> {
             | Architecture::Mellum
             | Architecture::OlMoe
             | Architecture::GptOss
-            | Architecture::MiniMaxM2 => {}
+            | Architecture::MiniMaxM2
+            | Architecture::MiniMax01 => {}
             _ if has_shared(architecture) => {}
             _ => return Ok(None),
         }

@@ -1,8 +1,11 @@
 //! Recurrent layers in a GGUF's metadata: LFM2's short convolutions, Qwen 3.5's gated delta nets, Granite 4's and
-//! Nemotron-H's Mamba-2, Jamba's Mamba.
+//! Nemotron-H's Mamba-2, Jamba's Mamba, MiniMax-01's lightning attention.
 
 use super::{Keys, families, gemma4, latent, nemotron, number};
-use crate::config::{Architecture, DeltaNet, KimiDelta, Mamba1, Mamba2, ModelConfig, Recurrent, invalid, periodic};
+use crate::config::{
+    Architecture, DeltaNet, KimiDelta, Lightning, Mamba1, Mamba2, ModelConfig, NormedStream, Recurrent, invalid,
+    periodic,
+};
 use crate::gguf::{MetadataArray, MetadataValue};
 use crate::weights::ModelFileError;
 
@@ -52,11 +55,19 @@ const MAMBA: [&str; 5] = [
     "ssm.state_size",
     "ssm.time_step_rank",
 ];
+/// What is read of MiniMax-01 besides.
+const MINIMAX01: [&str; 3] = [
+    "attention.recurrent_layers",
+    "full_attention_interval",
+    "residual_scale",
+];
+
 /// The epsilon of these norms, of which files say nothing.
 const FALCON_EPSILON: f32 = 1e-6;
 
-/// The layers between those with attention, where the file does not say.
+/// Of how many layers the last has attention, where the file does not say.
 const QWEN35_INTERVAL: usize = 4;
+const MINIMAX01_INTERVAL: usize = 8;
 
 /// The keys that are read of a family besides those of all.
 pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
@@ -71,6 +82,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         Architecture::Deepseek2 | Architecture::MiniCpm3 => &latent::KEYS,
         Architecture::Mistral4 => &latent::OF_MISTRAL4,
         Architecture::KimiLinear => &latent::OF_KIMI,
+        Architecture::MiniMax01 => &MINIMAX01,
         Architecture::MiniCpm => &families::OF_MINICPM,
         Architecture::Gemma4 => &gemma4::KEYS,
         Architecture::StableLm | Architecture::GptNeoX => &families::OF_PARALLEL,
@@ -98,7 +110,7 @@ impl Keys<'_> {
                 self.file.find(&self.key("attention.head_count_kv")),
                 Some(MetadataValue::Array(_))
             ),
-            Architecture::FalconH1 => false,
+            Architecture::FalconH1 | Architecture::MiniMax01 => false,
             _ => architecture.is_hybrid() && !architecture.has_delta_nets(),
         };
         if !has_list {
@@ -114,11 +126,12 @@ impl Keys<'_> {
         Ok(most)
     }
 
-    /// The recurrent layers of a family that has any, and which they are.
+    /// The recurrent layers of a family that has any, and which they are; it may have as many heads, as wide, as attention.
     pub(super) fn recurrent(
         &self,
         architecture: Architecture,
         num_layers: usize,
+        (num_heads, head_size): (usize, usize),
     ) -> Result<(Option<Recurrent>, Vec<bool>), ModelFileError> {
         match architecture {
             _ if architecture.has_short_convolutions() => {
@@ -127,12 +140,17 @@ impl Keys<'_> {
                 Ok((Some(Recurrent::ShortConvolution { taps }), layers))
             }
             _ if architecture.has_delta_nets() => {
-                let layers = self.delta_layers(num_layers)?;
+                let layers = self.told_layers(num_layers, QWEN35_INTERVAL)?;
                 Ok((Some(Recurrent::DeltaNet(self.delta_net(architecture)?)), layers))
             }
             Architecture::GraniteHybrid => {
                 let layers = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
                 Ok((Some(Recurrent::Mamba2(self.mamba2()?)), layers))
+            }
+            Architecture::MiniMax01 => {
+                let layers = self.told_layers(num_layers, MINIMAX01_INTERVAL)?;
+                let shape = Lightning { num_heads, head_size };
+                Ok((layers.contains(&true).then_some(Recurrent::Lightning(shape)), layers))
             }
             Architecture::KimiLinear => {
                 let layers = self.heads_of_layers()?.into_iter().map(|count| count == 0).collect();
@@ -170,6 +188,20 @@ impl Keys<'_> {
             }
             _ => Ok((None, vec![false; num_layers.min(crate::config::MOST_LAYERS)])),
         }
+    }
+
+    /// Factors on the norms that MiniMax-01's blocks read; files of llama.cpp's converter have one for all, and none on what
+    /// blocks give.
+    pub(super) fn normed_stream(&self, architecture: Architecture) -> Result<Option<NormedStream>, ModelFileError> {
+        if architecture != Architecture::MiniMax01 {
+            return Ok(None);
+        }
+        let factors = [self.factor("residual_scale", 1.0)?, 1.0];
+        Ok(Some(NormedStream {
+            attention: factors,
+            lightning: factors,
+            experts: factors,
+        }))
     }
 
     /// Whether Granite 4's layers with attention have rotary positions, which files say in a place of their own.
@@ -220,8 +252,8 @@ impl Keys<'_> {
         })
     }
 
-    /// Which layers are delta nets: those the file says, one by one or by a period.
-    fn delta_layers(&self, num_layers: usize) -> Result<Vec<bool>, ModelFileError> {
+    /// Which layers are recurrent: those the file says, one by one or by a period.
+    fn told_layers(&self, num_layers: usize, interval: usize) -> Result<Vec<bool>, ModelFileError> {
         let key = self.key("attention.recurrent_layers");
         match self.file.find(&key) {
             Some(MetadataValue::Array(MetadataArray::Bool(layers))) if layers.len() >= num_layers => {
@@ -232,7 +264,7 @@ impl Keys<'_> {
             ))),
             None => {
                 let every = self.optional_size("full_attention_interval")?;
-                Ok(periodic(num_layers, every.unwrap_or(QWEN35_INTERVAL)))
+                Ok(periodic(num_layers, every.unwrap_or(interval)))
             }
         }
     }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::nemotron::Kind;
-use super::{JsonConfig, gemma4, jamba, kimi, latent, llama4, nemotron};
+use super::{JsonConfig, gemma4, jamba, kimi, latent, llama4, minimax, nemotron};
 use crate::config::{Experts, MOST_LAYERS, Rating, invalid};
 use crate::weights::ModelFileError;
 
@@ -28,7 +28,7 @@ struct Family {
     is_renormalised: bool,
 }
 
-const FAMILIES: [Family; 31] = [
+const FAMILIES: [Family; 32] = [
     Family {
         name: llama4::NAME,
         count: "num_local_experts",
@@ -56,6 +56,14 @@ const FAMILIES: [Family; 31] = [
     Family {
         name: "mixtral",
         count: "num_local_experts",
+        used: "num_experts_per_tok",
+        size: "intermediate_size",
+        more: "",
+        is_renormalised: true,
+    },
+    Family {
+        name: minimax::NAME,
+        count: "num_local_experts num_experts",
         used: "num_experts_per_tok",
         size: "intermediate_size",
         more: "",

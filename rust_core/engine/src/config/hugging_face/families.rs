@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, kimi};
+use super::{JsonConfig, kimi, minimax};
 use crate::config::{Activation, Architecture, invalid, minicpm};
 use crate::weights::{ModelFileError, clipped};
 
@@ -61,6 +61,7 @@ pub(super) fn fields(architecture: Architecture) -> &'static str {
         Architecture::ExaoneMoe => "sliding_window_pattern",
         Architecture::MiniCpm => OF_MINICPM,
         Architecture::KimiLinear => kimi::FIELDS,
+        Architecture::MiniMax01 => minimax::FIELDS,
         Architecture::Deepseek2 => {
             "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim rope_interleave \
              embedding_initializer_range"

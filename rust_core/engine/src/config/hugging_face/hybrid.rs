@@ -36,11 +36,12 @@ const LFM2_MULTIPLE: usize = 256;
 const QWEN35_INTERVAL: usize = 4;
 
 impl JsonConfig<'_> {
-    /// The recurrent layers of a family that has any, and which they are.
+    /// The recurrent layers of a family that has any, and which they are; it may have as many heads, as wide, as attention.
     pub(super) fn recurrent(
         &self,
         architecture: Architecture,
         num_layers: usize,
+        (num_heads, head_dim): (usize, usize),
     ) -> Result<(Option<Recurrent>, Vec<bool>), ModelFileError> {
         match architecture {
             Architecture::Lfm3 => self.lfm3_convolutions(num_layers),
@@ -98,6 +99,7 @@ impl JsonConfig<'_> {
             }
             Architecture::Jamba => self.jamba_recurrent(num_layers),
             Architecture::KimiLinear => self.kimi_recurrent(num_layers),
+            Architecture::MiniMax01 => self.lightning(num_layers, num_heads, head_dim),
             _ if architecture.is_recurrent_alone() => self.mamba_alone(architecture, num_layers),
             Architecture::NemotronH => {
                 self.check_nemotron()?;

@@ -49,6 +49,7 @@ impl JsonConfig<'_> {
             Architecture::GptOss => GPT_OSS_BASE,
             Architecture::Ernie45 | Architecture::Ernie45Moe | Architecture::Mellum => OLMO3_BASE,
             _ if self.text("model_type") == Some("mixtral") => MIXTRAL_BASE,
+            Architecture::MiniMax01 => MIXTRAL_BASE,
             Architecture::GptNeoX => self.number("rotary_emb_base").unwrap_or(BASE),
             _ if self.text("model_type") == Some("olmo3") => OLMO3_BASE,
             _ if self.text("model_type") == Some("solar_open") => SOLAR_BASE,

@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, MINISTRAL3, families, gemma4, is_recurrent, jamba, latent, lfm3, llama4};
+use super::{JsonConfig, MINISTRAL3, families, gemma4, is_recurrent, jamba, latent, lfm3, llama4, minimax};
 use crate::config::{invalid, periodic};
 use crate::weights::ModelFileError;
 
 /// Families without windows, besides those that a description makes and those with latent attention.
-const WITHOUT_WINDOWS: [&str; 12] = [
+const WITHOUT_WINDOWS: [&str; 13] = [
     "llama",
     "olmo2",
     "olmoe",
@@ -19,6 +19,7 @@ const WITHOUT_WINDOWS: [&str; 12] = [
     "seed_oss",
     "granite",
     jamba::NAME,
+    minimax::NAME,
     "solar_open",
 ];
 const DEFAULT_WINDOW: usize = 4096;

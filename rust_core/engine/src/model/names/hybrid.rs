@@ -88,12 +88,16 @@ pub(super) fn mamba_rows(part: Part, config: &ModelConfig) -> Option<Range<usize
     }
 }
 
-/// What a family's GGUF files call a part, where LFM2's and Kimi Linear's recurrent layers differ from others'.
+/// What a family's GGUF files call a part, where LFM2's, Kimi Linear's and MiniMax-01's recurrent layers differ from others'.
 pub(super) fn gguf_part_of(part: Part, architecture: Architecture) -> &'static str {
     match part {
         Part::MixerDecay if architecture == Architecture::KimiLinear => "ssm_f_a",
         Part::MixerGate if architecture == Architecture::KimiLinear => "ssm_g_a",
-        Part::MixerOutput if architecture == Architecture::KimiLinear => "attn_output",
+        Part::MixerInput if architecture == Architecture::MiniMax01 => "attn_qkv",
+        Part::MixerNorm if architecture == Architecture::MiniMax01 => "attn_norm_2.weight",
+        Part::MixerOutput if matches!(architecture, Architecture::KimiLinear | Architecture::MiniMax01) => {
+            "attn_output"
+        }
         _ if !architecture.has_short_convolutions() => gguf_part(part, architecture),
         Part::MixerInput => "shortconv.in_proj",
         Part::MixerConvolution => "shortconv.conv",
@@ -131,6 +135,17 @@ pub(super) fn kimi_part(part: Part) -> &'static str {
         Part::MixerNorm => "self_attn.o_norm.weight",
         Part::MixerOutput => "self_attn.o_proj",
         part => hugging_face_part(part, Architecture::KimiLinear),
+    }
+}
+
+/// MiniMax-01's names.
+pub(super) fn minimax_part(part: Part) -> &'static str {
+    match part {
+        Part::MixerInput => "self_attn.qkv_proj",
+        Part::MixerGate => "self_attn.output_gate",
+        Part::MixerNorm => "self_attn.norm.weight",
+        Part::MixerOutput => "self_attn.out_proj",
+        part => hugging_face_part(part, Architecture::MiniMax01),
     }
 }
 
