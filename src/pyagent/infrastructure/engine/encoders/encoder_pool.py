@@ -310,7 +310,9 @@ def _text_tokens(path: Path, about: _rust.EncoderShape, task: ModelTask) -> Text
     if about["ranks_by_words"] and pairs is None:
         text = f"{path}: its chat template shows no messages of the roles query and document, by which it would rank"
         raise ModelError(text, model=str(path))
-    return TextTokens(path, about["max_tokens"], about["vocab_size"], pairs)
+    closing, skips = about["closing_token"], about["skips_instructions"]
+    sizes = (about["max_tokens"], about["vocab_size"])
+    return TextTokens(path, *sizes, pairs, closing=closing, skips_instructions=skips)
 
 
 def _late_tokens(path: Path, tokens: TextTokens) -> LateTokens:
