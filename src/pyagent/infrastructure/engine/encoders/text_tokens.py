@@ -53,6 +53,7 @@ class TextTokens:
         """
         self._path = path
         self._pairs, self._closing, self._skips_instructions = pairs, closing, skips_instructions
+        self._adds_special = True
         with _naming(path):
             self._inner = tokenizer_of(path)
         self._inner.no_padding()
@@ -81,7 +82,7 @@ class TextTokens:
             pairs = zip(numbers, cast("Sequence[tuple[str, str]]", texts), strict=True)
             return [self._shown(shown, pair, number, truncates) for number, pair in pairs]
         with _naming(self._path):
-            found = self._inner.encode_batch(list(texts))
+            found = self._inner.encode_batch(list(texts), add_special_tokens=self._adds_special)
         if (closing := self._closing) is not None:
             alone = cast("Sequence[str]", texts)
             closed = zip(alone, numbers, found, strict=True)
@@ -92,6 +93,12 @@ class TextTokens:
         """Return the same for texts of at most so many tokens, which are no more than the model takes."""
         other = copy.copy(self)
         other.max_tokens = max_tokens
+        return other
+
+    def without_special(self) -> TextTokens:
+        """Return the same without the tokens that stand around texts, for those that have them already."""
+        other = copy.copy(self)
+        other._adds_special = False
         return other
 
     def for_queries(self) -> TextTokens:
