@@ -93,7 +93,7 @@ impl AttentionPooled {
         }
         body.insert("model_type".to_owned(), "qwen2".into());
         let layer = config.get("keep_max_layer").unwrap_or(&Value::Null);
-        if !(layer.is_null() || *layer == Value::from(-1) || Some(layer) == config.get("num_hidden_layers")) {
+        if !(layer.is_null() || layer.as_i64() == Some(-1) || Some(layer) == config.get("num_hidden_layers")) {
             return Err(invalid(format!(
                 "config.json: 'keep_max_layer' is {}, which is not implemented; expected the last layer",
                 clipped(&layer.to_string())
@@ -113,15 +113,15 @@ impl AttentionPooled {
             let found = config.get(key).and_then(Value::as_object);
             found.ok_or_else(|| invalid(format!("config.json lacks '{key}', a table")))
         };
-        let expected = [
-            ("mask_type", "\"b\""),
-            ("padding_side", "\"right\""),
-            ("is_mask_instruction", "true"),
-            ("add_pad_token", "true"),
+        let expected: [(&str, Value); 4] = [
+            ("mask_type", "b".into()),
+            ("padding_side", "right".into()),
+            ("is_mask_instruction", true.into()),
+            ("add_pad_token", true.into()),
         ];
         for (key, value) in config {
             let is_read = |all: &str| all.split_whitespace().any(|name| name == key);
-            let is_expected = |(name, text): &(&str, &str)| name == key && *text == value.to_string();
+            let is_expected = |(name, wanted): &(&str, Value)| name == key && wanted == value;
             let is_closing = key == "add_eos" && value.is_boolean();
             if !(is_read(NV_EMBED_FIELDS) || is_read(IRRELEVANT) || is_closing || expected.iter().any(is_expected)) {
                 return Err(invalid(format!(

@@ -135,8 +135,8 @@ class TextTokens:
         instruction = _INSTRUCTION.match(text) if self._skips_instructions else None
         if instruction is None:
             return ids
-        before = sum(start < instruction.end() for start, _ in encoding.offsets)
-        before = min(before, len(ids) - 1)
+        begins = (index for index, (start, _) in enumerate(encoding.offsets) if start >= instruction.end())
+        before = min(next(begins, whole), len(ids) - 1)
         return [*ids[:before], *(token | SECOND_TEXT for token in ids[before:])]
 
     def _cut_pair(self, encoding: tokenizers.Encoding, number: int, truncates: bool) -> list[int]:
