@@ -56,6 +56,8 @@ class EncoderShape(TypedDict):
     num_layers: int
     max_tokens: int
     pooling: str
+    closing_token: int | None
+    skips_instructions: bool
     labels: list[str] | None
     num_outputs: int
     ranks_by_words: bool
@@ -74,6 +76,8 @@ class EncoderInfo(TypedDict):
     num_layers: int
     max_tokens: int
     pooling: str
+    closing_token: int | None
+    skips_instructions: bool
     labels: list[str] | None
     num_outputs: int
     ranks_by_words: bool

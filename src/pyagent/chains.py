@@ -121,7 +121,8 @@ class Chain:
             request = msgspec.structs.replace(request, response_format=wanted_format, whole=True)
         answer = await collect(self.stream(request))
         try:
-            return await wanted.read_aside(answer.text, Deadline.after(request.timeout_seconds), request.origin.tenant)
+            deadline, stop = Deadline.after(request.timeout_seconds), request.sampling.stop
+            return await wanted.read_aside(answer.text, deadline, request.origin.tenant, stop=stop)
         except ValueError as error:
             limit = "; it was cut at max_tokens" if answer.last.finish_reason == "length" else ""
             raise InvalidOutputError(f"the answer does not fit: {error}{limit}", param="response_format") from error

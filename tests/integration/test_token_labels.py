@@ -24,9 +24,14 @@ from support.tiny_encoder import SHAPE, tensors_of, write_encoder, write_safeten
 from pyagent import Chain, Engine, _rust
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import EmbedRequest, TokenEmbedRequest
+from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
+SPOKEN = [
+    {"role": "user", "content": "two and two?"},
+    {"role": "assistant", "content": "two and two<extra_0>is four<extra_0>or five<extra_0>"},
+]
 SOLUTION = "two and two<extra_0>is four<extra_0>or five<extra_0>"
 
 
@@ -103,6 +108,18 @@ def test_steps_over_http_and_on_the_card(rewards: tuple[Path, list[list[float]]]
         assert near(found["data"], expected)
         [packed] = httpx.post(f"{url}/pooling", json=body | {"encoding_format": "base64"}).json()["data"]
         assert array("f", base64.b64decode(packed["data"])).tolist() == [x for row in found["data"] for x in row]
+        [alone] = httpx.post(f"{url}/pooling", json={"input": SOLUTION, "model": path.name}).json()["data"]
+        assert alone == found
+        template = ModelTokenizer.load(path, vocab_size=NUM_TOKENS + 3).template
+        assert template is not None
+        for begins, ending in ((False, ""), (True, "assistant\n")):
+            spoken = {"messages": SPOKEN, "add_generation_prompt": begins}
+            told = httpx.post(f"{url}/pooling", json=spoken).json()
+            written = template.render(SPOKEN, begins_answer=begins)
+            assert written.endswith(ending)
+            plain = httpx.post(f"{url}/pooling", json={"input": written}).json()
+            assert (told["data"], told["usage"]) == (plain["data"], plain["usage"])
+            assert len(told["data"][0]["data"]) == 3
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["capabilities"] == ["token_classify"]
         for door, asked, said in [
             (
@@ -115,8 +132,13 @@ def test_steps_over_http_and_on_the_card(rewards: tuple[Path, list[list[float]]]
                 body | {"input": "and so " * 900 + "<extra_0>", "truncate": True},
                 "input 0 has no <extra_0> in the 1,500 tokens that are read of it; put one",
             ),
-            ("pooling", {"input": "a<extra_0>"}, "cannot embed"),
-            ("pooling", {"input": "a<extra_0>"}, "for labels of tokens, ask /pooling with"),
+            ("pooling", body | {"task": "token_embed"}, "cannot embed"),
+            ("pooling", body | {"task": "embed"}, "for labels of tokens, ask /pooling with"),
+            ("pooling", body | {"messages": SPOKEN}, "input and messages exclude each other"),
+            ("pooling", {"messages": SPOKEN, "task": "classify"}, "messages are not taken for the task classify"),
+            ("pooling", {"messages": [{"role": "tool", "content": "a"}]}, "messages"),
+            ("pooling", {"messages": SPOKEN, "task": "token_embed"}, "cannot embed"),
+            ("v1/chat/completions", {"messages": SPOKEN}, "ask this one at /pooling"),
             ("v1/embeddings", {"input": "a<extra_0>"}, "cannot embed"),
             ("v1/classify", {"input": "a<extra_0>"}, "cannot classify texts"),
         ]:

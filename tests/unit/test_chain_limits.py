@@ -11,6 +11,7 @@ import pytest
 from support.chains import Played, ask, chain_of, in_turn, request, run, says
 from support.waiting import Clock
 
+from pyagent import Chain as ProgramChain
 from pyagent.core.backends import collect
 from pyagent.core.chain import Chain
 from pyagent.core.errors import (
@@ -35,6 +36,7 @@ from pyagent.core.messages import (
     Tool,
     Usage,
 )
+from pyagent.core.structured_output.wanted import Wanted
 
 TOOL = Tool(FunctionDefinition("f"))
 SCHEMA = ResponseFormat(
@@ -312,6 +314,25 @@ def test_invalid_answer_is_asked_of_the_next_link(tmp_path: Path, form: Response
     assert ask(chain_of(tmp_path, links + rule.format("never"), a, b), response_format=form, whole=True).text == wrong
     with pytest.raises(InvalidOutputError, match="does not match response_format"):
         ask(chain_of(tmp_path, 'chain = ["link:a"]' + rule.format("whole"), a), response_format=form, whole=True)
+
+
+def test_typed_answer_that_a_stop_string_cut_says_so(tmp_path: Path) -> None:
+    """A program's type cannot be read of the beginning; the error names the request's texts to stop at."""
+    cut, whole = Played("a", says('{"x": ')), Played("a", says('{"x": 1}'))
+    sampling = SamplingParams(stop=("1", "\n"))
+    wanted = Wanted({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
+
+    async def typed(played: Played, sampling: SamplingParams) -> object:
+        program = ProgramChain(["native"])
+        program.backend = chain_of(tmp_path, 'chain = ["link:a"]', played)
+        return await program.answer_as(wanted, "hi", sampling)
+
+    assert asyncio.run(typed(whole, sampling)) == {"x": 1}
+    with pytest.raises(InvalidOutputError, match=r"stop strings \('1', '\\n'\): leave out those"):
+        asyncio.run(typed(cut, sampling))
+    with pytest.raises(InvalidOutputError) as caught:
+        asyncio.run(typed(cut, SamplingParams()))
+    assert "stop" not in str(caught.value)
 
 
 # -- hedges -----------------------------------------------------------------------------------------------------------

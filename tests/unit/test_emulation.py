@@ -192,6 +192,18 @@ def test_answer_cut_by_its_limit_is_told_as_it_is() -> None:
     assert (answer.text, answer.last.finish_reason) == ('{"n": ', "length")
 
 
+def test_answer_cut_by_a_stop_string_is_told_as_it_is() -> None:
+    """A beginning of what was asked for is no fault where the request has texts to stop at; another text is one."""
+    request = chat(response_format=SCHEMA, sampling=SamplingParams(stop=("4",)))
+    model = Model('{"n": 4}')
+    answer = ask(model, request)
+    assert (answer.text, answer.last.finish_reason, len(model.asked)) == ('{"n": ', "stop", 1)
+    assert validate_answer([*answer.deltas], request) == ""
+    assert "is not JSON" in validate_answer([*answer.deltas], chat(response_format=SCHEMA))
+    with pytest.raises(InvalidOutputError, match="do not match response_format"):
+        ask(Model("no 4", "no 4"), request)
+
+
 @pytest.mark.parametrize("said", ["yes", ' "yes"\n', "'yes'.", '{"choice": "yes"}', "**yes**"])
 def test_choice_by_words_or_by_schema(said: str) -> None:
     """A choice is asked in words, or as a schema where the backend knows those; it comes back as one of the texts."""

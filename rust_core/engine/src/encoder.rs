@@ -4,6 +4,7 @@
 //! the same bit for bit alone and in any batch: every stage computes a token from its own row, or from its text's rows in
 //! their order. Knows token ids, not text.
 
+mod attention_pooling;
 mod bert;
 mod bert_config;
 mod bert_files;
@@ -16,10 +17,12 @@ mod experts;
 mod forward;
 mod gguf;
 mod head;
+mod latents;
 mod layer_names;
 mod long;
 mod own_words;
 mod pooling;
+mod query_pooling;
 mod steps;
 mod tasks;
 mod weights;
@@ -31,14 +34,17 @@ use std::time::Instant;
 use pyagent_kernels::isa::Isa;
 use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
+pub use self::attention_pooling::PoolingAttention;
 pub use self::bert_config::{BertConfig, Biases, EncoderActivation, EncoderArchitecture, Positions};
 pub use self::config::{DecoderConfig, EncoderConfig, Layers, task_of};
 pub use self::experts::EncoderExperts;
 use self::forward::{Batch, Gives, Pass, Workspace};
 pub use self::forward::{SECOND_TEXT, TASK_SHIFT, UNSEEN};
 pub use self::head::{Head, HeadKind, InnerActivation, LabelActivation};
+pub use self::latents::Latents;
 pub use self::long::{LongText, long_text_bytes};
 pub use self::pooling::late_score;
+pub use self::query_pooling::{NormPlace, QueryPooling};
 pub use self::steps::{DensePlace, DenseStep, LabelWords, Pooling};
 pub use self::tasks::{Task, Tasks};
 use self::weights::EncoderWeights;

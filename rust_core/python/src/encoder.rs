@@ -30,8 +30,9 @@ fn shape<'py>(py: Python<'py>, config: &EncoderConfig) -> PyResult<Bound<'py, Py
     about.set_item("num_dimensions", width)?;
     about.set_item("num_layers", config.num_layers)?;
     about.set_item("max_tokens", config.max_tokens)?;
-    let pooling: Vec<&str> = config.pooling.iter().map(|pooling| pooling.name()).collect();
-    about.set_item("pooling", pooling.join(" + "))?;
+    about.set_item("pooling", config.pooling_name())?;
+    about.set_item("closing_token", config.closing_token)?;
+    about.set_item("skips_instructions", config.latents().is_some())?;
     about.set_item("labels", config.head.as_ref().map(|head| head.labels.clone()))?;
     about.set_item("num_outputs", config.num_outputs())?;
     let words = config.head.as_ref().and_then(|head| head.words);
@@ -124,10 +125,13 @@ pub struct EncoderModel {
 #[pymethods]
 impl EncoderModel {
     /// Loads a folder of safetensors or a GGUF file, for batches of `most_tokens`, or of one longest text where that has
-    /// more and is read whole. `isa` is one of `cpu_features()["isas"]`. Raises `ModelFileError`.
+    /// more and is read whole. `isa` is one of `cpu_features()["isas"]`. Raises `ModelFileError`, and `ValueError` for 0 tokens.
     #[staticmethod]
     #[pyo3(signature = (path, *, threads, most_tokens = 1024, isa = None))]
     fn load(py: Python<'_>, path: PathBuf, threads: usize, most_tokens: usize, isa: Option<&str>) -> PyResult<Self> {
+        if most_tokens == 0 {
+            return Err(PyValueError::new_err("most_tokens is 0; expected 1 or more"));
+        }
         let isa = isa.map(parse_isa).transpose()?;
         let loaded = py.detach(|| {
             let (_, config) = encoder::open(&path)?;

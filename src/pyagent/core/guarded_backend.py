@@ -88,7 +88,7 @@ class GuardedBackend:
             found = await token_embed(request)
             # Millions of numbers take a second.
             if not isinstance(found, TokenEmbedResult) or not await to_thread(  # pyright: ignore[reportUnnecessaryIsInstance]
-                _are_vectors, found, len(request.input)
+                _are_vectors, found, request.num_texts
             ):
                 raise self._error(f"{self._what} gave no TokenEmbedResult with vectors of finite numbers for each text")
             return found

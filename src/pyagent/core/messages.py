@@ -445,15 +445,24 @@ class TokenEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     A model of late interaction reads them as documents, or as queries where `is_query` says so; others read all alike.
     `task` "token_classify" asks for a number for each label of each token instead, or of each step's last one.
+    `messages` are one text in place of `input`, as the model's chat template writes them; with `begins_answer` up to
+    where an answer would begin.
     """
 
     model: str
-    input: list[str]
+    input: list[str] = []
+    messages: list[Message] = []
+    begins_answer: bool = False
     task: Literal["token_embed", "token_classify"] = "token_embed"
     is_query: bool = False
     tenant: str = ""
     private: bool = False
     truncate: bool = False
+
+    @property
+    def num_texts(self) -> int:
+        """Texts that are asked about."""
+        return 1 if self.messages else len(self.input)
 
 
 class TokenEmbedResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,6 +82,8 @@ pub(super) fn bert_of_folder(
             .map(|head| head_of(&json, architecture, head))
             .transpose()?,
         is_late: steps.is_late,
+        attention: None,
+        closing_token: None,
         tasks: match architecture {
             EncoderArchitecture::JinaBertV3 => Tasks::of(&fields)?,
             _ => None,

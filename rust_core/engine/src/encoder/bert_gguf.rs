@@ -46,6 +46,8 @@ pub(super) fn bert_of_gguf(file: &GgufFile) -> Result<EncoderConfig, ModelFileEr
         pooling: vec![keys.pooling()?],
         dense: Vec::new(),
         is_late: false,
+        attention: None,
+        closing_token: None,
         tasks: None,
         max_tokens: if is_computed { most.min(MOST_TEXT_TOKENS) } else { most },
         head: keys.head(architecture)?,

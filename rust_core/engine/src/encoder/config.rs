@@ -8,12 +8,14 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::attention_pooling::{AttentionPooled, PoolingAttention, is_attention_pooled};
 use super::bert_config::{BertConfig, EncoderArchitecture};
 use super::bert_files::bert_of_folder;
 use super::bert_gguf::bert_of_gguf;
 use super::forward::TASK_SHIFT;
 use super::gguf::{decoder_of_gguf, task_of_gguf};
 use super::head::{Head, HeadKind};
+use super::latents::Latents;
 use super::steps::{DenseStep, LabelWords, MODULES, Pooling, Steps, is_late};
 use super::tasks::Tasks;
 use crate::config::hugging_face::JsonConfig;
@@ -57,6 +59,10 @@ pub struct EncoderConfig {
     pub head: Option<Head>,
     /// Whether a text is its tokens' vectors, which rank by late interaction.
     pub is_late: bool,
+    /// What attends when a text is pooled, with weights of its own.
+    pub attention: Option<PoolingAttention>,
+    /// A token that stands behind every text.
+    pub closing_token: Option<u32>,
     /// Tasks that texts may be of.
     pub tasks: Option<Tasks>,
 }
@@ -103,7 +109,28 @@ impl EncoderConfig {
 
     /// Numbers that pooling gives.
     pub(super) fn num_pooled(&self) -> usize {
-        self.hidden_size * self.pooling.len()
+        match &self.attention {
+            Some(PoolingAttention::Query(query)) => query.width,
+            _ => self.hidden_size * self.pooling.len(),
+        }
+    }
+
+    /// How a text is pooled, in words.
+    pub fn pooling_name(&self) -> String {
+        let names: Vec<&str> = self.pooling.iter().map(|pooling| pooling.name()).collect();
+        let names = names.join(" + ");
+        match &self.attention {
+            Some(PoolingAttention::Latents(_)) => format!("{names} after latent attention"),
+            _ => names,
+        }
+    }
+
+    /// Latent attention, of a model whose tokens go through it.
+    pub fn latents(&self) -> Option<&Latents> {
+        match &self.attention {
+            Some(PoolingAttention::Latents(latents)) => Some(latents),
+            _ => None,
+        }
     }
 
     /// A decoder whose tokens see those before them alone, which takes a text in parts.
@@ -152,6 +179,7 @@ impl EncoderConfig {
         let json = JsonConfig(config, None);
         let name = json.text("model_type").unwrap_or("(no model_type)");
         match EncoderArchitecture::from_name(name) {
+            _ if is_attention_pooled(config) => decoder_of_folder(folder),
             Some(architecture) => bert_of_folder(folder, architecture),
             None if name == EURO_BERT || Architecture::from_name(name).is_some() => decoder_of_folder(folder),
             None => Err(unsupported(name)),
@@ -242,7 +270,9 @@ fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelF
         Some(words) => Some(Head::of_words(folder.config(), words)?),
         None => Head::of(folder.config())?,
     };
-    let mut fields = folder.config().clone();
+    let pooled = AttentionPooled::of(folder.config())?;
+    let own = |pooled: &AttentionPooled| pooled.body.clone();
+    let mut fields = pooled.as_ref().map_or_else(|| folder.config().clone(), own);
     let is_euro_bert = JsonConfig(&fields, None).text("model_type") == Some(EURO_BERT);
     if is_euro_bert {
         if head.is_some() {
@@ -256,7 +286,10 @@ fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelF
     for other in ["sentence_transformers", "sbert_ce_default_activation_function"] {
         fields.remove(other);
     }
-    let is_causal = fields.remove("use_bidirectional_attention") != Some(Value::Bool(true)) && !is_euro_bert;
+    let sees_all = fields.remove("use_bidirectional_attention") == Some(Value::Bool(true)) || is_euro_bert;
+    let is_causal = pooled
+        .as_ref()
+        .map_or(!sees_all, |pooled| pooled.is_causal && !sees_all);
     let mut model = ModelConfig::from_hugging_face(&fields, None)?;
     if !is_causal {
         // Half of the window lies behind a token, its own position in both halves.
@@ -268,7 +301,10 @@ fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelF
             "config.json: capped logits are not implemented for models that rank by words".to_owned(),
         ));
     }
-    let steps = Steps::of(folder.path())?;
+    let steps = match &pooled {
+        Some(pooled) => pooled.steps(folder.path(), folder.config())?,
+        None => Steps::of(folder.path())?,
+    };
     let most = model.context_length.min(most_tokens(is_causal));
     Ok(EncoderConfig {
         vocab_size: model.vocab_size,
@@ -280,6 +316,8 @@ fn decoder_of_folder(folder: &SafetensorsFolder) -> Result<EncoderConfig, ModelF
         max_tokens: steps.max_tokens.map_or(most, |tokens| tokens.min(most)),
         head,
         is_late: steps.is_late,
+        closing_token: pooled.as_ref().and_then(|pooled| pooled.closing_token),
+        attention: pooled.map(|pooled| pooled.attention),
         tasks: None,
     })
 }
@@ -297,6 +335,9 @@ pub fn task_of(path: &Path) -> &'static str {
         let Ok(config) = read_object(&path.join(CONFIG_NAME)) else {
             return OTHER;
         };
+        if is_attention_pooled(&config) {
+            return "embed";
+        }
         let name = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
         let is_decoder = EncoderArchitecture::from_name(name).is_none() && name != EURO_BERT;
         return match Head::of(&config) {

@@ -23,7 +23,7 @@ use super::distances::Distances;
 use super::head::{InnerActivation, activate};
 use super::pooling::{normalise, pool, pool_each};
 use super::steps::Pooling;
-use super::weights::{EncoderWeights, LayerWeights, input_forms};
+use super::weights::{AttentionWeights, EncoderWeights, LayerWeights, input_forms};
 use crate::model::Linear;
 
 /// Tokens that pass through a stage together: what a core's caches hold, and enough to be worth a pass over the weights.
@@ -57,6 +57,8 @@ pub(super) struct Batch {
     pub(super) texts: Vec<Range<usize>>,
     /// How many tokens of each text are seen.
     pub(super) seen: Vec<usize>,
+    /// How many at the start of each text its vector is not made of: those of an instruction.
+    pub(super) skipped: Vec<usize>,
 }
 
 impl Batch {
@@ -66,6 +68,7 @@ impl Batch {
             tokens: Vec::new(),
             texts: Vec::with_capacity(texts.len()),
             seen: Vec::with_capacity(texts.len()),
+            skipped: Vec::with_capacity(texts.len()),
         };
         for (text, tokens) in texts.iter().enumerate() {
             let refused = |reason: String| EncoderError::Text { text, reason };
@@ -105,6 +108,10 @@ impl Batch {
             }
             batch.texts.push(start..batch.tokens.len());
             batch.seen.push(num_seen);
+            let of_second = tokens.iter().position(|token| token & SECOND_TEXT != 0);
+            batch
+                .skipped
+                .push(of_second.filter(|_| config.latents().is_some()).unwrap_or(0));
         }
         Ok(batch)
     }
@@ -170,23 +177,28 @@ pub(super) struct Widths {
     pub(super) context: usize,
     /// Inside the feed-forward block.
     ffn: usize,
+    /// Inside what follows the layers.
+    last: usize,
 }
 
 impl Widths {
     pub(super) fn of(config: &EncoderConfig) -> Self {
         let hidden = config.hidden_size;
+        let last = config.latents().map_or(0, |latents| latents.widest(hidden));
         match &config.layers {
             Layers::Bert(bert) => Self {
                 hidden,
                 projected: 3 * hidden,
                 context: hidden,
                 ffn: bert.ffn_size,
+                last,
             },
             Layers::Decoder(decoder) => Self {
                 hidden,
                 projected: decoder.model.query_size() + 2 * decoder.model.kv_size(),
                 context: decoder.model.query_size(),
                 ffn: decoder.model.ffn_size,
+                last,
             },
         }
     }
@@ -195,8 +207,8 @@ impl Widths {
 impl Widths {
     /// Bytes of a thread's memory for a tile, for inputs in both forms.
     pub(super) fn thread_bytes(self) -> usize {
-        let inputs = (TILE_TOKENS + 16) * (self.hidden + self.context + self.ffn + 64) * 8;
-        inputs + TILE_TOKENS * (self.hidden.max(self.ffn) * 8 + self.hidden * 4)
+        let inputs = (TILE_TOKENS + 16) * (self.hidden + self.context + self.ffn + self.last + 64) * 8;
+        inputs + TILE_TOKENS * (self.hidden.max(self.ffn) * 8 + self.hidden * 4 + self.last * 4)
     }
 }
 
@@ -429,7 +441,12 @@ impl Pass<'_> {
                 } else {
                     let tile = index * num_tokens / num_tiles..(index + 1) * num_tokens / num_tiles;
                     own.resize(tile.len(), widths, forms);
-                    layers.tile(&memory, stage / 2, tile, &mut own);
+                    layers.tile(&memory, stage / 2, tile.clone(), &mut own);
+                    if stage + 1 == last
+                        && let Some(latents) = self.weights.latents()
+                    {
+                        latents.pass(self.isa, memory.hidden.rows(tile), forms, &mut own);
+                    }
                 }
             }
         })?;
@@ -475,7 +492,7 @@ impl Pass<'_> {
     /// The text's numbers are the caller's in this stage.
     pub(super) unsafe fn finish_text(&self, memory: &Memory, text: usize, forms: (bool, bool), own: &mut Own) {
         let rows = match self.gives {
-            Gives::Texts => self.batch.texts[text].clone(),
+            Gives::Texts => self.batch.texts[text].start + self.batch.skipped[text]..self.batch.texts[text].end,
             Gives::Tokens => text..text + 1,
         };
         // SAFETY: by contract; the rows are only read.
@@ -520,17 +537,25 @@ impl Pass<'_> {
 }
 
 impl Pass<'_> {
+    /// Writes a text's vector, as pooling gives it.
+    fn pool_rows(&self, rows: &[f32], out: &mut [f32]) {
+        match &self.weights.attention {
+            Some(AttentionWeights::Query(query)) => query.pool(rows, out),
+            _ => pool_each(&self.config.pooling, rows, out),
+        }
+    }
+
     /// Writes a text's vector, of length 1.
     fn pool_text(&self, rows: &[f32], vector: &mut [f32], forms: (bool, bool), own: &mut Own) {
-        let EncoderConfig { dense, pooling, .. } = self.config;
+        let dense = &self.config.dense;
         if dense.is_empty() {
-            pool_each(pooling, rows, vector);
+            self.pool_rows(rows, vector);
             return normalise(vector);
         }
         let num_pooled = self.config.num_pooled();
         let widest = dense.iter().map(|step| step.num_outputs).fold(num_pooled, usize::max);
         own.out.resize(own.out.len().max(widest), 0.0);
-        pool_each(pooling, rows, &mut own.out[..num_pooled]);
+        self.pool_rows(rows, &mut own.out[..num_pooled]);
         for (step, linear) in dense.iter().zip(&self.weights.dense) {
             own.input.resize(1, step.num_inputs, forms.0, forms.1);
             fill(self.isa, &own.input, &own.out[..step.num_inputs]);
@@ -602,6 +627,7 @@ mod tests {
             tokens: Vec::new(),
             texts: vec![0..2, 2..3, 3..7],
             seen: vec![2, 1, 4],
+            skipped: vec![0; 3],
         };
         let texts: Vec<usize> = (0..7).map(|token| batch.text_of(token)).collect();
         assert_eq!(texts, [0, 0, 1, 2, 2, 2, 2]);

@@ -207,6 +207,8 @@ pub(super) fn decoder_of_gguf(file: &ModelFile, gguf: &GgufFile) -> Result<Encod
         max_tokens: most,
         head,
         is_late: false,
+        attention: None,
+        closing_token: None,
         tasks: None,
     })
 }

@@ -28,6 +28,7 @@ pub(super) fn pool(pooling: Pooling, rows: &[f32], out: &mut [f32]) {
                 }
             }
         }
+        Pooling::Attention => unreachable!("a learned query pools by its own weights"),
         Pooling::Mean | Pooling::MeanSqrtLen | Pooling::WeightedMean => {
             let is_weighted = pooling == Pooling::WeightedMean;
             let mut sums = vec![0.0_f64; width];

@@ -28,10 +28,12 @@ pub enum Pooling {
     Last,
     /// Their mean weighted by position, from 1.
     WeightedMean,
+    /// What a learned query attends to.
+    Attention,
 }
 
 impl Pooling {
-    /// All of them, in the order in which sentence-transformers puts them one after another.
+    /// All that `1_Pooling` may name, in the order in which sentence-transformers puts them one after another.
     const ALL: [Self; 6] = [
         Self::Cls,
         Self::Max,
@@ -50,6 +52,7 @@ impl Pooling {
             Self::Max => "max",
             Self::Last => "lasttoken",
             Self::WeightedMean => "weightedmean",
+            Self::Attention => "attention",
         }
     }
 

@@ -5,13 +5,16 @@ use pyagent_kernels::ggml::{self, GgmlType};
 use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
 
+use super::attention_pooling::PoolingAttention;
 use super::bert_config::{BertConfig, Positions};
 use super::bert_gguf::refuse_unread;
 use super::bert_names::{HeadNames, Names, Place};
 use super::config::{EncoderConfig, Layers};
 use super::distances::{DistanceKind, Distances, NUM_BUCKETS};
 use super::experts::Experts;
+use super::latents::LatentWeights;
 use super::layer_names::Part;
+use super::query_pooling::QueryWeights;
 use super::steps::{DensePlace, DenseStep, LabelWords};
 use super::tasks::{LayerTasks, TaskTable};
 use crate::config::invalid;
@@ -122,6 +125,30 @@ pub(super) struct EncoderWeights {
     /// What follows pooling.
     pub(super) dense: Vec<Linear>,
     pub(super) head: Option<HeadWeights>,
+    /// What attends when a text is pooled.
+    pub(super) attention: Option<AttentionWeights>,
+}
+
+/// What attends when a text is pooled.
+pub(super) enum AttentionWeights {
+    Latents(Box<LatentWeights>),
+    Query(Box<QueryWeights>),
+}
+
+impl AttentionWeights {
+    fn load(
+        file: &ModelFile,
+        attention: &PoolingAttention,
+        hidden: usize,
+        pool: &ThreadPool,
+    ) -> Result<Self, ModelFileError> {
+        Ok(match attention {
+            PoolingAttention::Latents(shape) => {
+                Self::Latents(Box::new(LatentWeights::load(file, shape, hidden, pool)?))
+            }
+            PoolingAttention::Query(shape) => Self::Query(Box::new(QueryWeights::load(file, shape, hidden)?)),
+        })
+    }
 }
 
 /// What the layers multiply with.
@@ -154,16 +181,30 @@ impl EncoderWeights {
     /// Bytes held by matrices and tables.
     pub(super) fn bytes(&self) -> usize {
         let last: usize = self.last_matrices().map(PackedMatrix::bytes).sum();
-        last + match &self.layers {
-            LayerWeights::Bert(bert) => bert.bytes(),
-            LayerWeights::Decoder(decoder) => decoder.model.bytes(),
-        }
+        let query = match &self.attention {
+            Some(AttentionWeights::Query(query)) => query.bytes(),
+            _ => 0,
+        };
+        last + query
+            + match &self.layers {
+                LayerWeights::Bert(bert) => bert.bytes(),
+                LayerWeights::Decoder(decoder) => decoder.model.bytes(),
+            }
     }
 
     /// The matrices after the layers.
     pub(super) fn last_matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
         let linears = self.dense.iter().chain(self.head.iter().flat_map(HeadWeights::linears));
-        linears.map(|linear| &linear.weight)
+        let latents = self.latents().into_iter().flat_map(LatentWeights::matrices);
+        linears.map(|linear| &linear.weight).chain(latents)
+    }
+
+    /// What each token goes through after the layers.
+    pub(super) fn latents(&self) -> Option<&LatentWeights> {
+        match &self.attention {
+            Some(AttentionWeights::Latents(latents)) => Some(latents),
+            _ => None,
+        }
     }
 
     /// Has the angles of so many positions.
@@ -259,6 +300,9 @@ pub(super) fn check(file: &ModelFile, config: &EncoderConfig) -> Result<(), Mode
     if let Layers::Decoder(decoder) = &config.layers {
         model::check(file, &decoder.model)?;
     }
+    if let Some(attention) = &config.attention {
+        attention.check(file, config.hidden_size)?;
+    }
     for step in &config.dense {
         in_dense(file, step, |file, name| {
             expect(
@@ -271,7 +315,7 @@ pub(super) fn check(file: &ModelFile, config: &EncoderConfig) -> Result<(), Mode
     Ok(())
 }
 
-fn expect(tensor: &TensorView<'_>, rows: usize, cols: usize) -> Result<(), ModelFileError> {
+pub(super) fn expect(tensor: &TensorView<'_>, rows: usize, cols: usize) -> Result<(), ModelFileError> {
     if (tensor.rows(), tensor.cols()) == (rows, cols) {
         return Ok(());
     }
@@ -343,6 +387,8 @@ pub(super) fn load(
             labels: linear(&names.labels, head.labels.len(), names.has_bias)?,
         })
     });
+    let attention = config.attention.as_ref();
+    let attention = attention.map(|attention| AttentionWeights::load(file, attention, hidden, pool));
     let layers = match &config.layers {
         Layers::Bert(bert) => {
             let weights = load_bert(file, config, bert, pool)?;
@@ -362,6 +408,7 @@ pub(super) fn load(
         layers,
         dense: dense.collect::<Result<_, ModelFileError>>()?,
         head: head.transpose()?,
+        attention: attention.transpose()?,
     })
 }
 

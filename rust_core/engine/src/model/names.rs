@@ -158,6 +158,9 @@ const LANGUAGE_MODEL: &str = "language_model.model.";
 const LANGUAGE_MODEL_OUTPUT: &str = "language_model.lm_head.weight";
 /// What Nemotron-H's names begin with.
 const BACKBONE: &str = "backbone.";
+/// What the body's names begin with in models that pool by attention: NV-Embed's, and CodeFuse's.
+const EMBEDDING_MODEL: &str = "embedding_model.";
+const PLM_MODEL: &str = "plm_model.model.";
 /// What GPT-NeoX's names begin with.
 const GPT_NEOX: &str = "gpt_neox.";
 /// What follows it in the name of the embedding.
@@ -169,8 +172,17 @@ impl Names {
             ModelFile::Gguf(_) => Self::Gguf,
             ModelFile::Safetensors(folder) => {
                 let is_known = |names: &Self| !matches!(folder.find_tensor(&names.embedding()), Ok(None));
-                let all = [TEXT_HALF, DECODER, "", LANGUAGE_MODEL, BACKBONE, GPT_NEOX]
-                    .map(|begin| Self::HuggingFace(begin, None));
+                let all = [
+                    TEXT_HALF,
+                    DECODER,
+                    "",
+                    LANGUAGE_MODEL,
+                    BACKBONE,
+                    GPT_NEOX,
+                    EMBEDDING_MODEL,
+                    PLM_MODEL,
+                ]
+                .map(|begin| Self::HuggingFace(begin, None));
                 all.into_iter()
                     .find(is_known)
                     .unwrap_or(Self::HuggingFace(DECODER, None))

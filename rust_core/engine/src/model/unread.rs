@@ -9,16 +9,17 @@ use crate::quantised::quantization;
 use crate::weights::{ModelFile, ModelFileError, clipped};
 
 /// Parts of names before the layers of what lies beside a decoder: towers of pictures and sound and what brings them to it
-/// (in GGUF files `v`, `a` and `mm`), what speaks, heads that judge or classify, and what follows pooling.
+/// (in GGUF files `v`, `a` and `mm`), what speaks, heads that judge or classify, what pools and what follows that.
 const BESIDE: &str = "visual vit vision_tower vision_model vision_encoder vision_adapter vision_language_adapter patch_merger \
     pre_mm_projector_norm multi_modal_projector mm_projector image_newline embed_vision vision_embedder embed_audio audio_tower audio_model \
-    audio_projector talker token2wav code2wav v a mm score classifier cls v_head value_head dense_2 dense_3";
+    audio_projector talker token2wav code2wav v a mm score classifier cls v_head value_head dense_2 dense_3 mha_pma \
+    latent_attention_model";
 /// What the names of heads that draft tokens begin with.
 const DRAFTING: [&str; 4] = ["mtp", "nextn", "medusa", "eagle"];
 /// What a layer that drafts tokens has, and no other.
 const OF_DRAFTING: [&str; 4] = [".eh_proj.", ".enorm.", ".hnorm.", ".shared_head."];
 /// Matrices that give logits, of models whose embedding does; and what the configuration is read with.
-const WHOLE: &str = "lm_head.weight language_model.lm_head.weight output.weight embed_out.weight rope_freqs.weight \
+const WHOLE: &str = "lm_head.weight plm_model.lm_head.weight language_model.lm_head.weight output.weight embed_out.weight rope_freqs.weight \
     rope_factors_long.weight rope_factors_short.weight";
 /// What change no number: rotary frequencies, masks and scales of quantised caches that older versions stored; the matrices
 /// of latent attention in the form that is not read, of files that have both;

@@ -9,7 +9,7 @@ from pyagent.core.emulation.response_formats import fault_of_calls
 from pyagent.core.errors import InvalidOutputError, RequestError
 from pyagent.core.messages import ChatDelta, ChatRequest, ResponseFormat
 from pyagent.core.resilience.deadline import Deadline
-from pyagent.core.structured_output.matching import fault_of_text
+from pyagent.core.structured_output.matching import fault_of_text, is_cut_at_stop
 from pyagent.core.structured_output.work import TooLongToCheckError, checked_aside
 from pyagent.core.tool_call_deltas import whole_calls, without_cut
 
@@ -49,7 +49,8 @@ def validate_answer(deltas: Sequence[ChatDelta], request: ChatRequest) -> str:
     if not _is_checkable(deltas):
         return ""
     begun = request.assistant_prefix + request.answer_prefix
-    return _validate_text(begun + "".join(delta.content for delta in deltas), request.response_format)
+    text = begun + "".join(delta.content for delta in deltas)
+    return _validate_text(text, request.response_format, request.sampling.stop)
 
 
 def _is_checkable(deltas: Sequence[ChatDelta]) -> bool:
@@ -57,9 +58,13 @@ def _is_checkable(deltas: Sequence[ChatDelta]) -> bool:
     return deltas[-1].finish_reason == "stop" or any(delta.tool_calls for delta in deltas)
 
 
-def _validate_text(text: str, wanted: ResponseFormat | None) -> str:
-    """Return why a text does not match `wanted`; empty when it does, or when that cannot be checked in time."""
+def _validate_text(text: str, wanted: ResponseFormat | None, stop: Sequence[str]) -> str:
+    """Return why a text does not match `wanted`; empty when it does, or when that cannot be checked in time.
+
+    Also where a text to stop at cut it, which is what the request asks for: its finish reason "stop" says so.
+    """
     try:
-        return (wanted and fault_of_text(text, wanted)) or ""
+        fault = (wanted and fault_of_text(text, wanted)) or ""
+        return "" if wanted and fault and is_cut_at_stop(text, wanted, stop) else fault
     except RequestError:
         return ""  # no link can be blamed for it

@@ -31,7 +31,7 @@ from pyagent.core.messages import (
 )
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.structured_output.lark_source import schemas_in
-from pyagent.core.structured_output.matching import ModelTokensError, check_format
+from pyagent.core.structured_output.matching import ModelTokensError, check_format, is_cut_at_stop
 from pyagent.core.structured_output.work import TooLongToCheckError, checked_aside, go_on
 from pyagent.core.tool_call_deltas import ToolCallJoiner, as_deltas
 
@@ -176,7 +176,7 @@ async def _checked(plan: Plan, answer: Answering, backend: str) -> AsyncGenerato
         usage.append(last.usage)
         try:
             is_length = last.finish_reason == "length"
-            is_cut = is_length and not plan.tagged  # told as it is, as a grammar's would be
+            is_cut = await _is_cut(plan, text, last, deadline)
             if not is_cut:
                 reading = partial(plan.read, text, calls, tags, is_cut=is_length)
                 shown, calls = await checked_aside(reading, deadline, request.origin.tenant)
@@ -199,6 +199,16 @@ async def _checked(plan: Plan, answer: Answering, backend: str) -> AsyncGenerato
         return
     text = f"{backend}: the model's answers do not match {plan.param}, also when asked again: {faults[-1]}"
     raise InvalidOutputError(text, param=plan.param)
+
+
+async def _is_cut(plan: Plan, text: str, last: ChatDelta, deadline: Deadline) -> bool:
+    """Whether a limit or a text to stop at cut an answer, which is told as it is, as a grammar's would be."""
+    if last.finish_reason != "stop":
+        return last.finish_reason == "length" and not plan.tagged
+    wanted, stop = plan.response_format, plan.request.sampling.stop
+    if wanted is None or not stop:
+        return False
+    return await checked_aside(partial(is_cut_at_stop, text, wanted, stop), deadline, plan.request.origin.tenant)
 
 
 def _written(calls: list[ToolCall]) -> str:

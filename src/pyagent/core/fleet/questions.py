@@ -145,7 +145,7 @@ class Questions(ABC):
             answer = completion.text
             self.last_prompt = LastPrompt(messages, answer, wanted, sampling)
             try:
-                return await wanted.read_aside(answer, self.deadline, self.tenant)
+                return await wanted.read_aside(answer, self.deadline, self.tenant, stop=sampling.stop)
             except ValueError as error:
                 limit = f"; it was cut after {sampling.max_tokens} tokens, be shorter" if completion.is_cut else ""
                 fault = f"{error}{limit}"

@@ -110,7 +110,8 @@ class ToolLoop:
         if self.wanted.schema is None:
             return completion
         try:
-            output = await self.wanted.read_aside(completion.text, self.context.deadline, self.context.tenant)
+            deadline, stop = self.context.deadline, self.sampling.stop
+            output = await self.wanted.read_aside(completion.text, deadline, self.context.tenant, stop=stop)
         except ValueError as error:
             self._num_misfits += 1
             if self._num_misfits > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Never, cast
 
@@ -32,6 +33,7 @@ _PARAM = "response_format"
 _MAX_CHARS = 1 << 20
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*+')
 _TOKEN_BY_ID = re.compile(r"<\[")
+_MOST_TOLD = 4
 _FIRST_BYTES, _MOST_BYTES, _CALL_SECONDS = 64, 8192, 0.002
 _BEYOND_FLOATS = "Number out of range"
 """What msgspec says of `1e999`: it is JSON (RFC 8259, 6), and readers make an infinity of it."""
@@ -74,6 +76,25 @@ def _fault_by_grammar(text: str, wanted: ResponseFormat) -> str | None:
     if begun.fault is None and not begun.is_whole:
         return f"{text[-40:]!r} is not yet all that response_format asks for"
     return begun.fault
+
+
+def told_of_stop(fault: str, text: str, wanted: ResponseFormat, stop: Sequence[str]) -> str:
+    """Return what is wrong with an answer, and that a text to stop at cut it, where that may be so."""
+    if not is_cut_at_stop(text, wanted, stop):
+        return fault
+    named = ", ".join(repr(one[:20]) for one in stop[:_MOST_TOLD])
+    return f"{fault}; it ended at one of the request's stop strings ({named}): leave out those that an answer may have"
+
+
+def is_cut_at_stop(text: str, wanted: ResponseFormat, stop: Sequence[str]) -> bool:
+    """Whether an answer is the beginning of one that matches, which a text to stop at may have cut."""
+    if not stop or wanted.type == "text":
+        return False
+    try:
+        begun = Beginning.of(text, wanted)
+    except RequestError:  # it cannot be checked
+        return False
+    return begun.fault is None and not begun.is_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pyagent.core.errors import InvalidOutputError, RequestError
 from pyagent.core.messages import JsonObject
 from pyagent.core.resilience.deadline import Deadline
 from pyagent.core.response_format import GrammarFormat, JsonSchemaFormat, ResponseFormat
-from pyagent.core.structured_output.matching import Beginning, fault_of_text
+from pyagent.core.structured_output.matching import Beginning, fault_of_text, told_of_stop
 from pyagent.core.structured_output.work import checked_aside
 
 Schema = type[Any] | JsonObject
@@ -48,11 +48,20 @@ class Wanted:
             return ResponseFormat("grammar", grammar=grammar)
         return None
 
-    async def read_aside(self, text: str, deadline: Deadline, tenant: str = "") -> object:
-        """Read as `read` does, while the event loop goes on; types of the program's are read where it runs."""
-        if self.schema is not None and not isinstance(self.schema, dict):
-            return self.read(text)
-        return await checked_aside(partial(self.read, text), deadline, tenant)
+    async def read_aside(self, text: str, deadline: Deadline, tenant: str = "", *, stop: Sequence[str] = ()) -> object:
+        """Read as `read` does, while the event loop goes on; types of the program's are read where it runs.
+
+        `stop` are the texts at which the answer was to end: one that does not fit may have been cut there, and says so.
+        """
+        try:
+            if self.schema is not None and not isinstance(self.schema, dict):
+                return self.read(text)
+            return await checked_aside(partial(self.read, text), deadline, tenant)
+        except ValueError as error:
+            if not stop or (wanted := self.response_format) is None:
+                raise
+            told = await checked_aside(partial(told_of_stop, str(error), text, wanted, stop), deadline, tenant)
+            raise ValueError(told) from error
 
     def read(self, text: str) -> object:
         """Return an answer as what was asked for; raises `ValueError` saying what does not fit."""

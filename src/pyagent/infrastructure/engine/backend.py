@@ -18,7 +18,7 @@ from pyagent.core.abilities import ABILITIES, Abilities, needs
 from pyagent.core.adapter_stacks import JOINT, stack_fault
 from pyagent.core.capabilities import Capabilities
 from pyagent.core.emulation.fulfil import first_asked, fulfil
-from pyagent.core.errors import PyAgentError, RequestError, UnsupportedError
+from pyagent.core.errors import PyAgentError, RequestError
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -47,7 +47,7 @@ from pyagent.infrastructure.engine.memory.ledger import Ledger
 from pyagent.infrastructure.engine.memory.process import resident_bytes
 from pyagent.infrastructure.engine.memory.system import total_for
 from pyagent.infrastructure.engine.models.adapter_names import TRIAL, names_of, split_name
-from pyagent.infrastructure.engine.models.model_pool import ModelPool
+from pyagent.infrastructure.engine.models.model_pool import ModelPool, answers_nothing
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.models.names import place_of
 
@@ -179,10 +179,9 @@ class NativeBackend:
         if asked in {"", self.name} and able:
             return able[0]
         name = self._chosen(asked)
-        if self._task_of(name) in _ANSWERING:
+        if (task := self._task_of(name)) is None or task in _ANSWERING:
             return name
-        text = f"{_SCHEME}{name} is an encoder, which answers nothing; name another model to chat with"
-        raise UnsupportedError(text, backend=self.name, fields=["messages"])
+        raise answers_nothing(name, task)
 
     def _base(self, name: str) -> str:
         """Return the model that a name is of, without its adapters."""

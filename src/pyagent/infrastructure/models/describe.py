@@ -57,7 +57,8 @@ class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
     """The card of an encoder; one that embeds has no `labels`. `max_tokens` are those of a text, all included.
 
     `tasks` are those that a request may name, each with what is put before its texts. `long_text_bytes` is what a text
-    of `max_tokens` takes beside the workspace while it is computed, where that is in steps.
+    of `max_tokens` takes beside the workspace while it is computed, where that is in steps. A text has `closing_token`
+    behind it; a model that `skips_instructions` pools what follows one alone.
     """
 
     task: ModelTask
@@ -69,6 +70,8 @@ class EncoderDescription(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
     max_tokens: int
     pooling: str
+    closing_token: int | None
+    skips_instructions: bool
     labels: list[str] | None
     num_outputs: int
     ranks_by_words: bool

@@ -229,7 +229,7 @@ class Calls:
         if ask.schema is None:
             return Said(text, is_cut=completion.is_cut)
         try:
-            output = await wanted.read_aside(text, self.context.deadline, self.context.tenant)
+            output = await wanted.read_aside(text, self.context.deadline, self.context.tenant, stop=sampling.stop)
         except ValueError as error:
             return _Misfit(text, str(error))
         return Said(text, output, completion.is_cut)

@@ -21,6 +21,7 @@ from pyagent import _rust
 from pyagent.core.errors import CapacityError, ModelError, RequestError
 from pyagent.core.messages import ModelInfo, ModelTask
 from pyagent.core.sizes import format_bytes
+from pyagent.infrastructure.engine.encoders.conversations import Conversations
 from pyagent.infrastructure.engine.encoders.encoder_queue import Embed, EncoderQueue, LongText
 from pyagent.infrastructure.engine.encoders.tasks import STEP_MARK
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reservation
@@ -57,6 +58,7 @@ class LoadedEncoder:
     """How queries and documents are read, of a model that ranks by its tokens' vectors."""
     step_token: int | None
     """The token at whose places the steps of a text are scored, of a process reward model."""
+    conversations: Conversations
 
     @property
     def labels(self) -> Sequence[str]:
@@ -220,7 +222,8 @@ class EncoderPool:
 
         queue = queue_of(model.compute, gives_tokens=False)
         token_queue = queue_of(model.compute_tokens, gives_tokens=True)
-        return LoadedEncoder(name, model, tokens, queue, seconds, task, token_queue, late, step_token)
+        conversations = Conversations(path, about["vocab_size"])
+        return LoadedEncoder(name, model, tokens, queue, seconds, task, token_queue, late, step_token, conversations)
 
     def _begin(self, name: str, model: _rust.EncoderModel, text: list[int], *, gives_tokens: bool) -> LongText:
         """Take a text that is longer than a batch, in memory of its own, which it holds until it is computed."""
@@ -310,7 +313,9 @@ def _text_tokens(path: Path, about: _rust.EncoderShape, task: ModelTask) -> Text
     if about["ranks_by_words"] and pairs is None:
         text = f"{path}: its chat template shows no messages of the roles query and document, by which it would rank"
         raise ModelError(text, model=str(path))
-    return TextTokens(path, about["max_tokens"], about["vocab_size"], pairs)
+    closing, skips = about["closing_token"], about["skips_instructions"]
+    sizes = (about["max_tokens"], about["vocab_size"])
+    return TextTokens(path, *sizes, pairs, closing=closing, skips_instructions=skips)
 
 
 def _late_tokens(path: Path, tokens: TextTokens) -> LateTokens:

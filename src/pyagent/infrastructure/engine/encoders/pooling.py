@@ -8,6 +8,8 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from pyagent import _rust
 from pyagent.core.errors import RequestError
 from pyagent.core.messages import (
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from pyagent.infrastructure.engine.encoders.encoder_pool import EncoderPool, LoadedEncoder
     from pyagent.infrastructure.engine.encoders.encoder_queue import EncoderQueue
     from pyagent.infrastructure.engine.encoders.late_tokens import LateTokens
-    from pyagent.infrastructure.engine.encoders.text_tokens import Text
+    from pyagent.infrastructure.engine.encoders.text_tokens import Text, TextTokens
 
 _T = TypeVar("_T")
 _Text = TypeVar("_Text", bound="Text")
@@ -105,8 +107,9 @@ class Pooling:
         A model of late interaction reads queries or documents, and leaves out those of a document that do not count.
         """
         async with self._encoders.using(request.model) as encoder:
+            request, of_texts = await self._written(encoder, request)
             if request.task == "token_classify":
-                return await self._token_classify(encoder, request)
+                return await self._token_classify(encoder, of_texts, request)
             late = encoder.late
             if encoder.joins_poolings:
                 text = (
@@ -115,7 +118,7 @@ class Pooling:
                 raise RequestError(text, param="model")
             if late is None:
                 _check_task(encoder, "embed")
-                encode = partial(encoder.tokens.encode, truncates=request.truncate)
+                encode = partial(of_texts.encode, truncates=request.truncate)
             else:
                 encode = late.queries if request.is_query else partial(late.documents, truncates=request.truncate)
             found, usage = await self._tokens(encoder, encode, request.input, most=_MOST_SHOWN)
@@ -124,10 +127,22 @@ class Pooling:
             vectors = await self._in_thread(lambda: [encoder.rows(one.rows) for one in found])
             return TokenEmbedResult(vectors=vectors, model=request.model, usage=usage)
 
-    async def _token_classify(self, encoder: LoadedEncoder, request: TokenEmbedRequest) -> TokenEmbedResult:
+    async def _written(
+        self, encoder: LoadedEncoder, request: TokenEmbedRequest
+    ) -> tuple[TokenEmbedRequest, TextTokens]:
+        """Return a request with messages as one with a text, and how its text becomes tokens."""
+        if not request.messages:
+            return request, encoder.tokens
+        write = partial(encoder.conversations.text, request.messages, begins_answer=request.begins_answer)
+        text = await self._in_thread(write)
+        return msgspec.structs.replace(request, input=[text], messages=[]), encoder.tokens.without_special()
+
+    async def _token_classify(
+        self, encoder: LoadedEncoder, of_texts: TextTokens, request: TokenEmbedRequest
+    ) -> TokenEmbedResult:
         """Return a number for each label of each token, of a process reward model of those alone that end a step."""
         _check_task(encoder, "token_classify")
-        encode = partial(encoder.tokens.encode, truncates=request.truncate)
+        encode = partial(of_texts.encode, truncates=request.truncate)
         step = encoder.step_token
         found, usage = await self._tokens(encoder, encode, request.input, most=_MOST_SHOWN)
         rows = await self._in_thread(lambda: [encoder.rows(one.rows) for one in found])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import cast
@@ -26,18 +27,33 @@ SECOND_TEXT = 1 << 31
 """The bit that the engine reads as: of a pair's second text."""
 UNSEEN = 1 << 30
 """The bit that the engine reads as: at a text's end, sees it and is seen by no token."""
+_INSTRUCTION = re.compile(r"Instruct: .*?\nQuery:", re.DOTALL)
+"""What stands before a query of NV-Embed, whose own code leaves these tokens out of a text's vector."""
 
 
 class TextTokens:
     """The tokens of texts for one encoder. Any thread may call it."""
 
-    def __init__(self, path: Path, max_tokens: int, vocab_size: int, pairs: PairTemplate | None = None) -> None:
+    def __init__(  # noqa: PLR0913 - what files say of texts
+        self,
+        path: Path,
+        max_tokens: int,
+        vocab_size: int,
+        pairs: PairTemplate | None = None,
+        *,
+        closing: int | None = None,
+        skips_instructions: bool = False,
+    ) -> None:
         """`pairs` is how the model is shown a query and a document, where that is not one after the other.
+
+        `closing` is a token that stands behind every text. With `skips_instructions` a text that begins with
+        `Instruct: ...` and a line `Query: ` is a pair of an instruction and a text.
 
         Raises `ModelError` for a folder without a vocabulary, or with one that is not the model's.
         """
         self._path = path
-        self._pairs = pairs
+        self._pairs, self._closing, self._skips_instructions = pairs, closing, skips_instructions
+        self._adds_special = True
         with _naming(path):
             self._inner = tokenizer_of(path)
         self._inner.no_padding()
@@ -66,13 +82,23 @@ class TextTokens:
             pairs = zip(numbers, cast("Sequence[tuple[str, str]]", texts), strict=True)
             return [self._shown(shown, pair, number, truncates) for number, pair in pairs]
         with _naming(self._path):
-            found = self._inner.encode_batch(list(texts))
+            found = self._inner.encode_batch(list(texts), add_special_tokens=self._adds_special)
+        if (closing := self._closing) is not None:
+            alone = cast("Sequence[str]", texts)
+            closed = zip(alone, numbers, found, strict=True)
+            return [self._closed(text, closing, one, number, truncates) for text, number, one in closed]
         return [self._tokens(one, number, truncates) for number, one in zip(numbers, found, strict=True)]
 
     def within(self, max_tokens: int) -> TextTokens:
         """Return the same for texts of at most so many tokens, which are no more than the model takes."""
         other = copy.copy(self)
         other.max_tokens = max_tokens
+        return other
+
+    def without_special(self) -> TextTokens:
+        """Return the same without the tokens that stand around texts, for those that have them already."""
+        other = copy.copy(self)
+        other._adds_special = False
         return other
 
     def for_queries(self) -> TextTokens:
@@ -98,6 +124,21 @@ class TextTokens:
         ids, kinds = encoding.ids, encoding.type_ids
         return [ids[index] | (SECOND_TEXT if is_pair and kinds[index] else 0) for index in kept]
 
+    def _closed(
+        self, text: str, closing: int, encoding: tokenizers.Encoding, number: int, truncates: bool
+    ) -> list[int]:
+        """Return the tokens with the one behind them; those behind an instruction have `SECOND_TEXT` set."""
+        whole = len(encoding.ids) + 1
+        if whole > self.max_tokens and not truncates:
+            raise self._too_many(number, whole)
+        ids = [*encoding.ids[: self.max_tokens - 1], closing]
+        instruction = _INSTRUCTION.match(text) if self._skips_instructions else None
+        if instruction is None:
+            return ids
+        begins = (index for index, (start, _) in enumerate(encoding.offsets) if start >= instruction.end())
+        before = min(next(begins, whole), len(ids) - 1)
+        return [*ids[:before], *(token | SECOND_TEXT for token in ids[before:])]
+
     def _cut_pair(self, encoding: tokenizers.Encoding, number: int, truncates: bool) -> list[int]:
         """Return which tokens stay when the second text is cut; the first one and the special ones are needed."""
         excess = len(encoding.ids) - self.max_tokens
@@ -112,15 +153,14 @@ class TextTokens:
         text = f"pair {number} has {num_tokens} tokens, the model takes {self.max_tokens}; {whose}"
         return ContextOverflowError(text, num_tokens=num_tokens, limit=self.max_tokens, param="input")
 
+    def _too_many(self, number: int, num_tokens: int) -> ContextOverflowError:
+        text = f"input {number} has {num_tokens} tokens, the model takes {self.max_tokens}; {self._advice}"
+        return ContextOverflowError(text, num_tokens=num_tokens, limit=self.max_tokens, param="input")
+
     def _cut(self, encoding: tokenizers.Encoding, number: int, truncates: bool) -> list[int]:
         ids, most = encoding.ids, self.max_tokens
         if not truncates:
-            raise ContextOverflowError(
-                f"input {number} has {len(ids)} tokens, the model takes {most}; {self._advice}",
-                num_tokens=len(ids),
-                limit=most,
-                param="input",
-            )
+            raise self._too_many(number, len(ids))
         num_closing = 0
         for is_special in reversed(encoding.special_tokens_mask):
             if not is_special:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from pyagent import _rust
 from pyagent.core.errors import CapacityError, ConfigError, ModelError, UnsupportedError
+from pyagent.core.messages import ModelTask
 from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.encoders.encoder_pool import EncoderPool
 from pyagent.infrastructure.engine.kv_moves.fingerprint import WeightFiles, find_weights
@@ -289,9 +290,8 @@ class ModelPool:
 
     def _locate_decoder(self, name: str) -> Path:
         path = self._locate(name)
-        if task_of(path) != "generate":
-            text = f"native:{name} is an encoder, which answers nothing; name another model to chat with"
-            raise UnsupportedError(text, backend=f"native:{name}", fields=["messages"])
+        if (task := task_of(path)) != "generate":
+            raise answers_nothing(name, task)
         return path
 
     def _ledger_of(self, device: DeviceMemory) -> Ledger:
@@ -455,3 +455,14 @@ def _check_fit(name: str, most: Estimates, total_bytes: int, process: int, devic
         raise ModelError(f"{text}; raise engine.memory or take a smaller model", model=name)
     text += f", but of {device.name} the engine may use {format_bytes(total_bytes)}"
     raise ModelError(f"{text}; end what else uses it, or take a smaller model", model=name)
+
+
+_ASKED_AT = {"embed": "/v1/embeddings", "rank": "/v1/rerank", "classify": "/v1/classify", "token_classify": "/pooling"}
+
+
+def answers_nothing(name: str, task: ModelTask) -> UnsupportedError:
+    """Return the error of a chat with an encoder, which says where to ask that."""
+    text = f"native:{name} is an encoder, which answers nothing; name another model to chat with"
+    if task in _ASKED_AT:
+        text += f", and ask this one at {_ASKED_AT[task]}"
+    return UnsupportedError(text, backend=f"native:{name}", fields=["messages"])

@@ -28,10 +28,12 @@ class RequestTemplate(ChatTemplate):
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[object] = (),
         template_kwargs: Mapping[str, object] | None = None,
+        *,
+        begins_answer: bool = True,
     ) -> str:
         """Return the conversation as text, as a model's template does."""
         try:
-            return super().render(messages, tools, template_kwargs)
+            return super().render(messages, tools, template_kwargs, begins_answer=begins_answer)
         except ModelError as error:
             _refuse(error)
 

@@ -56,13 +56,18 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[object] = (),
         template_kwargs: Mapping[str, object] | None = None,
+        *,
+        begins_answer: bool = True,
     ) -> str:
         """The conversation as text, up to where the model's answer begins; `template_kwargs` are its other variables.
+
+        Without `begins_answer` up to its last message's end.
 
         Raises `RequestError` with the template's own words when it refuses the conversation, `ModelError` when it
         breaks its bounds.
         """
         own: dict[str, object] = {**self._known, "messages": messages, "tools": list(tools) or None}
+        own["add_generation_prompt"] = begins_answer
         more = template_kwargs or {}
         if taken := sorted(own.keys() & more.keys()):
             raise RequestError(f"chat_template_kwargs cannot set {taken[0]}", param="chat_template_kwargs")

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from pyagent.core.errors import RequestError
-from pyagent.core.messages import ClassifyResult, JsonObject, RankResult, TokenEmbedResult, Usage
+from pyagent.core.messages import ClassifyResult, EmbedResult, JsonObject, RankResult, TokenEmbedResult, Usage
 from pyagent.infrastructure.server.bounds import check_texts
 from pyagent.infrastructure.server.validation import decode
 from pyagent.infrastructure.server.vectors import packed
@@ -69,16 +69,29 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+
+
+class PoolingMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A message of a conversation that is read as one text."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
 class PoolingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /pooling: a vector for each token of each text, or a number for each label of each.
 
     A model of late interaction reads `input_type` "query" or "document". A process reward model gives numbers for the
-    tokens alone that end a step.
+    tokens alone that end a step. Without `task` a model that does one thing alone does that, and others embed tokens.
+    `messages` are one text in place of `input`, as the model's chat template writes them.
     """
 
-    input: str | list[str]
+    input: str | list[str] = []
+    messages: list[PoolingMessage] = []
+    add_generation_prompt: bool = False
     model: str | None = None
-    task: Literal["token_embed", "token_classify"] = "token_embed"
+    task: PoolingTask | None = None
     input_type: Literal["query", "document"] = "document"  # not vLLM's; Jina's
     encoding_format: Literal["float", "base64"] = "float"
     truncate: bool = False  # not vLLM's
@@ -94,7 +107,14 @@ class PoolingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def read_pooling(body: bytes) -> PoolingBody:
     """Return the body of a pooling request."""
     parsed = decode(body, PoolingBody, {})
-    _check(parsed.texts, "input")
+    if parsed.messages and parsed.texts:
+        raise RequestError("input and messages exclude each other; send one of them", param="messages")
+    if parsed.messages and parsed.task in {"embed", "classify"}:
+        text = (
+            f"messages are not taken for the task {parsed.task}; send input, or ask for token_embed or token_classify"
+        )
+        raise RequestError(text, param="messages")
+    _check(parsed.texts or [message.content for message in parsed.messages], "input")
     return parsed
 
 
@@ -143,16 +163,29 @@ def score_body(parsed: ScoreBody, found: RankResult, request_id: str, created: i
     return _listed("score", parsed.model, found.model, request_id, created, data, found.usage)
 
 
-def pooling_body(parsed: PoolingBody, found: TokenEmbedResult, request_id: str, created: int) -> JsonObject:
-    """Return the vectors of each text's tokens; those that are numbers as JSON already, a token at a time.
+def pooling_body(
+    parsed: PoolingBody,
+    found: TokenEmbedResult | EmbedResult | ClassifyResult,
+    request_id: str,
+    created: int,
+) -> JsonObject:
+    """Return what each text gave: the vectors of its tokens, as JSON already, a token at a time; or a row of numbers.
 
     Millions of numbers take seconds: call it beside the event loop.
     """
     encode = msgspec.json.Encoder().encode
-    if parsed.encoding_format == "float":
-        shown: list[object] = [[msgspec.Raw(encode(vector)) for vector in text] for text in found.vectors]
+    is_packed = parsed.encoding_format == "base64"
+    shown: list[object]
+    if isinstance(found, TokenEmbedResult):
+        shown = [
+            packed([number for vector in text for number in vector])
+            if is_packed
+            else [msgspec.Raw(encode(vector)) for vector in text]
+            for text in found.vectors
+        ]
     else:
-        shown = [packed([number for vector in text for number in vector]) for text in found.vectors]
+        rows = found.vectors if isinstance(found, EmbedResult) else found.scores
+        shown = [packed(row) if is_packed else row for row in rows]
     data = [{"index": index, "object": "pooling", "data": one} for index, one in enumerate(shown)]
     return _listed("pool", parsed.model, found.model, request_id, created, data, found.usage)
 
