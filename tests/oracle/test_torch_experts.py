@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from support.captured_steps import Graphing
+from support.mixtures import random_mixture
 from support.sparse_models import CONFIGS, random_model, tensors_of
-from support.torch_sequences import EXACT, STEP, Sequences, expect_logits, torch_runner
+from support.torch_sequences import EXACT, STEP, Sequences, torch_runner
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyagent.core.errors import ModelError
@@ -32,44 +33,12 @@ from pyagent.infrastructure.engine.runners.torch.stages import TorchStages
 pytestmark = pytest.mark.oracle
 
 ONE_THREAD = dataclasses.replace(EXACT, threads=1)
-_WIDE = {key: value for key, value in CONFIGS["qwen2_moe"].items() if not key.startswith("shared")}
-_PLAIN = {key: value for key, value in CONFIGS["seed_oss"].items() if key != "head_dim"}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {**_WIDE, "norm_topk_prob": True},
-    "mixtral": {**CONFIGS["seed_oss"], "num_local_experts": 5, "num_experts_per_tok": 2},
-    "olmoe": {**_PLAIN, "num_key_value_heads": 4, "num_experts": 12, "num_experts_per_tok": 3},
-    "qwen2_moe, dense layers": CONFIGS["qwen2_moe, dense layers"],
-}
-MORE = ("glm4_moe", "ernie4_5_moe", "granitemoeshared", "granitemoe", "dots1", "minimax_m2", "solar_open")
-FAMILIES |= {name: CONFIGS[name] for name in MORE}
-SLOW = {"granitemoe", "dots1", "minimax_m2", "solar_open"}
 TOKENS = [(7 * place + place * place) % 250 for place in range(60)]
-
-
-def write(family: str, folder: Path) -> Any:
-    """A random model of three layers at most; returns transformers'."""
-    return random_model(family, folder, FAMILIES[family] | {"num_hidden_layers": 3})
-
-
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FAMILIES]
-)
-def test_logits_of_mixtures_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    """Random weights; prompts, which group tokens by expert, and steps that decode, which do not: `expect_logits`."""
-    model = write(family, tmp_path)
-    with torch.no_grad():
-        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
-    runner = torch_runner(tmp_path, ONE_THREAD)
-    expect_logits(runner, TOKENS, expected)
-    sequences = Sequences(runner)
-    for place in range(20):
-        sequences.compute(*((number, TOKENS[place : place + 1]) for number in (900, 901)))
-        assert abs(runner.rows - expected[place]).max() < 1e-5 * abs(expected).max()
 
 
 def test_a_rows_bits_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     """`engine.batch_invariant`: experts, and whom they share a product with, change nothing."""
-    write("qwen2_moe, dense layers", tmp_path)
+    random_mixture("qwen2_moe, dense layers", tmp_path)
     options = RunnerOptions(threads=1, kv_bytes=1 << 22, batch_invariant=True)
     runner = torch_runner(tmp_path, options)
     alone, rows = Sequences(runner), list[Any]()
@@ -86,7 +55,7 @@ def test_a_rows_bits_do_not_depend_on_the_batch(tmp_path: Path) -> None:
 
 def test_captured_steps_compute_what_eager_ones_do(tmp_path: Path) -> None:
     """Replayed for more rows than there are, of padding: the same tokens."""
-    write("glm4_moe", tmp_path)
+    random_mixture("glm4_moe", tmp_path)
     said: list[list[int]] = []
     for kind in (torch_runner, lambda path, options: Graphing(path, options, STEP)):
         runner = kind(tmp_path, ONE_THREAD)
@@ -176,7 +145,7 @@ def test_only_experts_of_the_best_groups_are_chosen() -> None:
 
 def test_memory_counts_every_expert(tmp_path: Path) -> None:
     """What the runner is told to need of weights is what its tensors take, the experts that no token has too."""
-    write("qwen2_moe, dense layers", tmp_path)
+    random_mixture("qwen2_moe, dense layers", tmp_path)
     needs = TorchRunnerFactory().estimate(tmp_path, ONE_THREAD, STEP)
     tensors = tensors_of(tmp_path)
     sizes = sum(tensor.numel() for name, tensor in tensors.items() if "norm" not in name and "bias" not in name)
@@ -189,7 +158,7 @@ def test_an_expert_that_is_missing_or_of_another_size_is_named(tmp_path: Path) -
     """Before anything is computed; so is a correction that the family has."""
     from safetensors.torch import save_file
 
-    write("glm4_moe", tmp_path)
+    random_mixture("glm4_moe", tmp_path)
     tensors = tensors_of(tmp_path)
     names = ("experts.5.up_proj.weight", "gate.e_score_correction_bias")
     for end in names:

@@ -150,6 +150,19 @@ def test_rows_that_verify_drafts_share_what_their_sequences_do() -> None:
     assert [step.attention[0].num_shared for step in shared] == [256, 256, 256, 0]
 
 
+def test_what_is_shared_follows_the_pages() -> None:
+    """It grows as a block becomes whole that both have, ends where texts part, and is found again after a chunk."""
+    watched = Watched(num_slots=4)
+    for sequence, rest in enumerate(([4] * 45, [4] * 45, [5] * 60)):
+        watched.pool.add(sequence, [4] * 272 + rest, most_cached=0)
+        watched.step(Segment(sequence, [4] * 272 + rest))
+    found = [watched.step(Segment(0, [4]), Segment(1, [4])).attention[0].num_shared for _ in range(6)]
+    assert (found[0], found[-1]) == (256, 320)
+    assert watched.step(Segment(0, [4]), Segment(2, [4])).attention[0].num_shared == 256
+    watched.step(Segment(0, [4]), Segment(2, [4, 4]))
+    assert watched.step(Segment(0, [4]), Segment(2, [4])).attention[0].num_shared == 256
+
+
 def test_a_length_is_read_from_the_pool_once_after_drafts() -> None:
     """Steps that are launched after it go on by themselves: the pool has not their tokens yet."""
     watched = Watched(num_slots=8)

@@ -17,6 +17,9 @@ from typing import Any
 
 import httpx
 import pytest
+from support.mixtures import FAMILIES as MIXTURES
+from support.mixtures import SLOW as SLOW_MIXTURES
+from support.mixtures import random_mixture
 from support.native import answers_of, chat, engine_of
 from support.reference_decoder import FAMILIES, write_family, write_safetensors
 from support.torch_sequences import EXACT, STEP, Sequences, expect_logits, torch_runner
@@ -84,6 +87,25 @@ def test_logits_of_every_family_are_those_of_transformers(family: str, tmp_path:
     with torch.no_grad():
         expected = reference(torch.tensor([tokens])).logits[0].numpy()
     expect_logits(torch_runner(tmp_path), tokens, expected)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow if name in SLOW_MIXTURES else ()) for name in MIXTURES]
+)
+def test_logits_of_mixtures_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """Random weights; prompts, which group tokens by expert, and steps that decode, which do not: `expect_logits`."""
+    import torch
+
+    tokens = [(7 * place + place * place) % 250 for place in range(60)]
+    model = random_mixture(family, tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    runner = torch_runner(tmp_path, dataclasses.replace(EXACT, threads=1))
+    expect_logits(runner, tokens, expected)
+    sequences = Sequences(runner)
+    for place in range(20):
+        sequences.compute(*((number, tokens[place : place + 1]) for number in (900, 901)))
+        assert abs(runner.rows - expected[place]).max() < 1e-5 * abs(expected).max()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
