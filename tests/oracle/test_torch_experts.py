@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.captured_steps import Graphing
 from support.mixtures import random_mixture
-from support.sparse_models import CONFIGS, random_model, tensors_of
+from support.sparse_models import CONFIGS, random_model, tensors_of, write_as_gguf
 from support.torch_sequences import EXACT, STEP, Sequences, torch_runner
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -141,6 +141,19 @@ def test_only_experts_of_the_best_groups_are_chosen() -> None:
 
 
 # --- files ---
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", pytest.param("granitemoeshared", marks=pytest.mark.slow)])
+def test_gguf_files_are_the_same_mixtures(family: str, tmp_path: Path) -> None:
+    """A layer's experts in one tensor of each kind, under llama.cpp's names: the logits of the folder."""
+    random_model(family, tmp_path / "folder")
+    gguf = write_as_gguf(tmp_path / "m.gguf", family, tensors_of(tmp_path / "folder"))
+    rows = list[Any]()
+    for path in (tmp_path / "folder", gguf):
+        runner = torch_runner(path, ONE_THREAD)
+        Sequences(runner).compute((1, TOKENS[:40]), (2, TOKENS[5:6]))
+        rows.append(runner.rows)
+    assert abs(rows[0] - rows[1]).max() < 1e-5 * abs(rows[0]).max()
 
 
 def test_memory_counts_every_expert(tmp_path: Path) -> None:
