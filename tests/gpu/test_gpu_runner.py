@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.mixtures import random_mixture
 from support.reference_decoder import write_family
 
 from pyagent import _rust
@@ -66,9 +67,11 @@ def test_model_that_does_not_fit_is_refused_by_name(tiny_model_path: Path, hog: 
 
 
 def test_step_waits_for_the_device_once(tmp_path: Path) -> None:
-    """Of a step that decodes, with windows and caps or without, only what was sampled is waited for."""
-    for family in ("llama", "gemma2"):
-        write_family(tmp_path / family, family)
+    """Of a step that decodes, with windows and caps, with experts or without, only what was sampled is waited for."""
+    write_mixture(tmp_path / "mixture")
+    for family in ("llama", "gemma2", "mixture"):
+        if family != "mixture":
+            write_family(tmp_path / family, family)
         runner = TORCH.load(tmp_path / family, OPTIONS, STEP, None)
         draw = random.Random(3)
         prompts = [[draw.randrange(96) for _ in range(30)] for _ in range(4)]
@@ -88,6 +91,33 @@ def test_step_waits_for_the_device_once(tmp_path: Path) -> None:
             torch.cuda.set_sync_debug_mode("default")
         assert len(waits) <= 1, [str(wait.message) for wait in waits]
         runner.close()
+
+
+def write_mixture(folder: Path) -> None:
+    """A small random GLM-4.5, by transformers."""
+    pytest.importorskip("transformers")
+    random_mixture("glm4_moe", folder)
+
+
+def test_mixtures_are_replayed_from_cuda_graphs(tmp_path: Path) -> None:
+    """The tokens of captured steps are those of eager ones, with experts that each token chooses anew."""
+    write_mixture(tmp_path)
+    found: list[list[int]] = []
+    for is_captured in (False, True):
+        runner: Any = TORCH.load(tmp_path, replace(OPTIONS, dtype="f32"), STEP, None)
+        samplers, tokens, said = [_rust.SamplerState(temperature=0.0)] * 3, [3, 7, 9], list[int]()
+        for sequence, token in enumerate(tokens):
+            runner.add(sequence, [token])
+        for step in range(40):
+            assert all(runner.reserve(sequence, step + 1) for sequence in range(3))
+            tokens = runner.execute(Batch([0, 1, 2], [1] * 3, tokens, samplers, [step] * 3)).tokens
+            said += tokens
+            while is_captured and runner.when_idle():
+                pass
+        assert (runner.graphs.num_replayed > 20) == is_captured
+        found.append(said)
+        runner.close()
+    assert found[0] == found[1]
 
 
 def test_drafts_are_verified_from_cuda_graphs(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import mmap
 import subprocess
 import sys
 import weakref
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -18,15 +17,17 @@ from typing import Any
 
 import httpx
 import pytest
+from support.mixtures import FAMILIES as MIXTURES
+from support.mixtures import SLOW as SLOW_MIXTURES
+from support.mixtures import random_mixture
 from support.native import answers_of, chat, engine_of
 from support.reference_decoder import FAMILIES, write_family, write_safetensors
+from support.torch_sequences import EXACT, STEP, Sequences, expect_logits, torch_runner
 
-from pyagent import _rust
 from pyagent.assembly import make_chain, make_host
 from pyagent.core.backends import collect
 from pyagent.core.config import load_settings
 from pyagent.core.errors import ConfigError, ModelError
-from pyagent.core.runners.batch import Batch
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.engine.runners.choice import pick_runners
@@ -41,8 +42,6 @@ from pyagent.testing import RunnerConformance, serve
 pytestmark = pytest.mark.oracle
 
 TORCH = TorchRunnerFactory()
-STEP = LargestStep(2048, 64)
-EXACT = RunnerOptions(threads=2, kv_bytes=1 << 24, kv_dtype="f32", dtype="f32")
 QUESTION = "Write two sentences about the sea."
 
 
@@ -75,49 +74,9 @@ class TestTorchRunnerAhead(RunnerConformance):
         return dataclasses.replace(super()._options(max_num_batched_tokens), async_scheduling="on")
 
 
-def torch_runner(path: Path, options: RunnerOptions = EXACT) -> Any:
-    """A torch runner that keeps the rows of logits that it samples from."""
-    from pyagent.infrastructure.engine.runners.torch.runner import TorchRunner
-
-    class Kept(TorchRunner):
-        def logits(self, packed: Any) -> Any:
-            logits = super().logits(packed)
-            self.rows = logits.cpu().numpy().copy()
-            return logits
-
-    return Kept(path, options, STEP)
-
-
-class Sequences:
-    """A runner's sequences, by number: each call goes on with some of them."""
-
-    def __init__(self, runner: Any) -> None:
-        self.runner = runner
-        self.started: set[int] = set()
-
-    def compute(self, *segments: tuple[int, Sequence[int]]) -> list[int]:
-        """Compute the next tokens of some sequences, which may be new; returns the likeliest token after each."""
-        for sequence, tokens in segments:
-            if sequence not in self.started:
-                self.started.add(sequence)
-                assert self.runner.add(sequence, list(tokens), most_cached=0) == 0
-            assert self.runner.reserve(sequence, self.runner.pool.num_tokens(sequence) + len(tokens))
-        batch = Batch(
-            sequence_ids=[sequence for sequence, _ in segments],
-            lengths=[len(tokens) for _, tokens in segments],
-            tokens=[token for _, tokens in segments for token in tokens],
-            samplers=[_rust.SamplerState(temperature=0.0) for _ in segments],
-            steps=[0] * len(segments),
-        )
-        output = self.runner.execute(batch)
-        assert not output.errors
-        return output.tokens
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_every_family_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     """Prefixes of all lengths at once, then chunks beside sequences that decode: to 1e-5 of the largest logit."""
-    import numpy as np
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -127,21 +86,26 @@ def test_logits_of_every_family_are_those_of_transformers(family: str, tmp_path:
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, **options).eval()
     with torch.no_grad():
         expected = reference(torch.tensor([tokens])).logits[0].numpy()
-    runner = torch_runner(tmp_path)
-    sequences = Sequences(runner)
-    close = 1e-5 * np.abs(expected).max()
+    expect_logits(torch_runner(tmp_path), tokens, expected)
 
-    sequences.compute(*((length, tokens[:length]) for length in range(1, 61)))
-    assert np.abs(runner.rows - expected).max() < close
-    done = 0
-    for chunk, is_first in ((7, False), (1, True), (20, True), (1, False), (31, False)):
-        beside = [(length, [tokens[runner.pool.num_tokens(length)]]) for length in (3, 17, 30)]
-        mine = (100, tokens[done : done + chunk])
-        done += chunk
-        sequences.compute(*([mine, *beside] if is_first else [*beside, mine]))
-        rows = np.roll(runner.rows, -1, axis=0) if is_first else runner.rows
-        places = [runner.pool.num_tokens(length) - 1 for length in (3, 17, 30, 100)]
-        assert np.abs(rows - expected[places]).max() < close
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow if name in SLOW_MIXTURES else ()) for name in MIXTURES]
+)
+def test_logits_of_mixtures_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """Random weights; prompts, which group tokens by expert, and steps that decode, which do not: `expect_logits`."""
+    import torch
+
+    tokens = [(7 * place + place * place) % 250 for place in range(60)]
+    model = random_mixture(family, tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    runner = torch_runner(tmp_path, dataclasses.replace(EXACT, threads=1))
+    expect_logits(runner, tokens, expected)
+    sequences = Sequences(runner)
+    for place in range(20):
+        sequences.compute(*((number, tokens[place : place + 1]) for number in (900, 901)))
+        assert abs(runner.rows - expected[place]).max() < 1e-5 * abs(expected).max()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])

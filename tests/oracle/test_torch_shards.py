@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mixtures import random_mixture
 from support.reference_decoder import FAMILIES, write_family, write_safetensors
 from torch import Tensor
 
@@ -130,10 +131,23 @@ def test_parts_compute_what_the_whole_does(family: str, tp_size: int, pp_size: i
         if name in tensors:
             tensors[name] = tensors[name][:vocab_size]
     write_safetensors(tmp_path, config, tensors)
+    expect_parts_equal(tmp_path, vocab_size, tp_size, pp_size)
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(4, 1), (2, 2)])
+def test_parts_of_a_mixture_compute_what_the_whole_does(tp_size: int, pp_size: int, tmp_path: Path) -> None:
+    """Ranks have columns of each expert, of the MLP beside them, and of the layers without experts."""
+    pytest.importorskip("transformers")
+    random_mixture("qwen2_moe, dense layers", tmp_path)
+    expect_parts_equal(tmp_path, 250, tp_size, pp_size)
+
+
+def expect_parts_equal(path: Path, vocab_size: int, tp_size: int, pp_size: int) -> None:
+    """A model's logits, whole and divided, over mixed steps: to 1e-5 of the largest."""
     prompts = {sequence: [(7 * at + at * at + sequence) % vocab_size for at in range(40)] for sequence in (1, 2, 3)}
     results: list[list[Tensor]] = []
     for sizes in ((1, 1), (tp_size, pp_size)):
-        divided = Divided(tmp_path, *sizes)
+        divided = Divided(path, *sizes)
         for sequence, prompt in prompts.items():
             assert divided.pool.add(sequence, prompt) == 0
         steps = [

@@ -414,13 +414,13 @@ _SMALL_EPSILON = {"qwen2_moe", "seed_oss", "deepseek_v2", "deepseek_v3", "deepse
 _SHARED = ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "feed_forward.shared_expert")
 
 
-def random_model(name: str, folder: Path) -> Any:
+def random_model(name: str, folder: Path, shape: Mapping[str, Any] | None = None) -> Any:
     """Write a family's model, with norms, biases, sinks and corrections that are not neutral; return transformers'."""
     import torch
     from transformers import AutoConfig
 
     torch.manual_seed(11)
-    config = AutoConfig.for_model(name.partition(",")[0], **CONFIGS[name])
+    config = AutoConfig.for_model(name.partition(",")[0], **(shape or CONFIGS[name]))
     config._attn_implementation = "eager"
     model = decoder_of(config).eval()
     with torch.no_grad():
@@ -456,7 +456,7 @@ def _sharpened(name: str) -> tuple[str, ...]:
     queries grow, or turn."""
     if name in described_models.CONFIGS:
         return (".mlp.", "block_sparse_moe", ".self_attn.", ".attention.")
-    is_sharp = "kv_lora_rank" in CONFIGS[name] or name.startswith("llama4")
+    is_sharp = "kv_lora_rank" in CONFIGS.get(name, {}) or name.startswith("llama4")
     return (".mlp.", ".feed_forward.", *([".self_attn."] if is_sharp else []))
 
 

@@ -376,7 +376,7 @@ def test_what_published_files_leave_out_or_call_otherwise_is_read(
         "rotates": about.rotary_layers,
         "residual_scale": about.residual_scale,
         "logit_divisor": about.logit_divisor,
-        "weight_scale": float((about.experts or "weight_scale: nan,").partition("weight_scale: ")[2].partition(",")[0]),
+        "weight_scale": about.experts.weight_scale if about.experts else math.nan,
     }
     for name, value in expected.items():
         assert found[name] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), name

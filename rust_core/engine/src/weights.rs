@@ -92,8 +92,9 @@ impl<'a> StoredTensor<'a> {
 impl<'a> From<TensorView<'a>> for StoredTensor<'a> {
     /// A part of a matrix has fewer rows than its dimensions say.
     fn from(tensor: TensorView<'a>) -> Self {
+        let num_rows: usize = tensor.dims.iter().skip(1).product();
         let dims = match tensor.dims {
-            [cols, _] => vec![*cols, tensor.rows()],
+            [cols, ..] if tensor.rows() != num_rows => vec![*cols, tensor.rows()],
             dims => dims.to_vec(),
         };
         let kind = tensor.kind.name();

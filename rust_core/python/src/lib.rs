@@ -73,7 +73,7 @@ mod _rust {
     use crate::torch_kernels::TorchKernels;
 
     #[pymodule_export]
-    use crate::weights::{ModelConfig, ModelFile, TensorFile};
+    use crate::weights::{ExpertsConfig, ModelConfig, ModelFile, TensorFile};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

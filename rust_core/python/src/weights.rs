@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use pyagent_engine::config::{self, Activation};
+use pyagent_engine::config::{self, Activation, Rating};
 use pyagent_engine::model;
 use pyagent_engine::quantised;
 use pyagent_engine::weights::{self, StoredTensor, TensorView};
@@ -15,6 +15,48 @@ use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::model_files::file_error;
+
+/// The experts of a feed-forward block, and how a token's are chosen and weighed.
+#[pyclass(frozen, get_all, eq, module = "pyagent._rust")]
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsConfig {
+    num_experts: usize,
+    num_used: usize,
+    is_rated_by_sigmoid: bool,
+    is_renormalised: bool,
+    weight_scale: f64,
+    weighs_inputs: bool,
+    num_groups: usize,
+    num_used_groups: usize,
+    shared_size: usize,
+    is_shared_gated: bool,
+    dense_size: usize,
+}
+
+impl From<config::Experts> for ExpertsConfig {
+    fn from(experts: config::Experts) -> Self {
+        Self {
+            num_experts: experts.num_experts,
+            num_used: experts.num_used,
+            is_rated_by_sigmoid: experts.rating == Rating::Sigmoid,
+            is_renormalised: experts.is_renormalised,
+            weight_scale: f64::from(experts.weight_scale),
+            weighs_inputs: experts.weighs_inputs,
+            num_groups: experts.num_groups,
+            num_used_groups: experts.num_used_groups,
+            shared_size: experts.shared_size,
+            is_shared_gated: experts.is_shared_gated,
+            dense_size: experts.dense_size,
+        }
+    }
+}
+
+#[pymethods]
+impl ExpertsConfig {
+    fn __repr__(&self) -> String {
+        format!("{self:?}")
+    }
+}
 
 /// What a decoder looks like: all that a forward pass needs to know besides its weights.
 #[pyclass(frozen, get_all, module = "pyagent._rust")]
@@ -48,7 +90,7 @@ pub struct ModelConfig {
     logit_softcap: Option<f64>,
     embedding_scale: f64,
     is_output_tied: bool,
-    experts: Option<String>,
+    experts: Option<ExpertsConfig>,
     dense_layers: Vec<bool>,
     query_growth: Option<String>,
     dual_chunks: Option<String>,
@@ -65,6 +107,9 @@ pub struct ModelConfig {
 impl ModelConfig {
     fn of(file: &weights::ModelFile, config: &config::ModelConfig) -> PyResult<Self> {
         let [rope, local_rope] = config.rope_tables().map_err(|error| file_error(&error))?;
+        let num_recurrent_layers = (0..config.num_layers)
+            .filter(|&layer| config.recurrent(layer).is_some())
+            .count();
         Ok(Self {
             architecture: config.architecture.name().to_owned(),
             vocab_size: config.vocab_size,
@@ -75,12 +120,10 @@ impl ModelConfig {
             head_dim: config.head_dim,
             ffn_size: config.ffn_size,
             num_experts: config.experts.map_or(0, |experts| experts.num_experts),
-            num_recurrent_layers: (0..config.num_layers)
-                .filter(|&layer| config.recurrent(layer).is_some())
-                .count(),
-            is_cpu_only: config.experts.is_some()
-                || config.query_growth.is_some()
+            num_recurrent_layers,
+            is_cpu_only: config.query_growth.is_some()
                 || config.dual_chunks.is_some()
+                || num_recurrent_layers > 0
                 || config.architecture.is_cpu_only(),
             context_length: config.context_length,
             norm_epsilon: f64::from(config.norm_epsilon),
@@ -108,7 +151,7 @@ impl ModelConfig {
             logit_softcap: config.logit_softcap.map(f64::from),
             embedding_scale: f64::from(config.embedding_scale),
             is_output_tied: model::is_output_tied(file, config).map_err(|error| file_error(&error))?,
-            experts: config.experts.map(|experts| format!("{experts:?}")),
+            experts: config.experts.map(ExpertsConfig::from),
             dense_layers: config.dense_layers.clone(),
             query_growth: config.query_growth.map(|growth| format!("{growth:?}")),
             dual_chunks: config.dual_chunks.map(|dual| format!("{dual:?}")),

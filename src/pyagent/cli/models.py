@@ -397,6 +397,7 @@ def _card(
         ("memory", "; ".join([*needs, f"{about.kv_bytes_per_token:,} bytes of KV a token"])),
         ("licence", about.licence),
         ("capabilities", ", ".join(abilities)),
+        ("runners", ", ".join(about.runners)),
         ("chat template", template or "none; completions only, or set engine.chat_template"),
         ("file", f"{path} ({format_bytes(about.file_bytes)})"),
     ]

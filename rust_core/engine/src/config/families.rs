@@ -182,12 +182,14 @@ impl Architecture {
                 | Self::Lfm3
                 | Self::Mellum
                 | Self::BailingMoe2
-                | Self::Dots1
-                | Self::MiniMaxM2
                 | Self::MiniMax01
+                | Self::Granite
+                | Self::GraniteHybrid
+                | Self::HunyuanMoe
+                | Self::Afmoe
+                | Self::ExaoneMoe
                 | Self::MiniCpm
-        ) || self.is_granite()
-            || self.has_latent_attention()
+        ) || self.has_latent_attention()
             || self.has_layer_norms()
     }
 }

@@ -445,6 +445,9 @@ impl Names {
     pub(super) fn named<'a>(&self, name: &'a str, config: &ModelConfig) -> Option<(Place, &'a str)> {
         let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
         let layer = layer.parse().ok()?;
+        if rest == "ffn_norm.weight" {
+            return Some((self.layer(layer, Part::FfnNorm, config), "")); // whatever the family's GGUF files call it
+        }
         let own = PARTS.iter().find_map(|part| {
             let end = rest.strip_prefix(gguf_part(*part, config.architecture))?;
             let is_whole = end.is_empty() || end.starts_with('.');
@@ -453,7 +456,7 @@ impl Names {
         own.or_else(|| self.named_of_experts(layer, rest, config))
     }
 
-    /// The same of a layer's experts: their router, what all tokens share, and `ffn_gate_exps.5`, which GGUF files have in
+    /// The same of a layer's experts: their router and its correction, what all tokens share, and `ffn_gate_exps.5`, which GGUF files have in
     /// one tensor with the others.
     fn named_of_experts<'a>(&self, layer: usize, rest: &'a str, config: &ModelConfig) -> Option<(Place, &'a str)> {
         let experts = config.experts?;
@@ -461,6 +464,14 @@ impl Names {
         match first {
             "ffn_gate_inp" => return Some((self.router(layer, config), end)),
             "ffn_gate_inp_shexp" => return Some((self.shared_gate(layer), end)),
+            "exp_probs_b" if matches!(end, "" | ".bias") => {
+                let name = self.correction(layer, config)?;
+                let place = Place {
+                    is_bare: true,
+                    ..Place::whole(name)
+                };
+                return Some((place, end));
+            }
             _ => {}
         }
         for part in [Part::Gate, Part::Up, Part::Down] {
@@ -474,7 +485,11 @@ impl Names {
                 let end = end.strip_prefix('.')?;
                 let (number, end) = end.split_at(end.find('.').unwrap_or(end.len()));
                 let number = number.parse().ok().filter(|number| *number < experts.num_experts)?;
-                return Some((self.expert(layer, part, number, config), end));
+                let stacked = self.stacked_expert(layer, part, number, config);
+                return match stacked.filter(|_| config.architecture.is_granite()) {
+                    Some((place, _)) => matches!(end, "" | ".weight").then_some((place, end)),
+                    None => Some((self.expert(layer, part, number, config), end)),
+                };
             }
         }
         None

@@ -22,7 +22,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     kind, size (a window's tokens, or the blocks of which one keeps a state), pages of `page_bytes` for a block. With
     `has_mtp`, a head that drafts further tokens is a part of it. `family` is what the file calls itself; `attention` is
     said where it is peculiar; `layer_kinds` counts a hybrid's layers of each kind. A `fault` is a tensor that is missing,
-    or of another size than the file says.
+    or of another size than the file says. `runners` are those shipped that compute it.
     """
 
     architecture: str
@@ -43,6 +43,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int
     licence: str
     has_chat_template: bool
+    runners: tuple[str, ...]
 
     def kv_bytes(self, context: int) -> int:
         """Memory for the keys and values of one sequence of `context` tokens, without what slid out of windows."""
@@ -181,6 +182,7 @@ def describe_model(
     try:
         header = _rust.read_model_header(path, arrays=False)
         shape = _rust.describe_model(path, kv_type, mtp=mtp, head=head)
+        runners = _runners(path, _rust.ModelFile(path).config)
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
     elements = _count_elements(header)
@@ -209,7 +211,14 @@ def describe_model(
         page_bytes=shape["page_bytes"],
         licence=declared if isinstance(declared, str) else licence,
         has_chat_template="tokenizer.chat_template" in metadata or folder_template,
+        runners=runners,
     )
+
+
+def _runners(path: Path, config: _rust.ModelConfig) -> tuple[str, ...]:
+    """Return the shipped runners that compute a model; GPT-NeoX in folders the torch runner describes itself."""
+    has_own = config.architecture == "gptneox" and path.is_dir()
+    return ("cpu",) if config.is_cpu_only and not has_own else ("cpu", "torch")
 
 
 def _quantised(path: Path) -> tuple[str, int] | None:

@@ -58,9 +58,10 @@ class Decoder:
         self._head_dim = config.head_dim
         self._is_norm_wide = config.is_qk_norm_wide
         self._epsilon = config.norm_epsilon
-        self._activation = config.activation
         self._scale = config.attention_scale
         self._embedding_scale = config.embedding_scale
+        self._residual_scale = config.residual_scale
+        self._logit_divisor = config.logit_divisor
         self._is_interleaved = config.is_rope_interleaved
         self._softcap = config.attention_softcap
         self._logit_softcap = config.logit_softcap
@@ -108,10 +109,10 @@ class Decoder:
         layer, stages, ranks = self._weights.layers[index], self._stages, self._ranks
         x, normed = x_normed
         heads = self._attention(index, layer, normed, step, kv, angles)
-        branch = self._normed(ranks.sum(layer.attention_output(heads)), layer.post_attention_norm)
+        branch = self._scaled(self._normed(ranks.sum(layer.attention_output(heads)), layer.post_attention_norm))
         x, normed = self._added(x, branch, layer.ffn_norm)
-        inside = stages.gated(layer.gate_up(normed), self._activation)
-        return x, self._normed(ranks.sum(layer.down(inside)), layer.post_ffn_norm)
+        inside = layer.mlp(normed, stages, is_decode=len(step.tokens) == len(step.lengths))
+        return x, self._scaled(self._normed(ranks.sum(inside), layer.post_ffn_norm))
 
     def _hidden(self, step: Step) -> Tensor:
         """What the first layer of this rank computes with: embeddings, or what the stage before computed."""
@@ -128,8 +129,13 @@ class Decoder:
             x = self._ranks.sum(x)
         return x if self._embedding_scale == 1 else x * self._embedding_scale
 
+    def _scaled(self, branch: Tensor) -> Tensor:
+        """What is added to the stream."""
+        return branch if self._residual_scale == 1 else branch * self._residual_scale
+
     def _capped(self, logits: Tensor) -> Tensor:
         cap = self._logit_softcap
+        logits = logits if self._logit_divisor == 1 else logits.div_(self._logit_divisor)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _attention(self, index: int, layer: Layer, x: Tensor, step: Step, kv: KvCache, angles: Angles) -> Tensor:

@@ -75,7 +75,7 @@ class DescribedModel:
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error
         self.config = self._file.config
-        if self.config.is_cpu_only or self.config.num_recurrent_layers:
+        if self.config.is_cpu_only:
             what = self.config.architecture + (" with experts" if self.config.num_experts else "")
             what += " with recurrent layers" if self.config.num_recurrent_layers else ""
             what += " with dual chunk attention" if self.config.dual_chunks else ""

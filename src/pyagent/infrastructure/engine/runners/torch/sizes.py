@@ -10,6 +10,7 @@ from pyagent.core.runners.batch import BLOCK_TOKENS
 from pyagent.core.runners.factory import LargestStep
 from pyagent.infrastructure.engine.runners.torch.attention.sdpa import GATHER_BYTES
 from pyagent.infrastructure.engine.runners.torch.device import Target
+from pyagent.infrastructure.engine.runners.torch.experts import GATHER_BYTES as EXPERT_BYTES
 from pyagent.infrastructure.engine.runners.torch.kv_cache import KvLayers
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart
 from pyagent.infrastructure.engine.runners.torch.quantised.products import DENSE_ROWS
@@ -74,11 +75,20 @@ def step_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target
     positions = min(config.context_length, step.num_positions or config.context_length)
     kv_size = part.kv_heads.num * config.head_dim
     qkv_size = part.heads.num * config.head_dim + 2 * kv_size
-    rows = 4 * step.num_tokens * (6 * config.hidden_size + 4 * qkv_size + 3 * part.ffn.num)
+    rows = 4 * step.num_tokens * (6 * config.hidden_size + 4 * qkv_size + _inside_columns(config, part))
     logits = 4 * 2 * step.num_outputs * config.vocab_size
     gathered = 4 * max(GATHER_BYTES, positions * kv_size * target.dtype.itemsize)
     masks = 6 * step.num_tokens * positions
-    return rows + logits + gathered + masks + _dequantised_bytes(config, part, step, target)
+    experts = 0 if config.experts is None else EXPERT_BYTES
+    return rows + logits + gathered + masks + experts + _dequantised_bytes(config, part, step, target)
+
+
+def _inside_columns(config: Shape, part: ModelPart) -> int:
+    """Columns that a token takes inside a layer's feed-forward block; of a mixture, in all of its experts."""
+    if config.experts is None:
+        return 3 * part.ffn.num
+    of_experts = config.experts.num_used * (3 * part.ffn.num + 2 * config.hidden_size)
+    return max(3 * part.dense.num, of_experts + 3 * part.shared.num)
 
 
 def _graph_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target) -> int:
@@ -93,6 +103,7 @@ def _dequantised_bytes(config: Shape, part: ModelPart, step: LargestStep, target
     """What a step takes for the largest matrix, where it is quantised and dequantised for a product."""
     if not target.keeps_quantised or (target.is_gpu and step.num_tokens < DENSE_ROWS):
         return 0
-    num_rows = 2 * part.ffn.num if target.is_gpu else max(2 * part.ffn.num, part.vocab_share)
+    num_inside = 2 * max(part.dense.num, part.shared.num)
+    num_rows = num_inside if target.is_gpu else max(num_inside, part.vocab_share)
     number_bytes = target.dtype.itemsize if target.is_gpu else _PLAIN_BYTES
     return num_rows * config.hidden_size * number_bytes

@@ -20,8 +20,15 @@ from torch import Tensor
 
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.engine.runners.torch.device import Target
+from pyagent.infrastructure.engine.runners.torch.experts import (
+    ExpertMlp,
+    ExpertProducts,
+    GroupedExperts,
+    StackedExperts,
+)
 from pyagent.infrastructure.engine.runners.torch.invariant.products import InvariantProducts
 from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear, Linear, is_packed, linear_of
+from pyagent.infrastructure.engine.runners.torch.mlp import FeedForward, GatedMlp
 from pyagent.infrastructure.engine.runners.torch.parallel.shard import ModelPart, Span
 from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
 from pyagent.infrastructure.engine.runners.torch.quantised.groups import GroupedMatrix, joined
@@ -37,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 16 << 20
 _MOST_THREADS = 8
+_SHARED = "_shexp"
+"""How the names of the MLP end that all tokens share."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Element types of files that torch has."""
 
@@ -52,8 +61,7 @@ class Layer:
     attention_output: Linear
     post_attention_norm: Tensor | None
     ffn_norm: Tensor | None
-    gate_up: Linear
-    down: Linear
+    mlp: FeedForward
     post_ffn_norm: Tensor | None
 
 
@@ -74,16 +82,46 @@ class Matrices(NamedTuple):
     rows: Sequence[tuple[str, Span]]
 
 
-def layer_matrices(config: ModelConfig, part: ModelPart) -> dict[str, Matrices]:
-    """Return what a layer multiplies with, by the names of `Layer`."""
-    hidden, ffn = Span.whole(config.hidden_size), part.ffn
+def attention_matrices(config: ModelConfig, part: ModelPart) -> dict[str, Matrices]:
+    """Return what a layer's attention multiplies with, by the names of `Layer`."""
+    hidden = Span.whole(config.hidden_size)
     q, kv = part.heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
     return {
         "qkv": Matrices(hidden, (("attn_q", q), ("attn_k", kv), ("attn_v", kv))),
         "attention_output": Matrices(q, (("attn_output", hidden),)),
-        "gate_up": Matrices(hidden, (("ffn_gate", ffn), ("ffn_up", ffn))),
-        "down": Matrices(ffn, (("ffn_down", hidden),)),
     }
+
+
+def mlp_matrices(config: ModelConfig, inside: Span, end: str = "") -> dict[str, Matrices]:
+    """Return those of a gated MLP of such a width, by the names of `GatedMlp`; their own end in `end`."""
+    hidden = Span.whole(config.hidden_size)
+    return {
+        "gate_up": Matrices(hidden, ((f"ffn_gate{end}", inside), (f"ffn_up{end}", inside))),
+        "down": Matrices(inside, ((f"ffn_down{end}", hidden),)),
+    }
+
+
+def layer_matrices(config: ModelConfig, part: ModelPart, layer: int) -> list[Matrices]:
+    """Return all that a layer multiplies with, but experts and what chooses them."""
+    matrices = list(attention_matrices(config, part).values())
+    if not has_experts(config, layer):
+        return [*matrices, *mlp_matrices(config, part.dense).values()]
+    return [*matrices, *(mlp_matrices(config, part.shared, _SHARED).values() if part.shared.total else ())]
+
+
+def has_experts(config: ModelConfig, layer: int) -> bool:
+    """Whether a layer is a mixture."""
+    return config.experts is not None and not config.dense_layers[layer]
+
+
+def expert_bytes(config: ModelConfig, part: ModelPart, layer: int, dtype: torch.dtype) -> int:
+    """Return the bytes of all experts of a layer, and of what chooses them."""
+    if config.experts is None or not has_experts(config, layer):
+        return 0
+    hidden = config.hidden_size
+    router_bytes = hidden * torch.float32.itemsize
+    shared_gate_bytes = hidden * dtype.itemsize * config.experts.is_shared_gated
+    return config.experts.num_experts * (3 * part.ffn.num * hidden * dtype.itemsize + router_bytes) + shared_gate_bytes
 
 
 def weight_bytes(file: ModelFile, path: str, part: ModelPart, target: Target) -> int:
@@ -94,12 +132,14 @@ def weight_bytes(file: ModelFile, path: str, part: ModelPart, target: Target) ->
         found = quantised.find(name, rows, columns) if target.keeps_quantised else None
         return rows.num * (columns.num * target.dtype.itemsize if found is None else found.row_bytes(columns))
 
+    numbers = range(part.layers.first, part.layers.end)
     layers = sum(
         num_bytes(f"blk.{index}.{name}", rows, matrices.columns)
-        for index in range(part.layers.first, part.layers.end)
-        for matrices in layer_matrices(config, part).values()
+        for index in numbers
+        for matrices in layer_matrices(config, part, index)
         for name, rows in matrices.rows
     )
+    layers += sum(expert_bytes(config, part, index, target.dtype) for index in numbers)
     embedding = part.vocab_share * config.hidden_size * target.dtype.itemsize
     hidden = Span.whole(config.hidden_size)
     output = num_bytes(_output_name(config), Span(part.vocab.first, part.vocab_share, part.vocab.total), hidden)
@@ -159,27 +199,69 @@ class _Loader:
         self._part = part
         self._dtype = target.dtype
         self._device = target.device
+        self._is_invariant = target.is_batch_invariant
         self._products = products
         self._quantised = quantised_matrices(file, path)
         self.dequantised: list[str] = []
         """What is quantised and did not stay so, though others do."""
-        self._matrices = layer_matrices(file.config, part)
+        self._attention = attention_matrices(file.config, part)
 
     def layer(self, index: int) -> Layer:
         config, part, block = self._config, self._part, f"blk.{index}"
         hidden, head = Span.whole(config.hidden_size), Span.whole(config.head_dim)
         q, kv = part.heads.times(config.head_dim), part.kv_heads.times(config.head_dim)
         is_wide = config.is_qk_norm_wide
-        linears = {name: self._linear(block, matrices) for name, matrices in self._matrices.items()}
+        linears = {name: self._linear(block, matrices) for name, matrices in self._attention.items()}
         return Layer(
             attention_norm=self._input_norm(f"{block}.attn_norm.weight"),
             **linears,
             query_norm=self._optional_norm(f"{block}.attn_q_norm.weight", q if is_wide else head),
             key_norm=self._optional_norm(f"{block}.attn_k_norm.weight", kv if is_wide else head),
-            post_attention_norm=self._optional_norm(f"{block}.post_attention_norm.weight", hidden),
+            post_attention_norm=self._post_attention_norm(block, hidden),
             ffn_norm=self._input_norm(f"{block}.ffn_norm.weight"),
+            mlp=self._experts(block) if has_experts(config, index) else self._mlp(block, part.dense),
             post_ffn_norm=self._optional_norm(f"{block}.post_ffw_norm.weight", hidden),
         )
+
+    def _mlp(self, block: str, inside: Span, end: str = "") -> GatedMlp:
+        matrices = mlp_matrices(self._config, inside, end)
+        linears = {name: self._linear(block, both) for name, both in matrices.items()}
+        return GatedMlp(**linears, activation=self._config.activation)
+
+    def _experts(self, block: str) -> ExpertMlp:
+        """A mixture: the rank's columns of each expert. What was quantised of it is dequantised."""
+        config, part, experts = self._config, self._part, self._config.experts
+        assert experts is not None
+        hidden, num = Span.whole(config.hidden_size), experts.num_experts
+        router = torch.empty(num, hidden.num, device=self._device)
+        self._fill_matrix(f"{block}.ffn_gate_inp", router, Span.whole(num), hidden)
+        gate_up = torch.empty(num, 2 * part.ffn.num, hidden.num, dtype=self._dtype, device=self._device)
+        down = torch.empty(num, hidden.num, part.ffn.num, dtype=self._dtype, device=self._device)
+        for expert in range(num):
+            gate, up = gate_up[expert].chunk(2)
+            self._fill_matrix(f"{block}.ffn_gate_exps.{expert}", gate, part.ffn, hidden)
+            self._fill_matrix(f"{block}.ffn_up_exps.{expert}", up, part.ffn, hidden)
+            self._fill_matrix(f"{block}.ffn_down_exps.{expert}", down[expert], hidden, part.ffn)
+        shared_gate = Matrices(hidden, (("ffn_gate_inp_shexp", Span.whole(1)),))
+        is_corrected = self._file.place(f"{block}.exp_probs_b") is not None
+        return ExpertMlp(
+            config=experts,
+            router=self._linear_of(router),
+            correction=self._vector(f"{block}.exp_probs_b.bias", Span.whole(num), torch.float32)
+            if is_corrected
+            else None,
+            experts=self._make_experts(gate_up, down),
+            shared=self._mlp(block, part.shared, _SHARED) if experts.shared_size else None,
+            shared_gate=self._linear(block, shared_gate) if experts.is_shared_gated else None,
+            activation=config.activation,
+        )
+
+    def _make_experts(self, gate_up: Tensor, down: Tensor) -> ExpertProducts:
+        """Experts as they are multiplied; with rows that may not depend on others, each for itself."""
+        if self._is_invariant:
+            both = zip(gate_up.unbind(), down.unbind(), strict=True)
+            return GroupedExperts([(self._linear_of(first), self._linear_of(second)) for first, second in both])
+        return StackedExperts(gate_up, down)
 
     def embedding(self) -> Tensor:
         """The rank's rows of the embedding; none where another stage has it."""
@@ -227,6 +309,12 @@ class _Loader:
 
     def _optional_norm(self, name: str, span: Span) -> Tensor | None:
         return self.norm(name, span) if self._file.find(name) else None
+
+    def _post_attention_norm(self, block: str, span: Span) -> Tensor | None:
+        """The norm of attention's output; in some families' files, GLM-4.5's, the next block's norm is called so."""
+        name, of_ffn = f"{block}.post_attention_norm.weight", f"{block}.ffn_norm.weight"
+        is_same = self._config.has_input_norms and self._file.place(name) == self._file.place(of_ffn)
+        return None if is_same else self._optional_norm(name, span)
 
     def _linear(self, block: str, matrices: Matrices) -> Linear:
         """Matrices with the same columns, one below the other: the parts' rows of each."""

@@ -38,6 +38,7 @@ class BroughtShape(ModelShape):
     norm_epsilon: float = 1e-5
     activation: str = "silu"
     is_qk_norm_wide: bool = False
+    experts: None = None
 
 
 Shape = _rust.ModelConfig | BroughtShape

@@ -106,6 +106,11 @@ class ModelPart:
     heads: Span
     kv_heads: Span
     ffn: Span
+    """Of an expert, where there are any."""
+    dense: Span
+    """Of an MLP in a layer without experts."""
+    shared: Span
+    """Of the MLP beside experts that all tokens share."""
     vocab: Span
     layers: Span
     windows: Sequence[int | None]
@@ -114,7 +119,11 @@ class ModelPart:
     def of(cls, config: Shape, shard: Shard) -> ModelPart:
         """Divide a model. Raises `ConfigError` for sizes that do not divide it."""
         size, rank = shard.tp_size, shard.tp_rank
-        for name, total in (("attention heads", config.num_heads), ("FFN columns", config.ffn_size)):
+        experts = config.experts
+        dense_size = experts.dense_size if experts is not None and experts.dense_size else config.ffn_size
+        shared_size = 0 if experts is None else experts.shared_size
+        columns = [("FFN columns", size) for size in (config.ffn_size, dense_size, shared_size)]
+        for name, total in (("attention heads", config.num_heads), *columns):
             if total % size:
                 raise _undivided(_TP, size, f"{total} {name}")
         if config.num_kv_heads % size and size % config.num_kv_heads:
@@ -131,6 +140,8 @@ class ModelPart:
             heads=Span.share(config.num_heads, rank, size),
             kv_heads=Span(kv_first, max(1, config.num_kv_heads // size), config.num_kv_heads),
             ffn=Span.share(config.ffn_size, rank, size),
+            dense=Span.share(dense_size, rank, size),
+            shared=Span.share(shared_size, rank, size),
             vocab=Span(share * rank, min(share, config.vocab_size - share * rank), config.vocab_size),
             layers=layers,
             windows=config.windows[layers.first : layers.end],

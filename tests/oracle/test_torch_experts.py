@@ -1,0 +1,192 @@
+"""Mixtures of experts on the torch runner, on torch's CPU device: transformers' logits, and steps fit for capture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.captured_steps import Graphing
+from support.mixtures import random_mixture
+from support.sparse_models import CONFIGS, random_model, tensors_of, write_as_gguf
+from support.torch_sequences import EXACT, STEP, Sequences, torch_runner
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pyagent.core.errors import ModelError
+from pyagent.core.runners.factory import RunnerOptions
+from pyagent.infrastructure.engine.runners.torch import experts
+from pyagent.infrastructure.engine.runners.torch.experts import (
+    ExpertMlp,
+    GroupedExperts,
+    StackedExperts,
+    choose_experts,
+)
+from pyagent.infrastructure.engine.runners.torch.factory import TorchRunnerFactory
+from pyagent.infrastructure.engine.runners.torch.linear import DenseLinear
+from pyagent.infrastructure.engine.runners.torch.stages import TorchStages
+
+pytestmark = pytest.mark.oracle
+
+ONE_THREAD = dataclasses.replace(EXACT, threads=1)
+TOKENS = [(7 * place + place * place) % 250 for place in range(60)]
+
+
+def test_a_rows_bits_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    """`engine.batch_invariant`: experts, and whom they share a product with, change nothing."""
+    random_mixture("qwen2_moe, dense layers", tmp_path)
+    options = RunnerOptions(threads=1, kv_bytes=1 << 22, batch_invariant=True)
+    runner = torch_runner(tmp_path, options)
+    alone, rows = Sequences(runner), list[Any]()
+    for token in TOKENS[:24]:
+        alone.compute((0, [token]))
+        rows.append(runner.rows[0])
+    beside = Sequences(runner)
+    beside.compute(*((length, TOKENS[:length]) for length in range(1, 25)))
+    for length in range(1, 25):
+        assert (runner.rows[length - 1] == rows[length - 1]).all(), length
+    beside.compute((12, TOKENS[12:13]), (3, TOKENS[3:20]), (16, TOKENS[16:17]))
+    assert (runner.rows == [rows[12], rows[19], rows[16]]).all()
+
+
+def test_captured_steps_compute_what_eager_ones_do(tmp_path: Path) -> None:
+    """Replayed for more rows than there are, of padding: the same tokens."""
+    random_mixture("glm4_moe", tmp_path)
+    said: list[list[int]] = []
+    for kind in (torch_runner, lambda path, options: Graphing(path, options, STEP)):
+        runner = kind(tmp_path, ONE_THREAD)
+        sequences, tokens, found = Sequences(runner), [3, 7, 9], list[int]()
+        for step in range(30):
+            tokens = sequences.compute(*((number, [token]) for number, token in enumerate(tokens[: 3 - step // 20])))
+            found += tokens
+            while isinstance(runner, Graphing) and runner.when_idle():
+                pass
+        said.append(found)
+        if isinstance(runner, Graphing):
+            assert runner.graphs is not None
+            assert runner.graphs.num_replayed > 15
+    assert said[0] == said[1]
+
+
+# --- the parts ---
+
+
+def about(**fields: Any) -> Any:
+    """A description of experts."""
+    plain = {"is_rated_by_sigmoid": False, "is_renormalised": True, "weight_scale": 1.0}
+    return SimpleNamespace(**{"num_used": 2, "num_groups": 1, "num_used_groups": 1, **plain, **fields})
+
+
+def block(config: Any, num_experts: int = 6, *, grouped: bool = False) -> tuple[ExpertMlp, torch.Tensor]:
+    """A mixture of small random experts, and rows for it."""
+    draw = torch.Generator().manual_seed(4)
+    gate_up, down = torch.randn(num_experts, 24, 16, generator=draw), torch.randn(num_experts, 16, 12, generator=draw)
+    both = zip(gate_up, down, strict=True)
+    products = GroupedExperts([(DenseLinear(one), DenseLinear(two)) for one, two in both])
+    router, correction = torch.randn(num_experts, 16, generator=draw), torch.rand(num_experts, generator=draw)
+    shared = None
+    kind = products if grouped else StackedExperts(gate_up, down)
+    mlp = ExpertMlp(config, DenseLinear(router), correction, kind, shared, None, "silu")
+    return mlp, torch.randn(9, 16, generator=draw)
+
+
+def computed(mlp: ExpertMlp) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A step that decodes, as a function of its rows."""
+    return lambda x: mlp(x, TorchStages(), is_decode=True)
+
+
+@pytest.mark.parametrize("config", [about(), about(is_rated_by_sigmoid=True, num_groups=3, num_used_groups=2)])
+def test_steps_that_decode_wait_for_nothing(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced with symbols for data, no shape follows from the device's numbers and the host asks for none of them.
+
+    Of the form that groups tokens this would not hold: it is refused by the same trace. Pieces of the weights that are
+    gathered at a time are cut by shapes alone.
+    """
+    mlp, x = block(config)
+    for num_bytes in (1 << 20, 5000):  # all at once; a pair and a half
+        monkeypatch.setattr(experts, "GATHER_BYTES", num_bytes)
+        graph = make_fx(computed(mlp), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+        called = " ".join(str(node.target) for node in graph.graph.nodes)
+        assert not [word for word in ("_local_scalar_dense", "nonzero", "bincount", "unique") if word in called]
+        torch.testing.assert_close(graph(x), mlp(x, TorchStages(), is_decode=False), atol=1e-4, rtol=1e-5)
+    grouped, x = block(config, grouped=True)
+    with pytest.raises(Exception, match=r"data-dependent|bincount|tolist|item"):
+        make_fx(computed(grouped), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+
+
+def test_the_first_of_equal_experts_are_chosen() -> None:
+    """Equal ratings, sigmoids that are one number, and a correction that chooses and does not weigh."""
+    ratings = torch.tensor([[1.0, 2, 2, 2, 0], [30, 40, -1, 35, 41]])
+    assert choose_experts(ratings, about(), None)[1].tolist() == [[1, 2], [4, 1]]
+    found = choose_experts(ratings, about(is_rated_by_sigmoid=True), None)
+    assert found[1].tolist() == [[1, 2], [4, 1]]
+    assert found[0].tolist() == [[0.5, 0.5]] * 2
+    correction = torch.tensor([0.0, 0, 0, 0, 9])
+    weights, places = choose_experts(ratings[:1], about(is_renormalised=False, weight_scale=2.0), correction)
+    assert places.tolist() == [[4, 1]]
+    torch.testing.assert_close(weights[0], 2 * ratings[0].softmax(0)[[4, 1]])
+
+
+def test_only_experts_of_the_best_groups_are_chosen() -> None:
+    """A group is as good as its best two: one very good expert among bad ones is left out."""
+    ratings = torch.tensor([[9.0, -9, -9, 5, 5, 0, 4, 4, 4]]) / 10
+    config = about(is_rated_by_sigmoid=True, num_groups=3, num_used_groups=2)
+    assert choose_experts(ratings, config, torch.zeros(9))[1].tolist() == [[3, 4]]
+    few = about(is_rated_by_sigmoid=True, num_groups=9, num_used_groups=2)  # of one expert each
+    assert choose_experts(ratings, few, torch.zeros(9))[1].tolist() == [[0, 3]]
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", pytest.param("granitemoeshared", marks=pytest.mark.slow)])
+def test_gguf_files_are_the_same_mixtures(family: str, tmp_path: Path) -> None:
+    """A layer's experts in one tensor of each kind, under llama.cpp's names: the logits of the folder."""
+    random_model(family, tmp_path / "folder")
+    gguf = write_as_gguf(tmp_path / "m.gguf", family, tensors_of(tmp_path / "folder"))
+    rows = list[Any]()
+    for path in (tmp_path / "folder", gguf):
+        runner = torch_runner(path, ONE_THREAD)
+        Sequences(runner).compute((1, TOKENS[:40]), (2, TOKENS[5:6]))
+        rows.append(runner.rows)
+    assert abs(rows[0] - rows[1]).max() < 1e-5 * abs(rows[0]).max()
+
+
+def test_memory_counts_every_expert(tmp_path: Path) -> None:
+    """What the runner is told to need of weights is what its tensors take, the experts that no token has too."""
+    random_mixture("qwen2_moe, dense layers", tmp_path)
+    needs = TorchRunnerFactory().estimate(tmp_path, ONE_THREAD, STEP)
+    tensors = tensors_of(tmp_path)
+    sizes = sum(tensor.numel() for name, tensor in tensors.items() if "norm" not in name and "bias" not in name)
+    assert needs.weight_bytes == 4 * sizes
+    fewer = TorchRunnerFactory().estimate(tmp_path, dataclasses.replace(ONE_THREAD, dtype="bf16"), STEP)
+    assert needs.weight_bytes / 2 <= fewer.weight_bytes < 0.51 * needs.weight_bytes  # routers stay float32
+
+
+def test_an_expert_that_is_missing_or_of_another_size_is_named(tmp_path: Path) -> None:
+    """Before anything is computed; so is a correction that the family has."""
+    from safetensors.torch import save_file
+
+    random_mixture("glm4_moe", tmp_path)
+    tensors = tensors_of(tmp_path)
+    names = ("experts.5.up_proj.weight", "gate.e_score_correction_bias")
+    for end in names:
+        name = f"model.layers.2.mlp.{end}"
+        for other in ({}, {name: tensors[name][:-1].contiguous()}):
+            save_file(
+                {**{one: tensors[one] for one in tensors if one != name}, **other}, tmp_path / "model.safetensors"
+            )
+            with pytest.raises(ModelError, match=r"blk\.2\.(ffn_up_exps\.5\.weight|exp_probs_b\.bias)"):
+                torch_runner(tmp_path, ONE_THREAD)
+
+
+def test_mixtures_that_only_the_cpu_computes_are_refused_by_name(tmp_path: Path) -> None:
+    """With what may be done instead."""
+    random_model("hunyuan_v1_moe", tmp_path, CONFIGS["hunyuan_v1_moe"] | {"num_hidden_layers": 1})
+    with pytest.raises(ModelError, match=r"hunyuan-moe with experts is not implemented.*set engine\.runner to cpu"):
+        torch_runner(tmp_path, ONE_THREAD)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "hunyuan_v1_moe"

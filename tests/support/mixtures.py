@@ -1,0 +1,26 @@
+"""Small random mixtures of experts of the families that the torch runner has, by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from support.sparse_models import CONFIGS, random_model
+
+_WIDE = {key: value for key, value in CONFIGS["qwen2_moe"].items() if not key.startswith("shared")}
+_PLAIN = {key: value for key, value in CONFIGS["seed_oss"].items() if key != "head_dim"}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {**_WIDE, "norm_topk_prob": True},
+    "mixtral": {**CONFIGS["seed_oss"], "num_local_experts": 5, "num_experts_per_tok": 2},
+    "olmoe": {**_PLAIN, "num_key_value_heads": 4, "num_experts": 12, "num_experts_per_tok": 3},
+    "qwen2_moe, dense layers": CONFIGS["qwen2_moe, dense layers"],
+}
+MORE = ("glm4_moe", "ernie4_5_moe", "granitemoeshared", "granitemoe", "dots1", "minimax_m2", "solar_open")
+FAMILIES |= {name: CONFIGS[name] for name in MORE}
+SLOW = {"granitemoe", "dots1", "minimax_m2", "solar_open"}
+"""Compared where there is time: what they have of their own, the others have too."""
+
+
+def random_mixture(family: str, folder: Path) -> Any:
+    """Write a model of three layers; return transformers'."""
+    return random_model(family, folder, FAMILIES[family] | {"num_hidden_layers": 3})
