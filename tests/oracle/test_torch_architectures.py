@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 from support.installed import find_first, write_distribution
-from support.reference_decoder import write_family
 from support.tiny_model import write_tiny_model
 
 from pyagent import _rust
@@ -238,13 +237,6 @@ def test_what_a_text_half_cannot_be_is_refused_by_name(changes: dict[str, Any], 
     config["text_config"] |= changes
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=said):
-        runner_of(tmp_path, architectures())
-
-
-def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path) -> None:
-    """Experts are the CPU runner's so far: the torch runner says so, and what to set."""
-    write_family(tmp_path, "olmoe")
-    with pytest.raises(ModelError, match=r"olmoe with experts is not implemented .*; set engine.runner to cpu"):
         runner_of(tmp_path, architectures())
 
 
