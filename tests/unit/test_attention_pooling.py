@@ -41,6 +41,8 @@ def test_a_token_closes_each_text_and_instructions_are_marked_off(tmp_path: Path
     marked = [bool(token & SECOND_TEXT) for token in asked]
     assert marked.index(True) == len(before) - 1  # the tokenizer's own last token stands behind the text
     assert marked == sorted(marked)
+    [close] = tokens.encode(["Instruct: a b\nQuery:the cat"])
+    assert [bool(token & SECOND_TEXT) for token in close] == marked
     assert tokens.encode(["a b\nInstruct: c\nQuery: d"])[0][-1] == CLOSING  # at the beginning alone
     with pytest.raises(ContextOverflowError, match="input 0 has 42 tokens, the model takes 40"):
         tokens.encode([" ".join([*LETTERS, *LETTERS[:13]])])
