@@ -7,6 +7,7 @@ import json
 import math
 import random
 import subprocess
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -419,6 +420,7 @@ def test_estimate_counts_what_a_step_hands_on(
     for name in ("blk.0.ssm_f_b.weight", "blk.0.ssm_g_b.weight"):
         if name in tensors:  # so that inputs are there in both forms, as the estimate counts them
             dims, values = tensors[name]
+            assert isinstance(values, array)
             tensors[name] = (dims, Blocks(8, _rust.quantise("Q8_0", values, 1)))
     path, step = write_hybrid(tmp_path / "wide.gguf", family, tensors=tensors), LargestStep(256, 1, 256)
     needs = CPU.estimate(path, RunnerOptions(threads=1), step)

@@ -113,7 +113,7 @@ def test_slopes_of_another_place_are_refused(tmp_path: Path) -> None:
     name = "model.layers.{}.self_attn.slope_rate"
     save_file({**tensors, name.format(1): tensors[name.format(1)].bfloat16()}, path)
     Runner(tmp_path)
-    save_file({**tensors, name.format(1): tensors[name.format(0)]}, path)
+    save_file({**tensors, name.format(1): tensors[name.format(0)].clone()}, path)
     with pytest.raises(
         _rust.ModelFileError, match=r"layers\.1\.self_attn\.slope_rate' has 0\.15.* for head 0; expected 0\.10"
     ):
