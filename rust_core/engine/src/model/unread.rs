@@ -22,8 +22,9 @@ const WHOLE: &str = "lm_head.weight language_model.lm_head.weight output.weight 
     rope_factors_long.weight rope_factors_short.weight";
 /// What change no number: rotary frequencies, masks and scales of quantised caches that older versions stored; the matrices
 /// of latent attention in the form that is not read, of files that have both.
-const ENDS: [&str; 11] = [
+const ENDS: [&str; 12] = [
     ".rotary_emb.inv_freq",
+    ".rotary_emb.original_inv_freq",
     ".attention.bias",
     ".attention.masked_bias",
     ".attn_rot_embd",
