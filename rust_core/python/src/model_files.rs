@@ -63,12 +63,15 @@ pub fn read_model_header(py: Python<'_>, path: PathBuf, arrays: bool, packed: bo
 /// Kind, first byte, byte after the last.
 type Checksum = (&'static str, usize, usize);
 
+/// Name, the header's start and end, the end, checksums.
+type SumsRow = (String, usize, usize, usize, Vec<Checksum>);
+
 /// What the checksums in a file of tensorizer's are of; no tensor is read.
 ///
 /// Of each tensor: its name, where its header starts, where its bytes start (the header's end) and end, and its
 /// checksums, which were zeros when they were computed over all that. Raises `ModelFileError`.
 #[pyfunction]
-pub fn tensor_checksums(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(String, usize, usize, usize, Vec<Checksum>)>> {
+pub fn tensor_checksums(py: Python<'_>, path: PathBuf) -> PyResult<Vec<SumsRow>> {
     let sums = py
         .detach(|| tensorizer::sums_of(&path))
         .map_err(|error| file_error(&error))?;
