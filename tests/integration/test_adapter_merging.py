@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -236,7 +237,18 @@ def test_models_that_cannot_be_merged_into_are_refused(folder: Path) -> None:
     assert "1_Pooling is a link to a folder; put the folder itself in its place" in refusal(folder)
     (model / "1_Pooling").unlink()
     to_torch_file(model)
-    assert "its weights are what torch saved; save it as safetensors first" in refusal(folder)
+    assert "its weights are what torch or tensorizer wrote; save it as safetensors first" in refusal(folder)
+
+
+def test_a_model_that_becomes_shorter_meanwhile_is_refused(folder: Path) -> None:
+    """It is an error, not the end of the process by a signal; nothing is left of the folder that was begun."""
+
+    def shrink(done: int, total: int) -> None:
+        os.truncate(folder / "model/model.safetensors", 8)
+
+    with pytest.raises(ModelError, match="has become shorter"):
+        merge_adapters(folder / "model", [folder / "first"], folder / "out", threads=1, progress=shrink)
+    assert not list(folder.glob("*out*"))
 
 
 def test_a_place_that_is_taken_or_full_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,7 +222,7 @@ def test_weights_that_torch_saved_are_fetched_where_there_are_no_others(hub: Hub
     assert stored(tmp_path) == ["hf%3aowner%2ftiny"]
     del hub.files["pytorch_model.bin"]
     assert (
-        "has no safetensors and no pytorch_model.bin; name a GGUF file"
+        "has no safetensors, no model.tensors and no pytorch_model.bin; name a GGUF file"
         in pull(hub, tmp_path / "b", "hf:owner/tiny").stderr
     )
 

@@ -308,6 +308,22 @@ def test_a_broken_file_is_refused(tmp_path: Path) -> None:
     assert "config.json" in refusal(tmp_path / "empty")
 
 
+def test_a_file_that_becomes_shorter_meanwhile_is_refused(tmp_path: Path) -> None:
+    """It is an error, not the end of the process by a signal; nothing is left of the file that was begun."""
+    folder = write_model_folder(tmp_path / "tiny")
+    target = tmp_path / "out" / "m.gguf"
+    target.parent.mkdir()
+
+    def shrink(done: int, total: int) -> None:
+        os.truncate(folder / "model.safetensors", 4096)
+
+    with pytest.raises(
+        ModelError, match=r"model.safetensors: cannot read the file: it has become shorter since it was"
+    ):
+        quantize_model(folder, target, "Q8_0", overwrites=False, threads=1, progress=shrink)
+    assert not list(target.parent.iterdir())
+
+
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is known to be full, and one that fills up, end in one line and no file."""
     source = write_tiny_model(tmp_path / "tiny.gguf")

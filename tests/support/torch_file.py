@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import struct
 import zipfile
 from pathlib import Path
+
+from support.tensorizer_file import tensors_of
 
 _TO_STORAGE = {"F32": b"FloatStorage", "F16": b"HalfStorage", "BF16": b"BFloat16Storage", "I64": b"LongStorage"}
 
 
 def to_torch_file(folder: Path, before: str = "model.safetensors", after: str = "pytorch_model.bin") -> Path:
     """Replace a folder's file of safetensors by one of torch's."""
-    whole = (folder / before).read_bytes()
-    start = 8 + struct.unpack_from("<Q", whole)[0]
-    header = json.loads(whole[8:start])
-    tensors: dict[str, tuple[str, list[int], bytes]] = {}
-    for name, told in header.items():
-        if name != "__metadata__":
-            first, last = told["data_offsets"]
-            tensors[name] = (told["dtype"], told["shape"], whole[start + first : start + last])
-    (folder / after).write_bytes(state_dict_bytes(tensors))
+    (folder / after).write_bytes(state_dict_bytes(tensors_of(folder / before)))
     (folder / before).unlink()
     return folder
 

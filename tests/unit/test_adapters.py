@@ -198,6 +198,9 @@ def zeros(*shape: int) -> Tensor:
 Q = "base_model__model__model__layers__0__self_attn__q_proj__"
 FAULTS: dict[str, tuple[dict[str, Tensor] | None, dict[str, object], str]] = {
     "another kind": (None, {"peft_type": "IA3"}, 'peft_type is "IA3"; expected "LORA"'),
+    "no kind": (None, {"peft_type": None}, 'peft_type is null; expected "LORA": other kinds of adapters are not added'),
+    "an alpha in a table": (None, {"lora_alpha": {"q": 8}}, 'lora_alpha is {"q":8}; expected a number, such as 16'),
+    "an alpha in words": (None, {"lora_alpha": math.inf}, "lora_alpha is Infinity; expected a number, such as 16"),
     "modules_to_save": (None, {"modules_to_save": ["lm_head"]}, '"modules_to_save" is ["lm_head"], which is not impl'),
     "biases": (None, {"bias": "all"}, 'bias is "all": adapters of biases are not implemented'),
     "pissa": (None, {"init_lora_weights": "pissa"}, 'init_lora_weights is "pissa", which may have changed the model'),

@@ -13,6 +13,7 @@ pub mod pytorch;
 pub mod quantised;
 pub mod runner;
 pub mod safetensors;
+pub mod tensorizer;
 pub mod vocabulary;
 pub mod weights;
 pub mod workspace;

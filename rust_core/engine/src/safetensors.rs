@@ -1,5 +1,6 @@
 //! A folder in the layout of the Hugging Face hub: `config.json` and one or more `*.safetensors`, or in their place
-//! `pytorch_model.bin`, whose tensors lie in the file as those do ([`crate::pytorch`]).
+//! `model.tensors` or `pytorch_model.bin`, whose tensors lie in the file as those do ([`crate::tensorizer`],
+//! [`crate::pytorch`]).
 //!
 //! A safetensors header is read by the `safetensors` crate, which refuses holes, overlaps and sizes that disagree
 //! with dtype and shape; here its size is bounded first, its facts are put into errors, and its shapes are turned to
@@ -17,7 +18,8 @@ pub(crate) use header::{MAX_DIMS, checked_dims};
 pub use header::{SafetensorsHeader, SafetensorsInfo};
 
 use crate::pytorch::StateDict;
-use crate::weights::{Asked, Mapping, ModelFileError, StoredTensor, TensorView, clipped};
+use crate::tensorizer::TensorizerFile;
+use crate::weights::{Asked, Mapping, ModelFileError, StoredTensor, TensorView, clipped, range_within};
 
 /// Longest `config.json` or index that is read; real ones are below 1 MiB.
 const MAX_JSON_BYTES: u64 = 16 << 20;
@@ -25,7 +27,11 @@ const MAX_JSON_BYTES: u64 = 16 << 20;
 pub(crate) const CONFIG_NAME: &str = "config.json";
 const ADAPTER_CONFIG_NAME: &str = "adapter_config.json";
 /// An adapter's weights, the first one that is there.
-const ADAPTER_NAMES: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
+const ADAPTER_NAMES: [&str; 3] = [
+    "adapter_model.safetensors",
+    "adapter_model.tensors",
+    "adapter_model.bin",
+];
 
 /// The names that files of weights have.
 struct Form {
@@ -38,11 +44,16 @@ struct Form {
 }
 
 /// The forms of a folder's weights; the first one of which there are files is read.
-const FORMS: [Form; 3] = [
+const FORMS: [Form; 4] = [
     Form {
         index: Some("model.safetensors.index.json"),
         whole: "model.safetensors",
         ends: ("", ".safetensors"),
+    },
+    Form {
+        index: None,
+        whole: "model.tensors",
+        ends: ("model.tensors", ".tensors"),
     },
     Form {
         index: Some("pytorch_model.bin.index.json"),
@@ -85,8 +96,8 @@ impl SafetensorsFolder {
     ///
     /// With a `model.safetensors.index.json` the files are those it names, and each tensor must be where it says;
     /// without one there is `model.safetensors`, beside which others may lie for other programs, or they are all
-    /// `*.safetensors` of the folder. Where there are none, the same holds of `pytorch_model.bin`. As with GGUF, files
-    /// must not be changed in place.
+    /// `*.safetensors` of the folder. Where there are none, there is `model.tensors`, or the same holds of
+    /// `pytorch_model.bin`. As with GGUF, files must not be changed in place.
     pub fn open(path: &Path) -> Result<Self, ModelFileError> {
         let config = read_object(&path.join(CONFIG_NAME))?;
         let (form, found) = find_files(path).map_err(|error| error.in_file(path))?;
@@ -185,11 +196,15 @@ impl SafetensorsFolder {
         Some((tensor.shard, tensor.info.range.clone()))
     }
 
-    /// Gives the memory behind a tensor back to the system; its bytes stay readable.
-    pub(crate) fn drop_pages(&self, name: &str) {
-        if let Some((shard, range)) = self.place(name) {
-            self.shards[shard].drop_pages(range);
+    /// A copy of bytes of a tensor, read and not mapped: an error where the file has become shorter.
+    pub(crate) fn copied(&self, bytes: &[u8]) -> Result<Vec<u8>, ModelFileError> {
+        let mut out = vec![0; bytes.len()];
+        for shard in &self.shards {
+            if let Some(range) = range_within(bytes, shard.bytes()) {
+                shard.read(range, &mut out)?;
+            }
         }
+        Ok(out)
     }
 
     /// The names of all tensors, in order.
@@ -208,13 +223,10 @@ impl SafetensorsFolder {
 
     fn add_shard(&mut self, path: &Path) -> Result<(), ModelFileError> {
         let mapping = Mapping::open(path)?;
-        let tensors = if path
-            .extension()
-            .is_some_and(|extension| extension == "bin" || extension == "pt")
-        {
-            StateDict::parse(mapping.bytes()).map(|dict| dict.tensors)
-        } else {
-            SafetensorsHeader::parse(mapping.bytes()).map(|header| header.tensors)
+        let tensors = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("bin" | "pt") => StateDict::parse(mapping.bytes()).map(|dict| dict.tensors),
+            Some("tensors") => TensorizerFile::parse(mapping.bytes()).map(|file| file.tensors),
+            _ => SafetensorsHeader::parse(mapping.bytes()).map(|header| header.tensors),
         };
         let shard = self.shards.len();
         for (name, info) in tensors.map_err(|error| error.in_file(path))? {
@@ -292,7 +304,11 @@ fn find_files(folder: &Path) -> Result<(&'static Form, BTreeSet<String>), ModelF
             return Ok((form, found));
         }
     }
-    let got = "a folder with config.json and none of either".to_owned();
+    let other = names.iter().find(|name| name.ends_with(".tensors"));
+    let other = other.map_or("none of these".to_owned(), |name| {
+        format!("{}, which is a part of a model, or of another kind", clipped(name))
+    });
+    let got = format!("a folder with config.json and {other}");
     Err(ModelFileError::NotAModel { got })
 }
 
@@ -323,8 +339,11 @@ fn read_index(path: &Path, form: &Form) -> Result<BTreeMap<String, String>, Mode
         let Some(file) = file.as_str().filter(|file| form.names(file)) else {
             let (name, file) = (clipped(name), clipped(&file.to_string()));
             return Err(refuse(format!(
-                "tensor {name:?} is in {file}: expected the name of a {} file beside it",
-                form.ends.1.trim_start_matches('.')
+                "tensor {name:?} is in {file}: expected the name of a {} file beside it, as {} has them; download the \
+                 folder again, or delete the index where {} has all tensors",
+                form.ends.1.trim_start_matches('.'),
+                form.index,
+                form.whole
             )));
         };
         name_to_file.insert(name.clone(), file.to_owned());

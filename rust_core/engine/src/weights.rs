@@ -247,7 +247,7 @@ impl ModelFile {
 }
 
 /// Where `part` lies in `whole`, if it does.
-fn range_within(part: &[u8], whole: &[u8]) -> Option<Range<usize>> {
+pub(crate) fn range_within(part: &[u8], whole: &[u8]) -> Option<Range<usize>> {
     let start = part.as_ptr().addr().checked_sub(whole.as_ptr().addr())?;
     let end = start.checked_add(part.len())?;
     (end <= whole.len()).then_some(start..end)

@@ -7,10 +7,11 @@ mod model_writer;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use model_writer::{full_gguf, full_pytorch, full_safetensors};
+use model_writer::{full_gguf, full_pytorch, full_safetensors, full_tensorizer};
 use pyagent_engine::gguf::GgufHeader;
 use pyagent_engine::pytorch::StateDict;
 use pyagent_engine::safetensors::SafetensorsHeader;
+use pyagent_engine::tensorizer::TensorizerFile;
 
 const NUM_CASES: u64 = 20_000;
 
@@ -212,6 +213,36 @@ fn damaged_pytorch_files_do_no_harm() {
             "{num_taken} taken: the mutator is off"
         );
     }
+}
+
+/// Damaged files of tensorizer's are refused, or read with each tensor inside the file and apart from the others.
+#[test]
+fn damaged_tensorizer_files_do_no_harm() {
+    let num_taken = survive(&full_tensorizer(), |bytes| {
+        let Ok(file) = TensorizerFile::parse(bytes) else {
+            return false;
+        };
+        let mut spans: Vec<_> = file.sums.iter().map(|sums| (sums.header.start, sums.end)).collect();
+        spans.sort_unstable();
+        assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+        for sums in &file.sums {
+            let info = &file.tensors[&sums.name];
+            assert_eq!((sums.header.end, sums.end), (info.range.start, info.range.end));
+            assert!(info.range.end <= bytes.len());
+            for (_, place) in &sums.places {
+                assert!(sums.header.start < place.start && place.end < sums.header.end);
+            }
+            if let Ok(kind) = &info.kind {
+                let num_bytes = info.dims.iter().product::<usize>() * kind.block_bytes();
+                assert_eq!(num_bytes, info.range.len());
+            }
+        }
+        true
+    });
+    assert!(
+        num_taken > NUM_CASES / 100 && num_taken < NUM_CASES,
+        "{num_taken} taken: the mutator is off"
+    );
 }
 
 /// Random bytes behind a right beginning do no harm either.

@@ -206,7 +206,7 @@ fn damaged_pickles_are_refused() {
         ),
         (b"\x80\x02N.".to_vec(), "it holds no state dict"),
         (nested, "it holds no state dict"),
-        (b"\x80\x04}.".to_vec(), "not of protocol 2"),
+        (b"\x80\x04}.".to_vec(), "its pickle is of protocol 4; expected 2"),
         (b"\x80\x02}".to_vec(), "cut short"),
         (b"\x80\x02}.}.".to_vec(), "it ends before its end"),
         (b"\x80\x02}}.".to_vec(), "it ends before its end"),
@@ -269,6 +269,26 @@ fn a_bomb_of_repeated_tuples_is_small() {
     assert!(text.contains("4000 sizes and 4000 strides"), "{text}");
 }
 
+/// An archive whose directory has room for so many entries.
+fn many_entries(count: u64) -> Vec<u8> {
+    let (start, size) = (4u64, count * 46);
+    let mut bytes = b"PK\x03\x04".to_vec();
+    bytes.resize((start + size) as usize, 0);
+    bytes.extend([&b"PK\x06\x06"[..], &44u64.to_le_bytes(), &[45, 0, 45, 0], &[0; 8]].concat());
+    bytes.extend([count, count, size, start].map(u64::to_le_bytes).concat());
+    bytes.extend(
+        [
+            &b"PK\x06\x07"[..],
+            &[0; 4],
+            &(start + size).to_le_bytes(),
+            &[1, 0, 0, 0],
+        ]
+        .concat(),
+    );
+    bytes.extend([&b"PK\x05\x06"[..], &[0; 18]].concat());
+    bytes
+}
+
 /// Archives whose entries are packed, doubled, overlapping, misnamed or beyond the file are refused; the old form says
 /// what to do.
 #[test]
@@ -310,6 +330,10 @@ fn damaged_archives_are_refused() {
         (with(valid.len() - 12, &[1]), "longer than its entries"),
         (with(valid.len() - 12, &[0xff; 2]), "do not fit in a directory"),
         (with(valid.len() - 6, &[0xff; 4]), "reaches into its end"),
+        (
+            many_entries(131_137),
+            "its archive has 131137 entries; at most 131136 are read",
+        ),
         (
             zip_bytes(&[("data.pkl", pickle)], false),
             "expected one FOLDER/data.pkl",

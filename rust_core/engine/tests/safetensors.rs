@@ -166,7 +166,7 @@ fn incomplete_folders_are_refused() {
         text.contains("y.safetensors: the tensor name \"a\" occurs twice"),
         "{text}"
     );
-    assert!(refusal(folder_with(&[]).path()).contains("config.json and none of either"));
+    assert!(refusal(folder_with(&[]).path()).contains("config.json and none of these"));
     let folder = folder_with(&[("x.safetensors", &one_tensor("a"))]);
     fs::remove_file(folder.path().join("config.json")).unwrap();
     assert!(refusal(folder.path()).contains("config.json: cannot find the file"));

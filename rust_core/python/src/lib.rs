@@ -67,7 +67,7 @@ mod _rust {
     use crate::memory::trim_memory;
 
     #[pymodule_export]
-    use crate::model_files::{dequantise, quantise, read_model_header};
+    use crate::model_files::{dequantise, quantise, read_model_header, tensor_checksums};
 
     #[pymodule_export]
     use crate::torch_kernels::TorchKernels;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use pyagent_engine::gguf::{MetadataArray, MetadataValue};
+use pyagent_engine::tensorizer::{self, SumKind};
 use pyagent_engine::weights::{self, ModelFile};
 use pyagent_kernels::ggml::{self, GgmlError, GgmlType};
 use pyo3::IntoPyObjectExt;
@@ -57,6 +58,34 @@ pub fn read_model_header(py: Python<'_>, path: PathBuf, arrays: bool, packed: bo
     header.set_item("metadata", metadata)?;
     header.set_item("tensors", tensors)?;
     Ok(header)
+}
+
+/// Kind, first byte, byte after the last.
+type Checksum = (&'static str, usize, usize);
+
+/// Name, the header's start and end, the end, checksums.
+type SumsRow = (String, usize, usize, usize, Vec<Checksum>);
+
+/// What the checksums in a file of tensorizer's are of; no tensor is read.
+///
+/// Of each tensor: its name, where its header starts, where its bytes start (the header's end) and end, and its
+/// checksums, which were zeros when they were computed over all that. Raises `ModelFileError`.
+#[pyfunction]
+pub fn tensor_checksums(py: Python<'_>, path: PathBuf) -> PyResult<Vec<SumsRow>> {
+    let sums = py
+        .detach(|| tensorizer::sums_of(&path))
+        .map_err(|error| file_error(&error))?;
+    let row = |of: tensorizer::TensorSums| {
+        let places = of.places.into_iter().map(|(kind, place)| {
+            let kind = match kind {
+                SumKind::Crc32 => "CRC-32",
+                SumKind::Sha256 => "SHA-256",
+            };
+            (kind, place.start, place.end)
+        });
+        (of.name, of.header.start, of.header.end, of.end, places.collect())
+    };
+    Ok(sums.into_iter().map(row).collect())
 }
 
 /// The numbers in whole blocks of an element type such as `Q4_K`, as little-endian f32.

@@ -305,6 +305,9 @@ fn expect<T>(tensor: Option<T>, name: &str) -> PyResult<T> {
     tensor.ok_or_else(|| PyKeyError::new_err(format!("the model has no tensor {name:?}")))
 }
 
+/// Bytes of a file that are read at a time.
+const PIECE_BYTES: usize = 4 << 20;
+
 fn read_floats(
     py: Python<'_>,
     file: &weights::ModelFile,
@@ -314,9 +317,18 @@ fn read_floats(
 ) -> PyResult<()> {
     let values = floats(writable(out)?)?;
     let bytes = rows(&tensor, first_row, values.len())?;
-    py.detach(|| ggml::dequantise(tensor.kind, bytes, values))
-        .map_err(|error| PyValueError::new_err(error.to_string()))?;
-    file.drop_pages(bytes);
+    let row_bytes = (bytes.len() / (values.len() / tensor.cols().max(1)).max(1)).max(1);
+    let num_rows = (PIECE_BYTES / row_bytes).max(1);
+    // Copied, not mapped: a file that becomes shorter meanwhile is an error, and not this process's end.
+    let mut piece = vec![0; bytes.len().min(num_rows * row_bytes)];
+    let pieces = bytes.chunks(num_rows * row_bytes);
+    for (part, values) in pieces.zip(values.chunks_mut(num_rows * tensor.cols().max(1))) {
+        let piece = &mut piece[..part.len()];
+        py.detach(|| file.read(part, piece))
+            .map_err(|error| file_error(&error))?;
+        py.detach(|| ggml::dequantise(tensor.kind, piece, values))
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    }
     Ok(())
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from pyagent.cli.one_model import local_name
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.output import write_json
 from pyagent.cli.startup import read_settings
@@ -23,29 +24,31 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     is_whole: bool | None
     fault: str = ""
+    has_own_sums: bool = False
 
     @property
     def said(self) -> str:
         """What people read of it."""
         if self.is_whole is None:
             return "a file of yours, without a checksum"
-        return self.fault or "as it was fetched"
+        is_as = "as the checksums in its file say" if self.has_own_sums else "as it was fetched"
+        return self.fault or is_as
 
 
 def check(
-    name: Annotated[str | None, typer.Argument(help="A model in the store; all of them unless given.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME|PATH", help="A model in the store, or a file; all of the store unless given."),
+    ] = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare models with the checksums that they had when they were fetched; reads their files whole."""
+    """Compare models with the checksums that they came with, or that are in their files; reads the files whole."""
     from pyagent.infrastructure.models.store import ModelStore
 
     store = ModelStore.of(read_settings(config))
-    name = name and store.meant(name)
+    name = name and local_name(name, store)
     names = [model.manifest.name for model in store.list()] if name is None else [name]
-    if name is not None and store.find(name) is None:
-        store.look(name)  # an unknown name says so itself
-        raise ModelError(f"{name} is not in the store; pyagent models list says what is", model=name)
     checked: list[Checked] = []
     for each in names:
         checked.append(_checked(store, each))
@@ -60,7 +63,10 @@ def check(
 
 
 def _checked(store: ModelStore, name: str) -> Checked:
+    found = store.find(name)
+    has_own_sums = found is None or found.is_own_file
     try:
-        return Checked(name=name, is_whole=store.check(name) or None)
+        has_sums = store.check(name)
+        return Checked(name=name, is_whole=has_sums or None, has_own_sums=has_sums and has_own_sums)
     except ModelError as error:
         return Checked(name=name, is_whole=False, fault=str(error))

@@ -11,6 +11,7 @@ import typer
 from pyagent.cli.merge import merge
 from pyagent.cli.model_check import check
 from pyagent.cli.model_experts import experts
+from pyagent.cli.one_model import local_name
 from pyagent.cli.options import AsJson, Config
 from pyagent.cli.quantize import quantize
 from pyagent.cli.startup import read_settings, terminal_progress
@@ -103,16 +104,11 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what a model is, what memory it needs and whether it fits this machine; reads its header only."""
-    from pyagent.core.errors import ModelError
     from pyagent.infrastructure.models.describe import describe_drafter, describe_encoder
-    from pyagent.infrastructure.models.names import is_path
 
     store = _store(config)
-    name = store.meant(name)
+    name = local_name(name, store)
     found = store.find(name)
-    if found is None and not is_path(name):
-        store.look(name)  # an unknown name says so itself
-        raise ModelError(f"{name} is not here yet; fetch it first: pyagent models pull {name}", model=name)
     path = found.path if found else store.locate(name)
     licence = found.manifest.licence if found else "unknown"
     if (encoder := describe_encoder(path, licence)) is not None:
@@ -130,6 +126,7 @@ def _show_decoder(name: str, path: Path, found: StoredModel | None, config: Path
     from pyagent.cli.model_adapters import adapter_cards
     from pyagent.infrastructure.engine.memory.process import resident_bytes
     from pyagent.infrastructure.models.describe import describe_model, inputs_left_aside
+    from pyagent.infrastructure.models.tensor_checksums import checksum_kinds
 
     about = describe_model(path, found.manifest.licence if found else "unknown")
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
@@ -145,11 +142,11 @@ def _show_decoder(name: str, path: Path, found: StoredModel | None, config: Path
         for fit in _fits(path, options, config, process_bytes, size, kinds)[1]
     }
     template, abilities = _chat(path, options)
-    adapters, left_aside = adapter_cards(name, config), inputs_left_aside(path)
+    adapters, left_aside, sums = adapter_cards(name, config), inputs_left_aside(path), checksum_kinds(path)
     if as_json:
         source = found.manifest.source if found else "file"
         described = {"name": name, "path": str(path), "source": source, **msgspec.to_builtins(about)}
-        described |= {"capabilities": abilities, "not_read": left_aside}
+        described |= {"capabilities": abilities, "not_read": left_aside, "checksums": sums}
         described |= {"memory_bytes": {str(key): value for key, value in memory.items()}}
         described |= {"engine_bytes": total_bytes, "fits": {fit.kv_dtype: _fit_as_json(fit) for fit in fits}}
         quantised = {kind: {"file_bytes": smaller[kind]} | _fit_as_json(fit) for kind, fit in fits_as.items()}
@@ -163,6 +160,7 @@ def _show_decoder(name: str, path: Path, found: StoredModel | None, config: Path
     card[6:6] = [("fault", f"it cannot be loaded: {about.fault}")] if about.fault else []
     card[1:1] = [("attention", about.attention)] if about.attention else []
     card[-2:-2] = [("not read", ", ".join(left_aside))] if left_aside else []
+    card += [("checksums", f"{', '.join(sums)} of each tensor; `pyagent models check` compares them")] if sums else []
     card += [(f"as {kind}", _quantised_text(smaller[kind], fit)) for kind, fit in fits_as.items()]
     card += [("quantised", not_smaller)] if not_smaller else []
     card += [("" if place else "adapters", one.line()) for place, one in enumerate(adapters)]

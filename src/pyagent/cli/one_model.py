@@ -12,6 +12,7 @@ from pyagent.core.errors import ModelError, RequestError
 
 if TYPE_CHECKING:
     from pyagent.core.chain.chain import Chain
+    from pyagent.infrastructure.models.store import ModelStore
 
 _TEXT_FILE = Path(__file__).parent / "demo_text.txt"
 _TEXT_CHARS = 8_000
@@ -32,19 +33,43 @@ def sample_text(file: Path | None) -> str:
     return text if file else text[:_TEXT_CHARS]
 
 
+def resolved_name(asked: str, store: ModelStore) -> str:
+    """Return the name or the path of the model that is meant: the store's, or else a file or folder of this name here.
+
+    A name that means neither comes back as it is. Raises `RequestError` where it means both, or several.
+    """
+    from pyagent.infrastructure.models.names import is_path
+
+    name = store.meant(asked)
+    if is_path(asked) or not os.path.exists(asked):
+        return name
+    here, found = os.path.join(os.curdir, asked), store.find(name)
+    if found is None and name not in store.catalog:
+        return here
+    if found is not None and os.path.samefile(found.path, asked):
+        return name
+    other = f"the model {name} at {found.path}" if found else f"the model {name}, which can be fetched"
+    text = f"{asked!r:.200} may be {other}, or {here}; write {here} for that, and the other by its "
+    raise RequestError(text + ("whole name" if name != asked else "path"), param="model", code="model_not_found")
+
+
+def local_name(asked: str, store: ModelStore) -> str:
+    """As `resolved_name`, of a model that is here; nothing is fetched. Raises `ModelError` where it is not."""
+    from pyagent.infrastructure.models.names import is_path
+
+    name = resolved_name(asked, store)
+    if not is_path(name) and store.find(name) is None:
+        store.look(name)  # an unknown name says so itself
+        raise ModelError(f"{name} is not here yet; fetch it first: pyagent models pull {name}", model=name)
+    return name
+
+
 def local_path(source: str, config: Path | None) -> Path:
     """Return the path of a model that is here; nothing is fetched."""
-    from pyagent.infrastructure.models.names import is_path
     from pyagent.infrastructure.models.store import ModelStore
 
-    if not is_path(source) and os.path.exists(source):
-        return Path(source)
     store = ModelStore.of(read_settings(config))
-    source = store.meant(source)
-    if not is_path(source) and store.find(source) is None:
-        store.look(source)  # an unknown name says so itself
-        raise ModelError(f"{source} is not here yet; fetch it first: pyagent models pull {source}", model=source)
-    return store.locate(source)
+    return store.locate(local_name(source, store))
 
 
 def ask_alone(path: Path, config: Path | None, ask: Callable[[Chain], Awaitable[_T]]) -> _T:

@@ -41,10 +41,21 @@ def read_layers(
         overrides["engine.models"] = [model]
         overrides["chain"] = ["native"] if entries is None else entries
     loaded = load_settings(config, overrides)
+    if model is not None and (name := _model_name(model, loaded.settings)) != model:
+        loaded = load_settings(config, overrides | {"engine.models": [name]})
     _log_later(loaded.settings)
     origins = {key: source for key, source in loaded.sources.items() if source != "default"}
     logging.getLogger("pyagent.settings").info("settings that are not defaults", extra={"origins": origins})
     return loaded.settings, origins
+
+
+def _model_name(model: str, settings: Settings) -> str:
+    """Return the name or path of the model that `--model` means, which may say less, as requests may."""
+    from pyagent.cli.one_model import resolved_name
+    from pyagent.infrastructure.models.names import is_path
+    from pyagent.infrastructure.models.store import ModelStore
+
+    return model if is_path(model) else resolved_name(model, ModelStore.of(settings))
 
 
 class _First(logging.Handler):

@@ -77,7 +77,8 @@ impl AdapterMerge {
         }
         let is_rewritable = |(file, _): (&Path, usize)| file.extension().is_some_and(|kind| kind == "safetensors");
         if !base.shards().all(is_rewritable) {
-            let text = "its weights are what torch saved; save it as safetensors first: model.save_pretrained(FOLDER)";
+            let text = "its weights are what torch or tensorizer wrote; save it as safetensors first: \
+                model.save_pretrained(FOLDER)";
             return Err(invalid(text.to_owned()).in_file(model));
         }
         let mut merge = Self {
@@ -157,8 +158,8 @@ impl AdapterMerge {
         let gone = || invalid("the model has changed".to_owned()).in_file(self.base.path());
         let tensor = self.base.find_tensor(&merged.name)?.ok_or_else(gone)?;
         let (cols, part) = (tensor.cols(), tensor.part(rows).ok_or_else(gone)?);
-        let mut values = part.to_f32().map_err(told)?;
-        self.base.drop_pages(&merged.name);
+        let read = self.base.copied(part.bytes)?;
+        let mut values = TensorView { bytes: &read, ..part }.to_f32().map_err(told)?;
         let share = rows.len().div_ceil(threads.max(1)).max(1);
         std::thread::scope(|scope| {
             for (at, values) in values.chunks_mut(share * cols).enumerate() {

@@ -63,10 +63,13 @@ fn ends_with_names(module: &str, end: &str) -> bool {
 
 /// Reads `adapter_config.json`.
 pub(super) fn peft_settings(config: &JsonObject) -> Result<Settings, ModelFileError> {
-    let kind = config.get("peft_type").and_then(serde_json::Value::as_str);
-    if kind != Some("LORA") {
-        let kind = clipped(kind.unwrap_or("nothing"));
-        return Err(refused(&format!("peft_type is {kind:?}; expected \"LORA\"")));
+    let kind = config.get("peft_type").unwrap_or(&serde_json::Value::Null);
+    if kind != "LORA" {
+        let kind = shown(kind);
+        return Err(refused(&format!(
+            "peft_type is {kind}; expected \"LORA\": other kinds of adapters are not added, and peft's save_pretrained \
+             writes the kind of its own"
+        )));
     }
     let known = |name: &str| {
         IRRELEVANT
@@ -199,7 +202,7 @@ fn truth(config: &JsonObject, name: &str) -> Result<bool, ModelFileError> {
 }
 
 fn number(value: Option<&serde_json::Value>, name: &str) -> Result<f32, ModelFileError> {
-    let shown = || value.map_or("missing".to_owned(), |value| clipped(&value.to_string()));
+    let shown = || value.map_or("missing".to_owned(), shown);
     let number = value.and_then(serde_json::Value::as_f64).map(|number| number as f32);
     match number {
         Some(number) if number.is_finite() => Ok(number),
@@ -208,8 +211,17 @@ fn number(value: Option<&serde_json::Value>, name: &str) -> Result<f32, ModelFil
             shown(),
             f32::MAX
         ))),
-        None => Err(refused(&format!("{name} is {}; expected a number", shown()))),
+        None => Err(refused(&format!(
+            "{name} is {}; expected a number, such as 16: write the one that the adapter was trained with",
+            shown()
+        ))),
     }
+}
+
+/// A value as the file has it: numbers that JSON has not as Python writes them.
+fn shown(value: &serde_json::Value) -> String {
+    let word = value.get("__float__").and_then(serde_json::Value::as_str);
+    clipped(&word.map_or_else(|| value.to_string(), str::to_owned))
 }
 
 fn is_nothing(value: &serde_json::Value) -> bool {

@@ -24,8 +24,9 @@ const WHOLE: &str = "lm_head.weight plm_model.lm_head.weight language_model.lm_h
 /// What change no number: rotary frequencies, masks and scales of quantised caches that older versions stored; the matrices
 /// of latent attention in the form that is not read, of files that have both;
 /// what transformers makes of lightning attention's slopes.
-const ENDS: [&str; 14] = [
+const ENDS: [&str; 15] = [
     ".rotary_emb.inv_freq",
+    ".rotary_emb.original_inv_freq",
     ".attention.bias",
     ".attention.masked_bias",
     ".attn_rot_embd",

@@ -21,6 +21,9 @@ const END_BYTES: usize = 22;
 const END_64_BYTES: usize = 56;
 const LOCATOR_64_BYTES: usize = 20;
 
+/// Most entries: one for each storage, of which a pickle has as many at most, and a few beside them.
+const MAX_ENTRIES: u64 = (1 << 17) + 64;
+
 /// The bit of an entry that is encrypted.
 const ENCRYPTED: u64 = 1;
 /// The kind of the extra field that has sizes and offsets of 64 bits.
@@ -164,6 +167,13 @@ fn find_directory(bytes: &[u8]) -> Result<Directory, ModelFileError> {
     if num_entries > size / CENTRAL_BYTES as u64 {
         let reason = format!("{num_entries} entries do not fit in a directory of {size} bytes");
         return Err(damaged(&reason));
+    }
+    if num_entries > MAX_ENTRIES {
+        let reason = format!(
+            "its archive has {num_entries} entries; at most {MAX_ENTRIES} are read: save the model in several files, or \
+             as safetensors"
+        );
+        return Err(refused(reason));
     }
     // Both are below the file's length.
     let range = start as usize..directory_end as usize;

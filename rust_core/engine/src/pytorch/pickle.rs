@@ -118,10 +118,17 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Follows the instructions to the last one; gives the value that is left.
     fn run(&mut self) -> Result<Value<'a>, ModelFileError> {
-        if self.take(2)? != [0x80, 2] {
-            return Err(refused(
-                "its pickle is not of protocol 2, which torch.save writes".to_owned(),
-            ));
+        let start = self.take(2)?;
+        if start != [0x80, 2] {
+            let found = if start[0] == 0x80 {
+                start[1].to_string()
+            } else {
+                "none".to_owned()
+            };
+            return Err(refused(format!(
+                "its pickle is of protocol {found}; expected 2, which torch.save has unless it is told otherwise: save it \
+                 again by torch.save(model.state_dict(), FILE), or as safetensors"
+            )));
         }
         loop {
             match self.take(1)?[0] {

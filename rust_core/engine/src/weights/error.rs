@@ -26,7 +26,8 @@ pub enum ModelFileError {
     },
     /// Neither a GGUF file nor a folder with weights.
     #[error(
-        "not a model: expected a GGUF file or a folder with config.json and *.safetensors or pytorch_model.bin, got {got}"
+        "not a model: expected a GGUF file or a folder with config.json and *.safetensors, model.tensors or \
+         pytorch_model.bin, got {got}"
     )]
     NotAModel {
         /// What is there instead.
@@ -240,6 +241,12 @@ pub enum ModelFileError {
     /// A PyTorch file that is not the archive of a state dict.
     #[error("not a PyTorch file that can be read: {reason}")]
     Pytorch {
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+    /// A file of tensorizer's that is damaged, or has what is not read.
+    #[error("not a file of tensorizer's that can be read: {reason}")]
+    Tensorizer {
         /// What is wrong, and what would be right.
         reason: String,
     },

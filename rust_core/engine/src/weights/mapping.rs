@@ -77,6 +77,9 @@ impl Mapping {
             let read = self.file.read_exact_at(out, range.start as u64);
             read.map_err(|source| {
                 let action = "read the file";
+                let is_short = source.kind() == std::io::ErrorKind::UnexpectedEof;
+                let short = || std::io::Error::other("it has become shorter since it was opened");
+                let source = if is_short { short() } else { source };
                 ModelFileError::Io { action, source }.in_file(&self.path)
             })
         }

@@ -311,3 +311,49 @@ pub fn full_pytorch(is_wide: bool) -> Vec<u8> {
     ];
     pytorch_bytes(&pickle, &storages, is_wide)
 }
+
+/// A tensor of tensorizer's: its name, element type, shape and bytes.
+pub type Tensorized<'a> = (&'a str, &'a str, &'a [u32], &'a [u8]);
+
+/// A file as tensorizer writes it, with room for a table of `table_bytes` as it keeps; checksums are of no meaning.
+pub fn tensorizer_bytes(version: u32, tensors: &[Tensorized<'_>], table_bytes: usize) -> Vec<u8> {
+    let mut bytes = [&b"|TZR|"[..], &version.to_le_bytes(), &[0; 48]].concat();
+    bytes.extend((tensors.len() as u64).to_le_bytes());
+    bytes.extend((table_bytes as u64).to_le_bytes());
+    let (mut table, table_start) = (Vec::new(), bytes.len());
+    bytes.resize(table_start + table_bytes, 0);
+    for (name, element_type, shape, data) in tensors {
+        let dims: Vec<u8> = shape.iter().flat_map(|dim| dim.to_le_bytes()).collect();
+        let kind = [
+            &[element_type.len() as u8][..],
+            element_type.as_bytes(),
+            &[shape.len() as u8],
+            &dims,
+        ]
+        .concat();
+        let name = [&(name.len() as u16).to_le_bytes()[..], name.as_bytes()].concat();
+        let sums = [&[41, 0, 2, 0, 4][..], &[0xaa; 4], &[1, 32], &[0xbb; 32]].concat();
+        let length = 8 + 3 + name.len() + kind.len() + sums.len() + 8;
+        let start = bytes.len() as u64;
+        let places = [start, start + length as u64, data.len() as u64].map(u64::to_le_bytes);
+        table.extend([&name[..], &[2], &kind, &places.concat()].concat());
+        bytes.extend([&(length as u64).to_le_bytes()[..], &[0, 0, 2], &name, &kind, &sums].concat());
+        bytes.extend([&(data.len() as u64).to_le_bytes()[..], data].concat());
+    }
+    bytes[table_start..table_start + table.len()].copy_from_slice(&table);
+    bytes.extend([0; 8]);
+    bytes
+}
+
+/// The tensors of [`full_safetensors`] as a file of tensorizer's, and one of which the file has no bytes.
+pub fn full_tensorizer() -> Vec<u8> {
+    let numbers: Vec<u8> = (0u8..6).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+    let tensors: [Tensorized<'_>; 5] = [
+        ("a.weight", "<f4", &[2, 3], &numbers),
+        ("b.weight", "<V2\0torch.bfloat16", &[2], &[0x80, 0x3f, 0x00, 0xc0]),
+        ("c.weight", "<f2", &[1, 1, 2], &[0x00, 0x3c, 0x00, 0xbc]),
+        ("position_ids", "<i8", &[1], &[0; 8]),
+        ("marker", "<i8", &[1], &[]),
+    ];
+    tensorizer_bytes(4, &tensors, 320)
+}

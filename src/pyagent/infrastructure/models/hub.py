@@ -139,7 +139,7 @@ class _Repository:
         if has_weights(wanted):
             return wanted
         hint = f"name a GGUF file of it: {name}/FILE.gguf; {other_files('', self.files)}"
-        raise ModelError(f"{name} has no safetensors and no pytorch_model.bin; {hint}", model=name)
+        raise ModelError(f"{name} has no safetensors, no model.tensors and no pytorch_model.bin; {hint}", model=name)
 
     def _index(self, name: str, folder: Path) -> bytes:
         path = folder / name

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from pyagent.core.nearest import nearest
+from pyagent.infrastructure.models.names import TENSORIZER_FILE
 from pyagent.infrastructure.models.split_files import set_of
 
 INDEX, TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
@@ -46,7 +47,7 @@ def index_of(there: Collection[str]) -> str | None:
     """Return the index to be looked into, of those that a repository has: what torch saved only without safetensors."""
     if INDEX in there:
         return INDEX
-    return TORCH_INDEX if TORCH_INDEX in there and not _like([_WEIGHTS], _at_top(there)) else None
+    return TORCH_INDEX if TORCH_INDEX in there and not _like([_WEIGHTS, TENSORIZER_FILE], _at_top(there)) else None
 
 
 def folder_files(there: Collection[str], index: bytes | None) -> list[str]:
@@ -55,8 +56,8 @@ def folder_files(there: Collection[str], index: bytes | None) -> list[str]:
     Without weights among them the repository has no model as a folder.
     """
     at_top = [name for name in _at_top(there) if name not in {_OURS, ".", ".."}]
-    is_torch = not _like([_WEIGHTS], at_top)
-    whole, patterns = (_TORCH_WHOLE, _TORCH_WEIGHTS) if is_torch else (_WHOLE, (_WEIGHTS,))
+    forms = ((_WHOLE, (_WEIGHTS,)), (TENSORIZER_FILE, (TENSORIZER_FILE,)), (_TORCH_WHOLE, _TORCH_WEIGHTS))
+    whole, patterns = next((form for form in forms if _like(form[1], at_top)), forms[-1])
     weights = _indexed(index, at_top) or ([whole] if whole in at_top else _like(patterns, at_top))
     told = [name for name in (index_of(there),) if name]
     return list(dict.fromkeys([*_like(_BESIDE, at_top), *told, *weights, *_steps(there)]))
@@ -64,7 +65,7 @@ def folder_files(there: Collection[str], index: bytes | None) -> list[str]:
 
 def has_weights(files: Iterable[str]) -> bool:
     """Whether some of a folder's files are weights of the model itself."""
-    return bool(_like([_WEIGHTS, *_TORCH_WEIGHTS], _at_top(files)))
+    return bool(_like([_WEIGHTS, TENSORIZER_FILE, *_TORCH_WEIGHTS], _at_top(files)))
 
 
 def _at_top(names: Iterable[str]) -> list[str]:

@@ -26,7 +26,7 @@ from pyagent.infrastructure.models.new_place import lock_alone, refuse_no_room
 
 _PIECE_BYTES = 16 << 20
 """Bytes of the model in memory at a time, beside what they become and one tensor's additions."""
-_OTHER_WEIGHTS = (".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth", ".index.json")
+_OTHER_WEIGHTS = (".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth", ".tensors", ".index.json")
 """How names of files end that hold the model's weights without the adapter, or say where those are."""
 _INDEX = "model.safetensors.index.json"
 _SHARD = ".safetensors"

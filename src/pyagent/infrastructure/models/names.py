@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyagent.core.settings import Settings
 
 _GGUF, _SAFETENSORS, _LATEST = ".gguf", ".safetensors", ":latest"
+TENSORIZER_FILE = "model.tensors"
+"""A folder's weights as tensorizer writes them."""
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _TAKEN = frozenset({"default", "native"})
 """Names that requests have for other things than a file."""
@@ -41,9 +43,10 @@ def is_path(name: str) -> bool:
 
 
 def is_weights(file_name: str) -> bool:
-    """Whether a file of this name is one of a folder's weights: of safetensors, or what torch saved."""
+    """Whether a file of this name is one of a folder's weights: of safetensors, of tensorizer, or what torch saved."""
     is_torch = file_name.startswith("pytorch_model") and file_name.endswith(".bin")
-    return is_torch or file_name == "medusa_lm_head.pt" or file_name.endswith(_SAFETENSORS)
+    others = (TENSORIZER_FILE, "medusa_lm_head.pt")
+    return is_torch or file_name in others or file_name.endswith(_SAFETENSORS)
 
 
 def place_of(path: str) -> Path:

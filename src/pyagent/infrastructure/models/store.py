@@ -26,7 +26,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from pyagent.core.errors import ModelError
+from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import ModelTask
 from pyagent.core.nearest import did_you_mean
 from pyagent.core.sizes import format_bytes
@@ -35,6 +35,7 @@ from pyagent.infrastructure.models.hub import fetch_from_hub, has_whole_files
 from pyagent.infrastructure.models.loose import loose_models
 from pyagent.infrastructure.models.names import configured_names, is_path, meant_name, place_of
 from pyagent.infrastructure.models.sources import CATALOG, Source, WheelFolder, folder_bytes, refuse_full
+from pyagent.infrastructure.models.tensor_checksums import check_tensors
 
 if TYPE_CHECKING:
     from pyagent.core.settings import Settings
@@ -130,8 +131,11 @@ class ModelStore:
     def meant(self, asked: str) -> str:
         """Return the name of a model here, or of one that can be fetched, as a request for it may be written.
 
-        A name that means none comes back as it is. Raises `RequestError` where it may be several.
+        A name that means none comes back as it is. Raises `RequestError` where it may be several, or is empty.
         """
+        if not asked.strip():
+            text = "the model's name is empty; `pyagent models list` says which models there are"
+            raise RequestError(text, param="model", code="model_not_found")
         if is_path(asked) or asked.startswith("hf:") or asked in self.catalog or self.find(asked) is not None:
             return asked
         names = [*(model.manifest.name for model in self.list()), *self.catalog]
@@ -166,18 +170,20 @@ class ModelStore:
             self._next_look = start + 10 * took if took > _LONG_SECONDS else 0.0
 
     def check(self, name: str) -> bool:
-        """Compare a model's files with the checksums they had when they were fetched, and read all of them.
+        """Compare a model's files with the checksums they had when they were fetched, and with those inside them.
 
-        False where there are none: the model is not in the store, or a file of the user's. Raises `ModelError`.
+        Reads all of them. False where there are none: the model is not here, or a file of the user's without any.
+        Raises `ModelError`.
         """
         found = self.find(name)
         if found is None:
-            return False
+            return is_path(name) and check_tensors(_checked_path(name))
         if found.manifest.sha256 and not found.manifest.files:
             _check_file(found.path, found.manifest.sha256, name)
         for file, digest in found.manifest.files.items():
             _check_file(self.folder / _folder_name(name) / file, digest, name)
-        return bool(found.manifest.sha256 or found.manifest.files)
+        has_own = check_tensors(found.path)
+        return bool(found.manifest.sha256 or found.manifest.files or has_own)
 
     def locate(self, name: str) -> Path:
         """Return the file or folder to load for a name or path, fetched first when it is a known name.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _READ_BYTES = 1 << 20
-_OF_FOLDER = ("*.safetensors", "pytorch_model*.bin", "config.json")
+_OF_FOLDER = ("*.safetensors", "model.tensors", "pytorch_model*.bin", "config.json")
 """What a folder's KV depends on; its tokenizer does not change what tokens do."""
 
 

@@ -7,7 +7,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 20
-_CONFIG, _WEIGHTS, _OLD_WEIGHTS = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+_CONFIG = "adapter_config.json"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.tensors", "adapter_model.bin")
+"""The first that is there is read."""
 
 
 def adapter_id_of(path: Path) -> int:
@@ -24,9 +26,9 @@ def adapter_id_of(path: Path) -> int:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return what is read of a folder; what torch saved only where there are no safetensors."""
-    weights, old = folder / _WEIGHTS, folder / _OLD_WEIGHTS
-    return [folder / _CONFIG, old if old.exists() and not weights.exists() else weights]
+    """Return what is read of a folder; what torch saved only where there is nothing else."""
+    weights = [folder / name for name in _WEIGHTS]
+    return [folder / _CONFIG, next((file for file in weights if file.exists()), weights[0])]
 
 
 def stack_id_of(paths: Sequence[Path]) -> tuple[list[Path], int]:

@@ -26,7 +26,7 @@ _JOINED: Mapping[str, Mapping[str, Sequence[str]]] = {
 """Of an architecture, which matrices lie in one."""
 _REORDERED = frozenset({"llama", "smollm3", "granite"})
 """Architectures of which llama.cpp pairs neighbours: their files have the rows so."""
-_IGNORED = ("rotary_emb.inv_freq", "self_attn.masked_bias")
+_IGNORED = ("rotary_emb.inv_freq", "rotary_emb.original_inv_freq", "self_attn.masked_bias")
 """Ends of names of tensors that older files have, and that are computed."""
 
 

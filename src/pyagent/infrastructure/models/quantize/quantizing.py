@@ -64,6 +64,8 @@ def quantize_model(  # noqa: PLR0913 - each is a choice of the user's
     try:
         with _new_file(target, total, overwrites=overwrites) as file:
             _Writer(file, model, threads).write(plan, start, total, progress)
+    except _rust.ModelFileError as error:
+        raise ModelError(str(error), model=str(source)) from error
     except OSError as error:
         raise ModelError(f"{target} cannot be written: {error.strerror or error}", model=str(target)) from error
     num_weights, num_bytes = sum(one.num_values for one in plan), sum(one.num_bytes for one in plan)
@@ -83,10 +85,13 @@ def planned_bytes(source: Path, type_names: Sequence[str]) -> dict[str, int]:
     """Return how large the file of each type would be; writes nothing. Raises `ModelError` as quantising would."""
     model = open_source(source)
     sizes: dict[str, int] = {}
+    start_bytes = 0
     for name in type_names:
         refuse_quantised(model, TYPE_TO_BASE[name])
         plan = _plan(model, name)
-        sizes[name] = len(header(_metadata(model, name), plan)) + _tensor_bytes(plan)
+        # Of every type it is as long, and a large vocabulary is in it.
+        start_bytes = start_bytes or len(header(_metadata(model, name), plan))
+        sizes[name] = start_bytes + _tensor_bytes(plan)
     return sizes
 
 

@@ -25,7 +25,7 @@ _OTHER_SENSES = (
 )
 """What the names of pictures' and sounds' halves begin with, after `model.`."""
 
-_COMPUTED = ("rotary_emb.inv_freq", "self_attn.masked_bias")
+_COMPUTED = ("rotary_emb.inv_freq", "rotary_emb.original_inv_freq", "self_attn.masked_bias")
 """Ends of names of tensors that older files have, and that are computed."""
 
 
