@@ -11,7 +11,7 @@ mod bert_gguf;
 mod bert_names;
 mod config;
 mod decoder;
-mod distances;
+pub(crate) mod distances;
 mod experts;
 mod forward;
 mod gguf;
@@ -20,6 +20,7 @@ mod layer_names;
 mod long;
 mod own_words;
 mod pooling;
+mod prompts;
 mod steps;
 mod tasks;
 mod weights;
@@ -39,6 +40,7 @@ pub use self::forward::{SECOND_TEXT, TASK_SHIFT, UNSEEN};
 pub use self::head::{Head, HeadKind, InnerActivation, LabelActivation};
 pub use self::long::{LongText, long_text_bytes};
 pub use self::pooling::late_score;
+pub(crate) use self::prompts::{PromptEncoder, PromptPart, prompt_bytes};
 pub use self::steps::{DensePlace, DenseStep, LabelWords, Pooling};
 pub use self::tasks::{Task, Tasks};
 use self::weights::EncoderWeights;
@@ -222,7 +224,7 @@ impl Encoder {
         };
         let text = match gives {
             Gives::Texts => row,
-            Gives::Tokens => batch.text_of(row),
+            Gives::Tokens | Gives::Stream => batch.text_of(row),
         };
         Err(EncoderError::NotFinite { text })
     }

@@ -374,6 +374,7 @@ def _card(
 ) -> list[tuple[str, str]]:
     needs = (f"{format_bytes(need)} with {context:,} tokens" for context, need in memory.items())
     head = " and one that drafts (MTP)" if about.has_mtp else ""
+    head += "; an encoder-decoder: the encoder reads the prompt" if about.is_encoder_decoder else ""
     return [
         ("architecture", f"{about.architecture}, {about.num_layers} layers{head}"),
         ("quantisation", about.quantization),

@@ -126,6 +126,9 @@ impl ModelConfig {
         if is_eagle(config) {
             return Err(eagle::no_model());
         }
+        if let Some(read) = Self::encoder_decoder_of_folder(config) {
+            return read;
+        }
         let text = match gemma4::text_part(config)? {
             None => qwen_vl::text_half(config)?
                 .or_else(|| llama4::text_half(config))
@@ -323,6 +326,7 @@ impl ModelConfig {
             is_output_tied: json.is_output_tied(architecture),
             has_mtp: false,
             reads_both: false,
+            encoder_decoder: None,
         };
         config.check()
     }

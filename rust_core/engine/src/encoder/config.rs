@@ -23,6 +23,11 @@ use crate::model::embedding_rows;
 use crate::safetensors::{CONFIG_NAME, SafetensorsFolder, read_object};
 use crate::weights::{ModelFile, ModelFileError, clipped};
 
+/// Whether a name is a decoder's; an encoder-decoder gives no vectors.
+fn is_decoder(name: &str) -> bool {
+    Architecture::from_name(name).is_some_and(|architecture| architecture != Architecture::T5)
+}
+
 /// The names of every encoder that can be run, for messages.
 pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta, mpnet, distilbert, jina-bert-v2, jina-bert-v3, eurobert, modernbert, nomic_bert, gte, and decoders that the \
      engine runs";
@@ -153,7 +158,7 @@ impl EncoderConfig {
         let name = json.text("model_type").unwrap_or("(no model_type)");
         match EncoderArchitecture::from_name(name) {
             Some(architecture) => bert_of_folder(folder, architecture),
-            None if name == EURO_BERT || Architecture::from_name(name).is_some() => decoder_of_folder(folder),
+            None if name == EURO_BERT || is_decoder(name) => decoder_of_folder(folder),
             None => Err(unsupported(name)),
         }
     }

@@ -30,6 +30,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     num_layers: int
     has_mtp: bool
+    is_encoder_decoder: bool
     file_bytes: int
     weight_bytes: int
     kv_bytes_per_token: int
@@ -187,6 +188,7 @@ def describe_model(
         context_length=shape["context_length"],
         num_layers=shape["num_layers"],
         has_mtp=shape["has_mtp"],
+        is_encoder_decoder=shape["is_encoder_decoder"],
         file_bytes=header["file_bytes"],
         weight_bytes=shape["weight_bytes"],
         kv_bytes_per_token=shape["kv_bytes_per_token"],
