@@ -75,7 +75,7 @@ def test_preempted_answers_are_unchanged(path: Path, kind: str) -> None:
         texts = await alone(path, seeded)
         async with running(path, options(blocks=160)) as backend:
             await at_once(backend, [chat("the", max_tokens=1)] * 4)  # so that short answers are expected
-            model = await backend.load()
+            model: Any = await backend.load()
             model.runner.swap_seconds = lambda num_tokens: 0.0 if kind == "swap" else math.inf
             assert [answer.text for answer in await at_once(backend, seeded)] == texts
             assert model.engine.scheduler.num_preemptions[kind] > 0
@@ -138,7 +138,7 @@ def test_the_prompt_ends_and_the_answer_begins_as_the_model_was_trained(path: Pa
 
 def test_clients_are_answered(url: str) -> None:
     """Completions, chats of one text and Ollama's generate, whole and streamed, give the same text."""
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    client: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     model = client.models.list().data[0].id
     asked: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": 12}
     whole = client.completions.create(prompt="translate: hello", **asked)
