@@ -50,7 +50,10 @@ def url(path: Path) -> Iterator[str]:
         yield served
 
 
-@pytest.mark.parametrize("variant", FORMATS)
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in {"plain", "two threads"})) for name in FORMATS],
+)
 def test_answers_in_a_batch_are_those_given_alone(path: Path, variant: str, expected: list[str]) -> None:
     """Twelve prompts of all lengths at once, twice, in chunks and preempted: each has the text it is given alone."""
 
@@ -151,6 +154,9 @@ def test_clients_are_answered(url: str) -> None:
     body = {"model": model, "prompt": "translate: hello", "stream": False}
     generated = httpx.post(f"{url}/api/generate", json={**body, "options": {"temperature": 0, "num_predict": 12}})
     assert generated.json()["response"] == whole.choices[0].text
+    biased = {"logit_bias": {str(PIECES.index("▁Hallo")): 100}, "max_tokens": 1}
+    first = client.completions.create(prompt="translate: hello", **{**asked, **biased})
+    assert first.choices[0].text == "Hallo", "the space before a text's first word is no part of it"
 
 
 def test_what_an_encoder_does_not_give_is_refused_by_name(url: str, path: Path) -> None:

@@ -711,6 +711,46 @@ fn attention_to_picked_positions_is_that_to_a_text_of_these() {
     }
 }
 
+/// Behind a first position a token sees what a window up to there shows, before an end what the last token before that sees:
+/// the same bits, of every type, on every set.
+#[test]
+fn bounds_of_what_is_seen_are_windows_and_earlier_tokens() {
+    const HEADS: usize = 5;
+    let q = Indexed::row(5, HEADS * 80, 3);
+    let tokens: Vec<u32> = (0..700).collect();
+    for dtype in KvType::ALL {
+        let mut text = Indexed::new(dtype, &tokens);
+        let (layout, mut scratch) = (text.layout, AttentionScratch::default());
+        for (isa, bound) in Isa::available()
+            .into_iter()
+            .flat_map(|isa| [1, 16, 250, 256, 300, 699].map(|bound| (isa, bound)))
+        {
+            let mut given = [(); 4].map(|()| vec![f32::NAN; HEADS * 64]);
+            let [window, behind, earlier, before] = &mut given;
+            let last = text.args(699, HEADS, &q, window);
+            let of_window = AttentionArgs {
+                window: Some(700 - bound),
+                ..last
+            };
+            let bounded = AttentionArgs {
+                first_seen: bound,
+                ..text.args(699, HEADS, &q, behind)
+            };
+            let ended = AttentionArgs {
+                end_seen: bound,
+                ..text.args(699, HEADS, &q, before)
+            };
+            for args in [of_window, bounded, text.args(bound - 1, HEADS, &q, earlier), ended] {
+                // SAFETY: memory, queries and results are as large as the arguments say.
+                unsafe { attend(isa, &layout, &args, &mut scratch) };
+            }
+            let [window, behind, earlier, before] = given.map(|numbers| bits(&numbers));
+            assert_eq!(behind, window, "{dtype:?} on {isa:?}, from {bound} on");
+            assert_eq!(before, earlier, "{dtype:?} on {isa:?}, up to {bound}");
+        }
+    }
+}
+
 /// A rating is the sum of weighed scores above 0, in `f64`; the same bits on every set, chunk by chunk and at once.
 #[test]
 fn ratings_equal_their_definition() {
