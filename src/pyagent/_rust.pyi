@@ -33,6 +33,7 @@ class CpuModelInfo(TypedDict):
     context_length: int
     num_layers: int
     has_mtp: bool
+    decoder_start: int | None
     hidden_size: int
     num_experts: int
     weight_bytes: int
@@ -418,6 +419,8 @@ class CpuModel:
         dict[int, list[tuple[int, _Likelihood | None]]],
         dict[int, list[_Probed]],
     ]: ...
+    def set_prompt(self, sequence_id: int, prompt: Sequence[int] | None) -> None: ...
+    def share_prompt(self, parent: int, child: int) -> None: ...
     def attach_drafter(self, path: str | PathLike[str] | None) -> None: ...
     def draft(
         self,
@@ -637,6 +640,7 @@ class ModelShape(TypedDict):
     num_layers: int
     layer_kinds: list[tuple[str, int]]
     has_mtp: bool
+    is_encoder_decoder: bool
     weight_bytes: int
     kv_bytes_per_token: int
     kv_groups: list[tuple[str, int, int]]

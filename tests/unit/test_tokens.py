@@ -465,7 +465,10 @@ def test_empty_conversation_is_refused(tokenizer: ModelTokenizer, messages: list
     ("changes", "expected"),
     [
         ({"tokenizer__ggml__tokens": None}, "no 'tokenizer.ggml.tokens'"),
-        ({"tokenizer__ggml__model": "bert"}, "tokenizer 'bert' is not supported; supported are gpt2, llama and gemma4"),
+        (
+            {"tokenizer__ggml__model": "bert"},
+            "tokenizer 'bert' is not supported; supported are gpt2, llama, gemma4 and t5",
+        ),
         (
             {"tokenizer__ggml__pre": "klingon"},
             "pre-tokenizer 'klingon' is not supported; supported are a.x-4.0, afmoe, bailingmoe",

@@ -64,6 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             num_drafts: 0,
             adapter_id: 0,
             probe: None,
+            prompt: &[],
         }])?;
         Ok(start.elapsed().as_secs_f64())
     };

@@ -63,6 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             num_drafts: 0,
             adapter_id: 0,
             probe: None,
+            prompt: &[],
         }])?;
         println!(
             "prefill 512, round {round}: {:.0} tok/s",
@@ -82,6 +83,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 num_drafts: 0,
                 adapter_id: 0,
                 probe: None,
+                prompt: &[],
             }])?;
             best = best.min(start.elapsed().as_secs_f64());
         }
@@ -99,6 +101,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             num_drafts: 0,
             adapter_id: 0,
             probe: None,
+            prompt: &[],
         }])?;
         best = best.min(start.elapsed().as_secs_f64());
     }
@@ -118,6 +121,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     num_drafts: 0,
                     adapter_id: 0,
                     probe: None,
+                    prompt: &[],
                 })
                 .collect();
             let start = Instant::now();

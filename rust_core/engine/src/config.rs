@@ -17,6 +17,7 @@ mod architecture;
 pub(crate) mod assistant;
 mod dual;
 pub(crate) mod eagle;
+mod encoder_decoder;
 pub(crate) mod experts;
 mod falcon_h1;
 mod families;
@@ -36,6 +37,7 @@ pub use self::architecture::{Architecture, SUPPORTED_ARCHITECTURES};
 pub use self::assistant::{AssistantConfig, Clusters};
 pub use self::dual::DualChunks;
 pub use self::eagle::{EagleConfig, FeatureNorm};
+pub use self::encoder_decoder::EncoderDecoder;
 pub use self::experts::{Experts, Rating};
 pub use self::falcon_h1::Multipliers;
 pub use self::gemma4::Gemma4;
@@ -61,6 +63,8 @@ pub enum Activation {
     Silu,
     /// The tanh form of GELU.
     GeluTanh,
+    /// What is above 0, without a gate.
+    Relu,
     /// The square of what is above 0, without a gate.
     ReluSquared,
     /// GELU without a gate, with the error function.
@@ -83,7 +87,7 @@ impl Activation {
     pub(crate) fn has_gate(self) -> bool {
         !matches!(
             self,
-            Self::ReluSquared | Self::BareGelu | Self::BareGeluTanh | Self::Xielu
+            Self::Relu | Self::ReluSquared | Self::BareGelu | Self::BareGeluTanh | Self::Xielu
         )
     }
 }
@@ -132,6 +136,8 @@ pub struct ModelConfig {
     pub indexed_layers: Vec<bool>,
     /// What Gemma 4's layers have of their own.
     pub gemma4: Option<Gemma4>,
+    /// What an encoder-decoder has besides its decoder, which this is.
+    pub encoder_decoder: Option<EncoderDecoder>,
     /// Width inside the feed-forward block; inside one expert, where it has experts.
     pub ffn_size: usize,
     /// The feed-forward block's experts, of a mixture of them.

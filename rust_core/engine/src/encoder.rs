@@ -12,7 +12,7 @@ mod bert_gguf;
 mod bert_names;
 mod config;
 mod decoder;
-mod distances;
+pub(crate) mod distances;
 mod experts;
 mod forward;
 mod gguf;
@@ -22,6 +22,7 @@ mod layer_names;
 mod long;
 mod own_words;
 mod pooling;
+mod prompts;
 mod query_pooling;
 mod steps;
 mod tasks;
@@ -44,6 +45,7 @@ pub use self::head::{Head, HeadKind, InnerActivation, LabelActivation};
 pub use self::latents::Latents;
 pub use self::long::{LongText, long_text_bytes};
 pub use self::pooling::late_score;
+pub(crate) use self::prompts::{PromptEncoder, PromptPart, prompt_bytes};
 pub use self::query_pooling::{NormPlace, QueryPooling};
 pub use self::steps::{DensePlace, DenseStep, LabelWords, Pooling};
 pub use self::tasks::{Task, Tasks};
@@ -228,7 +230,7 @@ impl Encoder {
         };
         let text = match gives {
             Gives::Texts => row,
-            Gives::Tokens => batch.text_of(row),
+            Gives::Tokens | Gives::Stream => batch.text_of(row),
         };
         Err(EncoderError::NotFinite { text })
     }

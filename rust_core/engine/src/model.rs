@@ -9,6 +9,7 @@ mod attention;
 mod channels;
 mod curve;
 mod eagle;
+mod encoder_decoder;
 mod expert_tensors;
 mod gemma4;
 mod kimi;
@@ -45,6 +46,7 @@ pub use self::channels::ChannelWeights;
 pub use self::curve::Curve;
 pub(crate) use self::eagle::load_eagle;
 pub use self::eagle::{EagleWeights, open_eagle};
+pub(crate) use self::encoder_decoder::{PromptWeights, load_encoder_decoder};
 pub use self::gemma4::{PerLayer, PerLayerInputs, SeparateExperts};
 pub use self::kimi::KimiWeights;
 pub use self::latent::{IndexerWeights, LatentWeights};
@@ -87,6 +89,9 @@ fn configuration(file: &ModelFile, most_positions: Option<usize>) -> Result<Mode
         ModelFile::Gguf(gguf) => ModelConfig::from_gguf(gguf)?,
         ModelFile::Safetensors(folder) => ModelConfig::from_hugging_face(folder.config(), most_positions)?,
     };
+    if config.encoder_decoder.is_some() {
+        return encoder_decoder::with_tensors(file, config);
+    }
     with_tensors(file, config, most_positions)
 }
 
@@ -302,7 +307,7 @@ fn weights(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result<
     let output_name = loader.names.output();
     let has_output = !is_output_tied(file, config)?;
     let weights = Weights {
-        embedding: loader.matrix(&loader.names.embedding(), config.vocab_size, config.hidden_size)?,
+        embedding: Arc::new(loader.matrix(&loader.names.embedding(), config.vocab_size, config.hidden_size)?),
         layers,
         final_norm: loader.stream_norm(&loader.names.final_norm(config.architecture))?,
         output: has_output

@@ -20,6 +20,7 @@ use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 
 use crate::adapters::{Adapter, AdapterLoader};
 use crate::config::ModelConfig;
+use crate::encoder::{EncoderError, PromptEncoder, PromptPart};
 use crate::forward::{ExpertLoads, Pass, Plan, Probed, Segment, Target, write_norms};
 use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
 use crate::logit_lens;
@@ -156,6 +157,8 @@ pub struct CpuModel {
     medusa: Option<Box<medusa::Medusa>>,
     /// A head of a file of its own.
     head: Option<Box<eagle::Eagle>>,
+    /// What reads an encoder-decoder's prompts.
+    prompts: Option<Box<PromptEncoder>>,
     scores: Vec<Result<TokenScore, SampleError>>,
     /// Of each layer, how long each neuron's column of the down matrix is; found when it is first asked for.
     write_norms: Vec<Vec<f32>>,
@@ -182,7 +185,14 @@ impl CpuModel {
             config = config.without_mtp();
         }
         let pool = ThreadPool::shared(options.threads);
-        let weights = model::load(&file, &config, &pool)?;
+        let (weights, prompts) = match &config.encoder_decoder {
+            None => (model::load(&file, &config, &pool)?, None),
+            Some(own) => {
+                let (weights, prompts) = model::load_encoder_decoder(&file, &config, own, &pool)?;
+                let prompts = PromptEncoder::new(&config, own, prompts, pool.num_threads())?;
+                (weights, Some(Box::new(prompts)))
+            }
+        };
         let pages = KvPages::with_head(&config, head.as_ref(), options.kv_type);
         let least = pages.least_pages();
         let num_pages = (options.kv_bytes / pages.page_bytes()).clamp(least, NO_PAGE as usize);
@@ -207,6 +217,7 @@ impl CpuModel {
             assistant: None,
             medusa: None,
             head: None,
+            prompts,
             scores: Vec::new(),
             write_norms: Vec::new(),
             probed: Vec::new(),
@@ -223,7 +234,8 @@ impl CpuModel {
 
     /// Bytes held by weights.
     pub fn weight_bytes(&self) -> usize {
-        self.weights.bytes()
+        let of_prompts = self.prompts.as_ref().map_or(0, |prompts| prompts.weight_bytes());
+        self.weights.bytes() + of_prompts
     }
 
     /// Seconds `load` took.
@@ -294,7 +306,12 @@ impl CpuModel {
         let of_assistant = assistant.map_or(0, |assistant| assistant.workspace_bytes());
         let of_medusa = self.medusa.as_mut().map_or(0, |medusa| medusa.workspace_bytes());
         let of_head = self.head.as_mut().map_or(0, |head| head.workspace_bytes());
-        rope_bytes(&self.rope) + self.space.bytes() + outputs + of_assistant + of_medusa + of_head
+        let threads = self.pool.num_threads();
+        let of_prompts = self
+            .prompts
+            .as_ref()
+            .map_or(0, |prompts| prompts.workspace_bytes(threads));
+        rope_bytes(&self.rope) + self.space.bytes() + outputs + of_assistant + of_medusa + of_head + of_prompts
     }
 
     /// Computes a batch; rows of logits follow the segments' order. On an error nothing was computed.
@@ -304,6 +321,17 @@ impl CpuModel {
         self.scores.clear();
         self.probed.clear();
         self.check_all(segments)?;
+        let start = Instant::now();
+        let of_answers;
+        let mut segments = segments;
+        if self.prompts.is_some() {
+            of_answers = self.read_prompts(segments)?;
+            segments = &of_answers;
+            if segments.is_empty() {
+                self.compute_seconds = start.elapsed().as_secs_f64();
+                return Ok(0);
+            }
+        }
         let last = segments
             .iter()
             .map(|segment| segment.first_position + segment.tokens.len())
@@ -353,7 +381,6 @@ impl CpuModel {
             role: mtp::role(self.last_outputs.as_ref(), self.head.as_deref()),
             isa: self.isa,
         };
-        let start = Instant::now();
         let (stages, num_pieces) = pass.stages(&plan);
         self.pool.run(&num_pieces, |piece| {
             // SAFETY: `check` saw that tokens, tables and positions are in range, `prepare` made room; that no page is
@@ -373,6 +400,41 @@ impl CpuModel {
         self.compute_seconds = start.elapsed().as_secs_f64();
         (self.num_outputs, self.draft_rows) = (num_outputs, draft_rows);
         Ok(self.num_outputs)
+    }
+
+    /// Has the encoder read what segments have of prompts; returns what they have of answers.
+    fn read_prompts<'a>(&mut self, segments: &[Segment<'a>]) -> Result<Vec<Segment<'a>>, EngineError> {
+        let encoder = self.prompts.as_mut().expect("an encoder-decoder");
+        let mut of_answers = Vec::with_capacity(segments.len());
+        for (index, segment) in segments.iter().enumerate() {
+            let (first, end) = (segment.first_position, segment.first_position + segment.tokens.len());
+            let num_read = segment.prompt.len().min(end).saturating_sub(first);
+            if num_read > 0 {
+                let part = PromptPart {
+                    prompt: segment.prompt,
+                    positions: first..first + num_read,
+                    tables: segment.tables,
+                };
+                // SAFETY: `check` saw that tables and tokens are in range; that no page is written by two sequences is the
+                // block pool's invariant.
+                let stored = unsafe { encoder.store(&part, &self.kv, &self.pool, self.isa) };
+                stored.map_err(|error| match error {
+                    EncoderError::Kernel(error) => EngineError::Kernel(error),
+                    error => EngineError::Batch {
+                        segment: index,
+                        reason: error.to_string(),
+                    },
+                })?;
+            }
+            if num_read < segment.tokens.len() {
+                of_answers.push(Segment {
+                    first_position: first + num_read,
+                    tokens: &segment.tokens[num_read..],
+                    ..*segment
+                });
+            }
+        }
+        Ok(of_answers)
     }
 
     /// The scores that the last batch's segments asked for, in their order; one that cannot be given is its own fault.
@@ -512,6 +574,28 @@ impl CpuModel {
         wrong.map_or(Ok(()), |(segment, reason)| Err(EngineError::Batch { segment, reason }))
     }
 
+    /// Whether a segment begins with a prompt, and asks nothing of it that an encoder does not give.
+    fn check_prompt(&self, segment: &Segment<'_>) -> Result<(), String> {
+        let num_prompt = segment.prompt.len();
+        match (self.prompts.is_some(), num_prompt) {
+            (false, 0) => return Ok(()),
+            (true, 0) => return Err("an encoder-decoder's sequence has no prompt".to_owned()),
+            (false, _) => return Err("only an encoder-decoder's sequence has a prompt of its own".to_owned()),
+            _ => {}
+        }
+        let first_output = segment.first_position + segment.tokens.len() - segment.num_outputs;
+        if segment.scoring.is_some() || (segment.num_outputs > 0 && first_output < num_prompt) {
+            return Err("tokens that an encoder reads have no logits".to_owned());
+        }
+        if num_prompt >= self.config.context_length {
+            return Err(format!(
+                "a prompt of {num_prompt} tokens; there is room for {} with its answer",
+                self.config.context_length
+            ));
+        }
+        Ok(())
+    }
+
     fn check(&self, segment: &Segment<'_>, checked: &mut CheckedTables) -> Result<(), String> {
         let end = segment.first_position + segment.tokens.len();
         if segment.tokens.is_empty() || segment.num_outputs > segment.tokens.len() {
@@ -531,6 +615,7 @@ impl CpuModel {
                 self.config.context_length
             ));
         }
+        self.check_prompt(segment)?;
         self.kv.check(segment.tables, segment.first_position, end, checked)?;
         self.check_drafts(segment)?;
         if let Some(scoring) = segment.scoring
@@ -546,6 +631,7 @@ impl CpuModel {
         match segment
             .tokens
             .iter()
+            .chain(segment.prompt)
             .find(|&&token| token as usize >= self.config.vocab_size)
         {
             Some(token) => Err(format!(

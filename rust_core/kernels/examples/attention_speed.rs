@@ -137,6 +137,8 @@ impl Sequence {
                     num_tokens: 16.min(num_tokens - first),
                     window: None,
                     is_window_chunk: false,
+                    first_seen: 0,
+                    end_seen: usize::MAX,
                     scale: 0.125,
                     softcap: None,
                     bias: None,

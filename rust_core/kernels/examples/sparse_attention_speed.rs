@@ -82,6 +82,8 @@ fn measure(isa: Isa, positions: usize) {
         num_tokens: 1,
         window: None,
         is_window_chunk: false,
+        first_seen: 0,
+        end_seen: usize::MAX,
         scale: 0.04,
         softcap: None,
         bias: None,

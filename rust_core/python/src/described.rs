@@ -41,6 +41,7 @@ pub fn describe_model<'py>(
     about.set_item("num_layers", config.num_file_layers())?;
     about.set_item("layer_kinds", config.layer_kinds())?;
     about.set_item("has_mtp", config.has_mtp)?;
+    about.set_item("is_encoder_decoder", config.encoder_decoder.is_some())?;
     about.set_item("weight_bytes", weight_bytes)?;
     let config = if mtp && head.is_none() {
         config

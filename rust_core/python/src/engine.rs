@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyagent_engine::config::ModelConfig;
 use pyagent_engine::forward::{ExpertLoads, Neuron, Probe, Probed};
@@ -118,9 +118,16 @@ pub struct CpuModel {
     inner: Mutex<runner::CpuModel>,
     expert_loads: Arc<ExpertLoads>,
     swap_dir: Option<PathBuf>,
+    /// Of an encoder-decoder's sequences, their prompts.
+    prompts: Mutex<HashMap<u64, Arc<Vec<u32>>>>,
 }
 
 impl CpuModel {
+    /// The prompts, which nobody holds for longer than it takes to look one up.
+    fn prompts(&self) -> MutexGuard<'_, HashMap<u64, Arc<Vec<u32>>>> {
+        self.prompts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> PyResult<MutexGuard<'_, runner::CpuModel>> {
         self.inner
             .lock()
@@ -211,6 +218,7 @@ impl CpuModel {
             expert_loads: model.expert_loads(),
             inner: Mutex::new(model),
             swap_dir,
+            prompts: Mutex::default(),
         })
     }
 
@@ -274,7 +282,14 @@ impl CpuModel {
             })
             .collect();
         let samples = |segment| asked.get(segment).map_or(0, |asked: &Asked| 1 + asked.num_drafts);
+        let all = self.prompts();
+        let prompts = sequence_ids
+            .iter()
+            .filter_map(|id| Some((*id, Arc::clone(all.get(id)?))))
+            .collect();
+        drop(all);
         let columns = Columns {
+            prompts,
             num_outputs: num_outputs.unwrap_or_else(|| (0..sequence_ids.len()).map(samples).collect()),
             sequence_ids,
             lengths,
@@ -305,6 +320,24 @@ impl CpuModel {
             outcome.more,
             probed.collect(),
         ))
+    }
+
+    /// Notes the prompt with which an encoder-decoder's sequence begins, which the encoder reads; without one, forgets it.
+    #[pyo3(signature = (sequence_id, prompt))]
+    fn set_prompt(&self, sequence_id: u64, prompt: Option<Vec<u32>>) {
+        let mut prompts = self.prompts();
+        match prompt {
+            Some(prompt) => prompts.insert(sequence_id, Arc::new(prompt)),
+            None => prompts.remove(&sequence_id),
+        };
+    }
+
+    /// Has a sequence begin with another's prompt.
+    fn share_prompt(&self, parent: u64, child: u64) {
+        let mut prompts = self.prompts();
+        if let Some(prompt) = prompts.get(&parent).map(Arc::clone) {
+            prompts.insert(child, prompt);
+        }
     }
 
     /// Attaches the folder of an assistant, of heads of Medusa, or of a head that the model was loaded with room for, in the
@@ -472,6 +505,8 @@ impl CpuModel {
         info.set_item("context_length", config.context_length)?;
         info.set_item("num_layers", config.num_layers)?;
         info.set_item("has_mtp", config.has_mtp)?;
+        let own = config.encoder_decoder.as_ref();
+        info.set_item("decoder_start", own.and_then(|own| own.decoder_start))?;
         info.set_item("hidden_size", config.hidden_size)?;
         info.set_item("num_experts", config.experts.map_or(0, |experts| experts.num_experts))?;
         info.set_item("weight_bytes", model.weight_bytes())?;

@@ -36,6 +36,16 @@ pub(crate) struct Columns {
     pub(crate) scores: HashMap<usize, Arc<Mutex<PromptScores>>>,
     /// What is told of the rows of logits of some segments.
     pub(crate) probes: HashMap<usize, Probe>,
+    /// Of an encoder-decoder's sequences, their prompts.
+    pub(crate) prompts: HashMap<u64, Arc<Vec<u32>>>,
+}
+
+impl Columns {
+    /// The prompt that a segment's sequence begins with, which an encoder reads.
+    fn prompt(&self, segment: usize) -> &[u32] {
+        let prompt = self.prompts.get(&self.sequence_ids[segment]);
+        prompt.map_or(&[], |prompt| prompt)
+    }
 }
 
 /// What the first segments sample: the token after their last, and one after each draft before it that is right.
@@ -344,6 +354,7 @@ impl Step<'_> {
                     num_drafts: asked.get(place.segment).map_or(0, |asked| asked.num_drafts),
                     adapter_id: place.adapter_id,
                     probe: self.columns.probes.get(&place.segment).copied(),
+                    prompt: self.columns.prompt(place.segment),
                 })
                 .collect();
             match model.execute(&segments) {
@@ -384,6 +395,7 @@ impl Step<'_> {
                 num_drafts: 0,
                 adapter_id: place.adapter_id,
                 probe: None,
+                prompt: &[],
             });
         }
         model

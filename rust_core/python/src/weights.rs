@@ -144,6 +144,7 @@ impl ModelConfig {
                 Activation::BareGelu => "bare_gelu".to_owned(),
                 Activation::BareGeluTanh => "bare_gelu_tanh".to_owned(),
                 Activation::Xielu => "xielu".to_owned(),
+                Activation::Relu => "relu".to_owned(),
                 Activation::ClampedSwiglu { .. } => "clamped_swiglu".to_owned(),
             },
             attention_scale: f64::from(config.attention_scale),

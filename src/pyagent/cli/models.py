@@ -386,6 +386,7 @@ def _card(
     names = (about.family, about.architecture)
     is_one_name = len({name.replace("_", "").replace("-", "") for name in names}) == 1
     family = "" if is_one_name else f"{about.family}, read as "
+    head += "; an encoder-decoder: the encoder reads the prompt" if about.is_encoder_decoder else ""
     return [
         ("architecture", f"{family}{about.architecture}, {about.num_layers} layers{kinds}{head}"),
         ("quantisation", about.quantization),

@@ -93,10 +93,12 @@ TEMPLATES = {
     ),
     "deepseek": _DEEPSEEK,
     "vicuna": _VICUNA,
+    "plain": "{{ messages | map(attribute='content') | join('\n\n') }}",
 }
 """By the names that llama.cpp has for them, if any. None is told of tools: those are described in words.
 
-No space stands after a control token of Mistral's: SentencePiece puts one there itself, and tekken has none.
+`plain` is for encoder-decoders: what they are asked is the text of all messages, one after the other. No space stands
+after a control token of Mistral's: SentencePiece puts one there itself, and tekken has none.
 """
 
 _CLUES: tuple[tuple[str, frozenset[str]], ...] = (

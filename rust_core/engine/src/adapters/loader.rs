@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pyagent_kernels::thread_pool::ThreadPool;
 
 use super::{Adapter, AdapterStack};
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, invalid};
 use crate::forward::most_adapter_bytes;
 use crate::model::Weights;
 use crate::weights::ModelFileError;
@@ -26,6 +26,10 @@ impl AdapterLoader {
 
     /// What the files of an adapter, or of several that add up, say of themselves, checked against the model.
     pub fn open(&self, paths: &[impl AsRef<Path>]) -> Result<AdapterStack, ModelFileError> {
+        if self.config.encoder_decoder.is_some() {
+            let text = "adapters of encoder-decoders are not implemented; merge it into the model's own weights";
+            return Err(invalid(text.to_owned()));
+        }
         AdapterStack::open(paths, &self.config, &self.weights)
     }
 

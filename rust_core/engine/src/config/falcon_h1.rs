@@ -42,7 +42,7 @@ impl ModelConfig {
     }
 
     fn halves(&self) -> usize {
-        1 + usize::from(self.has_paired_layers())
+        1 + usize::from(self.has_paired_layers() || self.encoder_decoder.is_some())
     }
 
     /// The block whose output is added only when the norm before `block` is taken, where the two lie beside each other.

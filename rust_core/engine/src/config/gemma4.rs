@@ -72,6 +72,9 @@ impl ModelConfig {
 
     /// The layer whose keys and values a layer reads, if not its own.
     pub fn kv_source(&self, layer: usize) -> Option<usize> {
+        if self.is_cross(layer) {
+            return Some(layer - 1);
+        }
         let first = self.first_kv_shared_layer();
         if layer < first {
             return None;

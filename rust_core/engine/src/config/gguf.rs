@@ -110,7 +110,7 @@ impl ModelConfig {
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelFileError> {
         match file.metadata_str("general.architecture")? {
             assistant::GGUF_NAME => Err(assistant::no_model()),
-            name => Self::read_gguf(file, name, &[]),
+            name => Self::encoder_decoder_of_gguf(file, name).unwrap_or_else(|| Self::read_gguf(file, name, &[])),
         }
     }
 
@@ -287,6 +287,7 @@ impl ModelConfig {
             is_output_tied: None,
             has_mtp: false,
             reads_both: false,
+            encoder_decoder: None,
         };
         config.check()
     }
@@ -303,34 +304,34 @@ pub(crate) fn longrope(file: &GgufFile) -> Result<(usize, f32), ModelFileError> 
 }
 
 /// The keys that begin with the architecture's name.
-struct Keys<'a> {
-    file: &'a GgufFile,
-    name: &'a str,
+pub(super) struct Keys<'a> {
+    pub(super) file: &'a GgufFile,
+    pub(super) name: &'a str,
 }
 
 impl Keys<'_> {
-    fn key(&self, suffix: &str) -> String {
+    pub(super) fn key(&self, suffix: &str) -> String {
         format!("{}.{suffix}", self.name)
     }
 
-    fn size(&self, suffix: &str) -> Result<usize, ModelFileError> {
+    pub(super) fn size(&self, suffix: &str) -> Result<usize, ModelFileError> {
         self.file.metadata_u64(&self.key(suffix)).map(|value| value as usize)
     }
 
-    fn optional_size(&self, suffix: &str) -> Result<Option<usize>, ModelFileError> {
+    pub(super) fn optional_size(&self, suffix: &str) -> Result<Option<usize>, ModelFileError> {
         let is_there = self.file.find(&self.key(suffix)).is_some();
         is_there.then(|| self.size(suffix)).transpose()
     }
 
     /// Width of a head, the same of keys and values.
-    fn head_dim(&self, hidden_size: usize, num_heads: usize) -> Result<usize, ModelFileError> {
+    pub(super) fn head_dim(&self, hidden_size: usize, num_heads: usize) -> Result<usize, ModelFileError> {
         let head_dim = self.optional_size("attention.key_length")?;
         let head_dim = head_dim.unwrap_or(hidden_size / num_heads.max(1));
         self.expect_size("attention.value_length", head_dim)?;
         Ok(head_dim)
     }
 
-    fn number_or(&self, suffix: &str, default: f64) -> Result<f64, ModelFileError> {
+    pub(super) fn number_or(&self, suffix: &str, default: f64) -> Result<f64, ModelFileError> {
         match self.file.find(&self.key(suffix)) {
             None => Ok(default),
             Some(_) => self.file.metadata_f32(&self.key(suffix)).map(f64::from),
@@ -350,7 +351,7 @@ impl Keys<'_> {
     }
 
     /// Refuses a size that is not the one all layers have.
-    fn expect_size(&self, suffix: &str, expected: usize) -> Result<(), ModelFileError> {
+    pub(super) fn expect_size(&self, suffix: &str, expected: usize) -> Result<(), ModelFileError> {
         match self.optional_size(suffix)? {
             Some(size) if size != expected => {
                 let key = self.key(suffix);
@@ -362,7 +363,12 @@ impl Keys<'_> {
         }
     }
 
-    fn refuse_unknown(&self, has_caps: bool, of_experts: &[&[&str]], more: &[&str]) -> Result<(), ModelFileError> {
+    pub(super) fn refuse_unknown(
+        &self,
+        has_caps: bool,
+        of_experts: &[&[&str]],
+        more: &[&str],
+    ) -> Result<(), ModelFileError> {
         let prefix = self.key("");
         for (key, value) in self.file.metadata() {
             let Some(suffix) = key.strip_prefix(&prefix) else {

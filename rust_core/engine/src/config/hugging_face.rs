@@ -133,6 +133,9 @@ impl ModelConfig {
         if is_medusa(config) {
             return Err(medusa::no_model());
         }
+        if let Some(read) = Self::encoder_decoder_of_folder(config) {
+            return read;
+        }
         let text = match gemma4::text_part(config)? {
             None => qwen_vl::text_half(config)?
                 .map_or_else(|| hunyuan_vl::text_half(config), |text| Ok(Some(text)))?
@@ -338,6 +341,7 @@ impl ModelConfig {
             is_output_tied: json.is_output_tied(architecture),
             has_mtp: false,
             reads_both: false,
+            encoder_decoder: None,
         };
         config.check()
     }

@@ -25,6 +25,11 @@ use crate::model::embedding_rows;
 use crate::safetensors::{CONFIG_NAME, SafetensorsFolder, read_object};
 use crate::weights::{ModelFile, ModelFileError, clipped};
 
+/// Whether a name is a decoder's; an encoder-decoder gives no vectors.
+fn is_decoder(name: &str) -> bool {
+    Architecture::from_name(name).is_some_and(|architecture| architecture != Architecture::T5)
+}
+
 /// The names of every encoder that can be run, for messages.
 pub const SUPPORTED_ENCODERS: &str = "bert, roberta, xlm-roberta, mpnet, distilbert, jina-bert-v2, jina-bert-v3, eurobert, modernbert, nomic_bert, gte, and decoders that the \
      engine runs";
@@ -181,7 +186,7 @@ impl EncoderConfig {
         match EncoderArchitecture::from_name(name) {
             _ if is_attention_pooled(config) => decoder_of_folder(folder),
             Some(architecture) => bert_of_folder(folder, architecture),
-            None if name == EURO_BERT || Architecture::from_name(name).is_some() => decoder_of_folder(folder),
+            None if name == EURO_BERT || is_decoder(name) => decoder_of_folder(folder),
             None => Err(unsupported(name)),
         }
     }

@@ -37,7 +37,10 @@ impl Stages for Decoder<'_> {
             scale: model.attention_scale,
             before,
             behind: if *is_causal { 0 } else { before },
-            bias: std::ptr::null(),
+            bias: self
+                .weights
+                .distances_of(layer)
+                .map_or(std::ptr::null(), |distances| distances.of_head(head)),
         }
     }
 
@@ -168,6 +171,7 @@ impl Decoder<'_> {
         match model.activation {
             Activation::Silu => elementwise::silu_mul(isa, inner, gate),
             Activation::GeluTanh => elementwise::gelu_tanh_mul(isa, inner, gate),
+            Activation::Relu => elementwise::relu(isa, inner),
             Activation::ReluSquared => elementwise::relu_squared(isa, inner),
             Activation::Xielu => curve.iter().for_each(|curve| curve.bend(isa, inner)),
             Activation::BareGelu => elementwise::gelu(isa, inner),

@@ -4,8 +4,12 @@ use pyagent_kernels::attention::distance_row_len;
 
 /// Rows of MPNet's table.
 pub(super) const NUM_BUCKETS: usize = 32;
-/// From this distance on, all share a bucket.
-const FARTHEST: f32 = 128.0;
+/// Its buckets.
+const MPNET: Buckets = Buckets {
+    count: NUM_BUCKETS,
+    farthest: 128,
+    is_causal: false,
+};
 /// Distances are made for so many tokens more at once.
 const STEP: usize = 256;
 
@@ -18,9 +22,21 @@ pub(super) enum DistanceKind {
     Buckets,
 }
 
+/// The ranges of distances that share a row of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Buckets {
+    /// Rows of the table.
+    pub(crate) count: usize,
+    /// From this distance on, all share the last one.
+    pub(crate) farthest: usize,
+    /// Whether no key lies behind its query; otherwise half of the rows are of those that do.
+    pub(crate) is_causal: bool,
+}
+
 /// What is added by distance, in each head, for texts of so many tokens.
-pub(super) struct Distances {
+pub(crate) struct Distances {
     num_heads: usize,
+    buckets: Buckets,
     /// A number for each bucket and head; empty of ALiBi.
     table: Vec<f32>,
     num_tokens: usize,
@@ -31,16 +47,22 @@ pub(super) struct Distances {
 impl Distances {
     /// `table` has a row of numbers, one for each head, for each bucket; ALiBi has none.
     pub(super) fn new(num_heads: usize, table: Option<Vec<f32>>) -> Self {
+        Self::of_table(num_heads, MPNET, table.unwrap_or_default())
+    }
+
+    /// A table of such buckets has a row of numbers, one for each head, for each.
+    pub(crate) fn of_table(num_heads: usize, buckets: Buckets, table: Vec<f32>) -> Self {
         Self {
             num_heads,
-            table: table.unwrap_or_default(),
+            buckets,
+            table,
             num_tokens: 0,
             rows: Vec::new(),
         }
     }
 
     /// Has the numbers of texts of so many tokens.
-    pub(super) fn grow_to(&mut self, num_tokens: usize) {
+    pub(crate) fn grow_to(&mut self, num_tokens: usize) {
         if num_tokens <= self.num_tokens {
             return;
         }
@@ -51,15 +73,20 @@ impl Distances {
         self.rows = rows
             .map(|(head, at)| match self.table.is_empty() {
                 true => (-slope(head, self.num_heads) * at.abs_diff(before) as f64) as f32,
-                false => self.table[bucket(at.abs_diff(before), at > before) * self.num_heads + head],
+                false => self.table[self.buckets.row(at.abs_diff(before), at > before) * self.num_heads + head],
             })
             .collect();
     }
 
     /// A head's number of distance 0; those before and behind it lie around it.
-    pub(super) fn of_head(&self, head: usize) -> *const f32 {
+    pub(crate) fn of_head(&self, head: usize) -> *const f32 {
         let length = distance_row_len(self.num_tokens);
         self.rows[head * length + self.num_tokens - 1..].as_ptr()
+    }
+
+    /// Bytes of the rows that there are.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.rows.len() * size_of::<f32>()
     }
 
     /// Bytes of the rows for texts of so many tokens.
@@ -79,18 +106,24 @@ fn slope(head: usize, num_heads: usize) -> f64 {
     (-power).exp2()
 }
 
-/// The row of a distance: half are of keys behind the query, and of each half the first ones are of one distance each, the
-/// others of ranges that grow by a factor. In single precision, as the models were trained.
-fn bucket(distance: usize, is_behind: bool) -> usize {
-    const HALF: usize = NUM_BUCKETS / 2;
-    const EXACT: usize = HALF / 2;
-    let first = if is_behind { HALF } else { 0 };
-    if distance < EXACT {
-        return first + distance;
+impl Buckets {
+    /// The row of a distance: where keys lie behind too, half are of those, and of each half the first ones are of one
+    /// distance each, the others of ranges that grow by a factor. In single precision, as the models were trained.
+    pub(crate) fn row(self, distance: usize, is_behind: bool) -> usize {
+        let (count, first, distance) = match (self.is_causal, is_behind) {
+            (true, false) => (self.count, 0, distance),
+            (true, true) => (self.count, 0, 0), // nobody sees it
+            (false, false) => (self.count / 2, 0, distance),
+            (false, true) => (self.count / 2, self.count / 2, distance),
+        };
+        let exact = count / 2;
+        if distance < exact {
+            return first + distance;
+        }
+        let growth = (self.farthest as f64 / exact as f64).ln() as f32;
+        let range = (distance as f32 / exact as f32).ln() / growth * (count - exact) as f32;
+        first + (exact + range as usize).min(count - 1)
     }
-    let growth = f64::from(FARTHEST / EXACT as f32).ln() as f32;
-    let range = (distance as f32 / EXACT as f32).ln() / growth * (HALF - EXACT) as f32;
-    first + (EXACT + range as usize).min(HALF - 1)
 }
 
 #[cfg(test)]
@@ -111,11 +144,11 @@ mod tests {
     #[test]
     fn buckets_grow_with_distance() {
         let before: Vec<usize> = [0, 1, 7, 8, 11, 12, 15, 16, 22, 23, 31, 32, 63, 64, 127, 128, 9_000]
-            .map(|distance| bucket(distance, false))
+            .map(|distance| MPNET.row(distance, false))
             .to_vec();
         assert_eq!(before, [0, 1, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 13, 14, 15, 15, 15]);
-        assert_eq!(bucket(1, true), 17);
-        assert_eq!(bucket(9_000, true), 31);
+        assert_eq!(MPNET.row(1, true), 17);
+        assert_eq!(MPNET.row(9_000, true), 31);
     }
 
     /// Rows are longer where texts are, and what they say of a distance stays.

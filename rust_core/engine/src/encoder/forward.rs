@@ -27,7 +27,7 @@ use super::weights::{AttentionWeights, EncoderWeights, LayerWeights, input_forms
 use crate::model::Linear;
 
 /// Tokens that pass through a stage together: what a core's caches hold, and enough to be worth a pass over the weights.
-const TILE_TOKENS: usize = 64;
+pub(super) const TILE_TOKENS: usize = 64;
 /// A tile with fewer is not worth a thread.
 const LEAST_TILE_TOKENS: usize = 8;
 
@@ -359,6 +359,8 @@ pub(super) enum Gives {
     Texts,
     /// Of each token: its vector.
     Tokens,
+    /// Of nothing: what the layers give stays where it is.
+    Stream,
 }
 
 /// One forward pass.
@@ -458,6 +460,7 @@ impl Pass<'_> {
         match self.gives {
             Gives::Texts => self.batch.texts.len(),
             Gives::Tokens => self.batch.num_tokens(),
+            Gives::Stream => 0,
         }
     }
 
@@ -493,7 +496,7 @@ impl Pass<'_> {
     pub(super) unsafe fn finish_text(&self, memory: &Memory, text: usize, forms: (bool, bool), own: &mut Own) {
         let rows = match self.gives {
             Gives::Texts => self.batch.texts[text].start + self.batch.skipped[text]..self.batch.texts[text].end,
-            Gives::Tokens => text..text + 1,
+            Gives::Tokens | Gives::Stream => text..text + 1,
         };
         // SAFETY: by contract; the rows are only read.
         let (rows, numbers) = unsafe { (memory.hidden.rows(rows), memory.numbers.rows(text..text + 1)) };

@@ -161,6 +161,15 @@ pub(super) enum LayerWeights {
 pub(super) struct DecoderWeights {
     pub(super) model: Weights,
     pub(super) rope: [RopeTable; 2],
+    /// An encoder-decoder's: what is added to scores by distance, of all layers or of each.
+    pub(super) distances: Vec<Distances>,
+}
+
+impl DecoderWeights {
+    /// What is added to a layer's scores by distance, if anything.
+    pub(super) fn distances_of(&self, layer: usize) -> Option<&Distances> {
+        self.distances.get(layer).or_else(|| self.distances.first())
+    }
 }
 
 /// BERT's. `types` has a row for each token type; `rope` the angles of layers that see everything and of the others.
@@ -398,6 +407,7 @@ pub(super) fn load(
         Layers::Decoder(decoder) => LayerWeights::Decoder(Box::new(DecoderWeights {
             model: model::load(file, &decoder.model, pool)?,
             rope: decoder.model.rope_tables()?,
+            distances: Vec::new(),
         })),
     };
     let dense = config.dense.iter().map(|step| {

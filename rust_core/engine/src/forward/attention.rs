@@ -313,6 +313,16 @@ impl Part<'_> {
             num_tokens: tile.num_tokens,
             window: self.seen(index, segment),
             is_window_chunk: config.are_windows_chunks,
+            first_seen: if config.is_cross(index) {
+                0
+            } else {
+                segment.prompt.len()
+            },
+            end_seen: if config.is_cross(index) {
+                segment.prompt.len()
+            } else {
+                usize::MAX
+            },
             scale: config.attention_scale,
             softcap: config.attention_softcap,
             bias: bias.map(|bias| bias.of_heads(first_head)),

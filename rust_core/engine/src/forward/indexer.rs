@@ -244,6 +244,8 @@ impl Part<'_> {
             num_tokens: 1,
             window: None,
             is_window_chunk: false,
+            first_seen: 0,
+            end_seen: usize::MAX,
             scale: 1.0, // a factor of all changes no order
             softcap: None,
             bias: None,

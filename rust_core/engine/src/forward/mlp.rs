@@ -64,6 +64,7 @@ impl Part<'_> {
         let Pass { config, isa, .. } = *self.pass;
         match config.activation {
             Activation::Silu => elementwise::silu_mul(isa, up, gate),
+            Activation::Relu => elementwise::relu(isa, up),
             Activation::ReluSquared => elementwise::relu_squared(isa, up),
             Activation::BareGelu => elementwise::gelu(isa, up),
             Activation::BareGeluTanh => elementwise::gelu_tanh(isa, up),

@@ -33,6 +33,8 @@ pub struct Segment<'a> {
     pub adapter_id: u64,
     /// What is told of each of the tokens that give logits.
     pub probe: Option<Probe>,
+    /// Of an encoder-decoder's sequence the prompt's tokens, with which it begins.
+    pub prompt: &'a [u32],
 }
 
 /// Known tokens of a sequence whose log-probabilities are wanted, each given those before it.

@@ -2,6 +2,7 @@
 //! vocabulary lies in clusters, the means of these.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
@@ -113,7 +114,7 @@ fn weights(file: &ModelFile, config: &AssistantConfig, pool: &ThreadPool) -> Res
     };
     let layers = (0..decoder.num_layers).map(|layer| loader.layer(layer));
     let decoder_weights = Weights {
-        embedding,
+        embedding: Arc::new(embedding),
         layers: layers.collect::<Result<_, _>>()?,
         final_norm: loader.stream_norm(&loader.names.final_norm(decoder.architecture))?,
         output: None,

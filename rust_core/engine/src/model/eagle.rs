@@ -1,6 +1,7 @@
 //! The weights of a head of EAGLE-3: its layer, what brings places of another model's stream to it, and the tokens that it drafts.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
@@ -93,7 +94,7 @@ fn weights(file: &ModelFile, config: &EagleConfig, pool: &ThreadPool) -> Result<
             .transpose()?,
         tokens,
         head: Weights {
-            embedding: loader.matrix(&loader.output_name(config), head.vocab_size, head.hidden_size)?,
+            embedding: Arc::new(loader.matrix(&loader.output_name(config), head.vocab_size, head.hidden_size)?),
             layers: vec![layer],
             final_norm: output_norm()?,
             output: None,

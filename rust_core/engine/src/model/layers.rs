@@ -193,7 +193,7 @@ impl FeedForward {
 /// A decoder's weights.
 pub struct Weights {
     /// Token embeddings, [vocab, hidden]; also the output matrix when that is absent.
-    pub embedding: PackedMatrix,
+    pub embedding: Arc<PackedMatrix>,
     /// The layers, in order; last that of a head that drafts, if there is one.
     pub layers: Vec<Layer>,
     /// The norm before the output matrix.

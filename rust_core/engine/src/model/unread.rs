@@ -80,7 +80,12 @@ pub(super) fn refuse_unread_of_head(file: &ModelFile, what: &str) -> Result<(), 
     refuse_others(file, what, changes_nothing)
 }
 
-fn refuse_others(file: &ModelFile, what: &str, is_left: impl Fn(&str) -> bool) -> Result<(), ModelFileError> {
+/// Refuses tensors that were not read, but those that are left on purpose.
+pub(super) fn refuse_others(
+    file: &ModelFile,
+    what: &str,
+    is_left: impl Fn(&str) -> bool,
+) -> Result<(), ModelFileError> {
     let is_quantised = quantization(file).is_some();
     let is_known = |name: &str| is_left(name) || (is_quantised && is_companion(name));
     match file.unasked().find(|name| !is_known(name)) {

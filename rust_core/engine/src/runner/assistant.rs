@@ -244,6 +244,7 @@ impl<'a> DraftedRow<'a> {
             num_drafts: 0,
             adapter_id: 0,
             probe: None,
+            prompt: &[],
         }
     }
 }

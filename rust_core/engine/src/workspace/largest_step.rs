@@ -2,6 +2,7 @@
 
 use super::{SCORED_ROWS, Workspace, beside_sizes, num_rope_tables, own_tile_len, separate_size, waiting_kv_size};
 use crate::config::ModelConfig;
+use crate::encoder::prompt_bytes;
 use crate::forward::{
     FEW_ROWS, channel_sizes, indexer_sizes, kimi_sizes, latent_sizes, mixed_size, most_piece_state, most_slots,
     most_split_rows, mtp_sizes, num_delta_rows, num_kept_rows, num_ratings, output_size,
@@ -34,7 +35,7 @@ impl LargestStep {
         space.prepare_drafts(config, self.most_drafts());
         space.prepare_ratings(self.ratings(config));
         space.mtp.reserve_drafts(config, self.outputs.min(self.tokens));
-        let bytes = space.bytes() as u128 + self.table_bytes(config);
+        let bytes = space.bytes() as u128 + self.table_bytes(config) + self.prompt_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
@@ -97,6 +98,7 @@ impl LargestStep {
         let chunks = self.split_rows(config) as u128 * config.num_heads as u128;
         let chunks = chunks * (config.value_dim() as u128 + 48) * 4;
         let bytes = rows + chunks + inputs + streams + logits + self.table_bytes(config);
+        let bytes = bytes + self.prompt_bytes(config);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
@@ -105,6 +107,11 @@ impl LargestStep {
         let numbers = [config.hidden_size, separate_size(config), most_piece_state(config)];
         let tiles = 2 * own_tile_len(config, self.tokens) as u128;
         4 * self.threads as u128 * (numbers.iter().map(|number| *number as u128).sum::<u128>() + tiles)
+    }
+
+    /// Bytes that an encoder-decoder's prompts are read in.
+    fn prompt_bytes(&self, config: &ModelConfig) -> u128 {
+        prompt_bytes(config, self.threads, self.positions.min(config.context_length))
     }
 
     /// Drafts that a step verifies at most: each has logits, as the token before the first has.

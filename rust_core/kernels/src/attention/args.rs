@@ -29,6 +29,10 @@ pub struct AttentionArgs<'a> {
     pub window: Option<usize>,
     /// Whether windows are chunks: the token at `p` sees `p / w * w ..= p`.
     pub is_window_chunk: bool,
+    /// No token sees a position before this one: the first of a text that lies behind another.
+    pub first_seen: usize,
+    /// Nor one from here on, where a text is read that ends there.
+    pub end_seen: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
@@ -71,7 +75,7 @@ impl AttentionArgs<'_> {
             Some(window) if self.is_window_chunk => (end - 1) / window * window,
             Some(window) => end.saturating_sub(window),
         };
-        start..end
+        start.max(self.first_seen)..end.min(self.end_seen)
     }
 
     /// Of some positions, those that query token `token` sees; empty, in whatever way, when there are none.
@@ -101,6 +105,10 @@ impl AttentionArgs<'_> {
         assert!(
             self.num_query_heads_per_kv > 0 && self.window != Some(0),
             "no query heads, or an empty window"
+        );
+        assert!(
+            self.first_seen < self.end_seen && self.first_seen <= self.first_position,
+            "a token that sees nothing"
         );
         assert!(self.kv_head < layout.num_kv_heads, "no such key-value head");
         let last = end.saturating_sub(1).max(self.first_position);

@@ -276,6 +276,8 @@ impl Case {
                     num_tokens: chunk.min(self.num_tokens - first),
                     window: self.window,
                     is_window_chunk: self.is_window_chunk,
+                    first_seen: 0,
+                    end_seen: usize::MAX,
                     scale: self.scale(),
                     softcap: self.softcap,
                     bias: bias.as_ref().map(|bias| bias.of_heads(kv_head * self.heads)),
@@ -570,6 +572,8 @@ fn faults_in_keys_and_values_reach_the_output() {
                 num_tokens: 1,
                 window: None,
                 is_window_chunk: false,
+                first_seen: 0,
+                end_seen: usize::MAX,
                 scale: 1.0,
                 softcap: None,
                 bias: None,
@@ -658,6 +662,8 @@ impl Indexed {
             num_tokens: 1,
             window: None,
             is_window_chunk: false,
+            first_seen: 0,
+            end_seen: usize::MAX,
             scale: 0.2,
             softcap: None,
             bias: None,
@@ -704,6 +710,46 @@ fn attention_to_picked_positions_is_that_to_a_text_of_these() {
                 merge_chunks(isa, &layout, &args, results.as_ptr(), &mut scratch);
             }
             assert_eq!(bits(&found), bits(&expected), "{dtype:?} on {isa:?}, split");
+        }
+    }
+}
+
+/// Behind a first position a token sees what a window up to there shows, before an end what the last token before that sees:
+/// the same bits, of every type, on every set.
+#[test]
+fn bounds_of_what_is_seen_are_windows_and_earlier_tokens() {
+    const HEADS: usize = 5;
+    let q = Indexed::row(5, HEADS * 80, 3);
+    let tokens: Vec<u32> = (0..700).collect();
+    for dtype in KvType::ALL {
+        let mut text = Indexed::new(dtype, &tokens);
+        let (layout, mut scratch) = (text.layout, AttentionScratch::default());
+        for (isa, bound) in Isa::available()
+            .into_iter()
+            .flat_map(|isa| [1, 16, 250, 256, 300, 699].map(|bound| (isa, bound)))
+        {
+            let mut given = [(); 4].map(|()| vec![f32::NAN; HEADS * 64]);
+            let [window, behind, earlier, before] = &mut given;
+            let last = text.args(699, HEADS, &q, window);
+            let of_window = AttentionArgs {
+                window: Some(700 - bound),
+                ..last
+            };
+            let bounded = AttentionArgs {
+                first_seen: bound,
+                ..text.args(699, HEADS, &q, behind)
+            };
+            let ended = AttentionArgs {
+                end_seen: bound,
+                ..text.args(699, HEADS, &q, before)
+            };
+            for args in [of_window, bounded, text.args(bound - 1, HEADS, &q, earlier), ended] {
+                // SAFETY: memory, queries and results are as large as the arguments say.
+                unsafe { attend(isa, &layout, &args, &mut scratch) };
+            }
+            let [window, behind, earlier, before] = given.map(|numbers| bits(&numbers));
+            assert_eq!(behind, window, "{dtype:?} on {isa:?}, from {bound} on");
+            assert_eq!(before, earlier, "{dtype:?} on {isa:?}, up to {bound}");
         }
     }
 }

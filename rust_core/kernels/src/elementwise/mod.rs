@@ -76,6 +76,10 @@ elementwise! {
 }
 
 elementwise! {
+    /// `x = max(x, 0)`.
+    relu(x, ;) = x.all(0.0).max(x)
+}
+elementwise! {
     /// `x = max(x, 0)^2` (So et al. 2021, arXiv 2109.08668).
     relu_squared(x, ;) = { let above = x.all(0.0).max(x); above.mul(above) }
 }

@@ -22,6 +22,14 @@ Module = Callable[[Tensor], Tensor]
 """A part of a network: what it makes of [T, ...]."""
 
 
+ScoreFunction = Callable[[Any, Any], Any]
+"""`score(head, distance)` gives what is added to a head's scaled score of a key so many positions before its query.
+
+It is called once, when the model is loaded: with numpy's arrays [heads, 1] and [1, distances] of whole numbers from 0
+on, for what has, or broadcasts to, [heads, distances]. `-inf` masks a key; distance 0 may not be masked.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """What the torch runner must know of a model besides its weights.
@@ -32,7 +40,8 @@ class ModelShape:
     each pair at the start of a head turns for a position, pairs being halves of the rotated part apart, or neighbours
     with `is_rope_interleaved`; without any, nothing is turned. `rope_attention_factor` multiplies what is turned, as in
     YaRN. Where positions are a frame, a row and a column (M-RoPE), `rope_axes` says which of the three each frequency
-    turns by; a token of text has its place as all three.
+    turns by; a token of text has its place as all three. `score_functions` say of each layer what is added to its
+    scores by distance (None: nothing), and without any, nothing is; there is no softcap beside them.
     """
 
     architecture: str
@@ -51,6 +60,7 @@ class ModelShape:
     rope_attention_factor: float = 1.0
     is_rope_interleaved: bool = False
     rope_axes: Sequence[int] = ()
+    score_functions: Sequence[ScoreFunction | None] = ()
 
 
 class ModelLayers(Protocol):

@@ -6,7 +6,9 @@ for each of many sequences, and a column of numbers crosses into Rust at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +23,9 @@ BLOCK_TOKENS = 16
 class PrefixKey:
     """What must be equal, besides the tokens, for KV to be used again; and how long it is worth keeping.
 
+    `encoded` are the tokens with which an encoder-decoder's sequence begins, and which its encoder reads all at once:
+    KV of each depends on all of them, so that `media_hash` is their digest.
+
     `priority` is told to the eviction policy (higher stays longer); it does not tell prefixes apart, and neither
     does comparing keys look at it.
     """
@@ -29,6 +34,15 @@ class PrefixKey:
     media_hash: bytes = b""
     tenant: str = ""
     priority: int = field(default=0, compare=False)
+    encoded: tuple[int, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of_encoded(
+        cls, encoded: Sequence[int], *, adapter_id: int = 0, tenant: str = "", priority: int = 0
+    ) -> PrefixKey:
+        """Return the key of an encoder-decoder's sequence."""
+        digest = hashlib.sha256(array("I", encoded).tobytes()).digest()
+        return cls(adapter_id, digest, tenant, priority, tuple(encoded))
 
 
 PLAIN_KEY = PrefixKey()

@@ -29,6 +29,7 @@ class RunnerInfo:
     tokens; the blocks of which one keeps the state of recurrent layers; else 0), and the pages that a block of tokens
     takes. `load_seconds` is what loading took by phase, where the runner tells. `probes` are the fields
     of requests about their tokens' activations (`top_activations`, `logit_lens`) that it fills, of `num_layers` layers.
+    An encoder-decoder's answers begin after `decoder_start`; sequences begin with the prompt (`PrefixKey.encoded`).
     """
 
     architecture: str
@@ -41,6 +42,7 @@ class RunnerInfo:
     load_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     probes: frozenset[str] = frozenset()
     num_layers: int = 0
+    decoder_start: int | None = None
 
 
 class Runner(Protocol):

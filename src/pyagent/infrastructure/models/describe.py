@@ -36,6 +36,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
     layer_kinds: tuple[tuple[str, int], ...]
     has_mtp: bool
+    is_encoder_decoder: bool
     file_bytes: int
     weight_bytes: int
     kv_bytes_per_token: int
@@ -204,6 +205,7 @@ def describe_model(
         num_layers=shape["num_layers"],
         layer_kinds=tuple(shape["layer_kinds"]),
         has_mtp=shape["has_mtp"],
+        is_encoder_decoder=shape["is_encoder_decoder"],
         file_bytes=header["file_bytes"],
         weight_bytes=shape["weight_bytes"],
         kv_bytes_per_token=shape["kv_bytes_per_token"],

@@ -30,7 +30,16 @@ _SETTINGS = (
     "tekken.json",
 )
 """JSON files that this engine or another reads beside weights; repositories have any number of others."""
-_BESIDE = (*_SETTINGS, "*.jinja", "*.tiktoken", "tiktoken.model", "tokenizer.model", "*.model.v[0-9]*", "vocab.txt")
+_BESIDE = (
+    *_SETTINGS,
+    "*.jinja",
+    "*.tiktoken",
+    "tiktoken.model",
+    "tokenizer.model",
+    "*.model.v[0-9]*",
+    "spiece.model",
+    "vocab.txt",
+)
 """Settings, templates and vocabularies that lie beside weights."""
 STEP_FILE = re.compile(r"(\d{1,3}_\w+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 """A file of a step that sentence-transformers has after the model, such as `1_Pooling/config.json`."""

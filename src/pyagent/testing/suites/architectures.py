@@ -52,6 +52,8 @@ class ArchitectureConformance:
             assert value > 0, f"`{name}` is {value!r}"
         assert shape.num_heads % shape.num_kv_heads == 0, f"{shape.num_heads} heads, {shape.num_kv_heads} KV heads"
         assert len(shape.windows) in {0, shape.num_layers}, f"{len(shape.windows)} windows, {shape.num_layers} layers"
+        num_functions = len(shape.score_functions)
+        assert num_functions in {0, shape.num_layers}, f"{num_functions} score functions, {shape.num_layers} layers"
         assert 2 * len(shape.rope_frequencies) <= max(2, shape.head_dim), "more is turned than a head has"
         assert shape.attention_scale > 0, f"`attention_scale` is {shape.attention_scale}"
         assert shape.architecture, "`architecture` is empty"

@@ -16,8 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
-from pyagent.infrastructure.engine.tokens.gguf_vocabulary import UNKNOWN, add_special, build_tokenizer
-from pyagent.infrastructure.engine.tokens.unigram import refuse_long_pieces
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer, refuse_long_pieces
 
 _UNKNOWN, _BEGIN, _END = "[UNK]", "[CLS]", "[SEP]"
 _WORD = "▁"
@@ -39,7 +38,7 @@ def tokenizer_of_gguf(path: Path) -> tokenizers.Tokenizer:
         known = f"bert, {', '.join(_OTHERS)}"
         text = f"{path}: tokenizer {kind!r:.40} is not supported for an encoder; supported are {known}"
         raise ModelError(text, model=str(path))
-    inner = _unigrams(path, metadata) if kind == "t5" else build_tokenizer(metadata, str(path))
+    inner = build_tokenizer(metadata, str(path))
     if metadata.get("tokenizer.ggml.pre") == _MODERN_BERT:
         inner.normalizer = normalizers.NFC()
     _frame(path, inner, metadata)
@@ -98,36 +97,6 @@ def _tokens(path: Path, metadata: Metadata) -> list[str]:
     tokens = [found[index] for index in range(len(found))]
     refuse_long_pieces(tokens, path)
     return tokens
-
-
-def _numbers(path: Path, metadata: Metadata, key: str, count: int) -> list[float]:
-    """Return an array of the file's, of a number for each token."""
-    found = metadata.get(f"tokenizer.ggml.{key}")
-    numbers = cast("list[float]", found) if isinstance(found, list) else []
-    if len(numbers) != count:
-        text = f"{path}: {count} tokens, but 'tokenizer.ggml.{key}' has {len(numbers)} numbers"
-        raise ModelError(text, model=str(path))
-    return numbers
-
-
-def _unigrams(path: Path, metadata: Metadata) -> tokenizers.Tokenizer:
-    """SentencePiece's: of a word's pieces the likeliest together (Kudo 2018, arXiv 1804.10959)."""
-    tokens = _tokens(path, metadata)
-    scores = _numbers(path, metadata, "scores", len(tokens))
-    types = [int(kind) for kind in _numbers(path, metadata, "token_type", len(tokens))]
-    if UNKNOWN not in types:
-        text = f"{path}: no token stands for what is unknown ('tokenizer.ggml.token_type' 2)"
-        raise ModelError(text, model=str(path))
-    pieces = list(zip(tokens, scores, strict=True))
-    inner = tokenizers.Tokenizer(models.Unigram(pieces, types.index(UNKNOWN)))
-    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
-    if isinstance(charsmap, list) and charsmap:
-        inner.normalizer = normalizers.Precompiled(bytes(number % 256 for number in cast("list[int]", charsmap)))
-    scheme = "always" if metadata.get("tokenizer.ggml.add_space_prefix", True) else "never"
-    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_WORD, scheme)]
-    inner.pre_tokenizer = pre_tokenizers.Sequence(words)
-    add_special(inner, tokens, types)
-    return inner
 
 
 def _frame(path: Path, inner: tokenizers.Tokenizer, metadata: Metadata) -> None:

@@ -75,8 +75,8 @@ class KvMoves:
     def loaded(self, name: str, model: LoadedModel) -> None:
         """Take note of a model that was loaded. Any thread may call."""
         if model.movable is None:
-            if model.has_states and self._connector is not None:
-                self._stay(name, "its recurrent layers have a state, which is computed where it is needed")
+            if model.why_kv_stays and self._connector is not None:
+                self._stay(name, model.why_kv_stays)
             return
         self._models[name] = model
         self._staying.discard(name)

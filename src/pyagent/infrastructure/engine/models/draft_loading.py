@@ -145,6 +145,9 @@ class FoundDraft:
         return LoadedDraft(self.name, self.target, self.path, runner)
 
     def _check(self, runner: ModelRunner) -> None:
+        if runner.info.decoder_start is not None:
+            text = f"{DRAFT_KEY}: {self.name} is an encoder-decoder, which drafts for no other model"
+            raise ConfigError(f"{text}; {_HOW}", key=DRAFT_KEY)
         if not runner.computes_ahead:
             text = f"{DRAFT_KEY}: {self.name} cannot draft on the {self.factory.name} runner"
             raise ConfigError(f"{text}, as it cannot go back to before a draft; {_HOW}", key=DRAFT_KEY)

@@ -197,7 +197,7 @@ class InputProcessor:
             log=None if _has_several(request) else _with_prefix(answer_prefix, log),
             request_class=self._check_class(request.request_class),
             deadline=deadline,
-            key=PrefixKey(adapter_id, tenant=request.origin.tenant, priority=_eviction_priority(request.priority)),
+            key=_key(prompt, request, adapter_id),
             token_lists=find_tokens(request.sampling, self._tokenizer),
             processors=self._processors(request),
             predicted=self._predicted(request.prediction, context.num_tokens),
@@ -282,10 +282,17 @@ class InputProcessor:
         chat_format, dialect = self.preprocessor.chat_format, prompt.format.dialect
         shown = frozenset[int]() if dialect is None else chat_format.shown_ids(dialect)
         shown |= chat_format.tags_of(prompt.format.request)
-        is_further = not prompt.format.messages
+        is_further = not (prompt.format.messages or prompt.start)
         return self._tokenizer.detokenizer(
             shows_special=not params.skip_special_tokens, shown=shown, is_further=is_further
         )
+
+
+def _key(prompt: PromptTokens, request: ChatRequest, adapter_id: int) -> PrefixKey:
+    tenant, priority = request.origin.tenant, _eviction_priority(request.priority)
+    if not prompt.start:
+        return PrefixKey(adapter_id, tenant=tenant, priority=priority)
+    return PrefixKey.of_encoded(prompt.encoded, adapter_id=adapter_id, tenant=tenant, priority=priority)
 
 
 def _check(request: ChatRequest) -> int:

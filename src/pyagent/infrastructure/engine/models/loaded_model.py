@@ -92,9 +92,9 @@ class LoadedModel:
             is_async=is_async(options.async_scheduling, self.runner.num_threads, num_cores=_rust.available_cores()),
         )
         self.grammars = GrammarCompiler(vocabulary, memory.grammars, options.grammar_backends)
-        self.sessions = Sessions(
-            self.tokenizer, self.context_length, scope=options.session_scope, memory=memory.sessions
-        )
+        # An encoder reads a prompt anew: nothing of it is a prefix of the next one.
+        scope = "off" if self.runner.info.decoder_start is not None else options.session_scope
+        self.sessions = Sessions(self.tokenizer, self.context_length, scope=scope, memory=memory.sessions)
         normalized = normalize if options.normalizes_prompts else NormalizedPrompt.unchanged
         self.prompts = ModelPrompts(
             self.tokenizer, self.sessions, self.runner, memory=memory.prompts, normalize=normalized
@@ -119,7 +119,14 @@ class LoadedModel:
         normalized = normalize if options.normalizes_prompts else NormalizedPrompt.unchanged
         chat_format = ChatFormat.of_model(tokenizer, options.dialect, options.dialects, options.thinking)
         return InputProcessor(
-            InputPreprocessor(tokenizer, sessions, self._context, normalized, chat_format),
+            InputPreprocessor(
+                tokenizer,
+                sessions,
+                self._context,
+                normalized,
+                chat_format,
+                decoder_start=self.runner.info.decoder_start,
+            ),
             sessions,
             AnswerGrammars(self.grammars, chat_format),
             self.logits,
@@ -180,9 +187,18 @@ class LoadedModel:
 
     @property
     def movable(self) -> MovableKv | None:
-        """The runner, where it lets KV be read and written from outside; a state of recurrent layers does not move."""
+        """The runner, where it lets KV be read and written from outside."""
         runner = self.runner
-        return runner if isinstance(runner, MovableKv) and not self.has_states else None
+        return runner if isinstance(runner, MovableKv) and not self.why_kv_stays else None
+
+    @property
+    def why_kv_stays(self) -> str:
+        """Why its KV does not move between engines; empty where nothing stands in the way."""
+        if self.has_states:
+            return "its recurrent layers have a state, which is computed where it is needed"
+        if self.runner.info.decoder_start is not None:
+            return "it is an encoder-decoder, whose keys and values are those of one prompt alone"
+        return ""
 
     @property
     def has_states(self) -> bool:

@@ -49,25 +49,38 @@ class PromptTokens:
     format: AnswerFormat
     echo: str = ""
     """The text of a prompt that is no conversation, where answers begin with it."""
+    start: tuple[int, ...] = ()
+    """What an encoder-decoder's answer begins after, behind the prompt, which the encoder reads."""
 
     @property
     def tokens(self) -> list[int]:
         """All that is computed before the first output token."""
-        return [*self.prompt.tokens, *self.assistant_prefix.tokens]
+        return [*self.prompt.tokens, *self.start, *self.assistant_prefix.tokens]
+
+    @property
+    def encoded(self) -> list[int]:
+        """What an encoder reads."""
+        return self.prompt.tokens if self.start else []
 
 
 class InputPreprocessor:
     """Tokenise the prompts of one model's requests. Any thread may call."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
         tokenizer: ModelTokenizer,
         sessions: Sessions,
         context: ContextLimit,
         normalize: Callable[[Sequence[Message]], NormalizedPrompt],
         chat_format: ChatFormat,
+        *,
+        decoder_start: int | None = None,
     ) -> None:
-        """`normalize` is what becomes of a conversation before it is rendered."""
+        """`normalize` is what becomes of a conversation before it is rendered.
+
+        An encoder-decoder's answers begin after `decoder_start`.
+        """
+        self._start = () if decoder_start is None else (decoder_start,)
         self.tokenizer = tokenizer
         self.chat_format = chat_format
         self.context = context
@@ -85,9 +98,9 @@ class InputPreprocessor:
             prompt = self._past_thoughts(prompt)
         assistant_prefix = AssistantPrefix.of(request.assistant_prefix, self.tokenizer)
         if log is not None:  # the conversation it continued may be lost, or have gone on
-            prompt = logged_prompt(prompt, log.prompt, assistant_prefix)
+            prompt = logged_prompt(prompt, log.prompt, (*self._start, *assistant_prefix.tokens))
         echo = self._text(request, prompt.tokens) if request.sampling.echo else ""
-        return PromptTokens(prompt, assistant_prefix, answer_format, echo)
+        return PromptTokens(prompt, assistant_prefix, answer_format, echo, self._start)
 
     def _text(self, request: ChatRequest, tokens: list[int]) -> str:
         """Return a prompt's text: as it was sent, or that of its tokens where no more, or not all of it, is read."""
@@ -103,11 +116,18 @@ class InputPreprocessor:
 
     def _prompt(self, request: ChatRequest, answer_format: AnswerFormat) -> Prompt:
         self._check_length(request)
-        prompt = self._whole_prompt(request, answer_format)
+        prompt = self._ended(self._whole_prompt(request, answer_format), request)
         if request.truncate_prompt_tokens is None:
             return prompt
         most = self._most_tokens(request, request.truncate_prompt_tokens)
         return prompt if len(prompt.tokens) <= most else Prompt(prompt.tokens[-most:], tenant=request.origin.tenant)
+
+    def _ended(self, prompt: Prompt, request: ChatRequest) -> Prompt:
+        """Return a prompt that ends with the token that the texts which an encoder reads end with; ids are as sent."""
+        end = self.tokenizer.text_end_id
+        if not self._start or end is None or request.prompt_token_ids or prompt.tokens[-1:] == [end]:
+            return prompt
+        return replace(prompt, tokens=[*prompt.tokens, end])
 
     def _most_tokens(self, request: ChatRequest, most: int) -> int:
         """Return how many tokens of a prompt are read; those that leave room for the answer where -1 is asked for."""
@@ -161,10 +181,10 @@ class InputPreprocessor:
             raise self.context.overflow(limit, is_more=True)
 
 
-def logged_prompt(prompt: Prompt, logged: bytes, assistant_prefix: AssistantPrefix) -> Prompt:
+def logged_prompt(prompt: Prompt, logged: bytes, begun: Sequence[int]) -> Prompt:
     """Return the prompt by the tokens it had elsewhere, 32 bits each, which end with the answer's beginning."""
     tokens = array("I", logged).tolist()
-    return replace(prompt, tokens=tokens[: len(tokens) - len(assistant_prefix.tokens)], num_log_tokens=0, turn=None)
+    return replace(prompt, tokens=tokens[: len(tokens) - len(begun)], num_log_tokens=0, turn=None)
 
 
 def _parts(message: Message) -> Sequence[object]:

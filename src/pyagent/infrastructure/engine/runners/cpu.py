@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError
-from pyagent.core.runners.batch import BLOCK_TOKENS, Batch, DraftOutput, Likelihood, ProbedToken, StepOutput
+from pyagent.core.runners.batch import (
+    BLOCK_TOKENS,
+    PLAIN_KEY,
+    Batch,
+    DraftOutput,
+    Likelihood,
+    PrefixKey,
+    ProbedToken,
+    StepOutput,
+)
 from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptions
 from pyagent.core.runners.kv_connector import KvShape
 from pyagent.core.runners.runner import RunnerInfo
@@ -77,9 +86,9 @@ class CpuRunner(PagedRunner):
             num_pages=about["num_pages"],
             page_bytes=about["page_bytes"],
             kv_groups=tuple(about["kv_groups"]),
-            # Which neurons a token has depends on its experts.
-            probes=frozenset({"logit_lens"} if about["num_experts"] else {"logit_lens", "top_activations"}),
+            probes=_probes(about),
             num_layers=about["num_layers"],
+            decoder_start=about["decoder_start"],
         )
         self._kv_shape = KvShape(
             kv_dtype=kv_type(options),
@@ -97,8 +106,54 @@ class CpuRunner(PagedRunner):
         self.most_drafts = BLOCK_TOKENS if has_states else None
         # Tokens ahead of the pool's would be in the state for good.
         self.computes_ahead = not has_states
+        self._has_prompts = info.decoder_start is not None
+        self.scores_prompts = not self._has_prompts  # an encoder gives no likelihoods
         self.has_mtp = about["has_mtp"]
         self._swap = SwapSpace(self.model, self.pool, info.page_bytes)
+
+    def add(
+        self,
+        sequence_id: int,
+        tokens: list[int],
+        key: PrefixKey = PLAIN_KEY,
+        *,
+        is_resumed: bool = False,
+        most_cached: int | None = None,
+    ) -> int:
+        """Start a sequence on its longest cached prefix; returns how many of its tokens need no computing."""
+        self._note_prompt(sequence_id, key)
+        return super().add(sequence_id, tokens, key, is_resumed=is_resumed, most_cached=most_cached)
+
+    def swap_in(self, sequence_id: int, key: PrefixKey = PLAIN_KEY) -> bool:
+        """Start a swapped sequence where it was; False, and nothing changed, without memory. `OSError` if lost."""
+        is_in = super().swap_in(sequence_id, key)
+        if is_in:
+            self._note_prompt(sequence_id, key)
+        return is_in
+
+    def fork(self, parent: int, child: int) -> bool:
+        """Start `child` as a copy of `parent`, whole blocks shared; False, and nothing changed, without memory."""
+        is_forked = super().fork(parent, child)
+        if is_forked and self._has_prompts:
+            self.model.share_prompt(parent, child)
+        return is_forked
+
+    def swap_out(self, sequence_id: int) -> bool:
+        """End a sequence but keep what it computed in a file; False, and nothing changed, if it cannot be."""
+        is_out = super().swap_out(sequence_id)
+        if is_out:
+            self._note_prompt(sequence_id, PLAIN_KEY)
+        return is_out
+
+    def release(self, sequence_id: int) -> None:
+        """End a sequence; what it computed may be found again as a prefix."""
+        super().release(sequence_id)
+        self._note_prompt(sequence_id, PLAIN_KEY)
+
+    def _note_prompt(self, sequence_id: int, key: PrefixKey) -> None:
+        """Note what an encoder-decoder's sequence begins with; nothing where it ends."""
+        if self._has_prompts and (model := vars(self).get("model")) is not None:
+            model.set_prompt(sequence_id, key.encoded or None)
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch and sample the tokens it asks for; the pool learns what was computed."""
@@ -194,6 +249,13 @@ class CpuRunner(PagedRunner):
         """Free the weights and the KV memory, whatever still refers to the runner. It computes nothing afterwards."""
         super().close()
         vars(self).pop("model", None)
+
+
+def _probes(about: _rust.CpuModelInfo) -> frozenset[str]:
+    """Which neurons a token has depends on its experts; half of an encoder-decoder's layers are halves of others."""
+    if about["decoder_start"] is not None:
+        return frozenset()
+    return frozenset({"logit_lens"} if about["num_experts"] else {"logit_lens", "top_activations"})
 
 
 def _load(path: Path, options: RunnerOptions, num_threads: int, most_positions: int | None) -> _rust.CpuModel:

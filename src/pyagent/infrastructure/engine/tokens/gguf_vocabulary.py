@@ -1,14 +1,15 @@
 """Builds a `tokenizers.Tokenizer` from a GGUF file's metadata.
 
-Three kinds exist: byte-level BPE (`gpt2`), whose way of cutting text into words is named by `tokenizer.ggml.pre`,
-SentencePiece BPE (`llama`), which has scores in place of merges, and Gemma 4's, which is the latter with merges. A
+Four kinds exist: byte-level BPE (`gpt2`), whose way of cutting text into words is named by `tokenizer.ggml.pre`,
+SentencePiece BPE (`llama`), which has scores in place of merges, Gemma 4's, which is the latter with merges, and
+SentencePiece's unigrams (`t5`). A
 vocabulary of Python strings would leave 7 MB behind when it is gone, so byte-level BPE goes to `tokenizers` by files.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -61,6 +62,10 @@ _TAKES_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "lfm2", "glm4", "tekken",
 _BEGINS_TEXTS = frozenset({"llama-bpe", "llama3", "lfm2", "tekken"})
 # Words with a space between them are one.
 _JOINS_WORDS = frozenset({"exaone-moe"})
+_WORD = "▁"
+_MOST_CHARS = 4_096
+"""More letters than any piece has. `tokenizers` frees a tree of pieces letter by letter on the stack, which millions
+overflow."""
 # Gemma has a token for up to so many line breaks.
 _MOST_BREAKS = 32
 # Refact's, which Granite 3 has, are StarCoder's and SmolLM's.
@@ -136,8 +141,10 @@ def build_tokenizer(metadata: Mapping[str, object], name: str) -> Tokenizer:
         tokenizer = _sentencepiece(metadata, tokens, types, name)
     elif kind == "gemma4":
         tokenizer = _merged(metadata, tokens, name)
+    elif kind == "t5":
+        tokenizer = _unigrams(metadata, tokens, types, name)
     else:
-        known = "gpt2, llama and gemma4"
+        known = "gpt2, llama, gemma4 and t5"
         raise ModelError(f"{name}: tokenizer '{kind}' is not supported; supported are {known}", model=name)
     add_special(tokenizer, tokens, types)
     return tokenizer
@@ -217,6 +224,41 @@ def _merged(metadata: Mapping[str, object], tokens: _rust.Texts, name: str) -> T
         return _of_pieces(vocabulary, list(merges), adds_space=False)
     except Exception as error:
         raise ModelError(f"{name}: the tokenizer's merges do not fit its tokens: {error}", model=name) from error
+
+
+def _unigrams(metadata: Mapping[str, object], tokens: _rust.Texts, types: Sequence[int], name: str) -> Tokenizer:
+    """SentencePiece's: of a word's pieces the likeliest together (Kudo 2018, arXiv 1804.10959)."""
+    pieces = [tokens[index] for index in range(len(tokens))]
+    refuse_long_pieces(pieces, name)
+    found = metadata.get("tokenizer.ggml.scores")
+    scores = cast("list[float]", found) if isinstance(found, list) else []
+    if len(scores) != len(pieces):
+        text = f"{name}: {len(pieces)} tokens, but 'tokenizer.ggml.scores' has {len(scores)} numbers"
+        raise ModelError(text, model=name)
+    if UNKNOWN not in types:
+        text = f"{name}: no token stands for what is unknown ('tokenizer.ggml.token_type' {UNKNOWN})"
+        raise ModelError(text, model=name)
+    tokenizer = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), list(types).index(UNKNOWN)))
+    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if isinstance(charsmap, list) and charsmap:
+        tokenizer.normalizer = normalizers.Precompiled(bytes(number % 256 for number in cast("list[int]", charsmap)))
+    mark_words(tokenizer, adds_space=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
+    return tokenizer
+
+
+def mark_words(tokenizer: Tokenizer, *, adds_space: bool) -> None:
+    """Have words be parted at spaces, of which those in a row are one, and be marked where they begin."""
+    scheme = "always" if adds_space else "never"
+    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_WORD, scheme)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
+    tokenizer.decoder = decoders.Metaspace(_WORD, scheme)
+
+
+def refuse_long_pieces(pieces: Iterable[str], name: str | Path) -> None:
+    """Raise `ModelError` for pieces with which `tokenizers` cannot be trusted; `name` is the file's."""
+    if (longest := max(map(len, pieces), default=0)) > _MOST_CHARS:
+        text = f"{name}: it has a token of {longest} characters; expected at most {_MOST_CHARS}"
+        raise ModelError(text, model=str(name))
 
 
 def _pair(merge: str, name: str) -> tuple[str, str]:

@@ -39,7 +39,7 @@ def _reader(path: Path, options: TokenizerOptions) -> TokenizerFactory:
     if options.name == "auto":
         found = next((reader for reader in readers if reader.matches(path)), None)
         if found is None:
-            known = "tokenizer.json, tekken.json, *.tiktoken or tokenizer.model"
+            known = "tokenizer.json, tekken.json, *.tiktoken, tokenizer.model or spiece.model"
             text = f"{path}: no {known}; save the model with its tokenizer"
             raise ModelError(text, model=str(path))
         return found

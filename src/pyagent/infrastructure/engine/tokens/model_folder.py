@@ -39,6 +39,11 @@ class ModelFolder:
         return [one for one in ids if isinstance(one, int)]
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether an encoder reads the prompts."""
+        return self.settings.get("is_encoder_decoder") is True
+
+    @property
     def suppressed_ids(self) -> list[int]:
         """The tokens that are never to be written, such as those that stand for a picture in a prompt."""
         found = self.settings.get("suppress_tokens")

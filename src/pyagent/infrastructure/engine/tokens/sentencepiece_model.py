@@ -14,7 +14,7 @@ import tokenizers as inner
 
 from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import Tokenizer
-from pyagent.infrastructure.engine.tokens.gguf_vocabulary import build_tokenizer
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import BYTE, build_tokenizer
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.model_folder import ModelFolder, file_in, read_bounded
 from pyagent.infrastructure.engine.tokens.unigram import build_unigram
@@ -22,7 +22,7 @@ from pyagent.infrastructure.engine.tokens.unigram import build_unigram
 _MAX_FILE_BYTES, _MAX_PIECES = 64_000_000, 1 << 20
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _UNIGRAM, _BPE = 1, 2
-_FILES = ("tokenizer.model", "*.model.v[0-9]*")
+_FILES = ("tokenizer.model", "*.model.v[0-9]*", "spiece.model")
 _KINDS = {3: "word", 4: "char"}
 
 
@@ -43,7 +43,7 @@ class _Model:
 
 
 class SentencePieceReader:
-    """Reads tokenizer.model."""
+    """Reads tokenizer.model, and T5's spiece.model."""
 
     name = "sentencepiece"
 
@@ -55,7 +55,7 @@ class SentencePieceReader:
         """Return the folder's tokenizer."""
         file, name = _file_in(path), str(path)
         if file is None:
-            raise ModelError(f"{path}: no tokenizer.model", model=name)
+            raise ModelError(f"{path}: no tokenizer.model or spiece.model", model=name)
         try:
             model = _read(read_bounded(file, _MAX_FILE_BYTES))
         except (IndexError, ValueError, struct.error) as error:
@@ -72,6 +72,16 @@ class SentencePieceReader:
 
 
 def _build(model: _Model, name: str) -> inner.Tokenizer:
+    if _is_as_t5(model):
+        words: dict[str, object] = {
+            "tokenizer.ggml.model": "t5",
+            "tokenizer.ggml.tokens": model.pieces,
+            "tokenizer.ggml.token_type": model.types,
+            "tokenizer.ggml.scores": model.scores,
+            "tokenizer.ggml.add_space_prefix": model.adds_space,
+            "tokenizer.ggml.precompiled_charsmap": list(model.charsmap),
+        }
+        return build_tokenizer(words, name)
     if model.kind == _UNIGRAM:
         return build_unigram(model.pieces, model.scores, model.types, adds_space=model.adds_space, name=name)
     metadata: dict[str, object] = {
@@ -82,6 +92,11 @@ def _build(model: _Model, name: str) -> inner.Tokenizer:
         "tokenizer.ggml.add_space_prefix": model.adds_space,
     }
     return build_tokenizer(metadata, name)
+
+
+def _is_as_t5(model: _Model) -> bool:
+    """Whether texts are normalized by a table and parted at spaces, and letters that are no piece are unknown."""
+    return model.kind == _UNIGRAM and model.removes_spaces and model.escapes_spaces and BYTE not in model.types
 
 
 def _file_in(path: Path) -> Path | None:
@@ -101,6 +116,8 @@ def _check(model: _Model, file: Path) -> None:
             f"{file}: a {kind} model; SentencePiece's BPE and unigram are read: save the model with its tokenizer.json"
         )
         raise ModelError(text, model=str(file.parent))
+    if _is_as_t5(model):
+        return
     if model.charsmap or model.removes_spaces or not model.escapes_spaces:
         text = f"{file}: it normalizes texts in a way that is not supported; save the model with its tokenizer.json"
         raise ModelError(text, model=str(file.parent))

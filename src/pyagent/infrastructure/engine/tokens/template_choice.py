@@ -26,7 +26,7 @@ def choose_template(path: Path, tokenizer: Tokenizer, chosen: str = AUTO) -> Cha
     files = ModelFolder(path) if path.is_dir() else GgufHeader(path)
     source, name = read_chosen(chosen) if chosen != AUTO else (files.template or "", "")
     if not source:
-        name = family(tokenizer) or ""
+        name = family(tokenizer) or ("plain" if files.is_encoder_decoder else "")
         source = TEMPLATES.get(name, "")
     if name:
         logger.info("the model %s is asked by the built-in chat template %s", path.name, name)
@@ -53,6 +53,11 @@ class GgufHeader:
         """The source of its chat template."""
         source = self._metadata.get("tokenizer.chat_template")
         return source if isinstance(source, str) else None
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether an encoder reads the prompts."""
+        return self._metadata.get("general.architecture") == "t5"
 
     def token_id(self, key: str) -> int | None:
         """Return the token that begins or ends a text (`bos`, `eos`), whether or not prompts have it."""

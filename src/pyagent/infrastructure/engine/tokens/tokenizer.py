@@ -75,6 +75,8 @@ class ModelTokenizer:
         )
         self._kept = SegmentCache(self._part, most_chars=_KEPT_CHARS, longest=_MAX_KEPT_CHARS)
         ends = (self.token_id(text) for text in _END_TOKENS)
+        self.text_end_id = min(tokenizer.end_ids, default=None)
+        """What an encoder's texts end with."""
         self.end_ids = frozenset(tokenizer.end_ids) | {token for token in ends if token is not None}
 
     def token_id(self, text: str) -> int | None:

@@ -9,9 +9,9 @@ import tokenizers
 
 from pyagent.core.errors import ModelError
 from pyagent.core.tokenizers import Tokenizer
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import refuse_long_pieces
 from pyagent.infrastructure.engine.tokens.huggingface import HuggingFaceTokenizer
 from pyagent.infrastructure.engine.tokens.model_folder import ModelFolder, read_bounded
-from pyagent.infrastructure.engine.tokens.unigram import refuse_long_pieces
 
 
 class _Model(msgspec.Struct):

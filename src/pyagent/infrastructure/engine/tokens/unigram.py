@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer, models
 
 from pyagent.core.errors import ModelError
-from pyagent.infrastructure.engine.tokens.gguf_vocabulary import BYTE, MADE_OF_TEXT, UNKNOWN, add_special, mark_spaces
+from pyagent.infrastructure.engine.tokens.gguf_vocabulary import (
+    BYTE,
+    MADE_OF_TEXT,
+    UNKNOWN,
+    add_special,
+    mark_spaces,
+    refuse_long_pieces,
+)
 
 _BYTE_NAME = "<0x123456789ABCDEF>"
 """All letters that names of bytes have."""
 _NEVER = -1e6
 """The score of what no text is cut into, as its letters are pieces too. SentencePiece leaves it out, but `tokenizers`
 finds the pieces of bytes by their names, and so must know them."""
-_MOST_CHARS = 4_096
-"""More letters than any piece has. `tokenizers` frees a tree of pieces letter by letter on the stack, which millions
-overflow."""
 
 
 def build_unigram(
@@ -36,10 +39,3 @@ def build_unigram(
     mark_spaces(tokenizer, adds_space=adds_space)
     add_special(tokenizer, pieces, types)
     return tokenizer
-
-
-def refuse_long_pieces(pieces: Iterable[str], name: str | Path) -> None:
-    """Raise `ModelError` for pieces with which `tokenizers` cannot be trusted; `name` is the file's."""
-    if (longest := max(map(len, pieces), default=0)) > _MOST_CHARS:
-        text = f"{name}: it has a token of {longest} characters; expected at most {_MOST_CHARS}"
-        raise ModelError(text, model=str(name))

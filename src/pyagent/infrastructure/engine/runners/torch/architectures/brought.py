@@ -17,6 +17,13 @@ from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError, PluginError
 from pyagent.core.runners.architecture import BroughtArchitecture, ModelShape, Network
 from pyagent.infrastructure.engine.runners.torch.architectures.layers import FolderLayers
+from pyagent.infrastructure.engine.runners.torch.architectures.scores import (
+    MOST_NUMBERS,
+    WrongTableError,
+    num_table_numbers,
+    score_tables,
+)
+from pyagent.infrastructure.engine.runners.torch.attention import scored
 from pyagent.infrastructure.engine.runners.torch.layers import rotary
 
 if TYPE_CHECKING:
@@ -113,7 +120,8 @@ class BroughtModel:
         self._check(part, target)
         with _faults_of_files(self.path):
             header = _rust.read_model_header(self.path, arrays=False)
-        return sum(math.prod(dims) for _, dims, _, _ in header["tensors"]) * target.dtype.itemsize
+        num_weights = sum(math.prod(dims) for _, dims, _, _ in header["tensors"])
+        return num_weights * target.dtype.itemsize + num_table_numbers(self._shape) * torch.float32.itemsize
 
     def _described(self) -> object:
         """What the architecture makes of `config.json`: values that it cannot compute with are the model's fault."""
@@ -136,11 +144,22 @@ class BroughtModel:
             text = f"{self.path}: config.json: {unread[0]!r} is not implemented for {self.config.architecture}"
             raise ModelError(f"{text}, and ignoring it would change the model's answers", model=str(self.path))
 
+        tables = self._score_tables(target.device)
+
         def decoder(layers: KvLayers, stages: Stages, attend: Attend, ranks: Ranks) -> NetworkDecoder:
             del ranks
-            return NetworkDecoder(self.config, network, layers, stages, attend, target.device)
+            return NetworkDecoder(self.config, network, layers, stages, attend, tables, target.device)
 
         return decoder
+
+    def _score_tables(self, device: torch.device) -> Sequence[Tensor | None]:
+        """Evaluate the score functions; what they return wrongly is the plugin's fault."""
+        with self._brought.named("evaluate the score functions", str(self.path)):
+            try:
+                return score_tables(self._shape, device)
+            except WrongTableError as error:
+                text = f"plugin {self._brought.plugin!r}: {error} ({self.path})"
+                raise PluginError(text, plugin=self._brought.plugin) from error
 
     def _check(self, part: ModelPart, target: Target) -> None:
         if target.is_batch_invariant:
@@ -162,6 +181,7 @@ class NetworkDecoder:
         layers: KvLayers,
         stages: Stages,
         attend: Attend,
+        tables: Sequence[Tensor | None],
         device: torch.device,
     ) -> None:
         self._shape = shape
@@ -169,13 +189,15 @@ class NetworkDecoder:
         self._layers = layers
         self._stages = stages
         self._attend = attend
+        self._tables = tables
         self._frequencies = torch.tensor(shape.rope_frequencies, dtype=torch.float32, device=device)
         self._axes = torch.tensor(shape.rope_axes, device=device) if shape.rope_axes else None
 
     def logits(self, step: Step, kv: KvCache) -> Tensor:
         """Compute a step, write its keys and values, and return float32 logits [m, vocabulary] of its outputs."""
         cos_sin = rotary(step.positions, self._frequencies, self._shape.rope_attention_factor, self._axes)
-        hidden = self._network.hidden(_Pass(step, kv, cos_sin, self._shape, self._layers, self._stages, self._attend))
+        parts = (self._shape, self._layers, self._stages, self._attend, self._tables)
+        hidden = self._network.hidden(_Pass(step, kv, cos_sin, *parts))
         return self._network.logits(hidden.index_select(0, step.outputs)).float()
 
 
@@ -190,6 +212,7 @@ class _Pass:
     layers: KvLayers
     stages: Stages
     compute: Attend
+    tables: Sequence[Tensor | None]
 
     @property
     def tokens(self) -> Tensor:
@@ -205,6 +228,8 @@ class _Pass:
         is_interleaved = shape.is_rope_interleaved
         q = self.stages.rotate_and_store((q, k, v), self.cos_sin, rows, cache, is_interleaved=is_interleaved)
         window, softcap = shape.windows[layer], shape.attention_softcap
+        if self.tables and (scores := self.tables[layer]) is not None:
+            return scored.attend(q, cache, batch, shape.attention_scale, window, scores).flatten(1)
         return self.compute(q, cache, batch, shape.attention_scale, window, softcap).flatten(1)
 
 
@@ -228,6 +253,7 @@ def _check_shape(shape: ModelShape, path: str) -> None:
     if shape.num_heads % shape.num_kv_heads or num_windows != shape.num_layers:
         kinds = f"{shape.num_heads} and {shape.num_kv_heads} heads, {num_windows} windows"
         raise ModelError(f"{path}: config.json: {kinds} are not those of {shape.num_layers} layers", model=path)
+    _check_score_functions(shape, path)
     turns = cast("Sequence[object]", shape.rope_frequencies)  # a plugin's, whatever their type says
     axes = cast("Sequence[object]", shape.rope_axes)
     if axes and (len(axes) != len(turns) or not all(axis in (0, 1, 2) for axis in axes)):
@@ -236,6 +262,21 @@ def _check_shape(shape: ModelShape, path: str) -> None:
     if not (is_finite and 1 <= len(turns) <= max(1, shape.head_dim // 2)):
         text = f"{path}: config.json: {len(turns)} rotary frequencies, of a head of {shape.head_dim}, or not numbers"
         raise ModelError(text, model=path)
+
+
+def _check_score_functions(shape: ModelShape, path: str) -> None:
+    """Raise `ModelError` for functions that are not those of the layers, or whose tables would take too much."""
+    num_functions = len(shape.score_functions)
+    if num_functions not in {0, shape.num_layers}:
+        text = (
+            f"{path}: there are {num_functions} score functions; expected one, or None, for each of {shape.num_layers}"
+        )
+        raise ModelError(f"{text} layers", model=path)
+    if num_functions and shape.attention_softcap is not None:
+        raise ModelError(f"{path}: score functions beside a softcap of scores are not implemented", model=path)
+    if (numbers := num_table_numbers(shape)) > MOST_NUMBERS:
+        text = f"{path}: the tables of its score functions have {numbers} numbers; expected at most {MOST_NUMBERS}"
+        raise ModelError(f"{text}: give layers the same function, or tell a shorter context_length", model=path)
 
 
 def brought_model(path: Path, architectures: Mapping[str, BroughtArchitecture]) -> BroughtModel | None:
