@@ -176,7 +176,7 @@ pub struct ModelConfig {
     pub has_bare_qk_norms: bool,
     /// Ministral 3, Llama 4: how queries grow with their positions.
     pub query_growth: Option<QueryGrowth>,
-    /// BLOOM, MPT, the first Falcons: the greatest exponent of `ALiBi`'s slopes.
+    /// MPT: the greatest exponent of `ALiBi`'s slopes.
     pub alibi_max_bias: Option<f32>,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub attention_softcap: Option<f32>,

@@ -73,6 +73,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         Architecture::KimiLinear => &latent::OF_KIMI,
         Architecture::MiniCpm => &families::OF_MINICPM,
         Architecture::Gemma4 => &gemma4::KEYS,
+        Architecture::Mpt => &families::OF_MPT,
         Architecture::StableLm | Architecture::GptNeoX => &families::OF_PARALLEL,
         Architecture::Cohere | Architecture::Cohere2 => &families::OF_COHERE,
         _ => &[],
