@@ -149,7 +149,7 @@ def test_attention_in_parts_under_windows_is_the_formula(monkeypatch: pytest.Mon
     starts = torch.tensor([0, 1, 41], dtype=torch.int32)
     batch = AttentionBatch(starts, torch.tensor(lengths, dtype=torch.int32), tables.int(), num_queries, lengths)
     q = torch.randn(41, 4, 8)
-    table = np.float32(t5_buckets(np.arange(4)[:, None], np.arange(30)[None]))  # the last is for all that are farther
+    table = np.float32(t5_buckets(np.arange(4)[:, None], np.arange(28)[None]))  # the last is for all that are farther
     for window, mask_numbers in ((None, 1 << 24), (None, 4 * 61 * 7), (9, 1), (33, 4 * 61 * 3)):
         monkeypatch.setattr(scored, "_MASK_NUMBERS", mask_numbers)
         found = scored.attend(q, cache, batch, 0.3, window, torch.tensor(table)).double().numpy()
@@ -159,12 +159,31 @@ def test_attention_in_parts_under_windows_is_the_formula(monkeypatch: pytest.Mon
             for place in range(length - count, length):
                 first = 0 if window is None else max(0, place + 1 - window)
                 for head in range(4):
-                    distances = np.minimum(place - np.arange(first, place + 1), 29)
+                    distances = np.minimum(place - np.arange(first, place + 1), 27)
                     scores = keys[first : place + 1, head // 2] @ q[row, head].double().numpy() * 0.3
                     weights = np.exp(scores + table[head, distances])
                     expected = weights @ values[first : place + 1, head // 2] / weights.sum()
                     assert np.abs(found[row, head] - expected).max() < 1e-5
                 row += 1
+
+
+def test_layers_have_the_tables_of_their_own_functions() -> None:
+    """Each layer's table is what its function says of every head and distance; the same function is one table."""
+    import numpy as np
+    import torch
+
+    from pyagent.infrastructure.engine.runners.torch.architectures.scores import score_tables
+
+    told: Any = SimpleNamespace(
+        score_functions=[decay, dilated, None, decay], num_heads=HEADS, num_layers=4, context_length=40
+    )
+    first, second, none, last = score_tables(told, torch.device("cpu"))
+    assert none is None
+    assert first is last
+    for table, function in ((first, decay), (second, dilated)):
+        assert table is not None
+        for head in range(HEADS):
+            assert np.array_equal(table[head].numpy(), function(np.array(head), np.arange(40)).astype(np.float32))
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ pub struct ModelConfig {
     pub query_growth: Option<QueryGrowth>,
     /// Qwen2.5-1M: how long texts are cut.
     pub dual_chunks: Option<DualChunks>,
-    /// BLOOM, MPT, the first Falcons: the greatest exponent of `ALiBi`'s slopes.
+    /// MPT: the greatest exponent of `ALiBi`'s slopes.
     pub alibi_max_bias: Option<f32>,
     /// Gemma 2: scores `s` become `cap tanh(s / cap)`.
     pub attention_softcap: Option<f32>,

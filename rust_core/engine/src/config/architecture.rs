@@ -118,6 +118,8 @@ pub enum Architecture {
     Olmo,
     /// GPT-NeoX, Pythia: attention and feed-forward block beside each other, each with a norm of its own.
     GptNeoX,
+    /// MPT: `LayerNorm`, insides without a gate, no positions but what `ALiBi` adds to scores.
+    Mpt,
     /// Arcee's Trinity: gates of what heads attended to, four norms, experts by corrected sigmoids, windows as EXAONE 4's.
     Afmoe,
     /// EXAONE with experts: by corrected sigmoids, windows as EXAONE 4's.
@@ -137,7 +139,7 @@ const SMOLLM3_NO_ROPE_PERIOD: usize = 4;
 
 /// The names of every architecture that can be run, for messages.
 pub const SUPPORTED_ARCHITECTURES: &str = "llama (Llama, SmolLM, Mistral, Ministral 3, Mixtral), qwen2, qwen3, gemma2, gemma3, gemma4, phi3 (Phi-3, Phi-4), olmo2, smollm3, \
-    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, minimax-01 (MiniMax-01, MiniMax-M1), afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), deepseek32 (DeepSeek-V3.2), glm-dsa (GLM-5), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), the encoder-decoders t5 (T5, Flan-T5, MADLAD-400), mt5 and umt5, and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3, hunyuan_vl; the torch runner has others too, from safetensors";
+    gemma, glm4 (GLM-4 of 0414), arcee, apertus, command-r and cohere2 (Command R, R7B, A), starcoder2, phi2, stablelm, nemotron, olmo, gptneox (Pythia), mpt, minicpm, minicpm3, seed_oss, exaone4, ernie4_5, hunyuan-dense, granite, lfm2, lfm3 (safetensors), qwen35 (Qwen 3.5), the mixtures of experts qwen3moe, mellum (Mellum 2), olmoe, llama4, gpt-oss, qwen2moe, glm4moe, ernie4_5-moe, hunyuan-moe, granitemoe, bailingmoe2 (Ling 2.0; GGUF), dots1, minimax-m2, minimax-01 (MiniMax-01, MiniMax-M1), afmoe (Trinity), exaone-moe, solar_open, deepseek2 (DeepSeek-V2 and V3, GLM-4.7-Flash; Youtu-LLM), deepseek32 (DeepSeek-V3.2), glm-dsa (GLM-5), mistral4, lfm2moe, qwen3next, qwen35moe, granitehybrid (Granite 4), kimi-linear, bamba (safetensors), falcon-h1, jamba, mamba (Mamba, Falcon-Mamba), mamba2 (Codestral Mamba), nemotron_h and nemotron_h_moe (Nemotron-H, Nemotron 3), the encoder-decoders t5 (T5, Flan-T5, MADLAD-400), mt5 and umt5, and the text half of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3, gemma3, hunyuan_vl; the torch runner has others too, from safetensors";
 
 impl Architecture {
     /// The architecture of a GGUF's `general.architecture` or of a `config.json`'s `model_type`.
@@ -199,6 +201,7 @@ impl Architecture {
             "nemotron" => Some(Self::Nemotron),
             "olmo" => Some(Self::Olmo),
             "gpt_neox" | "gptneox" => Some(Self::GptNeoX),
+            "mpt" => Some(Self::Mpt),
             "afmoe" => Some(Self::Afmoe),
             "exaone_moe" | "exaone-moe" => Some(Self::ExaoneMoe),
             "minicpm" => Some(Self::MiniCpm),
@@ -267,6 +270,7 @@ impl Architecture {
             Self::Nemotron => "nemotron",
             Self::Olmo => "olmo",
             Self::GptNeoX => "gptneox",
+            Self::Mpt => "mpt",
             Self::Afmoe => "afmoe",
             Self::ExaoneMoe => "exaone-moe",
             Self::MiniCpm => "minicpm",

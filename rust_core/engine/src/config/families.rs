@@ -25,7 +25,7 @@ const NEAREST: [(&str, &str); 15] = [
     ("glm chatglm glm4v", "glm4"),
     ("internlm internlm2 baichuan xverse orion deci", "llama"),
     (
-        "gpt2 starcoder gpt_bigcode gptj gpt_neo falcon mpt bloom codeshell",
+        "gpt2 starcoder gpt_bigcode gptj gpt_neo falcon bloom codeshell",
         "gptneox",
     ),
     ("olmo_hybrid flex_olmo", "olmo2"),
@@ -54,6 +54,7 @@ impl Architecture {
                 | Self::Nemotron
                 | Self::Olmo
                 | Self::GptNeoX
+                | Self::Mpt
         )
     }
 

@@ -245,7 +245,7 @@ impl ModelConfig {
                 Architecture::GptOss => GPT_OSS_GATE,
                 Architecture::NemotronH | Architecture::Arcee | Architecture::Nemotron => Activation::ReluSquared,
                 Architecture::StarCoder2 | Architecture::Phi2 => Activation::BareGeluTanh,
-                Architecture::GptNeoX => Activation::BareGelu,
+                Architecture::GptNeoX | Architecture::Mpt => Activation::BareGelu,
                 Architecture::Apertus => Activation::Xielu,
                 _ if is_gemma => Activation::GeluTanh,
                 _ => Activation::Silu,
@@ -262,7 +262,7 @@ impl ModelConfig {
             has_bare_qk_norms: llama4::has_norms(architecture, experts.as_ref()),
             query_growth: keys.query_growth(architecture)?,
             dual_chunks: None,
-            alibi_max_bias: None,
+            alibi_max_bias: keys.alibi_max_bias(architecture)?,
             attention_softcap: keys.cap(has_caps, CAPS[0])?,
             logit_softcap: keys.cap(has_caps || is_gemma4, CAPS[1])?,
             embedding_scale: match architecture {

@@ -15,6 +15,7 @@ mod lfm3;
 mod llama4;
 mod mamba;
 mod minimax;
+mod mpt;
 mod nemotron;
 mod pictures;
 mod qwen_vl;
@@ -144,6 +145,7 @@ impl ModelConfig {
             text => text,
         };
         let text = text.or_else(|| mamba::completed(config));
+        let text = text.map_or_else(|| mpt::completed(config), |text| Ok(Some(text)))?;
         let text = text.map_or_else(|| kimi::completed(config), |text| Ok(Some(text)))?;
         let text = text.map_or_else(|| nemotron::counted(config), |text| Ok(Some(text)))?;
         let config = text.as_ref().unwrap_or(config);
@@ -165,6 +167,7 @@ impl ModelConfig {
             Architecture::Jamba => jamba::FIELDS,
             _ if architecture.is_recurrent_alone() => mamba::FIELDS,
             Architecture::Llama4 => llama4::FIELDS,
+            Architecture::Mpt => mpt::FIELDS,
             Architecture::SmolLm3 => NO_ROPE,
             Architecture::HunyuanDense | Architecture::HunyuanMoe => hunyuan::FIELDS,
             Architecture::SeedOss => "attention_out_bias residual_dropout",
@@ -262,7 +265,7 @@ impl ModelConfig {
             dense_layers: json.dense_layers(name, num_layers)?,
             blocks: json.blocks(architecture, num_layers)?,
             is_parallel: json.is_parallel(architecture)?,
-            is_qkv_joined: false,
+            is_qkv_joined: architecture == Architecture::Mpt,
             context_length: rope_scaling.context_length(json.size("max_position_embeddings")?),
             norm_epsilon: json.norm_epsilon(name) as f32,
             norm_weight_offset: if (is_gemma && !is_gemma4)
@@ -312,7 +315,7 @@ impl ModelConfig {
             has_bare_qk_norms: json.has_bare_qk_norms(),
             query_growth: json.query_growth(name)?,
             dual_chunks: json.dual_chunks()?,
-            alibi_max_bias: None,
+            alibi_max_bias: json.alibi_max_bias(architecture),
             attention_softcap: json.cap(has_caps, "attn_logit_softcapping", GEMMA2_CAPS[0])?,
             logit_softcap: match architecture {
                 Architecture::Gemma4 => json.gemma4_cap()?,
@@ -568,7 +571,7 @@ impl JsonConfig<'_> {
             nemotron::NAME => &["layer_norm_epsilon", "norm_eps"],
             _ if mamba::NAMES.contains(&name) => &["layer_norm_epsilon"],
             _ if name.starts_with("lfm") => &["norm_eps"],
-            "cohere" | "cohere2" | "phi" | "gpt_neox" => &["layer_norm_eps"],
+            "cohere" | "cohere2" | "phi" | "gpt_neox" | mpt::NAME => &["layer_norm_eps"],
             "stablelm" => &["layer_norm_eps", "norm_eps"],
             "starcoder2" => &["norm_epsilon"],
             "nemotron" => &["norm_eps"],

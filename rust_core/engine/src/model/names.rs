@@ -163,6 +163,8 @@ const EMBEDDING_MODEL: &str = "embedding_model.";
 const PLM_MODEL: &str = "plm_model.model.";
 /// What GPT-NeoX's names begin with.
 const GPT_NEOX: &str = "gpt_neox.";
+/// What MPT's names begin with; its layers are blocks.
+const MPT: &str = "transformer.";
 /// What follows it in the name of the embedding.
 const EMBEDDING: &str = "embed_tokens.weight";
 
@@ -181,6 +183,7 @@ impl Names {
                     GPT_NEOX,
                     EMBEDDING_MODEL,
                     PLM_MODEL,
+                    MPT,
                 ]
                 .map(|begin| Self::HuggingFace(begin, None));
                 all.into_iter()
@@ -194,6 +197,7 @@ impl Names {
         let hugging_face = match self {
             Self::HuggingFace(BACKBONE, _) => "embeddings.weight",
             Self::HuggingFace(GPT_NEOX, _) => "embed_in.weight",
+            Self::HuggingFace(MPT, _) => "wte.weight",
             _ => EMBEDDING,
         };
         self.of_decoder("token_embd.weight", hugging_face)
@@ -209,7 +213,7 @@ impl Names {
                 self.of_decoder("output_norm.weight", "final_layernorm.weight")
             }
             Architecture::GptNeoX => self.of_decoder("output_norm.weight", "final_layer_norm.weight"),
-            Architecture::NemotronH | Architecture::Mamba | Architecture::Mamba2 => {
+            Architecture::NemotronH | Architecture::Mamba | Architecture::Mamba2 | Architecture::Mpt => {
                 self.of_decoder("output_norm.weight", "norm_f.weight")
             }
             _ => self.of_decoder("output_norm.weight", "norm.weight"),
@@ -236,7 +240,7 @@ impl Names {
     pub(super) fn layer_of(&self, name: &str) -> Option<usize> {
         let rest = match self {
             Self::Gguf => name.strip_prefix("blk.")?,
-            Self::HuggingFace(decoder, _) => name.strip_prefix(decoder)?.strip_prefix("layers.")?,
+            Self::HuggingFace(decoder, _) => name.strip_prefix(decoder)?.strip_prefix(layers_of(decoder))?,
         };
         rest.split('.').next()?.parse().ok()
     }
@@ -496,6 +500,11 @@ impl Names {
     }
 }
 
+/// What layers are called, of a decoder whose names begin so.
+fn layers_of(decoder: &str) -> &'static str {
+    if decoder == MPT { "blocks." } else { "layers." }
+}
+
 /// Whether DeepSeek's experts are chosen by corrected ratings.
 fn is_corrected(config: &ModelConfig) -> bool {
     config.experts.is_some_and(|experts| experts.rating == Rating::Sigmoid)
@@ -523,7 +532,11 @@ fn fused_part(part: Part, config: &ModelConfig, is_gguf: bool) -> Option<(&'stat
         _ => return None,
     }
     let (query, kv, ffn) = (config.query_size(), config.kv_size(), config.ffn_size);
-    let qkv = |rows| Some(("attn_qkv", "self_attn.qkv_proj", rows));
+    let joined = match config.architecture {
+        Architecture::Mpt => "attn.Wqkv",
+        _ => "self_attn.qkv_proj",
+    };
+    let qkv = |rows| Some(("attn_qkv", joined, rows));
     let gate_up = |rows| Some(("ffn_up", "mlp.gate_up_proj", rows));
     match part {
         Part::Query => qkv(0..query),

@@ -10,6 +10,8 @@ pub(super) const OF_PARALLEL: [&str; 1] = ["use_parallel_residual"];
 pub(super) const OF_COHERE: [&str; 1] = ["logit_scale"];
 /// What is read of MiniCPM's factors; first files of it, and those of MiniCPM 3, do not say them.
 pub(super) const OF_MINICPM: [&str; 3] = ["embedding_scale", "logit_scale", "residual_scale"];
+/// What is read of MPT's: a factor that cuts projections off is refused.
+pub(super) const OF_MPT: [&str; 1] = ["attention.max_alibi_bias"];
 
 impl Keys<'_> {
     /// Whether attention and the feed-forward block lie beside each other. Files of `StableLM` say that they do where the
@@ -50,8 +52,23 @@ impl Keys<'_> {
     pub(super) fn is_qkv_joined(&self, architecture: Architecture) -> bool {
         matches!(
             architecture,
-            Architecture::Phi2 | Architecture::GptNeoX | Architecture::BailingMoe2
+            Architecture::Phi2 | Architecture::GptNeoX | Architecture::BailingMoe2 | Architecture::Mpt
         ) && self.file.find_tensor("blk.0.attn_qkv.weight").is_some()
+    }
+
+    /// The greatest exponent of `ALiBi`'s slopes, of a family that has them.
+    pub(super) fn alibi_max_bias(&self, architecture: Architecture) -> Result<Option<f32>, ModelFileError> {
+        if architecture != Architecture::Mpt {
+            return Ok(None);
+        }
+        let suffix = "attention.max_alibi_bias";
+        match self.number_or(suffix, 0.0)? as f32 {
+            0.0 => Err(invalid(format!(
+                "'{}' is 0, and positions without ALiBi are not implemented for mpt",
+                self.key(suffix)
+            ))),
+            max_bias => Ok(Some(max_bias)),
+        }
     }
 
     /// The epsilon of norms.

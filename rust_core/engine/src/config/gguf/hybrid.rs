@@ -85,6 +85,7 @@ pub(super) fn more_keys(architecture: Architecture) -> &'static [&'static str] {
         Architecture::MiniMax01 => &MINIMAX01,
         Architecture::MiniCpm => &families::OF_MINICPM,
         Architecture::Gemma4 => &gemma4::KEYS,
+        Architecture::Mpt => &families::OF_MPT,
         Architecture::StableLm | Architecture::GptNeoX => &families::OF_PARALLEL,
         Architecture::Cohere | Architecture::Cohere2 => &families::OF_COHERE,
         _ => &[],

@@ -3,12 +3,12 @@
 
 use serde_json::Value;
 
-use super::{JsonConfig, kimi, minimax};
+use super::{JsonConfig, kimi, minimax, mpt};
 use crate::config::{Activation, Architecture, invalid, minicpm};
 use crate::weights::{ModelFileError, clipped};
 
 /// Families whose layers see everything.
-pub(super) const WITHOUT_WINDOWS: [&str; 15] = [
+pub(super) const WITHOUT_WINDOWS: [&str; 16] = [
     "gemma",
     "glm4",
     "arcee",
@@ -22,6 +22,7 @@ pub(super) const WITHOUT_WINDOWS: [&str; 15] = [
     "nemotron",
     "olmo",
     "gpt_neox",
+    mpt::NAME,
     "internlm3",
     "minicpm",
 ];
@@ -90,6 +91,7 @@ pub(super) fn is_tied(architecture: Architecture) -> bool {
             | Architecture::MiniCpm
             | Architecture::MiniCpm3
             | Architecture::Mamba
+            | Architecture::Mpt
     )
 }
 
@@ -103,6 +105,7 @@ pub(super) fn has_bare_activation(architecture: Architecture) -> bool {
             | Architecture::Phi2
             | Architecture::GptNeoX
             | Architecture::Apertus
+            | Architecture::Mpt
     )
 }
 

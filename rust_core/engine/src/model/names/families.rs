@@ -29,6 +29,11 @@ pub(super) fn family_part(part: Part, architecture: Architecture) -> &'static st
         (Architecture::GptNeoX, Part::AttentionOutput) => "attention.dense",
         (Architecture::GptNeoX, Part::Up) => "mlp.dense_h_to_4h",
         (Architecture::GptNeoX, Part::Down) => "mlp.dense_4h_to_h",
+        (Architecture::Mpt, Part::AttentionNorm) => "norm_1.weight",
+        (Architecture::Mpt, Part::AttentionOutput) => "attn.out_proj",
+        (Architecture::Mpt, Part::FfnNorm) => "norm_2.weight",
+        (Architecture::Mpt, Part::Up) => "ffn.up_proj",
+        (Architecture::Mpt, Part::Down) => "ffn.down_proj",
         _ => hugging_face_part(part, architecture),
     }
 }

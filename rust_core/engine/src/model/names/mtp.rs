@@ -1,6 +1,6 @@
 //! What files call the tensors of a head that drafts further tokens.
 
-use super::{DECODER, Names, Place};
+use super::{DECODER, Names, Place, layers_of};
 use crate::config::ModelConfig;
 use crate::weights::ModelFile;
 
@@ -37,7 +37,7 @@ impl Names {
     pub(super) fn begin(&self, layer: usize) -> String {
         match self {
             Self::HuggingFace(_, Some((head, begin))) if *head == layer => (*begin).to_owned(),
-            Self::HuggingFace(decoder, _) => format!("{decoder}layers.{layer}."),
+            Self::HuggingFace(decoder, _) => format!("{decoder}{}{layer}.", layers_of(decoder)),
             Self::Gguf => format!("blk.{layer}."),
         }
     }

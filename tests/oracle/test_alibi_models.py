@@ -1,0 +1,122 @@
+"""MPT: no positions but what ALiBi adds to scores, against transformers on the same weights."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gguf_writer import write_gguf
+from support.logit_sequences import expect_same, reference_logits
+from support.sparse_models import tensors_of
+
+from pyagent import _rust
+
+pytestmark = pytest.mark.oracle
+
+SIZES = {"vocab_size": 250, "n_layers": 2, "max_seq_len": 512}
+HEAD_DIM = 16
+NAMES = {
+    "transformer.wte": "token_embd",
+    "transformer.norm_f": "output_norm",
+    "norm_1": "attn_norm",
+    "norm_2": "ffn_norm",
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "ffn.up_proj": "ffn_up",
+    "ffn.down_proj": "ffn_down",
+}
+
+
+def write_mpt(folder: Path, num_heads: int, **attention: Any) -> Any:
+    """Write a random model by transformers, attention sharp; returns it."""
+    import torch
+    from transformers import MptConfig, MptForCausalLM
+
+    torch.manual_seed(11)
+    model = MptForCausalLM(
+        MptConfig(**SIZES, d_model=HEAD_DIM * num_heads, n_heads=num_heads, attn_config=attention)
+    ).eval()
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            values.add_(torch.randn_like(values) * (0.1 if "norm" in name or "wte" in name else 0.15))
+    model.save_pretrained(folder)
+    if max_bias := attention.get("alibi_bias_max"):  # which transformers' decoder leaves at 8
+        build = model.transformer.build_mpt_alibi_tensor
+        model.transformer.build_mpt_alibi_tensor = lambda *sizes, **rest: build(*sizes, max_bias, **rest)
+    return model
+
+
+def write_as_gguf(path: Path, folder: Path, num_heads: int, **keys: object) -> Path:
+    """Write the folder's tensors as llama.cpp has them."""
+    sizes = {
+        "block_count": 2,
+        "context_length": 512,
+        "embedding_length": HEAD_DIM * num_heads,
+        "feed_forward_length": 4 * HEAD_DIM * num_heads,
+        "attention.head_count": num_heads,
+        "attention.layer_norm_epsilon": 1e-5,
+        **keys,
+    }
+    found: dict[str, tuple[tuple[int, ...], array[float]]] = {}
+    for name, values in tensors_of(folder).items():
+        whole, _, end = name.rpartition(".")
+        _, _, of_layer = name.partition("blocks.")
+        layer, _, part = of_layer.rpartition(f".{end}")[0].partition(".")
+        key = f"blk.{layer}.{NAMES[part]}.{end}" if of_layer else f"{NAMES[whole]}.{end}"
+        found[key] = (tuple(reversed(values.shape)), array("f", values.contiguous().numpy().tobytes()))
+    metadata = {"general.architecture": "mpt"} | {f"mpt.{key}": value for key, value in sizes.items()}
+    return write_gguf(path, metadata, found)
+
+
+@pytest.mark.parametrize(("num_heads", "max_bias"), [(4, 8), (6, 5)])
+def test_folders_and_files_of_mpt_agree_with_transformers(num_heads: int, max_bias: int, tmp_path: Path) -> None:
+    """Heads that are a power of two, and others, of another greatest exponent: as `expect_same`, from both kinds."""
+    model = write_mpt(tmp_path / "folder", num_heads, alibi_bias_max=max_bias)
+    expected = reference_logits(model)
+    expect_same(tmp_path / "folder", expected)
+    keys = {"attention.max_alibi_bias": float(max_bias)}
+    expect_same(write_as_gguf(tmp_path / "m.gguf", tmp_path / "folder", num_heads, **keys), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attn_config": {"clip_qkv": 6.0}}, r"'attn_config.clip_qkv' is not implemented"),
+        ({"attn_config": {"qk_ln": True}}, r"'attn_config.qk_ln' is not implemented"),
+        ({"attn_config": {"softmax_scale": 0.1}}, r"'attn_config.softmax_scale' is not implemented"),
+        ({"attn_config": {"alibi": False}}, r"'attn_config.alibi' is false"),
+        ({"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type"),
+        ({"attn_config": {"alibi_bias_max": "wide"}}, r"'attn_config.alibi_bias_max' must be a number"),
+        ({"attn_config": {"alibi_bias_max": -1}}, "ALiBi's greatest exponent is -1; expected 0 to 1000"),
+        ({"logit_scale": 0.5}, "'logit_scale' is not implemented"),
+        ({"norm_type": "rmsnorm"}, "'norm_type' 'rmsnorm' is not implemented for mpt"),
+        ({"d_model": None}, "lacks 'd_model'"),
+        ({"n_heads": 10**30}, "n_heads"),
+    ],
+)
+def test_what_an_mpt_may_be_besides_is_refused_by_name(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """Projections that are cut off or normalised, other scales, no ALiBi, sizes that are none."""
+    config = {"model_type": "mpt", **SIZES, "d_model": 64, "n_heads": 4, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_mpt(tmp_path / "folder", 4)
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "folder/model.safetensors").read_bytes())
+    with pytest.raises(_rust.ModelFileError, match=said):
+        _rust.describe_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "'mpt.attention.max_alibi_bias' is 0, and positions without ALiBi are not implemented"),
+        ({"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 6.0}, "'mpt.attention.clamp_kqv' is not implemented"),
+        ({"attention.max_alibi_bias": float("nan")}, "ALiBi's greatest exponent is NaN; expected 0 to 1000"),
+    ],
+)
+def test_files_of_other_mpts_are_refused_by_name(keys: dict[str, object], said: str, tmp_path: Path) -> None:
+    """As llama.cpp's converter says that there is no ALiBi, or that projections are cut off."""
+    write_mpt(tmp_path / "folder", 4)
+    with pytest.raises(_rust.ModelFileError, match=said):
+        _rust.describe_model(write_as_gguf(tmp_path / "m.gguf", tmp_path / "folder", 4, **keys))
