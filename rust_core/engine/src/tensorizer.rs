@@ -73,8 +73,11 @@ pub struct TensorSums {
     /// Where its bytes end, which begin with the header's end.
     pub end: usize,
     /// Where the checksums are in the file.
-    pub places: Vec<(SumKind, Range<usize>)>,
+    pub places: SumPlaces,
 }
+
+/// Where checksums are in a file.
+pub type SumPlaces = Vec<(SumKind, Range<usize>)>;
 
 /// How a checksum is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -285,7 +288,7 @@ impl Entry<'_> {
     }
 
     /// Where a tensor's own header, which starts at `start` in the file, has its checksums; none where it disagrees.
-    fn sums_of(&self, header: &[u8], start: usize) -> Result<Option<Vec<(SumKind, Range<usize>)>>, ModelFileError> {
+    fn sums_of(&self, header: &[u8], start: usize) -> Result<Option<SumPlaces>, ModelFileError> {
         let mut rest = Cursor(header);
         let length = rest.number(8)?;
         let _module = rest.number(2)?;
