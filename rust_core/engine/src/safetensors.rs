@@ -342,7 +342,7 @@ fn read_index(path: &Path, form: &Form) -> Result<BTreeMap<String, String>, Mode
                 "tensor {name:?} is in {file}: expected the name of a {} file beside it, as {} has them; download the \
                  folder again, or delete the index where {} has all tensors",
                 form.ends.1.trim_start_matches('.'),
-                form.index,
+                form.index.unwrap_or_default(),
                 form.whole
             )));
         };

@@ -270,6 +270,8 @@ impl Shape {
             attention_scale: 1.0,
             has_bare_qk_norms: false,
             query_growth: None,
+            dual_chunks: None,
+            normed_stream: None,
             alibi_max_bias: None,
             attention_softcap: None,
             logit_softcap: None,

@@ -69,6 +69,8 @@ fn encoder_config(config: &ModelConfig, own: &EncoderDecoder) -> EncoderConfig {
         dense: Vec::new(),
         head: None,
         is_late: false,
+        attention: None,
+        closing_token: None,
         tasks: None,
     }
 }
@@ -107,6 +109,7 @@ impl PromptEncoder {
                 distances,
             })),
             dense: Vec::new(),
+            attention: None,
             head: None,
         };
         let space = Workspace::new(&config, &weights, threads, 0, 0);

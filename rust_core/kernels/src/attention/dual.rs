@@ -169,6 +169,8 @@ mod tests {
                 num_query_heads_per_kv: HEADS,
                 first_position: self.first,
                 num_tokens: self.queries.len() / ROW,
+                first_seen: 0,
+                end_seen: usize::MAX,
                 window: None,
                 is_window_chunk: false,
                 scale: 0.3,
