@@ -236,7 +236,7 @@ def test_show_says_what_of_a_model_fits(environment: dict[str, str], tmp_path: P
         (("pull", "smol2:135m"), "did you mean 'smollm2:135m'?"),
         (("rm", "smollm2:135m"), "smollm2:135m is not in the store; there are: none"),
         (("show", "smollm2"), "smollm2:135m is not here yet; fetch it first: pyagent models pull smollm2:135m"),
-        (("check", "SmolLM2"), "smollm2:135m is not in the store"),
+        (("check", "SmolLM2"), "smollm2:135m is not here yet; fetch it first: pyagent models pull smollm2:135m"),
     ],
 )
 def test_mistakes_are_one_line_with_what_to_do(
@@ -438,6 +438,6 @@ def test_models_are_compared_with_their_checksums(environment: dict[str, str], t
     assert "m.gguf is damaged: its checksum is " in told["hf:owner/b"]["fault"]
     anew = "fetch the model anew: pyagent models rm hf:owner/b, then pyagent models pull hf:owner/b"
     assert told["hf:owner/b"]["fault"].endswith(anew)
-    assert "is not in the store" in models(settings, "check", "hf:owner/c").err
+    assert "hf:owner/c is not here yet; fetch it first" in models(settings, "check", "hf:owner/c").err
     none = tmp_path / "none"
     assert models(environment | {"PYAGENT_PATHS__MODELS": str(none)}, "check").out == f"no models in {none}\n"

@@ -107,7 +107,7 @@ class CpuRunner(PagedRunner):
         # Tokens ahead of the pool's would be in the state for good.
         self.computes_ahead = not has_states
         self._has_prompts = info.decoder_start is not None
-        self.scores_prompts = not self._has_prompts  # an encoder gives no likelihoods
+        self.scores_prompts = self.scores_prompts and not self._has_prompts  # an encoder gives no likelihoods
         self.has_mtp = about["has_mtp"]
         self._swap = SwapSpace(self.model, self.pool, info.page_bytes)
 
