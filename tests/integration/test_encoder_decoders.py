@@ -212,6 +212,7 @@ def test_sequences_without_prompts_are_refused(path: Path) -> None:
         ("", {"decoder_block_count": 1 << 31}, "layers of the decoder: 2147483648; expected 1 to 500"),
         ("", {"attention.key_length": 32, "attention.value_length": 32}, "is 48 x 64; expected 96 x 64"),
         ("", {"attention.head_count": 4}, "is 48 x 64; expected 64 x 64"),
+        ("", {"attention.head_count": 4096, "context_length": 16384}, "numbers are added to scores by distance"),
         ("", {"decoder_start_token_id": 5_000}, "'decoder_start_token_id' is 5000, but the vocabulary has"),
         ("", {"attention.causal": False}, "'t5.attention.causal' is not implemented"),
     ],
