@@ -21,6 +21,7 @@ from pyagent.core.errors import ContextOverflowError
 from pyagent.core.messages import ChatRequest, SamplingParams
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.infrastructure.models.describe import describe_model
 
 FORMATS: dict[str, EngineOptions] = {
     "two threads": options(threads=2),
@@ -211,6 +212,7 @@ def test_sequences_without_prompts_are_refused(path: Path) -> None:
         ("", {"decoder_block_count": 1 << 31}, "layers of the decoder: 2147483648; expected 1 to 500"),
         ("", {"attention.key_length": 32, "attention.value_length": 32}, "is 48 x 64; expected 96 x 64"),
         ("", {"attention.head_count": 4}, "is 48 x 64; expected 64 x 64"),
+        ("", {"attention.head_count": 4096, "context_length": 16384}, "numbers are added to scores by distance"),
         ("", {"decoder_start_token_id": 5_000}, "'decoder_start_token_id' is 5000, but the vocabulary has"),
         ("", {"attention.causal": False}, "'t5.attention.causal' is not implemented"),
     ],
@@ -224,10 +226,20 @@ def test_damaged_files_are_refused_by_name(without: str, changes: dict[str, obje
 
 
 def test_models_show_says_what_it_is(path: Path, tmp_path: Path) -> None:
-    """The card names the encoder-decoder, and the built-in template that chats are asked by."""
+    """The card names the encoder-decoder, its one runner, and the built-in template that chats are asked by."""
     shown = pyagent("models", "show", str(path), env=fresh_environment(tmp_path)).stdout
     assert "t5, 3 layers; an encoder-decoder" in shown
     assert "plain (built in" in shown
+    lines = dict(line.split(maxsplit=1) for line in shown.splitlines() if not line.startswith(" "))
+    assert "fault" not in lines
+    assert lines["runners"] == "cpu"
+
+
+@pytest.mark.parametrize("name", ["enc.blk.1.ffn_up.weight", "dec.blk.2.cross_attn_v.weight", "enc.output_norm.weight"])
+def test_models_show_names_a_tensor_that_is_missing(name: str, tmp_path: Path) -> None:
+    """A file without a tensor of either half has its name in the card, as loading would say it."""
+    path = write_t5(tmp_path / "t5.gguf", without=name)
+    assert f'"{name}" is missing' in (describe_model(path).fault or "")
 
 
 def test_weights_and_steps_are_counted(path: Path) -> None:

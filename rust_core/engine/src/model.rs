@@ -220,6 +220,9 @@ pub fn load(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result
 /// None of weights that only who loads them reads.
 pub fn tensor_fault(file: &ModelFile, config: &ModelConfig) -> Option<ModelFileError> {
     let pool = ThreadPool::new(1);
+    if let Some(own) = &config.encoder_decoder {
+        return encoder_decoder::check(file, config, own, &pool).err();
+    }
     let loader = Loader::new(file, config, &pool).ok()?;
     let whole = |name: String| file.tensor(&name).map(|_| ());
     let check_output = || match is_output_tied(file, config) {

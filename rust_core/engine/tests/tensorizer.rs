@@ -142,3 +142,18 @@ fn what_cannot_be_read_is_refused_by_name() {
     let empty: Tensorized<'_> = ("a", "<f4", &[0, 2], &[]);
     assert!(refusal(&tensorizer_bytes(1, &[empty], 80)).contains("a dimension is 0"));
 }
+
+/// A tensor whose bytes reach over the next one's header is refused, though both places say so.
+#[test]
+fn tensors_over_each_other_are_refused() {
+    let next: Tensorized<'_> = ("b", "<f4", &[1], &[0; 4]);
+    let mut bytes = tensorizer_bytes(2, &[("a", "|u1", &[4], &[0; 4]), next], 80);
+    assert!(TensorizerFile::parse(&bytes).is_ok());
+    let header = TABLE_START + 80;
+    let reach = 4 + (bytes.len() - header) as u64 / 2;
+    for (shape, num_bytes) in [(TABLE_START + 9, TABLE_START + 29), (header + 19, header + 66)] {
+        bytes[shape..shape + 4].copy_from_slice(&(reach as u32).to_le_bytes());
+        bytes[num_bytes..num_bytes + 8].copy_from_slice(&reach.to_le_bytes());
+    }
+    assert!(refusal(&bytes).contains("two of its tensors overlap"));
+}

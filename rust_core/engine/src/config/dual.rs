@@ -75,7 +75,7 @@ impl DualChunks {
         let fields = JsonConfig(fields, None);
         let size = |key, default| Ok::<usize, ModelFileError>(fields.optional_size(key)?.unwrap_or(default));
         let (furthest, local) = (size("chunk_size", CHUNK_SIZE)?, size("local_size", LOCAL_SIZE)?);
-        if !(local + 1..=1 << 28).contains(&furthest) {
+        if local >= furthest || furthest > 1 << 28 {
             return Err(invalid(format!(
                 "config.json: '{FIELD}' has chunks of {furthest} positions, {local} of them local; expected more than \
                  are local, and {} at most",
@@ -135,5 +135,32 @@ impl ModelConfig {
             ))),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Sizes that leave a chunk no position, or are no sizes of a text's, are refused.
+    #[test]
+    fn chunks_without_positions_are_refused() {
+        for (chunk, local) in [
+            (0, 0),
+            (8, 8),
+            (8, 9),
+            (8, u64::MAX),
+            (1 << 29, 0),
+            (u64::MAX, u64::MAX),
+        ] {
+            let fields = json!({"chunk_size": chunk, "local_size": local});
+            let read = DualChunks::of_fields(fields.as_object().expect("an object"));
+            assert!(read.is_err_and(|error| error.to_string().contains(&format!("chunks of {chunk} positions"))));
+        }
+        let fields = json!({"chunk_size": 8, "local_size": 7});
+        let read = DualChunks::of_fields(fields.as_object().expect("an object"));
+        assert_eq!(read.map(|dual| (dual.chunk_len, dual.furthest)).ok(), Some((1, 8)));
     }
 }

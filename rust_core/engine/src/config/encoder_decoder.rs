@@ -54,6 +54,8 @@ const TIMES_TRAINED: usize = 4;
 const MOST_TRAINED: usize = 1 << 14;
 const MOST_BUCKETS: usize = 1_024;
 const MOST_DISTANCE: usize = 1 << 16;
+/// Numbers by distance that all layers add to scores, at most: twenty times those of UMT5's largest model.
+const MOST_NUMBERS: usize = 1 << 27;
 
 /// What an encoder-decoder has besides its decoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -213,6 +215,17 @@ fn shape_of_gguf(keys: &Keys<'_>) -> Result<Shape, ModelFileError> {
 }
 
 impl Shape {
+    /// Numbers that are made of the tables of distances, which may be far more than a file has: of the encoder's both ways as
+    /// far as a prompt may reach, of the decoder's up to the farthest.
+    fn numbers_by_distance(&self) -> usize {
+        let (encoder, decoder) = match self.own.has_own_distances {
+            true => (self.own.num_encoder_layers, self.num_layers),
+            false => (1, 1),
+        };
+        let of_head = encoder * 2 * TIMES_TRAINED * self.trained_tokens + decoder * self.own.farthest;
+        of_head.saturating_mul(self.num_heads)
+    }
+
     /// Refuses what no real model has before anything is multiplied or allocated.
     fn config(self) -> Result<ModelConfig, ModelFileError> {
         let limits = [
@@ -231,6 +244,12 @@ impl Shape {
             if !(low..=high).contains(&value) {
                 return Err(invalid(format!("{what}: {value}; expected {low} to {high}")));
             }
+        }
+        let numbers = self.numbers_by_distance();
+        if numbers > MOST_NUMBERS {
+            return Err(invalid(format!(
+                "{numbers} numbers are added to scores by distance; expected {MOST_NUMBERS} at most"
+            )));
         }
         let count = 2 * self.num_layers;
         let config = ModelConfig {

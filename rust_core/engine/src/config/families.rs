@@ -184,6 +184,7 @@ impl Architecture {
                 | Self::Mellum
                 | Self::BailingMoe2
                 | Self::MiniMax01
+                | Self::T5
                 | Self::Granite
                 | Self::GraniteHybrid
                 | Self::HunyuanMoe

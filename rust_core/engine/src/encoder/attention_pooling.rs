@@ -232,5 +232,7 @@ mod tests {
         assert!(why("text_config", r#"{"model_type": "bidir_mistral"}"#).contains("eos_token_id"));
         assert!(why("latent_attention_config", r#"{"latent_dim": 8}"#).contains("latent_dim"));
         assert!(why("latent_attention_config", r#"{"num_cross_heads": 0}"#).contains("num_cross_heads"));
+        let many = r#"{"num_cross_heads": 64, "num_latents_value": 513}"#;
+        assert!(why("latent_attention_config", many).contains("expected 512 at most, of 64 heads"));
     }
 }

@@ -30,6 +30,8 @@ const FEEDS: &str = "latent_attention_model.cross_attend_blocks.1.";
 const NORM_EPSILON: f32 = 1e-5;
 /// How much wider than a token's vector the feed-forward block is inside.
 const WIDENING: usize = 4;
+/// Scores of a token, of all heads, at most: eight times NV-Embed's.
+const MOST_SCORES: usize = 1 << 15;
 
 /// The shape of latent attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,11 +77,20 @@ impl Latents {
                 return Err(refused(key, &format!("{hidden}, the width of the body's vectors")));
             }
         }
-        Ok(Self {
+        let latents = Self {
             num_latents: size(sizes[0], 512, 1 << 13)?,
             num_heads: size(sizes[1], 8, 1 << 6)?,
             head_dim: size(sizes[2], 4096, 1 << 13)?,
-        })
+        };
+        // A row of memory for each: they may be many times as much as the file's tensors.
+        if latents.num_heads * latents.num_latents > MOST_SCORES {
+            let heads = latents.num_heads;
+            return Err(refused(
+                sizes[0],
+                &format!("{} at most, of {heads} heads", MOST_SCORES / heads),
+            ));
+        }
+        Ok(latents)
     }
 
     /// The widest row that a token has inside.

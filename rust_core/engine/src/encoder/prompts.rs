@@ -79,7 +79,8 @@ fn encoder_config(config: &ModelConfig, own: &EncoderDecoder) -> EncoderConfig {
 pub(crate) fn prompt_bytes(config: &ModelConfig, threads: usize, most_tokens: usize) -> u128 {
     let Some(own) = &config.encoder_decoder else { return 0 };
     let encoder = encoder_config(config, own);
-    let kept = KEPT_CONTEXTS * config.context_length.min(most_tokens) * config.hidden_size * size_of::<f32>();
+    // Several prompts are kept, none of which is longer than `most_tokens`; all together may be.
+    let kept = KEPT_CONTEXTS * config.context_length * config.hidden_size * size_of::<f32>();
     let tile = 2 * TILE_TOKENS * config.query_size() * size_of::<f32>();
     (workspace_bytes(&encoder, threads, most_tokens) + kept + threads * tile) as u128
 }
@@ -208,6 +209,8 @@ impl PromptEncoder {
         while num_kept(&self.kept) + tokens.len() > most && self.kept.pop_front().is_some() {}
         if tokens.len() > self.room {
             let count = tokens.len();
+            // The memory is freed before there is more of it.
+            (self.room, self.space) = (0, Workspace::new(&self.config, &self.weights, 0, 0, 0));
             self.space = Workspace::new(&self.config, &self.weights, pool.num_threads(), count, count);
             self.room = count;
         }

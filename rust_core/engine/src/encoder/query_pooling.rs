@@ -258,25 +258,44 @@ impl QueryWeights {
     /// Of each head the mean of the tokens, weighted by its scores.
     fn means(&self, rows: &[f32]) -> Vec<f64> {
         let hidden = self.probes.len() / self.shape.num_heads;
-        let num_tokens = rows.len() / hidden;
-        let mut tokens: Vec<f64> = rows.iter().map(|x| f64::from(*x)).collect();
-        if let Some(norm) = &self.token_norm {
-            tokens.chunks_exact_mut(hidden).for_each(|row| norm.of(row));
-        }
-        let mut means = vec![0.0; self.probes.len()];
-        let mut weights = vec![0.0; num_tokens];
-        for (probe, mean) in self.probes.chunks_exact(hidden).zip(means.chunks_exact_mut(hidden)) {
-            for (weight, token) in weights.iter_mut().zip(tokens.chunks_exact(hidden)) {
-                *weight = probe.iter().zip(token).map(|(probe, x)| probe * x).sum();
+        let num_tokens = (rows.len() / hidden).max(1);
+        let mut weights = vec![0.0; self.shape.num_heads * num_tokens];
+        self.each_token(rows, |index, token| {
+            for (probe, weights) in self
+                .probes
+                .chunks_exact(hidden)
+                .zip(weights.chunks_exact_mut(num_tokens))
+            {
+                weights[index] = probe.iter().zip(token).map(|(probe, x)| probe * x).sum();
             }
+        });
+        for weights in weights.chunks_exact_mut(num_tokens) {
             let most = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             weights.iter_mut().for_each(|weight| *weight = (*weight - most).exp());
             let sum: f64 = weights.iter().sum();
-            for (weight, token) in weights.iter().zip(tokens.chunks_exact(hidden)) {
-                let weight = weight / sum;
+            weights.iter_mut().for_each(|weight| *weight /= sum);
+        }
+        let mut means = vec![0.0; self.probes.len()];
+        self.each_token(rows, |index, token| {
+            for (mean, weights) in means.chunks_exact_mut(hidden).zip(weights.chunks_exact(num_tokens)) {
+                let weight = weights[index];
                 mean.iter_mut().zip(token).for_each(|(mean, x)| *mean += weight * x);
             }
-        }
+        });
         means
+    }
+
+    /// Calls `work` with each token's vector, normalised where the block does so: one at a time, as all of a long text's in
+    /// double precision would take twice what its stream does.
+    fn each_token(&self, rows: &[f32], mut work: impl FnMut(usize, &[f64])) {
+        let hidden = self.probes.len() / self.shape.num_heads;
+        let mut token = vec![0.0; hidden];
+        for (index, row) in rows.chunks_exact(hidden).enumerate() {
+            token.iter_mut().zip(row).for_each(|(token, x)| *token = f64::from(*x));
+            if let Some(norm) = &self.token_norm {
+                norm.of(&mut token);
+            }
+            work(index, &token);
+        }
     }
 }
