@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from msgspec.structs import replace
 from support.command_line import fresh_environment, pyagent
 from support.encoder_decoders import END, PAD, PIECES, TRAINED, PromptRunner, t5_tensors, write_t5
 from support.native import alone, assert_idle, at_once, chat, mixed_requests, native_server, options, run, running
@@ -100,6 +101,35 @@ def test_keys_and_values_of_another_prompt_are_never_used(path: Path) -> None:
             assert answers[1].text == (await collect(cold.chat(second))).text
             assert answers[0].text == answers[2].text != answers[1].text
             await assert_idle(backend)
+
+    run(work())
+
+
+def test_what_is_explained_is_what_is_found(path: Path) -> None:
+    """A prompt that was asked before is told as cached, as far as a request finds it; one that begins alike is not."""
+
+    async def work() -> None:
+        first, second = (ChatRequest(prompt="to the a " * 12 + end, sampling=GREEDY) for end in ("en", "er"))
+        async with running(path) as backend:
+            await collect(backend.chat(first))
+            model = await backend.load()
+            told = [model.explain(one).cached_tokens for one in (first, second)]
+            again = (await collect(backend.chat(first))).usage
+            assert told == [again.prompt_tokens_details.cached_tokens, 0] == [again.prompt_tokens - 1, 0]
+
+    run(work())
+
+
+def test_what_the_encoder_reads_counts_in_no_penalty(path: Path) -> None:
+    """As in transformers a penalty of repetition is for the answer: its first token is the one without."""
+
+    async def work() -> None:
+        async with running(path) as backend:
+            for prompt in ("abcdefghijklmnopqrstuvwxyz 0123456789.,:!", "the to a en er ch Hallo"):
+                plain = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logit_bias={PAD: -100})
+                both = (plain, replace(plain, repetition_penalty=100.0))
+                texts = [(await collect(backend.chat(ChatRequest(prompt=prompt, sampling=one)))).text for one in both]
+                assert texts[0] == texts[1] != ""
 
     run(work())
 
