@@ -20,7 +20,10 @@ from pyagent import _rust
 from pyagent.core.backends import collect
 from pyagent.core.errors import ContextOverflowError
 from pyagent.core.messages import ChatRequest, SamplingParams
+from pyagent.core.runners.batch import PrefixKey
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 
 FORMATS: dict[str, EngineOptions] = {
@@ -163,7 +166,10 @@ def test_the_prompt_ends_and_the_answer_begins_as_the_model_was_trained(path: Pa
         sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
         async with running(path, options(kv_type="f32")) as backend:
             got = await collect(backend.chat(ChatRequest(prompt="the to", sampling=sampling)))
-        assert got.usage.prompt_tokens == len(prompt) + 1
+            as_sent = await collect(backend.chat(ChatRequest(prompt_token_ids=prompt[:-1], sampling=sampling)))
+        assert got.usage.prompt_tokens == len(prompt) + 1 == as_sent.usage.prompt_tokens + 1, (
+            "ids have no end put behind"
+        )
         assert got.text == ModelTokenizer.load(path, vocab_size=len(PIECES)).decode(answer[1:])
 
     run(work())
@@ -221,6 +227,20 @@ def test_sequences_without_prompts_are_refused(path: Path) -> None:
     assert "has no prompt" in model.execute(pool, [1], [3], [5, 6, 7])[2][0]
     model.set_prompt(1, [5, 6, 7])
     assert "no logits" in model.execute(pool, [1], [3], [5, 6, 7], num_outputs=[1])[2][0]
+
+
+def test_a_prompt_is_forgotten_with_its_sequence(path: Path) -> None:
+    """Released or swapped out: nothing of it stays, and who computes on without it is told so."""
+    runner, tokens = CpuRunner(path, RunnerOptions(threads=1, kv_bytes=1 << 22)), [5, 6, 7, PAD]
+    for sequence, end in enumerate((runner.release, runner.swap_out)):
+        runner.add(sequence, tokens, PrefixKey.of_encoded(tokens[:-1]))
+        runner.reserve(sequence, len(tokens))
+        asked = (runner.pool, [sequence], [len(tokens)], tokens)
+        assert runner.model.execute(*asked)[2] == {}
+        end(sequence)
+        runner.pool.add(sequence, tokens)
+        runner.reserve(sequence, len(tokens))
+        assert "has no prompt" in runner.model.execute(*asked)[2][0]
 
 
 @pytest.mark.parametrize(
