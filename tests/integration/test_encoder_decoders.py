@@ -19,7 +19,7 @@ from support.native import alone, assert_idle, at_once, chat, mixed_requests, na
 from pyagent import _rust
 from pyagent.core.backends import collect
 from pyagent.core.errors import ContextOverflowError
-from pyagent.core.messages import ChatRequest, SamplingParams
+from pyagent.core.messages import ChatRequest, Message, SamplingParams
 from pyagent.core.runners.batch import PrefixKey
 from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
@@ -147,6 +147,24 @@ def test_several_answers_share_a_prompt(path: Path) -> None:
             texts = [[delta.content for delta in (await collect(one.chat(request))).deltas] for one in (backend, other)]
             assert sorted("".join(texts[0])) == sorted("".join(texts[1]))
             await assert_idle(backend)
+
+    run(work())
+
+
+def test_a_conversation_is_read_anew_and_its_memory_stays(path: Path) -> None:
+    """A second turn continues no tokens of the first; keys and values of a prompt do not move between engines."""
+
+    async def work() -> None:
+        first = replace(chat("to the a", max_tokens=9, temperature=0, ignore_eos=True), session="talk")
+        async with running(path) as backend, running(path) as cold:
+            said = (await collect(backend.chat(first))).text
+            turns = [*first.messages, Message("assistant", said), Message("user", "ch en")]
+            second = replace(first, messages=turns)
+            texts = [(await collect(one.chat(second))).text for one in (backend, cold)]
+            assert texts[0] == texts[1] != ""
+            model = await backend.load()
+            assert model.explain(second).log_tokens == 0
+            assert (model.movable, "those of one prompt alone" in model.why_kv_stays) == (None, True)
 
     run(work())
 
