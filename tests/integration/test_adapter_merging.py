@@ -98,7 +98,7 @@ def test_only_the_tensors_that_an_adapter_adds_to_change(folder: Path) -> None:
         (model / name / "pytorch_model.bin").write_text("other")
     (model / ".git").mkdir()
     (model / ".git/config").write_text("")
-    for name in ("pytorch_model.bin", "consolidated.safetensors", "model.gguf"):
+    for name in ("pytorch_model.bin", "consolidated.safetensors", "model.gguf", "model.tensors"):
         (model / name).write_text("old weights")
     told: list[tuple[int, int]] = []
     made = merged(folder, progress=lambda done, total: told.append((done, total)))
@@ -116,7 +116,8 @@ def test_only_the_tensors_that_an_adapter_adds_to_change(folder: Path) -> None:
     ]
     assert files == sorted([*copied, "model.safetensors"])
     assert sorted(made.copied) == copied
-    assert made.left_out == ["consolidated.safetensors", "model.gguf", "pytorch_model.bin", "onnx/pytorch_model.bin"]
+    others = ["consolidated.safetensors", "model.gguf", "model.tensors", "pytorch_model.bin", "onnx/pytorch_model.bin"]
+    assert made.left_out == others
     assert made.num_tensors == 1
     assert told[-1] == (made.num_bytes, made.num_bytes)
     assert made.num_bytes == sum((folder / "out" / file).stat().st_size for file in files)

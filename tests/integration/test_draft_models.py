@@ -11,6 +11,7 @@ import httpx
 import pytest
 from support.counting_runner import Client
 from support.draft_models import BY_MODEL, EagerlyDrafted, eagerly_drafted, with_draft_model
+from support.encoder_decoders import write_t5
 from support.hybrid_model import write_hybrid
 from support.native import assert_idle, at_once, chat, engine_of, options, run, running
 from support.requests_of_all_kinds import requests_of_all_kinds, told
@@ -246,11 +247,16 @@ def test_what_was_reserved_or_loaded_in_vain_is_given_back(
     target = Plain(tiny_model_path, chosen.runner)
     assert draft.load(target, chosen, memory) is None
     assert (ledger.free_bytes, factory.made) == (1 << 30, [])
-    draft, memory = found(write_hybrid(tmp_path / "recurrent.gguf", "lfm2"))
-    with pytest.raises(ConfigError, match="cannot draft on the cpu runner, as it cannot go back"):
-        draft.load(CpuRunner(tiny_model_path, chosen.runner), chosen, memory)
-    (runner,) = factory.made
-    assert not hasattr(runner, "model")
+    for path, why in (
+        (write_hybrid(tmp_path / "recurrent.gguf", "lfm2"), "cannot draft on the cpu runner, as it cannot go back"),
+        (write_t5(tmp_path / "t5.gguf"), "draft is an encoder-decoder, which drafts for no other model"),
+    ):
+        draft, memory = found(path)
+        with pytest.raises(ConfigError, match=why):
+            draft.load(CpuRunner(tiny_model_path, chosen.runner), chosen, memory)
+        assert not hasattr(factory.made.pop(), "model")
+        memory.release()
+    assert (ledger.free_bytes, factory.made) == (1 << 30, [])
 
 
 def test_an_encoder_is_no_draft_model(tmp_path: Path) -> None:

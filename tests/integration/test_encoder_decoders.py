@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from msgspec.structs import replace
 from support.command_line import fresh_environment, pyagent
 from support.encoder_decoders import END, PAD, PIECES, TRAINED, PromptRunner, t5_tensors, write_t5
 from support.native import alone, assert_idle, at_once, chat, mixed_requests, native_server, options, run, running
@@ -18,8 +19,11 @@ from support.native import alone, assert_idle, at_once, chat, mixed_requests, na
 from pyagent import _rust
 from pyagent.core.backends import collect
 from pyagent.core.errors import ContextOverflowError
-from pyagent.core.messages import ChatRequest, SamplingParams
+from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.core.runners.batch import PrefixKey
+from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
+from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.models.describe import describe_model
 
@@ -105,6 +109,35 @@ def test_keys_and_values_of_another_prompt_are_never_used(path: Path) -> None:
     run(work())
 
 
+def test_what_is_explained_is_what_is_found(path: Path) -> None:
+    """A prompt that was asked before is told as cached, as far as a request finds it; one that begins alike is not."""
+
+    async def work() -> None:
+        first, second = (ChatRequest(prompt="to the a " * 12 + end, sampling=GREEDY) for end in ("en", "er"))
+        async with running(path) as backend:
+            await collect(backend.chat(first))
+            model = await backend.load()
+            told = [model.explain(one).cached_tokens for one in (first, second)]
+            again = (await collect(backend.chat(first))).usage
+            assert told == [again.prompt_tokens_details.cached_tokens, 0] == [again.prompt_tokens - 1, 0]
+
+    run(work())
+
+
+def test_what_the_encoder_reads_counts_in_no_penalty(path: Path) -> None:
+    """As in transformers a penalty of repetition is for the answer: its first token is the one without."""
+
+    async def work() -> None:
+        async with running(path) as backend:
+            for prompt in ("abcdefghijklmnopqrstuvwxyz 0123456789.,:!", "the to a en er ch Hallo"):
+                plain = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logit_bias={PAD: -100})
+                both = (plain, replace(plain, repetition_penalty=100.0))
+                texts = [(await collect(backend.chat(ChatRequest(prompt=prompt, sampling=one)))).text for one in both]
+                assert texts[0] == texts[1] != ""
+
+    run(work())
+
+
 def test_several_answers_share_a_prompt(path: Path) -> None:
     """Of two answers to one prompt, each is what its seed gives; the memory is free afterwards."""
 
@@ -115,6 +148,24 @@ def test_several_answers_share_a_prompt(path: Path) -> None:
             texts = [[delta.content for delta in (await collect(one.chat(request))).deltas] for one in (backend, other)]
             assert sorted("".join(texts[0])) == sorted("".join(texts[1]))
             await assert_idle(backend)
+
+    run(work())
+
+
+def test_a_conversation_is_read_anew_and_its_memory_stays(path: Path) -> None:
+    """A second turn continues no tokens of the first; keys and values of a prompt do not move between engines."""
+
+    async def work() -> None:
+        first = replace(chat("to the a", max_tokens=9, temperature=0, ignore_eos=True), session="talk")
+        async with running(path) as backend, running(path) as cold:
+            said = (await collect(backend.chat(first))).text
+            turns = [*first.messages, Message("assistant", said), Message("user", "ch en")]
+            second = replace(first, messages=turns)
+            texts = [(await collect(one.chat(second))).text for one in (backend, cold)]
+            assert texts[0] == texts[1] != ""
+            model = await backend.load()
+            assert model.explain(second).log_tokens == 0
+            assert (model.movable, "those of one prompt alone" in model.why_kv_stays) == (None, True)
 
     run(work())
 
@@ -134,7 +185,10 @@ def test_the_prompt_ends_and_the_answer_begins_as_the_model_was_trained(path: Pa
         sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
         async with running(path, options(kv_type="f32")) as backend:
             got = await collect(backend.chat(ChatRequest(prompt="the to", sampling=sampling)))
-        assert got.usage.prompt_tokens == len(prompt) + 1
+            as_sent = await collect(backend.chat(ChatRequest(prompt_token_ids=prompt[:-1], sampling=sampling)))
+        assert got.usage.prompt_tokens == len(prompt) + 1 == as_sent.usage.prompt_tokens + 1, (
+            "ids have no end put behind"
+        )
         assert got.text == ModelTokenizer.load(path, vocab_size=len(PIECES)).decode(answer[1:])
 
     run(work())
@@ -192,6 +246,20 @@ def test_sequences_without_prompts_are_refused(path: Path) -> None:
     assert "has no prompt" in model.execute(pool, [1], [3], [5, 6, 7])[2][0]
     model.set_prompt(1, [5, 6, 7])
     assert "no logits" in model.execute(pool, [1], [3], [5, 6, 7], num_outputs=[1])[2][0]
+
+
+def test_a_prompt_is_forgotten_with_its_sequence(path: Path) -> None:
+    """Released or swapped out: nothing of it stays, and who computes on without it is told so."""
+    runner, tokens = CpuRunner(path, RunnerOptions(threads=1, kv_bytes=1 << 22)), [5, 6, 7, PAD]
+    for sequence, end in enumerate((runner.release, runner.swap_out)):
+        runner.add(sequence, tokens, PrefixKey.of_encoded(tokens[:-1]))
+        runner.reserve(sequence, len(tokens))
+        asked = (runner.pool, [sequence], [len(tokens)], tokens)
+        assert runner.model.execute(*asked)[2] == {}
+        end(sequence)
+        runner.pool.add(sequence, tokens)
+        runner.reserve(sequence, len(tokens))
+        assert "has no prompt" in runner.model.execute(*asked)[2][0]
 
 
 @pytest.mark.parametrize(

@@ -101,3 +101,10 @@ def test_a_repository_with_such_a_file_is_a_model() -> None:
     assert folder_files([*there, "model.safetensors"], None) == ["config.json", "model.safetensors"]
     assert has_weights(["model.tensors"])
     assert not has_weights(["vae.tensors"])
+
+
+def test_checksums_of_a_file_that_is_not_read_are_not_compared(tmp_path: Path) -> None:
+    """Beside safetensors, which go before it, whatever is in it says nothing of the model."""
+    for name in ("model.tensors", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"rubbish")
+    assert (checksum_kinds(tmp_path), check_tensors(tmp_path)) == ([], False)

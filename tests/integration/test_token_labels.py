@@ -149,6 +149,16 @@ def test_steps_over_http_and_on_the_card(rewards: tuple[Path, list[list[float]]]
     assert "scores        each step, up to its <extra_0>, of texts of up to 1,500 tokens" in card
 
 
+def test_models_that_generate_are_not_meant_where_none_is_named(
+    rewards: tuple[Path, list[list[float]]], tiny_model_path: Path
+) -> None:
+    """`/pooling` without model and task, beside a model that chats: what the only model that pools does."""
+    path, expected = rewards
+    with serve(create_app(native(tiny_model_path, path))) as url:
+        [found] = httpx.post(f"{url}/pooling", json={"input": SOLUTION}).json()["data"]
+        assert near(found["data"], expected)
+
+
 def test_a_reward_model_without_the_mark_or_a_matrix_is_refused(tmp_path: Path) -> None:
     """Its tokenizer has no `<extra_0>`; its file has no bias."""
     config, tensors = write_reward_model(tmp_path, has_mark=False)

@@ -26,6 +26,7 @@ from pyagent.core.guarded_backend import GuardedBackend
 from pyagent.core.messages import (
     ClassifyRequest,
     EmbedRequest,
+    Message,
     RankRequest,
     TokenEmbedRequest,
     TokenEmbedResult,
@@ -295,6 +296,15 @@ def test_damaged_folders_are_refused_by_name(tmp_path: Path) -> None:
     modules.write_text(json.dumps(steps[:1]), encoding="utf-8")
     with pytest.raises(_rust.ModelFileError, match="no step is Pooling, and none Dense"):
         _rust.describe_encoder(path)
+
+
+def test_messages_to_a_model_without_a_template_are_refused(encoder: Path, late: Path) -> None:
+    """Also where its tokenizer is one that no chat can be read with: the request is at fault, not the model."""
+    asked = TokenEmbedRequest(model="", messages=[Message("user", "ab c")])
+    for path in (encoder, late):
+        with pytest.raises(RequestError, match=r"no chat template .* send input in their place") as caught:
+            on(partial(native, path), lambda made: made.token_embed(asked))
+        assert caught.value.param == "messages"
 
 
 def test_a_model_that_joins_poolings_has_no_vectors_of_tokens(tmp_path: Path) -> None:

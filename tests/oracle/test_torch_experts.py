@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyagent.core.errors import ModelError
 from pyagent.core.runners.factory import RunnerOptions
-from pyagent.infrastructure.engine.runners.torch import experts
+from pyagent.infrastructure.engine.runners.torch import experts, sizes
 from pyagent.infrastructure.engine.runners.torch.experts import (
     ExpertMlp,
     GroupedExperts,
@@ -70,6 +70,14 @@ def test_captured_steps_compute_what_eager_ones_do(tmp_path: Path) -> None:
             assert runner.graphs is not None
             assert runner.graphs.num_replayed > 15
     assert said[0] == said[1]
+
+
+def test_steps_that_ask_the_host_are_not_captured(tmp_path: Path) -> None:
+    """`engine.batch_invariant` groups tokens in steps that decode too: a capture of them would fail."""
+    random_mixture("glm4_moe", tmp_path)
+    runner = Graphing(tmp_path, dataclasses.replace(ONE_THREAD, batch_invariant=True), STEP)
+    assert runner.graphs is None
+    assert not runner.twin.places
 
 
 # --- the parts ---
@@ -161,10 +169,22 @@ def test_memory_counts_every_expert(tmp_path: Path) -> None:
     random_mixture("qwen2_moe, dense layers", tmp_path)
     needs = TorchRunnerFactory().estimate(tmp_path, ONE_THREAD, STEP)
     tensors = tensors_of(tmp_path)
-    sizes = sum(tensor.numel() for name, tensor in tensors.items() if "norm" not in name and "bias" not in name)
-    assert needs.weight_bytes == 4 * sizes
+    numbers = sum(tensor.numel() for name, tensor in tensors.items() if "norm" not in name and "bias" not in name)
+    assert needs.weight_bytes == 4 * numbers
     fewer = TorchRunnerFactory().estimate(tmp_path, dataclasses.replace(ONE_THREAD, dtype="bf16"), STEP)
     assert needs.weight_bytes / 2 <= fewer.weight_bytes < 0.51 * needs.weight_bytes  # routers stay float32
+
+
+def test_steps_count_an_expert_larger_than_what_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is gathered at least: of Mixtral 8x22B it has 604 MB."""
+    random_mixture("qwen2_moe, dense layers", tmp_path)
+    told: list[int] = []
+    for num_bytes in (0, 1, 1 << 40):
+        monkeypatch.setattr(sizes, "EXPERT_BYTES", num_bytes)
+        told.append(TorchRunnerFactory().estimate(tmp_path, ONE_THREAD, STEP).workspace_bytes)
+    config = json.loads((tmp_path / "config.json").read_text())
+    expert_bytes = 4 * 3 * config["moe_intermediate_size"] * config["hidden_size"]
+    assert told[0] == told[1] == told[2] - (1 << 40) + expert_bytes
 
 
 def test_an_expert_that_is_missing_or_of_another_size_is_named(tmp_path: Path) -> None:

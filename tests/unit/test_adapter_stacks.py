@@ -175,3 +175,18 @@ def test_the_id_of_several_is_of_their_content_in_any_order(folder: Path) -> Non
     assert stack_id_of([one]) == ([one], adapter_id_of(one))
     ids = {both, adapter_id_of(one), adapter_id_of(two), stack_id_of([one, one])[1], stack_id_of([one, one, two])[1]}
     assert len(ids) == 5
+
+
+def test_the_id_of_an_adapter_is_of_the_weights_that_are_read(tmp_path: Path) -> None:
+    """Of each form of weights; of several beside each other the first counts, as the engine reads that alone."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for name in ("adapter_model.bin", "adapter_model.tensors", "adapter_model.safetensors"):
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        ids: list[int] = []
+        for content in (b"one", b"two"):
+            (tmp_path / name).write_bytes(content)
+            ids.append(adapter_id_of(tmp_path))
+            for path in before.keys() - {tmp_path / "adapter_config.json"}:
+                path.write_bytes(content + b" of another form, which is not read")
+            assert adapter_id_of(tmp_path) == ids[-1]
+        assert ids[0] != ids[1]

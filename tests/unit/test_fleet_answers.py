@@ -34,6 +34,18 @@ def test_structured_answer_is_asked_for_twice() -> None:
     assert second.response_format.type == "json_schema"
 
 
+def test_an_answer_that_a_stop_string_cut_is_asked_for_again_with_that() -> None:
+    """The model is told why its answer was not whole, as it is where a limit cut it."""
+
+    async def write(context: Context, task: Task) -> Poem:
+        return await context.generate("a poem", schema=Poem, sampling=SamplingParams(stop=("b",)))
+
+    fleet = fleet_of(Custom("write", write), script=['{"lines": ["a', '{"lines": ["a"]}'])
+    assert asyncio.run(fleet.run_agent("write", "x")) == Poem(["a"])
+    second: ChatRequest = fleet.backend.requests[1]  # type: ignore[attr-defined]
+    assert "it ended at one of the request's stop strings ('b')" in second.messages[-1].text
+
+
 def test_answer_that_never_fits_is_an_agent_error() -> None:
     """After the second misfit the agent fails, with the reason."""
 

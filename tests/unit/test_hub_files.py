@@ -84,6 +84,12 @@ def index(*names: str) -> bytes:
             id="torch's index",
         ),
         pytest.param(
+            ["config.json", "model.tensors", TORCH_INDEX, "pytorch_model-1.bin"],
+            None,
+            ["config.json", "model.tensors"],
+            id="tensorizer's beside torch",
+        ),
+        pytest.param(
             ["config.json", "medusa_lm_head.pt", "optimizer.pt", "README.md"],
             None,
             ["config.json", "medusa_lm_head.pt"],
@@ -131,8 +137,9 @@ def test_nothing_is_fetched_that_was_not_listed(there: list[str], indexed: list[
 
 
 def test_the_index_of_the_weights_that_are_read_is_looked_into() -> None:
-    """That of safetensors, or torch's where there are none."""
+    """That of safetensors, or torch's where there are none, and nothing of tensorizer's."""
     assert index_of([INDEX, TORCH_INDEX]) == INDEX
+    assert index_of(["model.tensors", TORCH_INDEX]) is None
     assert index_of([TORCH_INDEX, "pytorch_model-1.bin", "1_Dense/model.safetensors"]) == TORCH_INDEX
     assert index_of([TORCH_INDEX, "model.safetensors"]) is None
 

@@ -120,12 +120,13 @@ def test_a_name_of_several_models_is_refused_with_all_of_them() -> None:
 
 
 def test_files_that_lie_in_the_folder_are_models(tmp_path: Path) -> None:
-    """GGUF files and folders of safetensors, as LM Studio keeps them; parts, projectors and caches are not."""
+    """GGUF files and folders of weights, as LM Studio keeps them; parts, projectors and caches are not."""
     for file in (
         "a.gguf", "pub/name/b.gguf", "pub/name/mmproj-b.gguf", "MMProj-c.gguf",
         "c-00001-of-00002.gguf", "c-00002-of-00002.gguf",
         "folder/config.json", "folder/model.safetensors", "own/model.json", "own/d.gguf", ".partial-x/e.gguf",
-        "1/2/3/4/f.gguf", "notes.txt", "pub/other/a.gguf",
+        "1/2/3/4/f.gguf", "notes.txt", "pub/other/a.gguf", "heads/config.json", "heads/medusa_lm_head.pt",
+        "saved/config.json", "saved/model.tensors",
     ):  # fmt: skip
         path = tmp_path / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +137,7 @@ def test_files_that_lie_in_the_folder_are_models(tmp_path: Path) -> None:
         "other/a": "pub/other/a.gguf",
         "b": "pub/name/b.gguf",
         "c": "c-00001-of-00002.gguf",
-        "folder": "folder",
+        **{name: name for name in ("folder", "heads", "saved")},
     }
     assert loose_models(tmp_path / "none", "model.json") == {}
 

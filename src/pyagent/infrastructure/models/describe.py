@@ -21,8 +21,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     `kv_bytes_per_token` is what a token takes while every layer sees it. `kv_groups` are the engine's groups of layers:
     kind, size (a window's tokens, or the blocks of which one keeps a state), pages of `page_bytes` for a block. With
     `has_mtp`, a head that drafts further tokens is a part of it. `family` is what the file calls itself; `attention` is
-    said where it is peculiar; `layer_kinds` counts a hybrid's layers of each kind. A `fault` is a tensor that is missing,
-    or of another size than the file says. `runners` are those shipped that compute it.
+    said where it is peculiar; `layer_kinds` counts a hybrid's layers of each kind. A `fault` is a tensor that is
+    missing, or of another size than the file says. `runners` are those shipped that compute it.
     """
 
     architecture: str

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from pyagent.core.errors import RequestError
+from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import Message
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
 from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
@@ -28,12 +28,17 @@ class Conversations:
         Raises `RequestError` for a model without a chat template, or one that refuses the messages.
         """
         template = self._template
-        if template is None or template.built_in:
-            text = "the model has no chat template, by which messages are one text; send input in their place"
+        if not isinstance(template, ChatTemplate) or template.built_in:
+            why = f" that can be read ({template})" if isinstance(template, str) else ""
+            text = f"the model has no chat template{why}, by which messages are one text; send input in their place"
             raise RequestError(text, param="messages")
         rendered = [{"role": message.role, "content": message.text} for message in messages]
         return template.render(rendered, begins_answer=begins_answer)
 
     @cached_property
-    def _template(self) -> ChatTemplate | None:
-        return ModelTokenizer.load(self._path, vocab_size=self._vocab_size).template
+    def _template(self) -> ChatTemplate | str | None:
+        """The template, or why there is none: an encoder's texts need less of its files than a chat does."""
+        try:
+            return ModelTokenizer.load(self._path, vocab_size=self._vocab_size).template
+        except ModelError as error:
+            return str(error)

@@ -197,7 +197,7 @@ class InputProcessor:
             log=None if _has_several(request) else _with_prefix(answer_prefix, log),
             request_class=self._check_class(request.request_class),
             deadline=deadline,
-            key=_key(prompt, request, adapter_id),
+            key=prompt.key(adapter_id, _eviction_priority(request.priority)),
             token_lists=find_tokens(request.sampling, self._tokenizer),
             processors=self._processors(request),
             predicted=self._predicted(request.prediction, context.num_tokens),
@@ -238,7 +238,7 @@ class InputProcessor:
             num_prompt_tokens=len(common.tokens),
             params=params,
             max_tokens=_max_tokens(params, common.max_new_tokens),
-            sampler=make_sampler(sampled, tokenizer, common.tokens, token_lists=common.token_lists),
+            sampler=make_sampler(sampled, tokenizer, common.prompt.decoded, token_lists=common.token_lists),
             tokenizer=tokenizer,
             text=self._text(common.prompt, params, is_held=called is not None and grammar is not None),
             grammar=grammar,
@@ -286,13 +286,6 @@ class InputProcessor:
         return self._tokenizer.detokenizer(
             shows_special=not params.skip_special_tokens, shown=shown, is_further=is_further
         )
-
-
-def _key(prompt: PromptTokens, request: ChatRequest, adapter_id: int) -> PrefixKey:
-    tenant, priority = request.origin.tenant, _eviction_priority(request.priority)
-    if not prompt.start:
-        return PrefixKey(adapter_id, tenant=tenant, priority=priority)
-    return PrefixKey.of_encoded(prompt.encoded, adapter_id=adapter_id, tenant=tenant, priority=priority)
 
 
 def _check(request: ChatRequest) -> int:

@@ -179,7 +179,7 @@ class LoadedModel:
     def explain(self, request: ChatRequest, adapter_id: int = 0) -> CacheReport:
         """What a request would find computed now; computes nothing. Raises `RequestError`."""
         asked = self.processor_for(request).preprocessor.tokenize(request)
-        return self.prompts.explain(replace(asked.prompt, tokens=asked.tokens), adapter_id)
+        return self.prompts.explain(replace(asked.prompt, tokens=asked.tokens), asked.key(adapter_id))
 
     def remember(self, request: ChatRequest, past: PastTurn) -> None:
         """Take over a turn of the request's conversation that another engine computed."""

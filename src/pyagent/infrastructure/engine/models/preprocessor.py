@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyagent.core.errors import ContextOverflowError, RequestError
 from pyagent.core.messages import ChatRequest, ImagePart, Message
+from pyagent.core.runners.batch import PrefixKey
 from pyagent.infrastructure.engine.models.assistant_prefix import AssistantPrefix
 from pyagent.infrastructure.engine.models.chat_format import AnswerFormat, ChatFormat
 from pyagent.infrastructure.engine.sessions.sessions import Prompt, Sessions
@@ -61,6 +62,18 @@ class PromptTokens:
     def encoded(self) -> list[int]:
         """What an encoder reads."""
         return self.prompt.tokens if self.start else []
+
+    @property
+    def decoded(self) -> list[int]:
+        """What the layers that answer read: all of it, but what an encoder reads."""
+        return self.tokens[len(self.encoded) :]
+
+    def key(self, adapter_id: int = 0, priority: int = 0) -> PrefixKey:
+        """Return what KV of it is found again by."""
+        tenant = self.prompt.tenant
+        if not self.start:
+            return PrefixKey(adapter_id, tenant=tenant, priority=priority)
+        return PrefixKey.of_encoded(self.encoded, adapter_id=adapter_id, tenant=tenant, priority=priority)
 
 
 class InputPreprocessor:

@@ -17,7 +17,7 @@ from pyagent.core.errors import CapacityError, RequestError
 from pyagent.core.lru import ByteBoundedLru
 from pyagent.core.messages import CacheMiss, CacheReport, Hint, Message, Tool
 from pyagent.core.prompt_cache import CachedPrompt, CachePages, ModelCache
-from pyagent.core.runners.batch import BLOCK_TOKENS
+from pyagent.core.runners.batch import BLOCK_TOKENS, PrefixKey
 from pyagent.infrastructure.engine.sessions.cache_miss import explain_miss
 from pyagent.infrastructure.engine.sessions.prompt_normalization import NormalizedPrompt
 from pyagent.infrastructure.engine.sessions.sessions import Prompt, Sessions
@@ -171,9 +171,11 @@ class ModelPrompts:
             self._pool.unpin(f"{tenant}/{name}")
             return self._pins.pop((tenant, name), 0)
 
-    def explain(self, prompt: Prompt, adapter_id: int = 0) -> CacheReport:
+    def explain(self, prompt: Prompt, key: PrefixKey) -> CacheReport:
         """Return what a request with this prompt would find in the cache now."""
-        num_cached, _, reason = self._pool.explain(prompt.tokens, adapter_id=adapter_id, tenant=prompt.tenant)
+        num_cached, _, reason = self._pool.explain(
+            prompt.tokens, adapter_id=key.adapter_id, media_hash=key.media_hash, tenant=key.tenant
+        )
         miss = explain_miss(prompt, num_cached, BLOCK_TOKENS, self._tokenizer)
         if miss is None and reason in {"cold", "evicted"}:
             found = self._tokenizer.shown(prompt.tokens[num_cached : num_cached + BLOCK_TOKENS])

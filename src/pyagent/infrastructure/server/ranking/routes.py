@@ -98,10 +98,13 @@ async def _pooled(
 
 
 async def _only_task(service: Service, parsed: PoolingBody) -> PoolingTask:
-    """Return what a model does that does nothing else; vectors of tokens where it may be asked for several."""
+    """Return what a model does that does nothing else; vectors of tokens where it may be asked for several.
+
+    Where none is named it is one of those that pool: a server's agents, and models that generate, do not.
+    """
     models = await service.models()
     named = find_model(parsed.model, models) if parsed.model else None
-    tasks = {model.task for model in ([named] if named else models)}
+    tasks = {model.task for model in ([named] if named else models)} - {"generate"}
     if tasks == {"token_classify"}:
         return "token_classify"
     return "classify" if tasks == {"classify"} and not parsed.messages else "token_embed"

@@ -117,7 +117,13 @@ class RankModel:
         return choose(choice, AttentionTrial.of(self.config, self.part, self.target))
 
     def use_graphs(self, capture: Capture) -> None:
-        """Have steps that decode captured and replayed, where attention can do with bounds of lengths."""
+        """Have steps that decode captured and replayed, where attention can do with bounds of lengths.
+
+        Not those of experts that are batch-invariant: they group tokens, for which the host asks how many each has.
+        """
+        if self.target.is_batch_invariant and self.config.experts is not None:
+            logger.info("steps are not captured in graphs: engine.batch_invariant has tokens grouped by expert")
+            return
         with self.times.phase("graphs"), torch.inference_mode(), self.kv.unreadable(self.spare_page):
             if not self._decode(GraphKey(1, 4, (0,) * len(self.layers.tables))).isfinite().all():
                 logger.info("steps are not captured in graphs: attention goes by the lengths that the host tells")

@@ -79,7 +79,8 @@ def step_bytes(config: Shape, part: ModelPart, step: LargestStep, target: Target
     logits = 4 * 2 * step.num_outputs * config.vocab_size
     gathered = 4 * max(GATHER_BYTES, positions * kv_size * target.dtype.itemsize)
     masks = 6 * step.num_tokens * positions
-    experts = 0 if config.experts is None else EXPERT_BYTES
+    one_expert = 3 * part.ffn.num * config.hidden_size * target.dtype.itemsize
+    experts = 0 if config.experts is None else max(EXPERT_BYTES, one_expert)
     return rows + logits + gathered + masks + experts + _dequantised_bytes(config, part, step, target)
 
 
