@@ -75,7 +75,7 @@ impl DualChunks {
         let fields = JsonConfig(fields, None);
         let size = |key, default| Ok::<usize, ModelFileError>(fields.optional_size(key)?.unwrap_or(default));
         let (furthest, local) = (size("chunk_size", CHUNK_SIZE)?, size("local_size", LOCAL_SIZE)?);
-        if !(local + 1..=1 << 28).contains(&furthest) {
+        if local >= furthest || furthest > 1 << 28 {
             return Err(invalid(format!(
                 "config.json: '{FIELD}' has chunks of {furthest} positions, {local} of them local; expected more than \
                  are local, and {} at most",
