@@ -133,6 +133,7 @@ def test_the_context_is_what_the_file_says(path: Path) -> None:
     [
         (chunks_of(16, 16), "has chunks of 16 positions, 16 of them local; expected more than are local"),
         (chunks_of(1 << 40, 16), "and 268435456 at most"),
+        (chunks_of(16, (1 << 64) - 1), "has chunks of 16 positions, 18446744073709551615 of them local"),
         (chunks_of(16, 4, window=3), "'dual_chunk_attention_config.window' is not implemented"),
         ({FIELD: 7}, "'dual_chunk_attention_config' must be a table, got 7"),
         ({FIELD: {"chunk_size": "16"}}, "'chunk_size' must be a whole number"),

@@ -137,6 +137,7 @@ def test_steps_over_http_and_on_the_card(rewards: tuple[Path, list[list[float]]]
             ("pooling", body | {"messages": SPOKEN}, "input and messages exclude each other"),
             ("pooling", {"messages": SPOKEN, "task": "classify"}, "messages are not taken for the task classify"),
             ("pooling", {"messages": [{"role": "tool", "content": "a"}]}, "messages"),
+            ("pooling", {"messages": [{"role": "user", "content": ""}]}, "messages: there is no text; send one"),
             ("pooling", {"messages": SPOKEN, "task": "token_embed"}, "cannot embed"),
             ("v1/chat/completions", {"messages": SPOKEN}, "ask this one at /pooling"),
             ("v1/embeddings", {"input": "a<extra_0>"}, "cannot embed"),

@@ -88,6 +88,8 @@ def test_folders_and_files_of_mpt_agree_with_transformers(num_heads: int, max_bi
         ({"attn_config": {"qk_ln": True}}, r"'attn_config.qk_ln' is not implemented"),
         ({"attn_config": {"softmax_scale": 0.1}}, r"'attn_config.softmax_scale' is not implemented"),
         ({"attn_config": {"alibi": False}}, r"'attn_config.alibi' is false"),
+        ({"attn_config": {"alibi": "no"}}, r"'attn_config.alibi' must be true or false, got a text"),
+        ({"attn_config": [{"alibi": False}]}, "'attn_config' must be a table, got a list"),
         ({"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type"),
         ({"attn_config": {"alibi_bias_max": "wide"}}, r"'attn_config.alibi_bias_max' must be a number"),
         ({"attn_config": {"alibi_bias_max": -1}}, "ALiBi's greatest exponent is -1; expected 0 to 1000"),

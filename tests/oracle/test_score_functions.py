@@ -186,6 +186,24 @@ def test_layers_have_the_tables_of_their_own_functions() -> None:
             assert np.array_equal(table[head].numpy(), function(np.array(head), np.arange(40)).astype(np.float32))
 
 
+def test_tables_are_no_arrays_of_the_plugin() -> None:
+    """What a function returned and keeps may change later, the table does not; of far numbers no warning is given."""
+    import numpy as np
+    import torch
+
+    from pyagent.infrastructure.engine.runners.torch.architectures.scores import score_tables
+
+    kept = np.zeros((HEADS, 40), dtype=np.float32)
+    functions = [lambda head, distance: kept, lambda head, distance: distance * -1e300]
+    told: Any = SimpleNamespace(score_functions=functions, num_heads=HEADS, num_layers=2, context_length=40)
+    first, second = score_tables(told, torch.device("cpu"))
+    kept[:] = 7
+    assert first is not None
+    assert second is not None
+    assert not first.any()
+    assert second[0, :2].tolist() == [0, -float("inf")]
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [

@@ -126,15 +126,12 @@ impl ModelConfig {
 }
 
 fn shape_of_folder(json: &JsonConfig<'_>, name: &str) -> Result<Shape, ModelFileError> {
-    // What transformers says of every model of the family.
-    let mut fields = json.0.clone();
-    if fields.get("is_encoder_decoder") == Some(&Value::Bool(false)) {
+    if json.0.get("is_encoder_decoder") == Some(&Value::Bool(false)) {
         return Err(invalid(
             "config.json: 'is_encoder_decoder' is false; a T5 without its decoder is not implemented".to_owned(),
         ));
     }
-    fields.remove("is_encoder_decoder");
-    refuse_unknown(&fields, &[FIELDS, STORED, IRRELEVANT], "")?;
+    refuse_unknown(json.0, &[FIELDS, STORED, IRRELEVANT], "")?;
     let activation = match json.text("feed_forward_proj").unwrap_or("relu") {
         "relu" => Activation::Relu,
         "gated-gelu" => Activation::GeluTanh,

@@ -9,9 +9,11 @@ const NUMBERS: &str = "alpha attention_factor attn_scale beta_fast beta_slow fac
     layer_norm_epsilon logit_scale low_freq_factor moe_layer_end_index mscale mscale_all_dim norm_eps norm_epsilon \
     original_max_position_embeddings partial_rotary_factor query_pre_attn_scalar rms_norm_eps rope_local_base_freq rope_theta \
     rotary_dim rotary_emb_base rotary_pct route_scale routed_scaling_factor scale_depth scale_emb llama_4_scaling_beta";
-const TRUTHS: &str = "attention_k_eq_v enable_moe_block norm_topk_prob rope_interleave tie_embedding tie_word_embeddings truncate \
-    use_bias use_double_wide_mlp use_parallel_residual use_qk_norm use_sliding_window mup_enabled";
-const TABLES: &str = "dual_chunk_attention_config rope_parameters rope_scaling full_attention sliding_attention";
+const TRUTHS: &str = "alibi attention_k_eq_v enable_moe_block is_encoder_decoder norm_topk_prob original_lm_head \
+    rope_interleave scale_decoder_outputs tie_embedding tie_word_embeddings truncate use_bias use_double_wide_mlp \
+    use_parallel_residual use_qk_norm use_sliding_window mup_enabled";
+const TABLES: &str =
+    "attn_config dual_chunk_attention_config rope_parameters rope_scaling full_attention sliding_attention";
 const TEXTS: &str = "hidden_act hidden_activation mlp_hidden_act rope_type scoring_func topk_method";
 
 /// Refuses a field that is read as a number, as true or false, as a table or as a text, and is something else; null is nothing.
@@ -64,6 +66,11 @@ mod tests {
         let text = said("use_qk_norm", 1.into()).unwrap();
         assert!(
             text.contains("'rope_parameters.use_qk_norm' must be true or false, got 1"),
+            "{text}"
+        );
+        let text = said("alibi", 0.into()).unwrap();
+        assert!(
+            text.contains("'rope_parameters.alibi' must be true or false, got 0"),
             "{text}"
         );
         let text = said("rope_scaling", "yarn".into()).unwrap();

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{IRRELEVANT, JsonConfig, refuse_unknown};
+use super::{IRRELEVANT, JsonConfig, kinds, refuse_unknown};
 use crate::config::{Architecture, invalid};
 use crate::weights::{ModelFileError, clipped};
 
@@ -31,6 +31,7 @@ pub(super) fn completed(config: &Map<String, Value>) -> Result<Option<Map<String
     if json.text("model_type") != Some(NAME) {
         return Ok(None);
     }
+    kinds::refuse_others(config, "")?;
     let mut completed = config.clone();
     for (own, others) in SIZES {
         if let Some(value) = completed.remove(own) {

@@ -114,7 +114,10 @@ def read_pooling(body: bytes) -> PoolingBody:
             f"messages are not taken for the task {parsed.task}; send input, or ask for token_embed or token_classify"
         )
         raise RequestError(text, param="messages")
-    _check(parsed.texts or [message.content for message in parsed.messages], "input")
+    if parsed.messages:
+        _check([message.content for message in parsed.messages], "messages")
+    else:
+        _check(parsed.texts, "input")
     return parsed
 
 

@@ -49,7 +49,8 @@ def _evaluated(
             f"{where} returned {told.dtype} numbers; expected floats: 0 where nothing is added, -inf to mask"
         )
     try:
-        numbers = np.ascontiguousarray(np.broadcast_to(told, expected), dtype=np.float32)
+        with np.errstate(over="ignore"):  # what float32 cannot hold is an infinity, which is looked for below
+            numbers = np.array(np.broadcast_to(told, expected), dtype=np.float32, order="C")  # not the plugin's own
     except ValueError:
         raise WrongTableError(
             f"{where} returned the shape {told.shape}; expected {expected} or what broadcasts to it"
