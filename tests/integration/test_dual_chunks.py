@@ -16,8 +16,10 @@ from support.reference_decoder import reference_logits, write_family
 from support.tiny_model import vocabulary
 
 from pyagent import _rust
+from pyagent.core.errors import ModelError
 from pyagent.core.runners.factory import KvDtype, LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
+from pyagent.infrastructure.models.quantize.quantizing import planned_bytes
 
 FIELD = "dual_chunk_attention_config"
 NUM_TOKENS = len(vocabulary()[0])
@@ -160,4 +162,7 @@ def test_what_is_another_model_is_refused_by_name(changes: dict[str, Any], said:
 def test_quantising_refuses_it_by_name(tmp_path: Path) -> None:
     """A GGUF file has no place for chunks: one without them would be another model."""
     folder = write_model_folder(tmp_path / "model", "qwen2", **chunks_of(64, 16))
-    assert "its dual chunks cannot be written as GGUF" in refusal(folder)
+    said = "its dual chunks cannot be written as GGUF: no key says 'dual_chunk_attention_config'"
+    assert said in refusal(folder)
+    with pytest.raises(ModelError, match=said):  # so that a model's card gives no size of such a file
+        planned_bytes(folder, ["Q8_0"])

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tiny_sparse import FFN, SHARED, USED, write_sparse
 
+from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.infrastructure.models.quantize.architecture import frequency_factors
+from pyagent.infrastructure.models.quantize.gguf_file import boolean, float32, uint32
 from pyagent.infrastructure.models.quantize.layouts import attention_sinks, falcon_h1, latent_attention
 from pyagent.infrastructure.models.quantize.layouts.attention_sinks import Mxfp4
 from pyagent.infrastructure.models.quantize.layouts.described import DESCRIBED
 from pyagent.infrastructure.models.quantize.layouts.parts import paired
+from pyagent.infrastructure.models.quantize.layouts.shared_experts import experts_keys
 from pyagent.infrastructure.models.quantize.layouts.stored import (
     Columns,
     Made,
@@ -162,6 +166,23 @@ def test_other_senses_and_what_is_computed_are_left_out() -> None:
     folder.check(whole(Rows("matrix", 0, ROWS)), ["lm_head"])
     with pytest.raises(ModelError, match="'lm_head' would be lost"):
         folder.check(whole(Rows("matrix", 0, ROWS)), [])
+
+
+def test_experts_are_said_as_the_file_that_they_were_read_from_says_them(tmp_path: Path) -> None:
+    """Groups, weights, ratings and the experts of all tokens, of a file of GLM's form."""
+    path = write_sparse(tmp_path / "glm.gguf", "glm4moe")
+    assert experts_keys(_rust.ModelFile(path).config) == {
+        "expert_used_count": uint32(USED),
+        "expert_feed_forward_length": uint32(FFN),
+        "expert_weights_norm": boolean(True),
+        "expert_weights_scale": float32(1.5),
+        "expert_gating_func": uint32(2),
+        "expert_group_count": uint32(3),
+        "expert_group_used_count": uint32(2),
+        "leading_dense_block_count": uint32(1),
+        "expert_shared_count": uint32(SHARED // FFN),
+        "expert_shared_feed_forward_length": uint32(SHARED),
+    }
 
 
 def test_settings_without_a_key_in_the_file_are_refused() -> None:

@@ -96,7 +96,10 @@ def _family(config: Config) -> str:
 
 
 def architecture_metadata(path: Path, config: Config, model: ModelConfig) -> Metadata:
-    """Return the metadata but for the tokenizer's; `refuse_family` comes before it."""
+    """Return the metadata but for the tokenizer's; `refuse_family` comes before it. Raises `ModelError` for chunks."""
+    if model.dual_chunks is not None:
+        text = f"{path}: its dual chunks cannot be written as GGUF: no key says 'dual_chunk_attention_config'"
+        raise ModelError(text, model=str(path))
     family = _family(config)
     other = laid_out(config)
     name = other.name(model) if other else FAMILIES[family]

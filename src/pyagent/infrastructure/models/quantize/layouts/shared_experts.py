@@ -13,10 +13,10 @@ from pyagent.infrastructure.models.quantize.layouts.parts import experts, gated,
 from pyagent.infrastructure.models.quantize.layouts.stored import Made, Stored
 
 if TYPE_CHECKING:
-    from pyagent._rust import ModelConfig
+    from pyagent._rust import ExpertsConfig, ModelConfig
 
-_RATINGS: Mapping[str, int] = {"Softmax": 1, "Sigmoid": 2}
-"""llama.cpp's numbers."""
+_SOFTMAX, _SIGMOID = 1, 2
+"""llama.cpp's numbers of how experts are rated."""
 _OF_HEAD: Mapping[str, str] = {
     "enorm": "enorm",
     "hnorm": "hnorm",
@@ -46,7 +46,7 @@ USUAL = Names()
 
 def experts_keys(model: ModelConfig) -> Metadata:
     """Return what files say of experts, of families that may have layers without some, or one that all tokens share."""
-    shared = int(_told(model)["shared_size"])
+    shared = _told(model).shared_size
     return routing_keys(model) | {
         "leading_dense_block_count": uint32([*model.dense_layers, False].index(False)),
         "expert_shared_count": uint32(shared // model.ffn_size),
@@ -58,29 +58,28 @@ def routing_keys(model: ModelConfig) -> Metadata:
     """Return what files say of how experts are chosen and weighed."""
     told = _told(model)
     found: Metadata = {
-        "expert_used_count": uint32(int(told["num_used"])),
+        "expert_used_count": uint32(told.num_used),
         "expert_feed_forward_length": uint32(model.ffn_size),
-        "expert_weights_norm": boolean(told["is_renormalised"] == "true"),
-        "expert_weights_scale": float32(float(told["weight_scale"])),
-        "expert_gating_func": uint32(_RATINGS[told["rating"]]),
+        "expert_weights_norm": boolean(told.is_renormalised),
+        "expert_weights_scale": float32(told.weight_scale),
+        "expert_gating_func": uint32(_SIGMOID if told.is_rated_by_sigmoid else _SOFTMAX),
     }
-    if (groups := int(told["num_groups"])) > 1:
-        found["expert_group_count"] = uint32(groups)
-        found["expert_group_used_count"] = uint32(int(told["num_used_groups"]))
+    if told.num_groups > 1:
+        found["expert_group_count"] = uint32(told.num_groups)
+        found["expert_group_used_count"] = uint32(told.num_used_groups)
     return found
 
 
-def _told(model: ModelConfig) -> Mapping[str, str]:
-    """Return what the engine says of experts: `Experts { num_experts: 8, ... }`."""
-    fields = cast("str", model.experts).partition("{")[2].strip(" }").split(", ")
-    return dict(cast("tuple[str, str]", tuple(field.split(": "))) for field in fields)
+def _told(model: ModelConfig) -> ExpertsConfig:
+    """Return what the engine says of a mixture's experts."""
+    return cast("ExpertsConfig", model.experts)
 
 
 def feed_forward(stored: Stored, layer: int, begin: str, model: ModelConfig, names: Names = USUAL) -> Iterator[Made]:
     """Yield a layer's block, or its experts; a head that drafts has some."""
     block, hidden, num = f"blk.{layer}.", model.hidden_size, model.num_experts
     if layer < model.num_layers and (not num or model.dense_layers[layer]):
-        inside = int(_told(model)["dense_size"]) if num else model.ffn_size
+        inside = _told(model).dense_size if num else model.ffn_size
         yield from gated(stored, f"{block}ffn_", begin, (hidden, inside))
         return
     yield stored.whole(f"{block}ffn_gate_inp.weight", f"{begin}{names.router}.weight", [hidden, num])
@@ -97,7 +96,7 @@ def feed_forward(stored: Stored, layer: int, begin: str, model: ModelConfig, nam
     else:
         dims = dict(zip(names.matrices, (size, size, size[::-1]), strict=True))
         yield from experts(stored, block, f"{begin}experts.", dims, num)
-    if shared := int(_told(model)["shared_size"]):
+    if shared := _told(model).shared_size:
         yield from gated(stored, f"{block}ffn_", f"{begin}{names.shared}.", (hidden, shared), "_shexp")
 
 
