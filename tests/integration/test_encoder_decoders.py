@@ -21,6 +21,7 @@ from pyagent.core.errors import ContextOverflowError
 from pyagent.core.messages import ChatRequest, SamplingParams
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
 from pyagent.infrastructure.engine.tokens import ModelTokenizer
+from pyagent.infrastructure.models.describe import describe_model
 
 FORMATS: dict[str, EngineOptions] = {
     "two threads": options(threads=2),
@@ -239,3 +240,11 @@ def test_weights_and_steps_are_counted(path: Path) -> None:
     assert model.step_bytes(*step) <= _rust.most_step_bytes(path, 1, *step)
     short, long = (model.step_bytes(64, 4, positions) for positions in (64, 4 * TRAINED))
     assert long - short > (4 * TRAINED - 64) * 64 * 4 * 3
+
+
+def test_a_card_names_a_missing_tensor_of_either_half_and_the_cpu_runner_alone(tmp_path: Path) -> None:
+    """A whole file has no fault; of one that lacks a tensor of the decoder the name is said."""
+    whole = describe_model(write_t5(tmp_path / "whole.gguf"))
+    assert (whole.fault, whole.runners) == (None, ("cpu",))
+    lacking = write_t5(tmp_path / "lacking.gguf", without="dec.blk.1.cross_attn_q.weight")
+    assert '"dec.blk.1.cross_attn_q.weight" is missing' in (describe_model(lacking).fault or "")

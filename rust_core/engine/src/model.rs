@@ -219,6 +219,9 @@ pub fn load(file: &ModelFile, config: &ModelConfig, pool: &ThreadPool) -> Result
 /// The first fault of a file's tensors, if there is one: what is missing of what its configuration says, or of another size.
 /// None of weights that only who loads them reads.
 pub fn tensor_fault(file: &ModelFile, config: &ModelConfig) -> Option<ModelFileError> {
+    if let Some(own) = &config.encoder_decoder {
+        return encoder_decoder::tensor_fault(file, config, own);
+    }
     let pool = ThreadPool::new(1);
     let loader = Loader::new(file, config, &pool).ok()?;
     let whole = |name: String| file.tensor(&name).map(|_| ());

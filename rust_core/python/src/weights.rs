@@ -123,6 +123,7 @@ impl ModelConfig {
             num_recurrent_layers,
             is_cpu_only: config.query_growth.is_some()
                 || config.dual_chunks.is_some()
+                || config.encoder_decoder.is_some()
                 || num_recurrent_layers > 0
                 || config.architecture.is_cpu_only(),
             context_length: config.context_length,

@@ -239,19 +239,7 @@ fn load(
     pool: &ThreadPool,
 ) -> Result<(Weights, PromptWeights), ModelFileError> {
     file.forget_asked();
-    let halves = Halves {
-        loader: Loader {
-            file,
-            config,
-            pool,
-            names: Names::of_model(file, config),
-            matrices: Matrices::of(file)?,
-            score_bias: None,
-        },
-        names: T5Names::of(file, config),
-        own,
-        num_decoder_layers: config.num_file_layers(),
-    };
+    let halves = Halves::new(file, config, own, pool)?;
     check_embeddings(file)?;
     halves.check()?;
     let weights = halves.load()?;
@@ -262,6 +250,13 @@ fn load(
     Ok(weights)
 }
 
+/// As [`super::tensor_fault`].
+pub(super) fn tensor_fault(file: &ModelFile, config: &ModelConfig, own: &EncoderDecoder) -> Option<ModelFileError> {
+    let pool = ThreadPool::new(1);
+    let halves = Halves::new(file, config, own, &pool).ok()?;
+    halves.check().err()
+}
+
 struct Halves<'a> {
     loader: Loader<'a>,
     names: T5Names,
@@ -269,7 +264,28 @@ struct Halves<'a> {
     num_decoder_layers: usize,
 }
 
-impl Halves<'_> {
+impl<'a> Halves<'a> {
+    fn new(
+        file: &'a ModelFile,
+        config: &'a ModelConfig,
+        own: &'a EncoderDecoder,
+        pool: &'a ThreadPool,
+    ) -> Result<Self, ModelFileError> {
+        Ok(Self {
+            loader: Loader {
+                file,
+                config,
+                pool,
+                names: Names::of_model(file, config),
+                matrices: Matrices::of(file)?,
+                score_bias: None,
+            },
+            names: T5Names::of(file, config),
+            own,
+            num_decoder_layers: config.num_file_layers(),
+        })
+    }
+
     /// Refuses a file that lacks a tensor, or has one of another size.
     fn check(&self) -> Result<(), ModelFileError> {
         let ModelConfig {
