@@ -18,8 +18,8 @@ from support.native import alone, assert_idle, at_once, chat, mixed_requests, na
 
 from pyagent import _rust
 from pyagent.core.backends import collect
-from pyagent.core.errors import ContextOverflowError
-from pyagent.core.messages import ChatRequest, Message, SamplingParams
+from pyagent.core.errors import ContextOverflowError, UnsupportedError
+from pyagent.core.messages import ChatRequest, Message, ResponseFormat, SamplingParams
 from pyagent.core.runners.batch import PrefixKey
 from pyagent.core.runners.factory import RunnerOptions
 from pyagent.infrastructure.engine.models.loaded_model import EngineOptions
@@ -233,6 +233,19 @@ def test_what_an_encoder_does_not_give_is_refused_by_name(url: str, path: Path) 
             request = ChatRequest(prompt="to " * 70, sampling=GREEDY)
             with pytest.raises(ContextOverflowError):
                 await collect(backend.chat(request))
+
+    run(work())
+
+
+def test_a_format_that_the_vocabulary_cannot_spell_is_refused_by_its_byte(path: Path) -> None:
+    """T5's pieces have no braces: a JSON object cannot be written, and the error says why and what to do."""
+
+    async def work() -> None:
+        async with running(path) as backend:
+            asked = ChatRequest(prompt="the", response_format=ResponseFormat("json_object"))
+            with pytest.raises(UnsupportedError, match=r"vocabulary cannot spell '\{', which must come next; ask another"):
+                await collect(backend.chat(asked))
+            await assert_idle(backend)
 
     run(work())
 

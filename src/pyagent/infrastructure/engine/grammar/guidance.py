@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -32,6 +33,10 @@ _MANY_CORES = 8
 """On two, waking threads for the masks of 16 rows took longer than the masks (docs/explanation/log.md)."""
 
 
+_UNSPELLED = re.compile(r"doesn't satisfy the grammar; forced bytes: got ('.+?')")
+"""What llguidance says where no token has the only bytes that may follow: T5's vocabulary has no braces."""
+
+
 class GuidanceMatcher:
     """An `LLMatcher` whose errors are raised."""
 
@@ -56,7 +61,13 @@ class GuidanceMatcher:
 
     def error(self, otherwise: str) -> GrammarError:
         """Return what went wrong."""
-        return GrammarError(self.inner.get_error() or otherwise, self.inner.stop_reason())
+        told = self.inner.get_error() or otherwise
+        if (unspelled := _UNSPELLED.search(told)) is not None:
+            told = (
+                f"the model's vocabulary cannot spell {unspelled[1]}, which must come next;"
+                " ask another model, or ask this one without a format"
+            )
+        return GrammarError(told, self.inner.stop_reason())
 
 
 class GuidanceBackend:
