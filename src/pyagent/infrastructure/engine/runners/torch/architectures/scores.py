@@ -33,7 +33,7 @@ def score_tables(shape: ModelShape, device: torch.device) -> Sequence[Tensor | N
     for layer, function in enumerate(shape.score_functions):
         if function is not None and id(function) not in tables:
             table = _evaluated(function, layer, shape)
-            tables[id(function)] = torch.from_numpy(table).to(device)  # pyright: ignore[reportUnknownMemberType] - torch's
+            tables[id(function)] = torch.from_numpy(table).to(device)
     return [None if function is None else tables[id(function)] for function in shape.score_functions]
 
 
