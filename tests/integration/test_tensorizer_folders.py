@@ -72,6 +72,22 @@ def test_each_byte_of_a_tensor_is_under_its_checksums(tmp_path: Path) -> None:
             check_tensors(folder)
 
 
+def test_a_tensor_that_lost_its_checksums_is_a_fault(tmp_path: Path) -> None:
+    """Where the others have some, one without is not taken for whole; without any, nothing is compared."""
+    folder = to_tensorizer_file(write_model_folder(tmp_path / "tiny"))
+    file = folder / "model.tensors"
+    whole, sums = bytearray(file.read_bytes()), _rust.tensor_checksums(file)
+    numbers = [min(first for _, first, _ in places) - 3 for *_, places in sums]  # how many checksums follow
+    whole[numbers[1]] = 0
+    file.write_bytes(whole)
+    with pytest.raises(ModelError, match=f"tensor '{sums[1][0]}' has no checksum, as others have; download it again"):
+        check_tensors(folder)
+    for number in numbers:
+        whole[number] = 0
+    file.write_bytes(whole)
+    assert not check_tensors(folder)
+
+
 def test_the_commands_say_what_the_checksums_are_and_whether_they_hold(tmp_path: Path) -> None:
     """`models show` names their kinds, `models check` compares, by path and by name; an encrypted file is refused."""
     folder = to_tensorizer_file(write_model_folder(tmp_path / "tiny"))

@@ -25,21 +25,23 @@ def checksum_kinds(folder: Path) -> list[str]:
 
 
 def check_tensors(folder: Path) -> bool:
-    """Compare all of them; False where the folder's weights have none. Raises `ModelError` naming the tensor."""
+    """Compare all of them; False where the folder's weights have none. Raises `ModelError` naming the tensor.
+
+    A tensor without a checksum among others that have one is a fault: tensorizer gives one to all or to none.
+    """
     file = _file_of(folder)
-    if file is None:
+    tensors = _sums(file) if file else []
+    if file is None or not any(places for *_, places in tensors):
         return False
-    num_compared = 0
     try:
         with file.open("rb") as opened:
-            for name, header, start, end, places in _sums(file):
+            for name, header, start, end, places in tensors:
                 _check_tensor(opened, name, range(header, start), end, places)
-                num_compared += len(places)
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}", model=str(folder)) from error
     except ValueError as error:
         raise ModelError(f"{file} is damaged: {error}; download it again", model=str(folder)) from error
-    return num_compared > 0
+    return True
 
 
 def _file_of(folder: Path) -> Path | None:
@@ -56,6 +58,8 @@ def _sums(file: Path) -> list[tuple[str, int, int, int, list[tuple[str, int, int
 
 def _check_tensor(opened: BinaryIO, name: str, header: range, end: int, places: Sequence[tuple[str, int, int]]) -> None:
     """Raise `ValueError` where a tensor is not what its checksums are of; they are zeros in what they are of."""
+    if not places:
+        raise ValueError(f"tensor {name!r:.200} has no checksum, as others have")
     opened.seek(header.start)
     told = bytearray(_read(opened, len(header)))
     expected: dict[str, bytes] = {}
