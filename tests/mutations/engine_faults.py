@@ -52,9 +52,9 @@ FAULTS = (
     ),
     Fault(
         "tenant-is-dropped",
-        f"{_ENGINE}/models/input_processor.py",
-        "PrefixKey(adapter_id, tenant=request.origin.tenant,",
-        'PrefixKey(adapter_id, tenant="",',
+        f"{_ENGINE}/models/preprocessor.py",
+        "PrefixKey(adapter_id, tenant=tenant, priority=priority)",
+        'PrefixKey(adapter_id, tenant="", priority=priority)',
         "tests/integration/test_tenants.py -k prompt_of_another_key",
     ),
     Fault(

@@ -126,8 +126,8 @@ FAULTS = (
     Fault(
         "experts-are-looked-up-as-they-are-packed",
         "rust_core/engine/src/model.rs",
-        "    loader.check_experts()?;",
-        "    if !FAULT {\n        loader.check_experts()?;\n    }",
+        "        self.check_experts()?;",
+        "        if !FAULT {\n            self.check_experts()?;\n        }",
         f"{_CONSTANTS} -k experts_that_are_not",
     ),
     Fault(

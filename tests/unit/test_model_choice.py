@@ -206,6 +206,7 @@ class Asked:
     refused: set[int] = field(default_factory=set)
     seconds: StepSeconds = field(default_factory=StepSeconds)
     weight_ratio: float = 0.05
+    most_drafts: int = 64
     now: float = 0.0
     read: list[int] = field(default_factory=list)
     asked: list[tuple[int, int]] = field(default_factory=list)

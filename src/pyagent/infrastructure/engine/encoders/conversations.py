@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyagent.core.errors import ModelError, RequestError
 from pyagent.core.messages import Message
-from pyagent.infrastructure.engine.tokens import ModelTokenizer
-from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
+
+if TYPE_CHECKING:
+    from pyagent.infrastructure.engine.tokens.templates import ChatTemplate
 
 
 class Conversations:
@@ -28,7 +30,7 @@ class Conversations:
         Raises `RequestError` for a model without a chat template, or one that refuses the messages.
         """
         template = self._template
-        if not isinstance(template, ChatTemplate) or template.built_in:
+        if template is None or isinstance(template, str) or template.built_in:
             why = f" that can be read ({template})" if isinstance(template, str) else ""
             text = f"the model has no chat template{why}, by which messages are one text; send input in their place"
             raise RequestError(text, param="messages")
@@ -38,6 +40,9 @@ class Conversations:
     @cached_property
     def _template(self) -> ChatTemplate | str | None:
         """The template, or why there is none: an encoder's texts need less of its files than a chat does."""
+        # Imported only now: a server that starts need not wait for what it may never be asked.
+        from pyagent.infrastructure.engine.tokens import ModelTokenizer
+
         try:
             return ModelTokenizer.load(self._path, vocab_size=self._vocab_size).template
         except ModelError as error:

@@ -64,8 +64,8 @@ class GuidanceMatcher:
         told = self.inner.get_error() or otherwise
         if (unspelled := _UNSPELLED.search(told)) is not None:
             told = (
-                f"the model's vocabulary cannot spell {unspelled[1]}, which must come next;"
-                " ask another model, or ask this one without a format"
+                f"no token of the answer spells {unspelled[1]}, which the grammar asks for next;"
+                " a model whose vocabulary has none for it cannot answer in this format"
             )
         return GrammarError(told, self.inner.stop_reason())
 
