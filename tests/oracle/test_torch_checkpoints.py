@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from pyagent.infrastructure.engine.runners.torch.weights import Layer, Weights, 
 pytestmark = pytest.mark.oracle
 
 CPU = torch.device("cpu")
-COLUMNS = {"qkv": HIDDEN, "attention_output": HIDDEN, "gate_up": HIDDEN, "down": FFN}
+COLUMNS = {"qkv": HIDDEN, "attention_output": HIDDEN, "mlp.gate_up": HIDDEN, "mlp.down": FFN}
 MOST_ERROR = {"fp8-tensor": 6e-2, "fp8-row": 4e-2, "fp8-block": 4e-2, "int8-row": 1.5e-2}
 """Of products whose inputs are quantised, as a share: e4m3 keeps 4 bits of a number, INT8 a 127th of the largest."""
 
@@ -46,7 +47,7 @@ def weights_of(path: Path, *, keeps: bool = False, shard: Shard | None = None) -
 
 
 def linears(layer: Layer) -> dict[str, Linear]:
-    return {name: getattr(layer, name) for name in COLUMNS}
+    return {name: attrgetter(name)(layer) for name in COLUMNS}
 
 
 def furthest(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -94,12 +95,12 @@ def test_ranks_share_a_checkpoint(name: str, written: Callable[[str], Written]) 
     plain = weights_of(model.plain_path).layers[0]
     ranks = [weights_of(model.path, keeps=True, shard=Shard(rank, 2)).layers[0] for rank in range(2)]
     x = torch.randn(3, FFN, generator=torch.Generator().manual_seed(4))
-    total = sum(rank.down(share) for rank, share in zip(ranks, x.chunk(2, 1), strict=True))
+    total = sum(rank.mlp.down(share) for rank, share in zip(ranks, x.chunk(2, 1), strict=True))
     assert isinstance(total, torch.Tensor)
-    assert furthest(total, plain.down(x)) < MOST_ERROR.get(name, 1e-6)
-    gates = [rank.gate_up(x[:, :HIDDEN]).chunk(2, 1) for rank in ranks]
+    assert furthest(total, plain.mlp.down(x)) < MOST_ERROR.get(name, 1e-6)
+    gates = [rank.mlp.gate_up(x[:, :HIDDEN]).chunk(2, 1) for rank in ranks]
     found = torch.cat([part[0] for part in gates] + [part[1] for part in gates], 1)
-    assert furthest(found, plain.gate_up(x[:, :HIDDEN])) < MOST_ERROR.get(name, 1e-6)
+    assert furthest(found, plain.mlp.gate_up(x[:, :HIDDEN])) < MOST_ERROR.get(name, 1e-6)
 
 
 @pytest.mark.parametrize("name", ["gptq", "packed-zeros", "fp8-row"])
@@ -191,7 +192,7 @@ def test_what_cannot_stay_quantised_is_said(
     """Columns of act-order that ranks divide are dequantised beside the rest, and the log says how many."""
     with caplog.at_level("INFO"):
         layer = weights_of(written("gptq-order").path, keeps=True, shard=Shard(0, 2)).layers[0]
-    assert not isinstance(layer.down, GroupedLinear)
+    assert not isinstance(layer.mlp.down, GroupedLinear)
     assert isinstance(layer.qkv, GroupedLinear)
     assert "dequantised 2 matrices that cannot stay quantised as they are, blk.0.attn_output first" in caplog.text
 
@@ -209,5 +210,5 @@ def test_zero_points_that_are_not_the_middle_count_in_a_symmetric_file(tmp_path:
             assert set(data[first:end]) == {0x77}  # the middle of 4 bits, less one
             data[first:end] = b"\x66" * (end - first)
     file.write_bytes(data)
-    moved, plain = (weights_of(path).layers[0].down(torch.eye(FFN)) for path in (model.path, model.plain_path))
+    moved, plain = (weights_of(path).layers[0].mlp.down(torch.eye(FFN)) for path in (model.path, model.plain_path))
     assert bool((moved > plain).all())  # each number by its scale

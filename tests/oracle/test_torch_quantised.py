@@ -119,9 +119,9 @@ def test_ranks_share_quantised_matrices(model_path: Path) -> None:
     ranks = [weights_of(model_path, Shard(rank, 2), keeps=True) for rank in range(2)]
     x = torch.randn(3, FFN, generator=torch.Generator().manual_seed(4)).to(DEVICE)
     layer, shared = whole.layers[1], [weights.layers[1] for weights in ranks]
-    assert all(isinstance(part.down, GroupedLinear) for part in shared)
-    total = sum(part.down(share) for part, share in zip(shared, x.chunk(2, 1), strict=True))
-    torch.testing.assert_close(total, layer.down(x), rtol=1e-4, atol=1e-4)
+    assert all(isinstance(part.mlp.down, GroupedLinear) for part in shared)
+    total = sum(part.mlp.down(share) for part, share in zip(shared, x.chunk(2, 1), strict=True))
+    torch.testing.assert_close(total, layer.mlp.down(x), rtol=1e-4, atol=1e-4)
     heads = [part.attention_output(share) for part, share in zip(shared, x[:, :HIDDEN].chunk(2, 1), strict=True)]
     torch.testing.assert_close(heads[0] + heads[1], layer.attention_output(x[:, :HIDDEN]), rtol=1e-4, atol=1e-4)
     queries = [part.qkv(x[:, :HIDDEN])[:, : HIDDEN // 2] for part in shared]
@@ -136,7 +136,7 @@ def test_estimate_is_what_the_weights_take(model_path: Path) -> None:
     sizes = Sizes.of(model, part, KvLayers.of(model.config.windows), LargestStep(64, 4), target)
     linears = [weights.output]
     for layer in weights.layers:
-        linears += [layer.qkv, layer.attention_output, layer.gate_up, layer.down]
+        linears += [layer.qkv, layer.attention_output, layer.mlp.gate_up, layer.mlp.down]
     taken = weights.embedding.nbytes
     for linear in linears:
         assert isinstance(linear, GroupedLinear)
