@@ -344,6 +344,7 @@ def test_prefill_node_that_hangs_is_left_alone_for_a_while(tmp_path: Path, tiny_
     run(work())
 
 
+@pytest.mark.slow
 def test_prompts_are_computed_by_all_prefill_nodes(tmp_path: Path, tiny_model_path: Path) -> None:
     """Of prompts that come at once one goes to each, before any told its load; one that is late keeps none from it."""
 

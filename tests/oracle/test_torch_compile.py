@@ -70,6 +70,7 @@ def test_a_model_says_the_same_compiled(tiny_model_path: Path, tmp_path: Path, m
         assert (one.num_compiles, one.from_rows, one.recompiles, one.fault) == (1, 2, {}, "")
 
 
+@pytest.mark.slow
 def test_the_next_start_reads_what_this_one_compiled(
     tiny_model_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
