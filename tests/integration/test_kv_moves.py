@@ -385,6 +385,7 @@ def test_very_long_prompt_is_no_fault_of_a_prefill_node(tmp_path: Path, tiny_mod
     run(work())
 
 
+@pytest.mark.slow
 def test_first_prompt_of_a_decode_node_is_computed_elsewhere(tmp_path: Path, tiny_model_path: Path) -> None:
     """Though nothing was ever computed on it, and no request came before."""
 
@@ -421,6 +422,7 @@ def test_prompt_of_a_peer_is_admitted_as_its_requests_are(tmp_path: Path, tiny_m
     run(work())
 
 
+@pytest.mark.slow
 def test_rate_that_was_measured_is_forgotten(tmp_path: Path, tiny_model_path: Path) -> None:
     """A peer that was slow once is not asked, and some time later it is."""
 
@@ -474,6 +476,7 @@ def test_node_whose_engine_keeps_its_kv_says_so(
     run(work())
 
 
+@pytest.mark.slow
 def test_equal_prompts_at_once_are_fetched_once(tmp_path: Path, tiny_model_path: Path) -> None:
     """Of requests that begin alike and come together, one fetches; the others wait for it."""
 
