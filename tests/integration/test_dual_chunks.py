@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.folder_tokenizer import write_model_folder
 from support.kv_sequences import Memory, assert_histories_change_no_bits, random_tokens
+from support.logit_sequences import logits_beside
 from support.native import engine_logits
 from support.quantizing import refusal
 from support.reference_decoder import reference_logits, write_family
@@ -77,18 +78,7 @@ def logits_in_steps(file: Path, tokens: list[int], lengths: list[int], kv_type: 
     """The logits after every token of a text in steps of such lengths, beside another."""
     model = _rust.CpuModel.load(file, threads=threads, kv_bytes=1 << 22, kv_type=kv_type)
     pool = _rust.BlockPool(model.info()["num_pages"], groups=model.info()["kv_groups"])
-    other, logits = random_tokens(9, len(lengths)), list[bytes]()
-    pool.add(0, tokens)
-    pool.add(1, other)
-    row_bytes = 4 * model.info()["vocab_size"]
-    for number, length in enumerate(lengths):
-        done = sum(lengths[:number])
-        pool.reserve(0, done + length)
-        pool.reserve(1, number + 1)
-        step = [*tokens[done : done + length], other[number]]
-        model.execute(pool, [0, 1], [length, 1], step, num_outputs=[length, 1])
-        logits.append(model.logits()[:-row_bytes])
-    return b"".join(logits)
+    return logits_beside(model, pool, tokens, lengths, random_tokens(9, len(lengths)))
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "int8"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.command_line import COMMAND, fresh_environment
 from support.kv_sequences import Memory, assert_histories_change_no_bits, random_tokens
+from support.logit_sequences import logits_beside
 from support.native import engine_logits
 from support.tiny_sparse import (
     HIDDEN,
@@ -68,23 +69,13 @@ def logits_in_steps(file: Path, tokens: list[int], lengths: list[int], kv_type: 
     """The logits after every token of a text in steps of such lengths, beside another, after one that picked."""
     model = _rust.CpuModel.load(file, threads=threads, kv_bytes=1 << 22, kv_type=kv_type)
     pool = _rust.BlockPool(model.info()["num_pages"], groups=model.info()["kv_groups"])
-    before, other, logits = random_tokens(8, 90), random_tokens(9, len(lengths)), list[bytes]()
+    before = random_tokens(8, 90)
     pool.add(2, before)
     for done in (0, 45):
         pool.reserve(2, done + 45)
         model.execute(pool, [2], [45], before[done : done + 45])
     pool.release(2)
-    pool.add(0, tokens)
-    pool.add(1, other)
-    row_bytes = 4 * model.info()["vocab_size"]
-    for number, length in enumerate(lengths):
-        done = sum(lengths[:number])
-        pool.reserve(0, done + length)
-        pool.reserve(1, number + 1)
-        step = [*tokens[done : done + length], other[number]]
-        model.execute(pool, [0, 1], [length, 1], step, num_outputs=[length, 1])
-        logits.append(model.logits()[:-row_bytes])
-    return b"".join(logits)
+    return logits_beside(model, pool, tokens, lengths, random_tokens(9, len(lengths)))
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "int8"])

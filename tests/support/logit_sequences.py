@@ -35,6 +35,23 @@ class Sequences:
         return np.frombuffer(self.model.logits(), dtype="<f4").reshape(-1, self.vocab_size).copy()
 
 
+def logits_beside(
+    model: _rust.CpuModel, pool: _rust.BlockPool, tokens: list[int], lengths: list[int], other: list[int]
+) -> bytes:
+    """The logits after every token of a text, in steps of such lengths, each beside one token of another text."""
+    logits, row_bytes = list[bytes](), 4 * model.info()["vocab_size"]
+    pool.add(0, tokens)
+    pool.add(1, other)
+    for number, length in enumerate(lengths):
+        done = sum(lengths[:number])
+        pool.reserve(0, done + length)
+        pool.reserve(1, number + 1)
+        step = [*tokens[done : done + length], other[number]]
+        model.execute(pool, [0, 1], [length, 1], step, num_outputs=[length, 1])
+        logits.append(model.logits()[:-row_bytes])
+    return b"".join(logits)
+
+
 def reference_logits(model: Any) -> Any:
     """transformers' logits of each of the tokens."""
     import torch
