@@ -155,7 +155,10 @@ def test_the_end_of_a_long_prompt_is_read(url: str, tokenizer: ModelTokenizer) -
     messages = [{"role": "user", "content": "the user is at ease, and " * 60}]
     chat = answered(url, "chat/completions", messages=messages, truncate_prompt_tokens=20)
     assert chat["usage"]["prompt_tokens"] == 20
-    assert ask(url, prompt=ids).json()["error"]["code"] == "context_length_exceeded"
+    for path, told in (("completions", {"prompt": ids}), ("chat/completions", {"messages": messages})):
+        (field,) = told
+        error = ask(url, path, **told).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
 
 
 def test_a_text_can_do_without_its_first_token(url: str, tokenizer: ModelTokenizer) -> None:

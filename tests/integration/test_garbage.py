@@ -29,6 +29,7 @@ def dropped() -> weakref.ref[Node]:
     return weakref.ref(Node())
 
 
+@pytest.mark.usefixtures("freezing")
 def test_what_is_frozen_is_collected_when_a_model_goes() -> None:
     """Collections leave what was there at a load alone; those after a model was closed do not."""
     gc.disable()
@@ -46,7 +47,6 @@ def test_what_is_frozen_is_collected_when_a_model_goes() -> None:
         freeze_heap()
         assert young() is None
     finally:
-        gc.unfreeze()
         gc.enable()
 
 
@@ -60,7 +60,6 @@ def test_an_engine_counts_its_process_collections(tiny_model_path: Path, *, proc
             return await backend.engine_state()
 
     state = asyncio.run(work())
-    gc.unfreeze()
     assert state.garbage.num_frozen > 1000
     assert state.garbage.num_collections > 0
     assert state.garbage.pause_seconds >= state.garbage.longest_pause_seconds > 0
@@ -78,7 +77,6 @@ def test_an_engine_that_is_closed_counts_no_more(tiny_model_path: Path) -> None:
 
     before = len(gc.callbacks)
     asyncio.run(work())
-    gc.unfreeze()
     assert len(gc.callbacks) == before
 
 

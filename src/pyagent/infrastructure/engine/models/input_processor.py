@@ -187,7 +187,7 @@ class InputProcessor:
         tokens = prompt.tokens
         context = self.preprocessor.context
         if context.num_tokens - len(tokens) <= len(answer_prefix):
-            raise context.overflow(len(tokens) + len(answer_prefix))
+            raise context.overflow(request, len(tokens) + len(answer_prefix))
         return ProcessedInput(
             request,
             prompt,

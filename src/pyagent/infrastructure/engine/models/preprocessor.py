@@ -35,10 +35,11 @@ class ContextLimit:
     num_tokens: int
     reason: str
 
-    def overflow(self, num_tokens: int, *, is_more: bool = False) -> ContextOverflowError:
-        """Return the error of a prompt with so many tokens, or with more than that."""
+    def overflow(self, request: ChatRequest, num_tokens: int, *, is_more: bool = False) -> ContextOverflowError:
+        """Return the error of a request's prompt with so many tokens, or with more than that."""
         text = f"the prompt has {'more than ' * is_more}{num_tokens} tokens, but {self.reason}"
-        return ContextOverflowError(text, num_tokens=num_tokens + is_more, limit=self.num_tokens)
+        param = "messages" if request.messages else "prompt"
+        return ContextOverflowError(text, num_tokens=num_tokens + is_more, limit=self.num_tokens, param=param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class InputPreprocessor:
             raise RequestError("an answer is begun for a conversation; write it into the prompt", param="prompt")
         tokens = self._plain_tokens(request)
         if not tokens:
-            raise RequestError("the prompt is empty; send at least one message or some text", param="messages")
+            raise RequestError("the prompt is empty; send at least one message or some text", param="prompt")
         return Prompt(tokens, tenant=request.origin.tenant)
 
     def _past_thoughts(self, prompt: Prompt) -> Prompt:
@@ -191,7 +192,7 @@ class InputPreprocessor:
         texts = [request.prompt or "", *(message.text for message in request.messages)]
         num_ids = len(request.prompt_token_ids)
         if num_ids > limit or len(texts) > limit + 1 or self.tokenizer.is_longer_than(limit, texts):
-            raise self.context.overflow(limit, is_more=True)
+            raise self.context.overflow(request, limit, is_more=True)
 
 
 def logged_prompt(prompt: Prompt, logged: bytes, begun: Sequence[int]) -> Prompt:
