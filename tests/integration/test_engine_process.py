@@ -380,7 +380,7 @@ def test_errors_cross_the_socket_as_they_are(tiny_model_path: Path, tmp_path: Pa
         async with engine_of(tiny_model_path, **{"engine.max_model_len": 40}) as backend:
             with pytest.raises(ContextOverflowError) as overflow:
                 await collect(backend.chat(ChatRequest(prompt="z" * 60)))
-            assert (overflow.value.num_tokens, overflow.value.limit, overflow.value.param) == (60, 40, "messages")
+            assert (overflow.value.num_tokens, overflow.value.limit, overflow.value.param) == (60, 40, "prompt")
             with pytest.raises(RequestError, match="temperature must be between 0 and 2") as wrong:
                 await collect(backend.chat(ask(temperature=-1)))
             assert wrong.value.param == "temperature"
