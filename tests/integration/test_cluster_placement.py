@@ -143,7 +143,6 @@ def test_node_that_cannot_load_a_model_leaves_it_to_the_others(
     asyncio.run(work())
 
 
-@pytest.mark.slow
 def test_model_that_a_client_waits_for_is_loaded_once(tmp_path: Path, tiny_model_path: Path) -> None:
     """A load that a request began, or the start of a server, is told: no other node begins one beside it."""
     go_on = threading.Event()

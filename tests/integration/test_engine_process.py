@@ -312,7 +312,7 @@ def test_options_of_plugins_reach_the_process(tiny_model_path: Path) -> None:
     run(work())
 
 
-@pytest.mark.parametrize("is_async", [pytest.param("on", marks=pytest.mark.slow), "off"])
+@pytest.mark.parametrize("is_async", ["on", "off"])
 def test_step_that_never_ends_is_a_death(
     tiny_model_path: Path,
     tmp_path: Path,

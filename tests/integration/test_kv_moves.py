@@ -344,7 +344,6 @@ def test_prefill_node_that_hangs_is_left_alone_for_a_while(tmp_path: Path, tiny_
     run(work())
 
 
-@pytest.mark.slow
 def test_prompts_are_computed_by_all_prefill_nodes(tmp_path: Path, tiny_model_path: Path) -> None:
     """Of prompts that come at once one goes to each, before any told its load; one that is late keeps none from it."""
 
@@ -385,7 +384,6 @@ def test_very_long_prompt_is_no_fault_of_a_prefill_node(tmp_path: Path, tiny_mod
     run(work())
 
 
-@pytest.mark.slow
 def test_first_prompt_of_a_decode_node_is_computed_elsewhere(tmp_path: Path, tiny_model_path: Path) -> None:
     """Though nothing was ever computed on it, and no request came before."""
 
@@ -422,7 +420,6 @@ def test_prompt_of_a_peer_is_admitted_as_its_requests_are(tmp_path: Path, tiny_m
     run(work())
 
 
-@pytest.mark.slow
 def test_rate_that_was_measured_is_forgotten(tmp_path: Path, tiny_model_path: Path) -> None:
     """A peer that was slow once is not asked, and some time later it is."""
 
@@ -476,7 +473,6 @@ def test_node_whose_engine_keeps_its_kv_says_so(
     run(work())
 
 
-@pytest.mark.slow
 def test_equal_prompts_at_once_are_fetched_once(tmp_path: Path, tiny_model_path: Path) -> None:
     """Of requests that begin alike and come together, one fetches; the others wait for it."""
 

@@ -94,7 +94,6 @@ def test_allocations_are_traced_where_asked_for(url: str) -> None:
     assert taken(url, seconds=0.1).allocations == []
 
 
-@pytest.mark.slow
 def test_threads_of_the_rust_core_are_in_the_profile(tiny_model_path: Path) -> None:
     """What computes without a Python frame is told by its processor time."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "the user"}], "max_tokens": 400}

@@ -45,7 +45,6 @@ async def normalized(backend: NativeBackend) -> PoolStats:
     return pool.stats()
 
 
-@pytest.mark.slow
 def test_native_server_answers_60_clients_at_once(tiny_model_path: Path) -> None:
     """60 concurrent requests, half of them streamed, are all answered; then every block is free."""
 
