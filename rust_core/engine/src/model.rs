@@ -8,6 +8,7 @@ mod assistant;
 mod attention;
 mod channels;
 mod curve;
+mod drafted;
 mod eagle;
 mod encoder_decoder;
 mod expert_tensors;

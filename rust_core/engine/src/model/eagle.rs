@@ -6,12 +6,12 @@ use std::sync::Arc;
 use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
 
-use super::assistant::whole_numbers;
+use super::drafted::{DraftedTokens, opened};
 use super::mtp::{Fusion, HeadEntry, MtpWeights};
 use super::names::{Names, Place};
 use super::{Linear, Loader, Weights, unread};
 use crate::config::eagle::{NUM_TAPS, is_eagle};
-use crate::config::{EagleConfig, FeatureNorm, invalid};
+use crate::config::{EagleConfig, FeatureNorm};
 use crate::quantised::Matrices;
 use crate::weights::{ModelFile, ModelFileError};
 
@@ -21,32 +21,19 @@ pub struct EagleWeights {
     pub head: Weights,
     /// Its tokens' embeddings; none where it reads the other model's.
     pub embedding: Option<PackedMatrix>,
-    /// Of each row of logits' places, which token it is; none where it drafts of the whole vocabulary.
-    pub tokens: Option<Vec<u32>>,
+    pub(crate) tokens: DraftedTokens,
 }
 
 impl EagleWeights {
     /// Bytes held by matrices, and by the list of tokens.
     pub fn bytes(&self) -> usize {
-        let tokens = self.tokens.as_ref().map_or(0, |tokens| size_of_val(&tokens[..]));
-        self.head.bytes() + self.embedding.as_ref().map_or(0, PackedMatrix::bytes) + tokens
-    }
-
-    /// The token that a place among a row's logits is of.
-    pub(crate) fn token_at(&self, place: u32) -> u32 {
-        self.tokens.as_ref().map_or(place, |tokens| tokens[place as usize])
+        self.head.bytes() + self.embedding.as_ref().map_or(0, PackedMatrix::bytes) + self.tokens.bytes()
     }
 }
 
 /// Opens a head's folder; `None` for another model.
 pub fn open_eagle(path: &Path) -> Result<Option<(ModelFile, EagleConfig)>, ModelFileError> {
-    let file = ModelFile::open(path)?;
-    let config = match &file {
-        ModelFile::Safetensors(folder) if is_eagle(folder.config()) => completed(&file, folder.config()),
-        _ => return Ok(None),
-    };
-    let config = config.map_err(|error| error.in_file(path))?;
-    Ok(Some((file, config)))
+    opened(path, is_eagle, completed)
 }
 
 /// Reads a configuration, and what tensors say.
@@ -182,36 +169,23 @@ impl Loader<'_> {
     }
 
     /// Which token each place of the logits is of; an error where one is of none.
-    fn drafted_tokens(&self, config: &EagleConfig) -> Result<Option<Vec<u32>>, ModelFileError> {
+    fn drafted_tokens(&self, config: &EagleConfig) -> Result<DraftedTokens, ModelFileError> {
         let (count, vocab_size) = (self.config.vocab_size, config.vocab_size);
         self.file.find_stored(PLACES)?;
         let Some(tensor) = self.file.find_stored(TOKENS)? else {
             return match count == vocab_size {
-                true => Ok(None),
+                true => Ok(DraftedTokens::ALL),
                 false => Err(ModelFileError::TensorMissing {
                     name: TOKENS.to_owned(),
                 }),
             };
         };
-        let distances = whole_numbers(&tensor)?;
-        if distances.len() != count {
-            return Err(invalid(format!(
-                "tensor '{TOKENS}' has {} numbers; expected one for each of the {count} tokens that are drafted",
-                distances.len()
-            )));
-        }
-        let token = |(place, distance): (usize, i64)| {
-            let token = usize::try_from(distance.checked_add(place as i64)?).ok()?;
-            (token < vocab_size).then_some(token as u32)
-        };
-        let found = distances.into_iter().enumerate().map(|one| {
-            token(one).ok_or_else(|| {
-                let (place, distance) = one;
-                invalid(format!(
-                    "tensor '{TOKENS}' has {distance} at place {place}, which leads out of the vocabulary of {vocab_size}"
-                ))
-            })
-        });
-        found.collect::<Result<_, _>>().map(Some)
+        DraftedTokens::read(&tensor, count, |place, distance| {
+            let token = distance
+                .checked_add(place as i64)
+                .and_then(|token| usize::try_from(token).ok());
+            let token = token.filter(|token| *token < vocab_size).map(|token| token as u32);
+            token.ok_or_else(|| format!(" at place {place}, which leads out of the vocabulary of {vocab_size}"))
+        })
     }
 }

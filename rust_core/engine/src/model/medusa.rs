@@ -5,11 +5,11 @@ use std::path::Path;
 use pyagent_kernels::pack::PackedMatrix;
 use pyagent_kernels::thread_pool::ThreadPool;
 
-use super::assistant::whole_numbers;
+use super::drafted::{DraftedTokens, opened};
 use super::names::Place;
 use super::{Linear, expect, find_matrix, pack, unread, vector};
+use crate::config::MedusaConfig;
 use crate::config::medusa::{Said, is_medusa};
-use crate::config::{MedusaConfig, invalid};
 use crate::quantised::Matrices;
 use crate::weights::{ModelFile, ModelFileError, TensorView};
 
@@ -19,8 +19,7 @@ pub struct MedusaWeights {
     pub layers: Vec<Vec<Linear>>,
     /// What gives logits: of each head, or one of all, [drafted, hidden].
     outputs: Vec<PackedMatrix>,
-    /// Of each row of logits' places, which token it is; none where they draft of the whole vocabulary.
-    tokens: Option<Vec<u32>>,
+    pub(crate) tokens: DraftedTokens,
 }
 
 impl MedusaWeights {
@@ -28,7 +27,7 @@ impl MedusaWeights {
     pub fn bytes(&self) -> usize {
         let layers = self.layers.iter().flatten().map(|layer| layer.weight.bytes());
         let outputs = self.outputs.iter().map(PackedMatrix::bytes);
-        layers.chain(outputs).sum::<usize>() + self.tokens.as_ref().map_or(0, |tokens| size_of_val(&tokens[..]))
+        layers.chain(outputs).sum::<usize>() + self.tokens.bytes()
     }
 
     /// What gives a head's logits.
@@ -41,22 +40,11 @@ impl MedusaWeights {
         let layers = self.layers.iter().flatten().map(|layer| &layer.weight);
         layers.chain(&self.outputs)
     }
-
-    /// The token that a place among the logits is of.
-    pub(crate) fn token_at(&self, place: u32) -> u32 {
-        self.tokens.as_ref().map_or(place, |tokens| tokens[place as usize])
-    }
 }
 
 /// Opens the heads' folder; `None` for another model.
 pub fn open_medusa(path: &Path) -> Result<Option<(ModelFile, MedusaConfig)>, ModelFileError> {
-    let file = ModelFile::open(path)?;
-    let config = match &file {
-        ModelFile::Safetensors(folder) if is_medusa(folder.config()) => completed(&file, folder.config()),
-        _ => return Ok(None),
-    };
-    let config = config.map_err(|error| error.in_file(path))?;
-    Ok(Some((file, config)))
+    opened(path, is_medusa, completed)
 }
 
 /// Reads a configuration, and what tensors say.
@@ -110,7 +98,7 @@ fn weights(file: &ModelFile, config: &MedusaConfig, pool: &ThreadPool) -> Result
             .map(|head| layers(head).map(|(head, layer)| loader.layer(head, layer)).collect())
             .collect::<Result<_, _>>()?,
         outputs: (0..num_outputs)
-            .map(|head| loader.output(head, tokens.as_deref()))
+            .map(|head| loader.output(head, tokens.listed()))
             .collect::<Result<_, _>>()?,
         tokens,
     };
@@ -239,26 +227,18 @@ impl HeadLoader<'_> {
     }
 
     /// Which token each place of the logits is of; an error where one is of none.
-    fn drafted_tokens(&self) -> Result<Option<Vec<u32>>, ModelFileError> {
+    fn drafted_tokens(&self) -> Result<DraftedTokens, ModelFileError> {
         let (count, vocab_size) = (self.config.num_drafted, self.config.vocab_size);
         let tensor = self.file.find_stored(TOKENS)?;
         if count == vocab_size {
-            return Ok(None);
+            return Ok(DraftedTokens::ALL);
         }
         let tensor = tensor.ok_or_else(|| ModelFileError::TensorMissing {
             name: TOKENS.to_owned(),
         })?;
-        let ids = whole_numbers(&tensor)?;
-        if ids.len() != count {
-            return Err(invalid(format!(
-                "tensor '{TOKENS}' has {} numbers; expected one for each of the {count} tokens that are drafted",
-                ids.len()
-            )));
-        }
-        let token = |id: &i64| u32::try_from(*id).ok().filter(|token| (*token as usize) < vocab_size);
-        let tokens = ids.iter().map(|id| {
-            token(id).ok_or_else(|| invalid(format!("tensor '{TOKENS}' has {id}, which is no token of {vocab_size}")))
-        });
-        tokens.collect::<Result<_, _>>().map(Some)
+        DraftedTokens::read(&tensor, count, |_, id| {
+            let token = u32::try_from(id).ok().filter(|token| (*token as usize) < vocab_size);
+            token.ok_or_else(|| format!(", which is no token of {vocab_size}"))
+        })
     }
 }

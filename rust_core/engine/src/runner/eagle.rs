@@ -79,7 +79,7 @@ impl Eagle {
 
     /// The token that a place among the logits is of.
     pub(super) fn token_at(&self, place: u32) -> u32 {
-        self.weights.token_at(place)
+        self.weights.tokens.at(place)
     }
 
     /// Its shape, its buffers and its rotary tables, to prepare them.

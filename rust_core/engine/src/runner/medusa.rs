@@ -130,7 +130,7 @@ impl CpuModel {
             )?;
             first_logits += places.len();
             for (place, one) in places.into_iter().zip(likeliest) {
-                found[place] = Some(one.map(|(place, logprob)| (medusa.weights.token_at(place), logprob)));
+                found[place] = Some(one.map(|(place, logprob)| (medusa.weights.tokens.at(place), logprob)));
             }
         }
         (medusa.drafted, medusa.num_drafted) = (sources, first_logits);
