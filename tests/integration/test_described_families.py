@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from pyagent.cli import models
 from pyagent.core.backends import collect
 from pyagent.core.errors import ConfigError, ModelError, PluginError
 from pyagent.core.messages import ChatRequest, SamplingParams
+from pyagent.core.plugin_checks import checked_items
 from pyagent.core.runners.architecture import BroughtArchitecture, FamilyDescription
 from pyagent.core.runners.factory import LargestStep, RunnerOptions
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice
@@ -295,3 +297,25 @@ def test_hostile_folders_are_refused_as_without_a_plugin(folder: Path, tmp_path:
     (tmp_path / "config.json").unlink()
     assert Family.of(tmp_path, EXAONE) is None
     assert Family.of(folder / "config.json", EXAONE) is None
+
+
+def test_text_half_has_the_fields_of_both(llama: Path, folder: Path, tmp_path: Path) -> None:
+    """Of a folder with `text_config`, a description is told those fields beside the outer ones."""
+    write_as_exaone(llama, tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    outer = {"model_type": fields["model_type"], "vocab_size": fields.pop("vocab_size"), "text_config": fields}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    found, expected = (Sequences(path, EXAONE).logits((0, TOKENS)) for path in (tmp_path, folder))
+    assert np.array_equal(found, expected)
+
+
+def test_host_takes_either_form_and_not_a_half() -> None:
+    """An architecture has `describe`, or `shape` and `load`; one with neither is the plugin's fault, by name."""
+    parts = {"describe": len, "shape": len, "load": len}
+    for names in (["describe"], ["shape", "load"], ["describe", "shape"], list(parts)):
+        kind = SimpleNamespace(name="mine", **{name: parts[name] for name in names})
+        assert checked_items("mine", "architectures", [kind]) == {"mine": kind}
+    for names in ([], ["shape"], ["load"]):
+        kind = SimpleNamespace(name="mine", **{name: parts[name] for name in names})
+        with pytest.raises(PluginError, match="expected architectures with `describe`, or with `shape` and `load`"):
+            checked_items("mine", "architectures", [kind])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.described_folders import EXAONE, Exaone, write_as_exaone
-from support.logit_sequences import TOKENS, expect_same, reference_logits
+from support.logit_sequences import TOKENS, Sequences, expect_same, reference_logits
 from support.torch_logits import compute, runner_of
 
 from pyagent.core.errors import ModelError
@@ -140,3 +140,16 @@ def test_torch_runner_reads_the_same_description(llama: tuple[Any, Path]) -> Non
     assert np.abs(rows - expected[np.array(lengths) - 1]).max() < 1e-4
     with pytest.raises(ModelError, match="takes score functions from an architecture's `shape` alone"):
         runner_of(folder, scored([decay, None, None]))
+
+
+@pytest.mark.parametrize("form", ["awq", "packed"])
+def test_quantised_checkpoint_is_read_by_the_same_names(form: str, tmp_path: Path) -> None:
+    """Packed matrices, scales and zero points are renamed with their matrix: the family's logits, bit for bit."""
+    import numpy as np
+    from support.quantised_folder import write_quantised
+
+    llama = write_quantised(tmp_path, form).path
+    folder = write_as_exaone(llama, tmp_path / "exaone")
+    tokens = [token % 90 for token in TOKENS[:30]]
+    plain, ours = (Sequences(path, EXAONE).logits((0, tokens)) for path in (llama, folder))
+    assert np.array_equal(ours, plain)
