@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -34,6 +35,7 @@ from pyagent.infrastructure.engine.runners.cpu import CpuRunner
 from pyagent.infrastructure.engine.runners.cpu_factory import CPU
 from pyagent.infrastructure.engine.runners.family import Family
 from pyagent.infrastructure.models.describe import describe_model
+from pyagent.testing.suites.made_up_folder import write_folder
 
 TOKENS = [(7 * place + place * place) % 90 for place in range(50)]
 STEP = LargestStep(64, 4)
@@ -319,3 +321,24 @@ def test_host_takes_either_form_and_not_a_half() -> None:
         kind = SimpleNamespace(name="mine", **{name: parts[name] for name in names})
         with pytest.raises(PluginError, match="expected architectures with `describe`, or with `shape` and `load`"):
             checked_items("mine", "architectures", [kind])
+
+
+def test_functions_take_the_place_of_what_the_family_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPT's own slopes are there without functions, as the example's table says them; with any, a None adds nothing."""
+    monkeypatch.syspath_prepend(str(EXAMPLE.parents[1] / "pyagent-mpt"))
+    example = runpy.run_path(str(EXAMPLE.parents[1] / "pyagent-mpt/test_mpt_conformance.py"))
+    write_folder(tmp_path, example["TestMpt"].config, example["TestMpt"].tensors)
+    inner, alibi = example["Mpt"](), sys.modules["pyagent_mpt"].alibi
+
+    def of(*functions: Any) -> Any:
+        told = SimpleNamespace(
+            name="mpt", describe=lambda config: replace(inner.describe(config), score_functions=functions)
+        )
+        return Sequences(tmp_path, {"mpt": BroughtArchitecture(told, "mine")}).logits((0, TOKENS))
+
+    own = of()
+    assert np.array_equal(own, Sequences(tmp_path).logits((0, TOKENS)))
+    assert np.abs(of(alibi, alibi) - own).max() < 1e-5
+    nothing = of(None, alibi)
+    assert np.abs(nothing - own).max() > 1e-3
+    assert np.abs(nothing - of(lambda head, distance: 0 * distance, alibi)).max() < 1e-5

@@ -190,15 +190,8 @@ impl NameRule {
             from: parts(from)?,
             to: parts(to)?,
         };
-        let numbers = |parts: &[Part]| parts.iter().filter(|part| matches!(part, Part::Number(_))).count();
-        let mut missing = rule.to.iter().filter(|part| matches!(part, Part::Number(_)));
-        let is_told_twice = rule
-            .from
-            .iter()
-            .enumerate()
-            .any(|(place, part)| matches!(part, Part::Number(_)) && rule.from[..place].contains(part));
-        let is_other = missing.any(|part| !rule.from.contains(part)) || numbers(&rule.from) != numbers(&rule.to);
-        if is_told_twice || is_other {
+        let [numbers, others] = [&rule.from, &rule.to].map(|parts| numbers_of(parts));
+        if numbers != others || numbers.windows(2).any(|pair| pair[0] == pair[1]) {
             let (from, to) = (clipped(from), clipped(to));
             return Err(invalid(format!(
                 "tensor_names maps '{from}' to '{to}'; expected the same words in braces in both, each once"
@@ -244,6 +237,19 @@ impl Part {
     }
 }
 
+/// The words in braces, in order.
+fn numbers_of(parts: &[Part]) -> Vec<&str> {
+    let mut words: Vec<&str> = parts
+        .iter()
+        .filter_map(|part| match part {
+            Part::Number(word) => Some(word.as_str()),
+            Part::Text(_) => None,
+        })
+        .collect();
+    words.sort_unstable();
+    words
+}
+
 fn parts(pattern: &str) -> Result<Vec<Part>, ModelFileError> {
     let wrong = |expected: String| {
         let pattern = clipped(pattern);
@@ -268,7 +274,45 @@ fn parts(pattern: &str) -> Result<Vec<Part>, ModelFileError> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// What a pattern makes of a name, the pattern the other way round makes that name of again: nothing is lost.
+        #[test]
+        fn patterns_lose_nothing(
+            from in prop::collection::vec(prop::sample::select(vec!["a", "b", "7", "{n}", "{m}"]), 1..4),
+            to in prop::collection::vec(prop::sample::select(vec!["a", "c", "7", "{n}", "{m}"]), 1..4),
+            rest in prop::collection::vec(prop::sample::select(vec!["a", "7", "12", "weight"]), 0..3),
+            numbers in [0..99_u32, 0..99],
+        ) {
+            let (there, back) = ((from.join("."), to.join(".")), (to.join("."), from.join(".")));
+            let (there, back) = (NameRule::read(&there), NameRule::read(&back));
+            prop_assert_eq!(there.is_ok(), back.is_ok());
+            if let (Ok(there), Ok(back)) = (there, back) {
+                let name = from.iter().chain(&rest).copied().collect::<Vec<_>>().join(".");
+                let name = name.replace("{n}", &numbers[0].to_string()).replace("{m}", &numbers[1].to_string());
+                let applied = |rule: &NameRule, name: &str| {
+                    let parts: Vec<&str> = name.split('.').collect();
+                    rule.fits(&parts).then(|| rule.replaced(&parts))
+                };
+                let renamed = applied(&there, &name).expect("it begins so");
+                prop_assert_eq!(applied(&back, &renamed), Some(name));
+            }
+        }
+
+        /// Whatever texts are given, they are refused, or give names.
+        #[test]
+        fn any_texts_are_read(
+            pairs in prop::collection::vec(("[a.{}0-9]{0,12}", "\\PC{0,12}"), 0..4),
+            name in "[a.0-9]{0,12}",
+        ) {
+            if let Ok(names) = TensorNames::new(&pairs) {
+                let _ = names.of(&name);
+            }
+        }
+    }
 
     fn names(pairs: &[(&str, &str)]) -> Result<TensorNames, String> {
         let pairs: Vec<_> = pairs
