@@ -1,10 +1,11 @@
-"""MPT on the torch runner: no positions but what each head adds to scores by distance (ALiBi)."""
+"""MPT: no positions but what each head adds to scores by distance (ALiBi). For the CPU runner, and for torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyagent.plugin import (
     Architecture,
+    FamilyDescription,
     ForwardPass,
     ModelError,
     ModelLayers,
@@ -40,14 +41,33 @@ class Mpt:
         )
 
     def load(self, config: Mapping[str, Any], shape: ModelShape, layers: ModelLayers) -> Network:
-        for name in IGNORED:
-            config.get(name)
-        attention = config.get("attn_config", {})
-        if not attention.get("alibi", True) or attention.get("clip_qkv") or attention.get("qk_ln"):
-            raise ModelError("an MPT without ALiBi, or that clips or normalises its projections", model=self.name)
+        check(config)
         return MptNetwork(config, shape, layers)
 
+    def describe(self, config: Mapping[str, Any]) -> FamilyDescription:
+        check(config)
+        fields = {name: config[name] for name in FIELDS}
+        return FamilyDescription(config=fields, score_functions=[alibi] * config["n_layers"])
 
+
+def check(config: Mapping[str, Any]) -> None:
+    for name in IGNORED:
+        config.get(name)
+    attention = config.get("attn_config", {})
+    if not attention.get("alibi", True) or attention.get("clip_qkv") or attention.get("qk_ln"):
+        raise ModelError("an MPT without ALiBi, or that clips or normalises its projections", model="mpt")
+
+
+FIELDS = (
+    "model_type",
+    "vocab_size",
+    "d_model",
+    "n_heads",
+    "n_layers",
+    "expansion_ratio",
+    "max_seq_len",
+    "layer_norm_epsilon",
+)
 IGNORED = ("embedding_fraction", "init_device", "learned_pos_emb", "no_bias", "norm_type", "tie_word_embeddings")
 
 

@@ -381,6 +381,16 @@ class MergedTensor:
     def rows(self, first: int, count: int, threads: int) -> bytes: ...
 
 @final
+class FamilyDescription:
+    def __new__(
+        cls,
+        config: str,
+        tensor_names: Sequence[tuple[str, str]],
+        layer_tables: Sequence[int | None] | None = None,
+        tables: Sequence[tuple[Buffer, int]] = ...,
+    ) -> FamilyDescription: ...
+
+@final
 class CpuModel:
     @staticmethod
     def load(
@@ -394,6 +404,7 @@ class CpuModel:
         most_positions: int | None = None,
         mtp: bool = True,
         head: str | PathLike[str] | None = None,
+        family: FamilyDescription | None = None,
     ) -> CpuModel: ...
     def execute(
         self,
@@ -555,7 +566,12 @@ class ModelConfig:
 
 @final
 class ModelFile:
-    def __new__(cls, path: str | PathLike[str], most_positions: int | None = None) -> ModelFile: ...
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        most_positions: int | None = None,
+        family: FamilyDescription | None = None,
+    ) -> ModelFile: ...
     @property
     def config(self) -> ModelConfig: ...
     @property
@@ -677,6 +693,7 @@ def describe_model(
     *,
     mtp: bool = True,
     head: str | PathLike[str] | None = None,
+    family: FamilyDescription | None = None,
 ) -> ModelShape: ...
 def most_step_bytes(
     path: str | PathLike[str],
@@ -686,6 +703,7 @@ def most_step_bytes(
     num_positions: int,
     *,
     mtp: bool = True,
+    family: FamilyDescription | None = None,
 ) -> int: ...
 def read_model_header(path: str | PathLike[str], *, arrays: bool = True, packed: bool = False) -> ModelHeader: ...
 def tensor_checksums(path: str | PathLike[str]) -> list[tuple[str, int, int, int, list[tuple[str, int, int]]]]: ...

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from support.suites import check_rule_is_kept, rules_of
@@ -21,6 +21,7 @@ from pyagent.core.dialects.named_calls import NamedCalls
 from pyagent.core.dialects.output import Parsed
 from pyagent.core.dialects.text import Reasoning
 from pyagent.core.grammars import GrammarSource
+from pyagent.core.runners.architecture import FamilyDescription
 from pyagent.core.runners.kv_connector import KvLayers, KvMatch
 from pyagent.infrastructure.engine.grammar.guidance import GUIDANCE
 from pyagent.infrastructure.engine.scheduler.policies import BUILT_IN
@@ -584,6 +585,41 @@ CONFIG = {
 }
 
 
+LAYER = {
+    "input_layernorm": (64,),
+    "self_attn.q_proj": (64, 64),
+    "self_attn.k_proj": (32, 64),
+    "self_attn.v_proj": (32, 64),
+    "self_attn.o_proj": (64, 64),
+    "post_attention_layernorm": (64,),
+    "mlp.gate_proj": (96, 64),
+    "mlp.up_proj": (96, 64),
+    "mlp.down_proj": (64, 96),
+}
+TENSORS = {
+    "model.embed_tokens.weight": (320, 64),
+    "model.norm.weight": (64,),
+    **{f"model.layers.{layer}.{name}.weight": shape for layer in range(2) for name, shape in LAYER.items()},
+}
+
+
+class Described(Granite):  # type: ignore[misc, valid-type]
+    more: ClassVar = {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+        "hidden_act": "silu",
+    }
+
+    def describe(self, config: Any) -> FamilyDescription:
+        return FamilyDescription(config={**config, **self.more})
+
+
+class WithoutNorm(Described):
+    def describe(self, config: Any) -> FamilyDescription:
+        return FamilyDescription(config=super().describe(config).config, tensor_names={"model.norm": "norm"})
+
+
 class Misnamed(Granite):  # type: ignore[misc, valid-type]
     name = "granit"
 
@@ -616,7 +652,7 @@ INPUTS: dict[type, dict[str, Any]] = {
     },
     TokenizerConformance: {"model": lambda self: Path(__file__)},
     LogitsProcessorConformance: {"args": ({"by": 2.0}, {"by": -1})},
-    ArchitectureConformance: {"config": CONFIG},
+    ArchitectureConformance: {"config": CONFIG, "tensors": TENSORS},
 }
 GOOD: dict[type, Callable[..., object]] = {
     QueuePolicyConformance: Fifo,
@@ -626,13 +662,14 @@ GOOD: dict[type, Callable[..., object]] = {
     GrammarBackendConformance: grammars(),
     LogitsProcessorConformance: Bias,
     KvConnectorConformance: connector,
-    ArchitectureConformance: Granite,
+    ArchitectureConformance: Described,
     AttentionBackendConformance: lambda: sinks()[0],
 }
 NEED_TORCH = {
     "test_each_layer_attends_once_in_order",
     "test_outputs_have_the_shapes_sizes",
     "test_a_token_does_not_see_later_ones",
+    "test_description_and_network_agree",
     "test_it_says_what_it_cannot_do",
     "test_it_computes_the_formula",
     "test_invariant_form_does_not_vary",
@@ -701,6 +738,7 @@ FAULTS: list[Fault] = [
     (ArchitectureConformance, "shape_is_of_a_model", Uneven, "4 heads, 3 KV heads"),
     (ArchitectureConformance, "shape_needs_no_torch", ImportsTorch, "imports torch"),
     (ArchitectureConformance, "missing_field_is_the_models_fault", Guessing, "TypeError"),
+    (ArchitectureConformance, "described_folder_answers", WithoutNorm, "the CPU runner does not take it"),
     (AttentionBackendConformance, "host_takes_the_backend", Unopened, "with `open`"),
 ]
 RULES = [(suite, rule) for suite in GOOD for rule in rules_of(suite) if rule not in NEED_TORCH]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyagent.testing import ArchitectureConformance, AttentionBackendConformance
 pytestmark = pytest.mark.oracle
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES / "pyagent-granite"))
+sys.path[:0] = [str(EXAMPLES / "pyagent-granite"), str(EXAMPLES / "pyagent-mpt")]
 SIZES = {"vocab_size": 325, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 NEOX = {"model_type": "gpt_neox", **SIZES, "intermediate_size": 80, "max_position_embeddings": 128}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -50,6 +51,17 @@ add_suites(ArchitectureConformance, {name: (lambda name=name: BUILT_IN[name]) fo
 
 Granite = runpy.run_path(str(EXAMPLES / "pyagent-granite/pyagent_granite.py"))["Granite"]
 GRANITE = runpy.run_path(str(EXAMPLES / "pyagent-granite/test_granite_conformance.py"))["TestGranite"].config
+
+
+Mpt = runpy.run_path(str(EXAMPLES / "pyagent-mpt/pyagent_mpt.py"))["Mpt"]
+MPT = runpy.run_path(str(EXAMPLES / "pyagent-mpt/test_mpt_conformance.py"))["TestMpt"]
+
+
+class Flat(Mpt):  # type: ignore[misc, valid-type]
+    """MPT, of which the description adds nothing to scores."""
+
+    def describe(self, config: Any) -> Any:
+        return replace(super().describe(config), score_functions=[lambda head, distance: 0 * distance] * 2)
 
 
 class Changed:
@@ -129,6 +141,26 @@ def test_fault_is_noticed(suite: type, rule: str, make: Callable[[], object], to
     with pytest.raises(AssertionError) as noticed:
         check_rule_is_kept(suite, f"test_{rule}", make, {"config": GRANITE})
     assert told in str(noticed.value)
+
+
+def test_other_description_is_noticed() -> None:
+    """One whose scores are not those of the network beside it."""
+    with pytest.raises(AssertionError, match="of its description and of its network differ by"):
+        check_rule_is_kept(
+            ArchitectureConformance,
+            "test_description_and_network_agree",
+            Flat,
+            {"config": MPT.config, "tensors": MPT.tensors},
+        )
+
+
+class TestMpt(ArchitectureConformance):
+    """The example's, of both forms."""
+
+    config, tensors = MPT.config, MPT.tensors
+
+    def make(self) -> Any:
+        return Mpt()
 
 
 class TestGranite(ArchitectureConformance):

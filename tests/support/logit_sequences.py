@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pyagent import _rust
+from pyagent.core.runners.architecture import BroughtArchitecture
+from pyagent.infrastructure.engine.runners.family import Family
 
 TOKENS = [(7 * place + place * place) % 250 for place in range(500)]
 
@@ -13,8 +17,10 @@ TOKENS = [(7 * place + place * place) % 250 for place in range(500)]
 class Sequences:
     """Logits of sequences that are computed in pieces, alone or in a batch."""
 
-    def __init__(self, path: Path) -> None:
-        self.model = _rust.CpuModel.load(path, threads=2, kv_bytes=1 << 25, kv_type="f32")
+    def __init__(self, path: Path, architectures: Mapping[str, BroughtArchitecture] = MappingProxyType({})) -> None:
+        family = Family.of(path, architectures)
+        inner = None if family is None else family.evaluated().inner
+        self.model = _rust.CpuModel.load(path, threads=2, kv_bytes=1 << 25, kv_type="f32", family=inner)
         self.vocab_size = self.model.info()["vocab_size"]
         self.pool = _rust.BlockPool(self.model.info()["num_pages"], groups=self.model.info()["kv_groups"])
         self.done: dict[int, int] = {}
@@ -60,11 +66,13 @@ def reference_logits(model: Any) -> Any:
         return model(torch.tensor([TOKENS])).logits[0].numpy()
 
 
-def expect_same(path: Path, expected: Any) -> None:
+def expect_same(
+    path: Path, expected: Any, architectures: Mapping[str, BroughtArchitecture] = MappingProxyType({})
+) -> None:
     """Whole, in chunks, and one token at a time beside others: each logit within 1e-4, and the same argmax."""
     import numpy as np
 
-    sequences = Sequences(path)
+    sequences = Sequences(path, architectures)
     whole = sequences.logits((0, TOKENS))
     assert np.abs(whole - expected).max() < 1e-4
     second = np.sort(expected, axis=1)[:, -2]

@@ -3,6 +3,7 @@
 pub mod adapters;
 pub mod config;
 pub mod encoder;
+pub mod family;
 pub mod forward;
 pub mod gguf;
 pub mod kv;

@@ -37,6 +37,7 @@ use pyagent_kernels::thread_pool::ThreadPool;
 use self::names::{Names, Part, Place};
 use crate::config::gguf::longrope;
 use crate::config::{Architecture, ModelConfig, invalid};
+use crate::family::FamilyDescription;
 use crate::gguf::GgufFile;
 use crate::quantised::{Matrices, Matrix, quantization};
 use crate::weights::{ModelFile, ModelFileError, TensorView};
@@ -63,12 +64,17 @@ const PACK_GROUPS: usize = 4;
 
 /// Opens a model file and reads what it says about itself. Its weights are numbers that the kernels know.
 pub fn open(path: &Path) -> Result<(ModelFile, ModelConfig), ModelFileError> {
-    open_for(path, None)
+    open_for(path, None, None)
 }
 
-/// As `open`, for texts of so many positions at most: `LongRoPE` has other frequencies for short ones.
-pub fn open_for(path: &Path, most_positions: Option<usize>) -> Result<(ModelFile, ModelConfig), ModelFileError> {
-    let (file, config) = open_stored(path, most_positions)?;
+/// As `open`, for texts of so many positions at most: `LongRoPE` has other frequencies for short ones. A folder may be
+/// described as one of a family.
+pub fn open_for(
+    path: &Path,
+    most_positions: Option<usize>,
+    family: Option<&FamilyDescription>,
+) -> Result<(ModelFile, ModelConfig), ModelFileError> {
+    let (file, config) = open_stored(path, most_positions, family)?;
     let method = quantization(&file).and_then(|about| about.get("quant_method"));
     if method.is_some_and(|method| method == "mxfp4") && config.architecture != Architecture::GptOss {
         let text = "config.json: 'quantization_config' is mxfp4, which is implemented for gpt-oss; take the model as a GGUF file";
@@ -79,8 +85,16 @@ pub fn open_for(path: &Path, most_positions: Option<usize>) -> Result<(ModelFile
 }
 
 /// As `open_for`, with weights that may be quantised in ways that only who loads them knows.
-pub fn open_stored(path: &Path, most_positions: Option<usize>) -> Result<(ModelFile, ModelConfig), ModelFileError> {
+pub fn open_stored(
+    path: &Path,
+    most_positions: Option<usize>,
+    family: Option<&FamilyDescription>,
+) -> Result<(ModelFile, ModelConfig), ModelFileError> {
     let file = ModelFile::open(path)?;
+    let file = match family {
+        None => file,
+        Some(family) => file.described(family).map_err(|error| error.in_file(path))?,
+    };
     let config = configuration(&file, most_positions).map_err(|error| error.in_file(path))?;
     Ok((file, config))
 }
@@ -91,6 +105,7 @@ fn configuration(file: &ModelFile, most_positions: Option<usize>) -> Result<Mode
         ModelFile::Safetensors(folder) => ModelConfig::from_hugging_face(folder.config(), most_positions)?,
     };
     if config.encoder_decoder.is_some() {
+        file.scores().map_or(Ok(()), |scores| scores.check(&config))?;
         return encoder_decoder::with_tensors(file, config);
     }
     with_tensors(file, config, most_positions)
@@ -125,6 +140,7 @@ fn with_tensors(
         }
     }
     config.rope_tables()?;
+    file.scores().map_or(Ok(()), |scores| scores.check(&config))?;
     Ok(mtp::with_mtp(file, config))
 }
 
@@ -331,7 +347,7 @@ struct Loader<'a> {
     pool: &'a ThreadPool,
     names: Names,
     matrices: Matrices<'a>,
-    /// What all layers add to scores.
+    /// What all layers add to scores, where the family has that, and no description says otherwise.
     score_bias: Option<Arc<ScoreBias>>,
 }
 
@@ -385,7 +401,10 @@ impl<'a> Loader<'a> {
             mixer,
             attention_output: output,
             sinks: self.sinks(layer)?,
-            score_bias: self.score_bias.clone().filter(|_| config.has_attention(layer)),
+            score_bias: match self.file.scores() {
+                Some(scores) => scores.of_layer(layer),
+                None => self.score_bias.clone().filter(|_| config.has_attention(layer)),
+            },
             post_attention_norm: output_norm(Part::PostAttentionNorm)?,
             ffn_norm: input_norm(Part::FfnNorm, config.has_ffn(layer))?,
             ffn: self.feed_forward(layer)?,

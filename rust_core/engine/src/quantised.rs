@@ -19,6 +19,7 @@ use serde_json::Value;
 use self::matrix::QuantisedMatrix;
 use self::scheme::Scheme;
 use self::tensors::Module;
+use crate::safetensors::QUANTIZATION;
 use crate::weights::{ModelFile, ModelFileError, StoredTensor, TensorView};
 
 /// What a folder of safetensors says of how its weights are quantised.
@@ -26,8 +27,7 @@ pub fn quantization(file: &ModelFile) -> Option<&Value> {
     let ModelFile::Safetensors(folder) = file else {
         return None;
     };
-    let fields = ["quantization_config", "compression_config"];
-    let found = fields.iter().find_map(|field| folder.config().get(*field));
+    let found = QUANTIZATION.iter().find_map(|field| folder.config().get(*field));
     found.filter(|value| !value.is_null())
 }
 

@@ -21,6 +21,7 @@ use pyagent_kernels::thread_pool::{ThreadPool, ThreadPoolError};
 use crate::adapters::{Adapter, AdapterLoader};
 use crate::config::ModelConfig;
 use crate::encoder::{EncoderError, PromptEncoder, PromptPart};
+use crate::family::FamilyDescription;
 use crate::forward::{ExpertLoads, Pass, Plan, Probed, Segment, Target, write_norms};
 use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
 use crate::logit_lens;
@@ -92,6 +93,8 @@ pub struct LoadOptions {
     pub has_mtp: bool,
     /// The folder of a head that is to be attached: pages have room for what it keeps in them.
     pub head: Option<PathBuf>,
+    /// What a plugin says of the folder.
+    pub family: Option<Arc<FamilyDescription>>,
 }
 
 /// A row of logits to sample from, and one after each token that is proposed to follow.
@@ -172,7 +175,7 @@ impl CpuModel {
     /// Loads a GGUF file or a safetensors folder.
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Self, EngineError> {
         let start = Instant::now();
-        let (file, mut config) = model::open_for(path, options.most_positions)?;
+        let (file, mut config) = model::open_for(path, options.most_positions, options.family.as_deref())?;
         if !options.has_mtp {
             config = config.without_mtp();
         }

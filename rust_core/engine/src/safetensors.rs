@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use header::{MAX_DIMS, checked_dims};
 pub use header::{SafetensorsHeader, SafetensorsInfo};
 
+use crate::family::{FamilyDescription, ScoreTables};
 use crate::pytorch::StateDict;
 use crate::tensorizer::TensorizerFile;
 use crate::weights::{Asked, Mapping, ModelFileError, StoredTensor, TensorView, clipped, range_within};
@@ -24,6 +25,8 @@ use crate::weights::{Asked, Mapping, ModelFileError, StoredTensor, TensorView, c
 /// Longest `config.json` or index that is read; real ones are below 1 MiB.
 const MAX_JSON_BYTES: u64 = 16 << 20;
 
+/// Fields of `config.json` that say how weights are quantised.
+pub(crate) const QUANTIZATION: [&str; 2] = ["quantization_config", "compression_config"];
 pub(crate) const CONFIG_NAME: &str = "config.json";
 const ADAPTER_CONFIG_NAME: &str = "adapter_config.json";
 /// An adapter's weights, the first one that is there.
@@ -81,6 +84,7 @@ pub struct SafetensorsFolder {
     config: JsonObject,
     shards: Vec<Mapping>,
     name_to_tensor: BTreeMap<String, ShardTensor>,
+    scores: Option<ScoreTables>,
     pub(crate) asked: Asked,
 }
 
@@ -116,6 +120,7 @@ impl SafetensorsFolder {
             config,
             shards: Vec::new(),
             name_to_tensor: BTreeMap::new(),
+            scores: None,
             asked: Asked::default(),
         };
         for file_name in &file_names {
@@ -136,11 +141,35 @@ impl SafetensorsFolder {
             config: read_object(&path.join(ADAPTER_CONFIG_NAME))?,
             shards: Vec::new(),
             name_to_tensor: BTreeMap::new(),
+            scores: None,
             asked: Asked::default(),
         };
         let paths = ADAPTER_NAMES.map(|name| path.join(name));
         folder.add_shard(paths.iter().find(|path| path.exists()).unwrap_or(&paths[0]))?;
         Ok(folder)
+    }
+
+    /// The folder as a description has it. How its weights are quantised its own `config.json` says, unless the description does.
+    pub(crate) fn described(mut self, description: &FamilyDescription) -> Result<Self, ModelFileError> {
+        let mut config = description.config().clone();
+        for field in QUANTIZATION {
+            if let Some(own) = self.config.remove(field) {
+                config.entry(field).or_insert(own);
+            }
+        }
+        let name_to_tensor = description.renamed(self.name_to_tensor)?;
+        let scores = description.scores().cloned();
+        Ok(Self {
+            config,
+            name_to_tensor,
+            scores,
+            ..self
+        })
+    }
+
+    /// What layers add to scores, where a description says it.
+    pub(crate) fn scores(&self) -> Option<&ScoreTables> {
+        self.scores.as_ref()
     }
 
     /// The folder that was opened.
@@ -356,11 +385,18 @@ fn read_index(path: &Path, form: &Form) -> Result<BTreeMap<String, String>, Mode
 
 /// Reads a JSON file that must hold an object.
 pub(crate) fn read_object(path: &Path) -> Result<JsonObject, ModelFileError> {
-    match read_json(path)? {
+    read_bounded(path)
+        .and_then(|bytes| parse_object(&bytes))
+        .map_err(|error| error.in_file(path))
+}
+
+/// Reads a text that must be a JSON object.
+pub(crate) fn parse_object(json: &[u8]) -> Result<JsonObject, ModelFileError> {
+    match parse_json(json)? {
         serde_json::Value::Object(object) => Ok(object),
         _ => {
             let reason = "expected a JSON object".to_owned();
-            Err(ModelFileError::Json { reason }.in_file(path))
+            Err(ModelFileError::Json { reason })
         }
     }
 }
@@ -368,13 +404,20 @@ pub(crate) fn read_object(path: &Path) -> Result<JsonObject, ModelFileError> {
 /// Reads a JSON file.
 pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value, ModelFileError> {
     read_bounded(path)
-        .and_then(|bytes| {
-            let parsed = serde_json::from_slice(&bytes).or_else(|_| serde_json::from_slice(&with_words(&bytes)));
-            parsed.map_err(|error| ModelFileError::Json {
-                reason: clipped(&error.to_string()),
-            })
-        })
+        .and_then(|bytes| parse_json(&bytes))
         .map_err(|error| error.in_file(path))
+}
+
+fn parse_json(json: &[u8]) -> Result<serde_json::Value, ModelFileError> {
+    if json.len() as u64 > MAX_JSON_BYTES {
+        return Err(ModelFileError::Json {
+            reason: format!("it is longer than the {MAX_JSON_BYTES} bytes allowed"),
+        });
+    }
+    let parsed = serde_json::from_slice(json).or_else(|_| serde_json::from_slice(&with_words(json)));
+    parsed.map_err(|error| ModelFileError::Json {
+        reason: clipped(&error.to_string()),
+    })
 }
 
 /// JSON in which numbers that Python writes as words, and JSON has not, are objects, as transformers 5 writes them:
@@ -410,10 +453,5 @@ fn read_bounded(path: &Path) -> Result<Vec<u8>, ModelFileError> {
     file.take(MAX_JSON_BYTES + 1)
         .read_to_end(&mut bytes)
         .map_err(io("read the file"))?;
-    if bytes.len() as u64 > MAX_JSON_BYTES {
-        return Err(ModelFileError::Json {
-            reason: format!("it is longer than the {MAX_JSON_BYTES} bytes allowed"),
-        });
-    }
     Ok(bytes)
 }

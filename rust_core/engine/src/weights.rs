@@ -16,6 +16,7 @@ pub use error::ModelFileError;
 pub(crate) use error::clipped;
 pub(crate) use mapping::Mapping;
 
+use crate::family::{FamilyDescription, ScoreTables};
 use crate::gguf::GgufFile;
 use crate::safetensors::{SafetensorsFolder, is_weights_name};
 
@@ -128,6 +129,22 @@ impl ModelFile {
             return Err(ModelFileError::NotAModel { got }.in_file(path));
         }
         GgufFile::open(path).map(Self::Gguf)
+    }
+
+    /// The folder as a description has it; GGUF files say themselves what they are.
+    pub(crate) fn described(self, description: &FamilyDescription) -> Result<Self, ModelFileError> {
+        match self {
+            Self::Gguf(_) => Ok(self),
+            Self::Safetensors(folder) => folder.described(description).map(Self::Safetensors),
+        }
+    }
+
+    /// What layers add to scores, where a description says it.
+    pub(crate) fn scores(&self) -> Option<&ScoreTables> {
+        match self {
+            Self::Gguf(_) => None,
+            Self::Safetensors(folder) => folder.scores(),
+        }
     }
 
     /// The file or folder that was opened.

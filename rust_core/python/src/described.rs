@@ -10,26 +10,30 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::engine::{ModelFileError, kv_groups, parse_kv_type};
+use crate::family::FamilyDescription;
 
 /// What a model is and would take, from its header alone: architecture, sizes, bytes of weights and of KV a token. With the
-/// folder of a `head`, pages have room for that; `ModelFileError` where it is for another model.
+/// folder of a `head`, pages have room for that; `ModelFileError` where it is for another model. A `family` says what a folder is.
 #[pyfunction]
-#[pyo3(signature = (path, kv_type = "bf16", *, mtp = true, head = None))]
+#[pyo3(signature = (path, kv_type = "bf16", *, mtp = true, head = None, family = None))]
 pub fn describe_model<'py>(
     py: Python<'py>,
     path: PathBuf,
     kv_type: &str,
     mtp: bool,
     head: Option<PathBuf>,
+    family: Option<Bound<'_, FamilyDescription>>,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let family = FamilyDescription::shared(family.as_ref());
     let kv_type = parse_kv_type(kv_type)?;
     let described = py.detach(|| {
-        let (file, config) = pyagent_engine::model::open_stored(&path, None)?;
+        let (file, config) = pyagent_engine::model::open_stored(&path, None, family.as_deref())?;
         let head = head.as_deref().map(|head| head_shape(head, &config)).transpose()?;
         let fault = pyagent_engine::model::tensor_fault(&file, &config).map(|fault| fault.to_string());
         // What the CPU runner does not take, others may: its tensors as they are.
         let weight_bytes = pyagent_engine::quantised::packed_bytes(&file).unwrap_or(file.file_bytes() as usize);
-        Ok::<_, pyagent_engine::weights::ModelFileError>((config, weight_bytes, head, fault))
+        let table_bytes = family.map_or(0, |family| family.table_bytes(&config));
+        Ok::<_, pyagent_engine::weights::ModelFileError>((config, weight_bytes + table_bytes, head, fault))
     });
     let (config, weight_bytes, head, fault) = described.map_err(|error| ModelFileError::new_err(error.to_string()))?;
     let about = PyDict::new(py);
@@ -57,7 +61,8 @@ pub fn describe_model<'py>(
 
 /// As `CpuModel.step_bytes`, from a model's header alone: an upper bound.
 #[pyfunction]
-#[pyo3(signature = (path, num_threads, num_tokens, num_outputs, num_positions, *, mtp = true))]
+#[pyo3(signature = (path, num_threads, num_tokens, num_outputs, num_positions, *, mtp = true, family = None))]
+#[expect(clippy::too_many_arguments, reason = "one keyword for each bound")]
 pub fn most_step_bytes(
     py: Python<'_>,
     path: PathBuf,
@@ -66,7 +71,9 @@ pub fn most_step_bytes(
     num_outputs: usize,
     num_positions: usize,
     mtp: bool,
+    family: Option<Bound<'_, FamilyDescription>>,
 ) -> PyResult<usize> {
+    let family = FamilyDescription::shared(family.as_ref());
     let step = LargestStep {
         threads: num_threads,
         tokens: num_tokens,
@@ -74,7 +81,7 @@ pub fn most_step_bytes(
         positions: num_positions,
     };
     let bytes = py.detach(|| {
-        let (_, config) = pyagent_engine::model::open(&path)?;
+        let (_, config) = pyagent_engine::model::open_for(&path, None, family.as_deref())?;
         let config = if mtp { config } else { config.without_mtp() };
         Ok::<_, pyagent_engine::weights::ModelFileError>(step.most_bytes(&config))
     });

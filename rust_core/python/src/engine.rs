@@ -22,6 +22,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::cache::BlockPool;
 use crate::drafting;
+use crate::family::FamilyDescription;
 use crate::sampler_state::SamplerState;
 use crate::step::{self, Asked, Columns};
 
@@ -183,10 +184,10 @@ pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, Likelihood>, HashMap<usiz
 
 #[pymethods]
 impl CpuModel {
-    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`; texts have `most_positions`. Without `mtp`, a head that drafts further tokens is left alone; with the folder of a `head`, pages have room for that, and it is to be attached.
+    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`; texts have `most_positions`. Without `mtp`, a head that drafts further tokens is left alone; with the folder of a `head`, pages have room for that, and it is to be attached. A `family`, with its tables, says what a folder is.
     #[staticmethod]
     #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "bf16", isa = None, swap_dir = None, most_positions = None,
-        mtp = true, head = None))]
+        mtp = true, head = None, family = None))]
     #[expect(clippy::too_many_arguments, reason = "one keyword for each option")]
     fn load(
         py: Python<'_>,
@@ -199,9 +200,16 @@ impl CpuModel {
         most_positions: Option<usize>,
         mtp: bool,
         head: Option<PathBuf>,
+        family: Option<Bound<'_, FamilyDescription>>,
     ) -> PyResult<Self> {
         let kv_type = parse_kv_type(kv_type)?;
         let isa = isa.map(parse_isa).transpose()?;
+        let family = FamilyDescription::shared(family.as_ref());
+        if family.as_ref().is_some_and(|family| family.lacks_tables()) {
+            return Err(PyValueError::new_err(
+                "a family without the tables of its layers cannot be loaded",
+            ));
+        }
         let options = LoadOptions {
             threads,
             isa,
@@ -210,6 +218,7 @@ impl CpuModel {
             most_positions,
             has_mtp: mtp,
             head,
+            family,
         };
         let model = py
             .detach(|| runner::CpuModel::load(&path, &options))

@@ -130,7 +130,7 @@ fn element_type(name: &str) -> PyResult<GgmlType> {
     })
 }
 
-fn floats_in(values: &PyBuffer<f32>) -> PyResult<&[f32]> {
+pub(crate) fn floats_in(values: &PyBuffer<f32>) -> PyResult<&[f32]> {
     if !values.is_c_contiguous() {
         return Err(PyValueError::new_err("the buffer's numbers do not lie side by side"));
     }

@@ -14,6 +14,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::family::FamilyDescription;
 use crate::model_files::file_error;
 
 /// The experts of a feed-forward block, and how a token's are chosen and weighed.
@@ -180,11 +181,18 @@ pub struct ModelFile {
 
 #[pymethods]
 impl ModelFile {
-    /// Opens a model for texts of so many positions; its tensors are not read. Raises `ModelFileError`.
+    /// Opens a model for texts of so many positions; its tensors are not read. A `family` says what a folder is. Raises
+    /// `ModelFileError`.
     #[new]
-    #[pyo3(signature = (path, most_positions = None))]
-    fn new(py: Python<'_>, path: PathBuf, most_positions: Option<usize>) -> PyResult<Self> {
-        let opened = py.detach(|| model::open_stored(&path, most_positions));
+    #[pyo3(signature = (path, most_positions = None, family = None))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        most_positions: Option<usize>,
+        family: Option<Bound<'_, FamilyDescription>>,
+    ) -> PyResult<Self> {
+        let family = FamilyDescription::shared(family.as_ref());
+        let opened = py.detach(|| model::open_stored(&path, most_positions, family.as_deref()));
         let (inner, about) = opened.map_err(|error| file_error(&error))?;
         let config = Py::new(py, ModelConfig::of(&inner, &about)?)?;
         Ok(Self { inner, about, config })

@@ -128,10 +128,10 @@ def _show_decoder(name: str, path: Path, found: StoredModel | None, config: Path
     from pyagent.infrastructure.models.describe import describe_model, inputs_left_aside
     from pyagent.infrastructure.models.tensor_checksums import checksum_kinds
 
-    about = describe_model(path, found.manifest.licence if found else "unknown")
+    options = _options(config).of_model(name)
+    licence = found.manifest.licence if found else "unknown"
+    about = describe_model(path, licence, architectures=options.runner.architectures)
     memory = {context: about.memory_bytes(context) for context in _contexts(about.context_length)}
-    options = _options(config)
-    options = options.of_model(name)
     process_bytes = resident_bytes()
     total_bytes, fits, refusal = _fits(path, options, config, process_bytes)
     smaller, not_smaller = _quantised(path, about.quantization)

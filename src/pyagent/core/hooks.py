@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         BroughtLogitsProcessor,
         LogitsProcessorFactory,
     )
-    from pyagent.core.runners.architecture import Architecture, BroughtArchitecture
+    from pyagent.core.runners.architecture import Architecture, BroughtArchitecture, DescribedArchitecture
     from pyagent.core.runners.attention import AttentionBackend
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.runners.kv_connector import KvConnectorFactory
@@ -170,8 +170,8 @@ class HookSpecs:
         ...
 
     @hookspec
-    def pyagent_register_architectures(self) -> Sequence[Architecture]:
-        """Return kinds of models, by the `model_type` of their `config.json`, that the torch runner is to run."""
+    def pyagent_register_architectures(self) -> Sequence[Architecture | DescribedArchitecture]:
+        """Return kinds of models, by the `model_type` of their `config.json`, that runners are to run."""
         ...
 
     @hookspec

@@ -40,7 +40,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
     "tokenizers": ("matches", "load"),
     "runners": ("unavailable_reason", "estimate", "load"),
     "attention_backends": ("unavailable_reason", "open"),
-    "architectures": ("shape", "load"),
+    "architectures": (),
     "kv_connectors": ("open",),
     "grammar_backends": ("unavailable_reason", "open"),
     "logits_processors": ("arguments", "is_argmax_invariant"),
@@ -280,6 +280,10 @@ def _checked_name(plugin: str, noun: str, item: object) -> str:
     for member in _MEMBERS[noun]:
         if not hasattr(item, member):
             raise _returned_wrong(plugin, noun, f"{noun} with `{member}`", item)
+    if noun == "architectures" and not hasattr(item, "describe"):
+        for member in ("shape", "load"):
+            if not hasattr(item, member):
+                raise _returned_wrong(plugin, noun, f"{noun} with `describe`, or with `shape` and `load`", item)
     return name
 
 

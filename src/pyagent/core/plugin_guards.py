@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyagent.core.config import Settings
     from pyagent.core.grammars import GrammarBackendFactory
     from pyagent.core.logits_processors import LogitsProcessorFactory
-    from pyagent.core.runners.architecture import Architecture
+    from pyagent.core.runners.architecture import Architecture, DescribedArchitecture
     from pyagent.core.runners.attention import AttentionBackend
     from pyagent.core.runners.factory import RunnerFactory
     from pyagent.core.tokenizers import TokenizerFactory
@@ -49,7 +49,7 @@ def _guarded_attention(plugin: FoundPlugin, items: dict[str, object]) -> dict[st
 def _guarded_architectures(plugin: FoundPlugin, items: dict[str, object]) -> dict[str, object]:
     from pyagent.core.runners.architecture import BroughtArchitecture
 
-    kinds = cast("dict[str, Architecture]", items)
+    kinds = cast("dict[str, Architecture | DescribedArchitecture]", items)
     return {name: BroughtArchitecture(kind, plugin.name) for name, kind in kinds.items()}
 
 

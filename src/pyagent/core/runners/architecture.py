@@ -1,15 +1,17 @@
-"""What a model architecture of the torch runner is: a description of a model's shape, and its forward pass.
+"""What a plugin's model architecture is: a folder in the words of a family that runners know, or a network of its own.
 
-Knows torch by name only: an architecture is found, and says what a model takes, without importing it. Keys and values,
-pages, batches and devices are the runner's: a network sees the tokens of a step, and asks for attention by layer.
+The first runs wherever the family does. The second is the torch runner's: a model's shape, and its forward pass. Keys
+and values, pages, batches and devices are the runner's: a network sees the tokens of a step, and asks for attention by
+layer. Knows torch by name only: an architecture is found, and says what a model takes, without importing it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
 
 from pyagent.core.errors import ModelError, PluginError, PyAgentError
 
@@ -28,6 +30,23 @@ ScoreFunction = Callable[[Any, Any], Any]
 It is called once, when the model is loaded: with numpy's arrays [heads, 1] and [1, distances] of whole numbers from 0
 on, for what has, or broadcasts to, [heads, distances]. `-inf` masks a key; distance 0 may not be masked.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyDescription:
+    """A folder as one of a family that the CPU runner reads.
+
+    `config` is the family's `config.json`, its `model_type` included; how weights are quantised the folder's own says,
+    unless this does. `tensor_names` maps beginnings of the folder's names, of whole parts between dots, to those of the
+    family: `{"transformer.h.{layer}.attn.q": "model.layers.{layer}.self_attn.q_proj"}`. A word in braces stands for a
+    number. The pattern of the most parts is taken, of several the one with the fewest braces; a name that begins with
+    none is kept. `score_functions` say of each layer what is added to its scores by distance (None: nothing), in place
+    of what the family adds; without any, the family's is added.
+    """
+
+    config: Mapping[str, Any]
+    tensor_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    score_functions: Sequence[ScoreFunction | None] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +150,29 @@ class Network(Protocol):
         ...
 
 
+@runtime_checkable
+class DescribedArchitecture(Protocol):
+    """A kind of model that is one of a family's, but for its names: it runs from a folder wherever the family does.
+
+    `config` is as that of `Architecture`. A field of it that `describe` does not look at is refused by name, unless it
+    is known to change no number.
+    """
+
+    @property
+    def name(self) -> str:
+        """What `config.json` calls it: its `model_type`."""
+        ...
+
+    def describe(self, config: Mapping[str, Any]) -> FamilyDescription:
+        """Return what the folder is to be read as. Raises `ModelError` for what it cannot describe."""
+        ...
+
+
+@runtime_checkable
 class Architecture(Protocol):
-    """A kind of model that the torch runner can run from a folder of safetensors.
+    """A kind of model that the torch runner can run from a folder of safetensors, by a network of its own.
+
+    With a `describe` as well (`DescribedArchitecture`), other runners have that.
 
     `config` is the folder's `config.json`, with the fields of its `text_config` where it has one. A field of it that
     neither `shape` nor `load` looks at is refused by name when the model is loaded, unless it is known to change no
@@ -157,8 +197,18 @@ class Architecture(Protocol):
 class BroughtArchitecture:
     """An architecture, and the plugin that brings it, which is named in its faults."""
 
-    architecture: Architecture
+    architecture: Architecture | DescribedArchitecture
     plugin: str
+
+    @property
+    def network(self) -> Architecture | None:
+        """What makes a network of its own, where it does."""
+        return self.architecture if isinstance(self.architecture, Architecture) else None
+
+    @property
+    def described(self) -> DescribedArchitecture | None:
+        """What describes folders as a family's, where it does."""
+        return self.architecture if isinstance(self.architecture, DescribedArchitecture) else None
 
     @contextmanager
     def named(self, what: str, path: str) -> Generator[None]:

@@ -27,7 +27,8 @@ KvGroups = tuple[tuple[str, int, int], ...]
 class KvShape(msgspec.Struct, frozen=True, kw_only=True):
     """How a runner keeps KV. A page has `layers_per_page` layers of `layer_bytes` bytes, one after the other.
 
-    `rope` tells in words what positions do to keys; `format` is the number of the order of bytes within a layer.
+    `rope` tells in words what positions do to keys; `format` is the number of the order of bytes within a layer;
+    `family` is a hash of what a plugin describes the model as, empty where none does.
     """
 
     kv_dtype: str
@@ -39,6 +40,7 @@ class KvShape(msgspec.Struct, frozen=True, kw_only=True):
     layers_per_page: int
     layer_bytes: int
     format: int = 1
+    family: str = ""
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
 from pyagent.core.messages import DrafterKind, ModelTask
+from pyagent.infrastructure.engine.runners.family import Family
+
+if TYPE_CHECKING:
+    from pyagent.core.runners.architecture import BroughtArchitecture
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,22 +179,34 @@ def kv_bytes(kv_groups: Sequence[tuple[str, int, int]], page_bytes: int, num_tok
     return _rust.BlockPool(1, groups=kv_groups).most_pages(num_tokens, 1) * page_bytes
 
 
-def describe_model(
-    path: Path, licence: str = "unknown", kv_type: str = "bf16", *, mtp: bool = True, head: Path | None = None
+def describe_model(  # noqa: PLR0913 - ways in which it may be loaded
+    path: Path,
+    licence: str = "unknown",
+    kv_type: str = "bf16",
+    *,
+    mtp: bool = True,
+    head: Path | None = None,
+    architectures: Mapping[str, BroughtArchitecture] = MappingProxyType({}),
 ) -> ModelDescription:
     """Read a model's header, for KV in `kv_type`, with or without its head that drafts, or with one of another folder.
 
-    Raises `ModelError` saying why the file cannot be run.
+    A folder of one of the `architectures` is read as that describes it. Raises `ModelError` saying why the file cannot
+    be run, `PluginError` or `ConfigError` where an architecture is at fault.
     """
+    family = Family.of(path, architectures)
+    inner = None if family is None else family.inner
     try:
-        header = _rust.read_model_header(path, arrays=False)
-        shape = _rust.describe_model(path, kv_type, mtp=mtp, head=head)
-        runners = _runners(path, _rust.ModelFile(path).config)
+        with nullcontext() if family is None else family.named():
+            header = _rust.read_model_header(path, arrays=False)
+            shape = _rust.describe_model(path, kv_type, mtp=mtp, head=head, family=inner)
+            file = _rust.ModelFile(path, family=inner)
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
+    if family is not None:
+        family.check_tables()
     elements = _count_elements(header)
     metadata = header["metadata"]
-    quantised = _quantised(path) if path.is_dir() else None
+    quantised = _quantised(file) if path.is_dir() else None
     declared = metadata.get("general.license")
     folder_template = path.is_dir() and any(
         (path / name).is_file() for name in ("chat_template.jinja", "tokenizer_config.json")
@@ -213,19 +231,22 @@ def describe_model(
         page_bytes=shape["page_bytes"],
         licence=declared if isinstance(declared, str) else licence,
         has_chat_template="tokenizer.chat_template" in metadata or folder_template,
-        runners=runners,
+        runners=_runners(path, file.config, family),
     )
 
 
-def _runners(path: Path, config: _rust.ModelConfig) -> tuple[str, ...]:
+def _runners(path: Path, config: _rust.ModelConfig, family: Family | None) -> tuple[str, ...]:
     """Return the shipped runners that compute a model; GPT-NeoX in folders the torch runner describes itself."""
     has_own = config.architecture == "gptneox" and path.is_dir()
-    return ("cpu",) if config.is_cpu_only and not has_own else ("cpu", "torch")
+    is_cpu_only = config.is_cpu_only and not has_own
+    if family is not None:
+        has_network = family.brought.network is not None
+        is_cpu_only = not has_network and (config.is_cpu_only or family.has_score_functions)
+    return ("cpu",) if is_cpu_only else ("cpu", "torch")
 
 
-def _quantised(path: Path) -> tuple[str, int] | None:
+def _quantised(file: _rust.ModelFile) -> tuple[str, int] | None:
     """Return how a folder's config.json says its weights are quantised, and how many there are; None for plain ones."""
-    file = _rust.ModelFile(path)
     if file.quantization is None:
         return None
     about: object = json.loads(file.quantization)

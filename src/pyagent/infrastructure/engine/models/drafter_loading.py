@@ -27,6 +27,7 @@ from pyagent.infrastructure.engine.models.draft_loading import (
     find_draft,
 )
 from pyagent.infrastructure.engine.models.memory_estimate import DraftMemory
+from pyagent.infrastructure.engine.runners.family import Family
 
 if TYPE_CHECKING:
     from pyagent.core.runners.runner import ModelRunner
@@ -154,11 +155,13 @@ def find_drafter(target: str, target_path: Path, options: EngineOptions, locate:
     try:
         path = locate(name)
         threads = options.runner.threads or _rust.available_cores()
-        positions = options.max_model_len or _rust.describe_model(target_path)["context_length"]
+        family = Family.of(target_path, options.runner.architectures)
+        inner = None if family is None else family.inner
+        positions = options.max_model_len or _rust.describe_model(target_path, family=inner)["context_length"]
         about = _rust.describe_drafter(path, threads, step.num_outputs, positions, step.num_tokens)
         is_head = about is not None and about["kind"] == "head"
         if is_head:
-            _rust.describe_model(target_path, head=path)  # whether it is for this model
+            _rust.describe_model(target_path, head=path, family=inner)  # whether it is for this model
     except (CapacityError, ModelError, _rust.ModelFileError) as error:
         raise ConfigError(f"{DRAFT_KEY}: {error}", key=DRAFT_KEY) from error
     if about is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from pyagent.core.runners.factory import KvReservation, LargestStep, RunnerOptio
 from pyagent.core.runners.kv_connector import KvShape
 from pyagent.core.runners.runner import RunnerInfo
 from pyagent.infrastructure.engine.runners.cpu_factory import kv_type
+from pyagent.infrastructure.engine.runners.family import Family, LoadableFamily
 from pyagent.infrastructure.engine.runners.paged import PagedRunner
 from pyagent.infrastructure.engine.runners.swap import SwapSpace
 
@@ -71,15 +73,19 @@ class CpuRunner(PagedRunner):
     ) -> None:
         """Load a GGUF file or safetensors folder; raises `ModelError` naming what is wrong with it.
 
+        A folder of one of the options' architectures is read as that describes it; `PluginError` where that is wrong.
         With a reservation, KV memory grows from what it holds as far as its ledger has room; without, it is all there.
         Texts have up to `most_positions`, or the model's context.
         """
         options = options or RunnerOptions()
         self.num_threads = options.threads or _rust.available_cores()
-        self.model = _load(path, options, self.num_threads, most_positions)
+        family = Family.of(path, options.architectures)
+        loadable = None if family is None else family.evaluated()
+        with nullcontext() if family is None else family.named():
+            self.model = _load(path, options, self.num_threads, most_positions, loadable)
         about = self.model.info()
         info = RunnerInfo(
-            architecture=about["architecture"],
+            architecture=about["architecture"] if family is None else family.name,
             vocab_size=about["vocab_size"],
             context_length=about["context_length"],
             weight_bytes=about["weight_bytes"],
@@ -99,6 +105,7 @@ class CpuRunner(PagedRunner):
             groups=info.kv_groups,
             layers_per_page=about["layers_per_page"],
             layer_bytes=info.page_bytes // about["layers_per_page"],
+            family="" if loadable is None else loadable.digest,
         )
         super().__init__(info, options, kv)
         has_states = any(kind == "state" for kind, _, _ in info.kv_groups)
@@ -258,7 +265,13 @@ def _probes(about: _rust.CpuModelInfo) -> frozenset[str]:
     return frozenset({"logit_lens"} if about["num_experts"] else {"logit_lens", "top_activations"})
 
 
-def _load(path: Path, options: RunnerOptions, num_threads: int, most_positions: int | None) -> _rust.CpuModel:
+def _load(
+    path: Path,
+    options: RunnerOptions,
+    num_threads: int,
+    most_positions: int | None,
+    family: LoadableFamily | None,
+) -> _rust.CpuModel:
     try:
         return _rust.CpuModel.load(
             path,
@@ -270,8 +283,11 @@ def _load(path: Path, options: RunnerOptions, num_threads: int, most_positions: 
             most_positions=most_positions,
             mtp=options.mtp,
             head=options.head,
+            family=None if family is None else family.inner,
         )
     except _rust.ModelFileError as error:
+        if family is not None:
+            raise
         raise ModelError(str(error), model=str(path)) from error
     except ValueError as error:
         raise ConfigError(str(error), key="engine.isa") from error

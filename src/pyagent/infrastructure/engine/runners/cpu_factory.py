@@ -10,6 +10,7 @@ from pyagent.core.errors import ConfigError, ModelError
 from pyagent.core.hooks import hookimpl
 from pyagent.core.runners.factory import KvReservation, LargestStep, ModelNeeds, RunnerFactory, RunnerOptions
 from pyagent.core.runners.runner import ModelRunner
+from pyagent.infrastructure.engine.runners.family import Family
 from pyagent.infrastructure.models.describe import describe_model
 
 
@@ -45,7 +46,9 @@ class CpuRunnerFactory:
         if options.quantization == "none":
             text = "engine.quantization is none, but the cpu runner computes with weights as the file has them"
             raise ConfigError(f"{text}; set it to auto, or engine.runner to torch", key="engine.quantization")
-        about = describe_model(path, kv_type=kv_type(options), mtp=options.mtp, head=options.head)
+        kinds = options.architectures
+        about = describe_model(path, kv_type=kv_type(options), mtp=options.mtp, head=options.head, architectures=kinds)
+        family = Family.of(path, kinds)
         context = min(about.context_length, step.num_positions or about.context_length)
         threads = options.threads or _rust.available_cores()
         try:
@@ -56,6 +59,7 @@ class CpuRunnerFactory:
                 step.num_outputs,
                 context,
                 mtp=options.mtp and options.head is None,
+                family=None if family is None else family.inner,
             )
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error

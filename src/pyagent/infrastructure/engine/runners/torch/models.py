@@ -1,8 +1,12 @@
-"""Models by who describes them: the CPU runner's code for its families, a plugin's architecture for others."""
+"""Models by who describes them: the CPU runner's code for its families, a plugin's architecture for others.
+
+An architecture that has a network of its own is computed by that; one that describes a family, by the family's code.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,7 +14,9 @@ from torch import Tensor
 
 from pyagent import _rust
 from pyagent.core.errors import ModelError
-from pyagent.infrastructure.engine.runners.torch.architectures.brought import brought_model
+from pyagent.infrastructure.engine.runners.brought_folder import brought_folder
+from pyagent.infrastructure.engine.runners.family import Family
+from pyagent.infrastructure.engine.runners.torch.architectures.brought import BroughtModel
 from pyagent.infrastructure.engine.runners.torch.decoder import Decoder
 from pyagent.infrastructure.engine.runners.torch.weights import load_weights, weight_bytes
 
@@ -64,14 +70,15 @@ class OpenedModel(Protocol):
 class DescribedModel:
     """A model of the CPU runner's families, in a GGUF file or a folder of safetensors."""
 
-    def __init__(self, path: Path, most_positions: int | None) -> None:
-        """Open it for texts as long at most, checked as for the CPU.
+    def __init__(self, path: Path, most_positions: int | None, family: Family | None) -> None:
+        """Open it for texts as long at most, checked as for the CPU; a folder may be described as a `family`.
 
         Raises `ModelError`, for what the CPU runner alone computes too.
         """
         self.path = path
         try:
-            self._file = _rust.ModelFile(path, most_positions)
+            with nullcontext() if family is None else family.named():
+                self._file = _rust.ModelFile(path, most_positions, None if family is None else family.inner)
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error
         self.config = self._file.config
@@ -81,6 +88,9 @@ class DescribedModel:
             what += " with dual chunk attention" if self.config.dual_chunks else ""
             text = f"{path}: {what} is not implemented for the torch runner"
             raise ModelError(f"{text}; set engine.runner to cpu", model=str(path))
+        if family is not None and family.has_score_functions:
+            text = f"{path}: the torch runner takes score functions from an architecture's `shape` alone"
+            raise ModelError(f"{text}; {family.told}; set engine.runner to cpu", model=str(path))
 
     def weight_bytes(self, part: ModelPart, target: Target) -> int:
         """As `OpenedModel.weight_bytes`."""
@@ -106,4 +116,7 @@ def open_model(
 
     Raises `ModelError` or `PluginError`.
     """
-    return brought_model(path, architectures) or DescribedModel(path, most_positions)
+    folder = brought_folder(path, architectures)
+    if folder is not None and (network := folder.brought.network) is not None:
+        return BroughtModel(path, folder.fields, folder.brought, network)
+    return DescribedModel(path, most_positions, Family.of(path, architectures))

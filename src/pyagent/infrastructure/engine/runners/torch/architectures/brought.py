@@ -1,28 +1,24 @@
-"""A model of an architecture that is no part of the CPU runner's description: opened, loaded, and computed."""
+"""A model of an architecture with a network of its own: opened, loaded, and computed."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from pyagent import _rust
 from pyagent.core.errors import ConfigError, ModelError, PluginError
-from pyagent.core.runners.architecture import BroughtArchitecture, ModelShape, Network
+from pyagent.core.runners.architecture import Architecture, BroughtArchitecture, ModelShape, Network
+from pyagent.infrastructure.engine.runners.brought_folder import ReadFields
+from pyagent.infrastructure.engine.runners.score_tables import MOST_NUMBERS, WrongTableError
 from pyagent.infrastructure.engine.runners.torch.architectures.layers import FolderLayers
-from pyagent.infrastructure.engine.runners.torch.architectures.scores import (
-    MOST_NUMBERS,
-    WrongTableError,
-    num_table_numbers,
-    score_tables,
-)
+from pyagent.infrastructure.engine.runners.torch.architectures.scores import num_table_numbers, score_tables
 from pyagent.infrastructure.engine.runners.torch.attention import scored
 from pyagent.infrastructure.engine.runners.torch.layers import rotary
 
@@ -52,7 +48,6 @@ Shape = _rust.ModelConfig | BroughtShape
 """What the runner asks a model's configuration for."""
 
 
-_MOST_CONFIG_BYTES = 16 << 20
 _MOST = {
     "num_layers": 1000,
     "num_heads": 4096,
@@ -66,44 +61,15 @@ _MOST = {
 """As the CPU runner's description bounds them: more is a damaged file, which would only be noticed without memory."""
 
 
-class ReadFields(Mapping[str, Any]):
-    """A `config.json` that knows which of its fields were looked at."""
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = fields
-        self._read: set[str] = {"model_type"}
-
-    def __getitem__(self, key: str) -> Any:
-        self._read.add(key)
-        return self._fields[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a field; null is as if it were not there."""
-        self._read.add(key)
-        value = self._fields.get(key)
-        return default if value is None else value
-
-    def unread(self) -> list[str]:
-        """Return the fields that say something and were not looked at, of those that may change a number."""
-        known = self._read | set(_rust.TensorFile.irrelevant_fields())
-        unsaid = (None, False, {}, [])
-        return [name for name, value in self._fields.items() if name not in known and value not in unsaid]
-
-
 class BroughtModel:
-    """A folder of safetensors whose `model_type` is that of an architecture."""
+    """A folder of safetensors whose `model_type` is that of an architecture with a network of its own."""
 
-    def __init__(self, path: Path, fields: dict[str, Any], brought: BroughtArchitecture) -> None:
+    def __init__(self, path: Path, fields: ReadFields, brought: BroughtArchitecture, kind: Architecture) -> None:
         """Open it; tensors are not read. Raises `ModelError` or `PluginError`."""
         self.path = path
         self._brought = brought
-        self._fields = ReadFields(fields)
+        self._kind = kind
+        self._fields = fields
         with brought.named("tell the shape", str(path)):
             shape = self._described()
         if not isinstance(shape, ModelShape):
@@ -126,9 +92,9 @@ class BroughtModel:
     def _described(self) -> object:
         """What the architecture makes of `config.json`: values that it cannot compute with are the model's fault."""
         try:
-            return cast("object", self._brought.architecture.shape(self._fields))
+            return cast("object", self._kind.shape(self._fields))
         except (ArithmeticError, TypeError, ValueError) as error:
-            text = f"{self.path}: the architecture {self._brought.architecture.name} cannot read config.json: {error}"
+            text = f"{self.path}: the architecture {self._kind.name} cannot read config.json: {error}"
             raise ModelError(text, model=str(self.path)) from error
 
     def load(self, part: ModelPart, target: Target, num_threads: int, progress: ReadProgress) -> MakeDecoder:
@@ -139,11 +105,8 @@ class BroughtModel:
             file = _rust.TensorFile(self.path)
         layers = FolderLayers(file, str(self.path), target.dtype, target.device, progress)
         with self._brought.named("load the weights", str(self.path)), _faults_of_files(self.path):
-            network = self._brought.architecture.load(self._fields, self._shape, layers)
-        if unread := self._fields.unread():
-            text = f"{self.path}: config.json: {unread[0]!r} is not implemented for {self.config.architecture}"
-            raise ModelError(f"{text}, and ignoring it would change the model's answers", model=str(self.path))
-
+            network = self._kind.load(self._fields, self._shape, layers)
+        self._fields.check_read(self.path, self.config.architecture)
         tables = self._score_tables(target.device)
 
         def decoder(layers: KvLayers, stages: Stages, attend: Attend, ranks: Ranks) -> NetworkDecoder:
@@ -277,33 +240,3 @@ def _check_score_functions(shape: ModelShape, path: str) -> None:
     if (numbers := num_table_numbers(shape)) > MOST_NUMBERS:
         text = f"{path}: the tables of its score functions have {numbers} numbers; expected at most {MOST_NUMBERS}"
         raise ModelError(f"{text}: give layers the same function, or tell a shorter context_length", model=path)
-
-
-def brought_model(path: Path, architectures: Mapping[str, BroughtArchitecture]) -> BroughtModel | None:
-    """Return the model in a folder whose `model_type` is one of the architectures; None for any other."""
-    try:
-        fields = json.loads(_config_text(path))
-    except (OSError, ValueError, RecursionError):
-        return None  # opened as any other, it is refused with what is wrong
-    name = cast("dict[str, Any]", fields).get("model_type") if isinstance(fields, dict) else None
-    brought = architectures.get(name) if isinstance(name, str) else None
-    return None if brought is None else BroughtModel(path, _of_text(cast("dict[str, Any]", fields)), brought)
-
-
-def _of_text(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a model's text half: those of `text_config`, where it is one of several, beside the rest."""
-    text = fields.get("text_config")
-    if not isinstance(text, dict):
-        return fields
-    named = cast("dict[str, Any]", text)
-    is_tied = bool(fields.get("tie_word_embeddings")) or bool(named.get("tie_word_embeddings"))
-    others = {name: value for name, value in fields.items() if name != "text_config"}
-    return others | named | {"model_type": fields["model_type"], "tie_word_embeddings": is_tied}
-
-
-def _config_text(path: Path) -> bytes:
-    """Return a folder's `config.json`: nothing where it is no file, which may never end, or too long for one."""
-    file = path / "config.json"
-    if not file.is_file() or file.stat().st_size > _MOST_CONFIG_BYTES:
-        return b""
-    return file.read_bytes()
