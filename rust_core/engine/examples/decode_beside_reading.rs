@@ -33,6 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         most_positions: None,
         has_mtp: false,
         head: None,
+        progress: None,
     };
     let mut model = CpuModel::load(Path::new(&path), &options)?;
     let array: Vec<u64> = (0..model.weight_bytes() as u64 / 8).collect();

@@ -30,6 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         most_positions: None,
         has_mtp: true,
         head: None,
+        progress: None,
     };
     let mut model = CpuModel::load(Path::new(&path), &options)?;
     println!(

@@ -7,6 +7,7 @@ mod drafter;
 mod drafting;
 mod encoder;
 mod engine;
+mod load_progress;
 mod logits_rows;
 mod memory;
 mod model_files;
@@ -44,6 +45,9 @@ mod _rust {
 
     #[pymodule_export]
     use crate::engine::{CpuModel, ModelFileError, PromptScores, SwapHandle, available_cores, cpu_features};
+
+    #[pymodule_export]
+    use crate::load_progress::LoadProgress;
 
     #[pymodule_export]
     use crate::described::{describe_model, most_step_bytes};

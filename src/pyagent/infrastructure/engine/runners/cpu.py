@@ -77,6 +77,7 @@ class CpuRunner(PagedRunner):
         options = options or RunnerOptions()
         self.num_threads = options.threads or _rust.available_cores()
         self.model = _load(path, options, self.num_threads, most_positions)
+        self._progress = options.progress
         about = self.model.info()
         info = RunnerInfo(
             architecture=about["architecture"],
@@ -195,7 +196,7 @@ class CpuRunner(PagedRunner):
         if (model := vars(self).get("model")) is None:
             return 0
         try:
-            model.attach_drafter(path)
+            model.attach_drafter(path, self._progress)
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error
         return model.info()["drafter_weight_bytes"]
@@ -270,6 +271,7 @@ def _load(path: Path, options: RunnerOptions, num_threads: int, most_positions: 
             most_positions=most_positions,
             mtp=options.mtp,
             head=options.head,
+            progress=options.progress,
         )
     except _rust.ModelFileError as error:
         raise ModelError(str(error), model=str(path)) from error
