@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LOGGER = "pyagent.loads"
 _CLEAR = "\x1b[2K"
-_NARROW = 40
+_COLUMNS = 80
 """Columns of a terminal that does not say how many it has."""
 
 
@@ -94,5 +94,5 @@ def load_text(load: LoadProgress) -> str:
 
 def _columns() -> int:
     with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns or _NARROW
-    return _NARROW
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
+    return _COLUMNS

@@ -52,9 +52,10 @@ class Load:
 class LoadWatch:
     """Counts loads, and has `watch` told of them by a thread that ends with the last."""
 
-    def __init__(self) -> None:
-        """Tell the log, until `watch` is another."""
+    def __init__(self, tell_seconds: float = _TELL_SECONDS) -> None:
+        """Tell the log so often, until `watch` is another."""
         self.watch: LoadWatcher = LoadLog().watch
+        self._tell_seconds = tell_seconds
         self._loads: list[Load] = []
         self._changed = threading.Condition()
 
@@ -83,7 +84,7 @@ class LoadWatch:
 
     def _tell(self) -> None:
         with self._changed:
-            while not self._changed.wait_for(lambda: not self._loads, _TELL_SECONDS):
+            while not self._changed.wait_for(lambda: not self._loads, self._tell_seconds):
                 for load in self._loads:
                     load.is_told = True
                     self.watch(load.now())
