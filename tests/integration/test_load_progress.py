@@ -214,6 +214,7 @@ def test_server_tells_how_far_a_load_is(slow: Path, process: bool) -> None:
     asyncio.run(chain.close())
 
 
+@pytest.mark.slow
 def test_process_that_dies_ends_what_is_told_of_its_loads(slow: Path) -> None:
     """A load in the engine's own process is shown here, and is over when that process is killed."""
     told = list[LoadProgress]()

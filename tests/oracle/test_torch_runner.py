@@ -414,6 +414,18 @@ def test_loading_says_what_each_phase_took(tiny_model_path: Path, caplog: pytest
     assert vars(record)["seconds"] == seconds
 
 
+def test_weights_are_counted_as_they_come(tiny_model_path: Path) -> None:
+    """Of a load all matrices count that `estimate` said, in float32 as in half of it, and never more."""
+    from pyagent import _rust
+
+    for dtype in ("f32", "bf16"):
+        progress = _rust.LoadProgress()
+        options = RunnerOptions(dtype=dtype, kv_bytes=1 << 20, progress=progress)
+        progress.expect(TORCH.estimate(tiny_model_path, options, STEP).weight_bytes)
+        TORCH.load(tiny_model_path, options, STEP, None).close()
+        assert 0.95 * progress.bytes_total <= progress.bytes_done <= progress.bytes_total
+
+
 def test_what_a_rank_reads_counts_for_all_ranks_and_its_time_is_divided_as_its_threads() -> None:
     """Of two ranks one counts twice what it reads, never more than there is; time is divided as its threads' is."""
     from pyagent import _rust
