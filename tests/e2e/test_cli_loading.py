@@ -10,6 +10,13 @@ from support.command_line import Terminal, fresh_environment, plain, started
 from support.slow_loads import go_on, install_slow_runner
 from support.tiny_model import write_tiny_model
 
+from pyagent.cli.chat import Loop, _take_one
+from pyagent.cli.conversation import Conversation
+from pyagent.cli.load_line import loads_shown
+from pyagent.core.load_progress import LoadProgress
+from pyagent.core.settings import Settings
+from pyagent.infrastructure.engine.load_watch import LoadLog
+
 CLEARED = "\r\x1b[2K"
 
 
@@ -55,11 +62,26 @@ def test_chat_shows_a_line_once_it_is_asked_and_ends_it_before_an_error(
     terminal.finish()
 
 
+def test_nothing_is_shown_while_a_person_types() -> None:
+    """What is told while `pyagent chat` reads a line is left out, and what comes after that is shown again."""
+    shown, log = list[LoadProgress](), LoadLog()
+
+    def typed() -> str:
+        log.watch(LoadProgress(model="m", seconds=1.0))
+        return "/help"
+
+    with loads_shown(shown.append):
+        assert _take_one(Conversation(Settings(), Loop("test")), typed, is_terminal=True)
+        assert not shown
+        log.watch(LoadProgress(model="m", seconds=2.0))
+    assert [load.seconds for load in shown] == [2.0]
+
+
 def test_run_shows_loads_among_its_rows(slow: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     """`pyagent run` draws the load in its own display, of which none stays."""
     model, environment = slow
     terminal = Terminal("run", "--model", model, "hello", env=environment)
-    terminal.read_until(at_half)
+    terminal.read_until(lambda shown: at_half(shown) and "\n  loading tiny: " in shown)
     go_on(tmp_path / "tiny.gguf")
     assert terminal.finish() == 0
     assert "done in " in terminal.shown
