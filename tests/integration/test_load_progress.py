@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import math
 import os
+import shutil
 import signal
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import httpx
@@ -35,7 +37,11 @@ from pyagent.assembly import make_chain, make_host
 from pyagent.cli.load_line import loads_shown
 from pyagent.core.config import load_settings
 from pyagent.core.errors import BackendError, ModelError
-from pyagent.infrastructure.engine.load_watch import LoadLog, LoadWatch
+from pyagent.infrastructure.engine.drafts.options import DraftOptions
+from pyagent.infrastructure.engine.load_watch import Load, LoadLog, LoadWatch
+from pyagent.infrastructure.engine.memory.ledger import Ledger
+from pyagent.infrastructure.engine.models.model_pool import ModelPool
+from pyagent.infrastructure.engine.options import EngineOptions
 from pyagent.infrastructure.server.app import create_app
 from pyagent.testing import serve
 
@@ -98,6 +104,52 @@ def test_what_is_attached_counts_after_its_model(tmp_path: Path) -> None:
     before = progress.bytes_done
     loaded.attach_drafter(heads, progress)
     assert 0.8 * about["weight_bytes"] < progress.bytes_done - before <= about["weight_bytes"]
+
+
+class Counting(LoadWatch):
+    """Keeps what each load had counted, and expected, before the rest was counted at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: dict[str, tuple[int, int]] = {}
+
+    @contextlib.contextmanager
+    def watching(self, model: str) -> Generator[Load]:
+        with super().watching(model) as load:
+            yield load
+            self.counted[model] = load.counter.bytes_done, load.counter.bytes_total
+
+
+@pytest.mark.parametrize("draft", ["draft.gguf", "heads"])
+def test_what_drafts_for_a_model_counts_with_it(draft: str, tmp_path: Path) -> None:
+    """A draft model, and heads that are attached, are expected from the beginning, so that no load begins anew."""
+    own = _rust.describe_model(write_target(tmp_path / "model.gguf"))["weight_bytes"]
+    shutil.copy(tmp_path / "model.gguf", tmp_path / "draft.gguf")
+    heads = _rust.describe_drafter(write_medusa(tmp_path / "heads"))
+    assert heads is not None
+    drafts = DraftOptions(method="draft_model", models={"": draft})
+    pool = ModelPool(lambda name: tmp_path / name, EngineOptions(drafts=drafts), Ledger(1 << 30))
+    pool.watch = watch = Counting()
+    run(loaded_and_closed(pool, pool.using("model.gguf")))
+    done, total = watch.counted["model.gguf"]
+    assert total == own + (own if draft == "draft.gguf" else heads["weight_bytes"])
+    assert 0.9 * total < done <= total
+
+
+def test_encoders_in_an_engine_are_counted(tmp_path: Path) -> None:
+    """As a model that answers is, where an engine has both."""
+    write_encoder(tmp_path / "encoder")
+    pool = ModelPool(lambda name: tmp_path / name, EngineOptions(), Ledger(1 << 30))
+    pool.encoders.watch = watch = Counting()
+    run(loaded_and_closed(pool, pool.encoders.using("encoder")))
+    done, total = watch.counted["encoder"]
+    assert 0.7 * total < done < total
+
+
+async def loaded_and_closed(pool: ModelPool, using: AbstractAsyncContextManager[object]) -> None:
+    async with using:
+        pass
+    pool.close()
 
 
 def test_load_that_fails_late_counted_what_came_before(tmp_path: Path) -> None:
@@ -193,7 +245,7 @@ def test_server_tells_how_far_a_load_is(slow: Path, process: bool) -> None:
                 (state,) = (await http.get("/pyagent/engine")).json().values()
                 return state["load_progress"]
 
-            while not (found := await loads()) or not found[name]["bytes_total"]:  # noqa: ASYNC110
+            while not (found := await loads()) or not found[name]["bytes_done"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             (load,) = found.values()
             total = _rust.describe_model(slow)["weight_bytes"]

@@ -122,7 +122,7 @@ class EncoderPool:
 
     def __init__(self, locate: Callable[[str], Path], options: EngineOptions, ledger: Ledger, watch: LoadWatch) -> None:
         """`locate` finds a model's folder, fetching it if need be; it may block and raise `ModelError`."""
-        self._watch = watch
+        self.watch = watch
         self._locate = locate
         self._options = options
         self._ledger = ledger
@@ -172,7 +172,7 @@ class EncoderPool:
 
         def load() -> LoadedEncoder:
             try:
-                with self._watch.watching(entry.name) as watched:
+                with self.watch.watching(entry.name) as watched:
                     return self._load(entry, held, watched)
             except BaseException:
                 for reservation in held:
