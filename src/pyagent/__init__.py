@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.tool_functions import tool as tool
     from pyagent.core.fleet.tool_run import idempotency_key as idempotency_key
     from pyagent.core.fleet.tools import FleetTool as FleetTool
+    from pyagent.core.load_progress import LoadProgress as LoadProgress
     from pyagent.core.messages import ChatDelta as ChatDelta
     from pyagent.core.messages import ChatRequest as ChatRequest
     from pyagent.core.messages import FunctionDefinition as FunctionDefinition
@@ -127,6 +128,7 @@ _NAMES = {
     "pyagent.core.fleet.tool_run": "idempotency_key",
     "pyagent.core.fleet.tool_functions": "tool",
     "pyagent.core.fleet.tools": "FleetTool",
+    "pyagent.core.load_progress": "LoadProgress",
     "pyagent.core.messages": "ChatDelta ChatRequest FunctionDefinition Message SamplingParams Tool ToolCall Usage",
     "pyagent.core.response_format": "GrammarFormat JsonSchemaFormat ResponseFormat",
     "pyagent.core.sampling_schedules": "PenaltySchedule TemperatureSchedule",

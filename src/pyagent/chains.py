@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, overload
 
@@ -30,9 +30,12 @@ from pyagent.sync import SyncChain, SyncEngine
 
 if TYPE_CHECKING:
     from pyagent.core.chain.chain import Chain as BackendChain
+    from pyagent.core.load_progress import LoadProgress
     from pyagent.core.settings import Settings
 
 __all__ = ["Chain", "Engine"]
+
+_WATCH_SECONDS = 0.25
 
 T = TypeVar("T")
 Asked = str | Sequence[Message] | ChatRequest
@@ -223,11 +226,29 @@ class Engine(Chain):
         self._sync = sync = SyncEngine(self)
         return sync
 
-    async def load(self) -> None:
-        """Load the model now. Raises `ModelError` saying what is wrong with its file."""
+    async def load(self, watch: Callable[[LoadProgress], None] | None = None) -> None:
+        """Load the model now, telling `watch` again and again how far it is.
+
+        Raises `ModelError` saying what is wrong with its file.
+        """
         for link in self.backend.links:
-            if (load := link.capabilities.load) is not None:
-                await load()
+            if (load := link.capabilities.load) is None:
+                continue
+            loading = asyncio.ensure_future(load())
+            try:
+                while watch is not None and not (await asyncio.wait([loading], timeout=_WATCH_SECONDS))[0]:
+                    for progress in await self.loading():
+                        watch(progress)
+                await loading
+            finally:
+                loading.cancel()
+
+    async def loading(self) -> list[LoadProgress]:
+        """Return how far each model is that is on its way into memory now."""
+        from pyagent.infrastructure.engine.backend import NativeBackend
+
+        states = [await link.engine_state() for link in self.backend.links if isinstance(link, NativeBackend)]
+        return [progress for state in states for progress in state.load_progress.values()]
 
 
 def _loaded(overrides: dict[str, object]) -> Settings:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyagent.core.fleet.replay_check import ReplayReport
     from pyagent.core.fleet.run_view import RunView
     from pyagent.core.fleet.steps import Step
+    from pyagent.core.load_progress import LoadProgress
     from pyagent.core.messages import ChatDelta, JsonObject, SamplingParams
     from pyagent.core.response_format import GrammarFormat
     from pyagent.core.search import SearchResult
@@ -140,9 +141,16 @@ class SyncEngine(SyncChain):
         super().__init__(engine)
         self._engine = engine
 
-    def load(self) -> None:
-        """Load the model now. Raises `ModelError` saying what is wrong with its file."""
-        self._loop.run(self._engine.load())
+    def load(self, watch: Callable[[LoadProgress], None] | None = None) -> None:
+        """Load the model now, telling `watch` again and again how far it is, in another thread.
+
+        Raises `ModelError` saying what is wrong with its file.
+        """
+        self._loop.run(self._engine.load(watch))
+
+    def loading(self) -> list[LoadProgress]:
+        """Return how far each model is that is on its way into memory now."""
+        return self._loop.run(self._engine.loading())
 
 
 class SyncFleet:

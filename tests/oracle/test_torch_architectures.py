@@ -146,7 +146,7 @@ def test_positions_of_frames_rows_and_columns_turn_as_in_transformers(name: str,
     opened = open_model(tmp_path, architectures())
     part, config = ModelPart.of(opened.config, Shard()), opened.config
     layers = KvLayers.of(config.windows)
-    decoder = opened.load(part, target, 2, ReadProgress("", 1))(layers, TorchStages(), plain.attend, Alone())
+    decoder = opened.load(part, target, 2, ReadProgress())(layers, TorchStages(), plain.attend, Alone())
     kv = KvCache(layers.num_slots, (2, 16, config.num_kv_heads, config.head_dim), torch.float32, target.device)
     starts, lengths = (torch.tensor(of, dtype=torch.int32) for of in ([0, num_tokens], [num_tokens]))
     batch = AttentionBatch(starts, lengths, torch.tensor([[1]], dtype=torch.int32), [num_tokens], [num_tokens])

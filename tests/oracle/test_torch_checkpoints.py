@@ -43,7 +43,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written
 def weights_of(path: Path, *, keeps: bool = False, shard: Shard | None = None) -> Weights:
     target = Target(CPU, torch.float32, torch.float32, keeps)
     file = _rust.ModelFile(path)
-    return load_weights(file, str(path), ModelPart.of(file.config, shard or Shard()), target, 2, ReadProgress("", 1))
+    return load_weights(file, str(path), ModelPart.of(file.config, shard or Shard()), target, 2, ReadProgress())
 
 
 def linears(layer: Layer) -> dict[str, Linear]:

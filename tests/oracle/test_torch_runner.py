@@ -414,23 +414,34 @@ def test_loading_says_what_each_phase_took(tiny_model_path: Path, caplog: pytest
     assert vars(record)["seconds"] == seconds
 
 
-def test_reading_is_told_every_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    """A long load says percent, bytes and rate; a short one nothing. Its time is divided as its threads' is."""
+def test_weights_are_counted_as_they_come(tiny_model_path: Path) -> None:
+    """Of a load all matrices count that `estimate` said, in float32 as in half of it, and never more."""
+    from pyagent import _rust
+
+    for dtype in ("f32", "bf16"):
+        progress = _rust.LoadProgress()
+        options = RunnerOptions(dtype=dtype, kv_bytes=1 << 20, progress=progress)
+        progress.expect(TORCH.estimate(tiny_model_path, options, STEP).weight_bytes)
+        TORCH.load(tiny_model_path, options, STEP, None).close()
+        assert 0.95 * progress.bytes_total <= progress.bytes_done <= progress.bytes_total
+
+
+def test_what_a_rank_reads_counts_for_all_ranks_and_its_time_is_divided_as_its_threads() -> None:
+    """Of two ranks one counts twice what it reads, never more than there is; time is divided as its threads' is."""
+    from pyagent import _rust
     from pyagent.infrastructure.engine.runners.torch.progress import ReadProgress
 
-    now = 0.0
-    progress = ReadProgress("model", 8_000_000_000, clock=lambda: now)
-    with caplog.at_level("INFO", "pyagent"):
-        for _ in range(4):
-            with progress.reading():
-                now += 3.0
-            with progress.moving():
-                now += 1.0
-            progress.note(2_000_000_000)
-    assert [record.getMessage() for record in caplog.records] == [
-        "reading model: 50 %, 4.0 of 8.0 GB, 0.50 GB/s",
-        "reading model: 100 %, 8.0 of 8.0 GB, 0.50 GB/s",
-    ]
+    now, load, seen = 0.0, _rust.LoadProgress(), list[int]()
+    load.expect(15_000)
+    progress = ReadProgress(load, 2, clock=lambda: now)
+    for _ in range(4):
+        with progress.reading():
+            now += 3.0
+        with progress.moving():
+            now += 1.0
+        progress.note(2_000)
+        seen.append(load.bytes_done)
+    assert seen == [4_000, 8_000, 12_000, 15_000]
     assert progress.phases() == {"read": 12.0, "move": 4.0}
 
 

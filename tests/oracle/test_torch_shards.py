@@ -275,7 +275,7 @@ def test_ranks_hold_their_part_only(family: str, tp_size: int, pp_size: int, tmp
 
     def num_weights(model: RankModel) -> int:
         target = Target(torch.device("cpu"), torch.float32, torch.float32)
-        weights = load_weights(_rust.ModelFile(tmp_path), str(tmp_path), model.part, target, 1, ReadProgress("", 1))
+        weights = load_weights(_rust.ModelFile(tmp_path), str(tmp_path), model.part, target, 1, ReadProgress())
         embedding = weights.embedding.nbytes
         return embedding + sum(layer.qkv(torch.zeros(1, 64)).nbytes for layer in weights.layers)
 

@@ -16,13 +16,13 @@ NAMES = """
 Agent AgentAwayError AgentDeclined AgentError AgentFailed AgentFinished AgentStarted Answer AnswerDoubted AwayError
 Backend BackendError BudgetError CapacityError Chain ChatDelta ChatRequest ClusterError ConfigError Context
 ContextOverflowError DeadlineError Decline Engine FailureTolerated FlatLogprobs Fleet FleetTool FunctionDefinition
-GrammarFormat GuardrailError HistoryCompacted InvalidOutputError JsonSchemaFormat LoopEnded Message ModelCalled
-ModelError NeedsAnswerError NoteTaken NotesRead OptionChosen PenaltySchedule PluginError Progress PyAgentError Question
-QuestionAnswered QuestionAsked RateLimited Repeat ReplayError ReplayReport RequestError ResponseFormat Retries
-RouteChosen RunBudget RunFailed RunFinished RunResumed RunStarted RunSummary RunView SamplingParams ScoreReported
-Settings StalledError Step StepBudget StepRetried StepSkipped SyncChain SyncEngine SyncFleet Task TemperatureSchedule
-TextDelta Tool ToolCall ToolCalled ToolResultFlagged ToolStarted UnsupportedError Usage WireError follow
-idempotency_key load_settings tool validate_partial __version__
+GrammarFormat GuardrailError HistoryCompacted InvalidOutputError JsonSchemaFormat LoadProgress LoopEnded Message
+ModelCalled ModelError NeedsAnswerError NoteTaken NotesRead OptionChosen PenaltySchedule PluginError Progress
+PyAgentError Question QuestionAnswered QuestionAsked RateLimited Repeat ReplayError ReplayReport RequestError
+ResponseFormat Retries RouteChosen RunBudget RunFailed RunFinished RunResumed RunStarted RunSummary RunView
+SamplingParams ScoreReported Settings StalledError Step StepBudget StepRetried StepSkipped SyncChain SyncEngine
+SyncFleet Task TemperatureSchedule TextDelta Tool ToolCall ToolCalled ToolResultFlagged ToolStarted UnsupportedError
+Usage WireError follow idempotency_key load_settings tool validate_partial __version__
 """
 
 

@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         has_mtp: false,
         head: None,
         family: None,
+        progress: None,
     };
     let mut model = CpuModel::load(Path::new(&path), &options)?;
     let array: Vec<u64> = (0..model.weight_bytes() as u64 / 8).collect();

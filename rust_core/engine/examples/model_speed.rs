@@ -31,6 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         has_mtp: true,
         head: None,
         family: None,
+        progress: None,
     };
     let mut model = CpuModel::load(Path::new(&path), &options)?;
     println!(

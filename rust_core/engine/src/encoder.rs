@@ -51,7 +51,7 @@ pub use self::steps::{DensePlace, DenseStep, LabelWords, Pooling};
 pub use self::tasks::{Task, Tasks};
 use self::weights::EncoderWeights;
 use crate::config::invalid;
-use crate::weights::{ModelFile, ModelFileError};
+use crate::weights::{LoadProgress, ModelFile, ModelFileError};
 
 /// What can go wrong while loading or running an encoder.
 #[derive(Debug, thiserror::Error)]
@@ -122,9 +122,18 @@ pub struct Encoder {
 
 impl Encoder {
     /// Loads a folder of safetensors, or a GGUF file, for batches of at most so many tokens.
-    pub fn load(path: &Path, threads: usize, isa: Option<Isa>, most_tokens: usize) -> Result<Self, EncoderError> {
+    pub fn load(
+        path: &Path,
+        threads: usize,
+        isa: Option<Isa>,
+        most_tokens: usize,
+        progress: Option<&Arc<LoadProgress>>,
+    ) -> Result<Self, EncoderError> {
         let start = Instant::now();
         let (file, config) = open(path)?;
+        if let Some(progress) = progress {
+            file.count_to(progress);
+        }
         let pool = ThreadPool::shared(threads);
         let weights = weights::load(&file, &config, &pool).map_err(|error| error.in_file(path))?;
         let space = Workspace::new(&config, &weights, pool.num_threads(), most_tokens, most_tokens);

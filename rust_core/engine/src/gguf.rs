@@ -11,11 +11,12 @@ mod tensors;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 pub use metadata::{MetadataArray, MetadataValue};
 pub use tensors::TensorInfo;
 
-use crate::weights::{Asked, Mapping, ModelFileError, TensorView, clipped};
+use crate::weights::{Asked, LoadProgress, Mapping, ModelFileError, TensorView, clipped};
 use cursor::Cursor;
 
 /// Where tensors start unless `general.alignment` says otherwise.
@@ -90,6 +91,7 @@ pub struct GgufFile {
     parts: Vec<Part>,
     name_to_place: HashMap<String, (usize, usize)>,
     pub(crate) asked: Asked,
+    pub(crate) progress: OnceLock<Arc<LoadProgress>>,
 }
 
 /// A file and its header.
@@ -141,6 +143,7 @@ impl GgufFile {
             parts,
             name_to_place,
             asked: Asked::default(),
+            progress: OnceLock::new(),
         })
     }
 

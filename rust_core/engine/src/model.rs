@@ -536,7 +536,7 @@ fn expect(name: &str, got: (usize, usize), expected: (usize, usize)) -> Result<(
     )))
 }
 
-/// Packs a matrix, using the pool's threads, and gives its pages in the file back.
+/// Packs a matrix, using the pool's threads, gives its pages in the file back, and counts it as loaded.
 pub(crate) fn pack(
     file: &ModelFile,
     pool: &ThreadPool,
@@ -557,6 +557,7 @@ pub(crate) fn pack(
     })
     .map_err(|error| invalid(format!("tensor '{name}' cannot be packed: {error}")))?;
     file.drop_pages(tensor.bytes);
+    file.note_loaded(tensor.bytes.len());
     Ok(packed)
 }
 

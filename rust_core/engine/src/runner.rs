@@ -26,7 +26,7 @@ use crate::forward::{ExpertLoads, Pass, Plan, Probed, Segment, Target, write_nor
 use crate::kv::{CheckedTables, KvMemory, KvPages, NO_PAGE};
 use crate::logit_lens;
 use crate::model::{self, Weights};
-use crate::weights::ModelFileError;
+use crate::weights::{LoadProgress, ModelFileError};
 use crate::workspace::{LargestStep, SCORED_ROWS, Workspace, num_rope_tables};
 
 pub use eagle::head_shape;
@@ -95,6 +95,8 @@ pub struct LoadOptions {
     pub head: Option<PathBuf>,
     /// What a plugin says of the folder.
     pub family: Option<Arc<FamilyDescription>>,
+    /// What the bytes of the file that are loaded are counted to.
+    pub progress: Option<Arc<LoadProgress>>,
 }
 
 /// A row of logits to sample from, and one after each token that is proposed to follow.
@@ -176,6 +178,9 @@ impl CpuModel {
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Self, EngineError> {
         let start = Instant::now();
         let (file, mut config) = model::open_for(path, options.most_positions, options.family.as_deref())?;
+        if let Some(progress) = &options.progress {
+            file.count_to(progress);
+        }
         if !options.has_mtp {
             config = config.without_mtp();
         }

@@ -13,6 +13,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 pub(crate) use header::{MAX_DIMS, checked_dims};
 pub use header::{SafetensorsHeader, SafetensorsInfo};
@@ -20,7 +21,7 @@ pub use header::{SafetensorsHeader, SafetensorsInfo};
 use crate::family::{FamilyDescription, ScoreTables};
 use crate::pytorch::StateDict;
 use crate::tensorizer::TensorizerFile;
-use crate::weights::{Asked, Mapping, ModelFileError, StoredTensor, TensorView, clipped, range_within};
+use crate::weights::{Asked, LoadProgress, Mapping, ModelFileError, StoredTensor, TensorView, clipped, range_within};
 
 /// Longest `config.json` or index that is read; real ones are below 1 MiB.
 const MAX_JSON_BYTES: u64 = 16 << 20;
@@ -86,6 +87,7 @@ pub struct SafetensorsFolder {
     name_to_tensor: BTreeMap<String, ShardTensor>,
     scores: Option<ScoreTables>,
     pub(crate) asked: Asked,
+    pub(crate) progress: OnceLock<Arc<LoadProgress>>,
 }
 
 /// A tensor and the shard it is in.
@@ -122,6 +124,7 @@ impl SafetensorsFolder {
             name_to_tensor: BTreeMap::new(),
             scores: None,
             asked: Asked::default(),
+            progress: OnceLock::new(),
         };
         for file_name in &file_names {
             folder.add_shard(&path.join(file_name))?;
@@ -143,6 +146,7 @@ impl SafetensorsFolder {
             name_to_tensor: BTreeMap::new(),
             scores: None,
             asked: Asked::default(),
+            progress: OnceLock::new(),
         };
         let paths = ADAPTER_NAMES.map(|name| path.join(name));
         folder.add_shard(paths.iter().find(|path| path.exists()).unwrap_or(&paths[0]))?;

@@ -4,16 +4,19 @@
 
 mod asked;
 mod error;
+mod load_progress;
 mod mapping;
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use pyagent_kernels::ggml::{self, GgmlError, GgmlType};
 
 pub(crate) use asked::Asked;
 pub use error::ModelFileError;
 pub(crate) use error::clipped;
+pub use load_progress::LoadProgress;
 pub(crate) use mapping::Mapping;
 
 use crate::family::{FamilyDescription, ScoreTables};
@@ -144,6 +147,25 @@ impl ModelFile {
         match self {
             Self::Gguf(_) => None,
             Self::Safetensors(folder) => folder.scores(),
+        }
+    }
+
+    /// Counts to `progress` from now on the weights that are loaded of this file. Only the first call has an effect.
+    pub fn count_to(&self, progress: &Arc<LoadProgress>) {
+        let _ = self.progress().set(Arc::clone(progress));
+    }
+
+    /// Notes that so many bytes of weights are in memory, where somebody counts them.
+    pub(crate) fn note_loaded(&self, bytes: usize) {
+        if let Some(progress) = self.progress().get() {
+            progress.add(bytes as u64);
+        }
+    }
+
+    fn progress(&self) -> &OnceLock<Arc<LoadProgress>> {
+        match self {
+            Self::Gguf(file) => &file.progress,
+            Self::Safetensors(folder) => &folder.progress,
         }
     }
 

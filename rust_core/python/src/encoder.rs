@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::engine::{ModelFileError, parse_isa};
+use crate::load_progress::LoadProgress;
 use crate::model_files::file_error;
 
 fn encoder_error(error: &EncoderError) -> PyErr {
@@ -125,17 +126,25 @@ pub struct EncoderModel {
 #[pymethods]
 impl EncoderModel {
     /// Loads a folder of safetensors or a GGUF file, for batches of `most_tokens`, or of one longest text where that has
-    /// more and is read whole. `isa` is one of `cpu_features()["isas"]`. Raises `ModelFileError`, and `ValueError` for 0 tokens.
+    /// more and is read whole. `isa` is one of `cpu_features()["isas"]`. Raises `ModelFileError`, and `ValueError` for 0 tokens. What is loaded is counted to `progress`.
     #[staticmethod]
-    #[pyo3(signature = (path, *, threads, most_tokens = 1024, isa = None))]
-    fn load(py: Python<'_>, path: PathBuf, threads: usize, most_tokens: usize, isa: Option<&str>) -> PyResult<Self> {
+    #[pyo3(signature = (path, *, threads, most_tokens = 1024, isa = None, progress = None))]
+    fn load(
+        py: Python<'_>,
+        path: PathBuf,
+        threads: usize,
+        most_tokens: usize,
+        isa: Option<&str>,
+        progress: Option<Bound<'_, LoadProgress>>,
+    ) -> PyResult<Self> {
         if most_tokens == 0 {
             return Err(PyValueError::new_err("most_tokens is 0; expected 1 or more"));
         }
         let isa = isa.map(parse_isa).transpose()?;
+        let progress = progress.map(|progress| progress.get().shared());
         let loaded = py.detach(|| {
             let (_, config) = encoder::open(&path)?;
-            Encoder::load(&path, threads, isa, config.room(most_tokens))
+            Encoder::load(&path, threads, isa, config.room(most_tokens), progress.as_ref())
         });
         let encoder = loaded.map_err(|error| encoder_error(&error))?;
         Ok(Self {

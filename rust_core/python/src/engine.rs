@@ -23,6 +23,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::cache::BlockPool;
 use crate::drafting;
 use crate::family::FamilyDescription;
+use crate::load_progress::LoadProgress;
 use crate::sampler_state::SamplerState;
 use crate::step::{self, Asked, Columns};
 
@@ -184,10 +185,10 @@ pub(crate) type StepOutput = (Vec<u32>, HashMap<usize, Likelihood>, HashMap<usiz
 
 #[pymethods]
 impl CpuModel {
-    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`; texts have `most_positions`. Without `mtp`, a head that drafts further tokens is left alone; with the folder of a `head`, pages have room for that, and it is to be attached. A `family`, with its tables, says what a folder is.
+    /// Loads a GGUF file or a safetensors folder. KV pages are swapped to files in `swap_dir`. `kv_type` is f32, f16, bf16 or int8; `isa` one of `cpu_features()["isas"]`; texts have `most_positions`. Without `mtp`, a head that drafts further tokens is left alone; with the folder of a `head`, pages have room for that, and it is to be attached. A `family`, with its tables, says what a folder is. What is loaded is counted to `progress`.
     #[staticmethod]
     #[pyo3(signature = (path, *, threads, kv_bytes, kv_type = "bf16", isa = None, swap_dir = None, most_positions = None,
-        mtp = true, head = None, family = None))]
+        mtp = true, head = None, family = None, progress = None))]
     #[expect(clippy::too_many_arguments, reason = "one keyword for each option")]
     fn load(
         py: Python<'_>,
@@ -201,6 +202,7 @@ impl CpuModel {
         mtp: bool,
         head: Option<PathBuf>,
         family: Option<Bound<'_, FamilyDescription>>,
+        progress: Option<Bound<'_, LoadProgress>>,
     ) -> PyResult<Self> {
         let kv_type = parse_kv_type(kv_type)?;
         let isa = isa.map(parse_isa).transpose()?;
@@ -219,6 +221,7 @@ impl CpuModel {
             has_mtp: mtp,
             head,
             family,
+            progress: progress.map(|progress| progress.get().shared()),
         };
         let model = py
             .detach(|| runner::CpuModel::load(&path, &options))
@@ -351,9 +354,16 @@ impl CpuModel {
 
     /// Attaches the folder of an assistant, of heads of Medusa, or of a head that the model was loaded with room for, in the
     /// place of what was attached before, or frees it. Raises `ModelFileError` where it is damaged, or for another model.
-    #[pyo3(signature = (path))]
-    fn attach_drafter(&self, py: Python<'_>, path: Option<PathBuf>) -> PyResult<()> {
-        py.detach(|| self.lock().map(|mut model| model.attach_drafter(path.as_deref())))?
+    #[pyo3(signature = (path, progress = None))]
+    fn attach_drafter(
+        &self,
+        py: Python<'_>,
+        path: Option<PathBuf>,
+        progress: Option<Bound<'_, LoadProgress>>,
+    ) -> PyResult<()> {
+        let progress = progress.map(|progress| progress.get().shared());
+        let attach = |model: &mut runner::CpuModel| model.attach_drafter(path.as_deref(), progress.as_ref());
+        py.detach(|| self.lock().map(|mut model| attach(&mut model)))?
             .map_err(|error| engine_error(&error))
     }
 

@@ -8,6 +8,7 @@ mod drafting;
 mod encoder;
 mod engine;
 mod family;
+mod load_progress;
 mod logits_rows;
 mod memory;
 mod model_files;
@@ -48,6 +49,7 @@ mod _rust {
 
     #[pymodule_export]
     use crate::family::FamilyDescription;
+    use crate::load_progress::LoadProgress;
 
     #[pymodule_export]
     use crate::described::{describe_model, most_step_bytes};

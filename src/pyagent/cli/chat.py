@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pyagent.cli.answer_form import Choice, Grammar, Regex, Schema, answer_form
+from pyagent.cli.load_line import loads_shown
 from pyagent.cli.options import Chain, Config, Model
 from pyagent.cli.output import for_terminal
 from pyagent.cli.startup import fetch_first_model, read_settings
@@ -67,7 +68,8 @@ def _take_one(talk: Conversation, read: Callable[[], str], *, is_terminal: bool)
     from pyagent.core.errors import PyAgentError
 
     try:
-        text = read()
+        with loads_shown(lambda _: None):  # nothing is written where a person types
+            text = read()
     except EOFError:
         return False
     except KeyboardInterrupt:

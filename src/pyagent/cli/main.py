@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Any, Never, cast
 
+from pyagent.cli.load_line import loads_on_terminal
 from pyagent.core.errors import PyAgentError
 
 
@@ -19,7 +20,8 @@ def main() -> Never:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the terminal lacks is no reason to fail
     try:
-        code = _run(arguments)
+        with loads_on_terminal():
+            code = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head -1` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol, Self
 
+from pyagent.cli.load_line import load_text, loads_shown
 from pyagent.cli.output import Colour, coloured, mark, spinner, write_json_line
 from pyagent.cli.progress import Row, RunProgress, State, as_text, waits_for_rate
 from pyagent.cli.startup import PlainFetchProgress
@@ -31,6 +32,7 @@ from pyagent.core.sizes import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from pyagent.core.load_progress import LoadProgress
     from pyagent.infrastructure.models.store import Fetch
 
 _MARKS: dict[State, tuple[str, str, Colour]] = {
@@ -135,6 +137,8 @@ class LiveView:
 
         self.progress = RunProgress()
         self._fetch: Fetch | None = None
+        self._loads: dict[str, LoadProgress] = {}
+        self._shown = ExitStack()
         self._live = Live(
             console=console,
             refresh_per_second=_DRAWN_PER_SECOND,
@@ -144,11 +148,13 @@ class LiveView:
         )
 
     def __enter__(self) -> Self:
+        self._shown.enter_context(loads_shown(self._show_load))
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+        self._shown.close()
         for row in self.progress.rows.values():
             is_over = row.state != "running"
             sys.stdout.write(f"{finished_line(row) if is_over else stopped_line(row)}\n")
@@ -171,6 +177,11 @@ class LiveView:
         """Take in how far the fetching of a model is."""
         self._fetch = fetch if fetch.done_bytes < fetch.total_bytes or not fetch.total_bytes else None
 
+    def _show_load(self, load: LoadProgress) -> None:
+        """Take in how far a model is on its way into memory; called in the thread that tells it."""
+        others = {name: other for name, other in self._loads.items() if name != load.name}
+        self._loads = others if load.is_over else {**others, load.name: load}
+
     def _drawn(self) -> RenderableType:
         from rich.text import Text
 
@@ -179,6 +190,7 @@ class LiveView:
         if (fetch := self._fetch) is not None:
             total = f" of {format_bytes(fetch.total_bytes)}" if fetch.total_bytes else ""
             lines.append(f"  fetching {fetch.name}: {format_bytes(fetch.done_bytes)}{total}")
+        lines += [f"  {load_text(load)}" for load in self._loads.values()]
         lines.append(coloured(f"{spinner(seconds)} {seconds:5.1f} s · {self.progress.rates(seconds)}", "dim"))
         text = Text.from_ansi("\n".join(lines))
         text.no_wrap, text.overflow = True, "ellipsis"

@@ -62,6 +62,7 @@ impl Experts {
                     turned.extend_from_slice(&tensor.bytes[(col * hidden + row) * size..][..size]);
                 }
             }
+            file.note_loaded(turned.len());
             PackedMatrix::pack(tensor.kind, &turned, hidden, ffn)
                 .map_err(|error| invalid(format!("tensor '{}' cannot be packed: {error}", names.down)))
         });

@@ -277,6 +277,7 @@ fn folded(
     }
     for tensor in [queries, both, outputs] {
         file.drop_pages(tensor.bytes);
+        file.note_loaded(tensor.bytes.len());
     }
     let linear = |numbers: &[f32], rows: usize, cols: usize| {
         matrix(numbers, rows, cols).map(|weight| Linear { weight, bias: None })

@@ -563,6 +563,7 @@ pub(super) fn table(file: &ModelFile, name: &str, rows: usize, cols: usize) -> R
     expect(&tensor, rows, cols)?;
     let bytes = tensor.bytes.to_vec();
     file.drop_pages(tensor.bytes);
+    file.note_loaded(bytes.len());
     Ok(Table {
         kind: tensor.kind,
         row_bytes: bytes.len() / rows,

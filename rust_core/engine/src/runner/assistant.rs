@@ -13,7 +13,7 @@ use super::{CpuModel, EngineError, LastOutputs, rope_bytes};
 use crate::config::{AssistantConfig, ModelConfig, invalid};
 use crate::forward::{AssistantBuffers, AssistantPass, Pass, Plan, Role, Segment};
 use crate::model::{self, AssistantWeights};
-use crate::weights::ModelFileError;
+use crate::weights::{ModelFile, ModelFileError};
 use crate::workspace::{LargestStep, Workspace, num_rope_tables};
 
 /// An assistant, as it is attached to a model.
@@ -31,7 +31,7 @@ pub(super) struct Assistant {
 }
 
 /// Opens an assistant; an error where the folder holds another model.
-fn open(path: &Path) -> Result<(crate::weights::ModelFile, AssistantConfig), ModelFileError> {
+pub(super) fn open(path: &Path) -> Result<(ModelFile, AssistantConfig), ModelFileError> {
     let other = || {
         invalid("it is neither an assistant of Gemma 4 nor a head of EAGLE-3, nor are there heads of Medusa".to_owned())
             .in_file(path)
@@ -40,9 +40,12 @@ fn open(path: &Path) -> Result<(crate::weights::ModelFile, AssistantConfig), Mod
 }
 
 impl Assistant {
-    pub(super) fn load(path: &Path, target: &ModelConfig, pool: &ThreadPool) -> Result<Self, EngineError> {
-        let (file, mut config) = open(path)?;
-        let layers = config.layers_in(target).map_err(|error| error.in_file(path))?;
+    pub(super) fn load(
+        (file, mut config): (ModelFile, AssistantConfig),
+        target: &ModelConfig,
+        pool: &ThreadPool,
+    ) -> Result<Self, EngineError> {
+        let layers = config.layers_in(target).map_err(|error| error.in_file(file.path()))?;
         let weights = model::load_assistant(&file, &config, pool)?;
         let rope = config.decoder.rope_tables()?;
         config.decoder.vocab_size = config.num_logits();

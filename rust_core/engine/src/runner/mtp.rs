@@ -8,12 +8,13 @@ use std::time::Instant;
 use pyagent_kernels::sampling::{SampleError, Scorer};
 use pyagent_kernels::thread_pool::{Piece, ThreadPool};
 
-use super::assistant::Assistant;
+use super::assistant::{self, Assistant};
 use super::eagle::Eagle;
 use super::medusa::Medusa;
 use super::{CpuModel, EngineError, LastOutputs};
 use crate::forward::{Pass, Plan, Role, Stage};
 use crate::model;
+use crate::weights::{LoadProgress, ModelFile};
 use crate::workspace::{Rows, num_rope_tables};
 
 /// A sequence's next token to draft after.
@@ -37,16 +38,25 @@ pub type Likeliest = (u32, f32);
 
 impl CpuModel {
     /// Attaches an assistant, or heads of a file of their own, in the place of what was attached before; or nothing. An error
-    /// where it is for another model; what was there before stays then.
-    pub fn attach_drafter(&mut self, path: Option<&Path>) -> Result<(), EngineError> {
+    /// where it is for another model; what was there before stays then. What is loaded of it is counted to `progress`.
+    pub fn attach_drafter(
+        &mut self,
+        path: Option<&Path>,
+        progress: Option<&Arc<LoadProgress>>,
+    ) -> Result<(), EngineError> {
+        let count = |file: &ModelFile| progress.iter().for_each(|progress| file.count_to(progress));
         let (mut assistant, mut medusa, mut head) = (None, None, None);
         if let Some(path) = path {
             if let Some(opened) = model::open_eagle(path)? {
+                count(&opened.0);
                 head = Some(Eagle::load(opened, &self.config, &self.kv.pages, &self.pool)?);
             } else if let Some(opened) = model::open_medusa(path)? {
+                count(&opened.0);
                 medusa = Some(Medusa::load(opened, &self.config, &self.pool)?);
             } else {
-                assistant = Some(Assistant::load(path, &self.config, &self.pool)?);
+                let opened = assistant::open(path)?;
+                count(&opened.0);
+                assistant = Some(Assistant::load(opened, &self.config, &self.pool)?);
             }
         }
         let reads_outputs = assistant.is_some() || medusa.is_some();

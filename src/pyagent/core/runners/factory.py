@@ -12,6 +12,7 @@ from pyagent.core.eviction import EvictionPolicyFactory
 from pyagent.core.runners.attention import AUTO_ATTENTION, AttentionChoice
 
 if TYPE_CHECKING:
+    from pyagent._rust import LoadProgress
     from pyagent.core.runners.architecture import BroughtArchitecture
     from pyagent.core.runners.rank_executor import RankExecutor
     from pyagent.core.runners.runner import ModelRunner
@@ -43,7 +44,8 @@ class RunnerOptions:
     Of a GPU's memory the engine may take `gpu_memory_utilization`. Without `mtp`, a head that drafts
     further tokens is left alone; with the folder of a `head`, KV pages have room for that, and it is to be attached
     (`DraftingRunner.attach_drafter`). `architectures` are plugins' by name, of models that
-    a runner itself does not know.
+    a runner itself does not know. To `progress` a runner adds the bytes of weights that it has loaded, of those that
+    `estimate` said: `progress.add(num_bytes)`, from any thread.
     """
 
     threads: int = 0
@@ -67,6 +69,7 @@ class RunnerOptions:
     mtp: bool = True
     head: Path | None = None
     architectures: Mapping[str, BroughtArchitecture] = field(default_factory=lambda: MappingProxyType({}))
+    progress: LoadProgress | None = None
 
     @property
     def num_ranks(self) -> int:

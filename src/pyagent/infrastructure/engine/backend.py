@@ -306,6 +306,8 @@ class NativeBackend:
         for path in (adapters[key] for key in keys):
             if not os.path.exists(place_of(path)):
                 return False, f"cannot answer: there is nothing at {path}"
+        if (load := state.load_progress.get(base)) is not None:
+            return True, f"is loading: {load.told}"
         try:
             return True, self._look(base)
         except PyAgentError as error:

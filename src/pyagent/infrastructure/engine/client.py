@@ -20,6 +20,7 @@ import msgspec
 
 from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, CapacityError, DeadlineError, MovedError, UnsupportedError
+from pyagent.core.load_progress import LoadProgress
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -77,17 +78,17 @@ _NUM_PREPARED = 2
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is doing. `memory` is bytes by account of its ledger, out of `memory_bytes`; `stats` by model.
 
-    `loading` are the models on their way into memory. `runners` names each model's runner. `swap_bytes` are those of
-    the files that each model's requests are swapped to, `faults` why loops of models ended by themselves: those are
-    loaded again by their next request. `draft_models` has the models that are to have one, and why one goes on without;
-    an empty text where it has one. `load_seconds` is what loading each model took by phase. `num_arriving`
-    requests, with prompts of `num_arriving_tokens`, are in no model's queue yet: they wait for a load, for KV from
-    elsewhere, or for a process. `ranks` says how the processes are that a model is divided among, `attention` which
-    backend computes attention where a runner has several, `compilation` what was compiled and captured. `garbage` tells
-    of the process's garbage collections, `adapters` of each model's, by their names, `experts` of each mixture's
-    layers. `num_waves` counts the times in which processes of it had something to do. Of an engine with several
-    `copies` each is told, too; then counts and bytes are those of all, percentiles and rates those of the slowest, and
-    `experts` are told of the copies alone.
+    `loading` are the models on their way into memory, `load_progress` says how far each is. `runners` names each
+    model's runner. `swap_bytes` are those of the files that each model's requests are swapped to, `faults` why
+    loops of models ended by themselves: those are loaded again by their next request. `draft_models` has the models
+    that are to have one, and why one goes on without; an empty text where it has one. `load_seconds` is what
+    loading each model took by phase. `num_arriving` requests, with prompts of `num_arriving_tokens`, are in no
+    model's queue yet: they wait for a load, for KV from elsewhere, or for a process. `ranks` says how the processes
+    are that a model is divided among, `attention` which backend computes attention where a runner has several,
+    `compilation` what was compiled and captured. `garbage` tells of the process's garbage collections, `adapters`
+    of each model's, by their names, `experts` of each mixture's layers. `num_waves` counts the times in which
+    processes of it had something to do. Of an engine with several `copies` each is told, too; then counts and bytes
+    are those of all, percentiles and rates those of the slowest, and `experts` are told of the copies alone.
     """
 
     state: str
@@ -96,6 +97,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     num_arriving_tokens: int = 0
     models: list[ModelInfo] = []
     loading: list[str] = []
+    load_progress: dict[str, LoadProgress] = {}
     memory: dict[str, int] = {}
     memory_bytes: int = 0
     runners: dict[str, str] = {}
@@ -370,6 +372,7 @@ class LocalEngine(Shared):
             + [info for name, model in self.models.loaded().items() for info in _adapter_infos(name, model)]
             + [encoder.info() for encoder in self.models.encoders.loaded().values()],
             loading=self.models.loading() + self.models.encoders.loading(),
+            load_progress=self.models.watch.now(),
             memory=self.models.accounts(),
             memory_bytes=ledger.total_bytes,
             runners={name: model.runner_name for name, model in self.models.loaded().items()},

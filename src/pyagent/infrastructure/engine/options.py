@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pyagent.core.dialects.dialect import Dialect
 from pyagent.core.grammars import GrammarBackendFactory
@@ -19,6 +19,9 @@ from pyagent.infrastructure.engine.logits.processors import LogitsOptions
 from pyagent.infrastructure.engine.runners.choice import RunnerChoice
 from pyagent.infrastructure.engine.scheduler.queues import RequestQueues, make_queues
 from pyagent.infrastructure.engine.step_executor import AsyncScheduling
+
+if TYPE_CHECKING:
+    from pyagent._rust import LoadProgress
 
 SessionScope = Literal["auto", "named", "off"]
 _DEFAULTS = Engine()
@@ -99,6 +102,10 @@ class EngineOptions:
         """Return the options of one model."""
         has_mtp = self.drafts is not None and self.drafts.has_mtp(name)
         return replace(self, tokenizer=self.tokenizer.of_model(name), runner=replace(self.runner, mtp=has_mtp))
+
+    def counting(self, progress: LoadProgress) -> EngineOptions:
+        """Return the options of a model whose load is counted."""
+        return replace(self, runner=replace(self.runner, progress=progress))
 
     def with_head(self, head: Path | None) -> EngineOptions:
         """Return the options of a model whose pages have room for the head in a folder, or for none."""

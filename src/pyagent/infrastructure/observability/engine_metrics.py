@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from pyagent.core.load_progress import LoadProgress
     from pyagent.core.runners.runner import CompileStats, RankStats
     from pyagent.infrastructure.engine.client import EngineState
     from pyagent.infrastructure.engine.expert_loads import ExpertLoad
@@ -50,6 +51,7 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
         ("model", "engine", "phase"),
         loads.items(),
     )
+    yield from _loading({(model, copy): load for copy, state in copies for model, load in state.load_progress.items()})
     yield _counter(
         "restarts", "Engine processes that were restarted after a crash or a hang.", ("engine",), restarts.items()
     )
@@ -72,6 +74,14 @@ def collect_engines(states: Sequence[EngineState]) -> Iterator[Metric]:
     yield from _adapters(copies)
     yield from _experts({(model, copy): loads for copy, state in copies for model, loads in state.experts.items()})
     yield from _kv_moves({(model, copy): moved for copy, state in copies for model, moved in state.kv_moves.items()})
+
+
+def _loading(loads: Mapping[_Engine, LoadProgress]) -> Iterator[Metric]:
+    for name, text, field in (
+        ("load_bytes", "Bytes of weights that are in memory, of a model that is loading.", "bytes_done"),
+        ("load_expected_bytes", "Bytes of all weights, of a model that is loading.", "bytes_total"),
+    ):
+        yield _gauge(name, text, ("model", "engine"), [(key, getattr(load, field)) for key, load in loads.items()])
 
 
 def _requests(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:

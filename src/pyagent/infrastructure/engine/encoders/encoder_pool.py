@@ -24,6 +24,7 @@ from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.encoders.conversations import Conversations
 from pyagent.infrastructure.engine.encoders.encoder_queue import Embed, EncoderQueue, LongText
 from pyagent.infrastructure.engine.encoders.tasks import STEP_MARK
+from pyagent.infrastructure.engine.load_watch import Load, LoadWatch
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reservation
 from pyagent.infrastructure.engine.memory.shared_load import SharedLoad, arrived
 
@@ -119,8 +120,9 @@ class _Entry:
 class EncoderPool:
     """Encoders by name, in the memory of one ledger."""
 
-    def __init__(self, locate: Callable[[str], Path], options: EngineOptions, ledger: Ledger) -> None:
+    def __init__(self, locate: Callable[[str], Path], options: EngineOptions, ledger: Ledger, watch: LoadWatch) -> None:
         """`locate` finds a model's folder, fetching it if need be; it may block and raise `ModelError`."""
+        self.watch = watch
         self._locate = locate
         self._options = options
         self._ledger = ledger
@@ -170,7 +172,8 @@ class EncoderPool:
 
         def load() -> LoadedEncoder:
             try:
-                return self._load(entry, held)
+                with self.watch.watching(entry.name) as watched:
+                    return self._load(entry, held, watched)
             except BaseException:
                 for reservation in held:
                     reservation.release()
@@ -181,7 +184,7 @@ class EncoderPool:
 
         return entry.load.begin(load, keep)
 
-    def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedEncoder:
+    def _load(self, entry: _Entry, held: list[Reservation], watched: Load) -> LoadedEncoder:
         path, name = self._locate(entry.name), entry.name
         runner = self._options.runner
         threads = runner.threads or _rust.available_cores()
@@ -209,8 +212,11 @@ class EncoderPool:
         tokens = _text_tokens(path, about, task)
         late = _late_tokens(path, tokens) if about["ranks_by_tokens"] else None
         step_token = _step_token(path, tokens) if about["labels_steps"] else None
+        watched.expect(sizes["weights"])
         try:
-            model = _rust.EncoderModel.load(path, threads=threads, most_tokens=BATCH_TOKENS, isa=runner.isa)
+            model = _rust.EncoderModel.load(
+                path, threads=threads, most_tokens=BATCH_TOKENS, isa=runner.isa, progress=watched.counter
+            )
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=name) from error
         seconds = time.perf_counter() - started

@@ -106,6 +106,11 @@ class FoundDraft:
     def head(self) -> None:
         """It has pages of its own."""
 
+    @property
+    def weights(self) -> int:
+        """Bytes of its weights, where they are known."""
+        return self.most.weights
+
     def fitted(self, options: EngineOptions, room_bytes: int) -> FoundDraft:
         """Return it with what it takes of so many bytes. Raises `ConfigError` where they are too few."""
         most = replace(Estimates.of(self.needs, options, room_bytes), tokenizer=0)  # its target's is the same

@@ -26,6 +26,7 @@ from pyagent.core.sizes import format_bytes
 from pyagent.infrastructure.engine.encoders.encoder_pool import EncoderPool
 from pyagent.infrastructure.engine.kv_moves.fingerprint import WeightFiles, find_weights
 from pyagent.infrastructure.engine.load_times import LoadTimes, told
+from pyagent.infrastructure.engine.load_watch import Load, LoadWatch
 from pyagent.infrastructure.engine.memory.garbage import collect_frozen, freeze_heap
 from pyagent.infrastructure.engine.memory.ledger import Ledger, Reclaim, Reservation
 from pyagent.infrastructure.engine.memory.process import return_large_blocks
@@ -77,7 +78,8 @@ class ModelPool:
         `measure_process` tells the process's resident bytes, models included.
         """
         self.ledger = ledger
-        self.encoders = EncoderPool(locate, options, ledger)
+        self.watch = LoadWatch()
+        self.encoders = EncoderPool(locate, options, ledger, self.watch)
         self._device_ledgers: dict[str, Ledger] = {}
         self._measure_process = measure_process
         self._process = ledger.reserve("process", 0)
@@ -211,7 +213,8 @@ class ModelPool:
         def load() -> LoadedModel:
             try:
                 self._unload(entry, is_forced=True)  # one whose loop failed: its requests have ended
-                return self._load(entry, held)
+                with self.watch.watching(entry.name) as watched:
+                    return self._load(entry, held, watched)
             except BaseException:
                 self._give_back(held)
                 raise
@@ -226,9 +229,9 @@ class ModelPool:
 
         return entry.load.begin(load, keep, tell)
 
-    def _load(self, entry: _Entry, held: list[Reservation]) -> LoadedModel:
+    def _load(self, entry: _Entry, held: list[Reservation], watched: Load) -> LoadedModel:
         path = self._locate_decoder(entry.name)
-        options, times = self._options.of_model(entry.name), LoadTimes()
+        options, times = self._options.of_model(entry.name).counting(watched.counter), LoadTimes()
         with times.phase("look"):
             draft, fault = None, DraftFault(entry.name, () if options.drafts is None else options.drafts.faults_told)
             with fault.noted():
@@ -249,6 +252,7 @@ class ModelPool:
         with self._loads:
             chosen = replace(options.runner, kv_bytes=kv_bytes or None)
             files = _weights_of(path, options.runner.head)
+            watched.expect(needs.weight_bytes + (fitted.weights if fitted is not None else 0))
             start = time.perf_counter()
             runner = factory.load(path, chosen, options.largest_step, memory.kv)
             times.add(runner.info.load_seconds or {"load": time.perf_counter() - start})

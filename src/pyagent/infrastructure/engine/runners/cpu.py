@@ -83,6 +83,7 @@ class CpuRunner(PagedRunner):
         loadable = None if family is None else family.evaluated()
         with nullcontext() if family is None else family.named():
             self.model = _load(path, options, self.num_threads, most_positions, loadable)
+        self._progress = options.progress
         about = self.model.info()
         info = RunnerInfo(
             architecture=about["architecture"] if family is None else family.name,
@@ -202,7 +203,7 @@ class CpuRunner(PagedRunner):
         if (model := vars(self).get("model")) is None:
             return 0
         try:
-            model.attach_drafter(path)
+            model.attach_drafter(path, self._progress)
         except _rust.ModelFileError as error:
             raise ModelError(str(error), model=str(path)) from error
         return model.info()["drafter_weight_bytes"]
@@ -284,6 +285,7 @@ def _load(
             mtp=options.mtp,
             head=options.head,
             family=None if family is None else family.inner,
+            progress=options.progress,
         )
     except _rust.ModelFileError as error:
         if family is not None:

@@ -1,8 +1,8 @@
 """The processes of an engine: one, or copies of each other that answer as one.
 
 Which copy gets a request the coordinator decides (`core/cluster/coordinator`); here its decisions are carried out.
-Safe from any thread; the supervisors' threads call `started`, `died`, `sent`, `ended`, `told` and `move`. Lock order:
-this lock, then a supervisor's.
+Safe from any thread; the supervisors' threads call `started`, `died`, `sent`, `ended`, `told`, `loading` and `move`.
+Lock order: this lock, then a supervisor's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pyagent.core.cluster.coordinator import Coordinator, CopyLoad, Prompt
 from pyagent.core.cluster.prefixes import prefix_keys
 from pyagent.core.cluster.routing import Balancer
 from pyagent.core.cluster.waves import Waves
+from pyagent.core.load_progress import LoadProgress
 from pyagent.core.messages import ChatRequest
 from pyagent.core.token_estimate import estimated_request_tokens
+from pyagent.infrastructure.engine.load_watch import LoadLog
 from pyagent.infrastructure.engine.sessions.replay import ReplayStore
 from pyagent.infrastructure.engine.subprocess.in_flight import InFlightRequest
 from pyagent.infrastructure.engine.subprocess.pins import Pins
@@ -45,6 +47,8 @@ class Copies:
         self._waves = Waves()
         self._models: list[str] = []  # that every copy has, or loads
         self.pins = Pins()
+        self._loads: dict[tuple[int, str], LoadProgress] = {}
+        self._load_log = LoadLog()
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -208,6 +212,9 @@ class Copies:
             self._coordinator.died(copy)
             if self._waves.died(copy):
                 self._changed.notify_all()
+            ended = [load for (of_copy, _), load in self._loads.items() if of_copy == copy]
+        for load in ended:
+            self.loading(copy, msgspec.structs.replace(load, is_over=True))
         self._on_change(any(one.status.process_id is not None for one in self.supervisors))
 
     def sent(self, copy: int, wire_id: int) -> None:
@@ -232,6 +239,15 @@ class Copies:
         """Take what a process tells of itself."""
         with self._changed:
             self._coordinator.told(copy, load)
+
+    def loading(self, copy: int, load: LoadProgress) -> None:
+        """Take how far a process is with loading a model, and have it shown or logged here."""
+        load = msgspec.structs.replace(load, engine=copy if len(self) > 1 else None)
+        with self._changed:
+            self._loads.pop((copy, load.model), None)
+            if not load.is_over:
+                self._loads[copy, load.model] = load
+            self._load_log.watch(load)
 
     def move(self, request: InFlightRequest) -> bool:
         """Have another copy go on with a request; return False where no other is up."""

@@ -23,9 +23,11 @@ import zmq.asyncio
 
 from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import WireError
+from pyagent.core.load_progress import LoadProgress
 from pyagent.core.plugins import PluginHost
 from pyagent.core.settings import Settings
 from pyagent.infrastructure.engine.client import LocalEngine
+from pyagent.infrastructure.engine.load_watch import LoadWatcher
 from pyagent.infrastructure.engine.plugin import make_engine
 from pyagent.infrastructure.engine.subprocess.protocol import (
     CLIENT,
@@ -43,6 +45,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     FreeMemory,
     FromEngine,
     GetState,
+    Loading,
     LoadModel,
     NameAdapter,
     Outputs,
@@ -88,6 +91,7 @@ class _EngineServer:
     async def run(self) -> None:
         """Answer until `Stop`."""
         await self._send(HELLO)
+        self.engine.models.watch.watch = self._loading_sent(asyncio.get_running_loop())
         while True:
             message = to_engine.decode(await self.socket.recv())
             match message:
@@ -133,6 +137,15 @@ class _EngineServer:
             await self._send(Failed(submitted.id, Fault.of(error, "native")))
         else:
             await self._send(Done(submitted.id))
+
+    def _loading_sent(self, loop: asyncio.AbstractEventLoop) -> LoadWatcher:
+        """Return what has the client told how far loads are, by the event loop."""
+
+        def send(load: LoadProgress) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(lambda: self._begin(self._send(Loading(load))))
+
+        return send
 
     async def _tell_load(self) -> None:
         """Say how busy the engine is, again and again while it is, and once when it no longer is."""

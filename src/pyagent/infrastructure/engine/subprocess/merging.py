@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pyagent.core.load_progress import LoadProgress
 from pyagent.core.prompt_cache import CachePages, CacheQuery, CacheQueryResult, ModelCache, ViewCache
 from pyagent.infrastructure.engine.client import EngineState
 from pyagent.infrastructure.engine.memory.garbage import GarbageStats
@@ -34,6 +35,7 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
         num_arriving_tokens=sum(state.num_arriving_tokens for state in states),
         models=list({model.id: model for state in states for model in state.models}.values()),
         loading=sorted({name for state in states for name in state.loading}),
+        load_progress={name: _load(each) for name, each in _by_name(state.load_progress for state in states).items()},
         memory=_added(state.memory for state in states),
         memory_bytes=sum(state.memory_bytes for state in states),
         runners={name: runner for state in states for name, runner in state.runners.items()},
@@ -67,6 +69,17 @@ def merged_state(states: Sequence[EngineState]) -> EngineState:
 
 def _adapter(each: Sequence[AdapterStats]) -> AdapterStats:
     return msgspec.structs.replace(_sums(AdapterStats, each), rank=max(one.rank for one in each))
+
+
+def _load(each: Sequence[LoadProgress]) -> LoadProgress:
+    left = [one.seconds_left for one in each if one.seconds_left is not None]
+    return LoadProgress(
+        model=each[0].model,
+        bytes_done=sum(one.bytes_done for one in each),
+        bytes_total=sum(one.bytes_total for one in each),
+        seconds=max(one.seconds for one in each),
+        seconds_left=max(left, default=None),
+    )
 
 
 def merged_cache(results: Sequence[CacheQueryResult], query: CacheQuery) -> CacheQueryResult:

@@ -13,6 +13,7 @@ import msgspec
 from pyagent import __version__
 from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import RequestError, WireError
+from pyagent.core.load_progress import LoadProgress
 from pyagent.core.messages import (
     ChatDelta,
     ChatRequest,
@@ -191,6 +192,12 @@ class Busyness(msgspec.Struct, frozen=True, tag=True):
     load: CopyLoad
 
 
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """How far the process is with loading a model."""
+
+    load: LoadProgress
+
+
 class Outputs(msgspec.Struct, frozen=True, tag=True):
     """A delta of a request's answer, and the tokens generated for it; the first one has the prompt's too."""
 
@@ -233,7 +240,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     fault: Fault
 
 
-FromEngine = Hello | Pong | Busyness | Outputs | Done | Failed | Aborted | Returned | Raised
+FromEngine = Hello | Pong | Busyness | Loading | Outputs | Done | Failed | Aborted | Returned | Raised
 
 CLIENT, ENGINE = "the engine's client", "the engine's process"
 hello_codec: Codec[Hello] = Codec(Hello, CLIENT)

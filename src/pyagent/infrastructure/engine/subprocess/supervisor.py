@@ -23,6 +23,7 @@ import zmq
 
 from pyagent.core.cluster.coordinator import CopyLoad
 from pyagent.core.errors import BackendError, PyAgentError, RequestError, WireError
+from pyagent.core.load_progress import LoadProgress
 from pyagent.core.messages import ChatDelta
 from pyagent.infrastructure.engine.sessions.replay import ReplayStore
 from pyagent.infrastructure.engine.subprocess.child import ChildProcess
@@ -39,6 +40,7 @@ from pyagent.infrastructure.engine.subprocess.protocol import (
     Done,
     Failed,
     FromEngine,
+    Loading,
     Outputs,
     Ping,
     Pong,
@@ -103,6 +105,10 @@ class Owner(Protocol):
 
     def told(self, copy: int, load: CopyLoad) -> None:
         """Take what a process tells of itself."""
+        ...
+
+    def loading(self, copy: int, load: LoadProgress) -> None:
+        """Take how far a process is with loading a model."""
         ...
 
     def move(self, request: InFlightRequest) -> bool:
@@ -329,8 +335,8 @@ class Supervisor:
                     self._emit(request, delta)
                     if self._requests.count_outputs(request):
                         self._outbox.append(to_engine.encode(Abort(wire_id)))
-            case Busyness(load):
-                self._owner.told(self._copy, load)
+            case Busyness() | Loading():
+                self._told(message)
             case Done(wire_id):
                 self._owner.ended(self._copy, wire_id)
                 self._end(wire_id, None)
@@ -345,6 +351,12 @@ class Supervisor:
                 self._calls.end(message)
             case Hello() | Pong():
                 pass
+
+    def _told(self, message: Busyness | Loading) -> None:
+        if isinstance(message, Busyness):
+            self._owner.told(self._copy, message.load)
+        else:
+            self._owner.loading(self._copy, message.load)
 
     def _end(self, wire_id: int, error: PyAgentError | None) -> None:
         request = self._requests.sent(wire_id)

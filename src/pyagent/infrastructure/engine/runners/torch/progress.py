@@ -1,31 +1,33 @@
-"""How far a model's weights are read: a line in the log for each five seconds of a long load, and what it went to."""
+"""How far a rank's weights are read, and what that takes of reading files and of moving what was read."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-logger = logging.getLogger(__name__)
-
-_TELL_SECONDS = 5.0
-_GIGABYTE = 1e9
+if TYPE_CHECKING:
+    from pyagent._rust import LoadProgress
 
 
 class ReadProgress:
     """Counts what several threads read of a model, and move to its device."""
 
-    def __init__(self, path: str, total_bytes: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """For weights that take so many bytes on the device."""
-        self._path = path
-        self._total_bytes = total_bytes
+    def __init__(
+        self,
+        load: LoadProgress | None = None,
+        num_ranks: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Count to a load what the rank reads, as a part of what all ranks do, who read as much at the same time."""
+        self._load = load
+        self._num_ranks = num_ranks
         self._clock = clock
-        self._started = self._told = clock()
+        self._started = clock()
         self._lock = threading.Lock()
         self._thread_seconds = {"read": 0.0, "move": 0.0}
-        self.num_bytes = 0
 
     @contextmanager
     def reading(self) -> Generator[None]:
@@ -41,20 +43,8 @@ class ReadProgress:
 
     def note(self, num_bytes: int) -> None:
         """Count bytes of weights that are there."""
-        now = self._clock()
-        with self._lock:
-            self.num_bytes += num_bytes
-            is_due = now - self._told >= _TELL_SECONDS
-            if is_due:
-                self._told = now
-        if is_due:
-            self._tell(now - self._started)
-
-    def _tell(self, seconds: float) -> None:
-        done, total = self.num_bytes / _GIGABYTE, self._total_bytes / _GIGABYTE
-        percent = min(100, 100 * self.num_bytes // max(1, self._total_bytes))
-        rate = done / seconds
-        logger.info("reading %s: %d %%, %.1f of %.1f GB, %.2f GB/s", self._path, percent, done, total, rate)
+        if self._load is not None:
+            self._load.add(num_bytes * self._num_ranks)
 
     @contextmanager
     def _counting(self, name: str) -> Generator[None]:

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -37,21 +38,32 @@ from pyagent.infrastructure.engine.runners.torch.sizes import Sizes
 from pyagent.infrastructure.engine.runners.torch.stages import Stages, Trial
 from pyagent.infrastructure.engine.runners.torch.step import PackedStep, Step
 
+if TYPE_CHECKING:
+    from pyagent._rust import LoadProgress
+
 logger = logging.getLogger(__name__)
 
 
 class RankModel:
     """Load the weights, then `allocate` keys and values, then compute steps."""
 
-    def __init__(self, model: OpenedModel, target: Target, shard: Shard, step: LargestStep, num_threads: int) -> None:
-        """Read the rank's weights. Raises `ModelError` or `ConfigError`."""
+    def __init__(
+        self,
+        model: OpenedModel,
+        target: Target,
+        shard: Shard,
+        step: LargestStep,
+        num_threads: int,
+        load: LoadProgress | None = None,
+    ) -> None:
+        """Read the rank's weights, counted to `load`. Raises `ModelError` or `ConfigError`."""
         self.config = model.config
         self.part = ModelPart.of(self.config, shard)
         self.layers = KvLayers.of(self.config.windows, shard.pp_size, shard.stage)
         self.sizes = Sizes.of(model, self.part, self.layers, step, target)
         self.target = target
         self.times = LoadTimes()
-        progress = ReadProgress(str(model.path), self.sizes.weight_bytes)
+        progress = ReadProgress(load, shard.num_ranks)
         self._make_decoder = model.load(self.part, target, num_threads, progress)
         self.times.add(progress.phases())
         self.batch_shape = BatchShape.of(step, self.config.context_length, len(self.layers.tables))

@@ -118,7 +118,7 @@ class TorchRunner(PagedRunner):
         with times.phase("open"):
             target, needs = self._target, needs_of(path, options, step)
             opened = open_model(path, options.architectures, step.num_positions)
-        self._model = model = RankModel(opened, target, self._shards[0], step, num_threads)
+        self._model = model = RankModel(opened, target, self._shards[0], step, num_threads, options.progress)
         num_pages, ranks, attention = model.num_pages(options.kv_bytes), Alone(), options.attention
         if self._workers is not None:
             with times.phase("ranks"):
