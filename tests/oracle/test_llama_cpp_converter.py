@@ -20,7 +20,7 @@ from pyagent.infrastructure.engine.tokens import ModelTokenizer
 pytestmark = pytest.mark.converter
 
 TOKENS = [(7 * place + place * place) % (VOCABULARY - 3) + 3 for place in range(120)]
-HAVE_GELU = {"starcoder2", "phi", "gpt_neox"}
+HAVE_GELU = {"starcoder2", "phi", "gpt_neox", "falcon", "falcon, new", "bloom", "gpt2", "gpt_bigcode"}
 PROMPTS = [TOKENS[:20], TOKENS[20:90]]
 NUM_TOKENS = 32
 TEXTS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -15,10 +16,11 @@ _SIZES: dict[str, Any] = {
 }
 _GATED: dict[str, Any] = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
 _LONG_FACTORS = [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0]
+# transformers takes the factors for short texts whatever their length, which the models were not trained with.
 _LONG = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
-    "short_factor": [1.0] * 8,
+    "short_factor": _LONG_FACTORS,
     "long_factor": _LONG_FACTORS,
     "short_mscale": 1.1,
     "long_mscale": 1.3,
@@ -168,6 +170,26 @@ def _ungrouped(values: Any) -> Any:
     return torch.cat([part.reshape(-1, *values.shape[1:]) for part in parts])
 
 
+def as_xverse(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Llama's, or `StableLM`'s: these families have no other names."""
+    return tensors
+
+
+def as_baichuan(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Llama's tensors as Baichuan has them: queries, keys and values in one matrix."""
+    import torch
+
+    found = {name: values for name, values in tensors.items() if not name.endswith(_OF_QKV)}
+    for name in tensors:
+        if name.endswith(_OF_QKV[0]):
+            begin = name.removesuffix(_OF_QKV[0])
+            found[f"{begin}W_pack.weight"] = torch.cat([tensors[begin + part] for part in _OF_QKV])
+    return found
+
+
+_OF_QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+
+
 def as_internlm2(tensors: dict[str, Any]) -> dict[str, Any]:
     """Llama's tensors as `InternLM2` calls them: of each head of keys its queries, the keys and the values."""
     import torch
@@ -195,3 +217,12 @@ def as_internlm2(tensors: dict[str, Any]) -> dict[str, Any]:
         elif ".self_attn." not in whole:
             found[whole] = values
     return found
+
+
+PUBLISHED: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str, dict[str, Any]]] = {
+    "llama, as InternLM2": (as_internlm2, "InternLM2ForCausalLM", {}),
+    "llama, as XVERSE": (as_xverse, "XverseForCausalLM", {}),
+    "llama, as Baichuan": (as_baichuan, "BaichuanForCausalLM", {}),
+    "stablelm, as Orion": (as_xverse, "OrionForCausalLM", {"rms_norm_eps": 1e-5}),
+}
+"""How the tensors of published files are made of others, by which architecture, and what `config.json` says besides."""

@@ -464,7 +464,10 @@ impl<'a> Loader<'a> {
             return Ok(None);
         };
         let weight = self.file.find_stored(&place.weight())?;
-        let expected = weight.map(|weight| weight.dims.iter().skip(1).product());
+        let expected = weight.map(|weight| match (place.is_transposed, weight.dims.as_slice()) {
+            (true, [rows, _]) => *rows,
+            (_, dims) => dims.iter().skip(1).product(),
+        });
         let values = vector(&whole, expected.unwrap_or(whole.rows() * whole.cols()))?;
         let part = values.get(range.clone()).map(<[f32]>::to_vec);
         let (found, end) = (values.len(), range.end);
