@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import write_gguf
 from support.logit_sequences import TOKENS, expect_same, reference_logits
-from support.sparse_models import KEYS, CONFIGS, random_model, tensors_of, write_as_gguf
+from support.sparse_models import CONFIGS, KEYS, random_model, tensors_of, write_as_gguf
 
 from pyagent import _rust
 

@@ -1,4 +1,4 @@
-"""Small models of families of before Llama, and of those that llama.cpp alone knows: as transformers has them, or its like."""
+"""Small models of families of before Llama, and of families that llama.cpp alone knows, by what transformers has."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def as_neighbours(values: Any) -> Any:
 
 
 def _ungrouped(values: Any) -> Any:
-    """All queries of four heads, then all keys and all values, of a matrix in which those lie together that go together."""
+    """All queries of four heads, all keys, all values, of a matrix in which those lie together that go together."""
     import torch
 
     num_kv_heads = (values.shape[0] // 16 - 4) // 2
@@ -173,21 +173,6 @@ def _ungrouped(values: Any) -> Any:
 def as_xverse(tensors: dict[str, Any]) -> dict[str, Any]:
     """Llama's, or `StableLM`'s: these families have no other names."""
     return tensors
-
-
-def as_baichuan(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Llama's tensors as Baichuan has them: queries, keys and values in one matrix."""
-    import torch
-
-    found = {name: values for name, values in tensors.items() if not name.endswith(_OF_QKV)}
-    for name in tensors:
-        if name.endswith(_OF_QKV[0]):
-            begin = name.removesuffix(_OF_QKV[0])
-            found[f"{begin}W_pack.weight"] = torch.cat([tensors[begin + part] for part in _OF_QKV])
-    return found
-
-
-_OF_QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 
 
 def as_internlm2(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -222,7 +207,6 @@ def as_internlm2(tensors: dict[str, Any]) -> dict[str, Any]:
 PUBLISHED: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str, dict[str, Any]]] = {
     "llama, as InternLM2": (as_internlm2, "InternLM2ForCausalLM", {}),
     "llama, as XVERSE": (as_xverse, "XverseForCausalLM", {}),
-    "llama, as Baichuan": (as_baichuan, "BaichuanForCausalLM", {}),
     "stablelm, as Orion": (as_xverse, "OrionForCausalLM", {"rms_norm_eps": 1e-5}),
 }
 """How the tensors of published files are made of others, by which architecture, and what `config.json` says besides."""

@@ -122,7 +122,8 @@ _MELLUM = {  # llama.cpp has one base for both kinds of layers
 _GROWTH = "its files do not say how queries grow, and it does not know"
 _MISTRAL4 = sparse_models.CONFIGS["mistral4"]["rope_parameters"] | {"llama_4_scaling_beta": 0.1}
 _IN_TURN = "it weighs Phi-3.5-MoE's experts by a softmax of all of them"
-_PLAIN_PHI = {"rope_type": "default", "rope_theta": 10_000.0}
+_PHIMOE = classic_models.CONFIGS["phimoe"]["rope_parameters"] | dict.fromkeys(("short_mscale", "long_mscale"), 1.5**0.5)
+"""With the factor that the converter reckons, of eight times the original context."""
 _PLAIN = {"rope_type": "default", "rope_theta": 150_000.0}
 _KIMI = {
     "first_k_dense_replace": 1,
@@ -235,7 +236,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt2": _sparse("gpt2", "gpt-2")._replace(published={"n_ctx": 512}),
     "gpt_bigcode": _sparse("gpt_bigcode", "starcoder"),
-    "phimoe": _sparse("phimoe", SENTENCEPIECE, rope_parameters=_PLAIN_PHI)._replace(peer_differs=_IN_TURN),
+    "phimoe": _sparse("phimoe", SENTENCEPIECE, rope_parameters=_PHIMOE)._replace(
+        published={"architectures": ["PhiMoEForCausalLM"]}, peer_differs=_IN_TURN
+    ),
     **{name: _published(name) for name in classic_models.PUBLISHED},
 }
 

@@ -243,7 +243,12 @@ def test_tensors_of_something_else_are_left_alone(extra: str, tmp_path: Path) ->
     ("family", "lost", "changes", "said"),
     [
         ("gpt2", "position_embd.weight", {}, '"position_embd.weight" is missing'),
-        ("gpt2", "", {"context_length": CONTEXT + 1}, f"is {CONTEXT} x {HIDDEN}; expected {CONTEXT + 1} x {HIDDEN}, a row"),
+        (
+            "gpt2",
+            "",
+            {"context_length": CONTEXT + 1},
+            f"is {CONTEXT} x {HIDDEN}; expected {CONTEXT + 1} x {HIDDEN}, a row",
+        ),
         ("bloom", "token_embd_norm.weight", {}, '"token_embd_norm.weight" is missing'),
         ("phimoe", "", {"expert_used_count": 1}, "experts of a token are 1; expected 2, chosen in turn"),
         ("gptj", "", {}, "architecture 'gptj' is not supported"),
@@ -327,7 +332,10 @@ _TWO_OF_THREE: dict[str, object] = {"num_local_experts": 3, "num_experts_per_tok
         ({"model_type": "stablelm", "qk_layernorm": True}, "'qk_layernorm' is not implemented"),
         ({"model_type": "gpt_neox", "use_parallel_residual": "yes", "hidden_act": "gelu"}, "must be true or false"),
         ({"model_type": "olmo", "clip_qkv": 8.0}, "'clip_qkv' is not implemented"),
-        ({"model_type": "phi", "hidden_act": "relu6"}, "activation 'relu6' is not supported for a block without a gate"),
+        (
+            {"model_type": "phi", "hidden_act": "relu6"},
+            "activation 'relu6' is not supported for a block without a gate",
+        ),
         ({"model_type": "glm4", "sliding_window": 64}, "'sliding_window' is not implemented for glm4"),
         ({"model_type": "minimax_m2", "num_local_experts": 3, "num_experts_per_tok": 4}, "experts of a token are 4"),
         (
@@ -339,7 +347,10 @@ _TWO_OF_THREE: dict[str, object] = {"num_local_experts": 3, "num_experts_per_tok
         ({"model_type": "opt", "word_embed_proj_dim": 32}, "'word_embed_proj_dim' is not implemented"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "'scale_attn_by_inverse_layer_idx' is not"),
         ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "'apply_residual_connection_post_"),
-        ({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, "expected 1 norm, or 2 where 'new_decoder_architecture'"),
+        (
+            {"model_type": "falcon", "num_ln_in_parallel_attn": 2},
+            "expected 1 norm, or 2 where 'new_decoder_architecture'",
+        ),
         ({"model_type": "falcon", "alibi": "yes"}, "'alibi' must be true or false, got a text"),
         ({"model_type": "gpt_neo", "attention_types": [[["global"], 1]]}, "does not say of each of 2 layers"),
         ({"model_type": "gpt_neo", "attention_types": [[["global", "wide"], 1]]}, "does not say of each of 2 layers"),

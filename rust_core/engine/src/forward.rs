@@ -512,7 +512,9 @@ impl Part<'_> {
 
     /// Adds what is learned of the token's position, and normalises the sum, in families that do so.
     fn place(&self, row: usize, residual: &mut [f32], scratch: &mut [f32]) {
-        let Pass { config, weights, isa, .. } = *self.pass;
+        let Pass {
+            config, weights, isa, ..
+        } = *self.pass;
         if let (Some(table), Some(offset)) = (&weights.positions, config.architecture.position_offset()) {
             let (.., position) = self.plan.rows[row];
             let learned = &mut scratch[..config.hidden_size];

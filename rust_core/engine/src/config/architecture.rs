@@ -420,8 +420,10 @@ impl Architecture {
 
     /// Whether a part of each head may be rotated alone.
     pub(crate) fn is_partly_rotary(self) -> bool {
-        matches!(self, Self::Phi3 | Self::Glm4Moe | Self::Bamba | Self::GptJ | Self::CodeGen)
-            || self.has_delta_nets()
+        matches!(
+            self,
+            Self::Phi3 | Self::Glm4Moe | Self::Bamba | Self::GptJ | Self::CodeGen
+        ) || self.has_delta_nets()
             || self.rotary_share().is_some()
     }
 

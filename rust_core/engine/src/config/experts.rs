@@ -51,7 +51,7 @@ impl Experts {
     pub const JITTER: f64 = 0.01;
 
     /// Experts of which a token has the most likely, each with its share of the likelihood.
-    pub(super) fn of(num_experts: usize, num_used: usize) -> Self {
+    pub(crate) fn of(num_experts: usize, num_used: usize) -> Self {
         Self {
             num_experts,
             num_used,
@@ -85,7 +85,9 @@ impl Experts {
         }
         if self.rating == Rating::InTurn && self.num_used != 2 {
             let count = self.num_used;
-            return Err(invalid(format!("experts of a token are {count}; expected 2, chosen in turn")));
+            return Err(invalid(format!(
+                "experts of a token are {count}; expected 2, chosen in turn"
+            )));
         }
         let group = self.num_experts / self.num_groups;
         if group * self.num_groups != self.num_experts || self.num_used > group * self.num_used_groups {

@@ -133,7 +133,9 @@ impl Loader<'_> {
         };
         let [of_query, of_kv] = each;
         let starts = [0, of_query + (first - 1) * of_kv, of_query + (second - 1) * of_kv];
-        let read = self.find(place, query + 2 * kv, config.hidden_size)?.read(self.file, self.pool)?;
+        let read = self
+            .find(place, query + 2 * kv, config.hidden_size)?
+            .read(self.file, self.pool)?;
         let bias = self.bias(place, query + 2 * kv)?;
         let linear = |(start, count)| self.some_rows(&read.view(), bias.as_deref(), &rows_of(start, count));
         Ok([

@@ -380,9 +380,7 @@ impl Names {
             | Architecture::MiniMaxM2
             | Architecture::MiniMax01
             | Architecture::KimiLinear
-            | Architecture::PhiMoe => {
-                "block_sparse_moe.gate"
-            }
+            | Architecture::PhiMoe => "block_sparse_moe.gate",
             Architecture::GptOss => "mlp.router",
             Architecture::Llama4 | Architecture::Jamba => "feed_forward.router",
             Architecture::HunyuanMoe => "mlp.gate.wg",
@@ -500,9 +498,7 @@ impl Names {
             | Architecture::MiniMaxM2
             | Architecture::MiniMax01
             | Architecture::KimiLinear
-            | Architecture::PhiMoe => {
-                ("block_sparse_moe", ["w1", "w3", "w2"])
-            }
+            | Architecture::PhiMoe => ("block_sparse_moe", ["w1", "w3", "w2"]),
             Architecture::Lfm2Moe => ("feed_forward", ["w1", "w3", "w2"]),
             Architecture::Jamba => ("feed_forward", ["gate_proj", "up_proj", "down_proj"]),
             Architecture::NemotronH => ("mixer", ["(none)", "up_proj", "down_proj"]),

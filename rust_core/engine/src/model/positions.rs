@@ -37,7 +37,10 @@ impl Loader<'_> {
         };
         let table = self.file.tensor(&self.names.positions(architecture))?;
         let (rows, cols) = (table.rows(), table.cols());
-        let (least, hidden) = (self.config.context_length.saturating_add(offset), self.config.hidden_size);
+        let (least, hidden) = (
+            self.config.context_length.saturating_add(offset),
+            self.config.hidden_size,
+        );
         if cols != hidden || rows < least {
             return Err(invalid(format!(
                 "tensor '{}' is {rows} x {cols}; expected {least} x {hidden}, a row for each position",

@@ -253,7 +253,9 @@ impl Loader<'_> {
     ) -> Result<Linear, ModelFileError> {
         let cols = tensor.cols();
         let row_bytes = tensor.bytes.len() / tensor.rows().max(1);
-        let bytes = rows.iter().flat_map(|row| &tensor.bytes[row * row_bytes..][..row_bytes]);
+        let bytes = rows
+            .iter()
+            .flat_map(|row| &tensor.bytes[row * row_bytes..][..row_bytes]);
         let bytes: Vec<u8> = bytes.copied().collect();
         let dims = [cols, rows.len()];
         let some = TensorView {

@@ -110,7 +110,9 @@ fn changes_nothing(name: &str) -> bool {
 fn is_left(name: &str, names: &Names, config: &ModelConfig) -> bool {
     let is_among = |all: &str, part: &str| all.split_whitespace().any(|other| other == part);
     let mut parts = name.split('.');
-    let before = parts.by_ref().take_while(|part| !matches!(*part, "layers" | "blk" | "h" | "blocks"));
+    let before = parts
+        .by_ref()
+        .take_while(|part| !matches!(*part, "layers" | "blk" | "h" | "blocks"));
     let is_beside = before
         .into_iter()
         .any(|part| is_among(BESIDE, part) || DRAFTING.iter().any(|head| part.starts_with(head)));

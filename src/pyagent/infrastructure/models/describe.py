@@ -218,7 +218,7 @@ def describe_model(
 
 
 def _runners(path: Path, config: _rust.ModelConfig) -> tuple[str, ...]:
-    """Return the shipped runners that compute a model; GPT-2 and GPT-NeoX in folders the torch runner describes itself."""
+    """Return the shipped runners that compute a model; of GPT-2 and GPT-NeoX the torch runner describes folders."""
     has_own = config.architecture in {"gpt2", "gptneox"} and path.is_dir()
     return ("cpu",) if config.is_cpu_only and not has_own else ("cpu", "torch")
 

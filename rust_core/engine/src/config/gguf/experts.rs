@@ -94,8 +94,8 @@ impl Keys<'_> {
             | Architecture::OlMoe
             | Architecture::GptOss
             | Architecture::MiniMaxM2
-            | Architecture::MiniMax01 => {}
-            Architecture::PhiMoe => {}
+            | Architecture::MiniMax01
+            | Architecture::PhiMoe => {}
             _ if has_shared(architecture) => {}
             _ => return Ok(None),
         }

@@ -24,7 +24,11 @@ impl Keys<'_> {
         if architecture != Architecture::NemotronH {
             let size = self.size("feed_forward_length")?;
             // Files of the first Qwen have the width of gates and ups together.
-            return Ok(if architecture == Architecture::Qwen { size / 2 } else { size });
+            return Ok(if architecture == Architecture::Qwen {
+                size / 2
+            } else {
+                size
+            });
         }
         Ok(self.ffn_sizes()?.into_iter().max().unwrap_or(0))
     }

@@ -86,7 +86,9 @@ pub(super) fn completed(config: &Map<String, Value>) -> Result<Option<Map<String
     let (hidden, num_heads) = (json.size("hidden_size")?, json.size("num_attention_heads")?);
     let own = match name {
         FALCON => json.of_falcon(num_heads)?,
-        STAR_CODER => json!({ "num_key_value_heads": if json.truth("multi_query") == Some(false) { num_heads } else { 1 } }),
+        STAR_CODER => {
+            json!({ "num_key_value_heads": if json.truth("multi_query") == Some(false) { num_heads } else { 1 } })
+        }
         GPT_NEO => json.of_gpt_neo()?,
         "bloom" => json!({ "alibi_bias_max": ALIBI_MAX_BIAS }),
         GPT_J | CODE_GEN => json!({ "rotary_dim": json.optional_size("rotary_dim")?.unwrap_or(ROTARY_DIMS) }),
@@ -189,4 +191,74 @@ fn named_layers(runs: &[Value], num_layers: usize) -> Option<Vec<&str>> {
     }
     let are_known = layers.iter().all(|name| ["global", "local"].contains(name));
     (layers.len() == num_layers && are_known).then_some(layers)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, Value, json};
+
+    use crate::config::{Activation, ModelConfig};
+
+    fn read(changes: Value) -> ModelConfig {
+        let fields = json!({"vocab_size": 64, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512});
+        let mut fields: Map<String, Value> = fields.as_object().expect("an object").clone();
+        fields.extend(changes.as_object().expect("an object").clone());
+        ModelConfig::from_hugging_face(&fields, None).expect("a model that is supported")
+    }
+
+    #[test]
+    fn what_files_leave_out_is_the_familys() {
+        for (family, activation, is_tied) in [
+            ("gpt2", Activation::BareGeluTanh, true),
+            ("falcon", Activation::BareGelu, true),
+            ("gptj", Activation::BareGeluTanh, false),
+            ("opt", Activation::Relu, true),
+        ] {
+            let config = read(json!({"model_type": family, "n_inner": null, "rotary_dim": 8}));
+            let found = (config.activation, config.is_output_tied, config.ffn_size);
+            assert_eq!(found, (activation, Some(is_tied), 256), "{family}");
+            assert!((config.norm_epsilon - 1e-5).abs() < 1e-9, "{family}");
+        }
+        assert_eq!(
+            read(json!({"model_type": "bloom", "n_positions": null})).context_length,
+            2_048
+        );
+        assert_eq!(read(json!({"model_type": "codegen", "head_dim": 128})).rotary_dims, 64);
+    }
+
+    #[test]
+    fn falcons_are_told_apart_by_their_fields() {
+        let falcon = |changes: Value| {
+            let mut fields = json!({"model_type": "falcon", "num_kv_heads": 2});
+            let all = fields.as_object_mut().expect("an object");
+            all.extend(changes.as_object().expect("an object").clone());
+            let config = read(fields);
+            let has_alibi = config.alibi_max_bias.is_some();
+            let norms = (config.is_parallel, config.has_two_norms, config.shares_norm());
+            (config.num_kv_heads, norms, has_alibi != config.rotary_layers[0])
+        };
+        assert_eq!(falcon(json!({})), (1, (true, false, true), true));
+        let new = falcon(json!({"new_decoder_architecture": true}));
+        assert_eq!(new, (2, (true, true, false), true));
+        let one = falcon(json!({"new_decoder_architecture": true, "num_ln_in_parallel_attn": 1}));
+        assert_eq!(one, (2, (true, false, true), true));
+        let first = falcon(json!({"multi_query": false, "parallel_attn": false, "alibi": true}));
+        assert_eq!(first, (4, (false, false, false), true));
+    }
+
+    #[test]
+    fn gpt_neos_windows_are_in_every_other_layer_or_where_it_says() {
+        let windows = |changes: Value| {
+            let mut fields = json!({"model_type": "gpt_neo"});
+            let all = fields.as_object_mut().expect("an object");
+            all.extend(changes.as_object().expect("an object").clone());
+            let config = read(fields);
+            (0..4).map(|layer| config.window(layer)).collect::<Vec<_>>()
+        };
+        assert_eq!(windows(json!({})), [None, Some(256), None, Some(256)]);
+        let types = json!([[["global"], 3], [["local"], 1]]);
+        let said = windows(json!({"attention_types": types, "window_size": 24}));
+        assert_eq!(said, [None, None, None, Some(24)]);
+        assert_eq!(windows(json!({"attention_types": [[["global"], 4]]})), [None; 4]);
+    }
 }

@@ -14,7 +14,8 @@ const TRUTHS: &str = "alibi attention_k_eq_v enable_moe_block is_encoder_decoder
     new_decoder_architecture multi_query parallel_attn use_parallel_residual use_qk_norm use_sliding_window mup_enabled";
 const TABLES: &str =
     "attn_config dual_chunk_attention_config rope_parameters rope_scaling full_attention sliding_attention";
-const TEXTS: &str = "activation activation_function hidden_act hidden_activation mlp_hidden_act rope_type scoring_func topk_method";
+const TEXTS: &str =
+    "activation activation_function hidden_act hidden_activation mlp_hidden_act rope_type scoring_func topk_method";
 
 /// Refuses a field that is read as a number, as true or false, as a table or as a text, and is something else; null is nothing.
 pub(super) fn refuse_others(fields: &Map<String, Value>, place: &str) -> Result<(), ModelFileError> {

@@ -262,7 +262,10 @@ impl Table<'_> {
         Ok(RopeScaling::Factors {
             divisors: divisors.ok_or_else(|| invalid(format!("rope scaling lacks '{key}', a list of numbers")))?,
             // Phi-3.5-MoE's files have one for each length.
-            attention_factor: self.number(scale).or(self.number("attention_factor")).unwrap_or(by_factor) as f32,
+            attention_factor: self
+                .number(scale)
+                .or(self.number("attention_factor"))
+                .unwrap_or(by_factor) as f32,
         })
     }
 }

@@ -67,7 +67,11 @@ fn weigh_in_turn(isa: Isa, ratings: &mut [f32], num_used: usize) {
         // 0 of 0 is not far.
         let is_far = |rating: f32| (best - rating) / rating.abs().max(best) > (2.0 * Experts::JITTER) as f32;
         near.clear();
-        near.extend(left.iter().copied().filter(|rating| rating.is_finite() && !is_far(*rating)));
+        near.extend(
+            left.iter()
+                .copied()
+                .filter(|rating| rating.is_finite() && !is_far(*rating)),
+        );
         ratings[chosen] = (1.0 / elementwise::exp_sum(isa, &mut near, best, 1.0)) as f32;
         left[chosen] = f32::NEG_INFINITY;
     }
@@ -146,5 +150,24 @@ mod tests {
         let mut ratings = [30.0, 40.0, -1.0, 35.0];
         weigh(Isa::best(), &mut ratings, &experts, None);
         assert_eq!(ratings, [0.0, 1.0, 0.0, 0.0]);
+    }
+
+    /// The second is weighed among those that the first leaves, and what is far below the best counts for neither.
+    #[test]
+    fn experts_in_turn_have_shares_of_those_near_them() {
+        let experts = Experts {
+            rating: Rating::InTurn,
+            ..Experts::of(4, 2)
+        };
+        let mut ratings = [1.0, 2.0, 1.99, 1.98];
+        weigh(Isa::best(), &mut ratings, &experts, None);
+        let near = |distances: &[f32]| 1.0 / distances.iter().map(|distance| (-distance).exp()).sum::<f32>();
+        let expected = [0.0, near(&[0.0, 0.01, 0.02]), near(&[0.0, 0.01]), 0.0];
+        for (found, expected) in ratings.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-5, "{ratings:?}");
+        }
+        let mut ratings = [f32::NAN, 2.0, 1.0, 0.0];
+        weigh(Isa::best(), &mut ratings, &experts, None);
+        assert!(ratings[0].is_nan() && ratings[1].is_nan());
     }
 }
