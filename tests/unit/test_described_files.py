@@ -355,6 +355,10 @@ _TWO_OF_THREE: dict[str, object] = {"num_local_experts": 3, "num_experts_per_tok
         ({"model_type": "gpt_neo", "attention_types": [[["global"], 1]]}, "does not say of each of 2 layers"),
         ({"model_type": "gpt_neo", "attention_types": [[["global", "wide"], 1]]}, "does not say of each of 2 layers"),
         ({"model_type": "gpt_neo", "attention_types": [[["local"], 10**18]]}, "does not say of each of 2 layers"),
+        (
+            {"model_type": "gpt_neo", "num_hidden_layers": 10**18, "hidden_act": None},
+            "layers is 1000000000000000000; expected 1 to 1000",
+        ),
         ({"model_type": "gptj", "rotary_dim": 7, "hidden_act": None}, "are rotated"),
         ({"model_type": "gptj", "rotary_dim": "all"}, "'rotary_dim' must be a number, got a text"),
         ({"model_type": "phimoe", **_TWO_OF_THREE, "router_jitter_noise": 0.1}, "'router_jitter_noise' 0.1 is not"),

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{JsonConfig, kinds};
-use crate::config::{Architecture, invalid};
+use crate::config::{Architecture, MOST_LAYERS, invalid};
 use crate::weights::{ModelFileError, clipped};
 
 /// The families, and their activation where nothing is said.
@@ -149,7 +149,7 @@ impl JsonConfig<'_> {
 
     /// Which of GPT-Neo's layers have a window, by the lists that its files repeat.
     fn of_gpt_neo(&self) -> Result<Value, ModelFileError> {
-        let num_layers = self.size("num_hidden_layers")?;
+        let num_layers = self.size("num_hidden_layers")?.min(MOST_LAYERS); // more are refused later
         let named = match self.0.get("attention_types").and_then(Value::as_array) {
             None => (0..num_layers).map(|layer| ["global", "local"][layer % 2]).collect(),
             Some(runs) => named_layers(runs, num_layers).ok_or_else(|| {

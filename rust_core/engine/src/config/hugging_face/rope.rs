@@ -252,18 +252,19 @@ impl Table<'_> {
             (1.0 + factor.ln() / (original as f64).ln()).sqrt()
         };
         let longest = self.most_positions.map_or(self.trained, |most| most.min(self.trained));
-        let (key, scale) = if longest > original {
-            ("long_factor", "long_mscale")
+        let key = if longest > original {
+            "long_factor"
         } else {
-            ("short_factor", "short_mscale")
+            "short_factor"
         };
+        // Phi-3.5-MoE's files have a factor on cosines and sines for each length.
+        let scale = key.replace("factor", "mscale");
         let divisors = self.parameters.get(key).and_then(Value::as_array);
         let divisors = divisors.and_then(|all| all.iter().map(|one| Some(one.as_f64()? as f32)).collect());
         Ok(RopeScaling::Factors {
             divisors: divisors.ok_or_else(|| invalid(format!("rope scaling lacks '{key}', a list of numbers")))?,
-            // Phi-3.5-MoE's files have one for each length.
             attention_factor: self
-                .number(scale)
+                .number(&scale)
                 .or(self.number("attention_factor"))
                 .unwrap_or(by_factor) as f32,
         })
